@@ -1,0 +1,8 @@
+"""`python -m nodeagent`."""
+
+import sys
+
+from nodeagent.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

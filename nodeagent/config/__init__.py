@@ -1,0 +1,1 @@
+"""Configuration: schema, loading, validation, quantities and durations."""

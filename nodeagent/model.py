@@ -1,0 +1,684 @@
+"""The nouns that pass between the rooms of the house: plain, immutable facts.
+
+Facts flow one way: sampling/ and cluster/ make a `NodeSnapshot`, policy/ turns it into a `Plan`, the actuators in
+cluster/ answer with `Outcome`s, and journal/ and report/ tell what happened. This module imports no other room.
+
+Conventions, everywhere in the project:
+
+* Bytes, inodes and processes are `int`; durations are `float` seconds named `..._s`.
+* An instant named `..._at` is seconds on CLOCK_BOOTTIME (monotonic, counts suspend, survives a restart of the process).
+  `wall_time` is seconds since the epoch and is only for stamps that people and API objects read.
+* `None` means *not known*, never zero. Whatever is unknown carries a reason beside it, and unknown is never pressure.
+
+The classes are `typing.NamedTuple`s: immutable, without a `__dict__`, and 4 ms to define all of them where the same
+dataclasses cost 24 ms (python 3.11), which `nodeagent check` would pay on every start. For the same reason the
+annotations here are real objects, not strings: NamedTuple compiles each string it is given.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class Signal(enum.StrEnum):
+    """An eviction signal, by the name that the kubelet's configuration gives it."""
+
+    MEMORY = "memory.available"
+    ALLOCATABLE_MEMORY = "allocatableMemory.available"
+    NODEFS = "nodefs.available"
+    NODEFS_INODES = "nodefs.inodesFree"
+    IMAGEFS = "imagefs.available"
+    IMAGEFS_INODES = "imagefs.inodesFree"
+    CONTAINERFS = "containerfs.available"
+    CONTAINERFS_INODES = "containerfs.inodesFree"
+    PID = "pid.available"
+
+
+class ConditionType(enum.StrEnum):
+    """A pressure condition of a Node object."""
+
+    MEMORY_PRESSURE = "MemoryPressure"
+    DISK_PRESSURE = "DiskPressure"
+    PID_PRESSURE = "PIDPressure"
+
+
+class Unit(enum.StrEnum):
+    """What a signal counts."""
+
+    BYTES = "bytes"
+    INODES = "inodes"
+    PIDS = "pids"
+
+
+class SignalFacts(NamedTuple):
+    """One row of the signal table."""
+
+    signal: Signal
+    resource: str
+    """The resource name in the kubelet's texts (KUBELET-CONTRACT: `The node was low on resource: ...`)."""
+    condition: ConditionType
+    unit: Unit
+    urgency: int
+    """Order in which starved resources are served: memory 0, disk bytes 1, inodes 2, PIDs 3."""
+
+
+SIGNAL_TABLE: Final[Mapping[Signal, SignalFacts]] = {
+    facts.signal: facts
+    for facts in (
+        SignalFacts(Signal.MEMORY, "memory", ConditionType.MEMORY_PRESSURE, Unit.BYTES, 0),
+        SignalFacts(Signal.ALLOCATABLE_MEMORY, "memory", ConditionType.MEMORY_PRESSURE, Unit.BYTES, 0),
+        SignalFacts(Signal.NODEFS, "ephemeral-storage", ConditionType.DISK_PRESSURE, Unit.BYTES, 1),
+        SignalFacts(Signal.NODEFS_INODES, "inodes", ConditionType.DISK_PRESSURE, Unit.INODES, 2),
+        SignalFacts(Signal.IMAGEFS, "ephemeral-storage", ConditionType.DISK_PRESSURE, Unit.BYTES, 1),
+        SignalFacts(Signal.IMAGEFS_INODES, "inodes", ConditionType.DISK_PRESSURE, Unit.INODES, 2),
+        SignalFacts(Signal.CONTAINERFS, "ephemeral-storage", ConditionType.DISK_PRESSURE, Unit.BYTES, 1),
+        SignalFacts(Signal.CONTAINERFS_INODES, "inodes", ConditionType.DISK_PRESSURE, Unit.INODES, 2),
+        SignalFacts(Signal.PID, "pids", ConditionType.PID_PRESSURE, Unit.PIDS, 3),
+    )
+}
+
+
+# --- thresholds (made by config/, judged by policy/) -----------------------------------------------------------------
+
+
+class MemoryModel(enum.StrEnum):
+    """Which number `memory.available` is."""
+
+    WORKING_SET = "workingset"
+    """The kubelet's: MemTotal - (usage - inactive_file) of the root cgroup."""
+    MEM_AVAILABLE = "memavailable"
+    """The kernel's own estimate: MemAvailable of /proc/meminfo."""
+
+
+class Amount(NamedTuple):
+    """A threshold value as configured: either a quantity or a percentage of the signal's capacity."""
+
+    quantity: int | None
+    """Bytes, inodes or PIDs, rounded up to a whole number; None when this is a percentage."""
+    percentage: float | None
+    """Percent, 0 to 100 and above, as written (`10%` is 10.0); None when this is a quantity."""
+    text: str
+    """As the user wrote it, for reports and messages."""
+
+
+class StallScope(enum.StrEnum):
+    """Whose pressure stall information (PSI) is meant."""
+
+    NODE = "node"
+    KUBEPODS = "kubepods"
+    SYSTEM = "system"
+
+
+class StallRequirement(NamedTuple):
+    """A second key beside the level: the threshold acts only while this stall is seen as well."""
+
+    scope: StallScope
+    resource: str
+    """`memory` or `io`; never `cpu`."""
+    kind: str
+    """`some` or `full`."""
+    window: str
+    """`avg10` or `avg60`."""
+    at_least: float
+    """Percent of wall time stalled, 0 to 100."""
+
+
+class Threshold(NamedTuple):
+    """One eviction threshold. Its identity is (signal, grace period, value), as in the kubelet."""
+
+    signal: Signal
+    value: Amount
+    grace_period_s: float = 0.0
+    min_reclaim: Amount | None = None
+    memory_model: MemoryModel = MemoryModel.WORKING_SET
+    require_stall: StallRequirement | None = None
+    exhaustion_within_s: float | None = None
+    """Soft thresholds only: also met when the trend says the resource is exhausted within this time."""
+
+    @property
+    def hard(self) -> bool:
+        """A threshold without grace is hard, whichever map it was configured in (the kubelet's rule)."""
+        return self.grace_period_s == 0.0
+
+
+# --- observations of the node (made by sampling/) --------------------------------------------------------------------
+
+
+class Observation(NamedTuple):
+    """What one signal read."""
+
+    signal: Signal
+    available: int | None
+    """May be negative for `pid.available`. None: could not be read, see `reason`."""
+    capacity: int | None
+    """What a percentage is a percentage of."""
+    read_at: float
+    source: str
+    """Where the numbers come from, for people: `/proc/meminfo - /sys/fs/cgroup/memory.stat`."""
+    reason: str = ""
+    """Why `available` is None."""
+    device: int | None = None
+    """st_dev of the file system behind a disk signal, so that signals on one device can be told to be the same."""
+
+
+class HugePages(NamedTuple):
+    """One HugeTLB pool of the node. Pre-allocated pages are invisible to `memory.available`."""
+
+    page_size: int
+    total: int
+    free: int
+    reserved: int
+
+
+class NodeMemory(NamedTuple):
+    """/proc/meminfo in bytes, and what the report shows beside the working set."""
+
+    total: int
+    free: int
+    mem_available: int | None
+    buffers: int
+    cached: int
+    anon: int
+    shmem: int
+    dirty: int
+    slab_reclaimable: int
+    slab_unreclaimable: int
+    kernel_stack: int
+    page_tables: int
+    swap_total: int
+    swap_free: int
+    hugepages: tuple[HugePages, ...] = ()
+    hugetlb: int = 0
+
+
+class Stall(NamedTuple):
+    """Pressure stall information of one scope and resource: percent of wall time, and the running total in us."""
+
+    scope: StallScope
+    resource: str
+    some_avg10: float
+    some_avg60: float
+    some_total_us: int
+    full_avg10: float | None
+    full_avg60: float | None
+    full_total_us: int | None
+    read_at: float
+
+
+class DiskLayout(enum.StrEnum):
+    """Which file systems the node's disk signals stand for (KUBELET-CONTRACT: single, dedicated imagefs, split)."""
+
+    SINGLE = "single"
+    DEDICATED_IMAGEFS = "dedicated-imagefs"
+    SPLIT = "split"
+    UNKNOWN = "unknown"
+
+
+class CgroupUsage(NamedTuple):
+    """A cgroup outside kubepods, for saying where a resource is when it is not in pods."""
+
+    path: str
+    memory_working_set: int | None
+    process_count: int | None
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+class QOSClass(enum.StrEnum):
+    """Kubernetes QoS class."""
+
+    BEST_EFFORT = "BestEffort"
+    BURSTABLE = "Burstable"
+    GUARANTEED = "Guaranteed"
+
+
+class DiskUsage(NamedTuple):
+    """What one pod or container holds on disk. None: not measured."""
+
+    rootfs_bytes: int | None = None
+    rootfs_inodes: int | None = None
+    logs_bytes: int | None = None
+    logs_inodes: int | None = None
+    volumes_bytes: int | None = None
+    """Local volumes: disk-backed emptyDir, configMap, gitRepo. 0 for a container."""
+    volumes_inodes: int | None = None
+
+
+class ContainerUsage(NamedTuple):
+    """What one container uses now. Containers are known to the kernel by id, to the API by name."""
+
+    container_id: str
+    name: str | None
+    """None until the API or the log directory tells which container this id is."""
+    memory_working_set: int | None
+    process_count: int | None
+    disk: DiskUsage = DiskUsage()
+
+
+class VolumeUsage(NamedTuple):
+    """One local volume of a pod."""
+
+    name: str
+    used_bytes: int | None
+    used_inodes: int | None
+    memory_backed: bool
+
+
+class PodUsage(NamedTuple):
+    """What one pod uses now, as the kernel counts it. Keyed by the UID in its cgroup's name."""
+
+    cgroup_uid: str
+    """metadata.uid, except for static pods, whose cgroup carries the config hash (API: annotation config.mirror)."""
+    qos_class: QOSClass
+    """From the cgroup's place in the tree."""
+    cgroup: str
+    """Path of the pod cgroup below the hierarchy's root, starting with `/`."""
+    read_at: float
+    memory_working_set: int | None = None
+    """max(0, usage - inactive_file) of the pod cgroup."""
+    memory_usage: int | None = None
+    """memory.current (v2) or memory.usage_in_bytes (v1): page cache included."""
+    memory_unreclaimable: int | None = None
+    """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty
+    file pages."""
+    memory_limit: int | None = None
+    """The pod cgroup's own limit; None when it has none or it could not be read."""
+    memory_stall_some_avg10: float | None = None
+    memory_request_estimate: int | None = None
+    """Bytes, reckoned from oom_score_adj (Burstable, to 0.1% of the node) or the cgroup limit (Guaranteed); 0 for
+    BestEffort."""
+    process_count: int | None = None
+    """Sum of cgroup.procs over the pod's cgroups: processes, not threads."""
+    thread_count: int | None = None
+    """pids.current of the pod cgroup."""
+    started_at: float | None = None
+    """When the pod's cgroup was made."""
+    disk: DiskUsage = DiskUsage()
+    containers: tuple[ContainerUsage, ...] = ()
+    volumes: tuple[VolumeUsage, ...] = ()
+
+
+class ContainerKind(enum.StrEnum):
+    """Where in the pod's spec a container stands."""
+
+    REGULAR = "regular"
+    INIT = "init"
+    SIDECAR = "sidecar"
+    """An init container with restartPolicy Always."""
+
+
+class Resources(NamedTuple):
+    """Amounts of the resources that eviction looks at. None: not set. CPU in millicores, the others in bytes."""
+
+    cpu_milli: int | None = None
+    memory: int | None = None
+    ephemeral_storage: int | None = None
+    others: bool = False
+    """Some further resource (hugepages, extended) is set."""
+
+
+NO_RESOURCES: Final = Resources()
+
+
+class Container(NamedTuple):
+    """A container as its pod's spec and status have it."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.REGULAR
+    requests: Resources = NO_RESOURCES
+    limits: Resources = NO_RESOURCES
+    allocated: Resources | None = None
+    """status.containerStatuses[].allocatedResources; None when not reported."""
+    actual: Resources | None = None
+    """status.containerStatuses[].resources.requests; None when not reported."""
+    actual_limits: Resources | None = None
+    container_id: str = ""
+    """Without the runtime's prefix (`containerd://`); empty before the container was made."""
+    restart_count: int = 0
+    running: bool = False
+
+
+class Owner(NamedTuple):
+    """The controller that owns a pod."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+class EmptyDir(NamedTuple):
+    """An emptyDir volume of a pod's spec."""
+
+    name: str
+    memory_backed: bool
+    size_limit: int | None
+
+
+class DisruptionBudget(NamedTuple):
+    """A PodDisruptionBudget that selects a pod."""
+
+    name: str
+    disruptions_allowed: int
+
+
+class PodSource(enum.StrEnum):
+    """Who told us about a pod."""
+
+    API = "api"
+    HOST = "host"
+    """Only the node itself: cgroup tree, /var/log/pods, oom_score_adj. Names may be missing and requests are
+    estimates."""
+
+
+class Pod(NamedTuple):
+    """A pod of this node: what is wanted of it, as opposed to what it uses (`PodUsage`)."""
+
+    uid: str
+    """metadata.uid; the cgroup's UID when only the host told of the pod."""
+    cgroup_uid: str
+    """The UID in cgroup and log directory names; differs from `uid` for mirror pods only."""
+    namespace: str | None
+    name: str | None
+    source: PodSource
+    qos_class: QOSClass
+    priority: int | None = None
+    """spec.priority; None when not set or not known. Missing counts as 0 in ranking."""
+    priority_class: str = ""
+    phase: str = ""
+    resource_version: str = ""
+    created_wall: float | None = None
+    """metadata.creationTimestamp, epoch seconds."""
+    started_wall: float | None = None
+    """status.startTime, epoch seconds."""
+    deletion_wall: float | None = None
+    """metadata.deletionTimestamp, epoch seconds: when its grace ends. Set means the pod is terminating."""
+    deletion_grace_s: float | None = None
+    """metadata.deletionGracePeriodSeconds."""
+    termination_grace_s: float = 30.0
+    """spec.terminationGracePeriodSeconds."""
+    containers: tuple[Container, ...] = ()
+    pod_requests: Resources | None = None
+    """spec.resources.requests; None when spec.resources is not set, empty when it is set without requests."""
+    pod_limits: Resources | None = None
+    overhead: Resources = NO_RESOURCES
+    resize_infeasible: bool = False
+    owner: Owner | None = None
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    """Only those that decisions read: config.source, config.mirror, pod-deletion-cost, nodeagent.io/*."""
+    ready: bool = False
+    node_bound: str = ""
+    """Why the pod could only come back to this very node (nodeName set at creation, hostname selector or affinity,
+    local PersistentVolume); empty when it is free to go elsewhere."""
+    empty_dirs: tuple[EmptyDir, ...] = ()
+    budgets: tuple[DisruptionBudget, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, or the UID where the name is not known."""
+        return f"{self.namespace}/{self.name}" if self.namespace and self.name else f"uid/{self.uid}"
+
+    @property
+    def terminating(self) -> bool:
+        return self.deletion_wall is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+class PodView(NamedTuple):
+    """A pod and its usage; either side may be unknown, never both."""
+
+    pod: Pod
+    usage: PodUsage | None
+    """None: no cgroup found (not started yet, already gone, or not readable)."""
+
+
+class Note(NamedTuple):
+    """Something the reader of a report should know: a facility that is missing, a source that failed."""
+
+    subject: str
+    message: str
+
+
+class NodeSnapshot(NamedTuple):
+    """Everything one decision may look at. Made by sampling/, joined with the pods that cluster/ knows."""
+
+    node: str
+    taken_at: float
+    wall_time: float
+    observations: Mapping[Signal, Observation]
+    """One for each signal, always; those that could not be read have `available` None and a reason."""
+    mem_available: Observation
+    """`memory.available` by the MemAvailable model."""
+    memory: NodeMemory | None = None
+    stalls: tuple[Stall, ...] = ()
+    layout: DiskLayout = DiskLayout.UNKNOWN
+    pods: tuple[PodView, ...] = ()
+    pods_synced_at: float | None = None
+    """When the API's view of the pods was last known to be current; None: pods come from the host alone."""
+    cgroups: tuple[CgroupUsage, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
+        """The observation that a threshold with this memory model looks at."""
+        if signal is Signal.MEMORY and model is MemoryModel.MEM_AVAILABLE:
+            return self.mem_available
+        return self.observations[signal]
+
+
+# --- decisions (made by policy/) -------------------------------------------------------------------------------------
+
+
+class SignalState(enum.StrEnum):
+    """State of a signal in reports. Order of severity: OK, SOFT, HARD; UNKNOWN is never pressure."""
+
+    OK = "ok"
+    SOFT = "soft"
+    HARD = "hard"
+    UNKNOWN = "unknown"
+
+
+class Trend(NamedTuple):
+    """Where a signal is heading, from the recent samples."""
+
+    rate_per_s: float
+    """Change of `available` per second; negative while it is being used up."""
+    to_threshold_s: float | None
+    """Seconds until the nearest threshold that is not met yet; None when not approaching it."""
+    to_exhaustion_s: float | None
+    confidence: float
+    """0 (no idea) to 1 (every sample on one line)."""
+
+
+class ThresholdVerdict(NamedTuple):
+    """One threshold against one snapshot."""
+
+    threshold: Threshold
+    value: int | None
+    """The threshold's quantity for this capacity; None when it is a percentage of an unknown capacity."""
+    met: bool
+    """Below the value, or kept met by minimum reclaim."""
+    active_since: float | None
+    """First observed at; None when not met."""
+    due: bool
+    """Met for its grace period and every second key holds: the threshold may act."""
+    held_back: str = ""
+    """Why a met threshold is not due: its grace, a stall that is missing, a stale sample, observe-only."""
+
+
+class SignalVerdict(NamedTuple):
+    """One signal, judged."""
+
+    observation: Observation
+    state: SignalState
+    thresholds: tuple[ThresholdVerdict, ...]
+    trend: Trend | None = None
+
+    @property
+    def signal(self) -> Signal:
+        return self.observation.signal
+
+
+class ConditionStatus(enum.StrEnum):
+    """Status of a node condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class ConditionVerdict(NamedTuple):
+    """What a pressure condition should say."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    """CamelCase, the kubelet's (`KubeletHasInsufficientMemory`) only where we stand in for it; ours otherwise."""
+    message: str
+    since: float
+    """When the status last changed, CLOCK_BOOTTIME."""
+
+
+class Deficit(NamedTuple):
+    """How much of a starved resource must come back: value + minimum reclaim - available - pending release, at least
+    0."""
+
+    signal: Signal
+    amount: int
+    pending_release: int
+
+
+class RankKey(NamedTuple):
+    """One key that put a pod where it stands. Smaller values are evicted first."""
+
+    name: str
+    value: float
+    text: str
+    """For people: `uses 212Mi over its request`."""
+
+
+class Refusal(NamedTuple):
+    """Why something was not done. `code` is a stable word for metrics and tests, `message` has the numbers."""
+
+    code: str
+    message: str
+
+
+class RankedPod(NamedTuple):
+    """A pod at its place in the eviction order."""
+
+    view: PodView
+    rank: int
+    """1 is evicted first. Protected pods keep their rank: it says when they would have gone."""
+    keys: tuple[RankKey, ...]
+    usage: int | None
+    """Of the ranked resource: bytes, inodes or processes."""
+    request: int | None
+    """None where the resource has no request (inodes, PIDs)."""
+    relief: int | None
+    """What evicting the pod is expected to free."""
+    refusals: tuple[Refusal, ...] = ()
+    """Why it would not be evicted; empty for a candidate."""
+
+
+class Tier(enum.StrEnum):
+    SOFT = "soft"
+    HARD = "hard"
+
+
+class Method(enum.StrEnum):
+    """How a victim is to go."""
+
+    EVICT = "evict"
+    """The Eviction API: budgets are respected."""
+    DELETE = "delete"
+    """DELETE with a DisruptionTarget condition: only hard, only with `onBlocked: delete`."""
+
+
+class Victim(NamedTuple):
+    """A pod that is to be evicted now, and everything the API request needs."""
+
+    pod: Pod
+    cgroup: str
+    """Empty when the pod has no cgroup."""
+    threshold: Threshold
+    tier: Tier
+    method: Method
+    grace_period_s: float
+    message: str
+    """The kubelet's eviction message."""
+    annotations: Mapping[str, str]
+    """The kubelet's event annotations."""
+    predicted_relief: int | None
+
+
+class Plan(NamedTuple):
+    """One decision: what was seen, what is to be done, and why everything else is not. One id for log, Event,
+    metric."""
+
+    id: str
+    made_at: float
+    snapshot_taken_at: float
+    signals: tuple[SignalVerdict, ...]
+    conditions: tuple[ConditionVerdict, ...]
+    acting_on: ThresholdVerdict | None = None
+    """The threshold that is being served; None when nothing is due."""
+    deficit: Deficit | None = None
+    ranking: tuple[RankedPod, ...] = ()
+    """Always filled: the order for the most urgent resource, memory when none is starved."""
+    ranked_for: Signal = Signal.MEMORY
+    victims: tuple[Victim, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """Why nobody, or not more, is evicted although a threshold is due."""
+    notes: tuple[Note, ...] = ()
+
+
+# --- outcomes (made by cluster/) -------------------------------------------------------------------------------------
+
+
+class OutcomeKind(enum.StrEnum):
+    """How an eviction request ended (KUBELET-CONTRACT, API results)."""
+
+    ACCEPTED = "accepted"
+    """201/200: the pod is terminating."""
+    DRY_RUN = "dry-run"
+    """Nothing was sent."""
+    BLOCKED_BY_BUDGET = "blocked-by-budget"
+    """429 with cause DisruptionBudget."""
+    THROTTLED = "throttled"
+    """429 without that cause: API priority and fairness."""
+    BUDGET_CONFLICT = "budget-conflict"
+    """500: more than one PodDisruptionBudget matches."""
+    GONE = "gone"
+    """404: the pod no longer exists."""
+    REPLACED = "replaced"
+    """409: another pod (UID) has this name now, or its version moved."""
+    INVALID = "invalid"
+    """400 or 422: the request was wrong; a defect of ours or of the server."""
+    FORBIDDEN = "forbidden"
+    """403."""
+    UNAUTHORIZED = "unauthorized"
+    """401."""
+    SERVER_ERROR = "server-error"
+    """Other 5xx."""
+    TIMED_OUT = "timed-out"
+    """No answer in time: the pod may or may not be terminating."""
+    UNREACHABLE = "unreachable"
+    """The connection failed before the request was sent."""
+    RECHECK_REFUSED = "recheck-refused"
+    """The sample taken right before acting no longer asked for it."""
+
+
+class Outcome(NamedTuple):
+    """What became of one victim."""
+
+    plan_id: str
+    pod_uid: str
+    kind: OutcomeKind
+    message: str
+    at: float
+    retry_after_s: float | None = None
+    http_status: int | None = None

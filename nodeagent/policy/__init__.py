@@ -1,0 +1,1 @@
+"""Decides: pure functions of (snapshot, state, now). No I/O, no clock, no threads."""

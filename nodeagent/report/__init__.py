@@ -1,0 +1,1 @@
+"""Shows: tables, JSON, metrics. Changes nothing."""
