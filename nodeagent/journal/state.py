@@ -1,0 +1,127 @@
+"""State that survives a restart: one file, versioned and checksummed, replaced atomically.
+
+Promises:
+
+1. A reader sees the old state or the new one, never a mixture: write to a temporary file, fsync, rename, fsync the
+   directory.
+2. What does not fit is never guessed at. Another boot, another shape of the state (an upgrade), a bad checksum, a
+   missing or unreadable file: `load` says which, and the caller starts from a conservative state.
+3. The shape of the state is part of the file: a fingerprint of its JSON Schema, so that a changed field cannot be
+   misread by position.
+
+The body is JSON (NamedTuples are arrays in it): small, and readable with a pager when something went wrong.
+"""
+
+import contextlib
+import enum
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+FORMAT: Final = "nodeagent-state/1"
+MAX_BYTES: Final = 16 * 2**20
+"""A state of 5,000 pods is about 1 MiB; anything larger than this is not ours."""
+
+
+class Trust(enum.StrEnum):
+    """What is known about the state that the last process left."""
+
+    RESTORED = "restored"
+    MISSING = "missing"
+    """No file: a first start, a reboot (the default directory is a tmpfs), or somebody deleted it."""
+    OTHER_BOOT = "other-boot"
+    """Written before the last reboot: its monotonic times mean nothing now."""
+    CORRUPT = "corrupt"
+    """Unreadable, truncated, altered, or written by a version with another shape of state."""
+
+
+class Loaded(NamedTuple):
+    """What `load` found."""
+
+    trust: Trust
+    value: Any
+    """The state; None unless `trust` is RESTORED."""
+    message: str
+    """For the log: what was wrong, with the file's name. Empty when restored."""
+
+
+class StateFile:
+    """The state file of one agent, for values of one type."""
+
+    def __init__(self, path: Path, *, shape: type, boot_id: str) -> None:
+        import msgspec
+
+        self._path = path
+        self._shape = shape
+        self._boot_id = boot_id
+        schema = msgspec.json.encode(msgspec.json.schema(shape), order="deterministic")
+        self._fingerprint = hashlib.sha256(schema).hexdigest()[:16]
+        self._encoder = msgspec.json.Encoder(order="deterministic")
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
+        self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
+
+    def load(self) -> Loaded:
+        """Read the state. Never raises: whatever is wrong is in the answer."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return Loaded(Trust.MISSING, None, f"{self._path}: no state from an earlier run")
+        except OSError as error:
+            return Loaded(Trust.CORRUPT, None, f"{self._path}: cannot be read: {error.strerror}")
+        if len(data) > MAX_BYTES:
+            return Loaded(Trust.CORRUPT, None, f"{self._path}: larger than {MAX_BYTES} bytes, not a state file of ours")
+        header, newline, body = data.partition(b"\n")
+        fields = header.decode("ascii", "replace").split(" ")
+        if not newline or len(fields) != 4 or fields[0] != FORMAT:
+            return Loaded(Trust.CORRUPT, None, f"{self._path}: not a state file of this version ({FORMAT})")
+        _, boot_id, fingerprint, checksum = fields
+        if hashlib.sha256(body).hexdigest() != checksum:
+            return Loaded(
+                Trust.CORRUPT, None, f"{self._path}: the checksum does not match, the file was cut or altered"
+            )
+        if boot_id != self._boot_id:
+            return Loaded(Trust.OTHER_BOOT, None, f"{self._path}: written before the last reboot")
+        if fingerprint != self._fingerprint:
+            return Loaded(Trust.CORRUPT, None, f"{self._path}: written by a version with another shape of state")
+        try:
+            return Loaded(Trust.RESTORED, self._decoder.decode(body), "")
+        except self._errors as error:
+            return Loaded(Trust.CORRUPT, None, f"{self._path}: {error}")
+
+    def save(self, value: object) -> None:
+        """Replace the state.
+
+        Raises:
+            OSError: the directory cannot be written (full, read-only, gone). The old state, if any, is still there.
+        """
+        body = self._encoder.encode(value)
+        checksum = hashlib.sha256(body).hexdigest()
+        header = f"{FORMAT} {self._boot_id} {self._fingerprint} {checksum}\n".encode("ascii")
+        temporary = self._path.with_name(self._path.name + ".new")
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                _write_all(fd, header + body)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            temporary.rename(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):  # the first error is the one to tell; litter is overwritten next time
+                temporary.unlink()
+            raise
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
