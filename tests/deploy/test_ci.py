@@ -1,0 +1,89 @@
+"""The gate that changes pass: it runs what the README says, and a skipped test needs an excuse that is true."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+CI = REPOSITORY / ".ci"
+
+
+def run_pytest(directory: Path, test_source: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with the plugin over one test file, as `.ci/run` does."""
+    (directory / "test_it.py").write_text(test_source, encoding="utf-8")
+    environ = {name: value for name, value in os.environ.items() if name != "NODEAGENT_E2E_KUBECONFIG"}
+    environ |= {"PYTHONPATH": str(CI), "PYTEST_ADDOPTS": "-p unexplained_skips -p no:cacheprovider"}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(directory), str(directory)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_skip_without_an_excuse_fails_the_run_and_is_named(tmp_path: Path) -> None:
+    ran = run_pytest(
+        tmp_path,
+        "import pytest\ndef test_a(): pass\n@pytest.mark.skip(reason='not in the mood')\ndef test_b(): pass\n",
+    )
+    assert ran.returncode == 1
+    assert "test_it.py::test_b: Skipped: not in the mood" in ran.stdout
+    assert re.search(r"=+ 1 passed, 1 skipped", ran.stdout.splitlines()[-1])
+
+
+def test_a_module_that_skips_itself_needs_an_excuse_too(tmp_path: Path) -> None:
+    ran = run_pytest(
+        tmp_path, "import pytest\npytest.skip('no such library', allow_module_level=True)\ndef test_a(): pass\n"
+    )
+    assert ran.returncode != 0
+    assert "test_it.py: Skipped: no such library" in ran.stdout
+
+
+def test_a_skip_for_the_cluster_that_nobody_named_is_accepted(tmp_path: Path) -> None:
+    ran = run_pytest(
+        tmp_path,
+        "import pytest\n"
+        "def test_a(): pass\n"
+        "def test_b(): pytest.skip('needs a cluster named by NODEAGENT_E2E_KUBECONFIG')\n",
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_an_excuse_that_is_not_true_of_this_machine_is_none(tmp_path: Path) -> None:
+    """PSI is the excuse, and the test runs where /proc/pressure exists."""
+    if not Path("/proc/pressure/memory").exists():
+        pytest.skip("needs PSI: /proc/pressure/memory is missing")
+    ran = run_pytest(tmp_path, "import pytest\ndef test_a(): pytest.skip('needs PSI')\n")
+    assert ran.returncode == 1
+
+
+def test_the_readme_names_one_test_command_and_it_is_pytest() -> None:
+    printed = subprocess.run(
+        [sys.executable, str(CI / "readme_command.py"), str(REPOSITORY / "README.md")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert re.search(r"\bpytest\b", printed.stdout)
+
+
+@pytest.mark.parametrize("text", ["no block", "<!-- test-command -->\n```sh\n```\n"])
+def test_a_readme_without_a_test_command_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    printed = subprocess.run(
+        [sys.executable, str(CI / "readme_command.py"), str(tmp_path / "README.md")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert printed.returncode == 1
+    assert "test-command" in printed.stderr
