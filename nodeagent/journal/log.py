@@ -19,7 +19,7 @@ from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    import structlog
+    from structlog.typing import FilteringBoundLogger
 
 QUEUE_LINES: Final = 2000
 """Lines kept for a reader that is slow: about 1 MiB at the usual 500 bytes, some minutes of a busy node."""
@@ -120,7 +120,7 @@ class Repeats:
 
 def open_log(
     *, level: str, style: str, fd: int = 1, clock: Callable[[], float] = time.monotonic
-) -> tuple["structlog.typing.FilteringBoundLogger", LineWriter]:
+) -> tuple["FilteringBoundLogger", LineWriter]:
     """The program's logger and the writer to close at the end.
 
     Args:
@@ -156,7 +156,7 @@ def open_log(
         context_class=dict,
         cache_logger_on_first_use=True,
     )
-    return cast("structlog.typing.FilteringBoundLogger", logger), writer
+    return cast("FilteringBoundLogger", logger), writer
 
 
 def _import_structlog() -> Any:
