@@ -461,6 +461,8 @@ class NodeSnapshot(NamedTuple):
     """When the API's view of the pods was last known to be current; None: pods come from the host alone."""
     cgroups: tuple[CgroupUsage, ...] = ()
     notes: tuple[Note, ...] = ()
+    own_pod_uid: str = ""
+    """metadata.uid of the pod this agent runs in; empty when it does not run in a pod."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""
@@ -574,6 +576,8 @@ class RankedPod(NamedTuple):
     rank: int
     """1 is evicted first. Protected pods keep their rank: it says when they would have gone."""
     keys: tuple[RankKey, ...]
+    """Empty in a fresh plan, because texts for 500 pods cost more than the decision: `policy.ranking.explained(plan)`
+    fills them from `values` for whoever shows or records the plan."""
     usage: int | None
     """Of the ranked resource: bytes, inodes or processes."""
     request: int | None
@@ -582,6 +586,8 @@ class RankedPod(NamedTuple):
     """What evicting the pod is expected to free."""
     refusals: tuple[Refusal, ...] = ()
     """Why it would not be evicted; empty for a candidate."""
+    values: tuple[float, ...] = ()
+    """The value of each key of `Plan.rank_order`, in that order; smaller goes first."""
 
 
 class Tier(enum.StrEnum):
@@ -615,6 +621,21 @@ class Victim(NamedTuple):
     predicted_relief: int | None
 
 
+class ReliefReport(NamedTuple):
+    """What one decision's evictions brought back, once their cgroups were gone, against what was predicted."""
+
+    plan_id: str
+    signal: Signal
+    pod_uids: tuple[str, ...]
+    predicted: int
+    """Bytes, inodes or threads that the decision expected."""
+    measured: int
+    """Change of `available` from the decision's sample to the first sample after the last victim's cgroup was gone;
+    negative when others took more than was released."""
+    took_s: float
+    """From the decision to that sample."""
+
+
 class Plan(NamedTuple):
     """One decision: what was seen, what is to be done, and why everything else is not. One id for log, Event,
     metric."""
@@ -634,6 +655,10 @@ class Plan(NamedTuple):
     refusals: tuple[Refusal, ...] = ()
     """Why nobody, or not more, is evicted although a threshold is due."""
     notes: tuple[Note, ...] = ()
+    rank_order: tuple[str, ...] = ()
+    """Names of the keys that made `ranking`, most significant first; ties go by namespace, name and UID."""
+    relief_reports: tuple[ReliefReport, ...] = ()
+    """Earlier evictions whose relief this snapshot measured."""
 
 
 # --- outcomes (made by cluster/) -------------------------------------------------------------------------------------
