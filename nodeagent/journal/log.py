@@ -40,7 +40,7 @@ class LineWriter:
         self._lines: collections.deque[bytes] = collections.deque()
         self._dropped = 0
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_out, name="log", daemon=True)
         self._thread.start()
 
@@ -63,14 +63,14 @@ class LineWriter:
     def close(self, timeout_s: float = 1.0) -> None:
         """Write out what is queued, but do not wait longer than this for a reader that does not read."""
         with self._wake:
-            self._closing = True
+            self._closing.set()
             self._wake.notify()
         self._thread.join(timeout_s)
 
     def _write_out(self) -> None:
         while True:
             with self._wake:
-                while not self._lines and not self._closing:
+                while not self._lines and not self._closing.is_set():
                     self._wake.wait()
                 if not self._lines:
                     return
@@ -85,9 +85,8 @@ class LineWriter:
                 # The reader is gone or the disk is full. There is nowhere left to say so but the counter.
                 with self._wake:
                     self._dropped += len(batch) + dropped
-                    if self._closing:
-                        return
-                time.sleep(1)  # only this thread waits
+                if self._closing.wait(1.0):  # only this thread waits
+                    return
 
 
 class Repeats:

@@ -94,8 +94,8 @@ def test_logging_does_not_wait_for_a_reader_that_does_not_read(pipe: Pipe) -> No
     drained.start()
     drained.join(10)
     assert not drained.is_alive()
-    os.close(pipe.reader)  # the writer thread gets EPIPE and ends
-    writer.close()
+    os.close(pipe.reader)  # the writer thread gets EPIPE and, told to close, ends
+    writer.close(timeout_s=10)
     os.close(pipe.writer)
 
 

@@ -14,12 +14,12 @@ from nodeagent.model import (
     OutcomeKind,
     Plan,
     Refusal,
+    Signal,
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.model import Signal as S
 
-THRESHOLD = Threshold(S.MEMORY, Amount(100 << 20, None, "100Mi"), grace_period_s=30.0)
+THRESHOLD = Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi"), grace_period_s=30.0)
 PLAN = Plan(
     id="abc-1",
     made_at=12.5,
