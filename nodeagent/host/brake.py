@@ -1,0 +1,161 @@
+"""Holds a cgroup in place, lets it go, or ends it.
+
+A pod that allocates 1 GiB/s outruns an API request. Held by its cgroup it cannot, and can still be let go (MEASURED.md
+section 6: available memory never below 289 of 300 MiB, and no OOM kill, with either brake).
+
+Promises:
+
+1. A hold is written down by the caller before it is applied: `plan_hold` reads what `release` needs and changes
+   nothing; `apply` changes; `release` puts back exactly what was there. All three can be repeated, and a cgroup that is
+   gone is a success: nothing is held.
+2. Throttling never kills: `memory.high` makes a cgroup reclaim its own pages and wait, it has no OOM killer. It exists
+   on cgroup v2 only. Freezing stops every process of the subtree.
+3. On v1 a frozen process does not die until it is thawed, so `kill` freezes, signals and thaws; on v2 `cgroup.kill` is
+   one write which no fork can outrun.
+"""
+
+import enum
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_PROCS_ROUNDS: Final = 5
+"""Times that a v1 subtree is signalled. One is enough for a frozen one; more only where the freezer is missing and a
+fork may slip through between reading and signalling."""
+
+
+class BrakeKind(enum.StrEnum):
+    THROTTLE = "throttle"
+    FREEZE = "freeze"
+
+
+class Hold(NamedTuple):
+    """One cgroup that is, or is about to be, held."""
+
+    cgroup: str
+    """Below the hierarchy's root, starting with `/`."""
+    kind: BrakeKind
+    pod_uid: str
+    previous: str
+    """What the control file said before."""
+    value: str
+    """What holding writes."""
+    until: float
+    """CLOCK_BOOTTIME: released then at the latest."""
+
+
+class HoldError(Exception):
+    """This host cannot brake that way; the message says why."""
+
+
+class CgroupBrake:
+    """Brakes on one host.
+
+    Args:
+        unified: where cgroup v2 with the memory controller is mounted, or None.
+        freezer: where the v1 freezer controller is mounted, or None.
+        procs_roots: v1 hierarchies that list a pod's processes, tried in order by `kill` without a freezer.
+    """
+
+    def __init__(self, *, unified: Path | None, freezer: Path | None, procs_roots: tuple[Path, ...] = ()) -> None:
+        self._unified = unified
+        self._freezer = freezer
+        self._procs_roots = procs_roots
+
+    def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> Hold:
+        """What holding this cgroup would change. Raises HoldError; changes nothing."""
+        control = self._control(cgroup, kind)
+        try:
+            previous = control.read_text().strip()
+        except OSError as error:
+            raise HoldError(f"{control}: {error.strerror}") from error
+        if kind is BrakeKind.THROTTLE:
+            try:
+                value = (control.parent / "memory.current").read_text().strip()
+            except OSError as error:
+                raise HoldError(f"{control.parent}/memory.current: {error.strerror}") from error
+        else:
+            value = "FROZEN" if self._unified is None else "1"
+            previous = (
+                "THAWED" if self._unified is None else "0"
+            )  # a freeze that somebody else made is not ours to keep
+        return Hold(cgroup, kind, pod_uid, previous, value, until)
+
+    def apply(self, hold: Hold) -> bool:
+        """Hold the cgroup. False when it is gone. Raises HoldError when the kernel refuses."""
+        return self._write(self._control(hold.cgroup, hold.kind), hold.value)
+
+    def release(self, hold: Hold) -> bool:
+        """Let the cgroup go. False when it is gone. Raises HoldError when the kernel refuses."""
+        return self._write(self._control(hold.cgroup, hold.kind), hold.previous)
+
+    def kill(self, cgroup: str) -> None:
+        """End every process in the cgroup and below it. A cgroup that is gone is a success.
+
+        Raises:
+            HoldError: there is no way to do it here.
+        """
+        if self._unified is not None:
+            self._write(self._unified / cgroup.lstrip("/") / "cgroup.kill", "1")
+            return
+        frozen = self._freezer / cgroup.lstrip("/") / "freezer.state" if self._freezer is not None else None
+        if frozen is not None and frozen.exists():
+            self._write(frozen, "FROZEN")
+            try:
+                _signal_all(frozen.parent)
+            finally:
+                self._write(frozen, "THAWED")
+            return
+        for root in self._procs_roots:
+            directory = root / cgroup.lstrip("/")
+            if directory.is_dir():
+                for _ in range(_PROCS_ROUNDS):
+                    if not _signal_all(directory):
+                        return
+                return
+
+    def _control(self, cgroup: str, kind: BrakeKind) -> Path:
+        below = cgroup.lstrip("/")
+        if not below or ".." in below.split("/"):
+            raise HoldError(f"{cgroup!r} is not a pod's cgroup")
+        if self._unified is not None:
+            return self._unified / below / ("memory.high" if kind is BrakeKind.THROTTLE else "cgroup.freeze")
+        if kind is BrakeKind.THROTTLE:
+            raise HoldError("cgroup v1 has no memory.high: use `brake: freeze`")
+        if self._freezer is None:
+            raise HoldError("this host has no freezer controller")
+        return self._freezer / below / "freezer.state"
+
+    def _write(self, control: Path, value: str) -> bool:
+        try:
+            fd = os.open(control, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                return False  # the cgroup is gone (ENODEV: it went while the file was open)
+            raise HoldError(f"{control}: {error.strerror}") from error
+        return True
+
+
+def _signal_all(directory: Path) -> int:
+    """SIGKILL every process in a cgroup directory and below. Returns how many were there."""
+    number = 0
+    for place, _, _ in os.walk(directory):
+        try:
+            pids = (Path(place) / "cgroup.procs").read_text().split()
+        except OSError:
+            continue  # a child cgroup that went while we walked has no processes
+        for pid in map(int, pids):
+            if pid <= 1:
+                continue  # 0: a process of another PID namespace that we cannot name; 1: never
+            number += 1
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    return number
