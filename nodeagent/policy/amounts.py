@@ -1,0 +1,50 @@
+"""What a configured amount (a quantity or a percentage) is in whole units, bit for bit as the kubelet reckons it."""
+
+import struct
+from typing import Final
+
+from nodeagent.model import Amount
+
+LARGEST: Final = 1 << 62
+"""Quantities and capacities above this are not believed: the kubelet reads such a cgroup limit as `unlimited`."""
+
+
+def resolve(amount: Amount, capacity: int | None) -> int | None:
+    """The amount in bytes, inodes or PIDs.
+
+    A percentage is `trunc(capacity * float32(float32(p) / 100))` with the product in double precision: the kubelet
+    keeps the fraction as a Go float32, so 70% of 1000 is 699 (KUBELET-CONTRACT, configuration syntax).
+
+    None: a percentage of a capacity that is not known, or an amount that is no number in range (NaN, negative, beyond
+    2^62); such a threshold can never be met.
+    """
+    if amount.quantity is not None:
+        return amount.quantity if _believable(amount.quantity) else None
+    if capacity is None or not _believable(capacity):
+        return None
+    fraction = as_fraction(amount.percentage)
+    if fraction is None:
+        return None
+    product = float(capacity) * fraction
+    return int(product) if product <= LARGEST else None
+
+
+def as_fraction(percentage: float | None) -> float | None:
+    """The float32 that the kubelet stores for a percentage; None when it is no number that a float32 can hold."""
+    if percentage is None or not percentage >= 0.0:
+        return None
+    try:
+        return _float32(_float32(percentage) / 100.0)
+    except OverflowError:
+        return None
+
+
+def _float32(value: float) -> float:
+    # The quotient of two float32 computed in double precision and rounded once more is the correctly rounded float32
+    # quotient: a double has more than twice its bits plus two.
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+def _believable(number: object) -> bool:
+    return type(number) is int and 0 <= number <= LARGEST

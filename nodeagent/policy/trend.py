@@ -1,0 +1,84 @@
+"""Where a signal is heading: a robust slope through its last few samples.
+
+The history is a value: at most `SAMPLES` points (read at, available), the newest always last. The slope is Theil and
+Sen's: the median of the slopes between all pairs of points, so that a single outlier (a pod that exits, a page cache
+that is dropped) does not turn it around.
+"""
+
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Final
+
+from nodeagent.model import Trend
+
+History = tuple[tuple[float, int], ...]
+
+SAMPLES: Final = 8
+"""28 pairs: about 5 us per signal (python 3.11); twice as many samples would cost four times that."""
+
+SPACING_S: Final = 0.2
+"""Closer samples replace one another, so that 50 Hz sampling does not narrow the view to 0.2 s of noise; a ramp of
+1 GiB/s is still recognised within 0.6 s."""
+
+ENOUGH: Final = 4
+"""With fewer points every line fits."""
+
+HORIZON_S: Final = 120.0
+"""Older points say nothing about now; twelve times the longest sampling interval."""
+
+
+def extend(history: History, *, read_at: float, available: int) -> History:
+    """The history with one more sample; unchanged when the sample is not newer than the last one."""
+    if not history:
+        return ((read_at, available),)
+    if read_at <= history[-1][0]:
+        return history
+    kept = history
+    if len(kept) > 1 and kept[-1][0] - kept[-2][0] < SPACING_S:
+        kept = kept[:-1]
+    if read_at - kept[0][0] > HORIZON_S:
+        kept = tuple(point for point in kept if read_at - point[0] <= HORIZON_S)
+    return (*kept[-(SAMPLES - 1) :], (read_at, available))
+
+
+def estimate(history: History, *, values: Iterable[int] = ()) -> Trend | None:
+    """The trend that the history shows, with the time until the nearest of the threshold `values` not met yet.
+
+    None: fewer than `ENOUGH` samples. Confidence is the share of the samples' spread that the line explains: 1 when
+    all lie on it (a constant signal included), 0 when it explains no more than their median would.
+    """
+    if len(history) < ENOUGH:
+        return None
+    available = history[-1][1]
+    levels = [level for _, level in history]
+    lowest, highest = min(levels), max(levels)
+    if lowest == highest:
+        return Trend(rate_per_s=0.0, to_threshold_s=None, to_exhaustion_s=None, confidence=1.0)
+    rate = _median([(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(history, 2)])
+    ahead = [value for value in values if value <= available]
+    return Trend(
+        rate_per_s=rate,
+        to_threshold_s=_time_down(available - max(ahead), rate) if ahead else None,
+        to_exhaustion_s=_time_down(available, rate),
+        confidence=_confidence(history, levels, rate),
+    )
+
+
+def _time_down(distance: int, rate: float) -> float | None:
+    """Seconds until `distance` is used up; None when it is not being used up."""
+    return max(0.0, distance / -rate) if rate < 0.0 else None
+
+
+def _confidence(history: History, levels: list[int], rate: float) -> float:
+    middle = _median(levels)
+    spread = sum(abs(level - middle) for level in levels)
+    offsets = [level - rate * at for at, level in history]
+    offset = _median(offsets)
+    unexplained = sum(abs(each - offset) for each in offsets)
+    return max(0.0, 1.0 - unexplained / spread)
+
+
+def _median(numbers: list[int] | list[float]) -> float:
+    ordered = sorted(numbers)
+    half = len(ordered) // 2
+    return float(ordered[half]) if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
