@@ -1,0 +1,185 @@
+"""The node's memory: /proc/meminfo, the root cgroup's working set, and the pods' share.
+
+`memory.available` is the kubelet's number (KUBELET-CONTRACT, signals): MemTotal minus the root cgroup's working set,
+which does not see kernel memory or pre-allocated huge pages. MemAvailable, the kernel's own estimate, is the other
+model.
+"""
+
+from typing import Final, NamedTuple
+
+from nodeagent.model import HugePages, NodeMemory
+from nodeagent.sampling.cgroup import Hierarchy, Kubepods, MemoryNumbers
+from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.kept import KeptFiles
+from nodeagent.sampling.numbers import ABSURD, count
+
+MEMINFO: Final = "/proc/meminfo"
+_HUGEPAGES: Final = "/sys/kernel/mm/hugepages"
+_FIELDS: Final = {
+    "total": b"MemTotal",
+    "free": b"MemFree",
+    "buffers": b"Buffers",
+    "cached": b"Cached",
+    "anon": b"AnonPages",
+    "shmem": b"Shmem",
+    "dirty": b"Dirty",
+    "slab_reclaimable": b"SReclaimable",
+    "slab_unreclaimable": b"SUnreclaim",
+    "kernel_stack": b"KernelStack",
+    "page_tables": b"PageTables",
+    "swap_total": b"SwapTotal",
+    "swap_free": b"SwapFree",
+}
+
+
+class MemoryFacts(NamedTuple):
+    """What one look at the node's memory gave. Each None has its reason beside it."""
+
+    total: int | None
+    """MemTotal in bytes."""
+    mem_available: int | None
+    meminfo_reason: str
+    node: NodeMemory | None
+    """The whole of meminfo; None when a field is missing."""
+    root: MemoryNumbers | None
+    root_source: str
+    root_reason: str
+    pods: MemoryNumbers | None
+    pods_limit: int | None
+    pods_source: str
+    pods_reason: str
+
+
+def read(
+    host: Host, kept: KeptFiles, hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str
+) -> MemoryFacts:
+    """One look. `no_kubepods` is why `kubepods` is None. Never raises."""
+    try:
+        meminfo = parse_meminfo(kept.read(MEMINFO))
+        reason = "" if b"MemTotal" in meminfo else f"{MEMINFO} has no MemTotal"
+    except Unreadable as error:
+        meminfo, reason = {}, str(error)
+    root, root_source, root_reason = _root(kept, hierarchy)
+    pods, limit, pods_source, pods_reason = _pods(kept, hierarchy, kubepods, no_kubepods)
+    return MemoryFacts(
+        total=meminfo.get(b"MemTotal"),
+        mem_available=meminfo.get(b"MemAvailable"),
+        meminfo_reason=reason,
+        node=node_memory(meminfo, _other_hugepages(host, meminfo)),
+        root=root,
+        root_source=root_source,
+        root_reason=root_reason,
+        pods=pods,
+        pods_limit=limit,
+        pods_source=pods_source,
+        pods_reason=pods_reason,
+    )
+
+
+# --- /proc/meminfo ---------------------------------------------------------------------------------------------------
+
+
+def parse_meminfo(data: bytes) -> dict[bytes, int]:
+    """Field -> bytes (or pages, for the HugePages_ counts); malformed lines are left out."""
+    found: dict[bytes, int] = {}
+    for line in data.split(b"\n"):
+        name, _, rest = line.partition(b":")
+        number = rest.removesuffix(b" kB")
+        value = count(number)
+        if value is not None:
+            value = value if number is rest else value * 1024
+            if value < ABSURD:
+                found[name] = value
+    return found
+
+
+def node_memory(meminfo: dict[bytes, int], others: tuple[HugePages, ...] = ()) -> NodeMemory | None:
+    """meminfo as the model has it; None unless every field is there."""
+    try:
+        fields = {name: meminfo[key] for name, key in _FIELDS.items()}
+    except KeyError:
+        return None
+    return NodeMemory(
+        **fields,
+        mem_available=meminfo.get(b"MemAvailable"),
+        hugepages=_default_hugepages(meminfo) + others,
+        hugetlb=meminfo.get(b"Hugetlb", 0),
+    )
+
+
+def _default_hugepages(meminfo: dict[bytes, int]) -> tuple[HugePages, ...]:
+    """The pool of the default size, if it has pages."""
+    size, total = meminfo.get(b"Hugepagesize"), meminfo.get(b"HugePages_Total")
+    free, reserved = meminfo.get(b"HugePages_Free"), meminfo.get(b"HugePages_Rsvd")
+    if not size or not total or free is None or reserved is None:
+        return ()
+    return (HugePages(size, total, free, reserved),)
+
+
+def _other_hugepages(host: Host, meminfo: dict[bytes, int]) -> tuple[HugePages, ...]:
+    """Pools of other sizes, which meminfo only has in its sum `Hugetlb`; looked for when that sum is larger than the
+    default pool."""
+    size = meminfo.get(b"Hugepagesize", 0)
+    if meminfo.get(b"Hugetlb", 0) <= size * meminfo.get(b"HugePages_Total", 0):
+        return ()
+    try:
+        names = host.listdir(_HUGEPAGES)
+    except Unreadable:
+        return ()
+    pools = []
+    for name in sorted(names):
+        kilobytes = count(name.removeprefix("hugepages-").removesuffix("kB").encode("utf-8", "surrogateescape"))
+        if kilobytes is None or kilobytes * 1024 == size:
+            continue
+        numbers = [_number(host, f"{_HUGEPAGES}/{name}/{what}_hugepages") for what in ("nr", "free", "resv")]
+        total, free, reserved = numbers
+        if total and free is not None and reserved is not None:
+            pools.append(HugePages(kilobytes * 1024, total, free, reserved))
+    return tuple(pools)
+
+
+def _number(host: Host, path: str) -> int | None:
+    try:
+        return count(host.read(path))
+    except Unreadable:
+        return None
+
+
+# --- cgroups ---------------------------------------------------------------------------------------------------------
+
+
+def _root(kept: KeptFiles, hierarchy: Hierarchy) -> tuple[MemoryNumbers | None, str, str]:
+    """(numbers, source, why None)."""
+    top, files = hierarchy.memory, hierarchy.memory_files
+    source = f"{MEMINFO} MemTotal - working set of {top}"
+    if top is None:
+        return None, MEMINFO, hierarchy.reason
+    try:
+        # Only v1 has a usage file at the root; on v2 everything is in memory.stat.
+        usage = b"" if top == hierarchy.unified else kept.read(f"{top}/{files.usage}")
+        numbers = files.root_numbers(usage, kept.read(f"{top}/{files.stat}"))
+    except Unreadable as error:
+        return None, source, str(error)
+    return numbers, source, f"{top}: {numbers.reason}" if numbers.working_set is None else ""
+
+
+def _pods(
+    kept: KeptFiles, hierarchy: Hierarchy, kubepods: Kubepods | None, no_kubepods: str
+) -> tuple[MemoryNumbers | None, int | None, str, str]:
+    """(numbers, limit, source, why one of them is None)."""
+    top, files = hierarchy.memory, hierarchy.memory_files
+    if top is None or kubepods is None:
+        return None, None, "kubepods cgroup", no_kubepods
+    place = f"{top}{kubepods.path}"
+    source = f"{place}: {files.limit} - working set"
+    try:
+        numbers = files.numbers(kept.read(f"{place}/{files.usage}"), kept.read(f"{place}/{files.stat}"))
+        text = kept.read(f"{place}/{files.limit}")
+    except Unreadable as error:
+        return None, None, source, str(error)
+    limit = count(text)
+    if limit is None:
+        unlimited = text.strip() == b"max" or text.strip().isdigit()
+        reason = f"{place} has no memory limit" if unlimited else f"{place}/{files.limit} is no number"
+        return numbers, None, source, reason
+    return numbers, limit, source, f"{place}: {numbers.reason}" if numbers.working_set is None else ""

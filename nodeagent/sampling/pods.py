@@ -1,0 +1,450 @@
+"""Pods as the kernel knows them: found in the cgroup tree, named by the log directories, joined with what the API says.
+
+Theory of operation. Each directory below kubepods that is named like a pod is one; its parent tells the QoS class, its
+children are the containers. The kubelet gives the sandbox (pause) container oom_score_adj -998 and each other container
+a value that follows from its memory request, so the container's first process tells both what the container is and,
+roughly, what it asked for. The sandbox is left out of process counts, as in the kubelet's own.
+
+Promises of `PodReader`:
+
+1. Every `PodUsage` says in `read_at` when its numbers were read. A pod of an earlier sample is handed out again, with
+   its old `read_at`, only if the caller allows it, its usage and threads barely moved, and it is younger than
+   `_CARRY_S`.
+2. A cgroup that goes away while it is read leaves the sample without it; never an exception, never a pod of zeros.
+3. A removed and re-made cgroup is another pod cgroup: they are told apart by inode number, which cgroupfs never reuses.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.model import ContainerUsage, Note, Pod, PodSource, PodUsage, PodView, QOSClass
+from nodeagent.sampling.cgroup import Hierarchy, Kubepods, container_id, parse_limit, pod_uid, qos_of
+from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.kept import KeptFiles
+from nodeagent.sampling.numbers import count
+from nodeagent.sampling.pressure import some_avg10
+
+_SANDBOX_ADJ: Final = -998
+_GUARANTEED_ADJ: Final = -997
+# How far a pod may move before its other numbers are read again, and for how long they may be handed out otherwise. The
+# kubelet's own per-pod samples are up to 15 s old (KUBELET-CONTRACT); 1 MiB is 1% of the smallest default threshold.
+_CARRY_S: Final = 10.0
+_CARRY_BYTES: Final = 1 << 20
+_CARRY_THREADS: Final = 16
+# A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
+# age on it is taken as final and not read again.
+_SETTLED_S: Final = 5.0
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_RENAME_S: Final = 10.0
+
+
+class PodCgroup(NamedTuple):
+    """A pod's directory in the cgroup tree."""
+
+    uid: str
+    qos: QOSClass
+    path: str
+    """Below the hierarchy's root."""
+    inode: int
+
+
+class ContainerFacts(NamedTuple):
+    """What a container's first process tells. It does not change while the container lives."""
+
+    oom_score_adj: int | None
+    started_at: float | None
+    read_at: float
+
+
+def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodCgroup]:
+    """The pod cgroups, in the order of the tree. A QoS directory that vanished has no pods; raises Unreadable only for
+    kubepods itself."""
+    top = hierarchy.memory or ""
+    found: list[PodCgroup] = []
+    classes: list[tuple[str, QOSClass]] = []
+    for name, inode in host.subdirectories(top + kubepods.path):
+        path = f"{kubepods.path}/{name}"
+        qos = qos_of(name)
+        if qos is not None:
+            classes.append((path, QOSClass.BURSTABLE if qos == "burstable" else QOSClass.BEST_EFFORT))
+        elif (uid := pod_uid(name)) is not None:
+            found.append(PodCgroup(uid, QOSClass.GUARANTEED, path, inode))
+    for place, qos_class in classes:
+        try:
+            children = host.subdirectories(top + place)
+        except Unreadable:
+            continue  # removed between the two looks
+        for name, inode in children:
+            uid = pod_uid(name)
+            if uid is not None:
+                found.append(PodCgroup(uid, qos_class, f"{place}/{name}", inode))
+    return found
+
+
+class PodReader:
+    """Reads the pods of one hierarchy again and again."""
+
+    def __init__(self, host: Host, hierarchy: Hierarchy, kubepods: Kubepods, kept: KeptFiles) -> None:
+        self._host = host
+        self._hierarchy = hierarchy
+        self._kubepods = kubepods
+        self._kept = kept
+        self._last: dict[tuple[str, int], PodUsage] = {}
+        self._facts: dict[str, ContainerFacts] = {}
+        self._pressure_files = True
+
+    def find(self) -> list[PodCgroup]:
+        """The pods that are there now. Raises Unreadable when kubepods itself cannot be listed."""
+        return find_pods(self._host, self._hierarchy, self._kubepods)
+
+    def read(
+        self,
+        cgroups: Sequence[PodCgroup],
+        *,
+        now: float,
+        capacity: int | None,
+        names: Mapping[str, str],
+        fresh: bool,
+    ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
+        """Those pods, and what could not be read. `capacity` is MemTotal, `names` maps container ids to names, `fresh`
+        forbids to hand out anything read before `now`."""
+        usages: dict[tuple[str, int], PodUsage] = {}
+        notes: list[Note] = []
+        for cgroup in cgroups:
+            key = (cgroup.path, cgroup.inode)
+            usage = None if fresh else self._carried(cgroup, now)
+            if usage is None:
+                usage = self._pod(cgroup, now=now, capacity=capacity, names=names, notes=notes)
+            if usage is not None:
+                usages[key] = usage
+        self._drop(usages)
+        self._last = usages
+        return tuple(usages.values()), tuple(notes)
+
+    # --- one pod
+
+    def _level_files(self, path: str) -> tuple[str, str]:
+        hierarchy = self._hierarchy
+        return f"{hierarchy.memory}{path}/{hierarchy.memory_files.usage}", f"{hierarchy.pids}{path}/pids.current"
+
+    def _carried(self, cgroup: PodCgroup, now: float) -> PodUsage | None:
+        """The last reading of this pod, if it still is about right."""
+        last = self._last.get((cgroup.path, cgroup.inode))
+        if last is None or now - last.read_at >= _CARRY_S or last.memory_usage is None:
+            return None
+        usage_file, pids_file = self._level_files(cgroup.path)
+        try:
+            usage = count(self._kept.read(usage_file))
+            threads = count(self._kept.read(pids_file)) if self._hierarchy.pids else last.thread_count
+        except Unreadable:
+            return None
+        if usage is None or abs(usage - last.memory_usage) >= _CARRY_BYTES:
+            return None
+        if threads != last.thread_count and (threads is None or last.thread_count is None):
+            return None
+        if threads is not None and last.thread_count is not None and abs(threads - last.thread_count) > _CARRY_THREADS:
+            return None
+        return last
+
+    def _pod(
+        self, cgroup: PodCgroup, *, now: float, capacity: int | None, names: Mapping[str, str], notes: list[Note]
+    ) -> PodUsage | None:
+        """Read one pod; None when its cgroup is gone."""
+        hierarchy, host = self._hierarchy, self._host
+        place = f"{hierarchy.memory}{cgroup.path}"
+        usage_file, pids_file = self._level_files(cgroup.path)
+        try:
+            usage = self._kept.read(usage_file)
+            stat = host.read(f"{place}/{hierarchy.memory_files.stat}")
+            children = host.subdirectories(place)
+        except Unreadable as error:
+            if not host.exists(place):
+                return None
+            notes.append(Note(f"pod {cgroup.uid}", str(error)))
+            return PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
+        numbers = hierarchy.memory_files.numbers(usage, stat)
+        if numbers.reason:
+            notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
+        limit = self._limit(place)
+        containers, facts, sandboxes = self._containers(place, children, names, now)
+        threads = self._threads(pids_file)
+        processes = _process_count(containers, sandboxes, threads)
+        if processes is None:
+            notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
+        return PodUsage(
+            cgroup_uid=cgroup.uid,
+            qos_class=cgroup.qos,
+            cgroup=cgroup.path,
+            read_at=now,
+            memory_working_set=numbers.working_set,
+            memory_usage=numbers.usage,
+            memory_unreclaimable=numbers.unreclaimable,
+            memory_limit=limit,
+            memory_stall_some_avg10=self._stall(cgroup.path),
+            memory_request_estimate=estimate_request(cgroup.qos, [f.oom_score_adj for f in facts], limit, capacity),
+            process_count=processes,
+            thread_count=threads,
+            started_at=_earliest(sandboxes) or _earliest(facts),
+            containers=tuple(containers),
+        )
+
+    def _limit(self, place: str) -> int | None:
+        try:
+            return parse_limit(self._host.read(f"{place}/{self._hierarchy.memory_files.limit}"))
+        except Unreadable:
+            return None  # the model's None: none, or not readable
+
+    def _threads(self, pids_file: str) -> int | None:
+        if self._hierarchy.pids is None:
+            return None
+        try:
+            return count(self._kept.read(pids_file))
+        except Unreadable:
+            return None  # gone, or without the pids controller: the same "not known"
+
+    def _stall(self, path: str) -> float | None:
+        if self._hierarchy.unified is None or not self._pressure_files:
+            return None
+        try:
+            return some_avg10(self._host.read(f"{self._hierarchy.unified}{path}/memory.pressure"))
+        except Unreadable:
+            # A kernel without PSI has no such file anywhere; a hybrid tree may lack the path. Ask once.
+            self._pressure_files = self._host.exists(f"{self._hierarchy.unified}{self._kubepods.path}/memory.pressure")
+            return None
+
+    # --- its containers
+
+    def _containers(
+        self, place: str, children: list[tuple[str, int]], names: Mapping[str, str], now: float
+    ) -> tuple[list[ContainerUsage], list[ContainerFacts], list[ContainerFacts]]:
+        """(containers, their facts, facts of the sandboxes). Containers that vanish meanwhile are left out."""
+        containers: list[ContainerUsage] = []
+        facts: list[ContainerFacts] = []
+        sandboxes: list[ContainerFacts] = []
+        for name, _inode in children:
+            identity = container_id(name)
+            if identity is None:
+                continue
+            where = f"{place}/{name}"
+            try:
+                processes = self._processes(where)
+            except Unreadable:
+                continue
+            fact = self._container_facts(where, processes, now)
+            if fact.oom_score_adj == _SANDBOX_ADJ or (
+                fact.oom_score_adj is None and names and identity not in names and len(children) > 1
+            ):
+                sandboxes.append(fact)
+                continue
+            facts.append(fact)
+            containers.append(
+                ContainerUsage(identity, names.get(identity), memory_working_set=None, process_count=len(processes))
+            )
+        return containers, facts, sandboxes
+
+    def _processes(self, where: str) -> list[bytes]:
+        """PIDs in a container's cgroup and those below it (a systemd inside a container makes some)."""
+        processes = self._host.read(f"{where}/cgroup.procs").split()
+        try:
+            # Directories of cgroupfs have 2 + (number of children) links; spares listing 40 files.
+            if os.stat(self._host.real(where)).st_nlink == 2:
+                return processes
+            children = self._host.subdirectories(where)
+        except (OSError, Unreadable):
+            return processes
+        for name, _inode in children:
+            try:
+                processes += self._processes(f"{where}/{name}")
+            except Unreadable:
+                continue  # threaded (its processes are listed by the parent), or gone
+        return processes
+
+    def _container_facts(self, where: str, processes: list[bytes], now: float) -> ContainerFacts:
+        known = self._facts.get(where)
+        if known is not None and known.started_at is not None and known.read_at - known.started_at > _SETTLED_S:
+            return known
+        # The lowest PID is the container's first process but for a wrap of the counter; others may have changed their
+        # score themselves. 0 is a process outside our PID namespace.
+        first = min((int(pid) for pid in processes[:64] if pid.isdigit() and pid != b"0"), default=None)
+        adj = started = None
+        if first is not None:
+            adj = _oom_score_adj(self._host, first)
+            started = _started_at(self._host, first)
+        facts = self._facts[where] = ContainerFacts(adj, started, now)
+        return facts
+
+    def _drop(self, usages: Mapping[tuple[str, int], PodUsage]) -> None:
+        """Let go of what belongs to pods that are no longer there."""
+        gone = [key for key in self._last if key not in usages]
+        if not gone:
+            return
+        top = self._hierarchy.memory or ""
+        for path, _inode in gone:
+            self._kept.forget(*self._level_files(path))
+            prefix = f"{top}{path}/"
+            for where in [where for where in self._facts if where.startswith(prefix)]:
+                del self._facts[where]
+
+
+def _process_count(
+    containers: Sequence[ContainerUsage], sandboxes: Sequence[ContainerFacts], threads: int | None
+) -> int | None:
+    """Processes of the containers. None when there are threads but no process to be seen: cgroup.procs of v1 leaves out
+    what is outside the reader's PID namespace (a DaemonSet without hostPID)."""
+    counted = sum(container.process_count or 0 for container in containers)
+    return None if threads and not counted and not sandboxes and containers else counted
+
+
+def estimate_request(
+    qos: QOSClass, scores: Sequence[int | None], limit: int | None, capacity: int | None
+) -> int | None:
+    """A pod's memory request in bytes as far as the host tells it, or None.
+
+    BestEffort: 0. Guaranteed: the cgroup's limit, which the kubelet sets to the sum of the requests. Burstable: the
+    kubelet gives each container oom_score_adj = 1000 - 1000 * request / MemTotal, kept within 3..999
+    (pkg/kubelet/qos/policy.go); turned round and summed, right to 0.1% of MemTotal for each container. None when a
+    score is not such a number (node-critical pods have -997) or there is no container.
+    """
+    if qos is QOSClass.BEST_EFFORT:
+        return 0
+    if qos is QOSClass.GUARANTEED:
+        return limit
+    if capacity is None or not scores:
+        return None
+    request = 0
+    for score in scores:
+        if score is None or not 3 <= score <= 999:
+            return None
+        request += (1000 - score) * capacity // 1000
+    return request
+
+
+def _oom_score_adj(host: Host, pid: int) -> int | None:
+    try:
+        text = host.read(f"/proc/{pid}/oom_score_adj").strip()
+    except Unreadable:
+        return None
+    digits = text.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > 4 or int(digits) > 1000:
+        return None
+    return int(text)
+
+
+def _started_at(host: Host, pid: int) -> float | None:
+    """Start of a process on CLOCK_BOOTTIME: field 22 of /proc/PID/stat (proc(5)); the command before it, in
+    parentheses, may hold anything."""
+    try:
+        fields = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except Unreadable:
+        return None
+    ticks = count(fields[19]) if len(fields) > 19 else None
+    return None if ticks is None else ticks / _TICKS
+
+
+def _earliest(facts: Iterable[ContainerFacts]) -> float | None:
+    return min((fact.started_at for fact in facts if fact.started_at is not None), default=None)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+class PodName(NamedTuple):
+    """Who a pod is, by its log directory."""
+
+    namespace: str
+    name: str
+
+
+def parse_log_directory(name: str) -> tuple[str, PodName] | None:
+    """(UID, who) of `<namespace>_<name>_<uid>`. None of the three can hold an underscore; the name may hold dots."""
+    parts = name.split("_")
+    if len(parts) != 3 or not all(parts):
+        return None
+    return parts[2], PodName(parts[0], parts[1])
+
+
+def parse_log_link(name: str) -> tuple[str, str] | None:
+    """(container id, container name) of `<pod>_<namespace>_<container>-<id>.log` in /var/log/containers."""
+    if not name.endswith(".log") or name.count("_") != 2:
+        return None
+    container, dash, identity = name.removesuffix(".log").rpartition("_")[2].rpartition("-")
+    return (identity, container) if dash and container and container_id(identity) else None
+
+
+class PodNames:
+    """Names of pods and containers, listed again only when there is someone new."""
+
+    def __init__(self, host: Host, *, pod_logs_dir: str) -> None:
+        self._host = host
+        self._pods_dir = pod_logs_dir
+        self._links_dir = f"{os.path.dirname(pod_logs_dir.rstrip('/'))}/containers"
+        self.pods: dict[str, PodName] = {}
+        self.containers: dict[str, str] = {}
+        self.reason = ""
+        """Why there are no names; empty when there are."""
+        self._listed_for: frozenset[str] | None = None
+        self._listed_at = 0.0
+
+    def refresh(self, uids: frozenset[str], *, now: float) -> None:
+        """Look again if these are other pods than last time, or names were missing some seconds ago."""
+        complete = uids <= self.pods.keys()
+        if uids == self._listed_for and (complete or now - self._listed_at < _RENAME_S):
+            return
+        self._listed_for, self._listed_at = uids, now
+        try:
+            self.pods = dict(filter(None, map(parse_log_directory, self._host.listdir(self._pods_dir))))
+            self.reason = ""
+        except Unreadable as error:
+            self.pods, self.reason = {}, str(error)
+        try:
+            self.containers = dict(filter(None, map(parse_log_link, self._host.listdir(self._links_dir))))
+        except Unreadable:
+            self.containers = {}  # an old convenience of the kubelet: containers go by their id without it
+
+
+# --- the API's view and the kernel's ---------------------------------------------------------------------------------
+
+
+def join(
+    usages: Sequence[PodUsage],
+    api_pods: Sequence[Pod] | None,
+    *,
+    names: Mapping[str, PodName],
+    wall_offset: float,
+) -> tuple[PodView, ...]:
+    """Every pod that either side knows, API pods first in their order.
+
+    A pod of the API has the usage of the cgroup that carries its `cgroup_uid`, or None. Cgroups that the API does not
+    know, or all when it was not asked (None), become pods with source HOST. `wall_offset` is wall clock minus
+    CLOCK_BOOTTIME, for the start time of those.
+    """
+    by_uid = {usage.cgroup_uid: usage for usage in usages}
+    views = []
+    for pod in api_pods or ():
+        usage = by_uid.pop(pod.cgroup_uid, None)
+        views.append(PodView(pod, None if usage is None else _named(usage, pod)))
+    views += [PodView(_host_pod(usage, names, wall_offset), usage) for usage in by_uid.values()]
+    return tuple(views)
+
+
+def _named(usage: PodUsage, pod: Pod) -> PodUsage:
+    """The usage with the containers' names as the API has them."""
+    names = {container.container_id: container.name for container in pod.containers if container.container_id}
+    if all(names.get(known.container_id, known.name) == known.name for known in usage.containers):
+        return usage
+    renamed = (known._replace(name=names.get(known.container_id, known.name)) for known in usage.containers)
+    return usage._replace(containers=tuple(renamed))
+
+
+def _host_pod(usage: PodUsage, names: Mapping[str, PodName], wall_offset: float) -> Pod:
+    who = names.get(usage.cgroup_uid)
+    return Pod(
+        uid=usage.cgroup_uid,
+        cgroup_uid=usage.cgroup_uid,
+        namespace=who.namespace if who else None,
+        name=who.name if who else None,
+        source=PodSource.HOST,
+        qos_class=usage.qos_class,
+        started_wall=None if usage.started_at is None else usage.started_at + wall_offset,
+    )

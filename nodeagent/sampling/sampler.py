@@ -1,0 +1,190 @@
+"""Reads the whole node into one `NodeSnapshot`, cheaply and again and again.
+
+Promises:
+
+1. A snapshot has an observation for every signal; what could not be read is None with its reason. `sample` and
+   `sample_node` never raise, whatever the host's files say.
+2. The clock that stamps the numbers is read before them, so nothing is younger than it says.
+3. Descriptors are bounded (`_KEPT_SHARE` of the process' limit, at most `_KEPT_MOST`) and closed when their cgroup
+   goes, and all by `close`.
+4. What rarely changes (hierarchies, kubepods, disk layout) is looked up again every `_RELOOK_S`, and at once when the
+   pods could not be listed.
+
+One owner: a Sampler is not thread-safe.
+"""
+
+import resource
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Sampling
+from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Pod, PodUsage, PodView
+from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals
+from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.kept import KeptFiles
+
+_RELOOK_S: Final = 60.0
+# A kept cgroup descriptor holds 4.3 KiB of kernel memory (MEASURED, the kernel): two for each of 1,000 pods are
+# 8.6 MiB.
+_KEPT_MOST: Final = 2048
+_KEPT_SHARE: Final = 0.5
+# Cgroups outside kubepods that a report names: the largest of the first two levels.
+_TOP_CGROUPS: Final = 10
+
+
+class Surroundings(NamedTuple):
+    """What rarely changes."""
+
+    hierarchy: cgroup.Hierarchy
+    kubepods: cgroup.Kubepods | None
+    no_kubepods: str
+    layout: filesystems.Layout
+    stall_files: pressure.StallFiles
+    looked_at: float
+
+
+class Sampler:
+    """The node below one host root."""
+
+    def __init__(
+        self,
+        host: Host,
+        config: Sampling,
+        *,
+        node_name: str,
+        boottime: Callable[[], float] | None = None,
+        wall: Callable[[], float] | None = None,
+        statvfs: filesystems.Statvfs | None = None,
+    ) -> None:
+        """`boottime` and `wall` default to the host's clocks, `statvfs` to a direct call, which may hang on a dead
+        mount: a daemon gives one with a deadline."""
+        self._host = host
+        self._config = config
+        self._node_name = node_name
+        self._boottime = boottime or host.boottime
+        self._wall = wall or host.wall
+        self._statvfs = statvfs or host.statvfs
+        self._kept = KeptFiles(host, limit=_kept_limit())
+        self._names = pods.PodNames(host, pod_logs_dir=config.pod_logs_dir)
+        self._around: Surroundings | None = None
+        self._pod_reader: pods.PodReader | None = None
+
+    @property
+    def kept_descriptors(self) -> int:
+        """How many files are held open now."""
+        return len(self._kept)
+
+    def close(self) -> None:
+        """Close every descriptor. A later sample would open them again."""
+        self._kept.close()
+
+    def __enter__(self) -> "Sampler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- samples
+
+    def sample_node(self) -> NodeSnapshot:
+        """Only the node's signals and stalls: no pods, no cgroups."""
+        now = self._boottime()
+        return self._snapshot(self._surroundings(now), now)
+
+    def sample(
+        self,
+        api_pods: Sequence[Pod] | None = None,
+        pods_synced_at: float | None = None,
+        *,
+        fresh: bool = True,
+    ) -> NodeSnapshot:
+        """The whole node.
+
+        `api_pods` are the pods of this node as the API knows them, current at `pods_synced_at`; None: all pods come
+        from the host. With `fresh` every pod is read now; without it a pod that barely moved keeps its last reading
+        (see `PodReader`), with the time of that, which is enough while no threshold is near.
+        """
+        now = self._boottime()
+        around = self._surroundings(now)
+        snapshot = self._snapshot(around, now)
+        usages, notes = self._usages(around, now, snapshot.mem_available.capacity, fresh=fresh)
+        if usages and self._names.reason and api_pods is None:
+            notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
+        return snapshot._replace(
+            pods=self._join(usages, api_pods, snapshot),
+            pods_synced_at=pods_synced_at if api_pods is not None else None,
+            cgroups=self._top_cgroups(around) if fresh else (),
+            notes=snapshot.notes + notes,
+        )
+
+    # --- parts
+
+    def _surroundings(self, now: float) -> Surroundings:
+        around = self._around
+        if around is not None and now - around.looked_at < _RELOOK_S:
+            return around
+        hierarchy = cgroup.detect(self._host)
+        kubepods, missing = cgroup.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
+        layout = filesystems.detect(self._host, self._config, self._statvfs)
+        files = pressure.files(hierarchy, kubepods)
+        if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
+            self._kept.close()
+            self._pod_reader = pods.PodReader(self._host, hierarchy, kubepods, self._kept) if kubepods else None
+        self._around = Surroundings(hierarchy, kubepods, missing, layout, files, now)
+        return self._around
+
+    def _snapshot(self, around: Surroundings, now: float) -> NodeSnapshot:
+        facts = signals.NodeFacts(
+            memory=memory.read(
+                self._host, self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods
+            ),
+            pids=pids.read(self._kept, now=now),
+            disks=filesystems.read(around.layout, self._statvfs),
+            now=now,
+        )
+        stalls, stall_notes = pressure.read(self._kept, around.stall_files, now=now)
+        return NodeSnapshot(
+            node=self._node_name,
+            taken_at=now,
+            wall_time=self._wall(),
+            observations=signals.observe(facts),
+            mem_available=signals.observe_mem_available(facts),
+            memory=facts.memory.node,
+            stalls=stalls,
+            layout=around.layout.kind,
+            notes=self._host.notes + _surrounding_notes(around) + stall_notes,
+        )
+
+    def _usages(
+        self, around: Surroundings, now: float, capacity: int | None, *, fresh: bool
+    ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
+        if self._pod_reader is None:
+            return (), (Note("pods", around.no_kubepods),)
+        try:
+            found = self._pod_reader.find()
+        except Unreadable as error:
+            self._around = None
+            return (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),)
+        self._names.refresh(frozenset(cgroup.uid for cgroup in found), now=now)
+        return self._pod_reader.read(found, now=now, capacity=capacity, names=self._names.containers, fresh=fresh)
+
+    def _join(
+        self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot
+    ) -> tuple[PodView, ...]:
+        offset = snapshot.wall_time - snapshot.taken_at
+        return pods.join(usages, api_pods, names=self._names.pods, wall_offset=offset)
+
+    def _top_cgroups(self, around: Surroundings) -> tuple[CgroupUsage, ...]:
+        return cgroup.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
+
+
+def _surrounding_notes(around: Surroundings) -> tuple[Note, ...]:
+    notes = cgroup.notes(around.hierarchy, around.kubepods)
+    if around.layout.note:
+        notes += (Note("disks", around.layout.note),)
+    return notes
+
+
+def _kept_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _KEPT_MOST if soft == resource.RLIM_INFINITY else min(_KEPT_MOST, int(soft * _KEPT_SHARE))

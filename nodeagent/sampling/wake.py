@@ -1,0 +1,180 @@
+"""Wake-ups: descriptors that become ready when the node may be in trouble.
+
+A wake-up is a hint that makes the loop sample now; only the sample is a verdict. So a spurious one costs a sample, and a
+facility that the host lacks costs latency, never correctness: what could not be opened is a note in the report.
+
+* `pressure_triggers`: PSI (Documentation/accounting/psi.rst). Without CAP_SYS_RESOURCE the kernel allows only windows
+  that are a multiple of 2 s; then the hint comes later but still long before a 10 s poll.
+* `MemoryLevel`: cgroup v1 memory thresholds (Documentation/admin-guide/cgroup-v1/memory.rst, section 9): the kernel
+  wakes us 0.7 ms after usage crosses a level. v2 has nothing like it; there the loop polls by headroom.
+* `TreeWatch`: inotify on cgroup directories and event files: pods coming and going, `memory.events`, `cgroup.events`.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import struct
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from nodeagent.model import Note
+
+PRIVILEGED_TRIGGER: Final = b"some 50000 1000000\0"
+"""50 ms of stall in any 1 s window: on the measured ramps this fires while there is still memory to reclaim."""
+UNPRIVILEGED_TRIGGER: Final = b"some 100000 2000000\0"
+"""The same share of the shortest window that a process without CAP_SYS_RESOURCE may ask for."""
+
+IN_MODIFY: Final = 0x2
+IN_CREATE: Final = 0x100
+IN_DELETE: Final = 0x200
+IN_ONLYDIR: Final = 0x01000000
+_EVENT: Final = struct.Struct("iIII")
+
+
+class Source(NamedTuple):
+    """One descriptor for the loop's epoll."""
+
+    name: str
+    fd: int
+    events: int
+    drain: Callable[[], None]
+    """Takes what is there, so that the descriptor can become ready again."""
+    close: Callable[[], None]
+
+
+def pressure_trigger(path: str) -> Source | Note:
+    """A trigger on one PSI file; a note when the host does not allow it.
+
+    The first event after creation can be spurious (MEASURED.md): it is a hint like any other.
+    """
+    refused = "no such file"
+    for trigger in (PRIVILEGED_TRIGGER, UNPRIVILEGED_TRIGGER):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            refused = error.strerror
+            break
+        try:
+            os.write(fd, trigger)
+        except OSError as error:
+            refused = error.strerror
+            os.close(fd)
+            continue
+        return Source("psi", fd, select.EPOLLPRI, _nothing, lambda: os.close(fd))
+    return Note("wake-ups", f"no PSI trigger on {path}: {refused}")
+
+
+class MemoryLevel:
+    """A cgroup v1 memory threshold that can be moved.
+
+    Promises: at most one level is armed; the kernel wakes for crossings in either direction; moving the level costs three
+    system calls and is skipped for moves that do not matter.
+    """
+
+    IGNORED_MOVE: Final = 1 << 20
+    """Levels closer than this to the armed one are the same: page cache moves the level a little with every sample, and
+    a MiB is a millisecond of the fastest ramp measured."""
+
+    def __init__(self, directory: str, *, name: str = "memcg") -> None:
+        """`directory` is a memory cgroup. Raises OSError where there is no `cgroup.event_control`."""
+        self.name = name
+        self._usage = os.open(f"{directory}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
+        self._control = -1
+        self._eventfd = -1
+        self._armed: int | None = None
+        try:
+            self._control = os.open(f"{directory}/cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
+            # The descriptor that the loop waits for outlives every level: an epoll that holds the kernel's own eventfds.
+            self._epoll = select.epoll()
+        except OSError:
+            self.close()
+            raise
+
+    def source(self) -> Source:
+        return Source(self.name, self._epoll.fileno(), select.EPOLLIN, self._drain, self.close)
+
+    def arm(self, level: int) -> bool:
+        """Wake when the cgroup's usage crosses `level` bytes. True when the level moved."""
+        if self._armed is not None and abs(level - self._armed) < self.IGNORED_MOVE:
+            return False
+        self._disarm()
+        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        os.write(self._control, b"%d %d %d" % (self._eventfd, self._usage, max(0, level)))
+        self._epoll.register(self._eventfd, select.EPOLLIN)
+        self._armed = level
+        return True
+
+    def close(self) -> None:
+        """Disarm and close. Closing twice is harmless."""
+        self._disarm()
+        for fd in (self._usage, self._control):
+            if fd >= 0:
+                os.close(fd)
+        self._usage = self._control = -1
+        if hasattr(self, "_epoll"):
+            self._epoll.close()
+
+    def _disarm(self) -> None:
+        if self._eventfd >= 0:
+            os.close(self._eventfd)  # the kernel drops the threshold, and the epoll its entry, with the last descriptor
+        self._eventfd, self._armed = -1, None
+
+    def _drain(self) -> None:
+        if self._eventfd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._eventfd)
+
+
+class TreeWatch:
+    """inotify on cgroup directories (children made and removed) and on files the kernel notifies (`memory.events`)."""
+
+    def __init__(self) -> None:
+        """Raises OSError when the host has no inotify instance to give."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise _errno()
+        self._watched: dict[str, int] = {}
+
+    def source(self) -> Source:
+        return Source("cgroup", self._fd, select.EPOLLIN, self._drain, lambda: os.close(self._fd))
+
+    def follow(self, directories: set[str], files: set[str]) -> tuple[Note, ...]:
+        """Watch exactly these from now on. Returns what could not be watched; a cgroup that is gone is not worth a note."""
+        wanted = {path: IN_CREATE | IN_DELETE | IN_ONLYDIR for path in directories} | dict.fromkeys(files, IN_MODIFY)
+        for path in self._watched.keys() - wanted.keys():
+            self._libc.inotify_rm_watch(self._fd, self._watched.pop(path))  # fails harmlessly where the cgroup is gone
+        notes = []
+        for path in wanted.keys() - self._watched.keys():
+            watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), wanted[path])
+            if watch >= 0:
+                self._watched[path] = watch
+            elif not isinstance(error := _errno(), FileNotFoundError | NotADirectoryError):
+                notes.append(Note("wake-ups", f"no inotify watch on {path}: {error.strerror}"))
+        return tuple(notes)
+
+    def _drain(self) -> None:
+        gone = set()
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 65536):
+                offset = 0
+                while offset < len(data):
+                    watch, mask, _, length = _EVENT.unpack_from(data, offset)
+                    if mask & IN_IGNORED:
+                        gone.add(watch)
+                    offset += _EVENT.size + length
+        if gone:
+            self._watched = {path: watch for path, watch in self._watched.items() if watch not in gone}
+
+
+IN_IGNORED: Final = 0x8000
+
+
+def _errno() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _nothing() -> None:
+    """PSI triggers are ready again by themselves."""
