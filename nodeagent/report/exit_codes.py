@@ -1,0 +1,54 @@
+"""Exit codes of every command: the one table that `--help`, the README and the code share."""
+
+from typing import Final
+
+from nodeagent.model import SignalState
+
+OK: Final = 0
+SOFT: Final = 1
+HARD: Final = 2
+UNKNOWN: Final = 3
+USAGE: Final = 64
+"""EX_USAGE of sysexits.h: argparse's own 2 would read as `hard`."""
+CONFIG: Final = 78
+"""EX_CONFIG of sysexits.h."""
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells have it."""
+
+TABLE: Final = (
+    (OK, "ok", "every signal with a threshold was read and is above its thresholds"),
+    (SOFT, "soft", "a soft threshold is met, no hard one"),
+    (HARD, "hard", "a hard threshold is met"),
+    (
+        UNKNOWN,
+        "could not tell",
+        "nothing is met, but a signal with a threshold could not be read; or no report could be made",
+    ),
+    (USAGE, "usage", "the command line was wrong"),
+    (CONFIG, "configuration", "the configuration could not be read or is not valid"),
+    (INTERRUPTED, "interrupted", "stopped by Ctrl-C"),
+)
+"""(code, name, meaning). 0 to 3 are what monitoring plugins expect; `config validate` uses 0 valid and 1 not valid."""
+
+_BY_STATE: Final = {
+    SignalState.OK: OK,
+    SignalState.SOFT: SOFT,
+    SignalState.HARD: HARD,
+    SignalState.UNKNOWN: UNKNOWN,
+}
+
+
+def of(state: SignalState) -> int:
+    """The exit code that tells this state."""
+    return _BY_STATE[state]
+
+
+def as_text() -> str:
+    """The table for a help text."""
+    return "\n".join(f"  {code:>3}  {name}: {meaning}" for code, name, meaning in TABLE)
+
+
+def as_markdown() -> str:
+    """The table for the README."""
+    rows = [f"| {code} | {name} | {meaning} |" for code, name, meaning in TABLE]
+    return "\n".join(["| code | name | meaning |", "| --- | --- | --- |", *rows])

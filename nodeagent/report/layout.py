@@ -1,0 +1,374 @@
+"""The report as sections of text: what stands where, before anything is known of colours, widths or terminals.
+
+`text.py` aligns the sections for a pipe, `terminal.py` draws them in colour. Every cell that holds words from outside
+this program (names, paths, messages) has been through `words.harmless`.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    ConditionStatus,
+    MemoryModel,
+    PodSource,
+    RankedPod,
+    Signal,
+    SignalState,
+    SignalVerdict,
+    Stall,
+    Threshold,
+    ThresholdVerdict,
+    Unit,
+)
+from nodeagent.report import document, nodereport, words
+from nodeagent.report.nodereport import Report
+
+CGROUPS_SHOWN: Final = 5
+"""Cgroups outside the pods that are worth a line; JSON has all."""
+
+GOOD: Final = "good"
+WARN: Final = "warn"
+BAD: Final = "bad"
+DIM: Final = "dim"
+STRONG: Final = "strong"
+
+_STATE_STYLE: Final = {
+    SignalState.OK: GOOD,
+    SignalState.SOFT: WARN,
+    SignalState.HARD: BAD,
+    SignalState.UNKNOWN: WARN,
+}
+
+
+class Cell(NamedTuple):
+    """One piece of text and how much it matters."""
+
+    text: str
+    style: str = ""
+    share: float | None = None
+    """Set for a cell that a terminal may draw as a bar: 0 (empty) to 1 (full)."""
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+    """Numbers are aligned to the right."""
+
+
+class Section(NamedTuple):
+    """A table, or only lines when it has no columns."""
+
+    title: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    lines: tuple[Cell, ...] = ()
+    """Printed below the rows."""
+
+
+def sections(report: Report) -> tuple[Section, ...]:
+    """Everything the report says, in reading order. Sections without content are left out."""
+    every = (
+        _head(report),
+        _signals(report),
+        _memory(report),
+        _pressure(report),
+        _conditions(report),
+        _pods(report),
+        _outside(report),
+        _kubelet(report),
+        _notes(report),
+    )
+    return tuple(section for section in every if section.rows or section.lines)
+
+
+# --- head ------------------------------------------------------------------------------------------------------------
+
+
+def summary(report: Report) -> str:
+    """The first line: the worst state, and the numbers behind it, as monitoring plugins do."""
+    worst = nodereport.state(report)
+    node = words.harmless(report.snapshot.node)
+    if worst is SignalState.OK:
+        return f"OK {node}: every signal is above its thresholds"
+    verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
+    causes = [
+        _cause(report, verdict)
+        for verdict in verdicts.values()
+        if verdict.state is worst and (worst is not SignalState.UNKNOWN or nodereport.blind(verdict, verdicts))
+    ]
+    return f"{worst.upper()} {node}: " + "; ".join(causes)
+
+
+def _cause(report: Report, verdict: SignalVerdict) -> str:
+    unit = SIGNAL_TABLE[verdict.signal].unit
+    if verdict.state is SignalState.UNKNOWN:
+        return f"{verdict.signal} is unknown ({words.harmless(verdict.observation.reason)})"
+    nearest = nodereport.nearest(report.snapshot, verdict)
+    if nearest is None:
+        return str(verdict.signal)
+    seen = nodereport.available(report.snapshot, nearest.threshold)
+    room = nodereport.headroom(report.snapshot, nearest)
+    relation = "is below" if room is not None and room < 0 else "has not yet regained its minimum reclaim above"
+    return (
+        f"{verdict.signal} {words.quantity(seen, unit=unit)} {relation} "
+        f"{words.quantity(nearest.value, unit=unit)} ({_tier(nearest.threshold)})"
+    )
+
+
+def _head(report: Report) -> Section:
+    facts = (
+        document.rfc3339(report.snapshot.wall_time),
+        f"mode {report.mode}",
+        f"configuration: {words.harmless(report.config_source)}",
+        f"pods: {words.harmless(report.pods_source)}",
+    )
+    style = _STATE_STYLE[nodereport.state(report)]
+    return Section("", lines=(Cell(summary(report), style), Cell(", ".join(facts), DIM)))
+
+
+# --- the node --------------------------------------------------------------------------------------------------------
+
+
+def _signals(report: Report) -> Section:
+    columns = (
+        Column("SIGNAL"),
+        Column("AVAILABLE", right=True),
+        Column("CAPACITY", right=True),
+        Column("THRESHOLD"),
+        Column("HEADROOM", right=True),
+        Column("STATE"),
+        Column("SOURCE, REASON"),
+    )
+    shared = nodereport.shared_file_systems(report.snapshot)
+    rows: list[tuple[Cell, ...]] = []
+    for verdict in report.plan.signals:
+        rows.extend(_signal_rows(report, verdict, shared.get(verdict.signal)))
+    return Section("SIGNALS", columns, tuple(rows))
+
+
+def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
+    """One row for the signal with its nearest threshold, one more for each further threshold."""
+    nearest = nodereport.nearest(report.snapshot, verdict)
+    thresholds = sorted(verdict.thresholds, key=lambda each: each is not nearest)
+    seen, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
+    share = None if seen.available is None or not seen.capacity else max(0.0, seen.available / seen.capacity)
+    first = thresholds[0] if thresholds else None
+    yield (
+        Cell(str(verdict.signal), STRONG),
+        Cell(words.quantity(seen.available, unit=unit), share=None if same_as else share),
+        Cell(words.quantity(seen.capacity, unit=unit)),
+        *_threshold_cells(report, first, unit),
+        Cell(str(verdict.state), _STATE_STYLE[verdict.state]),
+        Cell(_remark(verdict, first, same_as), DIM),
+    )
+    for further in thresholds[1:]:
+        yield (
+            Cell(""),
+            Cell(""),
+            Cell(""),
+            *_threshold_cells(report, further, unit),
+            Cell("met" if further.met else "", WARN),
+            Cell(words.harmless(further.held_back), DIM),
+        )
+
+
+def _threshold_cells(report: Report, verdict: ThresholdVerdict | None, unit: Unit) -> tuple[Cell, Cell]:
+    if verdict is None:
+        return Cell("none", DIM), Cell("")
+    room = nodereport.headroom(report.snapshot, verdict)
+    style = BAD if room is not None and room < 0 else ""
+    return Cell(_threshold_text(verdict.threshold, verdict.value, unit)), Cell(
+        words.quantity(room, unit=unit, signed=True), style
+    )
+
+
+def _tier(threshold: Threshold) -> str:
+    return "hard" if threshold.hard else f"soft for {words.duration(threshold.grace_period_s)}"
+
+
+def _threshold_text(threshold: Threshold, value: int | None, unit: Unit) -> str:
+    """`hard 300Mi`, `soft for 30s 15% = 2.7Gi, memavailable`."""
+    amount = threshold.value.text
+    if threshold.value.percentage is not None and value is not None:
+        amount += f" = {words.quantity(value, unit=unit)}"
+    if threshold.memory_model is not MemoryModel.WORKING_SET:
+        amount += f", {threshold.memory_model}"
+    return f"{_tier(threshold)} {amount}"
+
+
+def _remark(verdict: SignalVerdict, nearest: ThresholdVerdict | None, same_as: Signal | None) -> str:
+    seen = verdict.observation
+    if seen.available is None:
+        return words.harmless(seen.reason or "could not be read")
+    remarks = [nearest.held_back] if nearest and nearest.held_back else []
+    if verdict.trend and verdict.trend.to_exhaustion_s is not None:
+        remarks.append(f"exhausted in {words.duration(verdict.trend.to_exhaustion_s)}")
+    remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else seen.source)
+    return words.harmless("; ".join(remarks))
+
+
+def _memory(report: Report) -> Section:
+    columns = (Column("MEMORY MODEL"), Column("AVAILABLE", right=True), Column(""))
+    working_set = report.snapshot.observe(Signal.MEMORY)
+    by_kernel = report.snapshot.observe(Signal.MEMORY, MemoryModel.MEM_AVAILABLE)
+    rows = [
+        (Cell(name), Cell(words.quantity(seen.available)), Cell(words.harmless(seen.reason or seen.source), DIM))
+        for name, seen in (("workingset (as the kubelet)", working_set), ("memavailable (the kernel's)", by_kernel))
+    ]
+    memory = report.snapshot.memory
+    if memory is None:
+        return Section("MEMORY", columns, tuple(rows))
+    swap = f"of {words.quantity(memory.swap_total)}" if memory.swap_total else "no swap"
+    rows.append((Cell("swap free"), Cell(words.quantity(memory.swap_free)), Cell(swap, DIM)))
+    for pool in memory.hugepages:
+        if pool.total:
+            told = f"of {pool.total} pages of {words.quantity(pool.page_size)} free; invisible to both models"
+            rows.append((Cell("HugeTLB"), Cell(str(pool.free)), Cell(told, DIM)))
+    return Section("MEMORY", columns, tuple(rows))
+
+
+def _pressure(report: Report) -> Section:
+    columns = (
+        Column("STALL (PSI)"),
+        Column("RESOURCE"),
+        Column("SOME 10s", right=True),
+        Column("60s", right=True),
+        Column("FULL 10s", right=True),
+        Column("60s", right=True),
+    )
+    return Section("PRESSURE", columns, tuple(_stall_row(stall) for stall in report.snapshot.stalls))
+
+
+def _stall_row(stall: Stall) -> tuple[Cell, ...]:
+    shares = (stall.some_avg10, stall.some_avg60, stall.full_avg10, stall.full_avg60)
+    return (
+        Cell(str(stall.scope)),
+        Cell(stall.resource),
+        *(Cell("-" if share is None else f"{share:.2f}%", WARN if share else "") for share in shares),
+    )
+
+
+def _conditions(report: Report) -> Section:
+    columns = (Column("CONDITION"), Column("STATUS"), Column("REASON"), Column("MESSAGE"))
+    styles = {ConditionStatus.TRUE: BAD, ConditionStatus.FALSE: GOOD, ConditionStatus.UNKNOWN: WARN}
+    rows = tuple(
+        (
+            Cell(str(condition.type), STRONG),
+            Cell(str(condition.status), styles[condition.status]),
+            Cell(condition.reason),
+            Cell(words.harmless(condition.message), DIM),
+        )
+        for condition in report.plan.conditions
+    )
+    return Section("CONDITIONS THAT WOULD BE PUBLISHED", columns, rows)
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+def _pods(report: Report) -> Section:
+    ranking, signal = report.plan.ranking, report.plan.ranked_for
+    if not ranking:
+        return Section("PODS", lines=(Cell("No pods on this machine."),))
+    columns = (
+        Column("RANK", right=True),
+        Column("POD"),
+        Column("QOS"),
+        Column("PRIORITY", right=True),
+        Column("USAGE", right=True),
+        Column("REQUEST", right=True),
+        Column("RELIEF", right=True),
+        Column("WHY"),
+    )
+    unit = SIGNAL_TABLE[signal].unit
+    candidates, protected = nodereport.counts(ranking)
+    title = f"PODS IN EVICTION ORDER FOR {signal} ({candidates} candidates, {protected} protected)"
+    rows = tuple(_pod_row(ranked, unit, signal) for ranked in ranking)
+    return Section(title, columns, rows, _pod_legend(report))
+
+
+def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
+    pod = ranked.view.pod
+    protected = bool(ranked.refusals)
+    if protected:
+        why = Cell("protected: " + words.harmless("; ".join(each.message for each in ranked.refusals)), DIM)
+    else:
+        why = Cell(words.harmless("; ".join(key.text for key in ranked.keys)))
+    return (
+        Cell(str(ranked.rank), DIM if protected else STRONG),
+        Cell(words.harmless(pod.key), DIM if protected else STRONG),
+        Cell(str(pod.qos_class)),
+        Cell("-" if pod.priority is None else str(pod.priority)),
+        Cell(words.quantity(ranked.usage, unit=unit)),
+        Cell(_request_text(ranked, unit, signal)),
+        Cell(words.quantity(ranked.relief, unit=unit)),
+        why,
+    )
+
+
+def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:
+    """`-` where the resource has no request, `?` where it is not known, `~` before an estimate."""
+    if unit is not Unit.BYTES:
+        return "-"
+    text = words.quantity(ranked.request, unit=unit)
+    return f"~{text}" if ranked.request and _estimated(ranked, signal) else text
+
+
+def _estimated(ranked: RankedPod, signal: Signal) -> bool:
+    return signal in (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY) and ranked.view.pod.source is PodSource.HOST
+
+
+def _pod_legend(report: Report) -> tuple[Cell, ...]:
+    from_host = sum(ranked.view.pod.source is PodSource.HOST for ranked in report.plan.ranking)
+    lines = [words.harmless(refusal.message) for refusal in report.plan.refusals]
+    if from_host:
+        which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
+        lines.append(
+            f"{which} are known from this host alone: names from the log directory, QoS from the cgroup path, "
+            "requests marked ~ estimated from oom_score_adj; priority and owner unknown."
+        )
+    return tuple(Cell(line, DIM) for line in lines)
+
+
+def _outside(report: Report) -> Section:
+    columns = (Column("CGROUP"), Column("WORKING SET", right=True), Column("PROCESSES", right=True))
+    heaviest = sorted(report.snapshot.cgroups, key=lambda each: -(each.memory_working_set or 0))[:CGROUPS_SHOWN]
+    rows = tuple(
+        (
+            Cell(words.harmless(cgroup.path)),
+            Cell(words.quantity(cgroup.memory_working_set)),
+            Cell(words.quantity(cgroup.process_count, unit=Unit.PIDS)),
+        )
+        for cgroup in heaviest
+    )
+    return Section("OUTSIDE PODS", columns, rows)
+
+
+# --- kubelet and notes -----------------------------------------------------------------------------------------------
+
+
+def _kubelet(report: Report) -> Section:
+    if report.kubelet is None:
+        return Section("KUBELET")
+    columns = (Column("SIGNAL"), Column("KUBELET'S"), Column("OURS"), Column("WHO ACTS FIRST"))
+    styles = {nodereport.OURS_FIRST: GOOD, nodereport.KUBELET_FIRST: BAD}
+    rows = []
+    for each in nodereport.compare(report):
+        unit = SIGNAL_TABLE[each.threshold.signal].unit
+        ours = _threshold_text(each.ours, each.our_value, unit) if each.ours else "none"
+        rows.append(
+            (
+                Cell(str(each.threshold.signal), STRONG),
+                Cell(_threshold_text(each.threshold, each.value, unit)),
+                Cell(ours),
+                Cell(each.verdict, styles.get(each.verdict, WARN)),
+            )
+        )
+    lines = () if rows else (Cell("The kubelet's own eviction is off."),)
+    return Section(f"KUBELET ({words.harmless(report.kubelet.path)})", columns, tuple(rows), lines)
+
+
+def _notes(report: Report) -> Section:
+    lines = tuple(Cell(f"{words.harmless(note.subject)}: {words.harmless(note.message)}") for note in report.notes)
+    return Section("NOTES", lines=lines)

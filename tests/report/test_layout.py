@@ -1,0 +1,131 @@
+from nodeagent.model import Note, PodSource, Refusal, Signal, SignalState
+from nodeagent.report import exit_codes, nodereport, text
+from nodeagent.report.layout import sections
+from nodeagent.report.nodereport import KubeletView, Report
+from tests.report import reports
+from tests.report.reports import MIB
+
+
+def printed(report: Report) -> str:
+    return text.render(sections(report))
+
+
+def row(output: str, start: str) -> str:
+    found = [line for line in output.splitlines() if line.startswith(start)]
+    assert len(found) == 1, output
+    return found[0]
+
+
+def test_the_first_line_tells_the_state_as_monitoring_plugins_do() -> None:
+    assert printed(reports.report()).splitlines()[0] == "OK node-1: every signal is above its thresholds"
+
+
+def test_the_first_line_of_a_node_under_pressure_has_the_numbers_of_the_threshold() -> None:
+    seen = reports.observations()[Signal.MEMORY]._replace(available=239 * MIB)
+    signals = (
+        reports.judged(seen, SignalState.HARD, (reports.HARD_MEMORY._replace(grace_period_s=0.0), 300 * MIB), met=True),
+    )
+    report = reports.report(signals=signals, observations={**reports.observations(), Signal.MEMORY: seen})
+    assert printed(report).splitlines()[0] == "HARD node-1: memory.available 239Mi is below 300Mi (hard)"
+    assert exit_codes.of(nodereport.state(report)) == 2
+
+
+def test_a_signal_shows_its_nearest_threshold_first_and_the_others_below() -> None:
+    lines = printed(reports.report()).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("memory.available"))
+    assert "soft for 30s 300Mi" in lines[at]
+    assert "+1.71Gi" in lines[at]
+    assert "hard 200Mi" in lines[at + 1]
+
+
+def test_an_unknown_signal_says_why() -> None:
+    line = row(printed(reports.report()), "allocatableMemory.available")
+    assert "unknown" in line
+    assert "no kubepods cgroup" in line
+
+
+def test_signals_on_one_file_system_say_so() -> None:
+    assert "same file system as nodefs" in row(printed(reports.report()), "imagefs.available")
+
+
+def test_a_percentage_is_shown_with_what_it_amounts_to() -> None:
+    assert "hard 12% = 2.4Gi" in row(printed(reports.report()), "nodefs.available")
+
+
+def test_a_machine_without_pods_says_so_and_still_reports_the_node() -> None:
+    output = printed(reports.report())
+    assert "No pods on this machine." in output
+    assert "memavailable (the kernel's)" in output
+
+
+def test_candidates_show_their_keys_and_protected_pods_their_reasons() -> None:
+    output = printed(
+        reports.report(
+            pods=(
+                reports.ranked(reports.pod_view("web", working_set=5 * MIB, estimate=64 * MIB), 1),
+                reports.ranked(
+                    reports.pod_view("db", working_set=7 * MIB), 2, refusals=(Refusal("bare", "no controller owns it"),)
+                ),
+            )
+        )
+    )
+    web = next(line for line in output.splitlines() if "default/web" in line)
+    assert "uses 212Mi over its request" in web
+    assert "~64Mi" in web
+    assert "protected: no controller owns it" in next(line for line in output.splitlines() if "default/db" in line)
+    assert "requests marked ~ estimated from oom_score_adj" in output
+    assert "(1 candidates, 1 protected)" in output
+
+
+def test_requests_from_the_api_are_not_marked_as_estimates() -> None:
+    view = reports.pod_view("web", working_set=5 * MIB, source=PodSource.API, estimate=64 * MIB)
+    output = printed(reports.report(pods=(reports.ranked(view, 1),)))
+    assert "~" not in output
+    assert "estimated" not in output
+
+
+def test_a_kubelet_that_acts_first_is_named() -> None:
+    output = printed(
+        reports.report(kubelet=KubeletView("/etc/k.yaml", (reports.SOFT_MEMORY._replace(grace_period_s=0),)))
+    )
+    line = output[output.index("KUBELET (/etc/k.yaml)") :].splitlines()[2]
+    assert line.split("  ")[-1] == "kubelet first"
+
+
+def test_names_from_tenants_cannot_move_the_cursor_or_forge_a_line() -> None:
+    view = reports.pod_view("web", working_set=1)
+    view = view._replace(pod=view.pod._replace(name="\x1b[2J\r\nOK node-1: fine"))
+    output = printed(reports.report(pods=(reports.ranked(view, 1),), notes=(Note("x\x07", "y\x1b]0;t\x07"),)))
+    assert all(line.isprintable() for line in output.splitlines())
+    assert sum(line.startswith("OK node-1") for line in output.splitlines()) == 1
+
+
+def test_columns_are_aligned_and_no_line_ends_in_a_blank() -> None:
+    lines = printed(reports.report()).splitlines()
+    start = lines.index("SIGNALS")
+    header = lines[start + 1]
+    state = header.index("STATE")
+    assert all(line[state - 2 : state] == "  " for line in lines[start + 1 : start + 12] if len(line) > state)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_hard_outranks_soft_outranks_unknown_outranks_ok() -> None:
+    seen = reports.observations()
+    order = [SignalState.OK, SignalState.UNKNOWN, SignalState.SOFT, SignalState.HARD]
+    signals = [Signal.PID, Signal.NODEFS, Signal.IMAGEFS, Signal.MEMORY]
+    for worst in range(len(order)):
+        verdicts = tuple(
+            reports.judged(seen[signal], state, (reports.HARD_NODEFS._replace(signal=signal), 1))
+            for signal, state in list(zip(signals, order, strict=True))[: worst + 1]
+        )
+        assert nodereport.state(reports.report(signals=verdicts)) is order[worst]
+
+
+def test_an_unknown_signal_without_a_threshold_or_implied_by_another_does_not_make_the_node_unknown() -> None:
+    seen = reports.observations()
+    unread = reports.judged(seen[Signal.ALLOCATABLE_MEMORY], SignalState.UNKNOWN, (reports.HARD_ALLOCATABLE, None))
+    memory = reports.judged(seen[Signal.MEMORY], SignalState.OK, (reports.HARD_MEMORY, 1))
+    without = reports.judged(seen[Signal.PID], SignalState.UNKNOWN)
+    assert nodereport.state(reports.report(signals=(memory, unread, without))) is SignalState.OK
+    blind = memory._replace(state=SignalState.UNKNOWN)
+    assert nodereport.state(reports.report(signals=(blind, unread))) is SignalState.UNKNOWN
