@@ -73,7 +73,9 @@ def _kubelet_dir(host: Host, config: Sampling) -> tuple[str, str]:
     place = config.kubelet_dir
     while place != "/" and not host.exists(place):
         place = os.path.dirname(place)
-    remark = "" if place == config.kubelet_dir else f"no {config.kubelet_dir} here: nodefs is where it would be, {place}"
+    remark = (
+        "" if place == config.kubelet_dir else f"no {config.kubelet_dir} here: nodefs is where it would be, {place}"
+    )
     return place, remark
 
 

@@ -246,10 +246,21 @@ class RecordedHost(Host):
             capture = json.loads(self.read("/listing/capture.json"))
             self._wall = float(capture["start"])
             self._uptime = float(self.read("/proc/uptime").split()[0])
-            self._statvfs: dict[str, dict[str, int]] = json.loads(self.read("/listing/statvfs.json"))
+            self._statvfs: dict[str, dict[str, int]] = {}
+            self._statvfs_of = 0
+            self._load_statvfs()
             self._directories = _directories(self._listed(json.loads))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise Unreadable("/listing", 0, f"not a recording we understand: {error!r}") from error
+
+    def _load_statvfs(self) -> None:
+        """Read the numbers again if their file changed, as it does when a test makes the node's disk fill."""
+        changed = os.stat(f"{self.root}/listing/statvfs.json").st_mtime_ns
+        if changed != self._statvfs_of:
+            import json
+
+            self._statvfs = json.loads(self.read("/listing/statvfs.json"))
+            self._statvfs_of = changed
 
     def _listed(self, loads: "object") -> list[str]:
         paths: list[str] = []
@@ -283,6 +294,10 @@ class RecordedHost(Host):
         raise Unreadable("/proc/1/mountinfo", errno.ENOENT, os.strerror(errno.ENOENT))
 
     def statvfs(self, path: str) -> FileSystem:
+        try:
+            self._load_statvfs()
+        except (OSError, ValueError) as error:
+            raise Unreadable(path, 0, f"listing/statvfs.json: {error}") from error
         mounts = self.mounts()
         known = path
         while known not in self._statvfs:

@@ -25,8 +25,9 @@ from nodeagent.sampling.kept import KeptFiles
 from nodeagent.sampling.numbers import count
 from nodeagent.sampling.pressure import some_avg10
 
-_SANDBOX_ADJ: Final = -998
-_GUARANTEED_ADJ: Final = -997
+SANDBOX_ADJ: Final = -998
+"""What the kubelet gives a pod's sandbox (pause) container, and no other."""
+
 # How far a pod may move before its other numbers are read again, and for how long they may be handed out otherwise. The
 # kubelet's own per-pod samples are up to 15 s old (KUBELET-CONTRACT); 1 MiB is 1% of the smallest default threshold.
 _CARRY_S: Final = 10.0
@@ -58,7 +59,7 @@ class ContainerFacts(NamedTuple):
 
 
 def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodCgroup]:
-    """The pod cgroups, in the order of the tree. A QoS directory that vanished has no pods; raises Unreadable only for
+    """The pod cgroups, by path. A QoS directory that vanished has no pods; raises Unreadable only for
     kubepods itself."""
     top = hierarchy.memory or ""
     found: list[PodCgroup] = []
@@ -79,7 +80,7 @@ def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodC
             uid = pod_uid(name)
             if uid is not None:
                 found.append(PodCgroup(uid, qos_class, f"{place}/{name}", inode))
-    return found
+    return sorted(found, key=lambda pod: pod.path)
 
 
 class PodReader:
@@ -232,7 +233,7 @@ class PodReader:
             except Unreadable:
                 continue
             fact = self._container_facts(where, processes, now)
-            if fact.oom_score_adj == _SANDBOX_ADJ or (
+            if fact.oom_score_adj == SANDBOX_ADJ or (
                 fact.oom_score_adj is None and names and identity not in names and len(children) > 1
             ):
                 sandboxes.append(fact)
