@@ -1,9 +1,9 @@
 """Wake-ups: descriptors that become ready when the node may be in trouble.
 
-A wake-up is a hint that makes the loop sample now; only the sample is a verdict. So a spurious one costs a sample, and a
-facility that the host lacks costs latency, never correctness: what could not be opened is a note in the report.
+A wake-up is a hint that makes the loop sample now; only the sample is a verdict. So a spurious one costs a sample, and
+a facility that the host lacks costs latency, never correctness: what could not be opened is a note in the report.
 
-* `pressure_triggers`: PSI (Documentation/accounting/psi.rst). Without CAP_SYS_RESOURCE the kernel allows only windows
+* `pressure_trigger`: PSI (Documentation/accounting/psi.rst). Without CAP_SYS_RESOURCE the kernel allows only windows
   that are a multiple of 2 s; then the hint comes later but still long before a 10 s poll.
 * `MemoryLevel`: cgroup v1 memory thresholds (Documentation/admin-guide/cgroup-v1/memory.rst, section 9): the kernel
   wakes us 0.7 ms after usage crosses a level. v2 has nothing like it; there the loop polls by headroom.
@@ -12,6 +12,7 @@ facility that the host lacks costs latency, never correctness: what could not be
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import struct
@@ -24,11 +25,14 @@ PRIVILEGED_TRIGGER: Final = b"some 50000 1000000\0"
 """50 ms of stall in any 1 s window: on the measured ramps this fires while there is still memory to reclaim."""
 UNPRIVILEGED_TRIGGER: Final = b"some 100000 2000000\0"
 """The same share of the shortest window that a process without CAP_SYS_RESOURCE may ask for."""
+TRIGGERS: Final = (PRIVILEGED_TRIGGER, UNPRIVILEGED_TRIGGER)
 
 IN_MODIFY: Final = 0x2
 IN_CREATE: Final = 0x100
 IN_DELETE: Final = 0x200
 IN_ONLYDIR: Final = 0x01000000
+IN_IGNORED: Final = 0x8000
+"""A watch ended because what it watched is gone."""
 _EVENT: Final = struct.Struct("iIII")
 
 
@@ -43,33 +47,31 @@ class Source(NamedTuple):
     close: Callable[[], None]
 
 
-def pressure_trigger(path: str) -> Source | Note:
-    """A trigger on one PSI file; a note when the host does not allow it.
+def pressure_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> Source | Note:
+    """A trigger on one PSI file, the first of `triggers` that the kernel takes; a note when it takes none.
 
     The first event after creation can be spurious (MEASURED.md): it is a hint like any other.
     """
-    refused = "no such file"
-    for trigger in (PRIVILEGED_TRIGGER, UNPRIVILEGED_TRIGGER):
+    refused = ""
+    for trigger in triggers:
+        fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            refused = error.strerror
-            break
-        try:
             os.write(fd, trigger)
         except OSError as error:
-            refused = error.strerror
-            os.close(fd)
+            refused = os.strerror(error.errno or 0)
+            if fd >= 0:
+                os.close(fd)
             continue
-        return Source("psi", fd, select.EPOLLPRI, _nothing, lambda: os.close(fd))
+        return Source("psi", fd, select.EPOLLPRI, _nothing, functools.partial(os.close, fd))
     return Note("wake-ups", f"no PSI trigger on {path}: {refused}")
 
 
 class MemoryLevel:
     """A cgroup v1 memory threshold that can be moved.
 
-    Promises: at most one level is armed; the kernel wakes for crossings in either direction; moving the level costs three
-    system calls and is skipped for moves that do not matter.
+    Promises: at most one level is armed; the kernel wakes for crossings in either direction; moving the level costs
+    four system calls and is skipped for moves that do not matter.
     """
 
     IGNORED_MOVE: Final = 1 << 20
@@ -83,10 +85,10 @@ class MemoryLevel:
         self._control = -1
         self._eventfd = -1
         self._armed: int | None = None
+        # What the loop waits for outlives every level: an epoll that holds the present level's eventfd.
+        self._epoll = select.epoll()
         try:
             self._control = os.open(f"{directory}/cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
-            # The descriptor that the loop waits for outlives every level: an epoll that holds the kernel's own eventfds.
-            self._epoll = select.epoll()
         except OSError:
             self.close()
             raise
@@ -112,8 +114,7 @@ class MemoryLevel:
             if fd >= 0:
                 os.close(fd)
         self._usage = self._control = -1
-        if hasattr(self, "_epoll"):
-            self._epoll.close()
+        self._epoll.close()
 
     def _disarm(self) -> None:
         if self._eventfd >= 0:
@@ -141,8 +142,8 @@ class TreeWatch:
         return Source("cgroup", self._fd, select.EPOLLIN, self._drain, lambda: os.close(self._fd))
 
     def follow(self, directories: set[str], files: set[str]) -> tuple[Note, ...]:
-        """Watch exactly these from now on. Returns what could not be watched; a cgroup that is gone is not worth a note."""
-        wanted = {path: IN_CREATE | IN_DELETE | IN_ONLYDIR for path in directories} | dict.fromkeys(files, IN_MODIFY)
+        """Watch exactly these from now on. Returns what could not be watched; a cgroup that went is no news."""
+        wanted = dict.fromkeys(directories, IN_CREATE | IN_DELETE | IN_ONLYDIR) | dict.fromkeys(files, IN_MODIFY)
         for path in self._watched.keys() - wanted.keys():
             self._libc.inotify_rm_watch(self._fd, self._watched.pop(path))  # fails harmlessly where the cgroup is gone
         notes = []
@@ -166,9 +167,6 @@ class TreeWatch:
                     offset += _EVENT.size + length
         if gone:
             self._watched = {path: watch for path, watch in self._watched.items() if watch not in gone}
-
-
-IN_IGNORED: Final = 0x8000
 
 
 def _errno() -> OSError:

@@ -1,0 +1,214 @@
+"""The kernel wakes the loop for what it is asked to watch: real thresholds, real pressure, real cgroups."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model import Note
+from nodeagent.sampling import wake
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+MIB = 1 << 20
+
+real_v1 = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK),
+    reason="needs root and a writable cgroup v1 memory hierarchy",
+)
+
+EATER = """
+import sys
+held = []
+for line in sys.stdin:
+    held.append(bytearray(b"x") * (int(line) << 20))
+    print("ate", flush=True)
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    directory = MEMORY / f"nodeagent-test-{uuid.uuid4().hex}"
+    directory.mkdir()
+    yield directory
+    deadline = time.monotonic() + 20
+    while directory.exists():
+        assert time.monotonic() < deadline, f"{directory} stays busy"
+        try:
+            directory.rmdir()
+        except OSError:
+            os.sched_yield()
+
+
+class Eater:
+    """A process in a cgroup that allocates what it is told to."""
+
+    def __init__(self, cgroup: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        (cgroup / "cgroup.procs").write_text(str(self.process.pid))
+
+    def eat(self, mib: int) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{mib}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ate\n"
+
+    def __enter__(self) -> "Eater":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def _ready(source: wake.Source, timeout_s: float) -> bool:
+    with select.epoll() as epoll:
+        epoll.register(source.fd, source.events)
+        ready = bool(epoll.poll(timeout_s))
+    source.drain()
+    return ready
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Path) -> None:
+    level = wake.MemoryLevel(str(cgroup))
+    source = level.source()
+    with Eater(cgroup) as eater:
+        eater.eat(10)
+        assert level.arm(100 * MIB)
+        eater.eat(10)
+        assert not _ready(source, 0.2)
+        eater.eat(120)
+        assert _ready(source, 10)
+        assert not _ready(source, 0), "one crossing is one wake-up"
+    source.close()
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
+    level = wake.MemoryLevel(str(cgroup))
+    source = level.source()
+    with Eater(cgroup) as eater:
+        level.arm(60 * MIB)
+        assert level.arm(200 * MIB)
+        assert not level.arm(200 * MIB + 1000), "a move that does not matter is not made"
+        eater.eat(100)
+        assert not _ready(source, 0.2)
+        eater.eat(150)
+        assert _ready(source, 10)
+    source.close()
+
+
+def test_where_there_is_no_event_control_opening_fails_and_leaks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "memory.usage_in_bytes").write_text("0")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        wake.MemoryLevel(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+THRASHER = """
+import mmap, os, random, sys
+size = 45 << 20
+with open(sys.argv[1], "w+b") as file:
+    for _ in range(45):
+        file.write(os.urandom(1 << 20))
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sys.stdin.readline()
+    pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    pages.madvise(mmap.MADV_RANDOM)
+    while True:
+        pages[random.randrange(size)]
+"""
+ANY_STALL = b"some 2000 2000000\0"
+"""2 ms in 2 s: a limited file reader stalls for about 5% of its time here, and the test must not depend on the disk."""
+
+
+@pytest.mark.real_cgroup
+@real_v1
+@pytest.mark.skipif(not os.access("/proc/pressure/memory", os.W_OK), reason="this kernel has no writable PSI")
+def test_a_stall_of_real_tasks_fires_a_pressure_trigger(cgroup: Path, tmp_path: Path) -> None:
+    source = wake.pressure_trigger("/proc/pressure/memory", triggers=(ANY_STALL,))
+    assert isinstance(source, wake.Source), source
+    (cgroup / "memory.limit_in_bytes").write_text(str(30 * MIB))
+    thrasher = [sys.executable, "-c", THRASHER, str(tmp_path / "thrash")]
+    with select.epoll() as epoll, subprocess.Popen(thrasher, stdin=subprocess.PIPE) as process:
+        epoll.register(source.fd, source.events)
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        epoll.poll(2.5)  # the first event after creation may be spurious
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        fired = epoll.poll(60)
+        process.kill()
+    source.close()
+    assert fired
+    assert fired[0][1] & select.EPOLLPRI
+
+
+def test_the_built_in_trigger_is_taken_by_this_kernel_with_or_without_the_right_to_short_windows() -> None:
+    source = wake.pressure_trigger("/proc/pressure/memory")
+    if isinstance(source, Note):
+        assert not os.access("/proc/pressure/memory", os.W_OK), source
+    else:
+        source.close()
+
+
+def test_a_host_without_psi_is_a_note(tmp_path: Path) -> None:
+    note = wake.pressure_trigger(str(tmp_path / "pressure"))
+    assert isinstance(note, Note)
+    assert "No such file" in note.message
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
+    watch = wake.TreeWatch()
+    source = watch.source()
+    assert watch.follow({str(cgroup)}, set()) == ()
+    assert not _ready(source, 0)
+    (cgroup / "pod1").mkdir()
+    assert _ready(source, 10)
+    (cgroup / "pod1").rmdir()
+    assert _ready(source, 10)
+    assert watch.follow(set(), set()) == ()
+    _ready(source, 0)
+    (cgroup / "pod1").mkdir()
+    assert not _ready(source, 0.1), "what is no longer followed does not wake"
+    (cgroup / "pod1").rmdir()
+    source.close()
+
+
+def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_is_back(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("high 0\n")
+    watch = wake.TreeWatch()
+    source = watch.source()
+    watch.follow(set(), {str(events)})
+    events.write_text("high 1\n")
+    assert _ready(source, 10)
+    events.unlink()
+    _ready(source, 1)
+    events.write_text("high 2\n")
+    _ready(source, 0)
+    watch.follow(set(), {str(events)})
+    events.write_text("high 3\n")
+    assert _ready(source, 10)
+    source.close()
+
+
+def test_following_a_cgroup_that_went_is_no_news(tmp_path: Path) -> None:
+    watch = wake.TreeWatch()
+    assert watch.follow({str(tmp_path / "gone")}, {str(tmp_path / "gone" / "memory.events")}) == ()
+    watch.source().close()
