@@ -1,6 +1,7 @@
 """What a configured amount (a quantity or a percentage) is in whole units, bit for bit as the kubelet reckons it."""
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 from nodeagent.model import Amount
@@ -29,6 +30,7 @@ def resolve(amount: Amount, capacity: int | None) -> int | None:
     return int(product) if product <= LARGEST else None
 
 
+@lru_cache(maxsize=256)
 def as_fraction(percentage: float | None) -> float | None:
     """The float32 that the kubelet stores for a percentage; None when it is no number that a float32 can hold."""
     if percentage is None or not percentage >= 0.0:

@@ -12,7 +12,6 @@ the containers' only for the resources that the pod gives (docs/kubelet-differen
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from nodeagent.model import (
     NO_RESOURCES,
@@ -30,16 +29,30 @@ from nodeagent.model import (
 
 def effective_requests(pod: Pod) -> Resources:
     """What the pod occupies on the node, overhead included. None in a field: nothing asks for that resource."""
-    containers = _aggregate(pod.containers, lambda each: _resized_requests(each, infeasible=pod.resize_infeasible))
-    return _add(_overridden(containers, pod.pod_requests), pod.overhead)
+
+    def field(read: _Field) -> int | None:
+        containers = _together(
+            (each.kind, _resized_request(each, read, infeasible=pod.resize_infeasible)) for each in pod.containers
+        )
+        request = _first_known(read(pod.pod_requests or NO_RESOURCES), containers)
+        overhead = read(pod.overhead)
+        return request if overhead is None else (request or 0) + overhead
+
+    return Resources(field(_cpu), field(_memory), field(_ephemeral_storage))
 
 
 def effective_limits(pod: Pod) -> Resources:
-    """What the pod may use at most, overhead included where there is a limit. Containers without a limit add nothing,
-    so this caps a pod only if all its containers have one. None in a field: not limited."""
-    containers = _aggregate(pod.containers, lambda each: _resized_limits(each, infeasible=pod.resize_infeasible))
-    limits = _overridden(containers, pod.pod_limits)
-    return _combine(limits, pod.overhead, lambda limit, more: limit + more if limit else limit)
+    """What the pod may use at most, overhead included where there is a limit above 0. A container without a limit adds
+    nothing, so this is a ceiling only where all of them have one. None in a field: no limit."""
+
+    def field(read: _Field) -> int | None:
+        containers = _together(
+            (each.kind, _resized_limit(each, read, infeasible=pod.resize_infeasible)) for each in pod.containers
+        )
+        limit = _first_known(read(pod.pod_limits or NO_RESOURCES), containers)
+        return limit + (read(pod.overhead) or 0) if limit else limit
+
+    return Resources(field(_cpu), field(_memory), field(_ephemeral_storage))
 
 
 def ranking_request(view: PodView, *, signal: Signal) -> int | None:
@@ -52,97 +65,94 @@ def ranking_request(view: PodView, *, signal: Signal) -> int | None:
     if facts.unit is not Unit.BYTES:
         return None
     is_memory = facts.resource == "memory"
-    if view.pod.source is PodSource.HOST:
+    pod = view.pod
+    if pod.source is PodSource.HOST:
         return view.usage.memory_request_estimate if is_memory and view.usage is not None else None
-    requests = _overridden(_aggregate(view.pod.containers, allocated_requests), view.pod.pod_requests)
-    request = (requests.memory if is_memory else requests.ephemeral_storage) or 0
-    overhead = (view.pod.overhead.memory if is_memory else view.pod.overhead.ephemeral_storage) or 0
-    return request + overhead if request else 0
+    read = _memory if is_memory else _ephemeral_storage
+    own = None if pod.pod_requests is None else read(pod.pod_requests)
+    if own is None:
+        own = _together([(each.kind, allocated_request(each, read)) for each in pod.containers])
+    return own + (read(pod.overhead) or 0) if own else 0
 
 
-def allocated_requests(container: Container) -> Resources:
-    """What the kubelet has allocated to a container: its spec, except while a resize is under way."""
-    return _overridden(container.requests, container.allocated)
+def container_request(container: Container, *, signal: Signal) -> int | None:
+    """A container's own request for the signal's resource, as allocated. None: it has none, or no such thing exists."""
+    facts = SIGNAL_TABLE[signal]
+    if facts.unit is not Unit.BYTES:
+        return None
+    return allocated_request(container, _memory if facts.resource == "memory" else _ephemeral_storage)
+
+
+_Field = Callable[[Resources], int | None]
+
+
+def _cpu(resources: Resources) -> int | None:
+    return resources.cpu_milli
+
+
+def _memory(resources: Resources) -> int | None:
+    return resources.memory
+
+
+def _ephemeral_storage(resources: Resources) -> int | None:
+    return resources.ephemeral_storage
 
 
 # --- one container ---------------------------------------------------------------------------------------------------
 
 
-def _resized_requests(container: Container, *, infeasible: bool) -> Resources:
+def allocated_request(container: Container, read: _Field) -> int | None:
+    """What the kubelet has allocated to a container: its spec, except while a resize is under way."""
+    if container.allocated is not None:
+        allocated = read(container.allocated)
+        if allocated is not None:
+            return allocated
+    return read(container.requests)
+
+
+def _resized_request(container: Container, read: _Field, *, infeasible: bool) -> int | None:
     """max(spec, allocated, actual); without the spec when the node has refused the resize. An init container that
     runs to completion cannot be resized."""
     reported = [each for each in (container.allocated, container.actual) if each is not None]
     if container.kind is ContainerKind.INIT or not reported:
-        return container.requests
-    return _maximum(reported if infeasible else [container.requests, *reported])
+        return read(container.requests)
+    return _largest([*([] if infeasible else [read(container.requests)]), *(read(each) for each in reported)])
 
 
-def _resized_limits(container: Container, *, infeasible: bool) -> Resources:
+def _resized_limit(container: Container, read: _Field, *, infeasible: bool) -> int | None:
     if container.kind is ContainerKind.INIT or container.actual_limits is None:
-        return container.limits
-    return container.actual_limits if infeasible else _maximum([container.limits, container.actual_limits])
+        return read(container.limits)
+    return _largest([*([] if infeasible else [read(container.limits)]), read(container.actual_limits)])
+
+
+def _largest(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _first_known(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
-def _aggregate(containers: Iterable[Container], of: Callable[[Container], Resources]) -> Resources:
-    """max(containers that run together, peak of the init phase), for each resource.
+def _together(amounts: Iterable[tuple[ContainerKind, int | None]]) -> int | None:
+    """max(what runs together, peak of the init phase); None when no container names an amount.
 
     Init containers start one after the other in the order of the spec, each beside the sidecars started before it;
     sidecars keep running beside the regular containers.
     """
-    together = NO_RESOURCES
-    sidecars = NO_RESOURCES
-    peak = NO_RESOURCES
-    for container in containers:
-        own = of(container)
-        if container.kind is ContainerKind.REGULAR:
-            together = _add(together, own)
-        elif container.kind is ContainerKind.SIDECAR:
-            sidecars = _add(sidecars, own)
-            peak = _maximum([peak, sidecars])
-        else:
-            peak = _maximum([peak, _add(own, sidecars)])
-    return _maximum([_add(together, sidecars), peak])
-
-
-_FIELDS: Final = ("cpu_milli", "memory", "ephemeral_storage")
-
-
-def _combine(a: Resources, b: Resources, how: Callable[[int, int], int]) -> Resources:
-    """Field by field; a resource that only one of the two has is passed through `how` with 0 for the other, unless
-    the result would be 0 for a resource that `a` does not have."""
-    values: list[int | None] = []
-    for field in _FIELDS:
-        left: int | None = getattr(a, field)
-        right: int | None = getattr(b, field)
-        if left is None and right is None:
-            values.append(None)
-        else:
-            value = how(left or 0, right or 0)
-            values.append(None if left is None and value == 0 else value)
-    return Resources(values[0], values[1], values[2], a.others or b.others)
-
-
-def _add(a: Resources, b: Resources) -> Resources:
-    return _combine(a, b, lambda x, y: x + y)
-
-
-def _maximum(each: Iterable[Resources]) -> Resources:
-    result = NO_RESOURCES
-    for resources in each:
-        result = _combine(result, resources, max)
-    return result
-
-
-def _overridden(below: Resources, above: Resources | None) -> Resources:
-    """`above` where it says something, else `below`."""
-    if above is None:
-        return below
-    return Resources(
-        below.cpu_milli if above.cpu_milli is None else above.cpu_milli,
-        below.memory if above.memory is None else above.memory,
-        below.ephemeral_storage if above.ephemeral_storage is None else above.ephemeral_storage,
-        below.others or above.others,
-    )
+    regular = sidecars = peak = 0
+    known = False
+    for kind, amount in amounts:
+        if amount is None:
+            continue
+        known = True
+        if kind is ContainerKind.REGULAR:
+            regular += amount
+        elif kind is ContainerKind.SIDECAR:
+            sidecars += amount
+        elif amount + sidecars > peak:
+            peak = amount + sidecars
+    return max(regular + sidecars, peak) if known else None

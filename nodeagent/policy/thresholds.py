@@ -15,7 +15,7 @@ With `v` its value and `r` its minimum reclaim for the observed capacity, `a` wh
     from      sample                    to                           why
     --------  ------------------------  ---------------------------  -------------------------------------------------
     clear     v > a                     running, first observed now  equality is healthy; g = 0 passes on to `past`
-    running   v > a                     running; past after g        g <= now - first observed
+    running   v > a                     running; past after g        g <= now - first observed, or exhaustion is near
     running   v <= a                    clear                        a grace that is interrupted starts anew
     past      v + r > a                 past                         once past, met until minimum reclaim is regained
     past      v + r <= a                clear
@@ -30,11 +30,13 @@ time that is not known is taken out of the grace. With `ranking.order: kubelet` 
 
 `met` is the level's affair alone: reports and conditions follow it at once. `due` is asked for more, all of it now:
 
-    the grace period is over
+    the grace period is over; or `exhaustionWithin` is set and the trend says that there will be nothing left within it
     the sample is new: read strictly later than the one of the previous judgement
     the stream has given `startup.freshSamples` good samples in a row since the start (`observe_only` starts it anew)
     the stall that it requires is seen (stall.py)
-    the exhaustion that it waits for is near (trend.py)
+
+`exhaustionWithin` is a trigger beside the grace, never beside the level: a ramp towards a level still far away does
+not act, and the same ramp below it does not wait.
 
 A sample is unknown when it says so, and also when it cannot be true: no whole number, negative where nothing can be,
 more available than there is, no or an unbelievable capacity, read too long ago, or read in the future.
@@ -57,7 +59,6 @@ from nodeagent.model import (
     SignalVerdict,
     Threshold,
     ThresholdVerdict,
-    Trend,
 )
 from nodeagent.policy import amounts, stall, trend
 
@@ -373,7 +374,7 @@ def _judge_one(
         return ThresholdVerdict(threshold, value, False, None, False)
     since = now if first is None else min(first + stream.stopped_s, now)
     after.first_observed[key] = since
-    held_back = _still_in_grace(threshold, held_s=elapsed(since, now))
+    held_back = _still_in_grace(threshold, stream, held_s=elapsed(since, now))
     if not held_back:
         after.past_grace.append(key)
         held_back = _held_back(threshold, stream, snapshot=snapshot, now=now, config=config)
@@ -391,10 +392,23 @@ def elapsed(since: float, now: float) -> float:
     return round(now - since, 9)
 
 
-def _still_in_grace(threshold: Threshold, *, held_s: float) -> str:
-    if held_s >= threshold.grace_period_s:
+def _still_in_grace(threshold: Threshold, stream: _Stream, *, held_s: float) -> str:
+    """What a grace period still waits for; empty when it is over, or when waiting would be waiting for the end."""
+    if held_s >= threshold.grace_period_s or _exhausted_soon(threshold, stream):
         return ""
     return f"met for {held_s:.1f}s of its grace period of {threshold.grace_period_s:g}s"
+
+
+def _exhausted_soon(threshold: Threshold, stream: _Stream) -> bool:
+    if threshold.exhaustion_within_s is None:
+        return False
+    heading = trend.estimate(stream.history)
+    return (
+        heading is not None
+        and heading.to_exhaustion_s is not None
+        and heading.to_exhaustion_s <= threshold.exhaustion_within_s
+        and heading.confidence >= TREND_CONFIDENCE
+    )
 
 
 def _held_back(threshold: Threshold, stream: _Stream, *, snapshot: NodeSnapshot, now: float, config: Config) -> str:
@@ -408,20 +422,6 @@ def _held_back(threshold: Threshold, stream: _Stream, *, snapshot: NodeSnapshot,
         key = stall.turn(threshold.require_stall, snapshot, now=now, stale_after_s=config.sampling.stale_after_s)
         if not key.holds:
             return key.reason
-    if threshold.exhaustion_within_s is not None:
-        return _exhaustion_is_far(threshold.exhaustion_within_s, trend.estimate(stream.history))
-    return ""
-
-
-def _exhaustion_is_far(within_s: float, heading: Trend | None) -> str:
-    if heading is None:
-        return "its trend is not known yet"
-    if heading.to_exhaustion_s is None:
-        return f"not being used up, exhaustion within {within_s:g}s is required"
-    if not heading.to_exhaustion_s <= within_s:
-        return f"exhausted in {heading.to_exhaustion_s:.0f}s, within {within_s:g}s is required"
-    if not heading.confidence >= TREND_CONFIDENCE:
-        return f"its trend is not clear: confidence {heading.confidence:.2f}, {TREND_CONFIDENCE:g} is required"
     return ""
 
 
@@ -445,10 +445,7 @@ def _signal_verdict(streams: Mapping[str, _Stream], judged: list[ThresholdVerdic
 
 def _state(streams: Iterable[_Stream], judged: list[ThresholdVerdict]) -> SignalState:
     """By level: a soft threshold that is met shows while its grace still runs."""
-    if any(verdict.met and verdict.threshold.hard for verdict in judged):
-        return SignalState.HARD
-    if any(verdict.met for verdict in judged):
-        return SignalState.SOFT
-    if any(stream.unknown for stream in streams):
-        return SignalState.UNKNOWN
-    return SignalState.OK
+    met = [verdict.threshold.grace_period_s for verdict in judged if verdict.met]
+    if met:
+        return SignalState.HARD if 0.0 in met else SignalState.SOFT
+    return SignalState.UNKNOWN if any(stream.unknown for stream in streams) else SignalState.OK

@@ -1,0 +1,109 @@
+"""Pods over their own local-storage limits: emptyDir sizes, pod and container ephemeral storage.
+
+Off unless `localStorageLimits` is on: a kubelet with local-storage isolation enforces them already. This module only
+finds the violations; whether the pod is protected is protection's affair.
+"""
+
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from nodeagent.model import ContainerKind, ContainerUsage, DiskLayout, DiskUsage, Pod, PodUsage, PodView
+from nodeagent.policy import messages, requests
+
+
+class Limit(enum.StrEnum):
+    """Which limit was exceeded, by the kubelet's names in its metrics."""
+
+    EMPTY_DIR = "emptydirfs.limit"
+    POD = "ephemeralpodfs.limit"
+    CONTAINER = "ephemeralcontainerfs.limit"
+
+
+class Violation(NamedTuple):
+    """A pod over one of its limits."""
+
+    view: PodView
+    limit: Limit
+    used: int
+    """Bytes that are known to be used; what was not measured comes on top."""
+    allowed: int
+    message: str
+    """The kubelet's eviction message."""
+
+
+def violations(views: Iterable[PodView], *, layout: DiskLayout) -> tuple[Violation, ...]:
+    """The first violation of each pod that has one; a pod of which nothing is measured has none.
+
+    Comparisons are strict. A part that was not measured counts as nothing, so a violation is certain.
+    """
+    found = (_first(view, view.usage, layout) for view in views if view.usage is not None)
+    return tuple(violation for violation in found if violation is not None)
+
+
+def _first(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation | None:
+    return _empty_dir(view, usage) or _whole_pod(view, usage) or _container(view, usage, layout)
+
+
+def _empty_dir(view: PodView, usage: PodUsage) -> Violation | None:
+    used_by = {volume.name: volume.used_bytes for volume in usage.volumes}
+    for volume in view.pod.empty_dirs:
+        used, limit = used_by.get(volume.name), volume.size_limit
+        if used is not None and limit is not None and used > limit > 0:
+            message = messages.empty_dir_over_limit(volume.name, limit=limit)
+            return Violation(view, Limit.EMPTY_DIR, used, limit, message)
+    return None
+
+
+def _whole_pod(view: PodView, usage: PodUsage) -> Violation | None:
+    """The kubelet caps the pod at the sum of its containers' limits as soon as one of them has one, so that a limit on
+    a small sidecar evicts the pod for what its unlimited neighbour may well use. Here the sum is a limit only if every
+    container that keeps running has one."""
+    limit = requests.effective_limits(view.pod).ephemeral_storage
+    if limit is None or not _all_limited(view.pod):
+        return None
+    used = pod_ephemeral_storage(usage)
+    if used is None or used <= limit:
+        return None
+    return Violation(view, Limit.POD, used, limit, messages.pod_over_storage_limit(limit=limit))
+
+
+def _container(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation | None:
+    by_name = {each.name: each for each in usage.containers if each.name is not None}
+    by_id = {each.container_id: each for each in usage.containers}
+    for container in view.pod.containers:
+        limit = container.limits.ephemeral_storage
+        measured = by_name.get(container.name) or by_id.get(container.container_id)
+        if container.kind is not ContainerKind.REGULAR or limit is None or measured is None:
+            continue
+        used = _container_storage(measured, layout)
+        if used is not None and used > limit:
+            message = messages.container_over_storage_limit(container.name, limit=limit)
+            return Violation(view, Limit.CONTAINER, used, limit, message)
+    return None
+
+
+def pod_ephemeral_storage(usage: PodUsage) -> int | None:
+    """Writable layers, logs and local volumes of the whole pod, as far as measured; None when nothing is."""
+    return _known_sum(usage.disk.rootfs_bytes, usage.disk.logs_bytes, usage.disk.volumes_bytes)
+
+
+def _container_storage(usage: ContainerUsage, layout: DiskLayout) -> int | None:
+    """Logs, and the writable layer unless that is on an imagefs of its own."""
+    disk: DiskUsage = usage.disk
+    if layout is DiskLayout.DEDICATED_IMAGEFS:
+        return disk.logs_bytes
+    return _known_sum(disk.logs_bytes, disk.rootfs_bytes)
+
+
+def _all_limited(pod: Pod) -> bool:
+    return all(
+        container.limits.ephemeral_storage is not None
+        for container in pod.containers
+        if container.kind is not ContainerKind.INIT
+    )
+
+
+def _known_sum(*parts: int | None) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None

@@ -1,0 +1,284 @@
+"""The words of evictions and conditions: the kubelet's, byte for byte, where we do what a kubelet does; ours elsewhere.
+
+Every message of an eviction ends in a full stop and a space, as the kubelet's do: tools match on them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    Amount,
+    ConditionStatus,
+    ConditionType,
+    ContainerUsage,
+    Observation,
+    Pod,
+    PodView,
+    Signal,
+    SignalVerdict,
+    ThresholdVerdict,
+    Unit,
+)
+from nodeagent.policy import requests
+from nodeagent.policy.figures import figure
+
+EVICTED: Final = "Evicted"
+"""Reason of the pod's event (type Warning) and of the status of a pod that a kubelet evicted."""
+
+THRESHOLD_MET: Final = "EvictionThresholdMet"
+"""Reason of the node's event (type Warning)."""
+
+DISRUPTION_REASON: Final = "TerminationByKubelet"
+"""Reason of the DisruptionTarget condition that a kubelet sets."""
+
+
+class EvictionText(NamedTuple):
+    """What a pod's eviction says."""
+
+    message: str
+    annotations: Mapping[str, str]
+    """Of the pod's event. Empty when nothing is known of what the pod uses."""
+
+
+# --- evictions -------------------------------------------------------------------------------------------------------
+
+
+def eviction(view: PodView, *, verdict: ThresholdVerdict, observation: Observation) -> EvictionText:
+    """The kubelet's message and event annotations for evicting this pod for this threshold.
+
+    `verdict` is the threshold acted on, `observation` the sample it was judged by. Containers that use more than they
+    asked for are named for memory and ephemeral storage, in the order in which usage has them.
+    """
+    signal = verdict.threshold.signal
+    resource = SIGNAL_TABLE[signal].resource
+    message = f"The node was low on resource: {resource}. "
+    if verdict.value is not None and observation.available is not None:
+        threshold = threshold_quantity(verdict.threshold.value, value=verdict.value)
+        message += f"Threshold quantity: {threshold}, available: {available_quantity(observation)}. "
+    usage = view.usage
+    if usage is None:
+        return EvictionText(message, {})
+    annotations: dict[str, str] = {}
+    whole = _pod_request(view.pod, signal)
+    if whole is not None and usage.memory_working_set is not None:
+        used = quantity(usage.memory_working_set)
+        message += _larger(f"Pod {view.pod.name}", used, whole, resource)
+        annotations |= {"offending_pod": view.pod.name or "", "offending_pod_usage": used}
+    named: list[tuple[str, str]] = []
+    for name, used_units, request in _over_request(view, signal):
+        used = quantity(used_units)
+        message += _larger(f"Container {name}", used, request, resource)
+        named.append((name, used))
+    annotations |= {
+        "offending_containers": ",".join(name for name, _ in named),
+        "offending_containers_usage": ",".join(used for _, used in named),
+        "starved_resource": resource,
+    }
+    return EvictionText(message, annotations)
+
+
+def reclaiming(signal: Signal) -> str:
+    """Text of the node's `EvictionThresholdMet` event."""
+    return f"Attempting to reclaim {SIGNAL_TABLE[signal].resource}"
+
+
+def empty_dir_over_limit(volume: str, *, limit: int) -> str:
+    return f'Usage of EmptyDir volume "{volume}" exceeds the limit "{written_quantity(limit)}". '
+
+
+def pod_over_storage_limit(*, limit: int) -> str:
+    return f"Pod ephemeral local storage usage exceeds the total limit of containers {written_quantity(limit)}. "
+
+
+def container_over_storage_limit(container: str, *, limit: int) -> str:
+    return f'Container {container} exceeded its local ephemeral storage limit "{written_quantity(limit)}". '
+
+
+def _larger(who: str, used: str, request: int | None, resource: str) -> str:
+    return (
+        f"{who} was using {used}, request is {written_quantity(request or 0)}, has larger consumption of {resource}. "
+    )
+
+
+def _pod_request(pod: Pod, signal: Signal) -> int | None:
+    """The pod's own memory request; other resources are never told of the whole pod."""
+    if SIGNAL_TABLE[signal].resource != "memory" or pod.pod_requests is None:
+        return None
+    return pod.pod_requests.memory
+
+
+def _over_request(view: PodView, signal: Signal) -> Iterable[tuple[str, int, int | None]]:
+    """(name, usage, request) of each container of the spec that uses more than its own request."""
+    if view.usage is None or SIGNAL_TABLE[signal].unit is not Unit.BYTES:
+        return
+    by_name = {container.name: container for container in view.pod.containers}
+    by_id = {container.container_id: container for container in view.pod.containers if container.container_id}
+    for each in view.usage.containers:
+        container = by_name.get(each.name) if each.name is not None else by_id.get(each.container_id)
+        used = _container_usage(each, signal)
+        if container is None or used is None:
+            continue
+        request = requests.container_request(container, signal=signal)
+        if used > (request or 0):
+            yield container.name, used, request
+
+
+def _container_usage(usage: ContainerUsage, signal: Signal) -> int | None:
+    """Memory working set; or writable layer and logs, where both are known."""
+    if SIGNAL_TABLE[signal].resource == "memory":
+        return usage.memory_working_set
+    if usage.disk.rootfs_bytes is None or usage.disk.logs_bytes is None:
+        return None
+    return usage.disk.rootfs_bytes + usage.disk.logs_bytes
+
+
+# --- quantities in Kubernetes' canonical form ------------------------------------------------------------------------
+
+_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
+
+
+def quantity(amount: int, *, binary: bool = True) -> str:
+    """A whole amount in canonical form: the largest unit that leaves no fraction.
+
+    Binary amounts below 1024 are written as decimal ones are (1000 is `1k`), as apimachinery does.
+    """
+    if binary and abs(amount) >= 1024:
+        mantissa, unit = _factored(amount, 1024)
+        return f"{mantissa}{_BINARY[unit]}"
+    mantissa, unit = _factored(amount, 1000)
+    return f"{mantissa}{_DECIMAL[unit]}"
+
+
+def written_quantity(amount: int) -> str:
+    """An amount from a pod's spec in the form its author most likely wrote it in.
+
+    A quantity keeps its author's format (128M stays `128M`), which bytes alone do not tell. The format with the
+    smaller mantissa is taken: 128000000 is `128M` rather than `125000Ki`, 134217728 is `128Mi`.
+    """
+    binary, decimal = _factored(amount, 1024), _factored(amount, 1000)
+    return quantity(amount, binary=binary[1] > 0 and abs(binary[0]) < abs(decimal[0]))
+
+
+def threshold_quantity(configured: Amount, *, value: int) -> str:
+    """A threshold as the kubelet's messages quote it: a configured quantity in the format it was written in, a
+    percentage as the computed amount, which the kubelet always formats as bytes."""
+    text = configured.text.strip()
+    if configured.quantity is None:
+        return quantity(value)
+    if text.endswith("i"):
+        return quantity(value)
+    if _has_exponent(text):
+        mantissa, unit = _factored(value, 1000)
+        return f"{mantissa}e{3 * unit}" if unit else str(mantissa)
+    return _milli(text) or quantity(value, binary=False)
+
+
+def available_quantity(observation: Observation) -> str:
+    """What was available as the kubelet's messages quote it: bytes in binary units, counts in decimal ones."""
+    assert observation.available is not None
+    return quantity(observation.available, binary=SIGNAL_TABLE[observation.signal].unit is Unit.BYTES)
+
+
+def _factored(amount: int, base: int) -> tuple[int, int]:
+    unit = 0
+    while amount and unit < 6 and amount % base == 0:
+        amount //= base
+        unit += 1
+    return amount, unit
+
+
+def _has_exponent(text: str) -> bool:
+    """`1e3` or `1E3`; a bare `1E` is exa."""
+    head, _, tail = text.replace("E", "e").partition("e")
+    return bool(head) and tail.lstrip("+-").isdigit()
+
+
+def _milli(text: str) -> str:
+    """`1500m` for 1.5: a decimal quantity with a fraction; empty for whole ones and for finer fractions."""
+    number, dot, fraction = text.partition(".")
+    if not dot or not fraction.isdigit() or len(fraction) > 3 or not fraction.strip("0"):
+        return ""
+    return f"{int(number or '0') * 1000 + int(fraction.ljust(3, '0'))}m"
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+
+class ConditionText(NamedTuple):
+    """What a kubelet says of a condition in one of its states."""
+
+    reason: str
+    message: str
+    event: str
+    """Reason of the node's event, type Normal."""
+
+
+KUBELET_CONDITIONS: Final[Mapping[tuple[ConditionType, bool], ConditionText]] = {
+    (ConditionType.MEMORY_PRESSURE, True): ConditionText(
+        "KubeletHasInsufficientMemory", "kubelet has insufficient memory available", "NodeHasInsufficientMemory"
+    ),
+    (ConditionType.MEMORY_PRESSURE, False): ConditionText(
+        "KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory"
+    ),
+    (ConditionType.DISK_PRESSURE, True): ConditionText(
+        "KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"
+    ),
+    (ConditionType.DISK_PRESSURE, False): ConditionText(
+        "KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"
+    ),
+    (ConditionType.PID_PRESSURE, True): ConditionText(
+        "KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID"
+    ),
+    (ConditionType.PID_PRESSURE, False): ConditionText(
+        "KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"
+    ),
+}
+"""By condition and whether it is True."""
+
+REASONS: Final[Mapping[tuple[ConditionType, ConditionStatus], str]] = {
+    (ConditionType.MEMORY_PRESSURE, ConditionStatus.TRUE): "NodeAgentHasInsufficientMemory",
+    (ConditionType.MEMORY_PRESSURE, ConditionStatus.FALSE): "NodeAgentHasSufficientMemory",
+    (ConditionType.MEMORY_PRESSURE, ConditionStatus.UNKNOWN): "NodeAgentCannotReadMemory",
+    (ConditionType.DISK_PRESSURE, ConditionStatus.TRUE): "NodeAgentHasDiskPressure",
+    (ConditionType.DISK_PRESSURE, ConditionStatus.FALSE): "NodeAgentHasNoDiskPressure",
+    (ConditionType.DISK_PRESSURE, ConditionStatus.UNKNOWN): "NodeAgentCannotReadDisk",
+    (ConditionType.PID_PRESSURE, ConditionStatus.TRUE): "NodeAgentHasInsufficientPID",
+    (ConditionType.PID_PRESSURE, ConditionStatus.FALSE): "NodeAgentHasSufficientPID",
+    (ConditionType.PID_PRESSURE, ConditionStatus.UNKNOWN): "NodeAgentCannotReadPID",
+}
+"""Our reasons, so that a reader of the node sees at once whose verdict it is."""
+
+
+def node_status_event(node: str, *, event: str) -> str:
+    """Text of the kubelet's event when a condition changes."""
+    return f"Node {node} status is now: {event}"
+
+
+def condition_message(status: ConditionStatus, verdicts: Sequence[SignalVerdict]) -> str:
+    """Why a condition has this status, with the numbers. `verdicts` are those of its signals that have thresholds."""
+    if not verdicts:
+        return "no threshold is configured"
+    if status is ConditionStatus.TRUE:
+        return "; ".join(_met(verdict) for verdict in verdicts if any(each.met for each in verdict.thresholds))
+    if status is ConditionStatus.UNKNOWN:
+        return "; ".join(f"{each.signal.value} is not known: {each.observation.reason}" for each in verdicts)
+    return "; ".join(_available(each) for each in verdicts if each.observation.available is not None)
+
+
+def _met(verdict: SignalVerdict) -> str:
+    """The most urgent threshold that is met: a hard one, else the highest."""
+    met = [each for each in verdict.thresholds if each.met]
+    worst = max(met, key=lambda each: (each.threshold.hard, each.value or 0))
+    tier = "hard" if worst.threshold.hard else f"soft, {worst.threshold.grace_period_s:g}s"
+    available = verdict.observation.available
+    relation = "below" if available is not None and (worst.value or 0) > available else "not yet clear of"
+    return f"{_available(verdict)}, {relation} {worst.threshold.value.text} ({tier})"
+
+
+def _available(verdict: SignalVerdict) -> str:
+    available = verdict.observation.available
+    if available is None:
+        return f"{verdict.signal.value} is not known"
+    return f"{verdict.signal.value} is {figure(available, SIGNAL_TABLE[verdict.signal].unit)}"
