@@ -1,19 +1,83 @@
 """The configuration as the program uses it: immutable values with sound defaults.
 
 Field names are the YAML keys in snake_case; durations end in `_s` here and are Go durations (`1m30s`) in the file. The
-string under a field is its documentation: `docs/configuration.md` and the JSON Schema are generated from it.
+string under a field is its documentation, and what is `Annotated` to its type bounds its value: the loader, the JSON
+Schema and `docs/configuration.md` all read them here. The file's top level are the keys of `Eviction` and of `Config`.
 
 Keys that exist in KubeletConfiguration have the kubelet's names and meanings. How files become these values is in
 `load.py`; what the values mean for a decision is policy's business.
 """
 
 import enum
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
 
-from nodeagent.model import Amount, Threshold
+from nodeagent.model import Amount, MemoryModel, Signal, StallScope, Threshold
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"
 KIND: Final = "NodeAgentConfiguration"
+
+
+# --- what bounds a value ---------------------------------------------------------------------------------------------
+
+
+class Range(NamedTuple):
+    """Smallest and largest number; seconds for a duration."""
+
+    minimum: float
+    maximum: float
+
+
+class OneOf(NamedTuple):
+    """The words that a string may be."""
+
+    words: tuple[str, ...]
+
+
+class Shape(NamedTuple):
+    """The form of a string."""
+
+    pattern: str
+    says: str
+    """For messages: `must be ...`."""
+
+
+class Mark(enum.Enum):
+    DERIVED = "derived"
+    """Not a key of the file."""
+    WHOLE_SECONDS = "whole seconds"
+    """A plain number of seconds in the file, as the kubelet has it, although all other durations have units."""
+    NOT_EMPTY = "not empty"
+
+
+class AmountRule(enum.Enum):
+    """What an amount is for, which decides what zero and more than all mean."""
+
+    THRESHOLD = "threshold"
+    """Above zero; a percentage from 0% to 100%."""
+    RECLAIM = "minimum reclaim"
+    """A quantity may be 0, a percentage must be above 0% and may be above 100%."""
+    SHARE = "share"
+    """A quantity may be 0, a percentage is from 0% to 100%."""
+
+
+LONGEST_S: Final = 31_536_000.0
+"""A year: no duration of the agent makes sense above it, and a slip such as 300h for 300m still passes."""
+ANY_DURATION: Final = Range(0, LONGEST_S)
+SOME_DURATION: Final = Range(0.001, LONGEST_S)
+SHARE: Final = Range(0, 1)
+COUNT: Final = Range(1, 100_000)
+DNS_LABEL: Final = Shape(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower-case letters, digits and '-'")
+NODE_NAME: Final = Shape(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?", "a node name: lower-case letters, digits, '-' and '.'"
+)
+DIRECTORY: Final = Shape(r"/[^\x00-\x1f]*", "an absolute path")
+DIRECTORY_OR_NONE: Final = Shape(r"(/[^\x00-\x1f]*)?", "an absolute path, or empty")
+FILE_OR_NONE: Final = Shape(r"[^\x00-\x1f]*", "a path")
+SELECTOR: Final = Shape(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?(=[^\x00-\x1f]*)?", "`key` or `key=value`")
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
 
 
 class Mode(enum.StrEnum):
@@ -51,11 +115,11 @@ class RankingKey(enum.StrEnum):
     POD_DELETION_COST = "podDeletionCost"
     AGE = "age"
     DUPLICATE_ON_NODE = "duplicateOnNode"
-    RESTART_COUNT = "restartCount"
+    RESTART_COUNT = "restartCost"
 
 
 class Ranking(NamedTuple):
-    order: tuple[RankingKey, ...] = (
+    order: Annotated[tuple[RankingKey, ...], Mark.NOT_EMPTY] = (
         RankingKey.QOS,
         RankingKey.EXCEEDS_REQUEST,
         RankingKey.PRIORITY,
@@ -63,48 +127,47 @@ class Ranking(NamedTuple):
     )
     """Keys that put pods in eviction order, most significant first. `kubelet` instead of a list gives the kubelet's own
     order for each resource."""
-    kubelet: bool = False
+    kubelet: Annotated[bool, Mark.DERIVED] = False
     """Set by `order: kubelet`; not a key of its own."""
 
 
 class Relief(NamedTuple):
-    minimum_relief: Amount = Amount(None, 1.0, "1%")
+    minimum_relief: Annotated[Amount, AmountRule.SHARE] = Amount(None, 1.0, "1%")
     """A pod whose eviction frees less than this share of the deficit (or this quantity) is never chosen for being
     first in rank."""
-    max_victims: int = 5
+    max_victims: Annotated[int, Range(1, 1000)] = 5
     """Most pods that one hard decision evicts at once. The soft tier always takes one and looks again."""
     on_futile: OnFutile = OnFutile.STOP
     """Hard tier only: what to do when all candidates together cannot clear the deficit. `stop` evicts nobody and
-    reports where the
-    resource is; `evict` takes them anyway. The soft tier always stops."""
-    failures_before_stop: int = 3
+    reports where the resource is; `evict` takes them anyway. The soft tier always stops."""
+    failures_before_stop: Annotated[int, COUNT] = 3
     """After this many evictions in a row whose measured relief was less than half of the predicted one, stop and
     alarm."""
-    failure_memory_s: float = 600.0
+    failure_memory_s: Annotated[float, ANY_DURATION] = 600.0
     """How long such failures are held against the resource."""
 
 
 class Damping(NamedTuple):
     """Flap damping of the published conditions, after RFC 2439."""
 
-    penalty: float = 1000.0
+    penalty: Annotated[float, Range(1, 1_000_000)] = 1000.0
     """Added each time a condition goes from False to True."""
-    suppress_above: float = 2000.0
+    suppress_above: Annotated[float, Range(1, 1_000_000)] = 2000.0
     """While the penalty is above this, a True condition is held."""
-    release_below: float = 750.0
+    release_below: Annotated[float, Range(1, 1_000_000)] = 750.0
     """A held condition is released when its penalty has decayed below this."""
-    half_life_s: float = 300.0
+    half_life_s: Annotated[float, SOME_DURATION] = 300.0
     """The penalty halves in this time."""
-    max_hold_s: float = 1800.0
+    max_hold_s: Annotated[float, ANY_DURATION] = 1800.0
     """No condition is held longer than this after it was last observed."""
-    jitter: float = 0.1
+    jitter: Annotated[float, SHARE] = 0.1
     """A release is delayed by up to this share of the transition period, so that a fleet does not release at once."""
-    max_transitions_per_hour: int = 12
+    max_transitions_per_hour: Annotated[int, COUNT] = 12
     """Bound on changes of one condition, whatever the signal does; a change to True is never refused by it."""
 
 
 class Startup(NamedTuple):
-    fresh_samples: int = 3
+    fresh_samples: Annotated[int, COUNT] = 3
     """After a start or a change of configuration only observe until this many samples in a row were complete."""
 
 
@@ -115,21 +178,21 @@ class Protection(NamedTuple):
 
     daemon_sets: bool = True
     """Protect pods owned by a DaemonSet."""
-    namespaces: tuple[str, ...] = ("kube-system",)
+    namespaces: Annotated[tuple[str, ...], DNS_LABEL] = ("kube-system",)
     """Protect every pod in these namespaces."""
     bare_pods: bool = True
     """Protect pods that no controller would bring back."""
     node_bound: bool = True
     """Protect pods that could only come back to this very node."""
-    minimum_age_s: float = 60.0
+    minimum_age_s: Annotated[float, ANY_DURATION] = 60.0
     """Protect pods younger than this."""
     disruption_budgets: bool = True
     """Soft tier: protect pods whose PodDisruptionBudget allows no disruption now."""
-    labels: tuple[str, ...] = ()
+    labels: Annotated[tuple[str, ...], SELECTOR] = ()
     """Protect pods with any of these labels: `key` or `key=value`."""
-    annotations: tuple[str, ...] = ()
+    annotations: Annotated[tuple[str, ...], SELECTOR] = ()
     """Protect pods with any of these annotations: `key` or `key=value`."""
-    trusted_namespaces: tuple[str, ...] = ()
+    trusted_namespaces: Annotated[tuple[str, ...], DNS_LABEL] = ()
     """Namespaces whose pods may say `nodeagent.io/evict: never|prefer|avoid`; elsewhere, and in the hard tier, it is
     ignored."""
     unknown_pods: bool = True
@@ -139,8 +202,10 @@ class Protection(NamedTuple):
 class Bucket(NamedTuple):
     """A token bucket: `burst` evictions at once, refilled at `per_hour`."""
 
-    burst: int
-    per_hour: float
+    burst: Annotated[int, COUNT]
+    """Most evictions at once."""
+    per_hour: Annotated[float, Range(0, 100_000)]
+    """Evictions that become possible again in an hour."""
 
 
 class Budgets(NamedTuple):
@@ -152,14 +217,14 @@ class Budgets(NamedTuple):
     """Evictions of one owner's pods (Deployment's ReplicaSet, StatefulSet, Job)."""
     signal: Bucket = Bucket(5, 30.0)
     """Evictions for one signal."""
-    owner_backoff_s: float = 60.0
+    owner_backoff_s: Annotated[float, ANY_DURATION] = 60.0
     """After an eviction its owner's other pods are spared this long; doubled each time."""
-    owner_backoff_max_s: float = 1800.0
+    owner_backoff_max_s: Annotated[float, ANY_DURATION] = 1800.0
     """Longest such back-off; forgotten after twice this time without an eviction."""
 
 
 class Escalation(NamedTuple):
-    hard_grace_period_s: float = 1.0
+    hard_grace_period_s: Annotated[float, Range(1, LONGEST_S)] = 1.0
     """Grace asked for in the hard tier. The kubelet uses at least 1 s."""
     on_blocked: OnBlocked = OnBlocked.WAIT
     """Hard tier: what to do with a victim whose PodDisruptionBudget refuses: `wait` and take the next one, or
@@ -174,56 +239,136 @@ class Conditions(NamedTuple):
     once, `off` never."""
     own: bool = True
     """Publish NodeAgentMemoryPressure, NodeAgentDiskPressure and NodeAgentPIDPressure, which no kubelet touches."""
-    heartbeat_s: float = 300.0
+    heartbeat_s: Annotated[float, Range(1, LONGEST_S)] = 300.0
     """How often unchanged conditions are written again."""
 
 
 class Sampling(NamedTuple):
-    interval_s: float = 1.0
+    interval_s: Annotated[float, Range(0.02, 60)] = 1.0
     """Time between samples while no threshold is near."""
-    cgroup_root: str = ""
+    cgroup_root: Annotated[str, DIRECTORY_OR_NONE] = ""
     """Cgroup that holds `kubepods`, as the kubelet's cgroupRoot; found by itself when empty."""
-    kubelet_dir: str = "/var/lib/kubelet"
+    kubelet_dir: Annotated[str, DIRECTORY] = "/var/lib/kubelet"
     """The kubelet's root directory: nodefs is its file system."""
-    image_dir: str = ""
+    image_dir: Annotated[str, DIRECTORY_OR_NONE] = ""
     """The runtime's image store: imagefs is its file system; found by itself when empty (containerd, CRI-O)."""
-    pod_logs_dir: str = "/var/log/pods"
+    pod_logs_dir: Annotated[str, DIRECTORY] = "/var/log/pods"
     """Where the kubelet keeps pod logs."""
-    stale_after_s: float = 30.0
+    stale_after_s: Annotated[float, SOME_DURATION] = 30.0
     """A sample or a view of the pods older than this is unknown, and unknown is never pressure."""
 
 
 class Cluster(NamedTuple):
-    kubeconfig: str = ""
-    """Kubeconfig file; when empty: $KUBECONFIG, the pod's service account, ~/.kube/config."""
-    request_timeout_s: float = 5.0
+    kubeconfig: Annotated[str, FILE_OR_NONE] = ""
+    """Kubeconfig file; --kubeconfig and $KUBECONFIG replace it. When empty: the pod's service account,
+    ~/.kube/config."""
+    request_timeout_s: Annotated[float, Range(0.05, 300)] = 5.0
     """Deadline of one API request."""
-    pods_max_age_s: float = 120.0
+    pods_max_age_s: Annotated[float, SOME_DURATION] = 120.0
     """When the view of the pods is older, nobody is evicted until it is fresh again."""
 
 
 class Logging(NamedTuple):
-    level: str = "info"
+    level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
     """debug, info, warning or error."""
-    format: str = "auto"
+    format: Annotated[str, OneOf(("auto", "json", "console"))] = "auto"
     """`json`, `console`, or `auto`: console on a terminal, JSON elsewhere."""
+
+
+class RequireStall(NamedTuple):
+    at_least: Annotated[float, Range(0, 100)]
+    """Percent of wall time stalled."""
+    scope: StallScope = StallScope.NODE
+    """Whose stall: the whole `node`, `kubepods` (all pods), or `system` (everything else)."""
+    resource: Annotated[str, OneOf(("memory", "io"))] = "memory"
+    """Stalled on what. CPU pressure is never used."""
+    kind: Annotated[str, OneOf(("some", "full"))] = "some"
+    """`some`: at least one task waits. `full`: all do."""
+    window: Annotated[str, OneOf(("avg10", "avg60"))] = "avg10"
+    """The kernel's average over 10 or 60 seconds."""
+
+
+class Refinement(NamedTuple):
+    memory_model: MemoryModel | None = None
+    """Only for memory.available: `workingset` (as the kubelet, the default) or `memavailable` (the kernel's own
+    estimate)."""
+    require_stall: RequireStall | None = None
+    """A second key: the threshold acts only while this pressure stall (PSI) is seen as well. A stall alone never
+    acts."""
+    exhaustion_within_s: Annotated[float | None, SOME_DURATION] = None
+    """Soft thresholds only: act without waiting for the grace period when the trend says that the resource is exhausted
+    within this time."""
+
+
+class SignalRefinement(NamedTuple):
+    memory_model: MemoryModel | None = None
+    """Only for memory.available: `workingset` (as the kubelet, the default) or `memavailable` (the kernel's own
+    estimate)."""
+    require_stall: RequireStall | None = None
+    """A second key: the thresholds act only while this pressure stall (PSI) is seen as well. A stall alone never
+    acts."""
+    exhaustion_within_s: Annotated[float | None, SOME_DURATION] = None
+    """Soft thresholds: also met when the trend says that the resource is exhausted within this time."""
+    hard: Refinement = Refinement()
+    """Replaces the keys above for the signal's hard threshold."""
+    soft: Refinement = Refinement()
+    """Replaces the keys above for the signal's soft threshold."""
+
+
+class Eviction(NamedTuple):
+    """The keys from which `Config.thresholds` is made, as the file has them; the kubelet's names and meanings."""
+
+    eviction_hard: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
+    """Thresholds that act at once: a quantity (`200Mi`) or a percentage of the capacity (`12%`) of what must stay
+    available. Setting this or evictionSoft drops the built-in thresholds of both maps. `0%` and `100%` switch a signal
+    off."""
+    eviction_soft: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
+    """Thresholds that act when they were met for their grace period."""
+    eviction_soft_grace_period: Annotated[Mapping[Signal, float], ANY_DURATION] = {}
+    """How long each soft threshold must be met before it acts; every one needs an entry. With `0s` it is a hard one."""
+    eviction_minimum_reclaim: Annotated[Mapping[Signal, Amount], AmountRule.RECLAIM] = {}
+    """How far above its threshold a signal must rise before the threshold is no longer met: a quantity or a percentage
+    of the capacity."""
+    merge_default_eviction_settings: bool = False
+    """Add nodeagent's built-in hard thresholds for the signals that evictionHard does not name."""
+    enforce_node_allocatable: Annotated[
+        tuple[str, ...],
+        OneOf(
+            (
+                "pods",
+                "system-reserved",
+                "system-reserved-compressible",
+                "kube-reserved",
+                "kube-reserved-compressible",
+                "none",
+            )
+        ),
+    ] = ("pods",)
+    """As the kubelet has it. With `pods` every hard memory.available threshold also guards
+    allocatableMemory.available."""
+    signals: Mapping[Signal, SignalRefinement] = {}
+    """What the kubelet's keys cannot say, for each signal."""
 
 
 class Config(NamedTuple):
     mode: Mode = Mode.DRY_RUN
-    """`dry-run` decides and tells, `enforce` acts."""
-    node_name: str = ""
-    """Name of this node's object; when empty: --node-name, $NODE_NAME, the hostname, this host's addresses."""
-    thresholds: tuple[Threshold, ...] = ()
+    """`dry-run` decides and tells, `enforce` acts. --mode and $NODEAGENT_MODE replace it."""
+    node_name: Annotated[str, NODE_NAME] = ""
+    """Name of this node's object; --node-name and $NODE_NAME replace it. When empty: the hostname, this host's
+    addresses."""
+    thresholds: Annotated[tuple[Threshold, ...], Mark.DERIVED] = ()
     """Made from evictionHard, evictionSoft, evictionSoftGracePeriod, evictionMinimumReclaim and `signals`."""
-    eviction_pressure_transition_period_s: float = 300.0
+    eviction_pressure_transition_period_s: Annotated[float, ANY_DURATION] = 300.0
     """How long a condition stays True after pressure was last seen. 0s means 5m, as in the kubelet."""
-    eviction_max_pod_grace_period_s: float = 30.0
+    eviction_max_pod_grace_period_s: Annotated[float, Range(0, 86_400), Mark.WHOLE_SECONDS] = 30.0
     """Soft tier: longest grace a pod gets, in whole seconds; its own terminationGracePeriodSeconds if that is
     shorter."""
-    enforce_node_allocatable: bool = True
+    enforce_node_allocatable: Annotated[bool, Mark.DERIVED] = True
     """The kubelet's enforceNodeAllocatable contains `pods`: hard memory.available also guards
     allocatableMemory.available."""
+    local_storage_limits: bool = False
+    """Evict pods that exceed their own local-storage limits (emptyDir sizeLimit, ephemeral-storage limits). A kubelet
+    does this by itself; set it only where localStorageCapacityIsolation is off."""
     ranking: Ranking = Ranking()
     relief: Relief = Relief()
     damping: Damping = Damping()
@@ -235,5 +380,5 @@ class Config(NamedTuple):
     sampling: Sampling = Sampling()
     cluster: Cluster = Cluster()
     logging: Logging = Logging()
-    state_dir: str = "/run/nodeagent"
+    state_dir: Annotated[str, DIRECTORY] = "/run/nodeagent"
     """Where state that must survive a restart is kept."""

@@ -1,0 +1,83 @@
+"""Threshold values as the kubelet reads them: a quantity, or a percentage of a capacity.
+
+The rules are the kubelet's (thresholds and minimum reclaim differ in what zero means). Percentages pass through 32 bit
+floating point there, which decides at the edges (`100.000001%` is 100%), so they do here.
+"""
+
+import struct
+from typing import Final
+
+from nodeagent.config.quantity import MAX_QUANTITY, parse_quantity
+from nodeagent.config.schema import AmountRule
+from nodeagent.model import Amount
+
+DROPPED: Final = ("0%", "100%")
+"""Thresholds written exactly so are no thresholds at all: how a kubelet's default is switched off."""
+
+_DIGITS: Final = "0123456789"
+
+
+def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amount:
+    """The amount. Raises ValueError that says what is wrong with the text."""
+    if text.endswith("%"):
+        return Amount(None, _percentage(text, rule=rule), text)
+    count = parse_quantity(text)
+    if count < 0:
+        raise ValueError("it is negative")
+    if count == 0 and rule is AmountRule.THRESHOLD:
+        raise ValueError('it is zero: a threshold must be above zero (write "0%" to have none)')
+    if count == MAX_QUANTITY:
+        raise ValueError("it is larger than 64 bits can hold")
+    return Amount(count, None, text)
+
+
+def single(value: float) -> float:
+    """`value` as a 32 bit floating point number holds it."""
+    number: float = struct.unpack("f", struct.pack("f", value))[0]
+    return number
+
+
+def resolve(amount: Amount, *, capacity: int | None) -> int | None:
+    """Bytes, inodes or PIDs. None: a percentage of a capacity that is not known.
+
+    trunc(capacity * float32(p / 100)), as the kubelet reckons (70% of 1000 is 699).
+    """
+    if amount.percentage is None:
+        return amount.quantity
+    if capacity is None:
+        return None
+    return int(capacity * single(single(amount.percentage) / single(100)))
+
+
+def _percentage(text: str, *, rule: AmountRule) -> float:
+    number = text[:-1]
+    if not _is_number(number):
+        raise ValueError(f"{number!r} is not a plain number")
+    value = float(number)
+    try:
+        share = single(single(value) / 100)
+    except OverflowError:
+        raise ValueError("the percentage is too large") from None
+    if share < 0:
+        raise ValueError("the percentage is negative")
+    if share > 1 and rule is not AmountRule.RECLAIM:
+        raise ValueError("the percentage is above 100%")
+    if share <= 0 and rule is AmountRule.RECLAIM:
+        raise ValueError(
+            "the percentage must be above 0% (leave the entry out to reclaim nothing beyond the threshold)"
+        )
+    return abs(value)
+
+
+def _is_number(text: str) -> bool:
+    """ASCII digits with sign, dot and exponent: what Go's ParseFloat takes, without inf, nan and hexadecimal."""
+    mantissa, marker, exponent = text.lower().partition("e")
+    whole, _, fraction = _unsigned(mantissa).partition(".")
+    if (whole + fraction).strip(_DIGITS) or not whole + fraction:
+        return False
+    exponent = _unsigned(exponent)
+    return not marker or (exponent != "" and not exponent.strip(_DIGITS))
+
+
+def _unsigned(text: str) -> str:
+    return text[1:] if text[:1] in ("+", "-") else text

@@ -1,0 +1,293 @@
+"""Nodes of a file to values of the schema, with every error that there is.
+
+Promises: nothing here stops at the first error; what is wrong is left at its default, so that the rest can be judged;
+and every value that the file sets has its origin. Whether the values fit together is `load.py`'s business.
+"""
+
+import enum
+import math
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from nodeagent.config import keys
+from nodeagent.config.amount import parse_amount
+from nodeagent.config.document import Node
+from nodeagent.config.duration import format_duration, parse_duration
+from nodeagent.config.keys import Key
+from nodeagent.config.problems import Origin, Problem
+from nodeagent.config.schema import AmountRule, Mark, OneOf, Range, Ranking, RankingKey, Shape
+from nodeagent.model import Amount, Signal
+
+MAX_SHOWN: Final = 60
+"""Characters of the user's text that a message repeats."""
+
+_BAD: Final = object()
+_KUBELET: Final = "kubelet"
+_INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
+_NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
+_KINDS: Final = {
+    "map": "a map",
+    "seq": "a list",
+    "null": "nothing",
+    "str": "text",
+    "int": "a number",
+    "float": "a number",
+}
+
+
+class Reader:
+    """Collects what reading a file yields beside the values."""
+
+    __slots__ = ("file", "origins", "problems")
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self.origins: dict[str, Origin] = {}
+
+    def origin(self, node: Node) -> Origin:
+        return Origin(self.file, node.line, node.column)
+
+    def complain(self, node: Node, path: str, message: str, mend: str = "") -> None:
+        self.problems.append(Problem(self.origin(node), path, message, mend))
+
+
+def read_keys(
+    reader: Reader, node: Node, path: str, wanted: Iterable[Key], *, besides: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Field -> value for each of the keys that the map sets and sets rightly. `besides` are keys read elsewhere."""
+    by_name = {key.name: key for key in wanted}
+    values: dict[str, Any] = {}
+    seen: set[str] = set()
+    for name, key_node, value in entries(reader, node, path):
+        here = join(path, name)
+        key = by_name.get(name)
+        seen.add(name)
+        if key is not None:
+            found = _read(reader, value, here, key, key.type)
+            if found is not _BAD:
+                values[key.field] = found
+        elif name not in besides:
+            reader.complain(key_node, here, "unknown key", suggest(name, [*by_name, *besides]))
+    for key in by_name.values():
+        if key.required and key.name not in seen:
+            reader.complain(node, join(path, key.name), "is missing", f"add `{key.name}:`")
+    return values
+
+
+def entries(reader: Reader, node: Node, path: str) -> Iterator[tuple[str, Node, Node]]:
+    """The map's entries, each name once. Complains of names that come twice or are no names."""
+    first: dict[str, Node] = {}
+    for key, value in node.items:
+        if key.tag in ("map", "seq"):
+            reader.complain(key, path, "a key that is not a name", "keys are plain words")
+        elif key.tag == "merge":
+            reader.complain(key, path, "merge keys (<<) are not supported", "write the keys out")
+        elif key.text in first:
+            line = first[key.text].line
+            reader.complain(key, join(path, shown(key.text, quote="")), f"is set already in line {line}", "keep one")
+        else:
+            first[key.text] = key
+            yield key.text, key, value
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def shown(text: str, *, quote: str = '"') -> str:
+    """The user's text, short and printable."""
+    printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_SHOWN])
+    return f"{quote}{printable}{'...' if len(text) > MAX_SHOWN else ''}{quote}"
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """A mend for an unknown word."""
+    import difflib
+
+    by_folded = {name.casefold(): name for name in known}
+    folded = word.replace("_", "").replace("-", "").casefold()
+    near = difflib.get_close_matches(folded[:MAX_SHOWN], list(by_folded), n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{by_folded[near[0]]}`?"
+    return f"known: {', '.join(known)}"
+
+
+def _read(reader: Reader, node: Node, path: str, key: Key, type_: Any) -> Any:
+    """The value, or _BAD after a complaint."""
+    if node.tag == "null" and (keys.is_section(type_) or typing.get_origin(type_) is Mapping or key.optional):
+        return _BAD  # `evictionSoft:` with nothing behind it is as if it were not there, in a kubelet as well
+    if keys.is_section(type_) and type_ is not Amount:
+        return _read_section(reader, node, path, type_, base=key.default if isinstance(key.default, type_) else None)
+    origin: Any = typing.get_origin(type_)
+    if origin is Mapping:
+        return _read_signals(reader, node, path, key, typing.get_args(type_)[1])
+    if origin is tuple:
+        return _read_list(reader, node, path, key, typing.get_args(type_)[0])
+    reader.origins[path] = reader.origin(node)
+    if node.tag in ("map", "seq", "null"):
+        reader.complain(node, path, f"is {_KINDS[node.tag]}", f"must be {describe(key, type_)}")
+        return _BAD
+    try:
+        return _scalar(node, key, type_)
+    except ValueError as error:
+        reader.complain(node, path, f"{shown(node.text)}: {error}", _mend(key, type_))
+        return _BAD
+
+
+def _read_section(reader: Reader, node: Node, path: str, section: Any, *, base: Any) -> Any:
+    """The section; what the file leaves out is as in `base`, or the schema's defaults when that is None."""
+    wanted = keys.keys_of(section)
+    if node.tag != "map":
+        names = ", ".join(key.name for key in wanted)
+        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", f"must be a map of {names}")
+        return _BAD
+    if base is not None:
+        wanted = tuple(key._replace(required=False) for key in wanted)
+    values = read_keys(reader, node, path, wanted)
+    if any(key.required and key.field not in values for key in wanted):
+        return _BAD
+    if section is Ranking and values.get("order") == _KUBELET:
+        return Ranking(kubelet=True)
+    return section(**values) if base is None else base._replace(**values)
+
+
+def _read_signals(reader: Reader, node: Node, path: str, key: Key, value_type: Any) -> Any:
+    """A map whose keys are eviction signals."""
+    if node.tag != "map":
+        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", "must be a map of eviction signals")
+        return _BAD
+    known = [str(signal) for signal in Signal]
+    values: dict[Signal, Any] = {}
+    for name, key_node, value in entries(reader, node, path):
+        here = join(path, name)
+        if name not in known:
+            reader.complain(key_node, join(path, shown(name, quote="")), "unknown signal", suggest(name, known))
+            continue
+        found = _read(reader, value, here, key, value_type)
+        if found is not _BAD:
+            values[Signal(name)] = found
+    reader.origins.setdefault(path, reader.origin(node))
+    return values
+
+
+def _read_list(reader: Reader, node: Node, path: str, key: Key, element: Any) -> Any:
+    reader.origins[path] = reader.origin(node)
+    if element is RankingKey and node.tag == "str" and node.text == _KUBELET:
+        return _KUBELET
+    if node.tag != "seq":
+        mend = f"must be a list of {describe(key, element)}"
+        if element is RankingKey:
+            mend += f", or the word {_KUBELET}"
+        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
+        return _BAD
+    found = [
+        (child, _read(reader, child, f"{path}[{index}]", key, element)) for index, child in enumerate(node.elements)
+    ]
+    for index, (child, value) in enumerate(found):
+        reader.origins.pop(f"{path}[{index}]", None)
+        if value is not _BAD and any(value == before for _, before in found[:index]):
+            reader.complain(child, f"{path}[{index}]", f"{shown(child.text)} is in the list already", "keep one")
+    if not found and Mark.NOT_EMPTY in key.bounds:
+        reader.complain(node, path, "is empty", f"must have at least one {describe(key, element)}")
+    if any(value is _BAD for _, value in found):
+        return _BAD
+    return tuple(value for _, value in found)
+
+
+def _scalar(node: Node, key: Key, type_: Any) -> Any:
+    """The value. Raises ValueError that says what is wrong."""
+    if type_ is Amount:
+        return parse_amount(_text(node), rule=key.bound(AmountRule))
+    if key.duration:
+        return _within(parse_duration(_text(node)), key)
+    if isinstance(type_, type) and issubclass(type_, enum.StrEnum):
+        return type_(_word(node, [str(word) for word in type_]))
+    if type_ is bool:
+        return _boolean(node)
+    if type_ in (int, float):
+        number = _number(node, whole=type_ is int or Mark.WHOLE_SECONDS in key.bounds)
+        return type_(_within(number, key))
+    words = key.bound(OneOf)
+    if words is not None:
+        return _word(node, list(words.words))
+    text = _text(node)
+    shape = key.bound(Shape)
+    if shape is not None and not re.fullmatch(shape.pattern, text):
+        raise ValueError(f"must be {shape.says}")
+    return text
+
+
+def _text(node: Node) -> str:
+    if node.tag != "str":
+        raise ValueError(f"YAML takes this for {_KINDS.get(node.tag, node.tag)}, it must be text in quotes")
+    return node.text
+
+
+def _word(node: Node, words: list[str]) -> str:
+    if node.text not in words:
+        raise ValueError(f"must be one of {', '.join(words)}" if len(words) > 1 else f"must be {words[0]}")
+    return node.text
+
+
+def _boolean(node: Node) -> bool:
+    if node.tag != "bool":
+        raise ValueError("must be true or false")
+    return node.text.lower() in ("true", "yes", "on")
+
+
+def _number(node: Node, *, whole: bool) -> float:
+    """A plain decimal number. YAML's octal, hexadecimal, sexagesimal and grouped ones are refused: who writes 010 or
+    1:30 rarely means 8 or 90."""
+    if node.tag not in ("int", "float") or len(node.text) > MAX_SHOWN:
+        raise ValueError("must be a number, without quotes")
+    if not _NUMBER.fullmatch(node.text):
+        raise ValueError("must be a plain decimal number")
+    if whole and not _INTEGER.fullmatch(node.text):
+        raise ValueError("must be a whole number")
+    if len(node.text.lstrip("+-")) > 1 and re.match(r"[-+]?0[0-9]", node.text):
+        raise ValueError("must not begin with 0, which YAML takes for octal")
+    number = float(node.text)
+    if not math.isfinite(number):
+        raise ValueError("is too large")
+    return number
+
+
+def _within(number: float, key: Key) -> float:
+    bounds: Range | None = key.bound(Range)
+    if bounds is None or bounds.minimum <= number <= bounds.maximum:
+        return number
+    if key.duration:
+        low, high = format_duration(bounds.minimum), format_duration(bounds.maximum)
+    else:
+        low, high = f"{bounds.minimum:.10g}", f"{bounds.maximum:.10g}"
+    raise ValueError(f"must be from {low} to {high}")
+
+
+def describe(key: Key, type_: Any) -> str:
+    """What a scalar or an element must be, in words."""
+    if type_ is Amount:
+        return "a quantity such as 200Mi or a percentage such as 12%"
+    if key.duration:
+        return "a duration such as 1m30s"
+    if isinstance(type_, type) and issubclass(type_, enum.StrEnum):
+        return " | ".join(type_)
+    words = key.bound(OneOf)
+    if words is not None:
+        return " | ".join(words.words)
+    shape = key.bound(Shape)
+    if shape is not None:
+        return str(shape.says)
+    if Mark.WHOLE_SECONDS in key.bounds:
+        return "a whole number of seconds"
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(type_, "text")
+
+
+def _mend(key: Key, type_: Any) -> str:
+    if type_ is Amount:
+        return "write a quantity such as 200Mi or a percentage such as 12%"
+    if key.duration:
+        return "write a duration such as 30s, 5m or 1h30m"
+    return ""

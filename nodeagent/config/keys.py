@@ -1,0 +1,88 @@
+"""The keys of the file, read off the classes in `schema.py`: their names, types and bounds.
+
+The loader, `config show`, the JSON Schema and the documentation all walk these, so that none of them can disagree with
+the schema or with each other.
+"""
+
+import types
+import typing
+from typing import Any, Final, NamedTuple
+
+from nodeagent.config.schema import Config, Eviction, Mark
+
+
+class Key(NamedTuple):
+    """One key of a section."""
+
+    name: str
+    """As in the file: camelCase, without unit."""
+    field: str
+    owner: type
+    """The class whose field it is."""
+    type: Any
+    """Annotation without `Annotated` and without `None`."""
+    bounds: tuple[Any, ...]
+    """What was `Annotated`."""
+    default: Any
+    required: bool
+    optional: bool
+    """May be None, which is what nothing behind the key means."""
+    duration: bool
+    """The value is a Go duration in the file and seconds in the field."""
+
+    def bound(self, kind: Any) -> Any:
+        """The bound of this class, or None."""
+        return next((bound for bound in self.bounds if isinstance(bound, kind)), None)
+
+
+def keys_of(section: type) -> tuple[Key, ...]:
+    """The keys of a section, in the order in which they are documented."""
+    hints: dict[str, Any] = section.__annotations__
+    return tuple(
+        key
+        for field, annotation in hints.items()
+        if Mark.DERIVED not in (key := _key(section, field, annotation)).bounds
+    )
+
+
+def top_level() -> tuple[Key, ...]:
+    """The keys of the file itself, without apiVersion and kind."""
+    settings = keys_of(Config)
+    first = next(index for index, key in enumerate(settings) if key.field == "node_name") + 1
+    return (*settings[:first], *keys_of(Eviction), *settings[first:])
+
+
+def is_section(type_: Any) -> bool:
+    """The value is a map with keys of its own."""
+    return isinstance(type_, type) and issubclass(type_, tuple) and hasattr(type_, "_fields")
+
+
+_SECONDS: Final = "_s"
+
+
+def _key(section: type, field: str, annotation: Any) -> Key:
+    bounds: tuple[Any, ...] = ()
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *rest = typing.get_args(annotation)
+        bounds = tuple(rest)
+    optional = isinstance(annotation, types.UnionType)
+    if optional:
+        annotation = next(member for member in typing.get_args(annotation) if member is not types.NoneType)
+    defaults: dict[str, Any] = section._field_defaults  # type: ignore[attr-defined]
+    seconds = field.endswith(_SECONDS)
+    return Key(
+        name=_camel(field.removesuffix(_SECONDS)),
+        field=field,
+        owner=section,
+        type=annotation,
+        bounds=bounds,
+        default=defaults.get(field),
+        required=field not in defaults,
+        optional=optional,
+        duration=(seconds and Mark.WHOLE_SECONDS not in bounds) or field == "eviction_soft_grace_period",
+    )
+
+
+def _camel(field: str) -> str:
+    first, *rest = field.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,306 @@
+"""What a kubelet on this node would do: its effective eviction settings, and where it would act before us.
+
+Read from the text of its configuration file (or the `configz` answer of a running one) and its command line. Unlike our
+own loader this one is tolerant: keys that have nothing to do with eviction are passed over, and what cannot be read
+becomes a problem beside the settings, not an error.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.config.amount import parse_amount, resolve
+from nodeagent.config.defaults import KUBELET_EVICTION_HARD, KUBELET_TRANSITION_PERIOD_S
+from nodeagent.config.duration import format_duration, parse_duration
+from nodeagent.config.problems import ConfigError
+from nodeagent.config.schema import AmountRule, Eviction
+from nodeagent.config.thresholds import make_thresholds
+from nodeagent.model import Amount, MemoryModel, Signal, Threshold
+
+if TYPE_CHECKING:
+    from nodeagent.config.document import Node
+
+
+class KubeletSettings(NamedTuple):
+    """A kubelet's effective settings as far as eviction and the cgroup tree go."""
+
+    thresholds: tuple[Threshold, ...]
+    """With the copies for allocatableMemory.available; without containerfs, which follows nodefs or imagefs."""
+    transition_period_s: float = KUBELET_TRANSITION_PERIOD_S
+    max_pod_grace_period_s: float = 0.0
+    cgroup_root: str = ""
+    """Empty: the root of the hierarchy."""
+    cgroup_driver: str = ""
+    """`systemd`, `cgroupfs`, or empty when neither file nor flags say (it may come from the runtime)."""
+    root_dir: str = "/var/lib/kubelet"
+    problems: tuple[str, ...] = ()
+    """What could not be read, one sentence each. A kubelet would not start with such a file."""
+
+
+class Sooner(NamedTuple):
+    """A signal on which the kubelet would act before us, or at the same moment."""
+
+    signal: Signal
+    kubelet: Threshold
+    ours: Threshold | None
+    """Our highest threshold of this signal; None when we have none."""
+    message: str
+
+
+class _Raw(NamedTuple):
+    """The maps and values as strings, from a file or flags. None: not set."""
+
+    hard: Mapping[str, str] | None = None
+    soft: Mapping[str, str] | None = None
+    grace: Mapping[str, str] | None = None
+    reclaim: Mapping[str, str] | None = None
+    merge: bool = False
+    enforce: tuple[str, ...] = ("pods",)
+    transition: str = ""
+    max_grace: str = "0"
+    cgroup_root: str = ""
+    cgroup_driver: str = ""
+    root_dir: str = "/var/lib/kubelet"
+
+
+_MAP_FLAGS = {
+    "eviction-hard": ("hard", "<"),
+    "eviction-soft": ("soft", "<"),
+    "eviction-soft-grace-period": ("grace", "="),
+    "eviction-minimum-reclaim": ("reclaim", "="),
+}
+_WORD_FLAGS = {
+    "eviction-pressure-transition-period": "transition",
+    "eviction-max-pod-grace-period": "max_grace",
+    "cgroup-root": "cgroup_root",
+    "cgroup-driver": "cgroup_driver",
+    "root-dir": "root_dir",
+}
+_MAP_KEYS = {
+    "evictionHard": "hard",
+    "evictionSoft": "soft",
+    "evictionSoftGracePeriod": "grace",
+    "evictionMinimumReclaim": "reclaim",
+}
+_WORD_KEYS = {
+    "evictionPressureTransitionPeriod": "transition",
+    "evictionMaxPodGracePeriod": "max_grace",
+    "cgroupRoot": "cgroup_root",
+    "cgroupDriver": "cgroup_driver",
+}
+
+
+def read(text: str = "", *, flags: Sequence[str] = (), name: str = "kubelet configuration") -> KubeletSettings:
+    """The settings of a kubelet with this configuration file (empty: none) and these command line arguments.
+
+    A flag replaces what the file says, a map as a whole. Never raises for bad content: see `problems`.
+    """
+    problems: list[str] = []
+    raw = _Raw()
+    if text.strip():
+        try:
+            raw = _from_file(text, name=name, problems=problems)
+        except ConfigError as error:
+            problems.append(str(error))
+    return _settle(_with_flags(raw, flags, problems=problems), problems=problems)
+
+
+def flag_value(flags: Sequence[str], flag: str) -> str | None:
+    """The last value of a command line flag, `--config=x` or `--config x`; None when it is not there."""
+    found = None
+    for word, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
+        flag_name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and flag_name == flag:
+            found = value if equals else following
+    return found
+
+
+def compare(
+    ours: Sequence[Threshold],
+    kubelets: Sequence[Threshold],
+    *,
+    capacities: Mapping[Signal, int | None],
+    enforce_node_allocatable: bool = True,
+) -> tuple[Sooner, ...]:
+    """Where the kubelet would act before us or at the same moment, one entry for each of its thresholds.
+
+    We are earlier when one of our thresholds has a higher value (resolved against the signal's capacity) and no longer
+    grace. A threshold of the kubelet that can never be met (0) is passed over. Where a percentage and a quantity must
+    be compared and the capacity is not known, nothing is said.
+    """
+    found = []
+    for theirs in kubelets:
+        mine = [
+            threshold for threshold in _effective(ours, enforce_node_allocatable) if threshold.signal is theirs.signal
+        ]
+        capacity = capacities.get(theirs.signal)
+        if resolve(theirs.value, capacity=capacity) == 0 or any(_unknown(theirs, own, capacity) for own in mine):
+            continue
+        if any(own.grace_period_s <= theirs.grace_period_s and _above(own, theirs, capacity) for own in mine):
+            continue
+        highest = max(mine, key=lambda own: _level(own, capacity), default=None)
+        found.append(Sooner(theirs.signal, theirs, highest, _sentence(theirs, highest, capacity)))
+    return tuple(found)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
+    """Raises ConfigError when this is no YAML."""
+    from nodeagent.config import document
+
+    root = document.parse(text.encode("utf-8", "surrogatepass"), name=name)
+    top = {key.text: value for key, value in root.items}
+    if "kubeletconfig" in top:  # what /configz answers
+        top = {key.text: value for key, value in top["kubeletconfig"].items}
+    raw = _Raw()
+    for key, field in _MAP_KEYS.items():
+        if key in top and top[key].tag == "map":
+            raw = raw._replace(**{field: _strings(top[key], key, problems)})  # type: ignore[arg-type]
+        elif key in top and top[key].tag != "null":
+            problems.append(f"{key} is not a map")
+    for key, field in _WORD_KEYS.items():
+        if key in top and top[key].text:
+            raw = raw._replace(**{field: top[key].text})  # type: ignore[arg-type]
+    if "mergeDefaultEvictionSettings" in top:
+        raw = raw._replace(merge=top["mergeDefaultEvictionSettings"].text.lower() in ("true", "yes", "on"))
+    if "enforceNodeAllocatable" in top and top["enforceNodeAllocatable"].tag == "seq":
+        raw = raw._replace(enforce=tuple(node.text for node in top["enforceNodeAllocatable"].elements))
+    return raw
+
+
+def _strings(node: "Node", path: str, problems: list[str]) -> dict[str, str]:
+    values = {}
+    for key, value in node.items:
+        if value.tag in ("str", "null"):
+            values[key.text] = value.text if value.tag == "str" else ""
+        else:
+            problems.append(f"{path}.{key.text} is not text")
+    return values
+
+
+def _with_flags(raw: _Raw, flags: Sequence[str], *, problems: list[str]) -> _Raw:
+    for flag, (field, separator) in _MAP_FLAGS.items():
+        value = flag_value(flags, flag)
+        if value is not None:
+            pairs = _pairs(value, separator, flag=flag, problems=problems)
+            raw = raw._replace(**{field: pairs})  # type: ignore[arg-type]
+    for flag, field in _WORD_FLAGS.items():
+        value = flag_value(flags, flag)
+        if value:
+            raw = raw._replace(**{field: value})  # type: ignore[arg-type]
+    enforce = flag_value(flags, "enforce-node-allocatable")
+    return raw if enforce is None else raw._replace(enforce=tuple(part.strip() for part in enforce.split(",")))
+
+
+def _pairs(text: str, separator: str, *, flag: str, problems: list[str]) -> dict[str, str]:
+    """`a<1,b<2` as the kubelet splits it: entries are trimmed, empty ones passed over."""
+    pairs = {}
+    for part in text.split(","):
+        signal, found, value = part.strip().partition(separator)
+        if found:
+            pairs[signal.strip()] = value.strip()
+        elif signal:
+            problems.append(f"--{flag}: {signal!r} has no {separator!r}")
+    return pairs
+
+
+# --- the kubelet's rules ---------------------------------------------------------------------------------------------
+
+
+def _settle(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
+    hard = KUBELET_EVICTION_HARD if raw.hard is None else _amounts(raw.hard, "evictionHard", problems)
+    if raw.merge and raw.hard is not None:
+        hard = {**KUBELET_EVICTION_HARD, **hard}
+    eviction = Eviction(
+        eviction_hard=hard,
+        eviction_soft=_amounts(raw.soft or {}, "evictionSoft", problems),
+        eviction_soft_grace_period=_graces(raw.grace or {}, problems),
+        eviction_minimum_reclaim=_amounts(raw.reclaim or {}, "evictionMinimumReclaim", problems, AmountRule.RECLAIM),
+    )
+    return KubeletSettings(
+        thresholds=_effective(make_thresholds(eviction), "pods" in raw.enforce),
+        transition_period_s=_seconds(raw.transition or "0s", "evictionPressureTransitionPeriod", problems)
+        or KUBELET_TRANSITION_PERIOD_S,
+        max_pod_grace_period_s=float(raw.max_grace) if raw.max_grace.lstrip("-").isdecimal() else 0.0,
+        cgroup_root=raw.cgroup_root,
+        cgroup_driver=raw.cgroup_driver,
+        root_dir=raw.root_dir,
+        problems=tuple(problems),
+    )
+
+
+def _amounts(
+    texts: Mapping[str, str], path: str, problems: list[str], rule: AmountRule = AmountRule.THRESHOLD
+) -> dict[Signal, Amount]:
+    amounts = {}
+    for name, text in texts.items():
+        try:
+            amounts[Signal(name)] = parse_amount(text, rule=rule)
+        except ValueError as error:
+            problems.append(f"{path}.{name}: {text!r}: {error}")
+    return amounts
+
+
+def _graces(texts: Mapping[str, str], problems: list[str]) -> dict[Signal, float]:
+    graces = {}
+    for name, text in texts.items():
+        try:
+            graces[Signal(name)] = max(0.0, parse_duration(text))
+        except ValueError as error:
+            problems.append(f"evictionSoftGracePeriod.{name}: {text!r}: {error}")
+    return graces
+
+
+def _seconds(text: str, path: str, problems: list[str]) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        problems.append(f"{path}: {text!r}: {error}")
+        return 0.0
+
+
+def _effective(thresholds: Sequence[Threshold], enforce_node_allocatable: bool) -> tuple[Threshold, ...]:
+    """With every hard memory.available threshold guarding allocatableMemory.available as well."""
+    if not enforce_node_allocatable:
+        return tuple(thresholds)
+    copies = [
+        threshold._replace(signal=Signal.ALLOCATABLE_MEMORY)
+        for threshold in thresholds
+        if threshold.signal is Signal.MEMORY and threshold.hard
+    ]
+    return tuple(dict.fromkeys((*thresholds, *copies)))
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+def _unknown(theirs: Threshold, own: Threshold, capacity: int | None) -> bool:
+    return capacity is None and (theirs.value.quantity is None) != (own.value.quantity is None)
+
+
+def _level(threshold: Threshold, capacity: int | None) -> float:
+    """Bytes, inodes or PIDs; percent where the capacity is not known."""
+    value = resolve(threshold.value, capacity=capacity)
+    return float(threshold.value.percentage or 0.0) if value is None else value
+
+
+def _above(own: Threshold, theirs: Threshold, capacity: int | None) -> bool:
+    return _level(own, capacity) > _level(theirs, capacity)
+
+
+def _sentence(theirs: Threshold, own: Threshold | None, capacity: int | None) -> str:
+    kubelet = f"the kubelet evicts at {theirs.signal} < {_words(theirs)}"
+    if own is None:
+        return f"{kubelet}; nodeagent has no threshold for it"
+    when = "at the same level" if _level(own, capacity) == _level(theirs, capacity) else "only"
+    if own.grace_period_s > theirs.grace_period_s and _above(own, theirs, capacity):
+        when = "earlier, but perhaps not in time,"
+    note = ", of MemAvailable, which is another number" if own.memory_model is MemoryModel.MEM_AVAILABLE else ""
+    return f"{kubelet}; nodeagent {when} at {_words(own)}{note}"
+
+
+def _words(threshold: Threshold) -> str:
+    held = "" if threshold.hard else f" for {format_duration(threshold.grace_period_s)}"
+    return f"{threshold.value.text}{held}"

@@ -1,0 +1,49 @@
+"""What is wrong with a configuration, where, and how to mend it; and where a value that applies came from."""
+
+from typing import Final, NamedTuple
+
+
+class Origin(NamedTuple):
+    """Where a value comes from."""
+
+    source: str
+    """A file name, `built-in`, `--flag` or `$VARIABLE`."""
+    line: int | None = None
+    """Counted from 1; None when the source has no lines."""
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in self if part is not None)
+
+    @property
+    def short(self) -> str:
+        """Without the column."""
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+BUILT_IN: Final = Origin("built-in")
+
+
+class Problem(NamedTuple):
+    """One error or warning."""
+
+    origin: Origin
+    key: str
+    """Path of the key, `evictionHard.memory.available`; empty when it is about the whole file."""
+    message: str
+    """What is wrong."""
+    mend: str = ""
+    """What to do about it; empty where the message says it."""
+
+    def __str__(self) -> str:
+        key = f"{self.key}: " if self.key else ""
+        mend = f"; {self.mend}" if self.mend else ""
+        return f"{self.origin}: {key}{self.message}{mend}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. Holds every problem that was found, in the order of the file."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems

@@ -1,0 +1,168 @@
+"""Rules between keys: what each value alone does not show.
+
+An error is what a kubelet refuses or what cannot mean anything; a warning is what works, but probably not as meant.
+Each rule is one generator of (key path, message, mend).
+"""
+
+from collections.abc import Iterator, Mapping
+
+from nodeagent.config.amount import DROPPED
+from nodeagent.config.duration import format_duration
+from nodeagent.config.problems import BUILT_IN, Origin, Problem
+from nodeagent.config.schema import Config, Eviction
+from nodeagent.config.thresholds import CONTAINERFS
+from nodeagent.model import Amount, Signal
+
+_Findings = Iterator[tuple[str, str, str]]
+
+
+def errors(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
+    """What makes the configuration unusable."""
+    return _located(
+        origins,
+        _grace_for_every_soft(eviction, origins),
+        _memory_model(eviction),
+        _none_alone(eviction),
+        _order_of_numbers(config),
+    )
+
+
+def warnings(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
+    """What the reader should know and may want."""
+    return _located(
+        origins,
+        _nothing_to_do(config, eviction),
+        _soft_below_hard(eviction),
+        _soft_without_grace_is_hard(eviction),
+        _containerfs(eviction),
+        _refines_nothing(eviction),
+    )
+
+
+def _located(origins: Mapping[str, Origin], *findings: _Findings) -> tuple[Problem, ...]:
+    return tuple(
+        Problem(_origin(origins, path), path, message, mend) for found in findings for path, message, mend in found
+    )
+
+
+def _origin(origins: Mapping[str, Origin], path: str) -> Origin:
+    """Of the key, or of the nearest map around it that the file has."""
+    while path and path not in origins:
+        path = path.rpartition(".")[0]
+    return origins.get(path, BUILT_IN)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _grace_for_every_soft(eviction: Eviction, origins: Mapping[str, Origin]) -> _Findings:
+    for signal, value in eviction.eviction_soft.items():
+        written = f"evictionSoftGracePeriod.{signal}" in origins  # then its value is wrong and was complained of
+        if value.text not in DROPPED and signal not in eviction.eviction_soft_grace_period and not written:
+            yield (
+                f"evictionSoft.{signal}",
+                "has no grace period",
+                f'add `{signal}: "1m30s"` or another duration to evictionSoftGracePeriod',
+            )
+
+
+def _memory_model(eviction: Eviction) -> _Findings:
+    for signal, refined in eviction.signals.items():
+        for tier, part in (("", refined), (".hard", refined.hard), (".soft", refined.soft)):
+            if part.memory_model is not None and signal is not Signal.MEMORY:
+                path = f"signals.{signal}{tier}.memoryModel"
+                yield path, "only memory.available has a memory model", "remove it"
+        if refined.hard.exhaustion_within_s is not None:
+            path = f"signals.{signal}.hard.exhaustionWithin"
+            yield path, "a trend never triggers a hard threshold", "move it under `soft:`"
+
+
+def _none_alone(eviction: Eviction) -> _Findings:
+    if "none" in eviction.enforce_node_allocatable and len(eviction.enforce_node_allocatable) > 1:
+        yield "enforceNodeAllocatable", "`none` does not go with others", "remove it or the others"
+
+
+def _order_of_numbers(config: Config) -> _Findings:
+    damping, budgets, sampling = config.damping, config.budgets, config.sampling
+    if damping.release_below >= damping.suppress_above:
+        yield (
+            "damping.releaseBelow",
+            f"{damping.release_below:g} is not below suppressAbove ({damping.suppress_above:g})",
+            "a held condition is released at a lower penalty than the one that held it",
+        )
+    if budgets.owner_backoff_max_s < budgets.owner_backoff_s:
+        yield (
+            "budgets.ownerBackoffMax",
+            f"{format_duration(budgets.owner_backoff_max_s)} is shorter than ownerBackoff "
+            f"({format_duration(budgets.owner_backoff_s)})",
+            "raise it",
+        )
+    if sampling.stale_after_s <= sampling.interval_s:
+        yield (
+            "sampling.staleAfter",
+            f"{format_duration(sampling.stale_after_s)} is not longer than interval "
+            f"({format_duration(sampling.interval_s)})",
+            "every sample would be stale before the next one",
+        )
+
+
+# --- warnings --------------------------------------------------------------------------------------------------------
+
+
+def _nothing_to_do(config: Config, eviction: Eviction) -> _Findings:
+    if not config.thresholds:
+        yield "evictionHard", "there is no threshold at all: nothing will ever be evicted", ""
+    elif not any(threshold.hard for threshold in config.thresholds) and not eviction.eviction_hard:
+        yield (
+            "evictionSoft",
+            "there is no hard threshold: setting evictionSoft drops the built-in ones",
+            "set mergeDefaultEvictionSettings: true to keep them",
+        )
+
+
+def _soft_below_hard(eviction: Eviction) -> _Findings:
+    for signal, soft in eviction.eviction_soft.items():
+        hard = eviction.eviction_hard.get(signal)
+        if hard is None or hard.text in DROPPED or soft.text in DROPPED or not _not_above(soft, hard):
+            continue
+        yield (
+            f"evictionSoft.{signal}",
+            f"{soft.text} is not above the hard threshold, {hard.text}: it acts too late",
+            "",
+        )
+
+
+def _not_above(soft: Amount, hard: Amount) -> bool:
+    """False also where a quantity and a percentage cannot be compared without the node."""
+    if soft.quantity is not None and hard.quantity is not None:
+        return soft.quantity <= hard.quantity
+    if soft.percentage is not None and hard.percentage is not None:
+        return soft.percentage <= hard.percentage
+    return False
+
+
+def _soft_without_grace_is_hard(eviction: Eviction) -> _Findings:
+    for signal, grace in eviction.eviction_soft_grace_period.items():
+        if grace == 0 and signal in eviction.eviction_soft:
+            yield f"evictionSoftGracePeriod.{signal}", "without grace a soft threshold is a hard one", ""
+
+
+def _containerfs(eviction: Eviction) -> _Findings:
+    for name, signals in (("evictionHard", eviction.eviction_hard), ("evictionSoft", eviction.eviction_soft)):
+        for signal in CONTAINERFS:
+            if signal in signals:
+                yield f"{name}.{signal}", "is ignored: containerfs follows nodefs or imagefs", "remove it"
+
+
+def _refines_nothing(eviction: Eviction) -> _Findings:
+    for signal, refined in eviction.signals.items():
+        soft, hard = signal in eviction.eviction_soft, signal in eviction.eviction_hard
+        derived = signal in CONTAINERFS or (
+            signal is Signal.ALLOCATABLE_MEMORY and Signal.MEMORY in eviction.eviction_hard
+        )
+        if derived:
+            yield f"signals.{signal}", "thresholds that follow another signal take its refinement, not this one", ""
+        elif not (soft or hard):
+            yield f"signals.{signal}", "refines nothing: the signal has no threshold", ""
+        elif refined.exhaustion_within_s is not None and not soft:
+            yield f"signals.{signal}.exhaustionWithin", "has no effect: the signal has no soft threshold", ""

@@ -1,0 +1,119 @@
+"""The effective configuration and its problems as text: what `nodeagent config show` and `config validate` print.
+
+`show` writes YAML that the loader takes back to the same configuration, with the origin of every value as a comment.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from nodeagent.config import keys
+from nodeagent.config.duration import format_duration
+from nodeagent.config.keys import Key
+from nodeagent.config.load import Loaded
+from nodeagent.config.problems import ConfigError, Problem
+from nodeagent.config.schema import API_VERSION, KIND, Eviction, Mark, Ranking
+from nodeagent.model import Amount
+
+_COMMENT_COLUMN: Final = 56
+_YAML_BOOLEANS: Final = ("on", "off", "yes", "no")
+
+
+def show(loaded: Loaded) -> str:
+    """The effective configuration as YAML, each value with its origin, warnings first as comments."""
+    lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
+    lines += [f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
+    for key in keys.top_level():
+        owner = loaded.eviction if key.owner is Eviction else loaded.config
+        lines += _entry(loaded, key, getattr(owner, key.field), key.name, indent=0, name=key.name)
+    return "\n".join(lines) + "\n"
+
+
+def explain_problems(error: ConfigError) -> str:
+    """One problem a line, as `file:line:column: key: what is wrong; how to mend it`, and their number at the end."""
+    count = len(error.problems)
+    return _list(error.problems) + f"{count} error{'s' if count != 1 else ''}\n"
+
+
+def explain_warnings(loaded: Loaded) -> str:
+    """One warning a line; empty when there is none."""
+    return _list(loaded.warnings, prefix="warning: ")
+
+
+def _list(problems: Iterable[Problem], *, prefix: str = "") -> str:
+    return "".join(f"{prefix}{problem}\n" for problem in problems)
+
+
+def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name: str) -> list[str]:
+    """The lines of one key, none for an optional one that is not set."""
+    if value is None or (key.optional and value == key.default):
+        return []
+    margin = "  " * indent
+    if isinstance(value, Ranking) and value.kubelet:
+        return [f"{margin}{name}:", _line(f"{margin}  order: kubelet", loaded, f"{path}.order")]
+    if isinstance(value, Mapping):
+        inner = [
+            line
+            for signal, element in value.items()
+            for line in _entry(
+                loaded, key._replace(optional=False), element, f"{path}.{signal}", indent=indent + 1, name=str(signal)
+            )
+        ]
+        return [f"{margin}{name}:", *inner] if inner else [_line(f"{margin}{name}: {{}}", loaded, path)]
+    if keys.is_section(type(value)) and not isinstance(value, Amount):
+        inner = [
+            line
+            for part in keys.keys_of(type(value))
+            if getattr(value, part.field) != part.default or not _refines(type(value))
+            for line in _entry(
+                loaded, part, getattr(value, part.field), f"{path}.{part.name}", indent=indent + 1, name=part.name
+            )
+        ]
+        return [f"{margin}{name}:", *inner] if inner else [_line(f"{margin}{name}: {{}}", loaded, path)]
+    return [_line(f"{margin}{name}: {_scalar(key, value)}", loaded, path)]
+
+
+def _refines(section: type) -> bool:
+    """Sections of which only what is set is shown."""
+    return all(key.optional or keys.is_section(key.type) for key in keys.keys_of(section)) and section is not Ranking
+
+
+def _line(text: str, loaded: Loaded, path: str) -> str:
+    return f"{text:<{_COMMENT_COLUMN}}  # {_one_line(loaded.origin(path).short)}"
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _scalar(key: Key, value: Any) -> str:
+    if isinstance(value, tuple) and not isinstance(value, Amount):
+        return f"[{', '.join(_scalar(key, element) for element in value)}]"
+    if isinstance(value, Amount):
+        return _quoted(value.text)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if Mark.WHOLE_SECONDS in key.bounds:
+        return str(int(value))
+    if key.duration:
+        return format_duration(value)
+    if isinstance(value, enum.StrEnum):
+        return _quoted(value) if value in _YAML_BOOLEANS else str(value)
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, int):
+        return str(value)
+    return _quoted(str(value))
+
+
+def _number(value: float) -> str:
+    """Without `.0`; with a dot before an exponent, or YAML takes it for text."""
+    text = repr(value).removesuffix(".0")
+    return text.replace("e", ".0e") if "e" in text and "." not in text else text
+
+
+def _quoted(text: str) -> str:
+    """In double quotes; YAML knows JSON's escapes."""
+    import json
+
+    return json.dumps(text)

@@ -1,0 +1,61 @@
+"""Thresholds out of the kubelet's four maps and `signals`.
+
+Rules of a kubelet that are kept: `0%` and `100%` written exactly so are no thresholds; grace without a threshold means
+nothing; minimum reclaim belongs to every threshold of its signal; a soft threshold with `0s` is a hard one, because
+that is what hard means. containerfs thresholds are left out: they follow nodefs or imagefs, whatever anyone configures.
+"""
+
+from nodeagent.config.amount import DROPPED
+from nodeagent.config.schema import Eviction, Refinement, RequireStall
+from nodeagent.model import Amount, MemoryModel, Signal, StallRequirement, Threshold
+
+CONTAINERFS = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
+
+
+def make_thresholds(eviction: Eviction) -> tuple[Threshold, ...]:
+    """By signal in the order of the signal table, hard before soft. A soft one without grace is left out: `rules.py`
+    has complained of it."""
+    made: dict[Threshold, None] = {}
+    for signal in Signal:
+        if signal in CONTAINERFS:
+            continue
+        hard = eviction.eviction_hard.get(signal)
+        if hard is not None and hard.text not in DROPPED:
+            made[_threshold(eviction, signal, hard, 0.0)] = None
+        soft = eviction.eviction_soft.get(signal)
+        grace = eviction.eviction_soft_grace_period.get(signal)
+        if soft is not None and soft.text not in DROPPED and grace is not None:
+            made[_threshold(eviction, signal, soft, grace)] = None
+    return tuple(made)
+
+
+def refinement(eviction: Eviction, signal: Signal, *, hard: bool) -> Refinement:
+    """What `signals` says of this signal's hard or soft threshold."""
+    general = eviction.signals.get(signal)
+    if general is None:
+        return Refinement()
+    tier = general.hard if hard else general.soft
+    return Refinement(
+        memory_model=tier.memory_model or general.memory_model,
+        require_stall=tier.require_stall or general.require_stall,
+        exhaustion_within_s=None if hard else tier.exhaustion_within_s or general.exhaustion_within_s,
+    )
+
+
+def _threshold(eviction: Eviction, signal: Signal, value: Amount, grace_period_s: float) -> Threshold:
+    refined = refinement(eviction, signal, hard=grace_period_s == 0.0)
+    return Threshold(
+        signal,
+        value,
+        grace_period_s=grace_period_s,
+        min_reclaim=eviction.eviction_minimum_reclaim.get(signal),
+        memory_model=refined.memory_model or MemoryModel.WORKING_SET,
+        require_stall=_stall(refined.require_stall),
+        exhaustion_within_s=refined.exhaustion_within_s,
+    )
+
+
+def _stall(wanted: RequireStall | None) -> StallRequirement | None:
+    if wanted is None:
+        return None
+    return StallRequirement(wanted.scope, wanted.resource, wanted.kind, wanted.window, wanted.at_least)
