@@ -1,0 +1,283 @@
+"""daemonset.yaml installs as it is, and asks for what the code uses and nothing else."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from nodeagent import __version__
+from tests.deploy.manifests import DAEMONSET, REPOSITORY, container, documents, pod_spec, the
+
+CLUSTER: Final = REPOSITORY / "nodeagent" / "cluster"
+
+RIGHTS: Final = {
+    # What the code sends, with {} for what it fills in: the right it takes (group, resource, verbs).
+    "/api/v1/pods": ("", "pods", {"list", "watch"}),
+    "/api/v1/nodes": ("", "nodes", {"list", "watch"}),
+    "/api/v1/nodes/{}": ("", "nodes", {"get"}),
+    "/api/v1/nodes/{}/status": ("", "nodes/status", {"patch"}),
+    "/api/v1/namespaces/{}/pods/{}/eviction": ("", "pods/eviction", {"create"}),
+}
+OPTIONAL_RIGHTS: Final = {
+    # Commented out in the ClusterRole, because only `escalation.onBlocked: delete` uses them.
+    "/api/v1/namespaces/{}/pods/{}/status": ("", "pods/status", {"patch"}),
+    "/api/v1/namespaces/{}/pods/{}": ("", "pods", {"delete"}),
+}
+EVERYBODYS: Final = {
+    # What every authenticated identity may do (ClusterRole system:basic-user).
+    "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+}
+
+CAPABILITIES: Final = {
+    "DAC_READ_SEARCH": ("nodeagent/sampling/disk", r"scandir|openat|dir_fd|os\.open"),
+    "IPC_LOCK": ("nodeagent/host/protect.py", r"mlockall"),
+}
+"""Each capability that the container adds, and the code that uses it."""
+
+NOT_MOUNTED: Final = {
+    "/etc/hostname": "NODE_NAME says it",
+    "/etc/containerd/config.toml": "sampling.imageDir says it where the root was moved",
+    "/etc/crio/crio.conf": "as above",
+    "/etc/crio/crio.conf.d": "as above",
+    "/etc/containers/storage.conf": "as above",
+    "/run/containerd/containerd.sock": "only asked whether it exists; the runtime's socket would be root on the node",
+    "/run/crio/crio.sock": "as above",
+    "/var/lib/containers/storage": "CRI-O: the comment at the volume says what to change",
+    "/var/lib/docker": "no runtime of a kubelet since 1.24",
+}
+"""Host paths that the code knows and the pod does without."""
+
+
+def schema_validator() -> Any:
+    return pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate from PyPI")
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.33", "1.36", "1.37"])
+def test_every_document_is_valid_by_the_published_schemas_and_has_no_unknown_field(version: str) -> None:
+    validate = schema_validator().validate
+    for document in documents():
+        assert validate(document, version, strict=True) == version
+
+
+def test_a_misspelt_field_would_be_found() -> None:
+    kubernetes_validate = schema_validator()
+    wrong = the("DaemonSet")
+    wrong["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.36", strict=True)
+
+
+def test_every_name_that_one_document_gives_another_exists() -> None:
+    made = {(document["kind"], document["metadata"]["name"]) for document in documents()}
+    binding, spec = the("ClusterRoleBinding"), pod_spec()
+    account = spec["serviceAccountName"]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in made
+    assert [(s["kind"], s["name"]) for s in binding["subjects"]] == [("ServiceAccount", account)]
+    assert ("ServiceAccount", account) in made
+    assert {("ConfigMap", v["configMap"]["name"]) for v in spec["volumes"] if "configMap" in v} <= made
+    assert ("ValidatingAdmissionPolicy", the("ValidatingAdmissionPolicyBinding")["spec"]["policyName"]) in made
+    selector = the("DaemonSet")["spec"]["selector"]["matchLabels"].items()
+    assert selector <= the("DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    namespaces = {document["metadata"].get("namespace") for document in documents()} - {None}
+    assert namespaces == {the("Namespace")["metadata"]["name"]}
+    assert {volume["name"] for volume in spec["volumes"]} == {mount["name"] for mount in container()["volumeMounts"]}
+
+
+# --- rights ----------------------------------------------------------------------------------------------------------
+
+
+def texts(module: Path) -> Iterator[str]:
+    """Every string in a module, f-strings as one with {} for each expression."""
+    within: set[int] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):  # a node comes before what is in it
+        if isinstance(node, ast.JoinedStr):
+            within.update(id(part) for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in within:
+            yield node.value
+
+
+def request_paths() -> Iterator[tuple[str, str]]:
+    """(path, module) for every API path in the cluster room. `f"{base}/tail"` counts with each base of its module."""
+    for module in sorted(CLUSTER.rglob("*.py")):
+        found = {text.partition("?")[0] for text in texts(module) if re.match(r"/apis?/", text)}
+        tails = {text[2:] for text in texts(module) if re.fullmatch(r"\{\}(/[a-z]+)+", text)}
+        yield from ((path, module.name) for path in found)
+        yield from ((path + tail, module.name) for path in found for tail in tails)
+
+
+def granted() -> dict[tuple[str, str], set[str]]:
+    rights: dict[tuple[str, str], set[str]] = {}
+    for rule in the("ClusterRole")["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                rights.setdefault((group, resource), set()).update(rule["verbs"])
+    return rights
+
+
+def test_the_role_grants_exactly_the_rights_in_the_table() -> None:
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for group, resource, verbs in RIGHTS.values():
+        wanted.setdefault((group, resource), set()).update(verbs)
+    assert granted() == wanted
+
+
+def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
+    for rule in the("ClusterRole")["rules"]:
+        assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
+        assert not {"secrets", "configmaps", "nodes/proxy", "pods/exec"} & set(rule["resources"])
+
+
+def test_every_path_that_the_code_requests_has_its_right() -> None:
+    known = RIGHTS.keys() | OPTIONAL_RIGHTS.keys() | EVERYBODYS
+    unknown = {(path, module) for path, module in request_paths() if path not in known}
+    assert not unknown
+
+
+def test_every_right_is_for_a_path_that_the_code_requests() -> None:
+    requested = {path for path, _ in request_paths()}
+    assert not (RIGHTS.keys() | OPTIONAL_RIGHTS.keys()) - requested
+
+
+def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
+    text = DAEMONSET.read_text(encoding="utf-8")
+    commented = "\n".join(re.findall(r"^  # (- apiGroups.*|  (?:resources|verbs):.*)$", text, re.MULTILINE))
+    rules = yaml.safe_load(commented)
+    assert {(rule["resources"][0], *rule["verbs"]) for rule in rules} == {
+        (resource, *verbs) for _, resource, verbs in OPTIONAL_RIGHTS.values()
+    }
+
+
+# --- the pod ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_is_one_that_the_program_accepts() -> None:
+    from nodeagent.cli import parser
+
+    options = parser().parse_args(container()["args"])
+    mounts = {mount["mountPath"] for mount in container()["volumeMounts"]}
+    assert str(Path(options.config).parent) in mounts
+    assert any(mount.startswith(f"{options.host_root}/") for mount in mounts)
+
+
+def test_the_image_is_this_version() -> None:
+    assert container()["image"] == f"nodeagent:{__version__}"
+
+
+def test_the_pod_is_guaranteed_and_the_kubelet_will_not_evict_it() -> None:
+    resources = container()["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"].keys() == {"cpu", "memory"}
+    assert pod_spec()["priorityClassName"] == "system-node-critical"
+
+
+def test_every_taint_is_tolerated() -> None:
+    assert {(t["operator"], t["effect"], t.get("key")) for t in pod_spec()["tolerations"]} == {
+        ("Exists", "NoSchedule", None),
+        ("Exists", "NoExecute", None),
+    }
+
+
+def test_the_container_gives_up_what_it_does_not_use() -> None:
+    context = container()["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["privileged"] is False
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert pod_spec()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod_spec()["hostNetwork"] is False
+
+
+def test_every_capability_is_used_by_the_code_that_is_named_for_it() -> None:
+    assert set(container()["securityContext"]["capabilities"]["add"]) == CAPABILITIES.keys()
+    for place, fragment in CAPABILITIES.values():
+        path = REPOSITORY / place
+        modules = [path] if path.is_file() else sorted(path.rglob("*.py"))
+        assert any(re.search(fragment, module.read_text(encoding="utf-8")) for module in modules), place
+
+
+def test_host_paths_are_read_only_but_for_the_state() -> None:
+    host_paths = {
+        volume["name"]: volume["hostPath"]["path"] for volume in pod_spec()["volumes"] if "hostPath" in volume
+    }
+    writable = {
+        host_paths[mount["name"]]
+        for mount in container()["volumeMounts"]
+        if mount["name"] in host_paths and not mount.get("readOnly")
+    }
+    assert writable == {"/run/nodeagent"}
+
+
+def test_each_host_path_stands_under_the_host_root_and_none_is_wide() -> None:
+    mounts = {mount["name"]: mount["mountPath"] for mount in container()["volumeMounts"]}
+    for volume in pod_spec()["volumes"]:
+        if "hostPath" not in volume:
+            continue
+        path = volume["hostPath"]["path"]
+        assert mounts[volume["name"]] in (f"/host{path}", path)
+        assert path not in ("/", "/var", "/var/lib", "/run", "/etc", "/sys", "/dev")
+
+
+def host_paths_in_code() -> set[str]:
+    """Absolute paths of the host that the sampling room names."""
+    found = set()
+    for module in sorted((REPOSITORY / "nodeagent" / "sampling").rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.update(re.findall(r"^/(?:proc|sys|var|etc|run)/[^\s*{}]+$", node.value))
+    return found
+
+
+def test_every_path_that_the_samplers_read_is_mounted_or_has_a_reason_not_to_be() -> None:
+    mounted = [mount["mountPath"].removeprefix("/host") for mount in container()["volumeMounts"]]
+    paths = host_paths_in_code()
+    assert "/proc/meminfo" in paths
+    missing = {
+        path
+        for path in paths - NOT_MOUNTED.keys()
+        if not any(path == mount or path.startswith(f"{mount}/") for mount in mounted)
+    }
+    assert not missing
+
+
+def test_an_update_never_takes_the_agent_from_more_than_a_tenth_of_the_nodes() -> None:
+    strategy = the("DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
+    assert the("DaemonSet")["spec"]["minReadySeconds"] >= 30
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+def test_the_config_map_is_the_example_that_systemd_users_get() -> None:
+    example = (REPOSITORY / "systemd" / "config.yaml").read_text(encoding="utf-8")
+    assert the("ConfigMap")["data"] == {"config.yaml": example}
+
+
+def test_the_configuration_is_valid_and_enforces(tmp_path: Path) -> None:
+    from nodeagent.config import load
+    from nodeagent.config.schema import Mode
+
+    loaded = load.load(str(REPOSITORY / "systemd" / "config.yaml"))
+    assert loaded.config.mode is Mode.ENFORCE
+    assert not loaded.warnings
+
+
+def test_what_the_configuration_shows_in_comments_is_valid_and_is_the_default(tmp_path: Path) -> None:
+    from nodeagent.config import defaults, load
+
+    text = the("ConfigMap")["data"]["config.yaml"]
+    shown = re.sub(r"^# (?=[a-zA-Z]+:(?: \S+)?$|  )", "", text, flags=re.MULTILINE)
+    assert yaml.safe_load(shown).keys() > {"evictionHard", "protection", "escalation", "conditions"}
+    file = tmp_path / "config.yaml"
+    file.write_text(shown, encoding="utf-8")
+    loaded, plain = load.load(str(file)), load.load(str(REPOSITORY / "systemd" / "config.yaml"))
+    assert loaded.config.protection == plain.config.protection
+    assert loaded.config.escalation == plain.config.escalation
+    assert loaded.config.conditions == plain.config.conditions
+    hard = {t.signal: t.value for t in loaded.config.thresholds if t.hard and t.signal in defaults.EVICTION_HARD}
+    assert hard == dict(defaults.EVICTION_HARD)
