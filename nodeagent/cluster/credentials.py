@@ -1,0 +1,84 @@
+"""Whether this process has credentials for an API server, and which: decided from files and the environment alone.
+
+Nothing heavy is imported and nothing is connected to, so that a command on a machine without a cluster pays only for a
+few `stat` calls. What is found is loaded by `transport.connect`.
+"""
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+SERVICE_ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+class CredentialSource(enum.StrEnum):
+    """Where credentials come from, in the order in which they are looked for."""
+
+    EXPLICIT = "kubeconfig"
+    """`--kubeconfig` or the configuration's `cluster.kubeconfig`."""
+    ENVIRONMENT = "$KUBECONFIG"
+    SERVICE_ACCOUNT = "service account"
+    HOME = "~/.kube/config"
+    NONE = "none"
+
+
+class Credentials(NamedTuple):
+    """What was found. `source` NONE carries the reason why there is nothing to use."""
+
+    source: CredentialSource
+    kubeconfig: str = ""
+    """Kubeconfig file, or several separated by `:` as in $KUBECONFIG; empty for a service account."""
+    service_account_dir: str = ""
+    """Directory with `token` and `ca.crt`; empty for a kubeconfig."""
+    server: str = ""
+    """`host:port` of the API server, known beforehand for a service account only."""
+    reason: str = ""
+    """Why there are none."""
+
+    @property
+    def found(self) -> bool:
+        return self.source is not CredentialSource.NONE
+
+
+def find_credentials(
+    kubeconfig: str = "",
+    *,
+    environ: Mapping[str, str] = os.environ,
+    service_account_dir: str = SERVICE_ACCOUNT_DIR,
+) -> Credentials:
+    """The first of: the kubeconfig given, $KUBECONFIG, the pod's service account, ~/.kube/config.
+
+    A file that was named but is not there ends the search: whoever names a cluster does not want another one.
+    """
+    if kubeconfig:
+        return _from_files(CredentialSource.EXPLICIT, kubeconfig, environ)
+    if environ.get("KUBECONFIG"):
+        return _from_files(CredentialSource.ENVIRONMENT, environ["KUBECONFIG"], environ)
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if host and port and os.path.isfile(os.path.join(service_account_dir, "token")):
+        server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return Credentials(CredentialSource.SERVICE_ACCOUNT, service_account_dir=service_account_dir, server=server)
+    home = _expand("~/.kube/config", environ)
+    if home and os.path.isfile(home):
+        return Credentials(CredentialSource.HOME, kubeconfig=home)
+    why = "no --kubeconfig, no $KUBECONFIG, no service account, no ~/.kube/config"
+    if host and port:
+        why = f"the service account's token is missing in {service_account_dir}, and there is no kubeconfig"
+    return Credentials(CredentialSource.NONE, reason=why)
+
+
+def _from_files(source: CredentialSource, paths: str, environ: Mapping[str, str]) -> Credentials:
+    names = [_expand(path, environ) for path in paths.split(os.pathsep) if path]
+    present = [name for name in names if os.path.isfile(name)]
+    if not present:
+        return Credentials(CredentialSource.NONE, reason=f"{source.value} names {paths}, which is not there")
+    return Credentials(source, kubeconfig=os.pathsep.join(present))
+
+
+def _expand(path: str, environ: Mapping[str, str]) -> str:
+    """`~/` by $HOME of the given environment; "" when it has none (a systemd unit without a home)."""
+    if not path.startswith("~/"):
+        return path
+    home = environ.get("HOME", "")
+    return os.path.join(home, path[2:]) if home else ""

@@ -1,0 +1,246 @@
+"""Keeps a copy of some API objects current by list and watch, in a thread of its own.
+
+Theory of operation. LIST gives all objects and a resourceVersion; WATCH from that version gives every change after it.
+A bookmark (about once a minute, and just before the server ends the watch) says that nothing was missed so far.
+The server ends each watch after `timeoutSeconds`; the next one goes on from the last version seen. Only when the server
+no longer knows that version (410, as a status or as an event inside a 200), or says something that makes no sense, is
+everything listed again.
+
+Promises:
+
+1. A connection that has gone silent is noticed: bookmarks come every minute, so `IDLE_S` without a byte ends the watch.
+2. `synced_at` is the latest moment at which the copy was known to be current: when the last list was asked for, or when
+   the last event or bookmark came. It does not move while nothing is heard.
+3. Failures wait longer each time, with jitter, and obey Retry-After. A success must last before it counts as one: a
+   server that answers every list and breaks every watch is not asked at full speed.
+4. What cannot be decoded costs its own object only; what the handler gets is either a whole list or one whole event.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+from urllib.parse import urlencode
+
+import msgspec
+
+from nodeagent.cluster import objects
+from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.clock import boottime
+from nodeagent.cluster.transport import ApiError, Stream, Transport
+from nodeagent.model import OutcomeKind
+
+PAGE: Final = 500
+"""Objects per page of a list, as client-go asks for."""
+IDLE_S: Final = 80.0
+"""Longest silence of a watch. Bookmarks were seen 57 s after the start and then about every minute."""
+WATCH_S: Final = 300.0
+"""`timeoutSeconds` of a watch: this to half as much again, so that a fleet does not come back at once."""
+LASTED_S: Final = 5.0
+"""A watch that held this long was a success. Below it the back-off goes on growing."""
+
+_list_decoder = msgspec.json.Decoder(objects.ObjectList)
+_event_decoder = msgspec.json.Decoder(objects.WatchEvent)
+_status_decoder = msgspec.json.Decoder(objects.StatusObject)
+_meta_decoder = msgspec.json.Decoder(objects.MetaOnly)
+
+
+class Handler(Protocol):
+    """Who keeps the objects. Called by the list-watch's thread."""
+
+    def replace(self, items: Sequence[msgspec.Raw], /) -> None:
+        """These are all objects there are."""
+
+    def apply(self, kind: str, item: msgspec.Raw, /) -> None:
+        """One object was ADDED, MODIFIED or DELETED."""
+
+    def changed(self) -> None:
+        """Something about the copy or its age or its trouble is new; called after each of the above, too."""
+
+
+class _StartOverError(Exception):
+    """The version we have is of no use any more."""
+
+
+class ListWatch:
+    """A thread that feeds a `Handler`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        handler: Handler,
+        *,
+        field_selector: str = "",
+        name: str = "watch",
+        clock: Callable[[], float] = boottime,
+        idle_s: float = IDLE_S,
+        watch_s: float = WATCH_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._transport = transport
+        self._path = path
+        self._handler = handler
+        self._field_selector = field_selector
+        self._clock = clock
+        self._idle_s = idle_s
+        self._watch_s = watch_s
+        self._backoff = backoff or Backoff()
+        self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._stopping = threading.Event()
+        self._stream: Stream | None = None
+        self._version = ""
+        self._from_cache = True
+        self.synced_at: float | None = None
+        """CLOCK_BOOTTIME; None before the first list."""
+        self.reason = "not listed yet"
+        """What is wrong now; empty while all is well."""
+        self.failures = 0
+        """Failed lists and broken watches since the start, for the metrics."""
+        self.relists = 0
+        """Lists since the start."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin. Returns at once; the handler hears of the first list."""
+        self._thread.start()
+
+    def stop(self, *, wait_s: float = 2.0) -> None:
+        """End the watch and its thread. Waits for the thread for at most this long."""
+        self._stopping.set()
+        stream = self._stream
+        if stream is not None:
+            stream.abort()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        finally:
+            # Also when a defect of ours ends the thread: then the view says so and grows old.
+            self.reason = "the watch has ended"
+            self._handler.changed()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            began = self._clock()
+            try:
+                if not self._version:
+                    self._list()
+                self._watch()
+                wait_s = 0.0
+                if self._clock() - began >= LASTED_S:
+                    self._backoff.succeeded()
+                else:
+                    # The server ended the watch right after it began: do not spin.
+                    wait_s = self._backoff.failed()
+            except _StartOverError as error:
+                wait_s = self._trouble(str(error), since=began, retry_after_s=None)
+                self._version = ""
+                self._from_cache = False
+            except ApiError as error:
+                wait_s = self._trouble(error.message, since=began, retry_after_s=error.retry_after_s)
+                if error.expired or error.kind is OutcomeKind.INVALID:
+                    self._version = ""
+                    self._from_cache = False
+            if wait_s:
+                self._stopping.wait(wait_s)
+
+    def _trouble(self, reason: str, *, since: float, retry_after_s: float | None) -> float:
+        if self._stopping.is_set():
+            return 0.0
+        self.reason = reason
+        self.failures += 1
+        self._handler.changed()
+        if self._clock() - since >= LASTED_S:
+            self._backoff.succeeded()
+        return self._backoff.failed(retry_after_s)
+
+    def _list(self) -> None:
+        asked_at = self._clock()
+        items: list[msgspec.Raw] = []
+        query = {"limit": str(PAGE)}
+        if self._field_selector:
+            query["fieldSelector"] = self._field_selector
+        # The first list may come from the server's cache, which is cheap for it. After a 410 that cache may be the one
+        # that is behind, so then the list is read consistently.
+        if self._from_cache:
+            query["resourceVersion"] = "0"
+        self.relists += 1
+        while True:
+            page = self._page(query)
+            items.extend(page.items or ())
+            if not page.metadata.continue_:
+                break
+            query["continue"] = page.metadata.continue_
+            query.pop("resourceVersion", None)
+        self._handler.replace(items)
+        self._version = page.metadata.resource_version
+        self._heard(asked_at)
+
+    def _page(self, query: dict[str, str]) -> objects.ObjectList:
+        body = self._transport.request("GET", f"{self._path}?{urlencode(query)}").body
+        try:
+            return _list_decoder.decode(body)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _StartOverError(f"the list cannot be read: {error}") from error
+
+    def _watch(self) -> None:
+        timeout_s = int(self._watch_s * self._rng.uniform(1.0, 1.5)) or 1
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(timeout_s),
+        }
+        if self._field_selector:
+            query["fieldSelector"] = self._field_selector
+        # The server ends the watch; the client's own limit is only for a server that drips bytes and never does.
+        with self._transport.stream(
+            f"{self._path}?{urlencode(query)}", idle_s=self._idle_s, total_s=timeout_s + self._idle_s
+        ) as stream:
+            self._stream = stream
+            try:
+                if self._stopping.is_set():
+                    return
+                for line in stream.lines():
+                    self._event(line)
+            finally:
+                self._stream = None
+
+    def _event(self, line: bytes) -> None:
+        try:
+            event = _event_decoder.decode(line)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _StartOverError(f"the watch said something that is no event: {error}") from error
+        if event.type == "ERROR":
+            self._error(event.object)
+        version = _version(event.object)
+        if event.type in ("ADDED", "MODIFIED", "DELETED"):
+            self._handler.apply(event.type, event.object)
+        if version:
+            self._version = version
+        self._heard(self._clock())
+
+    def _error(self, raw: msgspec.Raw) -> None:
+        try:
+            status = _status_decoder.decode(raw)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _StartOverError(f"the watch failed and did not say why: {error}") from error
+        raise _StartOverError(f"{status.code} {status.reason}: {status.message}")
+
+    def _heard(self, at: float) -> None:
+        self.synced_at = at
+        self.reason = ""
+        self._handler.changed()
+
+
+def _version(raw: msgspec.Raw) -> str:
+    """metadata.resourceVersion, or "" when not even that can be read."""
+    try:
+        return _meta_decoder.decode(raw).metadata.resource_version
+    except (msgspec.DecodeError, ValueError):
+        return ""

@@ -1,0 +1,159 @@
+"""This node's own object, kept current by a watch: who owns which condition now, and which taints are really there."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from nodeagent.cluster import objects
+from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.clock import boottime
+from nodeagent.cluster.listwatch import IDLE_S, WATCH_S, ListWatch
+from nodeagent.cluster.transport import Transport
+
+_decoder = msgspec.json.Decoder(objects.NodeObject)
+
+
+class NodeCondition(NamedTuple):
+    """A condition as the Node object has it."""
+
+    status: str
+    reason: str
+    message: str
+    transition_wall: float | None
+    """lastTransitionTime, epoch seconds."""
+
+
+class NodeView(NamedTuple):
+    """What decisions and writers need of the Node object."""
+
+    name: str
+    uid: str
+    resource_version: str
+    conditions: Mapping[str, NodeCondition]
+    """By type."""
+    taints: tuple[objects.Taint, ...]
+    addresses: tuple[str, ...]
+
+
+class NodeWatch:
+    """The own Node, by list and watch with `metadata.name=`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        node_name: str,
+        *,
+        clock: Callable[[], float] = boottime,
+        idle_s: float = IDLE_S,
+        watch_s: float = WATCH_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.node_name = node_name
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._view: NodeView | None = None
+        self._trouble = ""
+        self._watch = ListWatch(
+            transport,
+            "/api/v1/nodes",
+            self,
+            field_selector=f"metadata.name={node_name}",
+            name="node",
+            clock=clock,
+            idle_s=idle_s,
+            watch_s=watch_s,
+            backoff=backoff,
+        )
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this, from the watch's thread, whenever something was heard. Before `start`."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._watch.start()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._watch.stop()
+
+    def view(self) -> NodeView | None:
+        """The node as last seen; None before that, and when there is no such node (`reason`)."""
+        return self._view
+
+    @property
+    def synced_at(self) -> float | None:
+        """CLOCK_BOOTTIME at which the view was last known to be current."""
+        return self._watch.synced_at
+
+    @property
+    def reason(self) -> str:
+        """What is wrong; empty when nothing is."""
+        return self._watch.reason or self._trouble
+
+    def learn(self, body: bytes) -> None:
+        """Take in the Node that a write of ours was answered with, without waiting for the watch to bring it."""
+        self._see(msgspec.Raw(body))
+
+    # --- called by the list-watch -----------------------------------------------------------------------------------
+
+    def replace(self, items: Sequence[msgspec.Raw]) -> None:
+        if not items:
+            with self._lock:
+                self._view, self._trouble = None, f"there is no node {self.node_name}"
+            return
+        with self._lock:
+            self._view = None
+        self._see(items[0])
+
+    def apply(self, kind: str, item: msgspec.Raw) -> None:
+        if kind == "DELETED":
+            with self._lock:
+                self._view, self._trouble = None, f"the node {self.node_name} was deleted"
+        else:
+            self._see(item)
+
+    def changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _see(self, item: msgspec.Raw) -> None:
+        try:
+            view = node_of(item)
+        except (msgspec.DecodeError, ValueError) as error:
+            with self._lock:
+                self._trouble = f"the Node object cannot be read: {error}"
+            return
+        with self._lock:
+            # Our own write's answer may be newer than what the watch brings a moment later.
+            if self._view is None or not older(view.resource_version, self._view.resource_version):
+                self._view, self._trouble = view, ""
+
+
+def node_of(item: msgspec.Raw | bytes) -> NodeView:
+    """A Node from its JSON. Raises msgspec.DecodeError."""
+    raw = _decoder.decode(item)
+    return NodeView(
+        name=raw.metadata.name,
+        uid=raw.metadata.uid,
+        resource_version=raw.metadata.resource_version,
+        conditions={
+            c.type: NodeCondition(
+                c.status,
+                c.reason,
+                c.message,
+                c.last_transition_time.timestamp() if c.last_transition_time else None,
+            )
+            for c in raw.status.conditions or ()
+        },
+        taints=tuple(raw.spec.taints or ()),
+        addresses=tuple(a.address for a in raw.status.addresses or ()),
+    )
+
+
+def older(one: str, other: str) -> bool:
+    """Whether one resourceVersion of the same object is older. They are 64-bit numbers that only grow; where a server
+    uses something else, nothing is older than anything."""
+    return one.isdigit() and other.isdigit() and int(one) < int(other)

@@ -1,0 +1,224 @@
+"""What is read of the API's objects, as msgspec structs: only the fields that a decision needs.
+
+Decoding skips everything else, which makes it 110 times cheaper than the official models and keeps what is remembered
+small (MEASURED.md §3). A field with the wrong type fails its own object, never its neighbours: lists and watch events
+hold their objects as `Raw`.
+
+Nothing here is imported by a command that does not talk to an API server.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+
+class OwnerReference(Struct, rename="camel", gc=False):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Meta(Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[OwnerReference] | None = None
+
+
+class ResourceRequirements(Struct, rename="camel"):
+    requests: dict[str, str | int] | None = None
+    limits: dict[str, str | int] | None = None
+
+
+class ContainerSpec(Struct, rename="camel"):
+    name: str
+    resources: ResourceRequirements | None = None
+    restart_policy: str = ""
+
+
+class ContainerState(Struct, rename="camel"):
+    running: dict[str, Any] | None = None
+
+
+class ContainerStatus(Struct, rename="camel"):
+    name: str
+    state: ContainerState | None = None
+    restart_count: int = 0
+    container_id: str = msgspec.field(default="", name="containerID")
+    allocated_resources: dict[str, str | int] | None = None
+    resources: ResourceRequirements | None = None
+
+
+class EmptyDirSource(Struct, rename="camel"):
+    medium: str = ""
+    size_limit: str | int | None = None
+
+
+class Volume(Struct, rename="camel"):
+    name: str
+    empty_dir: EmptyDirSource | None = None
+
+
+class Requirement(Struct, rename="camel"):
+    """One expression of a label or field selector."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class NodeSelectorTerm(Struct, rename="camel"):
+    match_expressions: list[Requirement] | None = None
+    match_fields: list[Requirement] | None = None
+
+
+class NodeSelector(Struct, rename="camel"):
+    node_selector_terms: list[NodeSelectorTerm] | None = None
+
+
+class NodeAffinity(Struct, rename="camel"):
+    required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class Affinity(Struct, rename="camel"):
+    node_affinity: NodeAffinity | None = None
+
+
+class PodSpec(Struct, rename="camel"):
+    containers: list[ContainerSpec] | None = None
+    init_containers: list[ContainerSpec] | None = None
+    volumes: list[Volume] | None = None
+    resources: ResourceRequirements | None = None
+    overhead: dict[str, str | int] | None = None
+    priority: int | None = None
+    priority_class_name: str = ""
+    termination_grace_period_seconds: int | None = None
+    node_name: str = ""
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+
+
+class Condition(Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: datetime | None = None
+
+
+class PodStatus(Struct, rename="camel"):
+    phase: str = ""
+    qos_class: str = ""
+    start_time: datetime | None = None
+    resize: str = ""
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+
+
+class PodObject(Struct):
+    metadata: Meta
+    spec: PodSpec
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+class MetaOnly(Struct):
+    """Any object, when only its identity is wanted."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+
+
+class Taint(Struct, rename="camel", omit_defaults=True):
+    key: str
+    effect: str
+    value: str = ""
+    time_added: str = ""
+    """Kept as text: it goes back as it came."""
+
+
+class NodeSpec(Struct):
+    taints: list[Taint] | None = None
+
+
+class Address(Struct):
+    type: str = ""
+    address: str = ""
+
+
+class NodeStatus(Struct):
+    conditions: list[Condition] | None = None
+    addresses: list[Address] | None = None
+
+
+class NodeObject(Struct):
+    metadata: Meta
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+
+class LabelSelector(Struct, rename="camel"):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[Requirement] | None = None
+
+
+class BudgetSpec(Struct):
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(Struct, rename="camel"):
+    disruptions_allowed: int = 0
+    observed_generation: int = 0
+
+
+class BudgetObject(Struct):
+    metadata: Meta
+    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
+    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+
+class ListMeta(Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class ObjectList(Struct):
+    """One page of a list."""
+
+    metadata: ListMeta
+    items: list[Raw] | None = None
+
+
+class WatchEvent(Struct):
+    type: str
+    object: Raw
+
+
+class StatusObject(Struct):
+    """The body of a watch's ERROR event."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class UserInfo(Struct):
+    username: str = ""
+    groups: list[str] | None = None
+
+
+class ReviewStatus(Struct, rename="camel"):
+    user_info: UserInfo = msgspec.field(default_factory=UserInfo)
+
+
+class SelfSubjectReview(Struct):
+    status: ReviewStatus = msgspec.field(default_factory=ReviewStatus)

@@ -1,0 +1,106 @@
+"""Loads the parts of the official `kubernetes` package that this room uses, without executing its parent packages.
+
+`import kubernetes` runs `kubernetes/__init__.py`, which pulls in the dynamic client, websockets, pydantic and more:
+170 ms of CPU and 43 MiB where configuration, authentication and transport alone cost 65 ms and 25 MiB (python 3.11,
+kubernetes 37.0.2, urllib3 included, which is most of it). The kubeconfig loader imports an OAuth stack, too, that only
+the long-deprecated `auth-provider: oidc` uses: 102 ms and 32 MiB with it, 75 ms and 26 MiB without.
+
+How: while the wanted submodules are imported, bare module objects that only know their directory stand in `sys.modules`
+for the parents (and for the OAuth stack); afterwards they are taken out again, so that a later `import kubernetes`
+by anyone gets the whole package. If a release no longer imports this way, the whole package is imported instead:
+slower, never broken.
+"""
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+_PARENTS: Final = ("kubernetes", "kubernetes.client", "kubernetes.config", "kubernetes.utils")
+_OAUTH: Final = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
+
+
+class Official(NamedTuple):
+    """The official package's classes and functions that `transport` builds on."""
+
+    configuration: Any
+    """`kubernetes.client.Configuration`."""
+    rest_client: Any
+    """`kubernetes.client.rest.RESTClientObject`: its pool manager has TLS, client certificates and proxies set up."""
+    in_cluster_loader: Any
+    """`kubernetes.config.incluster_config.InClusterConfigLoader`."""
+    load_kube_config: Any
+    """`kubernetes.config.kube_config.load_kube_config`; None when it was not asked for."""
+    config_exception: Any
+    light: bool
+    """The parent packages were not executed."""
+
+
+def load(*, kubeconfig: bool, light: bool = True) -> Official:
+    """Import what is needed. `kubeconfig` also loads the kubeconfig loader (PyYAML); `light` False forces the whole
+    package, which kubeconfigs with an `auth-provider` need.
+
+    Raises ImportError when the package is not installed.
+    """
+    if light and not any(name in sys.modules for name in _PARENTS):
+        try:
+            with _bare_parents():
+                return _collect(kubeconfig=kubeconfig, light=True)
+        except (ImportError, AttributeError, TypeError):
+            # This release does not import in parts. Forget the parts and take it whole.
+            for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
+                del sys.modules[name]
+    return _collect(kubeconfig=kubeconfig, light=False)
+
+
+def _collect(*, kubeconfig: bool, light: bool) -> Official:
+    configuration = importlib.import_module("kubernetes.client.configuration")
+    if light:
+        # `kubernetes.config.*` say `from kubernetes.client import Configuration, ApiClient`. The latter serves the
+        # auth-provider alone, for which the whole package is loaded.
+        client: Any = sys.modules["kubernetes.client"]
+        client.Configuration = configuration.Configuration
+        client.ApiClient = None
+    rest = importlib.import_module("kubernetes.client.rest")
+    in_cluster = importlib.import_module("kubernetes.config.incluster_config")
+    kube_config = importlib.import_module("kubernetes.config.kube_config") if kubeconfig else None
+    return Official(
+        configuration=configuration.Configuration,
+        rest_client=rest.RESTClientObject,
+        in_cluster_loader=in_cluster.InClusterConfigLoader,
+        load_kube_config=kube_config.load_kube_config if kube_config else None,
+        config_exception=importlib.import_module("kubernetes.config.config_exception").ConfigException,
+        light=light,
+    )
+
+
+@contextmanager
+def _bare_parents() -> Iterator[None]:
+    spec = importlib.util.find_spec("kubernetes")
+    if spec is None or not spec.submodule_search_locations:
+        msg = "the kubernetes package is not installed"
+        raise ImportError(msg)
+    root = spec.submodule_search_locations[0]
+    bare: dict[str, types.ModuleType] = {}
+    for name in _PARENTS:
+        module = types.ModuleType(name)
+        module.__path__ = ["/".join((root, *name.split(".")[1:]))]
+        bare[name] = module
+    for name in _OAUTH:
+        if name not in sys.modules:
+            bare[name] = types.ModuleType(name)
+    bare_any: dict[str, Any] = dict(bare)
+    if "oauthlib" in bare:
+        bare_any["oauthlib"].oauth2 = bare["oauthlib.oauth2"]
+    if "requests_oauthlib" in bare:
+        bare_any["requests_oauthlib"].OAuth2Session = None
+    sys.modules.update(bare)
+    try:
+        yield
+    finally:
+        for name, module in bare.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]

@@ -1,0 +1,365 @@
+"""The pods of this node as the API has them: one list for a report, a list and watch for the daemon.
+
+Promises:
+
+1. Only what decisions need is kept: memory does not grow with the number of events.
+2. A pod that cannot be read is left out with a note, so that it stands as a pod which only the host knows (and which is
+   protected); its neighbours are not affected.
+3. The view says how old it is (`synced_at`) and what is wrong; whoever acts on it decides whether that is too old.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+
+from nodeagent.cluster import objects
+from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.clock import boottime
+from nodeagent.cluster.listwatch import IDLE_S, PAGE, WATCH_S, ListWatch
+from nodeagent.cluster.transport import Transport
+from nodeagent.config import quantity
+from nodeagent.model import (
+    NO_RESOURCES,
+    Container,
+    ContainerKind,
+    EmptyDir,
+    Note,
+    Owner,
+    Pod,
+    PodSource,
+    QOSClass,
+    Resources,
+)
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""On a mirror pod: the UID that the static pod's cgroup and log directory carry."""
+KEPT_ANNOTATIONS: Final = (MIRROR, "kubernetes.io/config.source", "controller.kubernetes.io/pod-deletion-cost")
+KEPT_PREFIX: Final = "nodeagent.io/"
+HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
+DEFAULT_GRACE_S: Final = 30.0
+"""What the API server sets when terminationGracePeriodSeconds is left out."""
+_NOTES: Final = 20
+"""Notes about unreadable pods that are kept; a broken webhook can spoil every pod of a node at once."""
+
+_pod_decoder = msgspec.json.Decoder(objects.PodObject)
+_meta_decoder = msgspec.json.Decoder(objects.MetaOnly)
+_list_decoder = msgspec.json.Decoder(objects.ObjectList)
+
+
+class PodsView(NamedTuple):
+    """The pods of this node as last heard of."""
+
+    pods: tuple[Pod, ...]
+    synced_at: float | None
+    """CLOCK_BOOTTIME at which this was last known to be current; None: never."""
+    reason: str
+    """What is wrong with the connection now; empty when nothing is."""
+    notes: tuple[Note, ...] = ()
+    """Pods that could not be read."""
+
+
+def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequence[str] = ()) -> PodsView:
+    """The node's pods, once, from the server's cache. Raises `ApiError`."""
+    asked_at = boottime()
+    store = _Store(keep_annotations)
+    query = {"fieldSelector": f"spec.nodeName={node_name}", "limit": str(PAGE), "resourceVersion": "0"}
+    items: list[msgspec.Raw] = []
+    while True:
+        page = _list_decoder.decode(transport.request("GET", f"/api/v1/pods?{urlencode(query)}").body)
+        items.extend(page.items or ())
+        if not page.metadata.continue_:
+            break
+        query["continue"] = page.metadata.continue_
+        query.pop("resourceVersion", None)
+    store.replace(items)
+    return PodsView(store.pods(), asked_at, "", store.notes())
+
+
+class PodWatch:
+    """The node's pods, kept current by a thread."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        node_name: str,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        keep_annotations: Sequence[str] = (),
+        clock: Callable[[], float] = boottime,
+        idle_s: float = IDLE_S,
+        watch_s: float = WATCH_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """`wake` is called, from the thread, whenever the view has changed. `keep_annotations` are further keys that a
+        decision looks at (the configuration's `protection.annotations`)."""
+        self._store = _Store(keep_annotations, wake=wake)
+        self._watch = ListWatch(
+            transport,
+            "/api/v1/pods",
+            self._store,
+            field_selector=f"spec.nodeName={node_name}",
+            name="pods",
+            clock=clock,
+            idle_s=idle_s,
+            watch_s=watch_s,
+            backoff=backoff,
+        )
+
+    def start(self) -> None:
+        """Begin to list and watch; returns at once."""
+        self._watch.start()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._watch.stop()
+
+    def view(self) -> PodsView:
+        """What is known now; never waits for the API."""
+        synced_at = self._watch.synced_at
+        return PodsView(self._store.pods(), synced_at, self._watch.reason, self._store.notes())
+
+    @property
+    def failures(self) -> int:
+        """Failed lists and broken watches since the start."""
+        return self._watch.failures
+
+    @property
+    def relists(self) -> int:
+        """Lists since the start."""
+        return self._watch.relists
+
+
+class _Store:
+    """The pods by UID. Written by one thread, read by any."""
+
+    def __init__(self, keep_annotations: Sequence[str], *, wake: Callable[[], None] = lambda: None) -> None:
+        # `key=value` is how the configuration may write a protection; the key is what has to be kept.
+        self._keep = frozenset((*KEPT_ANNOTATIONS, *(entry.partition("=")[0] for entry in keep_annotations)))
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._pods: dict[str, Pod] = {}
+        self._notes: dict[str, Note] = {}
+        self._view: tuple[Pod, ...] | None = ()
+
+    def replace(self, items: Sequence[msgspec.Raw]) -> None:
+        with self._lock:
+            self._pods.clear()
+            self._notes.clear()
+            for item in items:
+                self._put(item)
+            self._view = None
+
+    def apply(self, kind: str, item: msgspec.Raw) -> None:
+        with self._lock:
+            if kind == "DELETED":
+                uid = _identity(item).uid
+                self._pods.pop(uid, None)
+                self._notes.pop(uid, None)
+            else:
+                self._put(item)
+            self._view = None
+
+    def changed(self) -> None:
+        self._wake()
+
+    def pods(self) -> tuple[Pod, ...]:
+        with self._lock:
+            if self._view is None:
+                self._view = tuple(self._pods.values())
+            return self._view
+
+    def notes(self) -> tuple[Note, ...]:
+        with self._lock:
+            return tuple(self._notes.values())
+
+    def _put(self, item: msgspec.Raw) -> None:
+        try:
+            pod = pod_of(item, keep=self._keep)
+        except (msgspec.DecodeError, ValueError) as error:
+            meta = _identity(item)
+            self._pods.pop(meta.uid, None)
+            if len(self._notes) < _NOTES:
+                name = f"{meta.namespace}/{meta.name}" if meta.name else "a pod"
+                self._notes[meta.uid or name] = Note(f"pod {name}", f"what the API says of it cannot be read: {error}")
+            return
+        self._notes.pop(pod.uid, None)
+        self._pods[pod.uid] = pod
+
+
+def _identity(item: msgspec.Raw) -> objects.Meta:
+    try:
+        return _meta_decoder.decode(item).metadata
+    except (msgspec.DecodeError, ValueError):
+        return objects.Meta()
+
+
+# --- one pod ---------------------------------------------------------------------------------------------------------
+
+
+def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_ANNOTATIONS)) -> Pod:
+    """A pod from its JSON. Raises msgspec.DecodeError or ValueError when a field is not what it must be."""
+    raw = _pod_decoder.decode(item)
+    meta, spec, status = raw.metadata, raw.spec, raw.status
+    if not meta.uid:
+        raise ValueError("it has no UID")
+    annotations = {
+        key: value for key, value in (meta.annotations or {}).items() if key in keep or key.startswith(KEPT_PREFIX)
+    }
+    containers = _containers(spec, status)
+    owner = next((o for o in meta.owner_references or () if o.controller), None)
+    pod_level = spec.resources
+    return Pod(
+        uid=meta.uid,
+        cgroup_uid=annotations.get(MIRROR) or meta.uid,
+        namespace=meta.namespace or None,
+        name=meta.name or None,
+        source=PodSource.API,
+        qos_class=QOSClass(status.qos_class) if status.qos_class else _qos(containers, pod_level),
+        priority=spec.priority,
+        priority_class=spec.priority_class_name,
+        phase=status.phase,
+        resource_version=meta.resource_version,
+        created_wall=_epoch(meta.creation_timestamp),
+        started_wall=_epoch(status.start_time),
+        deletion_wall=_epoch(meta.deletion_timestamp),
+        deletion_grace_s=_seconds(meta.deletion_grace_period_seconds),
+        termination_grace_s=DEFAULT_GRACE_S
+        if (grace := spec.termination_grace_period_seconds) is None
+        else float(grace),
+        containers=containers,
+        pod_requests=None if pod_level is None else _resources(pod_level.requests),
+        pod_limits=None if pod_level is None else _resources(pod_level.limits),
+        overhead=_resources(spec.overhead),
+        resize_infeasible=_resize_infeasible(status),
+        owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid),
+        labels=meta.labels or {},
+        annotations=annotations,
+        ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
+        node_bound=_node_bound(spec, owner),
+        empty_dirs=tuple(
+            EmptyDir(v.name, v.empty_dir.medium == "Memory", _whole(v.empty_dir.size_limit))
+            for v in spec.volumes or ()
+            if v.empty_dir is not None
+        ),
+    )
+
+
+def _containers(spec: objects.PodSpec, status: objects.PodStatus) -> tuple[Container, ...]:
+    states = {s.name: s for s in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
+    found = [_container(c, ContainerKind.REGULAR, states.get(c.name)) for c in spec.containers or ()]
+    for c in spec.init_containers or ():
+        kind = ContainerKind.SIDECAR if c.restart_policy == "Always" else ContainerKind.INIT
+        found.append(_container(c, kind, states.get(c.name)))
+    return tuple(found)
+
+
+def _container(spec: objects.ContainerSpec, kind: ContainerKind, status: objects.ContainerStatus | None) -> Container:
+    wanted = spec.resources or objects.ResourceRequirements()
+    container = Container(spec.name, kind, requests=_resources(wanted.requests), limits=_resources(wanted.limits))
+    if status is None:
+        return container
+    actual = status.resources
+    return container._replace(
+        allocated=None if status.allocated_resources is None else _resources(status.allocated_resources),
+        # `resources: {}` is what a container without any has: reported, and empty.
+        actual=None if actual is None else _resources(actual.requests),
+        actual_limits=None if actual is None else _resources(actual.limits),
+        container_id=status.container_id.partition("://")[2],
+        restart_count=status.restart_count,
+        running=status.state is not None and status.state.running is not None,
+    )
+
+
+def _resources(amounts: Mapping[str, str | int] | None) -> Resources:
+    if not amounts:
+        return NO_RESOURCES
+    return Resources(
+        cpu_milli=_milli(amounts.get("cpu")),
+        memory=_whole(amounts.get("memory")),
+        ephemeral_storage=_whole(amounts.get("ephemeral-storage")),
+        others=any(name not in ("cpu", "memory", "ephemeral-storage") for name in amounts),
+    )
+
+
+# The same few quantities stand in every pod of a cluster.
+@functools.lru_cache(maxsize=1024)
+def _whole(amount: str | int | None) -> int | None:
+    return None if amount is None else quantity.parse_quantity(str(amount))
+
+
+@functools.lru_cache(maxsize=1024)
+def _milli(amount: str | int | None) -> int | None:
+    return None if amount is None else quantity.parse_milli(str(amount))
+
+
+def _qos(containers: tuple[Container, ...], pod_level: objects.ResourceRequirements | None) -> QOSClass:
+    """For an API server that leaves status.qosClass out (it does not since 1.9): KUBELET-CONTRACT §11."""
+    if pod_level is not None:
+        sides = [(_resources(pod_level.requests), _resources(pod_level.limits))]
+    else:
+        sides = [(c.requests, c.limits) for c in containers]
+    requests = (sum(r.cpu_milli or 0 for r, _ in sides), sum(r.memory or 0 for r, _ in sides))
+    limits = (sum(li.cpu_milli or 0 for _, li in sides), sum(li.memory or 0 for _, li in sides))
+    if not any(requests) and not any(limits):
+        return QOSClass.BEST_EFFORT
+    complete = all(limit.cpu_milli and limit.memory for _, limit in sides)
+    return QOSClass.GUARANTEED if complete and requests == limits else QOSClass.BURSTABLE
+
+
+def _resize_infeasible(status: objects.PodStatus) -> bool:
+    """The condition since 1.33, the field before."""
+    return status.resize == "Infeasible" or any(
+        c.type == "PodResizePending" and c.reason == "Infeasible" for c in status.conditions or ()
+    )
+
+
+def _node_bound(spec: objects.PodSpec, owner: objects.OwnerReference | None) -> str:
+    """Why only this very node would do for the pod's successor.
+
+    A DaemonSet's pods are bound by their controller on every node alike; that they are a DaemonSet's is a protection of
+    its own. A `nodeName` in the pod template cannot be told from the scheduler's choice in the object.
+    """
+    if owner is not None and owner.kind == "DaemonSet":
+        return ""
+    if HOSTNAME_LABEL in (spec.node_selector or {}):
+        return f"nodeSelector {HOSTNAME_LABEL}={(spec.node_selector or {})[HOSTNAME_LABEL]}"
+    affinity = spec.affinity.node_affinity if spec.affinity else None
+    terms = (affinity.required.node_selector_terms or []) if affinity and affinity.required else []
+    # The terms are alternatives: one that leaves a choice frees the pod.
+    if terms and all(_names_one_node(term) for term in terms):
+        names = sorted({name for term in terms for name in _named_nodes(term)})
+        return f"node affinity to {names[0]}" if len(names) == 1 else ""
+    return ""
+
+
+def _named_nodes(term: objects.NodeSelectorTerm) -> list[str]:
+    named = [
+        r.values or []
+        for r in (
+            *(r for r in term.match_fields or () if r.key == "metadata.name"),
+            *(r for r in term.match_expressions or () if r.key == HOSTNAME_LABEL),
+        )
+        if r.operator == "In"
+    ]
+    return min(named, key=len, default=[])
+
+
+def _names_one_node(term: objects.NodeSelectorTerm) -> bool:
+    return len(_named_nodes(term)) == 1
+
+
+def _epoch(moment: datetime | None) -> float | None:
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise ValueError("a timestamp has no time zone")
+    return moment.timestamp()
+
+
+def _seconds(count: int | None) -> float | None:
+    return None if count is None else float(count)

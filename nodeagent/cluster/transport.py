@@ -1,0 +1,591 @@
+"""HTTP to the API server: bytes in, bytes out, and nothing that waits without a bound.
+
+Promises:
+
+1. Configuration, authentication and TLS are the official `kubernetes` package's (`official`, the only other module that
+   touches it): kubeconfigs with exec plugins, tokens and client certificates, and the pod's service account.
+2. Every request has a deadline for the whole of it: connecting, sending, each header byte and each body byte count
+   against it, so that a half-open connection or a server that drips cannot hold a worker. (A DNS look-up cannot be
+   bounded; on a connection that is already open there is none.)
+3. Every body and every line of a stream has a size limit. Nothing is retried but once, at once, and only when a
+   kept-alive connection turns out to have been closed by the server or the credentials have been renewed.
+4. Credentials are read again once a minute and after a 401: projected tokens, exec plugins and client certificates
+   rotate. White space around a token never reaches a header.
+5. Every failure is an `ApiError` whose kind tells what it means for a request that was to change something.
+
+A `Transport` is used by many threads at once; each request is driven by the thread that makes it.
+"""
+
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPResponse as _StdResponse
+from typing import Any, Final, NamedTuple, TypeVar
+
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NewConnectionError,
+    ProtocolError,
+    ProxyError,
+    ReadTimeoutError,
+    SSLError,
+)
+
+from nodeagent.cluster import official
+from nodeagent.cluster.credentials import Credentials, CredentialSource
+from nodeagent.model import OutcomeKind
+
+JSON: Final = "application/json"
+STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""TCP and TLS each. In a cluster both take milliseconds; 5 s survives one lost SYN (1 s + 2 s)."""
+MAX_BODY_BYTES: Final = 64 << 20
+"""A pod with everything set is about 20 KiB in a list, etcd allows 1.5 MiB: 500 ordinary pods are 10 MiB."""
+MAX_LINE_BYTES: Final = 8 << 20
+"""One watch event: the largest object etcd holds, grown by encoding."""
+RELOAD_CREDENTIALS_S: Final = 60.0
+"""The kubelet renews a projected token at 80% of its life (8 minutes for the shortest), so a minute is early enough."""
+RENEW_AFTER_401_S: Final = 5.0
+"""At least this long between two renewals that a 401 asks for: exec plugins are slow, a wrong token stays wrong."""
+EXEC_PLUGIN_TIMEOUT_S: Final = 30.0
+_POOL_SIZE: Final = 12
+"""Connections kept open: two or three watches, the evictor's workers, one each for conditions and events."""
+_CHUNK: Final = 64 << 10
+
+
+class CredentialsError(Exception):
+    """The credentials cannot be used: no file, no context, an exec plugin that fails. The message says which."""
+
+
+class ApiError(Exception):
+    """A request that did not succeed."""
+
+    def __init__(
+        self, kind: OutcomeKind, message: str, *, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.status = status
+        """HTTP status; None when there was no answer."""
+        self.retry_after_s = retry_after_s
+        """What the server asked for with Retry-After, seconds; None when it did not."""
+
+    @property
+    def expired(self) -> bool:
+        """410: the resourceVersion is too old to go on from, list again."""
+        return self.status == 410
+
+
+class Response(NamedTuple):
+    """An answer below 400."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names are case-insensitive."""
+    body: bytes
+
+
+class _Limits:
+    """What the request that a thread is driving may take. Shared with the socket reader below."""
+
+    __slots__ = ("deadline", "idle_s", "socket")
+
+    def __init__(self, *, deadline: float, idle_s: float) -> None:
+        self.deadline = deadline
+        """On time.monotonic()."""
+        self.idle_s = idle_s
+        self.socket: socket.socket | None = None
+
+
+_current = threading.local()
+_T = TypeVar("_T")
+
+
+class _BoundedReader(io.RawIOBase):
+    """Reads a socket so that no read outlives the request's deadline."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: _Limits) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._limits = limits
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._limits.deadline - time.monotonic()
+        if left <= 0:
+            msg = "the request's deadline has passed"
+            raise TimeoutError(msg)
+        self._sock.settimeout(min(left, self._limits.idle_s))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _BoundedResponse(_StdResponse):
+    """http.client's response, reading its headers and its body through `_BoundedReader`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        limits: _Limits = _current.limits
+        limits.socket = sock
+        raw = self.fp.detach()
+        self.fp = io.BufferedReader(_BoundedReader(raw, sock, limits))
+
+
+class Stream:
+    """The lines of a streaming answer, as they arrive. Iterate in one thread; `abort` from any."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, limits: _Limits) -> None:
+        self._response = response
+        self._limits = limits
+        self._aborted = False
+
+    def lines(self) -> Iterator[bytes]:
+        """Each complete line, without its newline. Ends when the server ends the stream; an unfinished last line is
+        dropped. Raises `ApiError` when nothing comes for the idle time, at the deadline, or when the connection breaks.
+        """
+        rest = bytearray()
+        while True:
+            chunk = self._read()
+            if not chunk:
+                return
+            rest += chunk
+            if b"\n" not in chunk:
+                if len(rest) > MAX_LINE_BYTES:
+                    raise _too_large(MAX_LINE_BYTES)
+                continue
+            *complete, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            yield from (line for line in complete if line)
+
+    def abort(self) -> None:
+        """Make `lines` end now."""
+        self._aborted = True
+        _shut(self._limits.socket)
+
+    def close(self) -> None:
+        """Give the connection up: a watch that is not read to its end cannot be used again."""
+        self._response.close()
+
+    def _read(self) -> bytes:
+        try:
+            return self._response.read1(_CHUNK, decode_content=False)
+        except (HTTPError, OSError, ValueError) as error:
+            # ValueError: the response was closed under the reader by `abort`.
+            if self._aborted:
+                return b""
+            raise _failure(error) from error
+
+
+class Transport:
+    """Connections to one API server with one set of credentials. Made by `connect`."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        request_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        light: bool = True,
+    ) -> None:
+        self.credentials = credentials
+        self.request_timeout_s = request_timeout_s
+        self._clock = clock
+        self._renewing = threading.Lock()
+        kubeconfig = credentials.source is not CredentialSource.SERVICE_ACCOUNT
+        text = _texts(credentials.kubeconfig) if kubeconfig else ""
+        # `auth-provider` is the one thing that needs the whole package; `exec` is the one that must not run at will.
+        self._official = official.load(kubeconfig=kubeconfig, light=light and "auth-provider" not in text)
+        self._runs_plugin = "exec:" in text or '"exec"' in text
+        self._configuration: Any = None
+        self._pool: Any = None
+        self._authorization: str | None = None
+        self._loaded_at = 0.0
+        self._renewed_at = float("-inf")
+        self._load(first=True)
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return str(self._configuration.host).rstrip("/")
+
+    @property
+    def light(self) -> bool:
+        """The official package's parents were not executed (`official`)."""
+        return self._official.light
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        timeout_s: float | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> Response:
+        """One request, answered below 400 within `timeout_s` (default: the transport's) or `ApiError`."""
+        limits = self._limits(timeout_s)
+        may_renew = True
+        while True:
+            used = self._authorization
+            response = self._send(method, path, body=body, content_type=content_type, limits=limits)
+            content = _read_all(response, max_bytes)
+            if response.status < 400:
+                return Response(response.status, response.headers, content)
+            if response.status == 401 and may_renew and self._renew(used):
+                may_renew = False
+                continue
+            raise error_of(response.status, response.headers, content)
+
+    @contextmanager
+    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator[Stream]:
+        """A GET whose answer comes line by line. `idle_s` bounds the silence, `total_s` the whole of it.
+
+        The headers must come within the transport's request time-out. Raises `ApiError` as `request` does.
+        """
+        may_renew = True
+        while True:
+            used = self._authorization
+            limits = self._limits(None)
+            response = self._send("GET", path, body=None, content_type=JSON, limits=limits)
+            if response.status < 400:
+                break
+            content = _read_all(response, MAX_LINE_BYTES)
+            if response.status == 401 and may_renew and self._renew(used):
+                may_renew = False
+                continue
+            raise error_of(response.status, response.headers, content)
+        limits.deadline = time.monotonic() + total_s
+        limits.idle_s = idle_s
+        stream = Stream(response, limits)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def warm(self, connections: int) -> int:
+        """Have this many connections open and idle; returns how many are. Costs that many cheap requests.
+
+        The API server closes a connection that was idle for 90 s, so whoever wants to find one open calls this more
+        often than that. Raises `ApiError` when not even one could be opened.
+        """
+        opened: list[urllib3.BaseHTTPResponse] = []
+        failure: ApiError | None = None
+        for _ in range(connections):
+            try:
+                opened.append(
+                    self._send("GET", "/version", body=None, content_type=JSON, limits=self._limits(None)),
+                )
+            except ApiError as error:
+                failure = error
+                break
+        ready = 0
+        for response in opened:
+            try:
+                _read_all(response, MAX_LINE_BYTES)
+                ready += 1
+            except ApiError as error:
+                failure = error
+        if failure is not None and not ready:
+            raise failure
+        return ready
+
+    def close(self) -> None:
+        """Close idle connections. Streams in use are closed by their owners."""
+        self._pool.clear()
+
+    def _limits(self, timeout_s: float | None) -> _Limits:
+        seconds = self.request_timeout_s if timeout_s is None else timeout_s
+        return _Limits(deadline=time.monotonic() + seconds, idle_s=seconds)
+
+    def _send(
+        self, method: str, path: str, *, body: bytes | None, content_type: str, limits: _Limits
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": JSON, "User-Agent": _user_agent()}
+        if authorization := self._current_authorization():
+            headers["Authorization"] = authorization
+        if body is not None:
+            headers["Content-Type"] = content_type
+        may_reconnect = True
+        while True:
+            left = limits.deadline - time.monotonic()
+            if left <= 0:
+                raise ApiError(OutcomeKind.UNREACHABLE, "the deadline passed before the request was sent")
+            _current.limits = limits
+            try:
+                return self._http_pool().urlopen(  # type: ignore[no-any-return]
+                    method,
+                    "/" + path.lstrip("/"),
+                    body=body,
+                    headers=headers,
+                    timeout=urllib3.Timeout(connect=min(left, CONNECT_TIMEOUT_S), read=left),
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
+                    decode_content=False,
+                )
+            except (HTTPError, OSError) as error:
+                # A kept-alive connection that the server closed while idle fails before any answer; the requests of
+                # this agent carry a UID or replace what they write, so sending one again is safe.
+                if may_reconnect and isinstance(error, ProtocolError) and _closed_by_peer(error):
+                    may_reconnect = False
+                    continue
+                raise _failure(error) from error
+
+    def _http_pool(self) -> Any:
+        pool = self._pool.connection_from_url(self.server)
+        if pool.ConnectionCls.response_class is not _BoundedResponse:
+            pool.ConnectionCls = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": _BoundedResponse})
+        return pool
+
+    # --- credentials ------------------------------------------------------------------------------------------------
+
+    def _current_authorization(self) -> str | None:
+        if self._clock() - self._loaded_at >= RELOAD_CREDENTIALS_S and self._renewing.acquire(blocking=False):
+            # One thread renews, the others go on with what there is.
+            try:
+                self._reload()
+            except CredentialsError:
+                # A token file in the middle of being replaced: the old token is still good, and if not, a 401 says so.
+                self._loaded_at = self._clock()
+            finally:
+                self._renewing.release()
+        return self._authorization
+
+    def _reload(self) -> None:
+        if self._runs_plugin:
+            # The package runs the plugin again when what it gave has expired, and only then.
+            self._authorization = _within(EXEC_PLUGIN_TIMEOUT_S, lambda: _authorization(self._configuration))
+            self._loaded_at = self._clock()
+        else:
+            self._load(first=False)
+
+    def _renew(self, used: str | None) -> bool:
+        """After a 401 to a request with this authorization: True when other credentials are there to try again with."""
+        with self._renewing:
+            if self._authorization != used:
+                return True
+            if self._clock() - self._renewed_at < RENEW_AFTER_401_S:
+                return False
+            self._renewed_at = self._clock()
+            try:
+                self._load(first=True)
+            except CredentialsError:
+                # What we have stays: the 401 itself is what the caller gets to see.
+                return False
+            # Without a token it is the client certificate that may have been renewed in its file.
+            return self._authorization != used or used is None
+
+    def _load(self, *, first: bool) -> None:
+        """Read the credentials. `first` also opens a new pool, since client certificates may be new as well."""
+        configuration = self._official.configuration()
+        configuration.retries = False
+        configuration.keep_alive = True
+        configuration.connection_pool_maxsize = _POOL_SIZE
+        try:
+            _within(EXEC_PLUGIN_TIMEOUT_S, lambda: self._fill(configuration))
+            authorization = _authorization(configuration)
+        except (self._official.config_exception, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CredentialsError(f"{self.credentials.source.value}: {error}") from error
+        if self._runs_plugin and authorization is None and not configuration.cert_file:
+            raise CredentialsError(
+                f"{self.credentials.source.value}: the exec plugin gave neither token nor certificate"
+            )
+        self._authorization = authorization
+        if first:
+            old, self._configuration = self._pool, configuration
+            self._pool = self._official.rest_client(configuration).pool_manager
+            if old is not None:
+                old.clear()
+        self._loaded_at = self._clock()
+
+    def _fill(self, configuration: Any) -> None:
+        credentials = self.credentials
+        if credentials.source is CredentialSource.SERVICE_ACCOUNT:
+            host, _, port = credentials.server.rpartition(":")
+            self._official.in_cluster_loader(
+                token_filename=f"{credentials.service_account_dir}/token",
+                cert_filename=f"{credentials.service_account_dir}/ca.crt",
+                try_refresh_token=False,
+                environ={"KUBERNETES_SERVICE_HOST": host.strip("[]"), "KUBERNETES_SERVICE_PORT": port},
+            ).load_and_set(configuration)
+        else:
+            self._official.load_kube_config(
+                config_file=credentials.kubeconfig, client_configuration=configuration, persist_config=False
+            )
+
+
+def connect(credentials: Credentials, *, request_timeout_s: float = 5.0, light: bool = True) -> Transport:
+    """Load these credentials. Nothing is sent yet. Raises `CredentialsError` when they cannot be used.
+
+    `light` False imports the whole official package, which is otherwise only the fall-back.
+    """
+    if not credentials.found:
+        raise CredentialsError(credentials.reason)
+    return Transport(credentials, request_timeout_s=request_timeout_s, light=light)
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """What an answer of 400 and above means (KUBELET-CONTRACT §14 and the recordings)."""
+    message, causes = _status_of(body)
+    retry_after_s = _seconds(headers.get("Retry-After"))
+    return ApiError(
+        _kind(status, message, causes),
+        message or f"HTTP {status}",
+        status=status,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
+    if status == 429:
+        return OutcomeKind.BLOCKED_BY_BUDGET if "DisruptionBudget" in causes else OutcomeKind.THROTTLED
+    if status == 500 and "more than one PodDisruptionBudget" in message:
+        return OutcomeKind.BUDGET_CONFLICT
+    if status >= 500:
+        return OutcomeKind.SERVER_ERROR
+    return {
+        401: OutcomeKind.UNAUTHORIZED,
+        403: OutcomeKind.FORBIDDEN,
+        404: OutcomeKind.GONE,
+        409: OutcomeKind.REPLACED,
+    }.get(status, OutcomeKind.INVALID)
+
+
+def _status_of(body: bytes) -> tuple[str, tuple[str, ...]]:
+    """Message and causes' reasons of a Status object; the plain text where there is none (fairness, proxies)."""
+    plain = body[:512].decode("utf-8", "replace").strip()
+    try:
+        status = json.loads(body)
+    except ValueError:
+        return plain, ()
+    if not isinstance(status, dict) or not isinstance(status.get("message"), str):
+        return plain, ()
+    message = status["message"]
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    if not isinstance(causes, list):
+        return message, ()
+    known = [cause for cause in causes if isinstance(cause, dict)]
+    told = [cause["message"] for cause in known if isinstance(cause.get("message"), str)]
+    if told and told[0] not in message:
+        message = f"{message} {told[0]}"
+    return message, tuple(str(cause.get("reason", "")) for cause in known)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After as the API server sends it: whole seconds. A date or rubbish is None."""
+    return float(text) if text and text.isascii() and text.isdigit() and len(text) < 7 else None
+
+
+def _failure(error: Exception) -> ApiError:
+    """What a request that got no answer means."""
+    if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
+        return ApiError(OutcomeKind.UNREACHABLE, f"cannot connect: {_innermost(error)}")
+    if isinstance(error, ReadTimeoutError | TimeoutError):
+        return ApiError(OutcomeKind.TIMED_OUT, "no answer within the deadline")
+    return ApiError(OutcomeKind.TIMED_OUT, f"the connection broke before the answer was complete: {_innermost(error)}")
+
+
+def _innermost(error: Exception) -> str:
+    text = str(error)
+    for cause in (error.__cause__, error.__context__):
+        if cause is not None and str(cause):
+            return f"{text} ({cause})" if str(cause) not in text else text
+    return text or type(error).__name__
+
+
+def _closed_by_peer(error: ProtocolError) -> bool:
+    inner = error.args[1] if len(error.args) > 1 else None
+    return isinstance(inner, ConnectionError)
+
+
+def _read_all(response: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
+    content = bytearray()
+    try:
+        while chunk := response.read1(_CHUNK, decode_content=False):
+            content += chunk
+            if len(content) > max_bytes:
+                response.close()
+                raise _too_large(max_bytes)
+    except (HTTPError, OSError) as error:
+        response.close()
+        raise _failure(error) from error
+    return bytes(content)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(OutcomeKind.SERVER_ERROR, f"the answer is larger than {limit >> 20} MiB")
+
+
+def _authorization(configuration: Any) -> str | None:
+    """The Authorization header's value, or None without a token. White space inside a token file ends up around it."""
+    key = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+    if not key:
+        return None
+    scheme, _, token = str(key).strip().partition(" ")
+    return f"{scheme.capitalize()} {token.strip()}"
+
+
+def _within(seconds: float, work: Callable[[], _T]) -> _T:
+    """`work` in a thread of its own, for at most this long: the package runs exec plugins without a time-out."""
+    result: list[_T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except Exception as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="credentials", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not result:
+        raise CredentialsError(f"loading the credentials took longer than {seconds:.0f} s")
+    return result[0]
+
+
+def _texts(paths: str) -> str:
+    texts = []
+    for path in paths.split(":"):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                texts.append(file.read())
+        except OSError as error:
+            raise CredentialsError(f"{path}: {error.strerror}") from error
+    return "\n".join(texts)
+
+
+def _shut(sock: socket.socket | None) -> None:
+    if sock is None:
+        return
+    try:
+        # Not SSLSocket's own shutdown, which pulls the TLS state from under a thread that is reading.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    except OSError:
+        # Already closed: then nobody is waiting on it.
+        return
+
+
+def _user_agent() -> str:
+    from nodeagent import __version__
+
+    return f"nodeagent/{__version__}"
