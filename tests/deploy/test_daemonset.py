@@ -105,7 +105,7 @@ def request_paths() -> Iterator[tuple[str, str]]:
     """(path, module) for every API path in the cluster room. `f"{base}/tail"` counts with each base of its module."""
     for module in sorted(CLUSTER.rglob("*.py")):
         found = {text.partition("?")[0] for text in texts(module) if re.match(r"/apis?/", text)}
-        tails = {text[2:] for text in texts(module) if re.fullmatch(r"\{\}(/[a-z]+)+", text)}
+        tails = {match[1] for text in texts(module) if (match := re.fullmatch(r"\{\}((?:/[a-z]+)+)(?:\{\})?", text))}
         yield from ((path, module.name) for path in found)
         yield from ((path + tail, module.name) for path in found for tail in tails)
 
