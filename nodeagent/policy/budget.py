@@ -1,0 +1,249 @@
+"""How much may be done: token buckets, back-off per owner, per pod and for the API.
+
+Promises:
+
+1. In any stretch of time a bucket lets through at most `burst` evictions and one more for each full refill interval of
+   that time, whatever is sampled, however often the process dies, as long as the state is persisted before acting.
+2. A token comes back only when it is proven that nothing was evicted for it.
+3. A limit that was hit is a `Refusal` with the numbers, never silence.
+
+Theory of operation. A bucket is a whole number of tokens and the instant from which the next one grows, so refilling in
+a million small steps gives exactly what one big step gives. A bucket that is not in the state is full, or, when the
+state was lost (`spent_at`), was empty at that instant. A clock that ran backwards means another boot (CLOCK_BOOTTIME
+never does so within one): the bucket counts as spent, from now on.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Bucket, Budgets
+from nodeagent.model import Pod, Refusal, Signal
+
+NODE: Final = "node"
+NAMESPACE: Final = "namespace"
+OWNER: Final = "owner"
+SIGNAL: Final = "signal"
+
+API_BACKOFF_S: Final = 1.0
+"""First wait after a request that failed for want of the API; doubles up to `API_BACKOFF_MAX_S`. Short, because a hard
+threshold may be met; not zero, because a fleet in trouble must not hammer an API server in trouble."""
+API_BACKOFF_MAX_S: Final = 30.0
+"""Trades load on a broken API server against the delay after it recovers: about the length of one kubelet cleanup."""
+POD_BACKOFF_S: Final = 10.0
+"""First wait before a pod whose disruption budget refused is tried again without a Retry-After: the disruption
+controller's own Retry-After (KUBELET-CONTRACT 14)."""
+POD_BACKOFF_MAX_S: Final = 300.0
+JITTER: Final = 0.25
+"""Waits are lengthened by up to this share, by a hash of their subject, so that a fleet does not return at once."""
+
+
+class Level(NamedTuple):
+    """What is in a bucket."""
+
+    tokens: int
+    since: float
+    """From when the next token grows; of no meaning while the bucket is full."""
+
+
+class Wait(NamedTuple):
+    """A back-off that doubles."""
+
+    times: int
+    until: float
+    last: float
+    code: str
+    why: str
+
+
+class BudgetState(NamedTuple):
+    """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`."""
+
+    levels: Mapping[str, Level] = {}
+    spent_at: float | None = None
+    """When the state was lost: buckets that are not in `levels` were empty then. None: they are full."""
+    owners: Mapping[str, Wait] = {}
+    """Owners whose pods are spared, by owner UID."""
+    pods: Mapping[str, Wait] = {}
+    """Pods that are left alone for a while, by UID."""
+    api: Wait | None = None
+    """Set while requests fail for want of the API."""
+
+
+def owner_of(pod: Pod) -> str:
+    """UID of the controller, or the pod's own where it has none."""
+    return pod.owner.uid if pod.owner is not None and pod.owner.uid else pod.uid
+
+
+def keys_of(pod: Pod, signal: Signal) -> tuple[str, ...]:
+    """The buckets that evicting `pod` for `signal` takes a token from."""
+    return (NODE, f"{NAMESPACE}/{pod.namespace}", f"{OWNER}/{owner_of(pod)}", f"{SIGNAL}/{signal.value}")
+
+
+def bucket_of(key: str, budgets: Budgets) -> Bucket:
+    """The size of the bucket that `key` names."""
+    kind = key.partition("/")[0]
+    if kind == NODE:
+        return budgets.node
+    if kind == NAMESPACE:
+        return budgets.namespace
+    return budgets.owner if kind == OWNER else budgets.signal
+
+
+def refilled(level: Level, bucket: Bucket, *, now: float) -> Level:
+    """The bucket at `now`. Whole tokens only; the fraction stays in `since`."""
+    elapsed = now - level.since
+    if not elapsed >= 0:  # backwards, or not a number
+        return Level(0, now)
+    if bucket.per_hour <= 0:
+        return Level(min(level.tokens, bucket.burst), level.since)
+    interval_s = 3600.0 / bucket.per_hour
+    grown = int(elapsed / interval_s)
+    if level.tokens + grown >= bucket.burst:
+        return Level(bucket.burst, now)
+    return Level(level.tokens + grown, level.since + grown * interval_s)
+
+
+def level(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Level:
+    """What is in the bucket `key` at `now`."""
+    bucket = bucket_of(key, budgets)
+    stored = state.levels.get(key)
+    if stored is None:
+        if state.spent_at is None:
+            return Level(bucket.burst, now)
+        stored = Level(0, state.spent_at)
+    return refilled(stored, bucket, now=now)
+
+
+def empty(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Refusal | None:
+    """Why the bucket `key` lets nothing through now, or None."""
+    held = level(state, key, now=now, budgets=budgets)
+    if held.tokens > 0:
+        return None
+    bucket = bucket_of(key, budgets)
+    kind, _, name = key.partition("/")
+    subject = f"{kind} {name}" if name else kind
+    if bucket.per_hour > 0 and bucket.burst > 0:
+        next_s = max(0.0, held.since + 3600.0 / bucket.per_hour - now)
+        refill = f"refilled at {bucket.per_hour:g} an hour, next in {next_s:.0f}s"
+    else:
+        refill = "never refilled"
+    return Refusal(f"budget-{kind}", f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
+
+
+def take(state: BudgetState, keys: tuple[str, ...], *, now: float, budgets: Budgets) -> BudgetState | Refusal:
+    """Take one token from each of `keys`, or none at all and say which bucket is empty."""
+    levels = dict(state.levels)
+    for key in keys:
+        held = level(state, key, now=now, budgets=budgets)
+        if held.tokens < 1:
+            refusal = empty(state, key, now=now, budgets=budgets)
+            assert refusal is not None
+            return refusal
+        levels[key] = Level(held.tokens - 1, held.since)
+    return state._replace(levels=levels)
+
+
+def give_back(state: BudgetState, keys: tuple[str, ...], *, now: float, budgets: Budgets) -> BudgetState:
+    """Undo one `take` of `keys`, for an attempt that is proven to have evicted nothing."""
+    levels = dict(state.levels)
+    for key in keys:
+        held = level(state, key, now=now, budgets=budgets)
+        levels[key] = Level(min(held.tokens + 1, bucket_of(key, budgets).burst), held.since)
+    return state._replace(levels=levels)
+
+
+def spare_owner(state: BudgetState, owner: str, *, now: float, budgets: Budgets) -> BudgetState:
+    """After an eviction spare the owner's other pods for 1, 2, 4... times `owner_backoff_s`."""
+    earlier = state.owners.get(owner)
+    count = earlier.times + 1 if earlier and now - earlier.last <= 2 * budgets.owner_backoff_max_s else 1
+    wait_s = doubled(budgets.owner_backoff_s, count, most=budgets.owner_backoff_max_s)
+    why = f"a pod of the same owner was evicted, {count} in a row: spared for {wait_s:.0f}s"
+    return state._replace(owners={**state.owners, owner: Wait(count, now + wait_s, now, "owner-backoff", why)})
+
+
+def spare_pod(
+    state: BudgetState, uid: str, *, now: float, code: str, why: str, retry_after_s: float | None
+) -> BudgetState:
+    """Leave one pod alone after a request for it was refused: as long as the server said, else 10, 20, 40... s."""
+    earlier = state.pods.get(uid)
+    count = earlier.times + 1 if earlier else 1
+    wait_s = _server_said(retry_after_s, POD_BACKOFF_MAX_S)
+    if wait_s is None:
+        wait_s = _jittered(doubled(POD_BACKOFF_S, count, most=POD_BACKOFF_MAX_S), uid, count)
+    text = f"{why}; not tried again for {wait_s:.0f}s"
+    return state._replace(pods={**state.pods, uid: Wait(count, now + wait_s, now, code, text)})
+
+
+def spare_api(
+    state: BudgetState, subject: str, *, now: float, code: str, why: str, retry_after_s: float | None
+) -> BudgetState:
+    """Send nothing for a while after a request that failed for want of the API. Requests that fail side by side count
+    once."""
+    if state.api is not None and state.api.last <= now < state.api.until:
+        return state
+    count = state.api.times + 1 if state.api else 1
+    wait_s = _server_said(retry_after_s, API_BACKOFF_MAX_S)
+    if wait_s is None:
+        wait_s = _jittered(doubled(API_BACKOFF_S, count, most=API_BACKOFF_MAX_S), subject, count)
+    text = f"{why}, {count} in a row; next request in {wait_s:.1f}s"
+    return state._replace(api=Wait(count, now + wait_s, now, code, text))
+
+
+def api_answered(state: BudgetState) -> BudgetState:
+    """Forget the failures of the API: it answered."""
+    return state if state.api is None else state._replace(api=None)
+
+
+def waiting(wait: Wait | None, *, now: float) -> Refusal | None:
+    """The refusal of a back-off that is not over, or None."""
+    if wait is None or not wait.last <= now < wait.until:  # a clock before `last` is another boot's
+        return None
+    return Refusal(wait.code, f"{wait.why} ({wait.until - now:.0f}s left)")
+
+
+def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
+    """The same state without what has no effect any more: full buckets, back-offs long over.
+
+    Also where a clock that ran backwards is noticed: what it had counts as spent at `now`, and grows again from there.
+    """
+    if not (state.levels or state.owners or state.pods or state.spent_at is not None):
+        return state
+    levels = {}
+    for key, held in state.levels.items():
+        bucket = bucket_of(key, budgets)
+        if now < held.since:
+            levels[key] = Level(0, now)
+        elif refilled(held, bucket, now=now).tokens < bucket.burst:
+            levels[key] = held
+    spent_at = None if state.spent_at is None else min(state.spent_at, now)
+    if spent_at is not None and all(_full(bucket, since=spent_at, now=now) for bucket in _all(budgets)):
+        spent_at = None
+    keep_owner_s = 2 * budgets.owner_backoff_max_s
+    owners = {uid: wait for uid, wait in state.owners.items() if 0 <= now - wait.last <= keep_owner_s}
+    pods = {uid: wait for uid, wait in state.pods.items() if 0 <= now - wait.last <= 2 * POD_BACKOFF_MAX_S}
+    return state._replace(levels=levels, spent_at=spent_at, owners=owners, pods=pods)
+
+
+def _all(budgets: Budgets) -> tuple[Bucket, ...]:
+    return (budgets.node, budgets.namespace, budgets.owner, budgets.signal)
+
+
+def _full(bucket: Bucket, *, since: float, now: float) -> bool:
+    """A bucket that was empty at `since` is full again."""
+    return refilled(Level(0, since), bucket, now=now).tokens >= bucket.burst
+
+
+def doubled(first_s: float, count: int, *, most: float) -> float:
+    """`first_s` doubled with each repetition, at most `most`."""
+    return min(most, first_s * 2.0 ** min(count - 1, 30))
+
+
+def _server_said(retry_after_s: float | None, most: float) -> float | None:
+    """The server's Retry-After if it makes sense, bounded."""
+    return min(retry_after_s, most) if retry_after_s is not None and retry_after_s > 0 else None
+
+
+def _jittered(wait_s: float, subject: str, count: int) -> float:
+    """`wait_s` lengthened by a share that differs between subjects. A hash, because policy has no randomness."""
+    return wait_s * (1.0 + JITTER * (zlib.crc32(f"{subject}#{count}".encode()) % 1000) / 1000)

@@ -1,0 +1,340 @@
+"""The pending-release ledger: what is already on its way out, and what evictions really brought back.
+
+Promises:
+
+1. A resource that is being released is not evicted for twice: terminating pods and evictions under way count against
+   the deficit, for as long as their grace and a little more allow, and not for ever.
+2. Whatever happened to a request (crash before it, time-out after it) its pod counts as leaving until the time is up in
+   which it would have left.
+3. Relief is measured only by samples read after the last victim of a decision was gone.
+
+Theory of operation. An `Entry` is made when a decision is made, before anything is sent, and walks
+
+    planned -> accepted     the API said so, or the pod is seen terminating or gone
+    planned -> doubt        the request timed out: it may or may not have been heard
+    planned -> (removed)    the request is proven to have evicted nothing
+    any     -> gone         the pod's cgroup is absent from a snapshot
+    any     -> (removed)    not gone when its time was up: a failure if it had been accepted
+
+Pods that others are deleting have no entry, only a `Departing` with the end of their grace on our clock, reckoned once
+when they are first seen, so that later jumps of the wall clock change nothing. When all entries of a decision are gone
+the first newer sample gives its `ReliefReport`; relief of less than half of the prediction is a failure of each of its
+evictions, and enough of them in a row trip the breaker for that signal.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Config
+from nodeagent.model import MemoryModel, NodeSnapshot, Observation, PodView, Refusal, ReliefReport, Signal, Tier
+from nodeagent.policy import ranking, relief
+from nodeagent.policy.figures import ABSURD
+
+SLACK_S: Final = 15.0
+"""How long after its grace a release is still believed in. The slowest release of the kubelet that was measured took
+12.9 s (MEASURED 1); longer would let a hung pod hold back help, shorter would evict a second pod for the same need."""
+HARD_PATIENCE_S: Final = 5.0
+"""Hard tier: a terminating pod with more grace left than this is not waited for but shortened. Long enough for a pod
+that is about to end by itself, short against the 10 s in which the OOM killer won every ramp of 50 MiB/s (MEASURED 1).
+"""
+SOFT_PATIENCE_S: Final = 30.0
+"""Soft tier: a terminating pod counts while it has at most this grace left (Kubernetes' default), or the configured
+maximum if that is longer."""
+ENOUGH: Final = 0.5
+"""Measured relief below this share of the predicted one is a failure."""
+
+
+class Stage(enum.StrEnum):
+    PLANNED = "planned"
+    ACCEPTED = "accepted"
+    DOUBT = "doubt"
+    GONE = "gone"
+
+
+class Entry(NamedTuple):
+    """One eviction under way."""
+
+    plan_id: str
+    pod_uid: str
+    cgroup_uid: str
+    pod: str
+    """`namespace/name`, for texts."""
+    owner: str
+    signal: Signal
+    memory_model: MemoryModel
+    tier: Tier
+    stage: Stage
+    planned_at: float
+    sample_at: float
+    """When the snapshot of the decision was taken."""
+    available: int
+    """What that snapshot had of the signal."""
+    predicted: int
+    grace_s: float
+    until: float
+    """After this its release no longer counts."""
+    buckets: tuple[str, ...]
+    """Where its tokens came from; empty when the pod was only shortened."""
+    gone_at: float | None = None
+
+
+class Departing(NamedTuple):
+    """A terminating pod, on our clock."""
+
+    ends_at: float
+    shortened: bool = False
+
+
+class Failures(NamedTuple):
+    """Evictions in a row that brought back less than half of what they should."""
+
+    times: int
+    last: float
+
+
+class LedgerState(NamedTuple):
+    entries: tuple[Entry, ...] = ()
+    departing: Mapping[str, Departing] = {}
+    """By pod UID."""
+    failures: Mapping[str, Failures] = {}
+    """By signal."""
+
+
+class Observed(NamedTuple):
+    """What a snapshot said about the ledger."""
+
+    state: LedgerState
+    reports: tuple[ReliefReport, ...]
+    confirmed: tuple[Entry, ...]
+    """Entries of which it became certain only now that their pod goes."""
+
+
+# --- what a snapshot changes -----------------------------------------------------------------------------------------
+
+
+def observe(state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: Config) -> Observed:
+    """Bring the ledger up to date with what is seen."""
+    departing = _departing(state.departing, snapshot, now=now)
+    if not state.entries:
+        if departing is not state.departing:
+            state = state._replace(departing=departing)
+        return Observed(state, (), ())
+    present = {view.pod.uid: view for view in snapshot.pods}
+    entries: list[Entry] = []
+    confirmed: list[Entry] = []
+    expired: list[Entry] = []
+    for entry in state.entries:
+        moved = _moved(entry, present.get(entry.pod_uid), snapshot)
+        certain = moved.stage in (Stage.ACCEPTED, Stage.GONE) and entry.stage in (Stage.PLANNED, Stage.DOUBT)
+        if certain and entry.buckets:
+            confirmed.append(moved)
+        if moved.stage is not Stage.GONE and not moved.planned_at <= now <= moved.until:
+            expired.append(moved)
+        else:
+            entries.append(moved)
+    failures = state.failures
+    for entry in expired:
+        if entry.stage is Stage.ACCEPTED:
+            failures = _failed(failures, entry.signal, 1, now=now, config=config)
+    kept, reports = _measured(entries, snapshot)
+    for report in reports:
+        if report.measured < ENOUGH * report.predicted:
+            failures = _failed(failures, report.signal, len(report.pod_uids), now=now, config=config)
+        else:
+            failures = {signal: each for signal, each in failures.items() if signal != report.signal.value}
+    return Observed(LedgerState(tuple(kept), departing, failures), reports, tuple(confirmed))
+
+
+def _departing(known: Mapping[str, Departing], snapshot: NodeSnapshot, *, now: float) -> Mapping[str, Departing]:
+    """End of grace, on our clock, of every terminating pod that still has a cgroup."""
+    found: dict[str, Departing] = {}
+    for pod, usage in snapshot.pods:
+        if pod.deletion_wall is None or usage is None:
+            continue
+        left_s = max(0.0, pod.deletion_wall - snapshot.wall_time)
+        if pod.deletion_grace_s is not None and pod.deletion_grace_s >= 0:
+            left_s = min(left_s, pod.deletion_grace_s)
+        earlier = known.get(pod.uid)
+        ends_at = now + left_s if left_s < ABSURD else now  # NaN and nonsense: no grace
+        found[pod.uid] = Departing(min(earlier.ends_at, ends_at), earlier.shortened) if earlier else Departing(ends_at)
+    return found if found or known else known
+
+
+def _moved(entry: Entry, view: PodView | None, snapshot: NodeSnapshot) -> Entry:
+    """The entry after a look at its pod."""
+    if entry.stage is Stage.GONE or snapshot.taken_at <= entry.sample_at:
+        return entry
+    if view is None or view.usage is None:
+        if entry.stage is Stage.PLANNED and view is not None and view.pod.deletion_wall is None:
+            return entry  # its cgroup could not be read this once; nothing says that it goes
+        return entry._replace(stage=Stage.GONE, gone_at=snapshot.taken_at)
+    if entry.stage in (Stage.PLANNED, Stage.DOUBT) and view.pod.deletion_wall is not None and entry.buckets:
+        return entry._replace(stage=Stage.ACCEPTED)
+    return entry
+
+
+def _measured(entries: list[Entry], snapshot: NodeSnapshot) -> tuple[list[Entry], tuple[ReliefReport, ...]]:
+    """Split off the decisions whose victims are all gone and whose signal has a newer sample."""
+    waiting = {(entry.plan_id, entry.signal) for entry in entries if entry.stage is not Stage.GONE}
+    kept: list[Entry] = []
+    groups: dict[tuple[str, Signal], list[Entry]] = {}
+    for entry in entries:
+        key = (entry.plan_id, entry.signal)
+        observation = _look(entry, snapshot)
+        gone_at = entry.gone_at if entry.gone_at is not None else snapshot.taken_at
+        if key in waiting or observation.available is None or not observation.read_at > gone_at:
+            waiting.add(key)
+    for entry in entries:
+        key = (entry.plan_id, entry.signal)
+        if key in waiting:
+            kept.append(entry)
+        else:
+            groups.setdefault(key, []).append(entry)
+    reports = []
+    for (plan_id, signal), group in groups.items():
+        after = _look(group[0], snapshot)
+        assert after.available is not None
+        reports.append(
+            ReliefReport(
+                plan_id=plan_id,
+                signal=signal,
+                pod_uids=tuple([entry.pod_uid for entry in group]),
+                predicted=sum(entry.predicted for entry in group),
+                measured=after.available - group[0].available,
+                took_s=after.read_at - group[0].planned_at,
+            )
+        )
+    return kept, tuple(reports)
+
+
+def _look(entry: Entry, snapshot: NodeSnapshot) -> Observation:
+    """The observation that the entry's decision looked at."""
+    return snapshot.observe(entry.signal, entry.memory_model)
+
+
+# --- the breaker -----------------------------------------------------------------------------------------------------
+
+
+def _failed(
+    failures: Mapping[str, Failures], signal: Signal, times: int, *, now: float, config: Config
+) -> Mapping[str, Failures]:
+    earlier = failures.get(signal.value)
+    if earlier is not None and not 0 <= now - earlier.last <= config.relief.failure_memory_s:
+        earlier = None
+    return {**failures, signal.value: Failures((earlier.times if earlier else 0) + times, now)}
+
+
+def breaker(state: LedgerState, signal: Signal, *, now: float, config: Config) -> Refusal | None:
+    """Why no more pods are evicted for `signal` after evictions that did not help, or None."""
+    failures = state.failures.get(signal.value)
+    if failures is None or failures.times < config.relief.failures_before_stop:
+        return None
+    since_s = now - failures.last
+    if not 0 <= since_s <= config.relief.failure_memory_s:
+        return None
+    return Refusal(
+        "breaker",
+        f"{signal.value}: {failures.times} evictions in a row brought back less than half of what was predicted; "
+        f"stopped for {config.relief.failure_memory_s - since_s:.0f}s more",
+    )
+
+
+# --- pending release -------------------------------------------------------------------------------------------------
+
+
+class Pending(NamedTuple):
+    """What is on its way out."""
+
+    amount: int
+    pods: tuple[str, ...]
+    """Who brings it, for texts."""
+    slow: tuple[PodView, ...]
+    """Terminating pods with more grace left than this tier waits for, that were not shortened yet."""
+
+
+def pending(
+    state: LedgerState, snapshot: NodeSnapshot, signal: Signal, *, tier: Tier, now: float, config: Config, most: int
+) -> Pending:
+    """What terminating pods and evictions under way will release of `signal`'s resource within this tier's patience."""
+    if not state.departing and not state.entries:
+        return Pending(0, (), ())
+    soft_s = max(SOFT_PATIENCE_S, config.eviction_max_pod_grace_period_s)
+    patience_s = HARD_PATIENCE_S if tier is Tier.HARD else soft_s
+    entries = {entry.pod_uid: entry for entry in state.entries}
+    amount = 0
+    pods: list[str] = []
+    slow: list[PodView] = []
+    for view in snapshot.pods:
+        pod = view.pod
+        entry = entries.pop(pod.uid, None)
+        departing = state.departing.get(pod.uid)
+        if entry is None and departing is None:
+            continue
+        if entry is not None and (departing is None or not entry.buckets or entry.stage is Stage.GONE):
+            counts = _entry_counts(entry, snapshot, now=now)
+        else:
+            assert departing is not None
+            left_s = departing.ends_at - now
+            counts = -SLACK_S <= left_s <= patience_s
+            if left_s > patience_s and not departing.shortened:
+                slow.append(view)
+        if counts:
+            freed = relief.of(view.usage, signal, snapshot.layout, most=most)
+            if freed is None and entry is not None and entry.signal is signal:
+                freed = entry.predicted
+            amount += freed or 0
+            pods.append(pod.key)
+    for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
+        if entry.signal is signal and _entry_counts(entry, snapshot, now=now):
+            amount += entry.predicted
+            pods.append(entry.pod)
+    return Pending(amount, tuple(pods), tuple(slow))
+
+
+def _entry_counts(entry: Entry, snapshot: NodeSnapshot, *, now: float) -> bool:
+    if entry.stage is Stage.GONE:  # its release is in the sample as soon as that is newer
+        assert entry.gone_at is not None
+        return not _look(entry, snapshot).read_at > entry.gone_at
+    return entry.planned_at <= now <= entry.until
+
+
+def under_way(entry: Entry) -> Refusal:
+    """Why a pod with an entry is not chosen again."""
+    return Refusal("under-way", f"being evicted already by {entry.plan_id} ({entry.stage})")
+
+
+# --- what a decision and its outcomes change -------------------------------------------------------------------------
+
+
+def add(state: LedgerState, entries: Iterable[Entry]) -> LedgerState:
+    """Write down planned evictions. A pod that is only shortened is remembered so that it is not shortened twice."""
+    added = tuple(entries)
+    if not added:
+        return state
+    departing = dict(state.departing)
+    for entry in added:
+        if entry.pod_uid in departing:
+            departing[entry.pod_uid] = departing[entry.pod_uid]._replace(shortened=True)
+    return state._replace(entries=(*state.entries, *added), departing=departing)
+
+
+def find(state: LedgerState, *, plan_id: str, pod_uid: str) -> Entry | None:
+    """The entry that an outcome belongs to."""
+    return next((each for each in state.entries if each.pod_uid == pod_uid and each.plan_id == plan_id), None)
+
+
+def replace(state: LedgerState, entry: Entry, *, by: Entry | None) -> LedgerState:
+    """The ledger with `entry` replaced, or removed."""
+    entries = [by if each is entry else each for each in state.entries]
+    return state._replace(entries=tuple([each for each in entries if each is not None]))
+
+
+def usage_limit(snapshot: NodeSnapshot, signal: Signal) -> int:
+    """More than this of the resource cannot be in one pod: the node's memory, the file system, the PID limit."""
+    if signal in ranking.MEMORY_SIGNALS:
+        capacity = snapshot.memory.total if snapshot.memory is not None else None
+        capacity = capacity or snapshot.observations[Signal.MEMORY].capacity
+    else:
+        capacity = snapshot.observations[signal].capacity
+    return capacity if type(capacity) is int and capacity > 0 else ABSURD

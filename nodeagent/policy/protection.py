@@ -1,0 +1,235 @@
+"""Which pods are not victims, and why: each protection is one small function that returns its reason or None.
+
+Promises:
+
+1. What is compiled in (`switch` is empty) no configuration can take away: static, mirror, the agent's own pod,
+   system-node-critical, priorities of 2000000000 and above, pods that the API could not name, and pods that are no
+   candidates at all (finished, terminating, not running, usage unknown).
+2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for is
+   left alone.
+3. A tenant's wish (`nodeagent.io/evict`) counts only where the administrator says so, and never in the hard tier.
+
+Theory of operation. STANDING protections depend on the pod's object and the configuration alone, so their answer is
+kept for as long as both are the same objects; MOMENTARY ones depend on the instant, the tier and the usage and are
+asked each time. Both tables are in the order in which reasons are shown.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Protection as Rules
+from nodeagent.model import Pod, PodSource, PodUsage, Refusal, Tier
+
+SOURCE_ANNOTATION: Final = "kubernetes.io/config.source"
+MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+WISH_ANNOTATION: Final = "nodeagent.io/evict"
+CRITICAL_CLASS: Final = "system-node-critical"
+CRITICAL_PRIORITY: Final = 2_000_000_000
+"""The lowest priority that the kubelet never evicts (KUBELET-CONTRACT 5)."""
+WISHES: Final[Mapping[str, float]] = {"prefer": -1.0, "avoid": 1.0}
+"""Values of the `wish` key of the ranking."""
+
+
+class Scene(NamedTuple):
+    """What momentary protections look at beside the pod."""
+
+    rules: Rules
+    tier: Tier
+    resource: str
+    taken_at: float
+    wall_time: float
+
+
+class Standing(NamedTuple):
+    """One row of the table of protections that depend on the pod and the configuration alone."""
+
+    code: str
+    switch: str
+    """The configuration key that changes it; empty when it is compiled in."""
+    reason: Callable[[Pod, Rules], str | None]
+
+
+class Momentary(NamedTuple):
+    """One row of the table of protections that depend on the instant."""
+
+    code: str
+    switch: str
+    reason: Callable[[Pod, PodUsage | None, int | None, Scene], str | None]
+
+
+# --- standing --------------------------------------------------------------------------------------------------------
+
+
+def _static(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+    source = pod.annotations.get(SOURCE_ANNOTATION)
+    return f"static pod from {source}: only its manifest can remove it" if source not in (None, "api") else None
+
+
+def _mirror(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+    mirror = MIRROR_ANNOTATION in pod.annotations
+    return "mirror of a static pod: the kubelet would bring it back at once" if mirror else None
+
+
+def _critical_class(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+    return f"priority class {CRITICAL_CLASS}" if pod.priority_class == CRITICAL_CLASS else None
+
+
+def _critical_priority(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+    priority = pod.priority
+    if priority is None:
+        return None
+    if type(priority) is not int:
+        return f"priority {priority!r} is no number"
+    return f"priority {priority} is at least {CRITICAL_PRIORITY}" if priority >= CRITICAL_PRIORITY else None
+
+
+def _nameless(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+    return None if pod.namespace and pod.name and pod.uid else "without namespace, name and UID the API cannot evict it"
+
+
+def _finished(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+    return f"finished: phase {pod.phase}" if pod.finished else None
+
+
+def _unknown(pod: Pod, rules: Rules) -> str | None:
+    if rules.unknown_pods and pod.source is PodSource.HOST:
+        return "only the host knows this pod: its owner, priority and budgets are not known"
+    return None
+
+
+def _daemon_set(pod: Pod, rules: Rules) -> str | None:
+    if rules.daemon_sets and pod.owner is not None and pod.owner.kind == "DaemonSet":
+        return f"DaemonSet {pod.owner.name} would bring it back to this node"
+    return None
+
+
+def _namespace(pod: Pod, rules: Rules) -> str | None:
+    return f"namespace {pod.namespace} is protected" if pod.namespace in rules.namespaces else None
+
+
+def _bare(pod: Pod, rules: Rules) -> str | None:
+    if rules.bare_pods and pod.owner is None and pod.source is PodSource.API:
+        return "bare pod: no controller would bring it back"
+    return None
+
+
+def _node_bound(pod: Pod, rules: Rules) -> str | None:
+    return f"could only come back to this node: {pod.node_bound}" if rules.node_bound and pod.node_bound else None
+
+
+def _label(pod: Pod, rules: Rules) -> str | None:
+    mark = _marked(pod.labels, rules.labels)
+    return f"label {mark}" if mark else None
+
+
+def _annotation(pod: Pod, rules: Rules) -> str | None:
+    mark = _marked(pod.annotations, rules.annotations)
+    return f"annotation {mark}" if mark else None
+
+
+def _marked(marks: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
+    """The first of `wanted` (`key` or `key=value`) that is among `marks`."""
+    for text in wanted:
+        key, equals, value = text.partition("=")
+        if key in marks and (not equals or marks[key] == value):
+            return text
+    return None
+
+
+STANDING: Final = (
+    Standing("static", "", _static),
+    Standing("mirror", "", _mirror),
+    Standing("system-node-critical", "", _critical_class),
+    Standing("critical-priority", "", _critical_priority),
+    Standing("nameless", "", _nameless),
+    Standing("finished", "", _finished),
+    Standing("unknown-pod", "protection.unknownPods", _unknown),
+    Standing("daemon-set", "protection.daemonSets", _daemon_set),
+    Standing("namespace", "protection.namespaces", _namespace),
+    Standing("bare-pod", "protection.barePods", _bare),
+    Standing("node-bound", "protection.nodeBound", _node_bound),
+    Standing("label", "protection.labels", _label),
+    Standing("annotation", "protection.annotations", _annotation),
+)
+
+OWN_POD: Final = Refusal("own-pod", "the agent runs in it")
+
+
+def standing(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
+    """Every standing reason why `pod` is not to be evicted."""
+    found = [(row.code, row.reason(pod, rules)) for row in STANDING]
+    return tuple([Refusal(code, reason) for code, reason in found if reason is not None])
+
+
+# --- momentary -------------------------------------------------------------------------------------------------------
+
+
+def _terminating(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+    if pod.deletion_wall is None:
+        return None
+    return f"terminating already, {max(0.0, pod.deletion_wall - scene.wall_time):.0f}s of its grace left"
+
+
+def _not_running(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+    return "no cgroup found: not started yet, already gone, or not readable" if usage is None else None
+
+
+def _not_measured(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+    return f"its use of {scene.resource} is not known" if usage is not None and used is None else None
+
+
+def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+    minimum_s = scene.rules.minimum_age_s
+    if minimum_s <= 0:
+        return None
+    if usage is not None and usage.started_at is not None:
+        age_s = scene.taken_at - usage.started_at
+    elif (started := pod.started_wall if pod.started_wall is not None else pod.created_wall) is not None:
+        age_s = scene.wall_time - started
+    else:
+        return f"its age is not known, at least {minimum_s:.0f}s are asked for"
+    return None if age_s >= minimum_s else f"{age_s:.0f}s old, younger than {minimum_s:.0f}s"
+
+
+def _disruption_budget(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+    if not pod.budgets or scene.tier is Tier.HARD or not scene.rules.disruption_budgets:
+        return None
+    for budget in pod.budgets:
+        if not budget.disruptions_allowed > 0:
+            return f"PodDisruptionBudget {budget.name} allows {budget.disruptions_allowed} disruptions"
+    return None
+
+
+def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+    if scene.tier is Tier.HARD or pod.namespace not in scene.rules.trusted_namespaces:
+        return None
+    return f"asks for it: {WISH_ANNOTATION}=never" if pod.annotations.get(WISH_ANNOTATION) == "never" else None
+
+
+MOMENTARY: Final = (
+    Momentary("terminating", "", _terminating),
+    Momentary("not-running", "", _not_running),
+    Momentary("usage-unknown", "", _not_measured),
+    Momentary("too-young", "protection.minimumAge", _young),
+    Momentary("disruption-budget", "protection.disruptionBudgets", _disruption_budget),
+    Momentary("wish-never", "protection.trustedNamespaces", _wish),
+)
+
+_MOMENTARY_REASONS: Final = tuple((row.code, row.reason) for row in MOMENTARY)
+
+
+def momentary(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> tuple[Refusal, ...]:
+    """Every reason of this instant why `pod` is not to be evicted. `used` is its usage of the starved resource."""
+    refusals = ()
+    for code, reason in _MOMENTARY_REASONS:
+        text = reason(pod, usage, used, scene)
+        if text is not None:
+            refusals = (*refusals, Refusal(code, text))  # type: ignore[assignment]
+    return refusals
+
+
+def wish(pod: Pod, rules: Rules, *, tier: Tier) -> float:
+    """Where the pod asks to stand: -1 first, 0 no wish (or none that counts), 1 last."""
+    if tier is Tier.HARD or pod.namespace not in rules.trusted_namespaces:
+        return 0.0
+    return WISHES.get(pod.annotations.get(WISH_ANNOTATION, ""), 0.0)

@@ -1,0 +1,351 @@
+"""In which order pods would be evicted for one starved resource.
+
+Promises:
+
+1. The order is total and stable: it depends on the pods alone, never on the order they were listed in. Ties go by
+   namespace, name, UID.
+2. Smaller goes first, in every key. More usage never moves a pod back.
+3. A pod whose usage is not known is never first because of that: at the first key that needs usage it stands behind
+   every pod that is equal to it on the keys before and whose usage is known.
+
+Theory of operation. A key is a function from a `Subject` (one pod with the numbers of the starved resource) to a float,
+in one table. The names in `ranking.order` pick rows of the table; PIDs begin with `projectedUsage` whatever the order,
+because by QoS or priority fifty innocent pods would go before one fork bomb; `order: kubelet` picks the kubelet's own
+keys for the resource (KUBELET-CONTRACT 5) and does the sane thing where the kubelet's choice is a quirk:
+
+* a pod without stats stands last in usage comparisons, where the kubelet puts it first;
+* inodes are compared with inodes, where the kubelet subtracts a request in bytes;
+* imagefs of a split layout holds nothing of a pod: priority, then name, where the kubelet goes on to the smallest
+  request.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    DiskLayout,
+    DiskUsage,
+    NodeSnapshot,
+    Plan,
+    Pod,
+    PodUsage,
+    PodView,
+    QOSClass,
+    RankedPod,
+    RankKey,
+    Signal,
+    Unit,
+)
+from nodeagent.policy.figures import ABSURD, figure, sound
+
+LAST: Final = float(2**63)
+"""Stands behind every real value. Not infinity, which JSON cannot carry."""
+PROJECTION_S: Final = 10.0
+"""How far ahead `projectedUsage` looks: one sync of the kubelet. A bomb of 2,000 forks/s (MEASURED 1) then counts
+20,000 more, a server that starts its 200 workers no more than a few hundred."""
+GROWTH_STEP_S: Final = 5.0
+"""Distance of the two samples that growth is reckoned from: longer than the noise of single forks and allocations,
+shorter than a fork bomb needs for a whole PID table (about 16 s at 2,000/s)."""
+GROWTH_OLDEST_S: Final = 60.0
+"""A sample older than this (a stopped agent) says nothing about growth now."""
+
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+WISH: Final = "wish"
+PROJECTED_USAGE: Final = "projectedUsage"
+
+MEMORY_SIGNALS: Final = frozenset({Signal.MEMORY, Signal.ALLOCATABLE_MEMORY})
+_INODES: Final = frozenset({Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES})
+_IMAGES: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
+_NODEFS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
+
+
+class GrowthSample(NamedTuple):
+    """What pods used at one instant, by cgroup UID."""
+
+    at: float
+    memory: Mapping[str, int]
+    processes: Mapping[str, int]
+
+
+class GrowthState(NamedTuple):
+    """Two samples of the past, so that there is always one that is at least `GROWTH_STEP_S` old."""
+
+    older: GrowthSample | None = None
+    newer: GrowthSample | None = None
+
+
+class Subject(NamedTuple):
+    """One pod before the keys."""
+
+    view: PodView
+    pod: Pod
+    usage: int | None
+    request: int | None
+    wish: float
+    growth: float
+    """Units per second; 0 when there is no earlier sample."""
+    alone: bool
+    """No other pod of its owner runs on this node."""
+    wall_time: float
+
+
+# --- what a pod uses -------------------------------------------------------------------------------------------------
+
+
+def usage_of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
+    """What the pod uses of the signal's resource; None when not measured or not to be believed.
+
+    Memory is the working set, PIDs are processes, disk is what the pod holds on that file system in this layout. A disk
+    number of which only parts were measured is their sum: a lower bound.
+    """
+    if usage is None:
+        return None
+    if signal in MEMORY_SIGNALS:
+        return sound(usage.memory_working_set, most=most)
+    if signal is Signal.PID:
+        return sound(usage.process_count, most=most)
+    return disk_of(usage.disk, signal, layout, most=most)
+
+
+def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
+    """KUBELET-CONTRACT 5, the table of measured disk per layout. An unknown layout measures nothing."""
+    if layout is DiskLayout.UNKNOWN:
+        return None
+    if layout is DiskLayout.SPLIT and signal in _IMAGES:
+        return 0
+    if signal in _INODES:
+        rootfs, logs, volumes = disk.rootfs_inodes, disk.logs_inodes, disk.volumes_inodes
+    else:
+        rootfs, logs, volumes = disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes
+    parts: tuple[int | None, ...] = (rootfs, logs, volumes)
+    if layout is DiskLayout.DEDICATED_IMAGEFS:
+        parts = (logs, volumes) if signal in _NODEFS else (rootfs,)
+    known = [part for part in (sound(part, most=most) for part in parts) if part is not None]
+    return sound(sum(known), most=most) if known else None
+
+
+# --- the keys --------------------------------------------------------------------------------------------------------
+
+
+_QOS_VALUE: Final = {QOSClass.BEST_EFFORT: 0.0, QOSClass.BURSTABLE: 1.0, QOSClass.GUARANTEED: 2.0}
+
+
+def _qos(subject: Subject) -> float:
+    return _QOS_VALUE[subject.pod.qos_class]
+
+
+def _exceeds_request(subject: Subject) -> float:
+    if subject.usage is None:
+        return 2.0
+    return 0.0 if subject.usage > (subject.request or 0) else 1.0
+
+
+def _priority(subject: Subject) -> float:
+    priority = subject.pod.priority
+    return float(priority) if type(priority) is int else 0.0
+
+
+def _usage_over_request(subject: Subject) -> float:
+    return LAST if subject.usage is None else float((subject.request or 0) - subject.usage)
+
+
+def _usage(subject: Subject) -> float:
+    return LAST if subject.usage is None else float(-subject.usage)
+
+
+def _growth(subject: Subject) -> float:
+    return LAST if subject.usage is None else 0.0 - subject.growth
+
+
+def _projected_usage(subject: Subject) -> float:
+    if subject.usage is None:
+        return LAST
+    return -(subject.usage + max(0.0, subject.growth) * PROJECTION_S)
+
+
+def _pod_deletion_cost(subject: Subject) -> float:
+    text = subject.pod.annotations.get(DELETION_COST, "0")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 10:
+        return 0.0  # the ReplicaSet controller, too, takes a cost it cannot read for none
+    return float(text)
+
+
+def _age(subject: Subject) -> float:
+    started = subject.pod.started_wall if subject.pod.started_wall is not None else subject.pod.created_wall
+    age_s = subject.wall_time - started if started is not None else LAST
+    return age_s if 0.0 <= age_s < LAST else LAST  # a start in the future, or no number at all: not known
+
+
+def _duplicate_on_node(subject: Subject) -> float:
+    return 1.0 if subject.alone else 0.0
+
+
+def _restart_count(subject: Subject) -> float:
+    return 0.0 - sum(container.restart_count for container in subject.pod.containers)
+
+
+def _wish(subject: Subject) -> float:
+    return subject.wish
+
+
+KEYS: Final[Mapping[str, Callable[[Subject], float]]] = {
+    RankingKey.QOS: _qos,
+    RankingKey.EXCEEDS_REQUEST: _exceeds_request,
+    RankingKey.PRIORITY: _priority,
+    RankingKey.USAGE_OVER_REQUEST: _usage_over_request,
+    RankingKey.USAGE: _usage,
+    RankingKey.GROWTH: _growth,
+    RankingKey.POD_DELETION_COST: _pod_deletion_cost,
+    RankingKey.AGE: _age,
+    RankingKey.DUPLICATE_ON_NODE: _duplicate_on_node,
+    RankingKey.RESTART_COUNT: _restart_count,
+    WISH: _wish,
+    PROJECTED_USAGE: _projected_usage,
+}
+"""Smaller is evicted first: BestEffort, over its request, low priority, most over its request, most usage, fastest
+growth, cheapest deletion, youngest, a replica with a sibling here, most restarts (least work lost)."""
+
+
+def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: bool) -> tuple[str, ...]:
+    """Names of the keys for one resource, most significant first."""
+    if ranking.kubelet:
+        if signal is Signal.PID:
+            return (RankingKey.PRIORITY, RankingKey.USAGE)
+        if layout is DiskLayout.SPLIT and signal in _IMAGES:
+            return (RankingKey.PRIORITY,)
+        return (RankingKey.EXCEEDS_REQUEST, RankingKey.PRIORITY, RankingKey.USAGE_OVER_REQUEST)
+    order: tuple[str, ...] = tuple(ranking.order)
+    if signal is Signal.PID:
+        order = (PROJECTED_USAGE, *order)
+    return (WISH, *order) if wishes else order
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+def ranked(subjects: Iterable[Subject], order: Sequence[str]) -> list[tuple[tuple[float, ...], Subject]]:
+    """The subjects in eviction order, each with the values of the keys in `order`."""
+    functions = [KEYS[name] for name in order]
+    rows = []
+    for number, subject in enumerate(subjects):
+        values = tuple([function(subject) for function in functions])
+        pod = subject.pod
+        rows.append(((*values, pod.namespace or "", pod.name or "", pod.uid, number), values, subject))
+    rows.sort()  # `number` is never compared: UIDs differ
+    return [(values, subject) for _, values, subject in rows]
+
+
+def siblings(pods: Iterable[PodView]) -> Mapping[str, int]:
+    """How many running pods of each owner are on this node."""
+    counts: dict[str, int] = {}
+    for view in pods:
+        pod = view.pod
+        if pod.owner is not None and view.usage is not None and pod.deletion_wall is None and not pod.finished:
+            counts[pod.owner.uid] = counts.get(pod.owner.uid, 0) + 1
+    return counts
+
+
+# --- growth ----------------------------------------------------------------------------------------------------------
+
+
+def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
+    """Keep this snapshot's usage if the newest kept one is old enough."""
+    newer = state.newer
+    if newer is not None and 0 <= snapshot.taken_at - newer.at < GROWTH_STEP_S:
+        return state
+    memory: dict[str, int] = {}
+    processes: dict[str, int] = {}
+    for _, usage in snapshot.pods:
+        if usage is None:
+            continue
+        if (size := sound(usage.memory_working_set)) is not None:
+            memory[usage.cgroup_uid] = size
+        if (count := sound(usage.process_count)) is not None:
+            processes[usage.cgroup_uid] = count
+    if newer is not None and not newer.at < snapshot.taken_at:  # another boot's clock
+        newer = None
+    return GrowthState(newer, GrowthSample(snapshot.taken_at, memory, processes))
+
+
+def growth_of(state: GrowthState, signal: Signal, *, at: float) -> Callable[[PodUsage | None, int | None], float]:
+    """A function from a pod's usage to its growth per second since the kept sample.
+
+    A pod that the kept sample does not have has grown from nothing since then. Disk has no growth here: its walks are
+    minutes apart.
+    """
+    samples = [sample for sample in (state.newer, state.older) if sample is not None]
+    base = next((sample for sample in samples if GROWTH_STEP_S / 2 <= at - sample.at <= GROWTH_OLDEST_S), None)
+    if base is None or not (signal in MEMORY_SIGNALS or signal is Signal.PID):
+        return lambda usage, now: 0.0  # noqa: ARG005
+    known = base.processes if signal is Signal.PID else base.memory
+    since_s = at - base.at
+    return lambda usage, now: 0.0 if usage is None or now is None else (now - known.get(usage.cgroup_uid, 0)) / since_s
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def explained(plan: Plan) -> Plan:
+    """The same plan with `RankedPod.keys` filled: every key by name, with its value and a text for people."""
+    unit = SIGNAL_TABLE[plan.ranked_for].unit
+    return plan._replace(
+        ranking=tuple([pod._replace(keys=keys_of(pod, plan.rank_order, unit=unit)) for pod in plan.ranking])
+    )
+
+
+def keys_of(pod: RankedPod, order: Sequence[str], *, unit: Unit) -> tuple[RankKey, ...]:
+    """The keys that put `pod` where it stands, with texts."""
+    return tuple(
+        [
+            RankKey(name, value, _text(name, _Told(value, pod, unit)))
+            for name, value in zip(order, pod.values, strict=True)
+        ]
+    )
+
+
+class _Told(NamedTuple):
+    """What a text is made of."""
+
+    value: float
+    pod: RankedPod
+    unit: Unit
+
+
+def _text(name: str, told: _Told) -> str:
+    if told.value == LAST:
+        return "age not known" if name == RankingKey.AGE else "usage not known"
+    return _TEXTS[name](told)
+
+
+def _exceeds_text(told: _Told) -> str:
+    if told.value == 2.0:
+        return "usage not known"
+    if told.pod.request is None:
+        return "uses some" if told.value == 0.0 else "uses none"
+    return f"{'over' if told.value == 0.0 else 'within'} its request of {figure(told.pod.request, told.unit)}"
+
+
+def _over_text(told: _Told) -> str:
+    amount = figure(int(abs(told.value)), told.unit)
+    if told.pod.request is None:
+        return f"uses {amount}"
+    return f"uses {amount} {'over' if told.value <= 0 else 'less than'} its request"
+
+
+_TEXTS: Final[Mapping[str, Callable[[_Told], str]]] = {
+    RankingKey.QOS: lambda told: told.pod.view.pod.qos_class.value,
+    RankingKey.EXCEEDS_REQUEST: _exceeds_text,
+    RankingKey.PRIORITY: lambda told: f"priority {told.value:.0f}",
+    RankingKey.USAGE_OVER_REQUEST: _over_text,
+    RankingKey.USAGE: lambda told: f"uses {figure(int(-told.value), told.unit)}",
+    RankingKey.GROWTH: lambda told: f"grows by {figure(int(-told.value), told.unit)} a second",
+    RankingKey.POD_DELETION_COST: lambda told: f"deletion cost {told.value:.0f}",
+    RankingKey.AGE: lambda told: f"started {told.value:.0f}s ago",
+    RankingKey.DUPLICATE_ON_NODE: lambda told: "has a sibling here" if told.value == 0.0 else "no sibling here",
+    RankingKey.RESTART_COUNT: lambda told: f"{-told.value:.0f} restarts",
+    WISH: lambda told: ("asks to go first", "no wish", "asks to go last")[int(told.value) + 1],
+    PROJECTED_USAGE: lambda told: f"{figure(int(-told.value), told.unit)} in {PROJECTION_S:.0f}s at its growth",
+}

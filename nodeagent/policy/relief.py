@@ -1,0 +1,151 @@
+"""What evictions would free, how much is missing, and the least harmful set of pods that covers it.
+
+Promises:
+
+1. Only what an eviction would really free counts: memory that reclaim alone would not give back, disk that goes with
+   the pod, threads. Clean page cache is nobody's relief.
+2. The chosen set covers the deficit with as few pods as possible out of the shortest prefix of the eviction order that
+   covers it; among sets of that size it is the one that stands first. No member is superfluous.
+3. If all candidates together cannot cover the deficit that is said, with numbers of where the resource is instead.
+
+Theory of operation. Rank says who should go first, relief says whether it would matter. The order is cut where the pods
+so far would suffice: nobody behind the cut is touched, however large. Within the cut a small pod whose share others
+must bring anyway is left alone.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from nodeagent.config.schema import Relief
+from nodeagent.model import SIGNAL_TABLE, DiskLayout, NodeSnapshot, PodUsage, Refusal, Signal, Unit
+from nodeagent.policy import amounts, ranking
+from nodeagent.policy.figures import ABSURD, figure, sound
+
+UNREAD_SHARE: Final = 0.5
+"""Share of the working set that counts as relief when memory.stat of a pod could not be read. The working set still
+has the active page cache, so the truth lies between 0 (all of it cache) and 1: too high evicts in vain, too low evicts
+more pods than needed."""
+TOP_CGROUPS: Final = 3
+"""How many cgroups outside kubepods a futility text names."""
+
+
+def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
+    """What evicting the pod is expected to free: bytes, inodes or (for `pid.available`) threads.
+
+    None: not known. For memory it is `memory_unreclaimable`, else half of the working set.
+    """
+    if usage is None:
+        return None
+    if signal in ranking.MEMORY_SIGNALS:
+        freed = sound(usage.memory_unreclaimable, most=most)
+        if freed is None and (working_set := sound(usage.memory_working_set, most=most)) is not None:
+            freed = int(working_set * UNREAD_SHARE)
+        return freed
+    if signal is Signal.PID:
+        threads = sound(usage.thread_count, most=most)
+        return threads if threads is not None else sound(usage.process_count, most=most)
+    return ranking.disk_of(usage.disk, signal, layout, most=most)
+
+
+def minimum(rules: Relief, deficit: int) -> int:
+    """The least relief that makes evicting a pod worth while for this deficit, at least 1."""
+    return max(1, amounts.resolve(rules.minimum_relief, deficit) or 0)
+
+
+def least_harmful(reliefs: Sequence[int], deficit: int, *, most: int) -> tuple[int, ...]:
+    """Indices of the victims in `reliefs`, which is in eviction order and has only pods that matter.
+
+    When more than `most` pods would be needed, or all of them do not suffice, it is the `most` largest of the prefix:
+    the next look goes on from there.
+    """
+    total = cut = 0
+    for cut, relief in enumerate(reliefs, start=1):  # noqa: B007
+        total += relief
+        if total >= deficit:
+            break
+    largest = sorted(range(cut), key=lambda index: (-reliefs[index], index))
+    covered = size = 0
+    for size, index in enumerate(largest, start=1):  # noqa: B007
+        covered += reliefs[index]
+        if covered >= deficit:
+            break
+    if size > most or covered < deficit:
+        return tuple(sorted(largest[:most]))
+    return _first_of_size(reliefs[:cut], deficit, size=size)
+
+
+def _first_of_size(reliefs: Sequence[int], deficit: int, *, size: int) -> tuple[int, ...]:
+    """Of all sets of `size` that cover the deficit, the one that stands first in the order."""
+    tops: list[tuple[int, ...]] = [()]  # from the back: the `size - 1` largest behind each index, largest first
+    for relief in reversed(reliefs[1:]):
+        behind = tops[-1]
+        if len(behind) < size - 1 or (behind and relief > behind[-1]):
+            behind = tuple(sorted((*behind, relief), reverse=True)[: size - 1])
+        tops.append(behind)
+    tops.reverse()
+    chosen: list[int] = []
+    missing = deficit
+    for index, relief in enumerate(reliefs):
+        left = size - len(chosen)
+        if left and relief + sum(tops[index][: left - 1]) >= missing:
+            chosen.append(index)
+            missing -= relief
+    return tuple(chosen)
+
+
+# --- the futility brake ----------------------------------------------------------------------------------------------
+
+
+def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, snapshot: NodeSnapshot) -> Refusal:
+    """All candidates together cannot cover the deficit: say so, and where the resource is instead."""
+    unit = SIGNAL_TABLE[signal].unit
+    where = elsewhere(signal, snapshot)
+    return Refusal(
+        "futile",
+        f"{signal.value}: {figure(deficit, unit)} are missing and evicting all {candidates} candidates would free "
+        f"{figure(evictable, unit)}" + (f"; held elsewhere: {', '.join(where)}" if where else ""),
+    )
+
+
+def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
+    """Where the resource is if not in pods that may be evicted, largest holders outside kubepods first."""
+    if signal in ranking.MEMORY_SIGNALS:
+        return (*_top_cgroups(snapshot), *_node_memory(snapshot))
+    if signal is Signal.PID:
+        ours = _sum_of([usage.process_count for _, usage in snapshot.pods if usage is not None])
+        tops = [(sound(group.process_count) or 0, group.path) for group in snapshot.cgroups]
+        tops.sort(key=lambda row: (-row[0], row[1]))
+        return (*(f"{path} {count}" for count, path in tops[:TOP_CGROUPS] if count), f"all pods {ours} processes")
+    observation = snapshot.observe(signal)
+    capacity, available = sound(observation.capacity), sound(observation.available)
+    if capacity is None or available is None:
+        return ()
+    unit = SIGNAL_TABLE[signal].unit
+    held = [ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None]
+    pods = _sum_of(held)
+    rest = max(0, capacity - available - pods)
+    return (f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}")
+
+
+def _top_cgroups(snapshot: NodeSnapshot) -> tuple[str, ...]:
+    tops = [(sound(group.memory_working_set) or 0, group.path) for group in snapshot.cgroups]
+    tops.sort(key=lambda row: (-row[0], row[1]))
+    return tuple([f"{path} {figure(size)}" for size, path in tops[:TOP_CGROUPS] if size])
+
+
+def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
+    memory = snapshot.memory
+    if memory is None:
+        return ()
+    pods = _sum_of([usage.memory_working_set for _, usage in snapshot.pods if usage is not None])
+    groups = _sum_of([group.memory_working_set for group in snapshot.cgroups])
+    available = sound(snapshot.observations[Signal.MEMORY].available)
+    parts = [("pods", pods), ("shmem", memory.shmem), ("slab", memory.slab_reclaimable + memory.slab_unreclaimable)]
+    parts.append(("hugepages", memory.hugetlb))
+    if available is not None:
+        parts.append(("not attributed", max(0, memory.total - available - pods - groups)))
+    return tuple([f"{name} {figure(size, Unit.BYTES)}" for name, size in parts if size > 0])
+
+
+def _sum_of(values: Sequence[int | None]) -> int:
+    return sum(sound(value) or 0 for value in values)

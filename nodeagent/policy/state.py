@@ -1,0 +1,45 @@
+"""Everything that decisions remember: one plain value that the caller keeps, hands in again, and writes to disk.
+
+It is persisted *before* a plan is acted upon: tokens are taken and evictions written down in it when they are decided,
+so that a process that dies at any step spends nothing twice.
+"""
+
+from typing import NamedTuple
+
+from nodeagent.policy.budget import BudgetState
+from nodeagent.policy.conditions import ConditionState
+from nodeagent.policy.ledger import LedgerState
+from nodeagent.policy.ranking import GrowthState
+from nodeagent.policy.thresholds import ThresholdState, observe_only
+
+
+class PolicyState(NamedTuple):
+    """What one decision leaves to the next. Serialisable: numbers, strings, tuples, and mappings from strings."""
+
+    instance: str
+    """Names this run of the agent in plan ids: `INSTANCE-SEQUENCE`."""
+    sequence: int = 0
+    thresholds: ThresholdState = ThresholdState()
+    conditions: ConditionState = ConditionState()
+    ledger: LedgerState = LedgerState()
+    budgets: BudgetState = BudgetState()
+    growth: GrowthState = GrowthState()
+
+
+def initial(instance: str, *, now: float, budgets_spent: bool = False) -> PolicyState:
+    """The state of an agent that remembers nothing.
+
+    `budgets_spent`: an earlier state existed and is lost (corrupt, or from before a reboot), so what it had spent is
+    not known and every bucket starts empty. False for a first start, where nothing can have been spent.
+    """
+    return PolicyState(instance, budgets=BudgetState(spent_at=now if budgets_spent else None))
+
+
+def restored(state: PolicyState, *, instance: str) -> PolicyState:
+    """The state of an earlier process on the same boot, for a process that calls itself `instance`.
+
+    Everything is kept (grace periods, damping, budgets, evictions under way), but nothing acts before enough fresh
+    samples have come in.
+    """
+    sequence = state.sequence if state.instance == instance else 0
+    return state._replace(instance=instance, sequence=sequence, thresholds=observe_only(state.thresholds))

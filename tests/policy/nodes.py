@@ -1,0 +1,144 @@
+"""Nodes for policy tests, from a few words: a pod, its usage, a snapshot, a configuration that acts at once.
+
+Everything that is not said is healthy and evictable: memory in plenty, pods of one ReplicaSet each, an hour old.
+"""
+
+from typing import Any
+
+from nodeagent.config.schema import Bucket, Budgets, Config, Protection, Startup
+from nodeagent.model import (
+    Amount,
+    Container,
+    DiskLayout,
+    NodeMemory,
+    NodeSnapshot,
+    Observation,
+    Owner,
+    Pod,
+    PodSource,
+    PodUsage,
+    PodView,
+    QOSClass,
+    Resources,
+    Signal,
+    Threshold,
+)
+
+KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
+NOW = 100_000.0
+WALL = 1_800_000_000.0
+
+CAPACITY = {
+    Signal.MEMORY: 16 * GI,
+    Signal.ALLOCATABLE_MEMORY: 15 * GI,
+    Signal.NODEFS: 100 * GI,
+    Signal.NODEFS_INODES: 1_000_000,
+    Signal.IMAGEFS: 100 * GI,
+    Signal.IMAGEFS_INODES: 1_000_000,
+    Signal.CONTAINERFS: 100 * GI,
+    Signal.CONTAINERFS_INODES: 1_000_000,
+    Signal.PID: 32_768,
+}
+
+PLENTY = Budgets(
+    node=Bucket(1000, 100_000.0),
+    namespace=Bucket(1000, 100_000.0),
+    owner=Bucket(1000, 100_000.0),
+    signal=Bucket(1000, 100_000.0),
+)
+
+
+def quantity(amount: int) -> Amount:
+    return Amount(amount, None, str(amount))
+
+
+def hard(signal: Signal = Signal.MEMORY, value: int = GI, **more: Any) -> Threshold:
+    return Threshold(signal, quantity(value), **more)
+
+
+def soft(signal: Signal = Signal.MEMORY, value: int = GI, grace_s: float = 0.001, **more: Any) -> Threshold:
+    return Threshold(signal, quantity(value), grace_period_s=grace_s, **more)
+
+
+def config(*thresholds: Threshold, **more: Any) -> Config:
+    """Thresholds that may act on the first sample, budgets that are no obstacle."""
+    settings: dict[str, Any] = {
+        "thresholds": thresholds,
+        "startup": Startup(fresh_samples=1),
+        "budgets": PLENTY,
+        "protection": Protection(),
+        "enforce_node_allocatable": False,
+        "node_name": "node-1",
+    }
+    return Config(**(settings | more))
+
+
+def pod(
+    name: str,
+    *,
+    namespace: str = "shop",
+    qos: QOSClass = QOSClass.BURSTABLE,
+    request: int | None = None,
+    age_s: float = 3600.0,
+    **more: Any,
+) -> Pod:
+    """A running pod of a ReplicaSet of its own, which the API knows."""
+    uid = f"uid-{namespace}-{name}"
+    settings: dict[str, Any] = {
+        "source": PodSource.API,
+        "qos_class": qos,
+        "priority": 0,
+        "phase": "Running",
+        "created_wall": WALL - age_s,
+        "started_wall": WALL - age_s,
+        "containers": (Container("main", requests=Resources(memory=request), running=True),),
+        "owner": Owner("ReplicaSet", name, f"rs-{namespace}-{name}"),
+        "ready": True,
+    }
+    return Pod(uid, uid, namespace, name, **(settings | more))
+
+
+def usage(of: Pod, memory: int | None = 0, *, at: float = NOW, **more: Any) -> PodUsage:
+    """Memory is all anonymous unless `memory_unreclaimable` says otherwise."""
+    settings: dict[str, Any] = {
+        "memory_working_set": memory,
+        "memory_usage": memory,
+        "memory_unreclaimable": memory,
+        "process_count": 1,
+        "thread_count": 1,
+    }
+    return PodUsage(of.cgroup_uid, of.qos_class, f"/kubepods/pod{of.cgroup_uid}", at, **(settings | more))
+
+
+def view(name: str, memory: int | None = 0, *, usage_more: dict[str, Any] | None = None, **more: Any) -> PodView:
+    """A pod and what it uses, in one go."""
+    of = pod(name, **more)
+    return PodView(of, usage(of, memory, **(usage_more or {})))
+
+
+def snapshot(
+    *pods: PodView,
+    at: float = NOW,
+    available: dict[Signal, int | None] | None = None,
+    layout: DiskLayout = DiskLayout.SINGLE,
+    **more: Any,
+) -> NodeSnapshot:
+    """A node with half of everything available but for what `available` says."""
+    read = {signal: capacity // 2 for signal, capacity in CAPACITY.items()} | (available or {})
+    observations = {signal: Observation(signal, read[signal], CAPACITY[signal], at, "test") for signal in Signal}
+    total = CAPACITY[Signal.MEMORY]
+    settings: dict[str, Any] = {
+        "memory": NodeMemory(total, GI, read[Signal.MEMORY], 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        "pods_synced_at": at,
+        "wall_time": WALL + at - NOW,
+    }
+    moved = tuple([v if v.usage is None else v._replace(usage=v.usage._replace(read_at=at)) for v in pods])
+    return NodeSnapshot(
+        node="node-1",
+        taken_at=at,
+        observations=observations,
+        mem_available=observations[Signal.MEMORY],
+        layout=layout,
+        pods=moved,
+        **(settings | more),
+    )
