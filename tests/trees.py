@@ -203,13 +203,12 @@ class _Writer:
         limit = node.allocatable_limit
         self.memory_files(place, usage=working_set + inactive, inactive_file=inactive, limit=limit)
         self.pressure(place, 0.0)
-        wanted = {place}
+        parents = [place]
         for qos in ("burstable", "besteffort"):
-            wanted.add(path := cgroup_path(node.cgroup_root, "kubepods", qos, systemd=node.systemd))
+            parents.append(path := cgroup_path(node.cgroup_root, "kubepods", qos, systemd=node.systemd))
             self.memory_files(path, usage=0, inactive_file=0, limit=None)
-        for pod in node.pods:
-            wanted.add(self.pod(pod))
-        self.remove_others(place, wanted)
+        pods = [self.pod(pod) for pod in node.pods]
+        self.remove_others(parents, {*parents, *pods})
 
     def pod(self, pod: TreePod) -> str:
         """Write one pod; its path."""
@@ -257,13 +256,12 @@ class _Writer:
             self.put(f"{self.unified}{path}/memory.pressure", _psi(some))
             self.put(f"{self.unified}{path}/io.pressure", _psi(0.0))
 
-    def remove_others(self, place: str, wanted: set[str]) -> None:
+    def remove_others(self, parents: list[str], wanted: set[str]) -> None:
         """Take away pods that an earlier literal had."""
         for top in {self.memory, self.pids, self.unified or self.memory}:
-            for parent in sorted(wanted - {path for path in wanted if "pod" in path.rpartition("/")[2][8:]}):
+            for parent in parents:
                 for child in list((self.root / f"{top}{parent}".lstrip("/")).glob("*")):
-                    path = f"{parent}/{child.name}"
-                    if child.is_dir() and path not in wanted:
+                    if child.is_dir() and f"{parent}/{child.name}" not in wanted:
                         shutil.rmtree(child)
 
     # --- disks and logs

@@ -19,6 +19,7 @@ _V2_AT: Final = "/sys/fs/cgroup"
 # container host (kind) is four levels down; 4096 directories take about 40 ms once.
 _SEARCH_DEPTH: Final = 5
 _SEARCH_WIDTH: Final = 4096
+CONTAINER_ID_LENGTH: Final = 64
 _USUAL_PARENTS: Final = ("", "/kubelet", "/kubelet.slice")
 
 
@@ -336,7 +337,7 @@ def pod_uid(name: str) -> str | None:
 def _is_uid(uid: str) -> bool:
     """Hexadecimal digits with dashes at most between them: a metadata.uid or a config hash."""
     bare = uid.replace("-", "")
-    return len(bare) == 32 and bare.isascii() and all(char in "0123456789abcdefABCDEF" for char in bare)
+    return len(bare) == 32 and _is_hex(bare)
 
 
 def qos_of(name: str) -> str | None:
@@ -350,12 +351,19 @@ def qos_of(name: str) -> str | None:
 def container_id(name: str) -> str | None:
     """The container's id in its cgroup's name: `<64 hex>` or `<runtime>-<64 hex>.scope`; None for any other name, as
     for the cgroup that a container's own systemd makes, or CRI-O's `crio-conmon-<id>.scope`, which is no container."""
-    if "conmon" in name:
+    if len(name) < CONTAINER_ID_LENGTH or "conmon" in name:
         return None
     last = name.removesuffix(".scope").rpartition("-")[2]
-    if len(last) >= 32 and last.isascii() and all(char in "0123456789abcdef" for char in last):
-        return last
-    return None
+    return last if len(last) == CONTAINER_ID_LENGTH and _is_hex(last) else None
+
+
+def _is_hex(text: str) -> bool:
+    try:
+        int(text, 16)
+    except ValueError:
+        return False
+    # int() also takes signs, spaces, underscores and a 0x, which no name of these lengths has in the right place.
+    return text.isalnum() and text.isascii() and "x" not in text and text == text.lower()
 
 
 def notes(hierarchy: Hierarchy, kubepods: Kubepods | None) -> tuple[Note, ...]:

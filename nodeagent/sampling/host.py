@@ -18,6 +18,10 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import Note
 
+# O_NONBLOCK: a named pipe in place of a file must not hold us.
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+# The first read fits nearly every file; a larger buffer costs more to allocate than a second read.
+_FIRST: Final = 4096
 _CHUNK: Final = 65536
 # A seq_file gives at most about a page for each read, so a short read is not the end of the file, unless it is so short
 # that a further line (all are far below 2 KiB) would have fitted. Spares a system call for most files.
@@ -142,19 +146,21 @@ class Host:
     def open(self, path: str) -> int:
         """A read-only descriptor, which the caller closes. Raises Unreadable."""
         try:
-            return os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            return os.open(self._at(path), _FLAGS)
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
 
     def read(self, path: str) -> bytes:
         """The whole content. Raises Unreadable, also for files above 64 MiB."""
-        descriptor = self.open(path)
         try:
-            return read_all(descriptor)
-        except OSError as error:
+            descriptor = os.open(self._at(path) if self._prefix else path, _FLAGS)
+            try:
+                data = os.read(descriptor, _FIRST)
+                return data if len(data) < _SURELY_SHORT else data + read_all(descriptor)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
-        finally:
-            os.close(descriptor)
 
     def text(self, path: str) -> str:
         """The content as UTF-8; bytes that are none are kept as surrogates. Raises Unreadable."""
@@ -164,6 +170,14 @@ class Host:
         """Names in a directory, in no order. Raises Unreadable."""
         try:
             return os.listdir(self._at(path))
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from error
+
+    def entries(self, path: str) -> list[tuple[str, int]]:
+        """(name, inode number) of everything in a directory, in no order. Raises Unreadable."""
+        try:
+            with os.scandir(self._at(path)) as entries:
+                return [(entry.name, entry.inode()) for entry in entries]
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
 
@@ -341,7 +355,7 @@ def unreadable(path: str, error: OSError | ValueError) -> Unreadable:
 
 def read_all(descriptor: int) -> bytes:
     """From the descriptor's position to the end. Raises OSError."""
-    data = os.read(descriptor, _CHUNK)
+    data = os.read(descriptor, _FIRST)
     if len(data) < _SURELY_SHORT:
         return data
     chunks = [data]

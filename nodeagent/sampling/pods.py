@@ -19,7 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerUsage, Note, Pod, PodSource, PodUsage, PodView, QOSClass
-from nodeagent.sampling.cgroup import Hierarchy, Kubepods, container_id, parse_limit, pod_uid, qos_of
+from nodeagent.sampling.cgroup import (
+    CONTAINER_ID_LENGTH,
+    Hierarchy,
+    Kubepods,
+    container_id,
+    parse_limit,
+    pod_uid,
+    qos_of,
+)
 from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
 from nodeagent.sampling.numbers import count
@@ -55,7 +63,31 @@ class ContainerFacts(NamedTuple):
 
     oom_score_adj: int | None
     started_at: float | None
+    seen_at: float
+    """When the container was first seen."""
     read_at: float
+
+
+class Inside(NamedTuple):
+    """What is in a pod's cgroup."""
+
+    containers: tuple[ContainerUsage, ...]
+    scores: tuple[int | None, ...]
+    """oom_score_adj of each container."""
+    started_at: float | None
+    visible: bool
+    """Some process was seen; false in an empty pod, or when all of them are outside our PID namespace."""
+    facts: dict[str, ContainerFacts]
+    """By the name of the container's cgroup, to be handed in again at the next reading."""
+
+
+class _Known(NamedTuple):
+    """A pod as it was read last."""
+
+    usage: PodUsage
+    usage_file: str
+    pids_file: str
+    facts: dict[str, ContainerFacts]
 
 
 def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodCgroup]:
@@ -91,8 +123,7 @@ class PodReader:
         self._hierarchy = hierarchy
         self._kubepods = kubepods
         self._kept = kept
-        self._last: dict[tuple[str, int], PodUsage] = {}
-        self._facts: dict[str, ContainerFacts] = {}
+        self._last: dict[tuple[str, int], _Known] = {}
         self._pressure_files = True
 
     def find(self) -> list[PodCgroup]:
@@ -110,70 +141,70 @@ class PodReader:
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """Those pods, and what could not be read. `capacity` is MemTotal, `names` maps container ids to names, `fresh`
         forbids to hand out anything read before `now`."""
-        usages: dict[tuple[str, int], PodUsage] = {}
+        known: dict[tuple[str, int], _Known] = {}
         notes: list[Note] = []
         for cgroup in cgroups:
             key = (cgroup.path, cgroup.inode)
-            usage = None if fresh else self._carried(cgroup, now)
-            if usage is None:
-                usage = self._pod(cgroup, now=now, capacity=capacity, names=names, notes=notes)
-            if usage is not None:
-                usages[key] = usage
-        self._drop(usages)
-        self._last = usages
-        return tuple(usages.values()), tuple(notes)
+            before = self._last.get(key)
+            if before is None or fresh or not self._unmoved(before, now):
+                before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, notes=notes)
+            if before is not None:
+                known[key] = before
+        for key in self._last.keys() - known.keys():
+            self._kept.forget(self._last[key].usage_file, self._last[key].pids_file)
+        self._last = known
+        return tuple([pod.usage for pod in known.values()]), tuple(notes)
 
     # --- one pod
 
-    def _level_files(self, path: str) -> tuple[str, str]:
-        hierarchy = self._hierarchy
-        return f"{hierarchy.memory}{path}/{hierarchy.memory_files.usage}", f"{hierarchy.pids}{path}/pids.current"
-
-    def _carried(self, cgroup: PodCgroup, now: float) -> PodUsage | None:
-        """The last reading of this pod, if it still is about right."""
-        last = self._last.get((cgroup.path, cgroup.inode))
-        if last is None or now - last.read_at >= _CARRY_S or last.memory_usage is None:
-            return None
-        usage_file, pids_file = self._level_files(cgroup.path)
+    def _unmoved(self, known: _Known, now: float) -> bool:
+        """Whether the last reading of this pod still is about right."""
+        last = known.usage
+        if now - last.read_at >= _CARRY_S or last.memory_usage is None or last.thread_count is None:
+            return False
         try:
-            usage = count(self._kept.read(usage_file))
-            threads = count(self._kept.read(pids_file)) if self._hierarchy.pids else last.thread_count
+            usage = count(self._kept.read(known.usage_file))
+            threads = count(self._kept.read(known.pids_file))
         except Unreadable:
-            return None
-        if usage is None or abs(usage - last.memory_usage) >= _CARRY_BYTES:
-            return None
-        if threads != last.thread_count and (threads is None or last.thread_count is None):
-            return None
-        if threads is not None and last.thread_count is not None and abs(threads - last.thread_count) > _CARRY_THREADS:
-            return None
-        return last
+            return False
+        if usage is None or threads is None:
+            return False
+        return abs(usage - last.memory_usage) < _CARRY_BYTES and abs(threads - last.thread_count) <= _CARRY_THREADS
 
     def _pod(
-        self, cgroup: PodCgroup, *, now: float, capacity: int | None, names: Mapping[str, str], notes: list[Note]
-    ) -> PodUsage | None:
+        self,
+        cgroup: PodCgroup,
+        before: _Known | None,
+        *,
+        now: float,
+        capacity: int | None,
+        names: Mapping[str, str],
+        notes: list[Note],
+    ) -> _Known | None:
         """Read one pod; None when its cgroup is gone."""
         hierarchy, host = self._hierarchy, self._host
         place = f"{hierarchy.memory}{cgroup.path}"
-        usage_file, pids_file = self._level_files(cgroup.path)
+        usage_file = f"{place}/{hierarchy.memory_files.usage}"
+        pids_file = f"{hierarchy.pids}{cgroup.path}/pids.current"
         try:
             usage = self._kept.read(usage_file)
             stat = host.read(f"{place}/{hierarchy.memory_files.stat}")
-            children = host.subdirectories(place)
+            children = host.listdir(place)
         except Unreadable as error:
             if not host.exists(place):
                 return None
             notes.append(Note(f"pod {cgroup.uid}", str(error)))
-            return PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
+            unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
+            return _Known(unread, usage_file, pids_file, {})
         numbers = hierarchy.memory_files.numbers(usage, stat)
         if numbers.reason:
             notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
-        limit = self._limit(place)
-        containers, facts, sandboxes = self._containers(place, children, names, now)
-        threads = self._threads(pids_file)
-        processes = _process_count(containers, sandboxes, threads)
-        if processes is None:
+        limit, threads = self._limit(place), self._threads(pids_file)
+        inside = self._inside(place, children, cgroup.qos, before.facts if before else {}, names, now)
+        hidden = bool(threads) and not inside.visible
+        if hidden:
             notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
-        return PodUsage(
+        used = PodUsage(
             cgroup_uid=cgroup.uid,
             qos_class=cgroup.qos,
             cgroup=cgroup.path,
@@ -183,12 +214,13 @@ class PodReader:
             memory_unreclaimable=numbers.unreclaimable,
             memory_limit=limit,
             memory_stall_some_avg10=self._stall(cgroup.path),
-            memory_request_estimate=estimate_request(cgroup.qos, [f.oom_score_adj for f in facts], limit, capacity),
-            process_count=processes,
+            memory_request_estimate=estimate_request(cgroup.qos, inside.scores, limit, capacity),
+            process_count=None if hidden else sum([c.process_count or 0 for c in inside.containers]),
             thread_count=threads,
-            started_at=_earliest(sandboxes) or _earliest(facts),
-            containers=tuple(containers),
+            started_at=inside.started_at,
+            containers=inside.containers,
         )
+        return _Known(used, usage_file, pids_file, inside.facts)
 
     def _limit(self, place: str) -> int | None:
         try:
@@ -216,33 +248,47 @@ class PodReader:
 
     # --- its containers
 
-    def _containers(
-        self, place: str, children: list[tuple[str, int]], names: Mapping[str, str], now: float
-    ) -> tuple[list[ContainerUsage], list[ContainerFacts], list[ContainerFacts]]:
-        """(containers, their facts, facts of the sandboxes). Containers that vanish meanwhile are left out."""
+    def _inside(
+        self,
+        place: str,
+        children: list[str],
+        qos: QOSClass,
+        before: Mapping[str, ContainerFacts],
+        names: Mapping[str, str],
+        now: float,
+    ) -> Inside:
+        """Look at the containers. Those that vanish meanwhile are left out."""
+        children = sorted([name for name in children if len(name) >= CONTAINER_ID_LENGTH])
+        found = [(name, identity) for name in children if (identity := container_id(name)) is not None]
+        unnamed = [name for name, identity in found if identity not in names]
+        # Every container has a log link but the sandbox: spares reading who it is in the usual case.
+        sandbox = unnamed[0] if len(unnamed) == 1 and len(found) > 1 else None
         containers: list[ContainerUsage] = []
-        facts: list[ContainerFacts] = []
-        sandboxes: list[ContainerFacts] = []
-        for name, _inode in children:
-            identity = container_id(name)
-            if identity is None:
-                continue
-            where = f"{place}/{name}"
+        scores: list[int | None] = []
+        facts: dict[str, ContainerFacts] = {}
+        visible, sandbox_start = False, None
+        for name, identity in found:
             try:
-                processes = self._processes(where)
+                processes = self._processes(f"{place}/{name}")
             except Unreadable:
                 continue
-            fact = self._container_facts(where, processes, now)
-            if fact.oom_score_adj == SANDBOX_ADJ or (
-                fact.oom_score_adj is None and names and identity not in names and len(children) > 1
-            ):
-                sandboxes.append(fact)
-                continue
-            facts.append(fact)
-            containers.append(
-                ContainerUsage(identity, names.get(identity), memory_working_set=None, process_count=len(processes))
-            )
-        return containers, facts, sandboxes
+            visible = visible or bool(processes)
+            # Once the sandbox is known, nothing but it has to tell when the pod started, and only Burstable pods'
+            # containers have a score that tells a request.
+            score = sandbox is None or (qos is QOSClass.BURSTABLE and name != sandbox)
+            start = sandbox is None or name == sandbox
+            fact = before.get(name)
+            if (score or start) and (fact is None or fact.read_at - fact.seen_at <= _SETTLED_S):
+                fact = self._facts(fact, processes, now, score=score, start=start)
+            if fact is not None:
+                facts[name] = fact
+                if name == sandbox or fact.oom_score_adj == SANDBOX_ADJ:
+                    sandbox_start = fact.started_at
+                    continue
+            scores.append(fact.oom_score_adj if fact else None)
+            containers.append(ContainerUsage(identity, names.get(identity), None, len(processes)))
+        started = sandbox_start if sandbox_start is not None else _earliest(facts.values())
+        return Inside(tuple(containers), tuple(scores), started, visible, facts)
 
     def _processes(self, where: str) -> list[bytes]:
         """PIDs in a container's cgroup and those below it (a systemd inside a container makes some)."""
@@ -261,40 +307,22 @@ class PodReader:
                 continue  # threaded (its processes are listed by the parent), or gone
         return processes
 
-    def _container_facts(self, where: str, processes: list[bytes], now: float) -> ContainerFacts:
-        known = self._facts.get(where)
-        if known is not None and known.started_at is not None and known.read_at - known.started_at > _SETTLED_S:
-            return known
+    def _facts(
+        self, before: ContainerFacts | None, processes: list[bytes], now: float, *, score: bool, start: bool
+    ) -> ContainerFacts:
+        """Ask the container's first process for its score, or since when it runs, or both."""
         # The lowest PID is the container's first process but for a wrap of the counter; others may have changed their
         # score themselves. 0 is a process outside our PID namespace.
-        first = min((int(pid) for pid in processes[:64] if pid.isdigit() and pid != b"0"), default=None)
-        adj = started = None
-        if first is not None:
-            adj = _oom_score_adj(self._host, first)
-            started = _started_at(self._host, first)
-        facts = self._facts[where] = ContainerFacts(adj, started, now)
-        return facts
-
-    def _drop(self, usages: Mapping[tuple[str, int], PodUsage]) -> None:
-        """Let go of what belongs to pods that are no longer there."""
-        gone = [key for key in self._last if key not in usages]
-        if not gone:
-            return
-        top = self._hierarchy.memory or ""
-        for path, _inode in gone:
-            self._kept.forget(*self._level_files(path))
-            prefix = f"{top}{path}/"
-            for where in [where for where in self._facts if where.startswith(prefix)]:
-                del self._facts[where]
-
-
-def _process_count(
-    containers: Sequence[ContainerUsage], sandboxes: Sequence[ContainerFacts], threads: int | None
-) -> int | None:
-    """Processes of the containers. None when there are threads but no process to be seen: cgroup.procs of v1 leaves out
-    what is outside the reader's PID namespace (a DaemonSet without hostPID)."""
-    counted = sum(container.process_count or 0 for container in containers)
-    return None if threads and not counted and not sandboxes and containers else counted
+        first = min([int(pid) for pid in processes[:64] if pid.isdigit() and pid != b"0"], default=None)
+        seen_at = now if before is None else before.seen_at
+        if first is None:
+            return ContainerFacts(None, None, seen_at, now)
+        return ContainerFacts(
+            oom_score_adj=_oom_score_adj(self._host, first) if score else None,
+            started_at=_started_at(self._host, first) if start else None,
+            seen_at=seen_at,
+            read_at=now,
+        )
 
 
 def estimate_request(
