@@ -303,9 +303,10 @@ _SIGNALS: Final = tuple(Signal)
 
 
 def _observed(snapshot: NodeSnapshot, signal: Signal, model: MemoryModel) -> Observation:
-    if signal is not Signal.MEMORY and signal not in snapshot.observations:
+    try:
+        return snapshot.observe(signal, model)
+    except KeyError:
         return Observation(signal, None, None, snapshot.taken_at, "", reason="not sampled")
-    return snapshot.observe(signal, model)
 
 
 class _Next:
@@ -431,7 +432,7 @@ def _signal_verdict(streams: Mapping[str, _Stream], judged: list[ThresholdVerdic
         if stream.name != _MEM_AVAILABLE_STREAM:
             shown = stream
     observation = shown.observation
-    if shown.unknown and observation.available is not None:
+    if shown.unknown:
         # What cannot be true is not passed on as a fact: readers of the verdict see it as unknown, and why.
         observation = observation._replace(available=None, reason=shown.unknown)
     values = [verdict.value for verdict in judged if verdict.value is not None and not verdict.met]

@@ -1,0 +1,80 @@
+import math
+import struct
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodeagent.model import Amount
+from nodeagent.policy.amounts import LARGEST, resolve
+
+
+def percent(value: float) -> Amount:
+    return Amount(None, value, f"{value}%")
+
+
+@pytest.mark.parametrize(
+    ("percentage", "capacity", "expected"),
+    [
+        (70.0, 1000, 699),  # float32(0.7) is below 0.7: the contract's example
+        (10.0, 1000, 100),
+        (5.0, 23167, 1158),  # as a real kubelet quoted it: `Threshold quantity: 1158`
+        (0.5, 1000, 4),  # float32(0.005) is below 0.005 too
+        (100.0, 8 << 30, 8 << 30),
+        (150.0, 1000, 1500),
+        (0.0, 1000, 0),
+    ],
+)
+def test_a_percentage_is_the_truncated_product_with_its_float32_fraction(
+    percentage: float, capacity: int, expected: int
+) -> None:
+    assert resolve(percent(percentage), capacity) == expected
+
+
+def test_a_percentage_is_not_multiplied_in_single_precision() -> None:
+    # In float32 arithmetic the product would be rounded to 24 bits: 1717986944.
+    assert resolve(percent(20.0), 8589934721) == 1717986969
+
+
+def test_a_quantity_is_itself_whatever_the_capacity() -> None:
+    assert resolve(Amount(300, None, "300"), None) == 300
+    assert resolve(Amount(0, None, "0"), 10) == 0
+
+
+@pytest.mark.parametrize(
+    ("amount", "capacity"),
+    [
+        (percent(10.0), None),
+        (percent(math.nan), 1000),
+        (percent(math.inf), 1000),
+        (percent(1e300), 1000),
+        (percent(-1.0), 1000),
+        (percent(10.0), -1),
+        (percent(10.0), 1 << 63),
+        (percent(10_000.0), LARGEST),
+        (Amount(-1, None, "-1"), 1000),
+        (Amount(1 << 63, None, "8Ei"), 1000),
+        (Amount(None, None, ""), 1000),
+    ],
+)
+def test_an_amount_that_is_no_number_in_range_is_not_known(amount: Amount, capacity: int | None) -> None:
+    assert resolve(amount, capacity) is None
+
+
+@given(st.floats(0, 100, width=32), st.integers(0, 1 << 53))
+@example(70.0, 1000)
+def test_it_agrees_with_the_fraction_divided_in_single_precision(percentage: float, capacity: int) -> None:
+    # Independent of the code: the nearest float32 to the exact quotient, found from its neighbours.
+    exact = percentage / 100.0
+    (bits,) = struct.unpack("I", struct.pack("f", exact))
+    around = [struct.unpack("f", struct.pack("I", each))[0] for each in (max(bits - 1, 0), bits, bits + 1)]
+    nearest = min(around, key=lambda each: abs(each * 100 - percentage))
+    assert resolve(percent(percentage), capacity) == int(capacity * nearest)
+
+
+@given(st.floats(0, 100), st.integers(1, 1 << 50), st.integers(0, 1 << 50))
+def test_more_capacity_never_means_a_smaller_amount(percentage: float, capacity: int, more: int) -> None:
+    smaller, larger = resolve(percent(percentage), capacity), resolve(percent(percentage), capacity + more)
+    assert smaller is not None
+    assert larger is not None
+    assert smaller <= larger
