@@ -51,6 +51,18 @@ def node_report(report: Report) -> Document:
         "diskLayout": str(snapshot.layout),
         "rankedFor": str(plan.ranked_for),
         "pods": [_pod(report, ranked) for ranked in plan.ranking],
+        "victims": [
+            {
+                "namespace": victim.pod.namespace,
+                "name": victim.pod.name,
+                "uid": victim.pod.uid,
+                "tier": str(victim.tier),
+                "gracePeriodSeconds": victim.grace_period_s,
+                "message": victim.message,
+            }
+            for victim in plan.victims
+        ],
+        "refusals": [{"code": refusal.code, "message": refusal.message} for refusal in plan.refusals],
         "cgroups": [
             {
                 "path": cgroup.path,
@@ -73,17 +85,17 @@ def rfc3339(wall_time: float) -> str:
 
 def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Document:
     seen = verdict.observation
-    nearest = nodereport.nearest(report.snapshot, verdict)
+    leading = nodereport.leading(report.snapshot, verdict)
     trend = verdict.trend
     return {
         "name": str(verdict.signal),
         "unit": str(SIGNAL_TABLE[verdict.signal].unit),
         "available": seen.available,
         "capacity": seen.capacity,
-        "threshold": nearest.value if nearest else None,
-        "headroom": nodereport.headroom(report.snapshot, nearest) if nearest else None,
+        "threshold": leading.value if leading else None,
+        "headroom": nodereport.headroom(report.snapshot, leading) if leading else None,
         "state": str(verdict.state),
-        "reason": _reason(seen, nearest),
+        "reason": _reason(verdict, leading),
         "source": seen.source,
         "ageSeconds": _age(report, seen.read_at),
         "sameFileSystemAs": str(same_as) if same_as else None,
@@ -99,11 +111,13 @@ def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> D
     }
 
 
-def _reason(seen: Observation, nearest: ThresholdVerdict | None) -> str | None:
+def _reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> str | None:
     """Why the state is what it is, where that is not plain from the numbers."""
-    if seen.available is None:
-        return seen.reason or "could not be read"
-    return (nearest.held_back or None) if nearest else "no threshold"
+    if verdict.observation.available is None:
+        return verdict.observation.reason or "could not be read"
+    if not verdict.thresholds:
+        return "no threshold"
+    return (leading.held_back or None) if leading else None
 
 
 def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:

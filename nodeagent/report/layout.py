@@ -33,6 +33,9 @@ BAD: Final = "bad"
 DIM: Final = "dim"
 STRONG: Final = "strong"
 
+_HOST_ONLY: Final = frozenset({"unknown-pod", "nameless"})
+"""Refusals (policy/protection.py) that say no more than that the API has not told about the pod."""
+
 _STATE_STYLE: Final = {
     SignalState.OK: GOOD,
     SignalState.SOFT: WARN,
@@ -92,10 +95,13 @@ def summary(report: Report) -> str:
     if worst is SignalState.OK:
         return f"OK {node}: every signal is above its thresholds"
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
+    shared = _repeated(report)
     causes = [
         _cause(report, verdict)
         for verdict in verdicts.values()
-        if verdict.state is worst and (worst is not SignalState.UNKNOWN or nodereport.blind(verdict, verdicts))
+        if verdict.state is worst
+        and (worst is not SignalState.UNKNOWN or nodereport.blind(verdict, verdicts, report.snapshot))
+        and verdict.signal not in shared
     ]
     return f"{worst.upper()} {node}: " + "; ".join(causes)
 
@@ -104,16 +110,23 @@ def _cause(report: Report, verdict: SignalVerdict) -> str:
     unit = SIGNAL_TABLE[verdict.signal].unit
     if verdict.state is SignalState.UNKNOWN:
         return f"{verdict.signal} is unknown ({words.harmless(verdict.observation.reason)})"
-    nearest = nodereport.nearest(report.snapshot, verdict)
-    if nearest is None:
+    leading = nodereport.leading(report.snapshot, verdict)
+    if leading is None:
         return str(verdict.signal)
-    seen = nodereport.available(report.snapshot, nearest.threshold)
-    room = nodereport.headroom(report.snapshot, nearest)
+    seen = nodereport.available(report.snapshot, leading.threshold)
+    room = nodereport.headroom(report.snapshot, leading)
     relation = "is below" if room is not None and room < 0 else "has not yet regained its minimum reclaim above"
     return (
         f"{verdict.signal} {words.quantity(seen, unit=unit)} {relation} "
-        f"{words.quantity(nearest.value, unit=unit)} ({_tier(nearest.threshold)})"
+        f"{words.quantity(leading.value, unit=unit)} ({_tier(leading.threshold)})"
     )
+
+
+def _repeated(report: Report) -> set[Signal]:
+    """Signals on a file system that an earlier one of the same state stands for already."""
+    states = {verdict.signal: verdict.state for verdict in report.plan.signals}
+    shared = nodereport.shared_file_systems(report.snapshot)
+    return {signal for signal, first in shared.items() if states.get(first) is states.get(signal)}
 
 
 def _head(report: Report) -> Section:
@@ -148,9 +161,9 @@ def _signals(report: Report) -> Section:
 
 
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
-    """One row for the signal with its nearest threshold, one more for each further threshold."""
-    nearest = nodereport.nearest(report.snapshot, verdict)
-    thresholds = sorted(verdict.thresholds, key=lambda each: each is not nearest)
+    """One row for the signal with its leading threshold, one more for each further threshold."""
+    leading = nodereport.leading(report.snapshot, verdict)
+    thresholds = sorted(verdict.thresholds, key=lambda each: each is not leading)
     seen, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
     share = None if seen.available is None or not seen.capacity else max(0.0, seen.available / seen.capacity)
     first = thresholds[0] if thresholds else None
@@ -169,7 +182,7 @@ def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None)
             Cell(""),
             *_threshold_cells(report, further, unit),
             Cell("met" if further.met else "", WARN),
-            Cell(words.harmless(further.held_back), DIM),
+            Cell(words.harmless(further.held_back) if further.met else "", DIM),
         )
 
 
@@ -197,11 +210,11 @@ def _threshold_text(threshold: Threshold, value: int | None, unit: Unit) -> str:
     return f"{_tier(threshold)} {amount}"
 
 
-def _remark(verdict: SignalVerdict, nearest: ThresholdVerdict | None, same_as: Signal | None) -> str:
+def _remark(verdict: SignalVerdict, leading: ThresholdVerdict | None, same_as: Signal | None) -> str:
     seen = verdict.observation
     if seen.available is None:
         return words.harmless(seen.reason or "could not be read")
-    remarks = [nearest.held_back] if nearest and nearest.held_back else []
+    remarks = [leading.held_back] if leading and leading.met and leading.held_back else []
     if verdict.trend and verdict.trend.to_exhaustion_s is not None:
         remarks.append(f"exhausted in {words.duration(verdict.trend.to_exhaustion_s)}")
     remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else seen.source)
@@ -290,11 +303,7 @@ def _pods(report: Report) -> Section:
 
 def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
     pod = ranked.view.pod
-    protected = bool(ranked.refusals)
-    if protected:
-        why = Cell("protected: " + words.harmless("; ".join(each.message for each in ranked.refusals)), DIM)
-    else:
-        why = Cell(words.harmless("; ".join(key.text for key in ranked.keys)))
+    protected = any(each.code not in _HOST_ONLY for each in ranked.refusals)
     return (
         Cell(str(ranked.rank), DIM if protected else STRONG),
         Cell(words.harmless(pod.key), DIM if protected else STRONG),
@@ -303,8 +312,19 @@ def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
         Cell(words.quantity(ranked.usage, unit=unit)),
         Cell(_request_text(ranked, unit, signal)),
         Cell(words.quantity(ranked.relief, unit=unit)),
-        why,
+        Cell(_why(ranked), DIM if protected else ""),
     )
+
+
+def _why(ranked: RankedPod) -> str:
+    """The reasons of a protected pod, else the keys that put it there.
+
+    A pod that only this host knows is not evicted because of that; said once in the legend, its keys tell more here.
+    """
+    reasons = [each.message for each in ranked.refusals if each.code not in _HOST_ONLY]
+    if reasons:
+        return "protected: " + words.harmless("; ".join(reasons))
+    return words.harmless("; ".join(key.text for key in ranked.keys))
 
 
 def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:
@@ -321,12 +341,16 @@ def _estimated(ranked: RankedPod, signal: Signal) -> bool:
 
 def _pod_legend(report: Report) -> tuple[Cell, ...]:
     from_host = sum(ranked.view.pod.source is PodSource.HOST for ranked in report.plan.ranking)
-    lines = [words.harmless(refusal.message) for refusal in report.plan.refusals]
+    lines = [
+        f"Would be evicted now: {words.harmless(victim.pod.key)} ({victim.tier}, grace {victim.grace_period_s:.0f}s)."
+        for victim in report.plan.victims
+    ]
+    lines += [f"Nobody more would be evicted: {words.harmless(each.message)}." for each in report.plan.refusals]
     if from_host:
         which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
         lines.append(
-            f"{which} are known from this host alone: names from the log directory, QoS from the cgroup path, "
-            "requests marked ~ estimated from oom_score_adj; priority and owner unknown."
+            f"{which} are known from this host alone, and none of those is evicted: names are from the log directory, "
+            "QoS from the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
         )
     return tuple(Cell(line, DIM) for line in lines)
 
@@ -352,7 +376,7 @@ def _kubelet(report: Report) -> Section:
     if report.kubelet is None:
         return Section("KUBELET")
     columns = (Column("SIGNAL"), Column("KUBELET'S"), Column("OURS"), Column("WHO ACTS FIRST"))
-    styles = {nodereport.OURS_FIRST: GOOD, nodereport.KUBELET_FIRST: BAD}
+    styles = {nodereport.OURS_FIRST: GOOD, nodereport.NEVER_MET: GOOD, nodereport.KUBELET_FIRST: BAD}
     rows = []
     for each in nodereport.compare(report):
         unit = SIGNAL_TABLE[each.threshold.signal].unit

@@ -6,9 +6,10 @@ is worked out here.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model import (
+    DiskLayout,
     NodeSnapshot,
     Note,
     Plan,
@@ -23,12 +24,16 @@ from nodeagent.model import (
 )
 from nodeagent.policy import amounts, requests
 
+if TYPE_CHECKING:
+    from nodeagent.config.kubelet import Sooner
+
 _DISK_SIGNALS: Final = (
     (Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS),
     (Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES),
 )
 
 _CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
+_IMAGEFS: Final = (Signal.IMAGEFS, Signal.IMAGEFS_INODES)
 
 
 class KubeletView(NamedTuple):
@@ -62,24 +67,28 @@ class Report(NamedTuple):
 def state(report: Report) -> SignalState:
     """The worst state that a configured threshold gives: hard, then soft, then unknown, then ok.
 
-    A signal counts as unknown only when a threshold looks at it. Two are judged by what they are copies of: containerfs
-    thresholds, which no one configures, and `allocatableMemory.available` on a node whose `memory.available` could be
-    read (there it is missing when the pods' cgroup has no limit, which is no fault).
+    A signal counts as unknown only when a threshold looks at it and there is something to be known: see `blind`.
     """
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
     states = {verdict.state for verdict in verdicts.values()}
     for worst in (SignalState.HARD, SignalState.SOFT):
         if worst in states:
             return worst
-    if any(blind(verdict, verdicts) for verdict in verdicts.values()):
+    if any(blind(verdict, verdicts, report.snapshot) for verdict in verdicts.values()):
         return SignalState.UNKNOWN
     return SignalState.OK
 
 
-def blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict]) -> bool:
-    """The signal is unknown, and that leaves the node partly unjudged."""
+def blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], snapshot: NodeSnapshot) -> bool:
+    """The signal is unknown, and that leaves the node partly unjudged.
+
+    Not so: containerfs, whose thresholds are copies of nodefs' or imagefs'; allocatableMemory where memory could be
+    read (it is missing when the pods' cgroup has no limit); imagefs on a machine without container runtime and pods.
+    """
     if verdict.state is not SignalState.UNKNOWN or not verdict.thresholds or verdict.signal in _CONTAINERFS:
         return False
+    if verdict.signal in _IMAGEFS:
+        return bool(snapshot.pods) or snapshot.layout is not DiskLayout.UNKNOWN
     memory = verdicts.get(Signal.MEMORY)
     covered = memory is not None and memory.state is not SignalState.UNKNOWN
     return not (covered and verdict.signal is Signal.ALLOCATABLE_MEMORY)
@@ -99,9 +108,14 @@ def headroom(snapshot: NodeSnapshot, verdict: ThresholdVerdict) -> int | None:
     return None if seen is None or verdict.value is None else seen - verdict.value
 
 
-def nearest(snapshot: NodeSnapshot, verdict: SignalVerdict) -> ThresholdVerdict | None:
-    """The threshold with the least headroom: the next to be met, or the one furthest behind. None without any."""
-    known = [(room, each) for each in verdict.thresholds if (room := headroom(snapshot, each)) is not None]
+def leading(snapshot: NodeSnapshot, verdict: SignalVerdict) -> ThresholdVerdict | None:
+    """The threshold that tells the signal's state: a hard one that is met, then a soft one, then the one that would be
+    met next. None without thresholds, or when neither numbers nor verdicts are known."""
+    known = [
+        ((not (each.met and each.threshold.hard), not each.met, room), each)
+        for each in verdict.thresholds
+        if (room := headroom(snapshot, each)) is not None
+    ]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
@@ -154,53 +168,58 @@ class Comparison(NamedTuple):
     value: int | None
     """In the signal's unit; None for a percentage of an unknown capacity."""
     ours: Threshold | None
-    """Our threshold that answers it: the one that acts earliest at no longer grace; None when there is none."""
+    """Our highest threshold on the same signal with no longer grace, else the highest; None when there is none."""
     our_value: int | None
     verdict: str
-    """`ours first`, `kubelet first`, `same level`, or `unknown`."""
+    """One of the five words below."""
+    message: str = ""
+    """The numbers, where the kubelet is not later than we are."""
 
 
 OURS_FIRST: Final = "ours first"
 KUBELET_FIRST: Final = "kubelet first"
 SAME_LEVEL: Final = "same level"
+NEVER_MET: Final = "never met"
+"""The kubelet's threshold is zero: this is how its eviction is switched off."""
 UNKNOWN: Final = "unknown"
+"""A percentage and a quantity, and the capacity is not known."""
 
 
 def compare(report: Report) -> tuple[Comparison, ...]:
-    """Every threshold of the kubelet beside ours.
-
-    We are first when one of ours with at most the same grace is met at a higher level. The levels of two different
-    memory models cannot be compared in general; the numbers of this moment are used.
-    """
+    """Every threshold of the kubelet beside ours. Who is sooner is judged by `config.kubelet`."""
     if report.kubelet is None:
         return ()
+    from nodeagent.config import kubelet
+
+    capacities = {signal: seen.capacity for signal, seen in report.snapshot.observations.items()}
     ours = [each for verdict in report.plan.signals for each in verdict.thresholds]
-    return tuple(_compared(report.snapshot, each, ours) for each in report.kubelet.thresholds)
+    sooner = {
+        each.kubelet: each
+        for each in kubelet.compare(
+            [each.threshold for each in ours],
+            report.kubelet.thresholds,
+            capacities=capacities,
+            enforce_node_allocatable=False,  # the verdicts have the copies already
+        )
+    }
+    return tuple(
+        _compared(theirs, sooner.get(theirs), ours, capacities[theirs.signal]) for theirs in report.kubelet.thresholds
+    )
 
 
-def _compared(snapshot: NodeSnapshot, theirs: Threshold, ours: Iterable[ThresholdVerdict]) -> Comparison:
-    value = amounts.resolve(theirs.value, snapshot.observe(theirs.signal).capacity)
-    rivals = [
-        (level, each)
-        for each in ours
-        if each.threshold.signal is theirs.signal and each.threshold.grace_period_s <= theirs.grace_period_s
-        if (level := _level(snapshot, each)) is not None
-    ]
-    if not rivals:
-        same_signal = any(each.threshold.signal is theirs.signal for each in ours)
-        return Comparison(theirs, value, None, None, UNKNOWN if value is None and same_signal else KUBELET_FIRST)
-    level, best = max(rivals, key=lambda pair: pair[0])
-    if value is None:
-        verdict = UNKNOWN
-    else:
-        verdict = OURS_FIRST if level > value else SAME_LEVEL if level == value else KUBELET_FIRST
-    return Comparison(theirs, value, best.threshold, best.value, verdict)
-
-
-def _level(snapshot: NodeSnapshot, ours: ThresholdVerdict) -> int | None:
-    """Where ours is met on the kubelet's scale: MemAvailable ones are shifted by how far the models differ now."""
-    if ours.value is None:
-        return None
-    kubelets = snapshot.observe(ours.threshold.signal).available
-    mine = available(snapshot, ours.threshold)
-    return ours.value if kubelets is None or mine is None else ours.value + kubelets - mine
+def _compared(
+    theirs: Threshold, sooner: "Sooner | None", ours: Iterable[ThresholdVerdict], capacity: int | None
+) -> Comparison:
+    value = amounts.resolve(theirs.value, capacity)
+    mine = [each for each in ours if each.threshold.signal is theirs.signal]
+    # What answers a hard threshold is a hard one, however much higher a soft one may be.
+    in_time = [each for each in mine if each.threshold.grace_period_s <= theirs.grace_period_s]
+    answer = max(in_time or mine, key=lambda each: each.value or 0, default=None)
+    best, level = (answer.threshold, answer.value) if answer else (None, None)
+    if value == 0 or theirs.value.percentage == 0:
+        return Comparison(theirs, value, best, level, NEVER_MET)
+    if sooner is None:
+        comparable = value is not None and level is not None
+        return Comparison(theirs, value, best, level, OURS_FIRST if comparable else UNKNOWN)
+    same = bool(in_time) and value is not None and level == value
+    return Comparison(theirs, value, best, level, SAME_LEVEL if same else KUBELET_FIRST, sooner.message)

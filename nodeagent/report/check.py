@@ -1,0 +1,306 @@
+"""`nodeagent check`: look at this node once, or again and again, and print what was seen and what would be done.
+
+Nothing is changed and nothing is kept: the policy decides from an empty state, so that what depends on earlier samples
+(grace periods, trends, budgets) is reported as it would stand right after a start. With `--watch` the state goes on.
+
+Every room that one report may do without (the API, YAML, JSON, colours) is imported when it is asked for: start to
+report is held to a few times the cost of starting Python (benchmarks/check_start.py).
+"""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.config import load
+from nodeagent.config.problems import ConfigError
+from nodeagent.config.schema import Config, Startup
+from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, Threshold
+from nodeagent.policy import engine, ranking
+from nodeagent.policy.state import PolicyState, initial
+from nodeagent.report import exit_codes, kubelet, layout, nodereport, text
+from nodeagent.report.nodereport import Report
+from nodeagent.sampling.host import Host, Unreadable, open_host
+from nodeagent.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from nodeagent.cluster.transport import Transport
+
+RANKABLE: Final = tuple(signal for signal in Signal if not signal.startswith("containerfs"))
+"""Signals that `--signal` takes: containerfs has no thresholds of its own, it is nodefs or imagefs by another name."""
+_HOSTNAME_FILES: Final = ("/proc/sys/kernel/hostname", "/etc/hostname")
+
+
+class CheckError(Exception):
+    """No report can be made. The message is for the user."""
+
+    def __init__(self, message: str, code: int = exit_codes.UNKNOWN) -> None:
+        super().__init__(message)
+        self.code = code
+        """Exit code of the command."""
+
+
+class Wish(NamedTuple):
+    """What the user asked for, checked as far as it can be without looking at the node."""
+
+    loaded: load.Loaded
+    config_source: str
+    host_root: str
+    api: str
+    """`auto`, `always` or `never`."""
+    pods_file: str | None
+    signal: Signal | None
+
+
+class KnownPods(NamedTuple):
+    """The pods as somebody other than this host told of them."""
+
+    pods: tuple[Pod, ...] | None
+    """None: nobody did."""
+    synced_at: float | None
+    source: str
+    """Who did, or why nobody."""
+    notes: tuple[Note, ...] = ()
+
+
+def wish(
+    *,
+    host_root: str = "/",
+    config_file: str | None = None,
+    node_name: str | None = None,
+    kubeconfig: str | None = None,
+    api: str = "auto",
+    pods_file: str | None = None,
+    signal: str | None = None,
+) -> Wish:
+    """The wish behind these options. Raises CheckError when the configuration or an option is wrong."""
+    overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
+    try:
+        loaded = load.load(config_file, overrides=overrides)
+    except ConfigError as error:
+        raise CheckError(str(error), exit_codes.CONFIG) from error
+    if signal is not None and signal not in RANKABLE:
+        raise CheckError(f"--signal {signal}: must be one of {', '.join(RANKABLE)}", exit_codes.USAGE)
+    return Wish(
+        loaded=loaded,
+        config_source=config_file or "built-in defaults",
+        host_root=host_root,
+        api=api,
+        pods_file=pods_file,
+        signal=None if signal is None else Signal(signal),
+    )
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+class Observer:
+    """Looks at one node, as often as asked. What only has to be found out once is found out once."""
+
+    def __init__(self, wish: Wish) -> None:
+        """Raises CheckError when there is no such host."""
+        self._wish = wish
+        # One look has no earlier samples to wait for: it reports what an agent that has been running would do.
+        self._config = wish.loaded.config._replace(startup=Startup(fresh_samples=1))
+        try:
+            self._host = open_host(wish.host_root)
+        except Unreadable as error:
+            raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
+        self._node_name = self._config.node_name or _host_name(self._host)
+        self._sampler = Sampler(self._host, self._config.sampling, node_name=self._node_name)
+        self._state: PolicyState | None = None
+        self._transport: Transport | None = None
+        self._kubelet, self._kubelet_notes = kubelet.find(self._host)
+
+    def close(self) -> None:
+        """Give back descriptors and connections."""
+        self._sampler.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    def look(self) -> Report:
+        """One report. Raises CheckError when the API was demanded and did not answer."""
+        known = self._known_pods()
+        snapshot = self._sampler.sample(known.pods, known.synced_at)
+        now = self._host.boottime()
+        if self._state is None:
+            self._state = initial("check", now=now)
+        plan, self._state = engine.decide(snapshot, self._state, now=now, config=self._config)
+        if self._wish.signal is not None:
+            plan = _ranked_for(plan, snapshot, self._wish.signal, now=now, config=self._config)
+        report = Report(
+            snapshot=snapshot,
+            plan=ranking.explained(plan),
+            mode=self._config.mode.value,
+            config_source=self._wish.config_source,
+            pods_source=known.source,
+            kubelet=self._kubelet,
+        )
+        return report._replace(notes=self._notes(report, known))
+
+    def _notes(self, report: Report, known: KnownPods) -> tuple[Note, ...]:
+        warnings = tuple(Note("configuration", str(problem)) for problem in self._wish.loaded.warnings)
+        races = tuple(
+            Note("kubelet", f"it would act first: {each.message}")
+            for each in nodereport.compare(report)
+            if each.verdict == nodereport.KUBELET_FIRST
+        )
+        return (
+            *report.snapshot.notes,
+            *known.notes,
+            *report.plan.notes,
+            *warnings,
+            *self._kubelet_notes,
+            *_unjoined(report.snapshot, known),
+            *races,
+        )
+
+    # --- pods
+
+    def _known_pods(self) -> KnownPods:
+        if self._wish.pods_file is not None:
+            return self._from_file(self._wish.pods_file)
+        if self._wish.api == "never":
+            return KnownPods(None, None, "this host alone, the API was not asked")
+        if self._wish.api == "auto" and self._host.recorded:
+            return KnownPods(None, None, "this recording alone")
+        return self._from_api()
+
+    def _from_file(self, path: str) -> KnownPods:
+        from nodeagent.report import podlist
+
+        try:
+            listed = podlist.read(path, node_name=self._config.node_name)
+        except podlist.PodListError as error:
+            raise CheckError(f"--pods {path}: {error}") from error
+        return KnownPods(listed.pods, self._host.boottime(), path, listed.notes)
+
+    def _from_api(self) -> KnownPods:
+        from nodeagent.cluster import credentials
+
+        found = credentials.find_credentials(self._config.cluster.kubeconfig)
+        if not found.found:
+            if self._wish.api == "always" or self._config.cluster.kubeconfig:
+                raise CheckError(f"the API cannot be asked: {found.reason}")
+            return KnownPods(None, None, f"this host alone, {found.reason}")
+        from nodeagent.cluster import pods, transport
+
+        try:
+            if self._transport is None:
+                timeout_s = self._config.cluster.request_timeout_s
+                self._transport = transport.connect(found, request_timeout_s=timeout_s)
+            view = pods.list_pods(self._transport, self._node_name)
+        except (transport.ApiError, transport.CredentialsError) as error:
+            if self._wish.api == "always":
+                raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
+            return KnownPods(None, None, "this host alone, the API did not answer", (Note("api", str(error)),))
+        return KnownPods(view.pods, view.synced_at, f"the API at {self._transport.server}", view.notes)
+
+
+def _unjoined(snapshot: NodeSnapshot, known: KnownPods) -> tuple[Note, ...]:
+    """A note when the API's pods are somebody else's: the usual sign of a wrong node name."""
+    if known.pods is None or known.pods or not snapshot.pods:
+        return ()
+    return (
+        Note(
+            "pods",
+            f"{known.source} has no pods of node {snapshot.node}, this host has: is the name right? (--node-name)",
+        ),
+    )
+
+
+def _host_name(host: Host) -> str:
+    """The host's name as the kubelet would use it (lower case); `unknown` where nothing tells it."""
+    if host.root == "/":
+        return os.uname().nodename.lower()
+    if host.recorded:
+        return _recorded_name(host)
+    for path in _HOSTNAME_FILES:
+        try:
+            name = host.read(path).decode("ascii", "replace").strip().lower()
+        except Unreadable:
+            continue
+        if name:
+            return name
+    return "unknown"
+
+
+def _ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: float, config: Config) -> Plan:
+    """The same plan with the pods in the order in which they would go if `signal` alone had run out.
+
+    Asked of the policy itself: it decides once more, about a snapshot in which nothing of that signal is left.
+    """
+    seen = snapshot.observations[signal]
+    starved = seen._replace(available=0, capacity=seen.capacity or 1, read_at=snapshot.taken_at)
+    # Soft, so that nothing is due at once and only the order is worked out.
+    alone = Threshold(signal, Amount(1, None, "1"), grace_period_s=1.0)
+    asked, _ = engine.decide(
+        snapshot._replace(observations={**snapshot.observations, signal: starved}),
+        initial("check", now=now),
+        now=now,
+        config=config._replace(thresholds=(alone,)),
+    )
+    return plan._replace(ranking=asked.ranking, rank_order=asked.rank_order, ranked_for=asked.ranked_for)
+
+
+def _recorded_name(host: Host) -> str:
+    import json
+
+    try:
+        return str(json.loads(host.read("/listing/capture.json"))["uname"][1]).lower()
+    except (Unreadable, ValueError, KeyError, IndexError, TypeError):
+        return "unknown"
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+
+
+def show(wish: Wish, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
+    """Print one report, or one every `every_s` seconds until interrupted, and return the (last) exit code.
+
+    Raises CheckError when no report can be made.
+    """
+    observer = Observer(wish)
+    try:
+        while True:
+            report = observer.look()
+            _print(report, output=output, color=color, repeated=every_s is not None)
+            if every_s is None:
+                return exit_codes.of(nodereport.state(report))
+            sys.stdout.flush()
+            time.sleep(every_s)
+    finally:
+        observer.close()
+
+
+def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
+    write = sys.stdout.write
+    if output == "json":
+        import json
+
+        from nodeagent.report import document
+
+        # One line per report when there are many, so that a reader can take them as they come.
+        write(json.dumps(document.node_report(report), indent=None if repeated else 2, allow_nan=False) + "\n")
+    elif output == "yaml":
+        import yaml
+
+        from nodeagent.report import document
+
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        write(yaml.dump(document.node_report(report), Dumper=dumper, sort_keys=False, explicit_start=repeated))
+    elif _colourful(color):
+        from nodeagent.report import terminal
+
+        console = terminal.console(force=color == "always")
+        if repeated:
+            console.clear()
+        terminal.draw(console, layout.sections(report))
+    else:
+        write(text.render(layout.sections(report)) + ("\n" if repeated else ""))
+
+
+def _colourful(color: str) -> bool:
+    if color == "auto":
+        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return color == "always"

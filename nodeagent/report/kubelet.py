@@ -1,0 +1,82 @@
+"""Finds the configuration of the kubelet that runs on this host.
+
+Looked for in this order: the command line of the process in the kubelet's service cgroup (`--config` and eviction
+flags), then the files where distributions keep it. Walking all of /proc for a process called kubelet would cost more
+than the rest of a report. A recorded host may hold the answer of the kubelet's own /configz instead.
+"""
+
+from typing import Final
+
+from nodeagent.model import Note
+from nodeagent.report.nodereport import KubeletView
+from nodeagent.sampling.host import Host, Unreadable
+
+_SERVICE_PROCS: Final = tuple(
+    f"/sys/fs/cgroup{hierarchy}/system.slice/kubelet.service/cgroup.procs"
+    for hierarchy in ("", "/systemd", "/unified", "/memory")
+)
+_FILES: Final = (
+    "/var/lib/kubelet/config.yaml",  # kubeadm
+    "/etc/kubernetes/kubelet/config.json",  # EKS, Amazon Linux 2023
+    "/etc/kubernetes/kubelet/kubelet-config.json",  # EKS, Amazon Linux 2
+    "/home/kubernetes/kubelet-config.yaml",  # GKE
+    "/etc/kubernetes/kubelet-config.yaml",  # kubespray, from scratch
+    "/etc/kubernetes/kubelet.yaml",
+)
+_RECORDED: Final = "/kubelet/configz.json"
+
+
+def find(host: Host) -> tuple[KubeletView | None, tuple[Note, ...]]:
+    """The kubelet's effective thresholds, and notes about what could not be read of them.
+
+    None without a note: there is no sign of a kubelet on this host.
+    """
+    flags = _command_line(host)
+    path, text, refusal = _file(host, flags)
+    if not text and not flags:
+        note = Note("kubelet", f"its configuration cannot be read: {refusal}") if refusal else None
+        return None, (note,) if note else ()
+    from nodeagent.config import kubelet
+
+    settings = kubelet.read(text, flags=flags, name=path)
+    notes = tuple(Note("kubelet", problem) for problem in settings.problems)
+    if refusal:
+        notes += (Note("kubelet", f"only its command line can be read: {refusal}"),)
+    return KubeletView(path or "command line", settings.thresholds), notes
+
+
+def _command_line(host: Host) -> tuple[str, ...]:
+    """Arguments of the kubelet's process, without its own name; empty when there is none we can see."""
+    for procs in _SERVICE_PROCS:
+        try:
+            pids = host.text(procs).split()
+        except Unreadable:
+            continue
+        for pid in pids:
+            try:
+                words = host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+            except Unreadable:
+                continue
+            if words[0].rpartition("/")[2] in ("kubelet", "hyperkube"):
+                return tuple(words[1:])
+    return ()
+
+
+def _file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
+    """(path, content, why a file that is there cannot be read). Content is empty without a file."""
+    candidates: tuple[str, ...] = _FILES
+    if flags:
+        from nodeagent.config import kubelet
+
+        named = kubelet.flag_value(flags, "config")
+        candidates = (named,) if named and named.startswith("/") else ()
+    if host.recorded:
+        candidates = (*candidates, _RECORDED)
+    refusal = ""
+    for path in candidates:
+        try:
+            return path, host.text(path), ""
+        except Unreadable as error:
+            if flags or host.exists(path):
+                refusal = str(error)
+    return "", "", refusal
