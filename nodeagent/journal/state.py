@@ -4,8 +4,8 @@ Promises:
 
 1. A reader sees the old state or the new one, never a mixture: write to a temporary file, fsync, rename, fsync the
    directory.
-2. What does not fit is never guessed at. Another boot, another shape of the state (an upgrade), a bad checksum, a
-   missing or unreadable file: `load` says which, and the caller starts from a conservative state.
+2. What does not fit is never guessed at. Another boot, another shape of the state (an upgrade), a bad checksum, a lost
+   or unreadable file: `load` says which, and the caller starts from a conservative state.
 3. The shape of the state is part of the file: a fingerprint of its JSON Schema, so that a changed field cannot be
    misread by position.
 
@@ -30,8 +30,11 @@ class Trust(enum.StrEnum):
     """What is known about the state that the last process left."""
 
     RESTORED = "restored"
-    MISSING = "missing"
-    """No file: a first start, a reboot (the default directory is a tmpfs), or somebody deleted it."""
+    FIRST = "first"
+    """No file, and nothing else in the directory: no agent has run here since the directory was made. The default one
+    is on a tmpfs, so after a reboot this is what is found."""
+    LOST = "lost"
+    """No file, but the directory has other traces of an agent: somebody deleted it, or it never could be written."""
     OTHER_BOOT = "other-boot"
     """Written before the last reboot: its monotonic times mean nothing now."""
     CORRUPT = "corrupt"
@@ -69,7 +72,7 @@ class StateFile:
             with self._path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
-            return Loaded(Trust.MISSING, None, f"{self._path}: no state from an earlier run")
+            return self._missing()
         except OSError as error:
             return Loaded(Trust.CORRUPT, None, f"{self._path}: cannot be read: {error.strerror}")
         if len(data) > MAX_BYTES:
@@ -91,6 +94,17 @@ class StateFile:
             return Loaded(Trust.RESTORED, self._decoder.decode(body), "")
         except self._errors as error:
             return Loaded(Trust.CORRUPT, None, f"{self._path}: {error}")
+
+    def _missing(self) -> Loaded:
+        try:
+            traces = sorted(entry.name for entry in self._path.parent.iterdir())
+        except FileNotFoundError:
+            traces = []
+        except OSError as error:
+            return Loaded(Trust.LOST, None, f"{self._path.parent}: cannot be read: {error.strerror}")
+        if traces:
+            return Loaded(Trust.LOST, None, f"{self._path}: the state of an earlier run is gone, {traces[0]} is not")
+        return Loaded(Trust.FIRST, None, f"{self._path}: no agent has run here before")
 
     def save(self, value: object) -> None:
         """Replace the state.

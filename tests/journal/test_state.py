@@ -48,8 +48,13 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert isinstance(loaded.value.buckets["node"], Bucket)
 
 
-def test_a_missing_file_is_told_apart_from_a_broken_one(tmp_path: Path) -> None:
-    assert _file(tmp_path).load().trust is Trust.MISSING
+def test_a_first_start_is_told_apart_from_a_state_that_was_lost_and_from_a_broken_one(tmp_path: Path) -> None:
+    assert _file(tmp_path / "not-made-yet").load().trust is Trust.FIRST
+    assert _file(tmp_path).load().trust is Trust.FIRST
+    (tmp_path / "decisions.jsonl").touch()
+    lost = _file(tmp_path).load()
+    assert lost.trust is Trust.LOST
+    assert "decisions.jsonl" in lost.message
     (tmp_path / "state").mkdir()
     assert _file(tmp_path).load().trust is Trust.CORRUPT
 

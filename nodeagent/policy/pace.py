@@ -1,0 +1,106 @@
+"""How long the loop may sleep: the headroom of the scarcest signal divided by how fast it could be used up.
+
+Theory of operation. A node's signals cost 10 us to read, so there are two samples: a cheap one of the node alone, as
+often as its headroom asks for, and a whole one with all pods, which a decision needs. `look` takes in a sample and says
+when the next cheap one is due and whether a whole one is due now:
+
+    sleep = SAFETY * headroom / max(fastest fill seen lately, fastest fill to be expected)
+
+between `SHORTEST_S` and `sampling.interval`. Headroom is the distance to the nearest threshold below, and once that is
+crossed the distance to exhaustion. The fastest fill to be expected keeps a calm node from sleeping through a ramp that nobody has seen yet: cgroup v2 wakes nobody for a
+level.
+
+A whole sample is due when a threshold is crossed in either direction, while any is met, and every `sampling.interval`.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from nodeagent.model import SIGNAL_TABLE as TABLE
+from nodeagent.model import NodeSnapshot, Signal, Threshold, Unit
+from nodeagent.policy import amounts
+
+SHORTEST_S: Final = 0.02
+"""50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
+SAFETY: Final = 0.5
+"""Sleep half the time that is left, so that the fastest ramp is seen before it arrives, not as it does."""
+MEMORY_DECAY_S: Final = 30.0
+"""A fill rate counts for half after this; a burst is often followed by another."""
+
+FASTEST: Final[Mapping[Unit, float]] = {Unit.BYTES: float(1 << 30), Unit.INODES: 50_000.0, Unit.PIDS: 25_000.0}
+"""Per second. Bytes: the fastest memory ramp measured, ~950 MiB/s, first touch by one process (a disk fills slower).
+Inodes and PIDs: about what one process makes of empty files, and the fastest fork storm measured (23,000/s)."""
+
+
+class Seen(NamedTuple):
+    """One signal at the last look."""
+
+    available: int
+    read_at: float
+    fill_per_s: float
+    """Fastest fill lately, decaying."""
+
+
+class PaceState(NamedTuple):
+    """What looking remembers."""
+
+    seen: Mapping[str, Seen] = {}
+    below: frozenset[str] = frozenset()
+    """Thresholds that were crossed at the last look, by signal and value."""
+    whole_at: float | None = None
+    """When a whole sample was last asked for."""
+
+
+class Pace(NamedTuple):
+    """What the loop should do next."""
+
+    sleep_s: float
+    whole: bool
+    """Take a whole sample and decide, now."""
+    pressed: bool
+    """A threshold is crossed now."""
+
+
+def look(
+    snapshot: NodeSnapshot,
+    state: PaceState,
+    *,
+    now: float,
+    thresholds: tuple[Threshold, ...],
+    interval_s: float,
+) -> tuple[Pace, PaceState]:
+    """Take in a sample. A signal that is unknown has no say: the whole sample every `interval_s` reports it."""
+    sleep_s = interval_s
+    seen: dict[str, Seen] = {}
+    below: set[str] = set()
+    for threshold in thresholds:
+        observation = snapshot.observe(threshold.signal, threshold.memory_model)
+        value = amounts.resolve(threshold.value, observation.capacity)
+        if observation.available is None or value is None:
+            continue
+        stream = f"{threshold.signal}/{threshold.memory_model}"
+        if stream not in seen:
+            seen[stream] = _filled(state.seen.get(stream), observation.available, observation.read_at)
+        headroom = observation.available - value
+        if headroom < 0:
+            below.add(f"{stream}<{value}")
+            headroom = observation.available
+        fastest = max(seen[stream].fill_per_s, _expected(threshold.signal))
+        sleep_s = min(sleep_s, SAFETY * headroom / fastest)
+    due = state.whole_at is None or not 0.0 <= now - state.whole_at < interval_s
+    whole = due or bool(below) or bool(state.below)
+    after = PaceState(seen, frozenset(below), now if whole else state.whole_at)
+    return Pace(max(SHORTEST_S, sleep_s), whole, bool(below)), after
+
+
+def _expected(signal: Signal) -> float:
+    return FASTEST[TABLE[signal].unit]
+
+
+def _filled(before: Seen | None, available: int, read_at: float) -> Seen:
+    if before is None or read_at <= before.read_at:
+        return Seen(available, read_at, before.fill_per_s if before else 0.0)
+    passed = read_at - before.read_at
+    rate = max(0.0, (before.available - available) / passed)
+    remembered: float = before.fill_per_s * 0.5 ** (passed / MEMORY_DECAY_S)
+    return Seen(available, read_at, max(rate, remembered))

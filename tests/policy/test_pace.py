@@ -1,0 +1,106 @@
+"""The loop sleeps as long as the headroom allows, and never through a ramp."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model import Amount, MemoryModel, NodeSnapshot, Observation, Signal, Threshold
+from nodeagent.policy import pace
+from nodeagent.policy.pace import PaceState
+
+MIB = 1 << 20
+GIB = 1 << 30
+HARD = Threshold(Signal.MEMORY, Amount(300 * MIB, None, "300Mi"))
+SOFT = Threshold(Signal.MEMORY, Amount(500 * MIB, None, "500Mi"), grace_period_s=10.0)
+INTERVAL_S = 10.0
+
+
+def _node(available: int | None, *, at: float, mem_available: int | None = None) -> NodeSnapshot:
+    memory = Observation(Signal.MEMORY, available, 8 * GIB, at, "test", reason="" if available is not None else "gone")
+    observations = {
+        signal: memory if signal is Signal.MEMORY else Observation(signal, None, None, at, "test", reason="not here")
+        for signal in Signal
+    }
+    return NodeSnapshot("node", at, at, observations, memory._replace(available=mem_available))
+
+
+def _look(node: NodeSnapshot, state: PaceState, *thresholds: Threshold) -> tuple[pace.Pace, PaceState]:
+    return pace.look(node, state, now=node.taken_at, thresholds=thresholds or (HARD,), interval_s=INTERVAL_S)
+
+
+def test_far_from_every_threshold_it_sleeps_the_whole_interval() -> None:
+    first, state = _look(_node(300 * MIB + 40 * GIB, at=0.0), PaceState())
+    assert first.sleep_s == INTERVAL_S
+    assert first.whole, "the first look asks for a whole sample"
+    assert not _look(_node(300 * MIB + 40 * GIB, at=5.0), state)[0].whole
+    assert _look(_node(300 * MIB + 40 * GIB, at=10.0), state)[0].whole
+
+
+def test_close_to_a_threshold_it_looks_at_fifty_hertz() -> None:
+    assert _look(_node(301 * MIB, at=0.0), PaceState())[0].sleep_s == pace.SHORTEST_S
+
+
+def test_the_nearest_threshold_below_decides() -> None:
+    sleeps = [
+        _look(_node(1524 * MIB, at=0.0), PaceState(), *order)[0].sleep_s for order in ((HARD, SOFT), (SOFT, HARD))
+    ]
+    assert sleeps == [pytest.approx(0.5)] * 2
+
+
+@pytest.mark.parametrize("rate", [10 * MIB, 50 * MIB, 950 * MIB, GIB])
+@pytest.mark.parametrize("start_gib", [1, 4, 32])
+def test_no_ramp_up_to_a_gibibyte_per_second_crosses_unseen_by_more_than_two_looks(rate: int, start_gib: int) -> None:
+    at, state, looks_below = 0.0, PaceState(), 0
+    while looks_below == 0:
+        available = int(300 * MIB + start_gib * GIB - rate * at)
+        verdict, state = _look(_node(max(0, available), at=at), state)
+        if available < 300 * MIB:
+            assert verdict.whole
+            assert 300 * MIB - available <= 2 * pace.SHORTEST_S * rate
+            looks_below += 1
+        at += verdict.sleep_s
+
+
+def test_below_a_threshold_it_is_exhaustion_that_must_not_be_slept_through() -> None:
+    assert _look(_node(200 * MIB, at=0.0), PaceState())[0].sleep_s == pytest.approx(0.5 * 200 / 1024)
+    assert _look(_node(0, at=0.0), PaceState())[0].sleep_s == pace.SHORTEST_S
+
+
+def test_a_fill_faster_than_expected_is_remembered_and_forgotten_slowly() -> None:
+    calm = 300 * MIB + 60 * GIB
+    _, state = _look(_node(calm + 8 * GIB, at=0.0), PaceState())
+    fast, state = _look(_node(calm, at=1.0), state)
+    assert fast.sleep_s == pytest.approx(0.5 * 60 / 8)
+    later, state = _look(_node(calm, at=31.0), state)
+    assert later.sleep_s == pytest.approx(0.5 * 60 / 4)
+
+
+def test_a_whole_sample_is_due_while_a_threshold_is_met_and_once_after() -> None:
+    _, state = _look(_node(GIB, at=0.0), PaceState())
+    below, state = _look(_node(200 * MIB, at=0.1), state)
+    again, state = _look(_node(200 * MIB, at=0.2), state)
+    over, state = _look(_node(GIB, at=0.3), state)
+    calm, state = _look(_node(GIB, at=0.4), state)
+    assert [below.whole, again.whole, over.whole, calm.whole] == [True, True, True, False]
+
+
+def test_a_threshold_by_mem_available_looks_at_mem_available() -> None:
+    threshold = HARD._replace(memory_model=MemoryModel.MEM_AVAILABLE)
+    verdict, _ = _look(_node(8 * GIB, at=0.0, mem_available=301 * MIB), PaceState(), threshold)
+    assert verdict.sleep_s == pace.SHORTEST_S
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.integers(-(2**70), 2**70)),
+            st.floats(allow_nan=False, min_value=-1e9, max_value=1e9),
+        ),
+        max_size=20,
+    )
+)
+def test_whatever_is_read_the_sleep_stays_within_its_bounds(samples: list[tuple[int | None, float]]) -> None:
+    state = PaceState()
+    for available, at in samples:
+        verdict, state = _look(_node(available, at=at), state, HARD, SOFT)
+        assert pace.SHORTEST_S <= verdict.sleep_s <= INTERVAL_S
