@@ -164,6 +164,11 @@ def test_the_command_line_is_one_that_the_program_accepts() -> None:
     assert any(mount.startswith(f"{options.host_root}/") for mount in mounts)
 
 
+def test_the_pod_is_told_who_and_where_it_is() -> None:
+    told = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container()["env"]}
+    assert told == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}
+
+
 def test_the_image_is_this_version() -> None:
     assert container()["image"] == f"nodeagent:{__version__}"
 

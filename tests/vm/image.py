@@ -1,0 +1,217 @@
+"""Builds the disk image of the test machine from Debian's packages and the project's declared dependencies.
+
+The machine is a small Debian 12 node without Kubernetes: systemd, cgroup v2, PSI, sshd, and a virtual environment in
+/opt/nodeagent that holds what pyproject.toml depends on, but not the project: a test brings that, so that the image
+stays the same while the code changes.
+
+Promises:
+
+1. An image is named by the hash of what it is made from (this file, guest/, the list of dependencies); it is built
+   once, under a lock, and appears whole or not at all.
+2. Everything comes through the ordinary Debian and PyPI clients of the host. The guest never needs a network.
+3. Nothing is written outside the cache directory: $NODEAGENT_VM_CACHE, else nodeagent-vm in $XDG_CACHE_HOME or
+   ~/.cache.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+REPOSITORY: Final = Path(__file__).parents[2]
+SUITE: Final = "bookworm"
+PYTHON: Final = "3.11"
+"""The suite's Python."""
+PACKAGES: Final = (
+    "dbus",
+    "e2fsprogs",
+    "initramfs-tools",
+    "iproute2",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "openssh-server",
+    "procps",
+    "python3",
+    "python3-venv",
+    "runc",
+    "systemd",
+    "systemd-sysv",
+    "udev",
+)
+ROOT_SIZE: Final = "3G"
+"""Of the sparse root file system; 700 MB of it are used. What is left is nodefs for the tests to fill."""
+TOOLS: Final = ("qemu-system-x86_64", "ssh", "ssh-keygen")
+BUILD_TOOLS: Final = ("debootstrap", "mke2fs", "chroot")
+STEP_TIMEOUT_S: Final = 900.0
+"""Deadline of one build step. The longest, debootstrap, took 65 s with a near mirror."""
+
+GUEST: Final = Path(__file__).parent / "guest"
+"""Files laid over the guest's root."""
+MASKED: Final = (
+    "apt-daily-upgrade.timer",
+    "apt-daily.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "getty@tty1.service",
+    "serial-getty@ttyS0.service",
+    "systemd-networkd-wait-online.service",
+)
+"""Would only cost boot time, or write to the console."""
+
+
+class Image(NamedTuple):
+    """A machine ready to boot."""
+
+    kernel: Path
+    initrd: Path
+    root: Path
+    """Raw ext4 image; boot it with a snapshot, it is shared."""
+    key: Path
+    """Private key that root's account accepts."""
+    host_key: str
+    """The guest's public host key, as a known_hosts line has it (`ssh-ed25519 AAAA...`)."""
+
+
+def why_not() -> str:
+    """Why this machine cannot run the suite; empty when it can. Words a person can act on."""
+    if platform.machine() != "x86_64":
+        return f"the test machine is x86_64 and this host is {platform.machine()}"
+    tools = TOOLS if _folder().exists() else TOOLS + BUILD_TOOLS
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        return f"missing: {', '.join(missing)} (Debian: qemu-system-x86 debootstrap e2fsprogs openssh-client)"
+    if not _folder().exists() and os.geteuid() != 0:
+        return "debootstrap needs root to build the image; afterwards any user can run it"
+    return ""
+
+
+def image() -> Image:
+    """The image for this version of the recipe, built now if there is none yet (about two minutes)."""
+    folder = _folder()
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.parent / "lock"):
+            if not folder.exists():
+                _build(folder)
+    return Image(
+        kernel=folder / "vmlinuz",
+        initrd=folder / "initrd.img",
+        root=folder / "root.img",
+        key=folder / "key",
+        host_key=(folder / "host_key.pub").read_text(encoding="ascii").strip(),
+    )
+
+
+def dependencies() -> list[str]:
+    """What the project needs to run, as pyproject.toml declares it."""
+    with (REPOSITORY / "pyproject.toml").open("rb") as stream:
+        declared: list[str] = tomllib.load(stream)["project"]["dependencies"]
+    return declared
+
+
+def _folder() -> Path:
+    recipe = hashlib.sha256(Path(__file__).read_bytes())
+    recipe.update("\n".join(dependencies()).encode())
+    for path in sorted(path for path in GUEST.rglob("*") if path.is_file()):
+        recipe.update(f"\0{path.relative_to(GUEST)}\0".encode() + path.read_bytes())
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = os.environ.get("NODEAGENT_VM_CACHE") or f"{cache}/nodeagent-vm"
+    return Path(base) / recipe.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _build(folder: Path) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        root = scratch / "root"
+        mirror = [os.environ["NODEAGENT_VM_MIRROR"]] if "NODEAGENT_VM_MIRROR" in os.environ else []
+        _step("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), *mirror)
+        _configure(root, scratch)
+        _step("chroot", str(root), "update-initramfs", "-u")
+        _install_dependencies(root)
+        for name in ("vmlinuz", "initrd.img"):  # links into boot/
+            shutil.copyfile(root / (root / name).readlink(), scratch / name)
+        shutil.rmtree(root / "var/cache/apt")
+        _step("mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", str(root), str(scratch / "root.img"), ROOT_SIZE)
+        shutil.rmtree(root)
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _configure(root: Path, scratch: Path) -> None:
+    shutil.copytree(GUEST, root, dirs_exist_ok=True)
+    (root / "var/lib/containerd").mkdir(parents=True, exist_ok=True)
+    for key in (root / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    host_key = root / "etc/ssh/ssh_host_ed25519_key"
+    _step("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(host_key))
+    _step("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(scratch / "key"))
+    shutil.copyfile(f"{host_key}.pub", scratch / "host_key.pub")
+    (root / "root/.ssh").mkdir(mode=0o700, exist_ok=True)
+    shutil.copyfile(scratch / "key.pub", root / "root/.ssh/authorized_keys")
+    systemctl = ("chroot", str(root), "systemctl")
+    _step(*systemctl, "enable", "ssh.service", "systemd-networkd.service", "vm-ready.service")
+    _step(*systemctl, "mask", *MASKED)
+
+
+def _install_dependencies(root: Path) -> None:
+    _step("chroot", str(root), "python3", "-m", "venv", "/opt/nodeagent")
+    _step(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        f"--target={root}/opt/nodeagent/lib/python{PYTHON}/site-packages",
+        f"--python-version={PYTHON}",
+        "--only-binary=:all:",
+        *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (12, 17, 24, 26, 27, 28, 34, 36)),
+        "--platform=manylinux2010_x86_64",
+        "--platform=manylinux2014_x86_64",
+        *dependencies(),
+    )
+
+
+def _step(*command: str) -> None:
+    """Runs one command of the build; its output is shown only if it fails."""
+    environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    ran = subprocess.run(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=STEP_TIMEOUT_S,
+        check=False,
+    )
+    if ran.returncode != 0:
+        msg = f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stdout}"
+        raise RuntimeError(msg)
+
+
+if __name__ == "__main__":
+    reason = why_not()
+    if reason:
+        sys.exit(f"no image: {reason}")
+    print(image().root.parent)

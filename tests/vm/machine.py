@@ -1,0 +1,194 @@
+"""A Debian virtual machine for a test: boot it, run commands in it, copy files in, stop it.
+
+Promises:
+
+1. Every wait has a deadline, and what the machine printed on its console is in the error.
+2. The image is never written: each machine works on a snapshot that vanishes with it.
+3. `stop` ends the process that `boot` started, whatever state it is in.
+
+Emulated (TCG) unless NODEAGENT_VM_ACCEL says `kvm`: python runs about ten times slower in there than on the host,
+memory is first touched about as fast.
+"""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.vm.image import Image
+
+HOST_LOOPBACK: Final = "10.0.2.2"
+"""The host's 127.0.0.1, seen from the guest."""
+BOOT_TIMEOUT_S: Final = 180.0
+"""A boot took 13 s on an idle host with two cores; the rest is for a busy one."""
+COMMAND_TIMEOUT_S: Final = 60.0
+_KERNEL_ARGUMENTS: Final = (
+    "root=/dev/vda rw console=ttyS0 quiet psi=1 systemd.unified_cgroup_hierarchy=1 net.ifnames=0 mitigations=off"
+)
+_READY: Final = "vm-ready"
+"""Printed on the console by guest/etc/systemd/system/vm-ready.service."""
+
+
+class CommandFailedError(AssertionError):
+    """A command in the machine ended with another status than 0."""
+
+
+class Machine:
+    """One running machine."""
+
+    def __init__(
+        self, image: Image, *, memory_mib: int = 2048, cpus: int = 2, imagefs_mib: int = 512, directory: Path
+    ) -> None:
+        """Starts the machine; `wait_until_ready` waits for its boot. `directory` takes its console and second disk."""
+        self._directory = directory
+        # A socket's path may have 107 bytes, which pytest's directories come close to.
+        self._sockets = tempfile.TemporaryDirectory(prefix="nodeagent-vm-")
+        self._port = _free_port()
+        self._ready = threading.Event()
+        self._console_path = directory / "console.log"
+        (directory / "known_hosts").write_text(f"vm {image.host_key}\n", encoding="ascii")
+        self._key = image.key
+        imagefs = directory / "imagefs.img"
+        subprocess.run(
+            ["mke2fs", "-q", "-t", "ext4", "-L", "imagefs", str(imagefs), f"{imagefs_mib}M"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+        self._qemu = subprocess.Popen(
+            _qemu_command(image, memory_mib=memory_mib, cpus=cpus, imagefs=imagefs, ssh_port=self._port),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._reader = threading.Thread(target=self._read_console, daemon=True)
+        self._reader.start()
+
+    def wait_until_ready(self, timeout_s: float = BOOT_TIMEOUT_S) -> None:
+        """Returns when the machine takes commands. TimeoutError with the console's end if it does not come up."""
+        if not self._ready.wait(timeout_s) or self._qemu.poll() is not None:
+            msg = f"the machine did not come up in {timeout_s:.0f} s; its console ended with:\n{self.console()[-4000:]}"
+            raise TimeoutError(msg)
+        subprocess.run(
+            [*self._ssh("-M", "-N", "-f"), "vm"], check=True, timeout=COMMAND_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        check: bool = True,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        stdin: bytes | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a shell command (or, given a list, exactly these words) as root and returns what it printed.
+
+        CommandFailedError if `check` and its status is not 0; subprocess.TimeoutExpired after `timeout_s`.
+        """
+        line = command if isinstance(command, str) else shlex.join(command)
+        ran = subprocess.run(
+            [*self._ssh(), "vm", line],
+            input=stdin or b"",
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        done = subprocess.CompletedProcess(line, ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+        if check and done.returncode != 0:
+            msg = f"{line}: status {done.returncode}\n{done.stdout}{done.stderr}"
+            raise CommandFailedError(msg)
+        return done
+
+    def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
+        """Writes a file in the machine, with the directories above it."""
+        data = content.encode() if isinstance(content, str) else content
+        quoted = shlex.quote(path)
+        self.run(f"mkdir -p $(dirname {quoted}) && cat >{quoted} && chmod {mode:o} {quoted}", stdin=data)
+
+    def copy(self, source: Path, target: str) -> None:
+        """Copies a file or a directory of the host into the machine's directory `target`."""
+        packed = subprocess.run(
+            ["tar", "-C", str(source.parent), "-cf", "-", source.name],
+            check=True,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+        quoted = shlex.quote(target)
+        self.run(f"mkdir -p {quoted} && tar -C {quoted} -xf - --no-same-owner", stdin=packed.stdout)
+
+    def console(self) -> str:
+        """What the machine has printed so far, kernel messages included."""
+        return self._console_path.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> None:
+        """Ends the machine at once. May be called twice."""
+        self._qemu.kill()
+        self._qemu.wait()
+        self._reader.join()
+        self._sockets.cleanup()
+
+    def _read_console(self) -> None:
+        assert self._qemu.stdout is not None
+        with self._console_path.open("wb", buffering=0) as log:
+            for line in self._qemu.stdout:
+                log.write(line)
+                if _READY.encode() in line:
+                    self._ready.set()
+        self._ready.set()  # QEMU ended: whoever waits should look now
+
+    def _ssh(self, *more: str) -> list[str]:
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": "20",
+            "ControlPath": f"{self._sockets.name}/ssh",
+            "HostKeyAlias": "vm",
+            "HostName": "127.0.0.1",
+            "IdentitiesOnly": "yes",
+            "IdentityFile": str(self._key),
+            "LogLevel": "ERROR",
+            "Port": str(self._port),
+            "StrictHostKeyChecking": "yes",
+            "User": "root",
+            "UserKnownHostsFile": str(self._directory / "known_hosts"),
+        }
+        return ["ssh", "-F", os.devnull, *more, *(f"-o{name}={value}" for name, value in options.items())]
+
+
+def _qemu_command(image: Image, *, memory_mib: int, cpus: int, imagefs: Path, ssh_port: int) -> list[str]:
+    accelerator = os.environ.get("NODEAGENT_VM_ACCEL", "tcg")
+    if not re.fullmatch(r"tcg|kvm", accelerator):
+        msg = f"NODEAGENT_VM_ACCEL is {accelerator!r}; it may be tcg or kvm"
+        raise ValueError(msg)
+    return [
+        "qemu-system-x86_64",
+        "-nodefaults",
+        "-no-user-config",
+        *("-display", "none"),
+        *("-machine", f"q35,accel={accelerator}"),
+        *("-cpu", "max"),
+        *("-smp", str(cpus)),
+        *("-m", str(memory_mib)),
+        *("-kernel", str(image.kernel)),
+        *("-initrd", str(image.initrd)),
+        *("-append", _KERNEL_ARGUMENTS),
+        *("-serial", "stdio"),
+        *("-drive", f"file={image.root},format=raw,if=virtio,snapshot=on"),
+        *("-drive", f"file={imagefs},format=raw,if=virtio"),
+        *("-netdev", f"user,id=uplink,hostfwd=tcp:127.0.0.1:{ssh_port}-:22"),
+        *("-device", "virtio-net-pci,netdev=uplink,romfile="),
+        "-no-reboot",
+    ]
+
+
+def _free_port() -> int:
+    """A free port of the loopback. Another process could take it before QEMU does; then the boot fails and says so."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
