@@ -403,7 +403,7 @@ class ApiServer:
         if request.path in ("/healthz", "/livez", "/readyz"):
             return Answer(200, b"ok", "text/plain; charset=utf-8")
         if request.path == "/version":
-            return Answer(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2", "platform": "linux/amd64"})
+            return Answer(200, json.dumps(_VERSION, indent=2).encode())
         target = _target(request.path)
         self._authorize(request, user, target)
         if target.resource in ("selfsubjectreviews", "subjectaccessreviews", "tokenreviews"):
@@ -602,10 +602,8 @@ class ApiServer:
         next_bookmark = time.monotonic() + self.bookmark_s
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda seen=after: self._closing or self._watches != generation or self.version > seen,
-                    max(0.0, min(until, next_bookmark) - time.monotonic()),
-                )
+                if not (self._closing or self._watches != generation or self.version > after):
+                    self._changed.wait(max(0.0, min(until, next_bookmark) - time.monotonic()))
                 ended = self._closing or self._watches != generation
                 if after < self._oldest - 1 and not self._history:
                     ended = True
@@ -703,7 +701,7 @@ class ApiServer:
                 "reason": "EvictionByEvictionAPI",
                 "message": message,
             }
-            stored["status"]["conditions"] = [target, *conditions]
+            stored["status"]["conditions"] = [*conditions, target]
         self._note("pods", stored, "MODIFIED")
         namespace, name = metadata["namespace"], metadata["name"]
         if grace == 0:
@@ -774,7 +772,7 @@ class ApiServer:
             self._check_pod_patch(entry, patch)
             stored = self.store["pods"][target.namespace, target.name]
             if target.subresource == "status" and request.query.get("dryRun") != "All":
-                _merge_status(stored, patch.get("status", {}))
+                _merge_status(stored, patch.get("status", {}), new={"lastProbeTime": None})
                 self._note("pods", stored, "MODIFIED")
         else:
             stored = self.store[target.resource][target.namespace, target.name]
@@ -877,6 +875,22 @@ class ApiServer:
 
 
 # --- paths, selectors, merges ----------------------------------------------------------------------------------------
+
+_VERSION = {
+    "major": "1",
+    "minor": "36",
+    "emulationMajor": "1",
+    "emulationMinor": "36",
+    "minCompatibilityMajor": "1",
+    "minCompatibilityMinor": "35",
+    "gitVersion": "v1.36.2",
+    "gitCommit": "8e16b12fda5b1dccc41a6de48b3e356cc7d5048b",
+    "gitTreeState": "",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "go1.26.3",
+    "compiler": "gc",
+    "platform": "linux/amd64",
+}
 
 _KINDS = {
     "pods": "Pod",
@@ -1001,8 +1015,9 @@ def _check_node_patch(name: str, patch: Json) -> None:
             )
 
 
-def _merge_status(stored: Json, status: Json) -> None:
-    """Strategic merge of a status: conditions by type, everything else replaced."""
+def _merge_status(stored: Json, status: Json, *, new: Json | None = None) -> None:
+    """Strategic merge of a status: conditions by type (a new one starts as `new`), everything else replaced."""
+    new = new or {}
     for key, value in status.items():
         if key != "conditions":
             stored["status"][key] = value
@@ -1016,7 +1031,7 @@ def _merge_status(stored: Json, status: Json) -> None:
             elif old is not None:
                 old.update(change)
             else:
-                conditions.insert(0, dict(change))
+                conditions.insert(0, {**new, **change})
 
 
 def _merge(stored: Json, patch: Json) -> None:
