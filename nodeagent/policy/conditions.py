@@ -235,10 +235,12 @@ def decayed(memory: Memory, *, now: float, damping: Damping) -> float:
 
 
 def _ceiling(damping: Damping) -> float:
-    """RFC 2439, 4.2: no penalty takes longer than the maximum hold to decay to where it releases."""
+    """RFC 2439: no penalty is worth keeping that takes longer than the maximum hold to decay to where it releases; but
+    one raise above `suppress_above` must fit below, or nothing would ever be suppressed."""
     if damping.half_life_s <= 0.0:
-        return damping.release_below
-    return damping.release_below * math.pow(2.0, min(damping.max_hold_s / damping.half_life_s, 64.0))
+        return 0.0
+    decays_in_time = damping.release_below * math.pow(2.0, min(damping.max_hold_s / damping.half_life_s, 64.0))
+    return max(decays_in_time, damping.suppress_above + damping.penalty)
 
 
 def _draw(text: str) -> float:
