@@ -135,8 +135,8 @@ class Machine:
 
     def _read_console(self) -> None:
         assert self._qemu.stdout is not None
-        with self._console_path.open("wb", buffering=0) as log:
-            for line in self._qemu.stdout:
+        with self._qemu.stdout as console, self._console_path.open("wb", buffering=0) as log:
+            for line in console:
                 log.write(line)
                 if _READY.encode() in line:
                     self._ready.set()
