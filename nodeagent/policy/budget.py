@@ -37,6 +37,9 @@ POD_BACKOFF_MAX_S: Final = 300.0
 JITTER: Final = 0.25
 """Waits are lengthened by up to this share, by a hash of their subject, so that a fleet does not return at once."""
 
+BLOCKED: Final = frozenset({"blocked-by-budget", "budget-conflict"})
+"""Codes of waits of pods whose PodDisruptionBudget refused: in the hard tier `onBlocked: delete` overrides them."""
+
 
 class Level(NamedTuple):
     """What is in a bucket."""
@@ -200,6 +203,60 @@ def waiting(wait: Wait | None, *, now: float) -> Refusal | None:
     if wait is None or not wait.last <= now < wait.until:  # a clock before `last` is another boot's
         return None
     return Refusal(wait.code, f"{wait.why} ({wait.until - now:.0f}s left)")
+
+
+class Holds(NamedTuple):
+    """Who is held back at one instant, and why: by pod UID, by owner UID, by namespace."""
+
+    pods: Mapping[str, Refusal]
+    owners: Mapping[str, Refusal]
+    namespaces: Mapping[str, Refusal]
+    others: Mapping[str, Refusal]
+    """For owners and namespaces that the state does not know, by kind: their buckets were lost and are still empty."""
+    seen: Mapping[str, Level]
+    """The buckets that the state knows."""
+
+
+def holds(state: BudgetState, *, now: float, budgets: Budgets, ignored: frozenset[str] = frozenset()) -> Holds:
+    """Everything that holds single pods, owners or namespaces back at `now`, but for pod back-offs with a code in
+    `ignored`. Built once for a decision, because most of the time there is nothing in it."""
+    pods = {
+        uid: refusal
+        for uid, wait in state.pods.items()
+        if wait.code not in ignored and (refusal := waiting(wait, now=now)) is not None
+    }
+    owners = {uid: refusal for uid, wait in state.owners.items() if (refusal := waiting(wait, now=now)) is not None}
+    namespaces: dict[str, Refusal] = {}
+    for key in state.levels:
+        kind, _, name = key.partition("/")
+        if kind in (NAMESPACE, OWNER) and (refusal := empty(state, key, now=now, budgets=budgets)) is not None:
+            if kind == NAMESPACE:
+                namespaces[name] = refusal
+            else:
+                owners.setdefault(name, refusal)
+    others: dict[str, Refusal] = {}
+    if state.spent_at is not None:
+        for kind in (NAMESPACE, OWNER):
+            if (refusal := empty(state, f"{kind}/(any other)", now=now, budgets=budgets)) is not None:
+                others[kind] = refusal
+    return Holds(pods, owners, namespaces, others, state.levels)
+
+
+def holds_any(holds: Holds) -> bool:
+    """Whether any pod could be held back at all."""
+    return bool(holds.pods or holds.owners or holds.namespaces or holds.others)
+
+
+def held_by(holds: Holds, pod: Pod) -> Refusal | None:
+    """Why `pod` is held back, or None."""
+    owner = owner_of(pod)
+    refusal = holds.pods.get(pod.uid) or holds.owners.get(owner) or holds.namespaces.get(pod.namespace or "")
+    if refusal is None and holds.others:
+        if f"{OWNER}/{owner}" not in holds.seen:
+            refusal = holds.others.get(OWNER)
+        if refusal is None and f"{NAMESPACE}/{pod.namespace}" not in holds.seen:
+            refusal = holds.others.get(NAMESPACE)
+    return refusal
 
 
 def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:

@@ -7,6 +7,9 @@ from nodeagent.model import Unit
 ABSURD: Final = 1 << 62
 """Limit where no capacity is known. The kernel writes 2^63 less a page for `no limit`; nothing real comes near."""
 
+FUTURE_S: Final = 1.0
+"""How far ahead of `now` a time stamp may lie before it is not believed: two reads of a clock in different order."""
+
 _UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 

@@ -254,11 +254,12 @@ class Pending(NamedTuple):
 
 
 def pending(
-    state: LedgerState, snapshot: NodeSnapshot, signal: Signal, *, tier: Tier, now: float, config: Config, most: int
+    state: LedgerState, snapshot: NodeSnapshot, signal: Signal, *, tier: Tier, now: float, config: Config
 ) -> Pending:
     """What terminating pods and evictions under way will release of `signal`'s resource within this tier's patience."""
     if not state.departing and not state.entries:
         return Pending(0, (), ())
+    most = usage_limit(snapshot, signal)
     soft_s = max(SOFT_PATIENCE_S, config.eviction_max_pod_grace_period_s)
     patience_s = HARD_PATIENCE_S if tier is Tier.HARD else soft_s
     entries = {entry.pod_uid: entry for entry in state.entries}

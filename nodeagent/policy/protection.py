@@ -192,7 +192,7 @@ def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> 
 
 
 def _disruption_budget(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
-    if not pod.budgets or scene.tier is Tier.HARD or not scene.rules.disruption_budgets:
+    if scene.tier is Tier.HARD or not scene.rules.disruption_budgets:
         return None
     for budget in pod.budgets:
         if not budget.disruptions_allowed > 0:
@@ -215,16 +215,29 @@ MOMENTARY: Final = (
     Momentary("wish-never", "protection.trustedNamespaces", _wish),
 )
 
-_MOMENTARY_REASONS: Final = tuple((row.code, row.reason) for row in MOMENTARY)
+Asked = tuple[Momentary, ...]
 
 
-def momentary(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> tuple[Refusal, ...]:
+def asked(scene: Scene) -> Asked:
+    """The rows of MOMENTARY that could say anything in this scene, so that 500 pods are not asked in vain."""
+    soft = scene.tier is Tier.SOFT
+    silent = {
+        "too-young": not scene.rules.minimum_age_s > 0,
+        "disruption-budget": not (soft and scene.rules.disruption_budgets),
+        "wish-never": not (soft and scene.rules.trusted_namespaces),
+    }
+    return tuple([row for row in MOMENTARY if not silent.get(row.code, False)])
+
+
+def momentary(
+    pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene, rows: Asked = MOMENTARY
+) -> tuple[Refusal, ...]:
     """Every reason of this instant why `pod` is not to be evicted. `used` is its usage of the starved resource."""
-    refusals = ()
-    for code, reason in _MOMENTARY_REASONS:
+    refusals: tuple[Refusal, ...] = ()
+    for code, _, reason in rows:
         text = reason(pod, usage, used, scene)
         if text is not None:
-            refusals = (*refusals, Refusal(code, text))  # type: ignore[assignment]
+            refusals = (*refusals, Refusal(code, text))
     return refusals
 
 

@@ -261,10 +261,11 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
     for _, usage in snapshot.pods:
         if usage is None:
             continue
-        if (size := sound(usage.memory_working_set)) is not None:
-            memory[usage.cgroup_uid] = size
-        if (count := sound(usage.process_count)) is not None:
-            processes[usage.cgroup_uid] = count
+        uid, size, count = usage.cgroup_uid, usage.memory_working_set, usage.process_count
+        if type(size) is int and size >= 0:
+            memory[uid] = size
+        if type(count) is int and count >= 0:
+            processes[uid] = count
     if newer is not None and not newer.at < snapshot.taken_at:  # another boot's clock
         newer = None
     return GrowthState(newer, GrowthSample(snapshot.taken_at, memory, processes))

@@ -97,14 +97,15 @@ def _first_of_size(reliefs: Sequence[int], deficit: int, *, size: int) -> tuple[
 
 
 def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, snapshot: NodeSnapshot) -> Refusal:
-    """All candidates together cannot cover the deficit: say so, and where the resource is instead."""
+    """The candidates together cannot cover the deficit, or there is none: say so, and where the resource is instead."""
     unit = SIGNAL_TABLE[signal].unit
     where = elsewhere(signal, snapshot)
-    return Refusal(
-        "futile",
-        f"{signal.value}: {figure(deficit, unit)} are missing and evicting all {candidates} candidates would free "
-        f"{figure(evictable, unit)}" + (f"; held elsewhere: {', '.join(where)}" if where else ""),
-    )
+    held = f"; where it is: {', '.join(where)}" if where else ""
+    missing = f"{signal.value}: {figure(deficit, unit)} are missing"
+    if not candidates:
+        return Refusal("no-candidates", f"{missing} and no pod may be evicted for it{held}")
+    freed = figure(evictable, unit)
+    return Refusal("futile", f"{missing} and evicting all {candidates} candidates would free {freed}{held}")
 
 
 def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:

@@ -1,0 +1,181 @@
+"""Between a decision and the next: the check right before acting, and what became of the requests.
+
+Promises:
+
+1. `recheck` lets an eviction pass only on a sample newer than the one that the decision saw.
+2. `settle` takes every outcome in once: the same one again changes nothing.
+3. Nothing is spent twice, and what is not proven to have failed stays spent.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from nodeagent.config.schema import Config
+from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, Outcome, OutcomeKind, Refusal, Victim
+from nodeagent.policy import amounts, budget, ledger, protection, thresholds
+from nodeagent.policy.figures import FUTURE_S, figure
+from nodeagent.policy.ledger import Entry, Stage
+from nodeagent.policy.state import PolicyState
+
+# --- right before acting ---------------------------------------------------------------------------------------------
+
+
+def recheck(
+    victim: Victim, snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config
+) -> Refusal | None:
+    """Why a planned victim must not be evicted after all, by a sample newer than the one that it was chosen by.
+
+    None: the threshold is still met (minimum reclaim included), and the same pod still runs and is still no protected
+    one.
+    """
+    entry = next((each for each in reversed(state.ledger.entries) if each.pod_uid == victim.pod.uid), None)
+    if entry is None or entry.stage is not Stage.PLANNED:
+        return Refusal("not-planned", f"{victim.pod.key} is not in the ledger as planned")
+    if not snapshot.taken_at > entry.sample_at:
+        return Refusal("snapshot-old", "the sample is not newer than the one of the decision")
+    return (
+        nobody(snapshot, now=now, config=config)
+        or _recovered(victim, snapshot, now=now, config=config)
+        or _changed(victim, entry, snapshot, config=config)
+    )
+
+
+def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    threshold = victim.threshold
+    observation = snapshot.observe(threshold.signal, threshold.memory_model)
+    unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
+    value = amounts.resolve(threshold.value, observation.capacity)
+    if unusable or value is None or observation.available is None:
+        return Refusal("unknown", f"{threshold.signal.value} is not known any more: {unusable or observation.reason}")
+    reclaim = amounts.resolve(threshold.min_reclaim, observation.capacity) if threshold.min_reclaim else 0
+    level = value + (reclaim or 0)
+    if observation.available < level:
+        return None
+    unit = SIGNAL_TABLE[threshold.signal].unit
+    return Refusal(
+        "recovered",
+        f"{threshold.signal.value} is {figure(observation.available, unit)} again, at least {figure(level, unit)}",
+    )
+
+
+def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
+    pod = victim.pod
+    view = next((each for each in snapshot.pods if each.pod.uid == pod.uid), None)
+    if view is None:
+        return Refusal("gone", f"{pod.key} with UID {pod.uid} is not on this node any more")
+    if view.usage is None:
+        return Refusal("not-running", f"{pod.key} has no cgroup any more")
+    if view.pod.terminating and entry.buckets:
+        return Refusal("terminating", f"{pod.key} is terminating already")
+    if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
+        return protection.OWN_POD
+    return next(iter(protection.standing(view.pod, config.protection)), None)
+
+
+def nobody(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    """Why this snapshot is no ground for evicting anybody, or None."""
+    age_s = now - snapshot.taken_at
+    if not -FUTURE_S <= age_s <= config.sampling.stale_after_s:
+        return Refusal(
+            "snapshot-stale", f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s"
+        )
+    if snapshot.pods_synced_at is None:
+        return Refusal("pods-never-synced", "the API has not told which pods run here")
+    age_s = now - snapshot.pods_synced_at
+    if not -FUTURE_S <= age_s <= config.cluster.pods_max_age_s:
+        limit_s = config.cluster.pods_max_age_s
+        return Refusal("pods-stale", f"the API's view of the pods is {age_s:.1f}s old, at most {limit_s:g}s")
+    return None
+
+
+# --- how it went -----------------------------------------------------------------------------------------------------
+
+
+_NOTHING_EVICTED: Final = frozenset(
+    {
+        OutcomeKind.BLOCKED_BY_BUDGET,
+        OutcomeKind.THROTTLED,
+        OutcomeKind.BUDGET_CONFLICT,
+        OutcomeKind.GONE,
+        OutcomeKind.REPLACED,
+        OutcomeKind.INVALID,
+        OutcomeKind.FORBIDDEN,
+        OutcomeKind.UNAUTHORIZED,
+        OutcomeKind.UNREACHABLE,
+        OutcomeKind.RECHECK_REFUSED,
+    }
+)
+"""Outcomes that prove that this request evicted nothing: tokens come back. A time-out and a server error prove nothing:
+the request may have been carried out. A dry run keeps its tokens, so that a rehearsal shows the pace of the real thing.
+"""
+
+_NO_API: Final = frozenset(
+    {
+        OutcomeKind.THROTTLED,
+        OutcomeKind.FORBIDDEN,
+        OutcomeKind.UNAUTHORIZED,
+        OutcomeKind.SERVER_ERROR,
+        OutcomeKind.TIMED_OUT,
+        OutcomeKind.UNREACHABLE,
+    }
+)
+"""Outcomes that the next pod would meet as well: nothing is sent for a while."""
+
+_POD_WAITS: Final = {
+    OutcomeKind.BLOCKED_BY_BUDGET: None,
+    OutcomeKind.BUDGET_CONFLICT: budget.POD_BACKOFF_MAX_S,
+    OutcomeKind.GONE: budget.POD_BACKOFF_S,
+    OutcomeKind.REPLACED: budget.POD_BACKOFF_S,
+    OutcomeKind.INVALID: budget.POD_BACKOFF_MAX_S,
+}
+"""Outcomes that are this pod's alone, and how long it is left alone when the server does not say. None: 10, 20, 40...
+s. Two budgets on one pod and an invalid request do not heal by themselves; a watch catches up within seconds."""
+
+
+def settle(state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: float, config: Config) -> PolicyState:
+    """Take in how requests ended. An outcome that was taken in before, or that belongs to no entry, changes nothing."""
+    each_of: Iterable[Outcome] = (outcomes,) if isinstance(outcomes, Outcome) else outcomes
+    for outcome in each_of:
+        state = _settle_one(state, outcome, now=now, config=config)
+    return state
+
+
+def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:
+    entry = ledger.find(state.ledger, plan_id=outcome.plan_id, pod_uid=outcome.pod_uid)
+    if entry is None or entry.stage not in (Stage.PLANNED, Stage.DOUBT):
+        return state
+    kind, budgets = outcome.kind, state.budgets
+    if kind in _NOTHING_EVICTED and entry.stage is Stage.PLANNED:
+        budgets = budget.give_back(budgets, entry.buckets, now=now, budgets=config.budgets)
+    if kind in _NO_API:
+        wait_s = outcome.retry_after_s
+        if wait_s is None and kind in (OutcomeKind.FORBIDDEN, OutcomeKind.UNAUTHORIZED):
+            wait_s = budget.API_BACKOFF_MAX_S  # rights and tokens are not mended within seconds
+        budgets = budget.spare_api(
+            budgets, entry.plan_id, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
+        )
+    elif kind not in (OutcomeKind.DRY_RUN, OutcomeKind.RECHECK_REFUSED):
+        budgets = budget.api_answered(budgets)
+    if kind in _POD_WAITS:
+        wait_s = outcome.retry_after_s if outcome.retry_after_s is not None else _POD_WAITS[kind]
+        budgets = budget.spare_pod(
+            budgets, entry.pod_uid, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
+        )
+    if kind in (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN) and entry.buckets:
+        budgets = budget.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
+    return state._replace(ledger=ledger.replace(state.ledger, entry, by=_after(entry, kind, now=now)), budgets=budgets)
+
+
+def _after(entry: Entry, kind: OutcomeKind, *, now: float) -> Entry | None:
+    """What becomes of the entry; None when nothing is under way for it."""
+    until = now + entry.grace_s + ledger.SLACK_S
+    if kind is OutcomeKind.ACCEPTED:
+        return entry._replace(stage=Stage.ACCEPTED, until=until)
+    if kind in (OutcomeKind.TIMED_OUT, OutcomeKind.SERVER_ERROR):
+        return entry._replace(stage=Stage.DOUBT, until=until)
+    return None
+
+
+def _why(entry: Entry, outcome: Outcome) -> str:
+    status = f" (HTTP {outcome.http_status})" if outcome.http_status is not None else ""
+    return f"evicting {entry.pod}: {outcome.kind.value}{status}: {outcome.message}"
