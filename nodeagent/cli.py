@@ -224,10 +224,21 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from nodeagent import agent
+    from nodeagent import daemon
+    from nodeagent.cluster.identity import IdentityError
+    from nodeagent.config.problems import ConfigError
 
-    code: int = agent.run(options)
-    return code
+    try:
+        return daemon.run(
+            config_path=options.config,
+            host_root=options.host_root,
+            node_name=options.node_name,
+            kubeconfig=options.kubeconfig,
+            dry_run=options.dry_run,
+            once=options.once,
+        )
+    except (ConfigError, IdentityError, daemon.CannotRunError) as error:
+        raise _FailureError(str(error), exit_codes.CONFIG) from error
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -266,7 +277,7 @@ def _config_validate(options: argparse.Namespace) -> int:
 
 
 def _config_schema(_: argparse.Namespace) -> int:
-    from nodeagent.config import show
+    from nodeagent.config import jsonschema
 
-    print(show.schema(), end="")
+    sys.stdout.write(jsonschema.text())
     return exit_codes.OK

@@ -224,7 +224,7 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
         "terminating": pod.terminating,
         "owner": f"{pod.owner.kind}/{pod.owner.name}" if pod.owner else None,
         "rank": ranked.rank,
-        "keys": [{"name": key.name, "value": key.value, "text": key.text} for key in ranked.keys],
+        "keys": [{"name": str(key.name), "value": key.value, "text": key.text} for key in ranked.keys],
         "usage": ranked.usage,
         "request": ranked.request,
         "relief": ranked.relief,
