@@ -119,7 +119,7 @@ def _read(reader: Reader, node: Node, path: str, key: Key, type_: Any) -> Any:
     """The value, or _BAD after a complaint."""
     if node.tag == "null" and (keys.is_section(type_) or typing.get_origin(type_) is Mapping or key.optional):
         return _BAD  # `evictionSoft:` with nothing behind it is as if it were not there, in a kubelet as well
-    if keys.is_section(type_) and type_ is not Amount:
+    if keys.is_section(type_):
         return _read_section(reader, node, path, type_, base=key.default if isinstance(key.default, type_) else None)
     origin: Any = typing.get_origin(type_)
     if origin is Mapping:
@@ -144,6 +144,7 @@ def _read_section(reader: Reader, node: Node, path: str, section: Any, *, base: 
         names = ", ".join(key.name for key in wanted)
         reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", f"must be a map of {names}")
         return _BAD
+    reader.origins[path] = reader.origin(node)
     if base is not None:
         wanted = tuple(key._replace(required=False) for key in wanted)
     values = read_keys(reader, node, path, wanted)

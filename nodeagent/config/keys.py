@@ -9,6 +9,7 @@ import typing
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import Config, Eviction, Mark
+from nodeagent.model import Amount
 
 
 class Key(NamedTuple):
@@ -54,7 +55,7 @@ def top_level() -> tuple[Key, ...]:
 
 def is_section(type_: Any) -> bool:
     """The value is a map with keys of its own."""
-    return isinstance(type_, type) and issubclass(type_, tuple) and hasattr(type_, "_fields")
+    return isinstance(type_, type) and hasattr(type_, "_fields") and type_ is not Amount
 
 
 _SECONDS: Final = "_s"

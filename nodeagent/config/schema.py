@@ -296,8 +296,7 @@ class Refinement(NamedTuple):
     """A second key: the threshold acts only while this pressure stall (PSI) is seen as well. A stall alone never
     acts."""
     exhaustion_within_s: Annotated[float | None, SOME_DURATION] = None
-    """Soft thresholds only: act without waiting for the grace period when the trend says that the resource is exhausted
-    within this time."""
+    """Soft thresholds only: also met when the trend says that the resource is exhausted within this time."""
 
 
 class SignalRefinement(NamedTuple):
@@ -370,15 +369,27 @@ class Config(NamedTuple):
     """Evict pods that exceed their own local-storage limits (emptyDir sizeLimit, ephemeral-storage limits). A kubelet
     does this by itself; set it only where localStorageCapacityIsolation is off."""
     ranking: Ranking = Ranking()
+    """In which order pods are evicted."""
     relief: Relief = Relief()
+    """How much an eviction must free, and what to do when evictions do not help."""
     damping: Damping = Damping()
+    """How flapping conditions are damped, after RFC 2439."""
     startup: Startup = Startup()
+    """What must be seen before anything is done."""
     protection: Protection = Protection()
+    """Which pods are never evicted. Static, mirror, own, system-node-critical pods and priorities of 2000000000 and
+    above never are, whatever stands here."""
     budgets: Budgets = Budgets()
+    """How many pods may be evicted in which time."""
     escalation: Escalation = Escalation()
+    """What the hard tier may do that the soft one may not."""
     conditions: Conditions = Conditions()
+    """Which node conditions are published."""
     sampling: Sampling = Sampling()
+    """What is read on the node, where and how often."""
     cluster: Cluster = Cluster()
+    """How the API server is reached."""
     logging: Logging = Logging()
+    """What is logged, and how."""
     state_dir: Annotated[str, DIRECTORY] = "/run/nodeagent"
     """Where state that must survive a restart is kept."""

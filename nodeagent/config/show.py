@@ -12,11 +12,11 @@ from nodeagent.config.duration import format_duration
 from nodeagent.config.keys import Key
 from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError, Problem
-from nodeagent.config.schema import API_VERSION, KIND, Eviction, Mark, Ranking
+from nodeagent.config.schema import API_VERSION, KIND, Eviction, Ranking
 from nodeagent.model import Amount
 
 _COMMENT_COLUMN: Final = 56
-_YAML_BOOLEANS: Final = ("on", "off", "yes", "no")
+_YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null")
 
 
 def show(loaded: Loaded) -> str:
@@ -27,6 +27,21 @@ def show(loaded: Loaded) -> str:
         owner = loaded.eviction if key.owner is Eviction else loaded.config
         lines += _entry(loaded, key, getattr(owner, key.field), key.name, indent=0, name=key.name)
     return "\n".join(lines) + "\n"
+
+
+def plain(key: Key, value: Any) -> Any:
+    """The value of one key as the file has it: text, a number, true or false, or a list of these."""
+    if isinstance(value, Amount):
+        return value.text
+    if isinstance(value, tuple):
+        return [plain(key, element) for element in value]
+    if key.duration:
+        return format_duration(value)
+    if isinstance(value, enum.StrEnum):
+        return str(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def explain_problems(error: ConfigError) -> str:
@@ -60,7 +75,7 @@ def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name
             )
         ]
         return [f"{margin}{name}:", *inner] if inner else [_line(f"{margin}{name}: {{}}", loaded, path)]
-    if keys.is_section(type(value)) and not isinstance(value, Amount):
+    if keys.is_section(type(value)):
         inner = [
             line
             for part in keys.keys_of(type(value))
@@ -70,7 +85,7 @@ def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name
             )
         ]
         return [f"{margin}{name}:", *inner] if inner else [_line(f"{margin}{name}: {{}}", loaded, path)]
-    return [_line(f"{margin}{name}: {_scalar(key, value)}", loaded, path)]
+    return [_line(f"{margin}{name}: {_yaml(key, value)}", loaded, path)]
 
 
 def _refines(section: type) -> bool:
@@ -86,34 +101,21 @@ def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _scalar(key: Key, value: Any) -> str:
-    if isinstance(value, tuple) and not isinstance(value, Amount):
-        return f"[{', '.join(_scalar(key, element) for element in value)}]"
-    if isinstance(value, Amount):
-        return _quoted(value.text)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if Mark.WHOLE_SECONDS in key.bounds:
-        return str(int(value))
-    if key.duration:
-        return format_duration(value)
-    if isinstance(value, enum.StrEnum):
-        return _quoted(value) if value in _YAML_BOOLEANS else str(value)
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, int):
-        return str(value)
-    return _quoted(str(value))
+def _yaml(key: Key, value: Any) -> str:
+    return _rendered(plain(key, value), bare=key.duration)
 
 
-def _number(value: float) -> str:
-    """Without `.0`; with a dot before an exponent, or YAML takes it for text."""
-    text = repr(value).removesuffix(".0")
-    return text.replace("e", ".0e") if "e" in text and "." not in text else text
-
-
-def _quoted(text: str) -> str:
-    """In double quotes; YAML knows JSON's escapes."""
+def _rendered(value: Any, *, bare: bool = False) -> str:
     import json
 
-    return json.dumps(text)
+    if isinstance(value, list):
+        return f"[{', '.join(_rendered(element) for element in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        text = repr(value)
+        # Without a dot YAML takes an exponent for text.
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    if bare or (value.isalnum() and value.isascii() and value[0].isalpha() and value.lower() not in _YAML_WORDS):
+        return str(value)
+    return json.dumps(value)  # YAML knows JSON's escapes

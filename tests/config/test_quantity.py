@@ -138,6 +138,6 @@ def test_it_agrees_with_the_kubernetes_client_where_both_can_read() -> None:
             number += f".{random.randrange(10 ** random.randrange(1, 4))}"
         text = f"{random.choice(['', '-', '+'])}{number}{random.choice(suffixes)}"
         wanted = reference(text)
-        assert parse_quantity(text) == int(wanted.quantize(Decimal(1), rounding=ROUND_UP)), text
-        thousandths = int((wanted * 1000).quantize(Decimal(1), rounding=ROUND_UP))
-        assert parse_milli(text) == max(-MAX_QUANTITY, min(thousandths, MAX_QUANTITY)), text
+        for found, exact in ((parse_quantity(text), wanted), (parse_milli(text), wanted * 1000)):
+            whole = int(exact.quantize(Decimal(1), rounding=ROUND_UP))
+            assert found == max(-MAX_QUANTITY, min(whole, MAX_QUANTITY)), text

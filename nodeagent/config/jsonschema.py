@@ -1,0 +1,122 @@
+"""The JSON Schema of the configuration file, for editors: `python -m nodeagent.config.jsonschema` prints it.
+
+Generated from `schema.py`. It knows every key, type, word and bound of a number; it does not know what only the loader
+can: bounds of durations and percentages, rules between keys, and keys that come twice.
+"""
+
+import enum
+import json
+import sys
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nodeagent.config import described, keys
+from nodeagent.config.keys import Key
+from nodeagent.config.schema import API_VERSION, KIND, Mark, OneOf, Range, RankingKey, Shape
+from nodeagent.config.show import plain
+from nodeagent.model import Amount, Signal
+
+SHIPPED: Final = Path(__file__).parent / "nodeagent.schema.json"
+"""The generated file in the package."""
+
+_DURATION: Final = r"^\+?(0|([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))" + (
+    r"(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))*$"
+)
+_AMOUNT: Final = (
+    r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+|([eE][+-]?[0-9]+)?%)?$"
+)
+
+
+def generate() -> dict[str, Any]:
+    """The schema as a JSON object."""
+    header = {"apiVersion": {"const": API_VERSION}, "kind": {"const": KIND}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": KIND,
+        "description": "Configuration of nodeagent",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["apiVersion", "kind"],
+        "properties": header | _properties(keys.top_level()),
+        "$defs": {key.name: _element(key) for key in keys.top_level() if typing.get_origin(key.type) is Mapping},
+    }
+
+
+def text() -> str:
+    """The schema as it is shipped."""
+    return json.dumps(generate(), indent=2) + "\n"
+
+
+def _properties(wanted: Iterable[Key]) -> dict[str, Any]:
+    return {key.name: {"description": described.doc(key.owner, key.field), **_of(key, key.type)} for key in wanted}
+
+
+def _of(key: Key, type_: Any) -> dict[str, Any]:
+    """The schema of one value."""
+    origin: Any = typing.get_origin(type_)
+    if origin is Mapping:
+        signals = {str(signal): {"$ref": f"#/$defs/{key.name}"} for signal in Signal}
+        return {"type": ["object", "null"], "additionalProperties": False, "properties": signals}
+    if origin is tuple:
+        return _list(key, typing.get_args(type_)[0])
+    if keys.is_section(type_):
+        return _section(key, type_)
+    found = _default(key) | _scalar(key, type_)
+    if key.optional:
+        return {"anyOf": [found, {"type": "null"}]}
+    return found
+
+
+def _element(key: Key) -> dict[str, Any]:
+    """The schema of the values of a map from signals."""
+    return _of(key._replace(optional=False, default=None), typing.get_args(key.type)[1])
+
+
+def _section(key: Key, section: type) -> dict[str, Any]:
+    parts = keys.keys_of(section)
+    if isinstance(key.default, section):
+        parts = tuple(part._replace(default=getattr(key.default, part.field), required=False) for part in parts)
+    found = {"type": ["object", "null"], "additionalProperties": False, "properties": _properties(parts)}
+    required = [part.name for part in parts if part.required]
+    return found | ({"required": required} if required else {})
+
+
+def _list(key: Key, element: Any) -> dict[str, Any]:
+    found = {"type": "array", "uniqueItems": True, "items": _scalar(key, element)}
+    if Mark.NOT_EMPTY in key.bounds:
+        found["minItems"] = 1
+    if element is RankingKey:
+        return _default(key) | {"anyOf": [{"const": "kubelet"}, found]}
+    return _default(key) | found
+
+
+def _scalar(key: Key, type_: Any) -> dict[str, Any]:
+    words, shape, bounds = key.bound(OneOf), key.bound(Shape), key.bound(Range)
+    if type_ is Amount:
+        return {"type": "string", "pattern": _AMOUNT}
+    if key.duration:
+        return {"type": "string", "pattern": _DURATION}
+    if isinstance(type_, type) and issubclass(type_, enum.StrEnum):
+        return {"enum": [str(word) for word in type_]}
+    if words is not None:
+        return {"enum": list(words.words)}
+    if type_ is bool:
+        return {"type": "boolean"}
+    if type_ in (int, float):
+        whole = type_ is int or Mark.WHOLE_SECONDS in key.bounds
+        limits = {} if bounds is None else {"minimum": bounds.minimum, "maximum": bounds.maximum}
+        return {"type": "integer" if whole else "number", **limits}
+    return {"type": "string"} | ({} if shape is None else {"pattern": f"^({shape.pattern})$"})
+
+
+def _default(key: Key) -> dict[str, Any]:
+    """The default as the file would have it; nothing for keys without one."""
+    if key.default is None or isinstance(key.default, Mapping):
+        return {}
+    return {"default": plain(key, key.default)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

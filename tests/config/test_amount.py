@@ -1,0 +1,58 @@
+"""Threshold values follow the kubelet's rules, 32 bit percentages included."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config.amount import parse_amount, resolve
+from nodeagent.config.schema import AmountRule
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity", "percentage"),
+    [
+        ("100Mi", 100 * 2**20, None),
+        ("1m", 1, None),
+        ("10%", None, 10.0),
+        ("12.5%", None, 12.5),
+        (".5%", None, 0.5),
+        ("5.%", None, 5.0),
+        ("1e1%", None, 10.0),
+        ("+10%", None, 10.0),
+        ("0%", None, 0.0),
+        ("-0%", None, 0.0),
+        ("100.0%", None, 100.0),
+        ("100.000001%", None, 100.000001),
+    ],
+)
+def test_a_threshold_is_a_quantity_or_a_percentage(text: str, quantity: int | None, percentage: float | None) -> None:
+    assert parse_amount(text) == (quantity, percentage, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "-1%", "100.1%", "nan%", "inf%", "1e99%", "0x1%", "1_0%", " 1%", "%", "", "\uff11%"]
+)
+def test_a_threshold_that_a_kubelet_refuses_or_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_amount(text)
+
+
+def test_minimum_reclaim_may_be_zero_and_more_than_all_but_not_zero_percent() -> None:
+    assert parse_amount("0", rule=AmountRule.RECLAIM).quantity == 0
+    assert parse_amount("150%", rule=AmountRule.RECLAIM).percentage == 150.0
+    with pytest.raises(ValueError, match="above 0%"):
+        parse_amount("0%", rule=AmountRule.RECLAIM)
+
+
+def test_a_percentage_of_a_capacity_is_reckoned_in_32_bits_as_the_kubelet_does() -> None:
+    assert resolve(parse_amount("70%"), capacity=1000) == 699
+    assert resolve(parse_amount("10%"), capacity=1000) == 100
+    assert resolve(parse_amount("10%"), capacity=None) is None
+    assert resolve(parse_amount("5Ki"), capacity=None) == 5120
+
+
+@given(st.floats(0, 100), st.integers(0, 2**60))
+def test_a_percentage_never_resolves_to_more_than_the_capacity(percentage: float, capacity: int) -> None:
+    value = resolve(parse_amount(f"{percentage:.6f}%"), capacity=capacity)
+    assert value is not None
+    assert 0 <= value <= capacity
