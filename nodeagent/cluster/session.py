@@ -36,7 +36,7 @@ class Session(Protocol):
     def owned(self) -> tuple[OwnedCondition, ...]: ...
     def contests(self) -> tuple[Contest, ...]: ...
     def notes(self) -> tuple[Note, ...]: ...
-    def stop(self, *, clear: bool) -> None: ...
+    def stop(self, *, clear: bool) -> str: ...
 
 
 class NoCluster:
@@ -75,8 +75,9 @@ class NoCluster:
     def notes(self) -> tuple[Note, ...]:
         return (Note("api", self._reason),)
 
-    def stop(self, *, clear: bool) -> None:
-        """Nothing to stop."""
+    def stop(self, *, clear: bool) -> str:  # noqa: ARG002 - nothing was set
+        """Nothing to stop, nothing left behind."""
+        return ""
 
 
 class ClusterSession:
@@ -155,19 +156,21 @@ class ClusterSession:
             parts.append(("node conditions", self._conditions.reason))
         return tuple(Note(subject, reason) for subject, reason in parts if reason) + view.notes
 
-    def stop(self, *, clear: bool) -> None:
-        """End all threads. `clear` takes back what we have set on the Node; a server that refuses is a note."""
+    def stop(self, *, clear: bool) -> str:
+        """End all threads. `clear` takes back what we have set on the Node. Returns what had to be left there."""
         self._stopping.set()
         self._thread.join(1.0)
+        left = ""
         if self._conditions:
             try:
                 self._conditions.stop(clear=clear)
             except ApiError as error:
-                self._trouble = f"conditions were not cleared: {error.message}"
+                left = f"conditions were not cleared: {error.message}"
         for part in (self._evictor, self._pods, self._node):
             if part:
                 part.stop()
         self._transport.close()
+        return left
 
     # --- the identity thread ----------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ when the next cheap one is due and whether a whole one is due now:
     sleep = SAFETY * headroom / max(fastest fill seen lately, fastest fill to be expected)
 
 between `SHORTEST_S` and `sampling.interval`. Headroom is the distance to the nearest threshold below, and once that is
-crossed the distance to exhaustion. The fastest fill to be expected keeps a calm node from sleeping through a ramp that nobody has seen yet: cgroup v2 wakes nobody for a
-level.
+crossed the distance to exhaustion. The fastest fill to be expected keeps a calm node from sleeping through a ramp that
+nobody has seen yet: cgroup v2 wakes nobody for a level.
 
 A whole sample is due when a threshold is crossed in either direction, while any is met, and every `sampling.interval`.
 """

@@ -1,0 +1,133 @@
+"""Puts the rooms together for `nodeagent run`: configuration, log, host, cluster, state, and the loop over them."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.agent import Agent, AgentState
+from nodeagent.cluster import credentials, identity
+from nodeagent.cluster.session import ClusterSession, NoCluster, Session
+from nodeagent.config import load
+from nodeagent.config.schema import Config, Mode
+from nodeagent.host import notify, protect
+from nodeagent.host.wakeup import Wakeups
+from nodeagent.journal.log import open_log
+from nodeagent.journal.records import Recorder
+from nodeagent.journal.state import StateFile, Trust
+from nodeagent.policy import state as policy_state
+from nodeagent.report import exit_codes
+from nodeagent.sampling.host import Host, open_host
+from nodeagent.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+STATE_FILE: Final = "state"
+
+
+class CannotRunError(Exception):
+    """The agent cannot do what it was asked to; the message says why and what to do about it."""
+
+
+def run(
+    *, config_path: str | None, host_root: str, node_name: str | None, kubeconfig: str | None, dry_run: bool, once: bool
+) -> int:
+    """Run the agent until SIGTERM or SIGINT; with `once` for one turn. Returns the exit code.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        CannotRunError: it can, but not on this machine.
+        IdentityError: the name that was given cannot be a node's.
+    """
+    overrides = load.overrides_from(
+        os.environ, mode="dry-run" if dry_run else None, node_name=node_name, kubeconfig=kubeconfig
+    )
+    loaded = load.load(config_path, overrides=overrides)
+    config = loaded.config
+    log, writer = open_log(level=config.logging.level, style=config.logging.format)
+    with contextlib.ExitStack() as stack:
+        stack.callback(writer.close)
+        for problem in loaded.warnings:
+            log.warning("configuration", problem=str(problem))
+        _assemble(config, open_host(host_root), log, stack, once=once)
+    return exit_codes.OK
+
+
+def _assemble(
+    config: Config, host: Host, log: "FilteringBoundLogger", stack: contextlib.ExitStack, *, once: bool
+) -> None:
+    if host.recorded and config.mode is Mode.ENFORCE:
+        raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
+    guess = identity.local_name(given=config.node_name)
+    wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT)))
+    store, recorder, kept = _open_state(config, host, log)
+    session = _connect(config, guess, kept, wakeups)
+    sampler = stack.enter_context(Sampler(host, config.sampling, node_name=guess.name))
+    notifier = notify.notifier()
+    stack.callback(notifier.close)
+    agent = Agent(
+        config=config,
+        sampler=sampler,
+        session=session,
+        state=kept,
+        store=store,
+        recorder=recorder,
+        log=log,
+        notifier=notifier,
+        boottime=host.boottime,
+        own_pod_uid=os.environ.get("POD_UID", ""),
+    )
+    for note in protect.protect_process():
+        log.info("note", subject=note.subject, message=note.message)
+    log.info("started", mode=config.mode, node=guess.name, node_name_from=guess.source, host_root=host.root)
+    session.start()
+    protect.freeze_collector()
+    try:
+        agent.run(wakeups, turns=1 if once else None)
+    finally:
+        agent.stop()
+
+
+def _connect(config: Config, guess: identity.Identity, kept: AgentState, wakeups: Wakeups) -> Session:
+    found = credentials.find_credentials(config.cluster.kubeconfig)
+    if not found.found:
+        if config.mode is Mode.ENFORCE:
+            raise CannotRunError(f"mode enforce needs the API server, but there are no credentials: {found.reason}")
+        return NoCluster(f"no credentials for an API server: {found.reason}")
+    from nodeagent.cluster import transport
+
+    try:
+        connection = transport.connect(found, request_timeout_s=config.cluster.request_timeout_s)
+    except transport.CredentialsError as error:
+        raise CannotRunError(str(error)) from error
+    return ClusterSession(connection, config, guess, wake=wakeups.wake, owned=kept.owned)
+
+
+def _open_state(
+    config: Config, host: Host, log: "FilteringBoundLogger"
+) -> tuple[StateFile | None, Recorder | None, AgentState]:
+    """The state directory, and what the last process left in it."""
+    now, instance = host.boottime(), os.urandom(4).hex()
+    directory = Path(config.state_dir)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        log.error("no state directory: budgets will not survive a restart, so the soft tier does not act",
+                  directory=str(directory), reason=error.strerror)  # fmt: skip
+        return None, None, AgentState(policy_state.initial(instance, now=now))
+    store = StateFile(directory / STATE_FILE, shape=AgentState, boot_id=_boot_id(host))
+    loaded = store.load()
+    log.info("state", trust=loaded.trust, message=loaded.message)
+    if loaded.trust is Trust.RESTORED:
+        kept = loaded.value._replace(policy=policy_state.restored(loaded.value.policy, instance=instance))
+    else:
+        # What an earlier process had spent is not known, unless there was none.
+        spent = loaded.trust is not Trust.FIRST
+        kept = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
+    return store, Recorder(directory), kept
+
+
+def _boot_id(host: Host) -> str:
+    return host.text("/proc/sys/kernel/random/boot_id").strip() or "unknown"
