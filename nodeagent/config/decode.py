@@ -70,7 +70,9 @@ def read_keys(
             if found is not _BAD:
                 values[key.field] = found
         elif name not in besides:
-            reader.complain(key_node, here, "unknown key", suggest(name, [*by_name, *besides]))
+            reader.complain(
+                key_node, join(path, shown(name, quote="")), "unknown key", suggest(name, [*by_name, *besides])
+            )
     for key in by_name.values():
         if key.required and key.name not in seen:
             reader.complain(node, join(path, key.name), "is missing", f"add `{key.name}:`")

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.config.amount import parse_amount, resolve
+from nodeagent.config.amount import DROPPED, parse_amount, resolve
 from nodeagent.config.defaults import KUBELET_EVICTION_HARD, KUBELET_TRANSITION_PERIOD_S
 from nodeagent.config.duration import format_duration, parse_duration
 from nodeagent.config.problems import ConfigError
@@ -219,6 +219,9 @@ def _settle(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
         eviction_soft_grace_period=_graces(raw.grace or {}, problems),
         eviction_minimum_reclaim=_amounts(raw.reclaim or {}, "evictionMinimumReclaim", problems, AmountRule.RECLAIM),
     )
+    for signal, value in eviction.eviction_soft.items():
+        if value.text not in DROPPED and signal not in eviction.eviction_soft_grace_period:
+            problems.append(f"evictionSoft.{signal}: has no grace period")
     return KubeletSettings(
         thresholds=_effective(make_thresholds(eviction), "pods" in raw.enforce),
         transition_period_s=_seconds(raw.transition or "0s", "evictionPressureTransitionPeriod", problems)
@@ -247,7 +250,10 @@ def _graces(texts: Mapping[str, str], problems: list[str]) -> dict[Signal, float
     graces = {}
     for name, text in texts.items():
         try:
-            graces[Signal(name)] = max(0.0, parse_duration(text))
+            seconds = parse_duration(text)
+            if seconds < 0:
+                raise ValueError("it is negative")
+            graces[Signal(name)] = seconds
         except ValueError as error:
             problems.append(f"evictionSoftGracePeriod.{name}: {text!r}: {error}")
     return graces

@@ -153,11 +153,11 @@ def _check_header(reader: "Reader", root: "Node") -> None:
 
     if root.tag != "map":
         origin = reader.origin(root)
-        raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with:\n{_HEADER}"),))
+        raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with {_HEADER}"),))
     header = {key.text: (key, value) for key, value in root.items}
     if "kind" in header and header["kind"][1].text == "KubeletConfiguration":
         origin = reader.origin(header["kind"][1])
-        mend = f"copy its eviction... keys, as they are, into a file that begins with:\n{_HEADER}"
+        mend = f"copy its eviction... keys, as they are, into a file that begins with {_HEADER}"
         raise ConfigError((Problem(origin, "kind", "this is a kubelet's configuration, not nodeagent's", mend),))
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if name not in header:
@@ -193,4 +193,4 @@ def _config(values: dict[str, Any], eviction: Eviction) -> Config:
     )
 
 
-_HEADER = f"apiVersion: {API_VERSION}\nkind: {KIND}"
+_HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"

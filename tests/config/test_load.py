@@ -115,6 +115,21 @@ def test_a_file_that_is_no_configuration_gets_a_clear_error(data: bytes, why: st
     assert why in str(caught.value)
 
 
+def test_what_is_reported_fits_a_line_whatever_the_file_holds() -> None:
+    for text in (
+        file('"a\\nb\\e[31m": 1'),
+        file('mode: "x\\ny"'),
+        "kind: KubeletConfiguration",
+        "[]",
+        file("stateDir: " + "x" * 999),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load.loads(text)
+        for problem in caught.value.problems:
+            assert str(problem).isprintable()
+            assert len(str(problem)) < 600
+
+
 def test_a_kubelets_file_gets_one_error_that_says_how_to_paste_it() -> None:
     text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nevictionHard: {}\n"
     with pytest.raises(ConfigError) as caught:

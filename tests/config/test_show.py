@@ -29,7 +29,7 @@ def test_overrides_are_shown_with_the_flag_or_variable_they_came_from() -> None:
 
 def test_each_value_is_shown_with_its_line_or_as_built_in() -> None:
     lines = show.show(read("evictionHard:\n  memory.available: 1Gi\ndamping: {jitter: 0.5}")).splitlines()
-    assert ['memory.available:', '"1Gi"', '#', 'node.yaml:4'] in [line.split() for line in lines]
+    assert ["memory.available:", '"1Gi"', "#", "node.yaml:4"] in [line.split() for line in lines]
     assert ["jitter:", "0.5", "#", "node.yaml:5"] in [line.split() for line in lines]
     assert ["penalty:", "1000", "#", "built-in"] in [line.split() for line in lines]
 
