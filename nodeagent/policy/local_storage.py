@@ -74,7 +74,7 @@ def _container(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation 
     for container in view.pod.containers:
         limit = container.limits.ephemeral_storage
         measured = by_name.get(container.name) or by_id.get(container.container_id)
-        if container.kind is not ContainerKind.REGULAR or limit is None or measured is None:
+        if container.kind is not ContainerKind.REGULAR or not limit or measured is None:
             continue
         used = _container_storage(measured, layout)
         if used is not None and used > limit:
