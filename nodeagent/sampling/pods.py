@@ -143,6 +143,8 @@ class PodReader:
         forbids to hand out anything read before `now`."""
         known: dict[tuple[str, int], _Known] = {}
         notes: list[Note] = []
+        # Before anything is read: a cgroup made again at the same path must not be read through the old descriptors.
+        self._forget(self._last.keys() - {(cgroup.path, cgroup.inode) for cgroup in cgroups})
         for cgroup in cgroups:
             key = (cgroup.path, cgroup.inode)
             before = self._last.get(key)
@@ -150,10 +152,14 @@ class PodReader:
                 before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, notes=notes)
             if before is not None:
                 known[key] = before
-        for key in self._last.keys() - known.keys():
-            self._kept.forget(self._last[key].usage_file, self._last[key].pids_file)
+        self._forget(self._last.keys() - known.keys())
         self._last = known
         return tuple([pod.usage for pod in known.values()]), tuple(notes)
+
+    def _forget(self, keys: Iterable[tuple[str, int]]) -> None:
+        for key in keys:
+            known = self._last.pop(key)
+            self._kept.forget(known.usage_file, known.pids_file)
 
     # --- one pod
 

@@ -84,6 +84,10 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def relook(self) -> None:
+        """Look at the next sample where everything is: after a mount, a cgroup root or a runtime changed."""
+        self._around = None
+
     # --- samples
 
     def sample_node(self) -> NodeSnapshot:

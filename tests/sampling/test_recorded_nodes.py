@@ -1,4 +1,4 @@
-"""The recorded nodes, read by us, against what their kubelet reckoned at the same moment (`kubelet/stats-summary.json`).
+"""The recorded nodes, read by us, against what their kubelet reckoned then (`kubelet/stats-summary.json`).
 
 Tolerances. The kubelet's node and pods samples are forced fresh at most 10 s before the recording, its pod samples are
 up to 15 s older (KUBELET-CONTRACT, signals). What cannot change in that time (capacities, limits, process counts of
