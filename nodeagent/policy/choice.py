@@ -1,8 +1,8 @@
 """Which of the candidates go now, with their tokens taken.
 
 Theory of operation. Candidates are the pods of a lineup without a refusal. Back-offs and empty buckets take more of
-them out; of the rest the least harmful set that covers the deficit is taken one by one, because each one that goes may empty
-the bucket of its namespace or owner, and the set is then completed from whoever is left.
+them out; of the rest the least harmful set that covers the deficit is taken one by one, because each one that goes may
+empty the bucket of its namespace or owner, and the set is then completed from whoever is left.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """All pods in eviction order for one resource, each with every reason why it would not go.
 
 Theory of operation. What depends on a pod's object alone (requests, standing protections) is in the `Memo`; what
-depends on this snapshot is reckoned here, once for each pod, in plain loops: this is where a decision over many pods spends its
-time.
+depends on this snapshot is reckoned here, once for each pod, in plain loops: this is where a decision over many pods
+spends its time.
 """
 
 from collections.abc import Sequence

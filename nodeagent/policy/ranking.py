@@ -103,7 +103,8 @@ def usage_of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most
     if usage is None:
         return None
     if signal in MEMORY_SIGNALS:
-        return sound(usage.memory_working_set, most=most)
+        size = usage.memory_working_set
+        return size if type(size) is int and 0 <= size <= most else None  # `sound`, without the call
     if signal is Signal.PID:
         return sound(usage.process_count, most=most)
     return disk_of(usage.disk, signal, layout, most=most)
@@ -226,16 +227,15 @@ def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: b
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
-def ranked(subjects: Iterable[Subject], order: Sequence[str]) -> list[tuple[tuple[float, ...], Subject]]:
+def ranked(subjects: Sequence[Subject], order: Sequence[str]) -> list[tuple[tuple[float, ...], Subject]]:
     """The subjects in eviction order, each with the values of the keys in `order`."""
-    functions = [KEYS[name] for name in order]
-    rows = []
-    for number, subject in enumerate(subjects):
-        values = tuple([function(subject) for function in functions])
-        pod = subject.pod
-        rows.append(((*values, pod.namespace or "", pod.name or "", pod.uid, number), values, subject))
-    rows.sort()  # `number` is never compared: UIDs differ
-    return [(values, subject) for _, values, subject in rows]
+    # Column by column and zipped: half the time of building a tuple of values for each subject.
+    columns: list[Sequence[object]] = [[KEYS[name](subject) for subject in subjects] for name in order]
+    pods = [subject.pod for subject in subjects]
+    columns += [[pod.namespace or "" for pod in pods], [pod.name or "" for pod in pods], [pod.uid for pod in pods]]
+    rows = sorted(zip(*columns, range(len(pods)), strict=True))  # the last is never compared: UIDs differ
+    keys = len(order)
+    return [(row[:keys], subjects[row[-1]]) for row in rows]
 
 
 def siblings(pods: Iterable[PodView]) -> Mapping[str, int]:

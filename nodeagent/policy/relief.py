@@ -37,8 +37,11 @@ def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int 
     if usage is None:
         return None
     if signal in ranking.MEMORY_SIGNALS:
-        freed = sound(usage.memory_unreclaimable, most=most)
-        if freed is None and (working_set := sound(usage.memory_working_set, most=most)) is not None:
+        freed = usage.memory_unreclaimable
+        if type(freed) is int and 0 <= freed <= most:  # `sound`, without the call
+            return freed
+        freed = None
+        if (working_set := sound(usage.memory_working_set, most=most)) is not None:
             freed = int(working_set * UNREAD_SHARE)
         return freed
     if signal is Signal.PID:
