@@ -11,9 +11,6 @@ from nodeagent.config.quantity import MAX_QUANTITY, parse_quantity
 from nodeagent.config.schema import AmountRule
 from nodeagent.model import Amount
 
-DROPPED: Final = ("0%", "100%")
-"""Thresholds written exactly so are no thresholds at all: how a kubelet's default is switched off."""
-
 _DIGITS: Final = "0123456789"
 
 

@@ -6,10 +6,9 @@ Each rule is one generator of (key path, message, mend).
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.config.amount import DROPPED
 from nodeagent.config.duration import format_duration
 from nodeagent.config.problems import BUILT_IN, Origin, Problem
-from nodeagent.config.schema import Config, Eviction
+from nodeagent.config.schema import DROPPED, Config, Eviction
 from nodeagent.config.thresholds import CONTAINERFS
 from nodeagent.model import Amount, Signal
 

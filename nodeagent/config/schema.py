@@ -16,6 +16,8 @@ from nodeagent.model import Amount, MemoryModel, Signal, StallScope, Threshold
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"
 KIND: Final = "NodeAgentConfiguration"
+DROPPED: Final = ("0%", "100%")
+"""Thresholds written exactly so are no thresholds at all: how a kubelet's default is switched off."""
 
 
 # --- what bounds a value ---------------------------------------------------------------------------------------------

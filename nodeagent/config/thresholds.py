@@ -5,8 +5,7 @@ nothing; minimum reclaim belongs to every threshold of its signal; a soft thresh
 that is what hard means. containerfs thresholds are left out: they follow nodefs or imagefs, whatever anyone configures.
 """
 
-from nodeagent.config.amount import DROPPED
-from nodeagent.config.schema import Eviction, Refinement, RequireStall
+from nodeagent.config.schema import DROPPED, Eviction, Refinement, RequireStall
 from nodeagent.model import Amount, MemoryModel, Signal, StallRequirement, Threshold
 
 CONTAINERFS = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)

@@ -1,15 +1,18 @@
 """A kubelet's effective eviction settings, and where it would act before us."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config import kubelet, load
+from nodeagent.config.problems import ConfigError
 from nodeagent.model import Signal, Threshold
 
 GIB = 2**30
+DATA = Path(__file__).parents[1] / "data" / "config"
 DEFAULTS = {
     "memory.available": "100Mi",
     "nodefs.available": "10%",
@@ -204,3 +207,44 @@ def test_without_allocatable_enforcement_of_ours_the_kubelets_is_first() -> None
         enforce_node_allocatable=False,
     )
     assert Signal.ALLOCATABLE_MEMORY in {entry.signal for entry in found}
+
+
+# --- a recorded kubelet, and a pasted stanza --------------------------------------------------------------------------
+
+
+def test_a_recorded_kubelet_says_the_same_in_its_file_and_in_its_answer() -> None:
+    file, answer = (kubelet.read((DATA / name).read_text("utf-8")) for name in ("kubelet.yaml", "kubelet-configz.json"))
+    assert file == answer
+    assert file == kubelet.KubeletSettings((), transition_period_s=30.0, cgroup_driver="systemd")
+
+
+_signals = st.sampled_from([str(signal) for signal in Signal])
+_levels = st.sampled_from(
+    ["0%", "100%", "100.0%", "00%", "5%", "12.5%", "100Mi", "1.5Gi", "1e9", "250m", "0", "-1", "x", "101%"]
+)
+_graces = st.sampled_from(["0s", "0", "30s", "1m30s", "1.5h", "", "30", "-1s", "1d"])
+
+
+@given(
+    hard=st.dictionaries(_signals, _levels, max_size=3),
+    soft=st.dictionaries(_signals, _levels, max_size=3),
+    grace=st.dictionaries(_signals, _graces, max_size=4),
+    reclaim=st.dictionaries(_signals, _levels, max_size=2),
+)
+def test_a_pasted_stanza_means_to_us_what_it_means_to_the_kubelet(
+    hard: dict[str, str], soft: dict[str, str], grace: dict[str, str], reclaim: dict[str, str]
+) -> None:
+    maps = {
+        "evictionHard": hard,
+        "evictionSoft": soft,
+        "evictionSoftGracePeriod": grace,
+        "evictionMinimumReclaim": reclaim,
+        "enforceNodeAllocatable": [],
+    }
+    stanza = "".join(f"{key}: {json.dumps(value)}\n" for key, value in maps.items())
+    settings = kubelet.read(stanza)
+    if settings.problems:
+        with pytest.raises(ConfigError):
+            ours(stanza)
+    else:
+        assert ours(stanza) == settings.thresholds
