@@ -1,0 +1,153 @@
+"""docs/kubelet-differences.md is complete and true, and the decisions that it speaks of are made that way."""
+
+import ast
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from nodeagent.config.schema import Config, Ranking
+from nodeagent.model import Container, DiskLayout, DiskUsage, Resources, Signal
+from nodeagent.policy.engine import decide
+from nodeagent.policy.state import initial
+from tests.config.files import problems
+from tests.policy.nodes import MI, NOW, config, hard, pod, snapshot, soft, usage, view
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "kubelet-differences.md").read_text()
+ROWS = re.findall(r"^\| ([QBO]\d+) \|(.*)\|$", PAGE, flags=re.MULTILINE)
+KUBELET = Ranking(kubelet=True)
+
+QUIRKS = {
+    "Q1": "child cgroups",
+    "Q2": "100.0%",
+    "Q3": "containerfs",
+    "Q4": "random order",
+    "Q5": "notifier",
+    "Q6": "cleanup",
+    "Q7": "inodes",
+    "Q8": "without stats",
+    "Q9": "split",
+    "Q10": "negative maximum",
+    "Q11": "caps the whole pod",
+    "Q12": "foreign reason and message",
+    "Q13": "resources: {}",
+    "Q14": "requests of containers",
+}
+"""Every behaviour of the kubelet that was found to be probably unintended but real, by a word of its row."""
+
+
+def test_every_quirk_of_the_kubelet_has_its_row() -> None:
+    described = {name: row.split("|")[0] for name, row in ROWS if name.startswith("Q")}
+    assert list(described) == list(QUIRKS)
+    for name, word in QUIRKS.items():
+        assert word in described[name]
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS, ids=[name for name, _ in ROWS])
+def test_every_row_says_what_why_and_which_test_exists(name: str, row: str) -> None:
+    cells = [cell.strip() for cell in row.split("|")]
+    assert len(cells) == 4
+    assert all(cells)
+    named = re.fullmatch(r"`(tests/[\w/]+\.py)::(test_\w+)`", cells[3])
+    assert named is not None
+    tree = ast.parse((ROOT / named[1]).read_text())
+    assert named[2] in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def victims(made: Config, *pods: object, **of: object) -> list[str]:
+    """Names of the pods that the first decision on such a node evicts."""
+    plan, _ = decide(snapshot(*pods, **of), initial("t", now=NOW), now=NOW, config=made)  # type: ignore[arg-type]
+    return [str(victim.pod.name) for victim in plan.victims]
+
+
+def order(made: Config, *pods: object, **of: object) -> list[str]:
+    """Names in eviction order."""
+    plan, _ = decide(snapshot(*pods, **of), initial("t", now=NOW), now=NOW, config=made)  # type: ignore[arg-type]
+    return [str(each.view.pod.name) for each in plan.ranking]
+
+
+def test_resources_are_served_in_the_same_order_every_time() -> None:
+    left: list[Signal] = [Signal.PID, Signal.NODEFS_INODES, Signal.NODEFS, Signal.MEMORY]
+    starved: dict[Signal, int | None] = dict.fromkeys(left, 10)
+    hog = view("hog", 500 * MI, usage_more={"disk": DiskUsage(MI, 50, MI, 50, MI, 50)})
+
+    def served(thresholds: list[Signal]) -> Signal:
+        made = config(*(hard(signal, 1000) for signal in thresholds), ranking=KUBELET)
+        plan, _ = decide(snapshot(hog, available=starved), initial("t", now=NOW), now=NOW, config=made)
+        assert plan.acting_on is not None
+        return plan.acting_on.threshold.signal
+
+    shuffled = random.Random(7)
+    for wanted in (Signal.MEMORY, Signal.NODEFS, Signal.NODEFS_INODES, Signal.PID):
+        for _ in range(5):
+            shuffled.shuffle(left)
+            assert served(left) is wanted
+        left.remove(wanted)
+
+
+def test_being_woken_twice_for_one_sample_evicts_once() -> None:
+    made = config(hard(Signal.MEMORY, 1000), ranking=KUBELET)
+    shot = snapshot(view("a", 500), view("b", 400), available={Signal.MEMORY: 10})
+    first, state = decide(shot, initial("t", now=NOW), now=NOW, config=made)
+    second, _ = decide(shot, state, now=NOW + 0.001, config=made)
+    assert [victim.pod.name for victim in first.victims] == ["a"]
+    assert second.victims == ()
+
+
+def test_a_soft_threshold_that_is_not_due_costs_no_pod_when_another_resource_has_recovered() -> None:
+    made = config(hard(Signal.NODEFS, 1000), soft(Signal.PID, 1000, grace_s=600.0), ranking=KUBELET)
+    hog = view("hog", MI, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
+    full = {Signal.NODEFS: 10, Signal.PID: 10}
+    assert victims(made, hog, available=full) == ["hog"]
+    assert victims(made, hog, available=full | {Signal.NODEFS: 1000}) == []
+
+
+def test_inodes_are_not_held_against_a_request_in_bytes() -> None:
+    def holder(name: str, inodes: int, request: int) -> object:
+        containers = (Container("c", requests=Resources(ephemeral_storage=request)),)
+        return view(name, MI, containers=containers, usage_more={"disk": DiskUsage(0, inodes, 0, 0, 0, 0)})
+
+    made = config(hard(Signal.NODEFS_INODES, 1000), ranking=KUBELET)
+    starved = {Signal.NODEFS_INODES: 10}
+    # The kubelet would compare 90000 - 10 Gi with 5 - 0.
+    pods = (holder("few", 5, 0), holder("many", 90_000, 10 << 30))
+    assert order(made, *pods, available=starved) == ["many", "few"]
+
+
+@pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.NODEFS])
+def test_a_pod_without_stats_is_not_first(signal: Signal) -> None:
+    made = config(hard(signal, 1000), ranking=KUBELET)
+    known = view("known", 500 * MI, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
+    starting = pod("a-starting-one", priority=1000)
+    pods = (known._replace(pod=starting, usage=None), known)
+    assert order(made, *pods, available={signal: 10}) == ["known", "a-starting-one"]
+    assert victims(made, *pods, available={signal: 10}) == ["known"]
+    unmeasured = known._replace(pod=starting, usage=usage(starting, None))
+    assert order(made, unmeasured, known, available={signal: 10}) == ["known", "a-starting-one"]
+
+
+def test_on_a_split_imagefs_the_smallest_request_is_no_reason_to_go_first() -> None:
+    def asks(name: str, request: int) -> object:
+        containers = (Container("c", requests=Resources(ephemeral_storage=request)),)
+        return view(name, MI, containers=containers, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
+
+    made = config(hard(Signal.IMAGEFS, 1000), ranking=KUBELET)
+    of = {"available": {Signal.IMAGEFS: 10}, "layout": DiskLayout.SPLIT}
+    assert order(made, asks("a", 9), asks("b", 1), **of) == ["a", "b"]
+    assert order(made, asks("a", 1), asks("b", 9), **of) == ["a", "b"]
+
+
+def test_a_negative_maximum_grace_is_refused_and_the_default_leaves_time_to_stop() -> None:
+    (problem,) = problems("evictionMaxPodGracePeriod: -1\n")
+    assert "evictionMaxPodGracePeriod" in str(problem)
+    made = config(soft(Signal.MEMORY, 1000, grace_s=0.001))
+    shot = snapshot(view("hog", 5000), available={Signal.MEMORY: 10})
+    _, state = decide(shot, initial("t", now=NOW), now=NOW, config=made)
+    later = snapshot(view("hog", 5000), available={Signal.MEMORY: 10}, at=NOW + 1)
+    plan, _ = decide(later, state, now=NOW + 1, config=made)
+    assert [victim.grace_period_s for victim in plan.victims] == [30.0]
