@@ -358,12 +358,8 @@ def container_id(name: str) -> str | None:
 
 
 def _is_hex(text: str) -> bool:
-    try:
-        int(text, 16)
-    except ValueError:
-        return False
-    # int() also takes signs, spaces, underscores and a 0x, which no name of these lengths has in the right place.
-    return text.isalnum() and text.isascii() and "x" not in text and text == text.lower()
+    # strip() takes from the ends what is in the set, so nothing is left only if all of it is.
+    return not text.strip("0123456789abcdef")
 
 
 def notes(hierarchy: Hierarchy, kubepods: Kubepods | None) -> tuple[Note, ...]:

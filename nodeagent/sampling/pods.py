@@ -267,7 +267,8 @@ class PodReader:
         children = sorted([name for name in children if len(name) >= CONTAINER_ID_LENGTH])
         found = [(name, identity) for name in children if (identity := container_id(name)) is not None]
         unnamed = [name for name, identity in found if identity not in names]
-        # Every container has a log link but the sandbox: spares reading who it is in the usual case.
+        # Every container has a log link but the sandbox. It is asked all the same: a container that was just made has
+        # none yet, or none that we listed.
         sandbox = unnamed[0] if len(unnamed) == 1 and len(found) > 1 else None
         containers: list[ContainerUsage] = []
         scores: list[int | None] = []
@@ -279,16 +280,16 @@ class PodReader:
             except Unreadable:
                 continue
             visible = visible or bool(processes)
-            # Once the sandbox is known, nothing but it has to tell when the pod started, and only Burstable pods'
-            # containers have a score that tells a request.
-            score = sandbox is None or (qos is QOSClass.BURSTABLE and name != sandbox)
+            # Where the sandbox is known nothing but it has to tell when the pod started, and only the score of
+            # Burstable pods' containers tells a request.
             start = sandbox is None or name == sandbox
+            score = start or qos is QOSClass.BURSTABLE
             fact = before.get(name)
             if (score or start) and (fact is None or fact.read_at - fact.seen_at <= _SETTLED_S):
                 fact = self._facts(fact, processes, now, score=score, start=start)
             if fact is not None:
                 facts[name] = fact
-                if name == sandbox or fact.oom_score_adj == SANDBOX_ADJ:
+                if fact.oom_score_adj == SANDBOX_ADJ or (fact.oom_score_adj is None and name == sandbox):
                     sandbox_start = fact.started_at
                     continue
             scores.append(fact.oom_score_adj if fact else None)
@@ -305,7 +306,7 @@ class PodReader:
                 return processes
             children = self._host.subdirectories(where)
         except (OSError, Unreadable):
-            return processes
+            return processes  # gone meanwhile
         for name, _inode in children:
             try:
                 processes += self._processes(f"{where}/{name}")
@@ -319,7 +320,7 @@ class PodReader:
         """Ask the container's first process for its score, or since when it runs, or both."""
         # The lowest PID is the container's first process but for a wrap of the counter; others may have changed their
         # score themselves. 0 is a process outside our PID namespace.
-        first = min([int(pid) for pid in processes[:64] if pid.isdigit() and pid != b"0"], default=None)
+        first = min([pid for pid in map(count, processes[:64]) if pid], default=None)
         seen_at = now if before is None else before.seen_at
         if first is None:
             return ContainerFacts(None, None, seen_at, now)
@@ -418,15 +419,17 @@ class PodNames:
         self.containers: dict[str, str] = {}
         self.reason = ""
         """Why there are no names; empty when there are."""
+        self.missed = False
+        """Set by the reader of pods: some container has no name yet."""
         self._listed_for: frozenset[str] | None = None
         self._listed_at = 0.0
 
     def refresh(self, uids: frozenset[str], *, now: float) -> None:
         """Look again if these are other pods than last time, or names were missing some seconds ago."""
-        complete = uids <= self.pods.keys()
+        complete = uids <= self.pods.keys() and not self.missed
         if uids == self._listed_for and (complete or now - self._listed_at < _RENAME_S):
             return
-        self._listed_for, self._listed_at = uids, now
+        self._listed_for, self._listed_at, self.missed = uids, now, False
         try:
             self.pods = dict(filter(None, map(parse_log_directory, self._host.listdir(self._pods_dir))))
             self.reason = ""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import Note, Stall, StallScope
 from nodeagent.sampling.cgroup import Hierarchy, Kubepods
-from nodeagent.sampling.host import Unreadable
+from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
 from nodeagent.sampling.numbers import count, percent
 
@@ -26,17 +26,24 @@ class PsiLine(NamedTuple):
 
 def parse(data: bytes) -> tuple[PsiLine | None, PsiLine | None]:
     """(some, full); None for a line that is missing or malformed."""
-    found: dict[bytes, PsiLine] = {}
+    some = full = None
     for line in data.split(b"\n"):
-        words = line.split()
-        if len(words) < 2:
-            continue
-        pairs = dict(word.split(b"=", 1) for word in words[1:] if b"=" in word)
-        avg10, avg60 = percent(pairs.get(b"avg10", b"")), percent(pairs.get(b"avg60", b""))
-        total = count(pairs.get(b"total", b""))
-        if avg10 is not None and avg60 is not None and total is not None:
-            found[words[0]] = PsiLine(avg10, avg60, total)
-    return found.get(b"some"), found.get(b"full")
+        if line.startswith(b"some "):
+            some = _line(line)
+        elif line.startswith(b"full "):
+            full = _line(line)
+    return some, full
+
+
+def _line(line: bytes) -> PsiLine | None:
+    """`some avg10=0.00 avg60=0.00 avg300=0.00 total=0`; the order is the kernel's (kernel/sched/psi.c)."""
+    words = line.split()
+    if len(words) < 5 or not (words[1].startswith(b"avg10=") and words[2].startswith(b"avg60=")):
+        return None
+    if not words[4].startswith(b"total="):
+        return None
+    avg10, avg60, total = percent(words[1][6:]), percent(words[2][6:]), count(words[4][6:])
+    return None if avg10 is None or avg60 is None or total is None else PsiLine(avg10, avg60, total)
 
 
 def some_avg10(data: bytes) -> float | None:
@@ -49,8 +56,8 @@ StallFiles = tuple[tuple[StallScope, str, str], ...]
 """(scope, resource, path) of each pressure file."""
 
 
-def files(hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallFiles:
-    """Every pressure file of the node, the pods, and the system's services."""
+def files(host: Host, hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallFiles:
+    """The pressure files of the node, and those that exist of the pods and the system's services."""
     rows = [(StallScope.NODE, resource, f"/proc/pressure/{resource}") for resource in _RESOURCES]
     if hierarchy.unified is not None:
         scopes = [(StallScope.SYSTEM, _SYSTEM_SLICE)]
@@ -60,6 +67,7 @@ def files(hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallFiles:
             (scope, resource, f"{hierarchy.unified}{path}/{resource}.pressure")
             for scope, path in scopes
             for resource in _RESOURCES
+            if host.exists(f"{hierarchy.unified}{path}/{resource}.pressure")
         ]
     return tuple(rows)
 

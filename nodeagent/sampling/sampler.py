@@ -130,7 +130,7 @@ class Sampler:
         hierarchy = cgroup.detect(self._host)
         kubepods, missing = cgroup.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
         layout = filesystems.detect(self._host, self._config, self._statvfs)
-        files = pressure.files(hierarchy, kubepods)
+        files = pressure.files(self._host, hierarchy, kubepods)
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
             self._pod_reader = pods.PodReader(self._host, hierarchy, kubepods, self._kept) if kubepods else None
@@ -170,7 +170,10 @@ class Sampler:
             self._around = None
             return (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),)
         self._names.refresh(frozenset(cgroup.uid for cgroup in found), now=now)
-        return self._pod_reader.read(found, now=now, capacity=capacity, names=self._names.containers, fresh=fresh)
+        names = self._names.containers
+        usages, notes = self._pod_reader.read(found, now=now, capacity=capacity, names=names, fresh=fresh)
+        self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
+        return usages, notes
 
     def _join(
         self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot
