@@ -156,6 +156,7 @@ def _configuration(tmp_path: Path, kubepods: Kubepods, **changes: object) -> Pat
         "apiVersion": "nodeagent.io/v1alpha1",
         "kind": "NodeAgentConfiguration",
         "mode": "enforce",
+        "evictionHard": {},
         "evictionSoft": {"allocatableMemory.available": "300Mi"},
         "evictionSoftGracePeriod": {"allocatableMemory.available": "2s"},
         "evictionPressureTransitionPeriod": "2s",

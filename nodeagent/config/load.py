@@ -171,12 +171,13 @@ def _effective(values: dict[str, Any]) -> Eviction:
     """The maps as they apply. Takes their fields out of `values`."""
     fields = {field: values.pop(field) for field in Eviction._fields if field in values}
     eviction = Eviction(**fields)
-    if "eviction_hard" not in fields and "eviction_soft" not in fields:
-        return eviction._replace(
-            eviction_hard=built_in.EVICTION_HARD,
-            eviction_soft=built_in.EVICTION_SOFT,
-            eviction_soft_grace_period={**built_in.EVICTION_SOFT_GRACE_PERIOD, **eviction.eviction_soft_grace_period},
-        )
+    # As in a kubelet only evictionHard replaces the hard defaults. Soft ones, which a kubelet has none of, give way to
+    # either map, so that a pasted stanza means what it says.
+    if "eviction_hard" not in fields:
+        eviction = eviction._replace(eviction_hard=built_in.EVICTION_HARD)
+        if "eviction_soft" not in fields:
+            grace = {**built_in.EVICTION_SOFT_GRACE_PERIOD, **eviction.eviction_soft_grace_period}
+            eviction = eviction._replace(eviction_soft=built_in.EVICTION_SOFT, eviction_soft_grace_period=grace)
     if eviction.merge_default_eviction_settings:
         eviction = eviction._replace(eviction_hard={**built_in.EVICTION_HARD, **eviction.eviction_hard})
     return eviction

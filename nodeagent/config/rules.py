@@ -113,9 +113,9 @@ def _nothing_to_do(config: Config, eviction: Eviction) -> _Findings:
         yield "evictionHard", "there is no threshold at all: nothing will ever be evicted", ""
     elif not any(threshold.hard for threshold in config.thresholds) and not eviction.eviction_hard:
         yield (
-            "evictionSoft",
-            "there is no hard threshold: setting evictionSoft drops the built-in ones",
-            "set mergeDefaultEvictionSettings: true to keep them",
+            "evictionHard",
+            "there is no hard threshold: an empty evictionHard drops the built-in ones",
+            "remove the key, or set mergeDefaultEvictionSettings: true, to keep them",
         )
 
 

@@ -321,8 +321,8 @@ class Eviction(NamedTuple):
 
     eviction_hard: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
     """Thresholds that act at once: a quantity (`200Mi`) or a percentage of the capacity (`12%`) of what must stay
-    available. Setting this or evictionSoft drops the built-in thresholds of both maps. `0%` and `100%` switch a signal
-    off."""
+    available. Setting this drops the built-in hard and soft thresholds; setting only evictionSoft drops the soft ones.
+    `0%` and `100%` switch a signal off."""
     eviction_soft: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
     """Thresholds that act when they were met for their grace period."""
     eviction_soft_grace_period: Annotated[Mapping[Signal, float], ANY_DURATION] = {}

@@ -175,11 +175,15 @@ def test_setting_hard_thresholds_drops_the_built_in_ones_of_both_maps() -> None:
     assert loaded.config.thresholds == (Threshold(Signal.MEMORY, Amount(500 * MIB, None, "500Mi")),)
 
 
-def test_setting_soft_thresholds_drops_the_built_in_ones_of_both_maps_with_a_warning() -> None:
+def test_setting_soft_thresholds_drops_the_built_in_soft_ones_and_keeps_the_hard_ones_as_a_kubelet_does() -> None:
     loaded = read("evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 1m}")
-    assert levels(loaded, hard=True) == {}
+    assert levels(loaded, hard=True) == levels(load.defaults(), hard=True)
     assert levels(loaded, hard=False) == {"memory.available": "1Gi"}
-    assert "no hard threshold" in str(loaded.warnings[0])
+
+
+def test_no_hard_threshold_beside_soft_ones_is_a_warning() -> None:
+    soft = "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 1m}"
+    assert "no hard threshold" in str(read("evictionHard: {}\n" + soft).warnings[0])
 
 
 def test_an_empty_map_drops_them_too_with_a_warning() -> None:
@@ -219,7 +223,8 @@ def test_a_dropped_soft_threshold_needs_no_grace() -> None:
 
 
 def test_a_soft_threshold_without_grace_time_is_a_hard_one() -> None:
-    loaded = read("evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 0s}")
+    soft = "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 0s}"
+    loaded = read("evictionHard: {}\n" + soft)
     assert levels(loaded, hard=True) == {"memory.available": "1Gi"}
 
 
