@@ -336,7 +336,7 @@ def test_a_held_condition_is_released_within_the_longest_hold(
         last = node.memory(now, state)
     assume(steps)
     assume(last.status is TRUE)
-    longest = max(300.0 * (1 + damping.jitter), damping.max_hold_s, 3600.0)
+    longest = max(300.0 * (1 + damping.jitter), damping.max_hold_s, 3600.0) + 1e-6
     assert node.memory(now + longest, SignalState.OK).status is FALSE
 
 
