@@ -50,6 +50,7 @@ SHAPES = [
     ((init(30, SIDECAR), init(120), regular(100)), 150),  # the init container runs beside the sidecar
     ((init(120), init(30, SIDECAR), regular(10)), 120),  # this one ran before it
     ((init(30, SIDECAR), init(40, SIDECAR), regular(10)), 80),
+    ((init(100), init(30, SIDECAR), init(90), regular(10)), 120),  # smaller than the first, but beside the sidecar
 ]
 
 
