@@ -562,6 +562,7 @@ class ApiServer:
             end_of_initial=initial,
             bookmarks=request.query.get("allowWatchBookmarks") in ("1", "true"),
             until=time.monotonic() + float(request.query.get("timeoutSeconds", 1800)),
+            generation=self._watches,
         )
 
     def _events(
@@ -574,6 +575,7 @@ class ApiServer:
         end_of_initial: bool,
         bookmarks: bool,
         until: float,
+        generation: int,
     ) -> Iterator[bytes | None]:
         def event(kind: str, entry: Json) -> bytes:
             body = {"kind": target.kind, "apiVersion": target.api_version, **entry}
@@ -592,7 +594,6 @@ class ApiServer:
             yield json.dumps({"type": "ERROR", "object": status}, separators=(",", ":")).encode() + b"\n"
             return
         with self._changed:
-            generation = self._watches
             present = list(self.store[target.resource].values()) if initial else []
         for entry in present:
             if wanted(entry) and target.namespace in ("", entry["metadata"].get("namespace", "")):

@@ -182,6 +182,7 @@ class NodeConditions:
                     now = self._clock()
                     patch = self._due(now) if now >= self._not_before else []
                     if patch:
+                        self._claim(patch)
                         break
                     self._changed.wait(self._idle_s(now))
                 if self._stopping:
@@ -191,6 +192,7 @@ class NodeConditions:
             except ApiError as error:
                 with self._changed:
                     self.reason = error.message
+                    self._asserted.difference_update(write.type for write in patch)
                     wait_s = self._backoff.failed(error.retry_after_s)
                     self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
             else:
@@ -289,6 +291,13 @@ class NodeConditions:
         )
         self._node.learn(answer.body)
 
+    def _claim(self, patch: list["_Write"]) -> None:
+        """What is about to be set True is ours from now on: should the answer get lost, it can still be cleared."""
+        for write in patch:
+            if write.status == "True" and not write.type.startswith(OWN_PREFIX):
+                self._asserted.add(write.type)
+                self._written[write.type] = OwnedCondition(write.type, write.reason, write.message)
+
     def _done(self, patch: list["_Write"]) -> None:
         self.reason = ""
         self._backoff.succeeded()
@@ -297,12 +306,7 @@ class NodeConditions:
             self._schedule_heartbeat(now)
         for write in patch:
             self._written_at[write.type] = now
-            if write.type.startswith(OWN_PREFIX):
-                continue
-            if write.status == "True":
-                self._asserted.add(write.type)
-                self._written[write.type] = OwnedCondition(write.type, write.reason, write.message)
-            else:
+            if write.status != "True":
                 self._written.pop(write.type, None)
         self._measure()
 

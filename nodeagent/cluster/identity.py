@@ -71,19 +71,14 @@ def resolve(
     cannot be sure, `ApiError` when the API server could not be asked.
     """
     user = _whoami(transport)
-    if user.startswith(_NODE_USER) and user != _NODE_USER + guess.name and guess.source != "hostname":
-        raise IdentityError(
-            f"{guess.source} says {guess.name}, but the credentials belong to {user.removeprefix(_NODE_USER)}; "
-            "use this node's own credentials or correct the name"
-        )
+    mine = addresses or host_addresses
     if user.startswith(_NODE_USER):
-        # The credentials name the node; they cannot list others, and need not.
-        return Identity(user.removeprefix(_NODE_USER), guess.source, user)
+        return _by_credentials(transport, guess, user, mine)
     if _exists(transport, guess.name):
         return guess._replace(user=user)
     if guess.source != "hostname":
         raise IdentityError(f"{guess.source} says {guess.name}, but there is no such Node; correct the name")
-    return _by_address(transport, guess.name, set(addresses() if addresses else host_addresses()))._replace(user=user)
+    return _by_address(transport, guess.name, set(mine()))._replace(user=user)
 
 
 def host_addresses() -> tuple[str, ...]:
@@ -118,6 +113,26 @@ def _whoami(transport: "Transport") -> str:
         return msgspec.json.decode(answer.body, type=SelfSubjectReview).status.user_info.username
     except msgspec.DecodeError:
         return ""
+
+
+def _by_credentials(transport: "Transport", guess: Identity, user: str, mine: Callable[[], Iterable[str]]) -> Identity:
+    """Node credentials name one node; a copy of them on another machine must not act on it."""
+    import msgspec
+
+    from nodeagent.cluster.objects import NodeObject
+
+    owner = user.removeprefix(_NODE_USER)
+    if owner == guess.name:
+        return guess._replace(user=user)
+    if guess.source == "hostname":
+        # A node may be called otherwise than its host, as in some clouds; then its addresses are still this host's.
+        node = msgspec.json.decode(transport.request("GET", f"/api/v1/nodes/{owner}").body, type=NodeObject)
+        if shared := {a.address for a in node.status.addresses or () if a.type == "InternalIP"} & set(mine()):
+            return Identity(owner, f"addresses {', '.join(sorted(shared))}", user)
+    raise IdentityError(
+        f"{guess.source} says {guess.name}, but the credentials belong to {owner}; "
+        "use this node's own credentials or correct the name"
+    )
 
 
 def _exists(transport: "Transport", name: str) -> bool:

@@ -34,7 +34,6 @@ class Official(NamedTuple):
     """`kubernetes.config.incluster_config.InClusterConfigLoader`."""
     load_kube_config: Any
     """`kubernetes.config.kube_config.load_kube_config`; None when it was not asked for."""
-    config_exception: Any
     light: bool
     """The parent packages were not executed."""
 
@@ -72,7 +71,6 @@ def _collect(*, kubeconfig: bool, light: bool) -> Official:
         rest_client=rest.RESTClientObject,
         in_cluster_loader=in_cluster.InClusterConfigLoader,
         load_kube_config=kube_config.load_kube_config if kube_config else None,
-        config_exception=importlib.import_module("kubernetes.config.config_exception").ConfigException,
         light=light,
     )
 

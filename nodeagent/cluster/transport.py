@@ -400,7 +400,10 @@ class Transport:
         try:
             _within(EXEC_PLUGIN_TIMEOUT_S, lambda: self._fill(configuration))
             authorization = _authorization(configuration)
-        except (self._official.config_exception, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except CredentialsError:
+            raise
+        except Exception as error:
+            # The package lets out whatever its YAML, JSON and subprocess calls raise; all of it means the same here.
             raise CredentialsError(f"{self.credentials.source.value}: {error}") from error
         if self._runs_plugin and authorization is None and not configuration.cert_file:
             raise CredentialsError(
@@ -516,6 +519,12 @@ def _closed_by_peer(error: ProtocolError) -> bool:
 
 
 def _read_all(response: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
+    if "Content-Length" not in response.headers and "Transfer-Encoding" not in response.headers:
+        response.close()
+        if response.status not in (204, 304):
+            # Headers that broke off look like this. The API server always says how long an answer is.
+            raise ApiError(OutcomeKind.TIMED_OUT, "the connection broke before the answer was complete")
+        return b""
     content = bytearray()
     try:
         while chunk := response.read1(_CHUNK, decode_content=False):

@@ -1,0 +1,62 @@
+"""The official package is loaded in parts, and whole where that does not work."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kubeconfig", [False, True])
+def test_the_installed_version_loads_without_its_parent_packages(kubeconfig: bool) -> None:
+    run(
+        "import sys\n"
+        "from nodeagent.cluster import official\n"
+        f"parts = official.load(kubeconfig={kubeconfig})\n"
+        "assert parts.light\n"
+        "heavy = {'kubernetes', 'kubernetes.client', 'pydantic', 'websocket', 'oauthlib', 'requests'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "parts.rest_client(parts.configuration()).pool_manager\n"
+        f"assert (parts.load_kube_config is not None) == {kubeconfig}\n"
+    )
+
+
+def test_the_whole_package_can_still_be_imported_afterwards() -> None:
+    run(
+        "from nodeagent.cluster import official\n"
+        "parts = official.load(kubeconfig=True)\n"
+        "import kubernetes\n"
+        "from kubernetes import client, config\n"
+        "assert client.CoreV1Api and config.load_kube_config\n"
+        "assert client.Configuration is parts.configuration\n"
+    )
+
+
+def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
+    # A finder that hides one submodule as long as the parent is a bare module: as if a release had moved it.
+    run(
+        "import sys\n"
+        "from nodeagent.cluster import official\n"
+        "class Moved:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        parent = sys.modules.get('kubernetes')\n"
+        "        if name == 'kubernetes.client.rest' and not hasattr(parent, '__file__'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Moved())\n"
+        "parts = official.load(kubeconfig=True)\n"
+        "assert not parts.light\n"
+        "assert parts.load_kube_config and parts.rest_client\n"
+    )
+
+
+def test_the_package_is_taken_whole_when_someone_has_it_already() -> None:
+    run(
+        "import kubernetes\n"
+        "from nodeagent.cluster import official\n"
+        "parts = official.load(kubeconfig=False)\n"
+        "assert not parts.light\n"
+        "assert parts.configuration is kubernetes.client.Configuration\n"
+    )

@@ -1,0 +1,373 @@
+"""Requests have bounds, failures have names, and credentials are renewed."""
+
+import json
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.credentials import Credentials, CredentialSource, find_credentials
+from nodeagent.cluster.transport import ApiError, CredentialsError, Transport, connect, error_of
+from nodeagent.model import OutcomeKind
+from tests.apiserver import AGENT, ApiServer
+from tests.rawserver import CHUNKED, RawServer, chunk, read_request, response
+
+RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+
+
+def transport_to(server: ApiServer | RawServer, tmp_path: Path, *, timeout_s: float = 5.0) -> Transport:
+    path = server.kubeconfig(tmp_path / "kubeconfig")
+    return connect(find_credentials(str(path)), request_timeout_s=timeout_s)
+
+
+def failure(call: Callable[[], object]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        call()
+    return caught.value
+
+
+# --- what answers mean -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "retry_after_s"),
+    [
+        ("eviction-pdb-429", OutcomeKind.BLOCKED_BY_BUDGET, None),
+        ("eviction-pdb-429-not-observed", OutcomeKind.BLOCKED_BY_BUDGET, 10.0),
+        ("apf-429-eviction", OutcomeKind.THROTTLED, 2.0),
+        ("eviction-two-pdbs-500", OutcomeKind.BUDGET_CONFLICT, None),
+        ("eviction-404", OutcomeKind.GONE, None),
+        ("eviction-uid-mismatch-409", OutcomeKind.REPLACED, None),
+        ("eviction-rv-mismatch-409", OutcomeKind.REPLACED, None),
+        ("eviction-name-mismatch-400", OutcomeKind.INVALID, None),
+        ("eviction-badjson-400", OutcomeKind.INVALID, None),
+        ("eviction-403", OutcomeKind.FORBIDDEN, None),
+        ("unauthorized-401", OutcomeKind.UNAUTHORIZED, None),
+        ("list-pods-rv-future", OutcomeKind.SERVER_ERROR, 1.0),
+        ("node-status-patch-missing-type", OutcomeKind.SERVER_ERROR, None),
+        ("node-status-patch-422", OutcomeKind.INVALID, None),
+    ],
+)
+def test_each_recorded_refusal_has_its_own_meaning(name: str, kind: OutcomeKind, retry_after_s: float | None) -> None:
+    recorded = json.loads((RECORDINGS / f"{name}.json").read_text())["response"]
+    error = error_of(recorded["status"], dict(recorded["headers"]), recorded["body"].encode())
+    assert (error.kind, error.retry_after_s, error.status) == (kind, retry_after_s, recorded["status"])
+    assert error.message
+
+
+def test_a_refused_budget_says_which_and_why() -> None:
+    recorded = json.loads((RECORDINGS / "eviction-pdb-429.json").read_text())["response"]
+    assert "pdb-hog needs 2 healthy pods" in error_of(429, {}, recorded["body"].encode()).message
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[1]", b'{"message": 3}', b'{"message":"m","details":[]}', b"{"])
+def test_a_body_that_is_no_status_still_makes_an_error(body: bytes) -> None:
+    assert error_of(429, {}, body).kind is OutcomeKind.THROTTLED
+    assert error_of(503, {"Retry-After": "Fri, 20 Nov 2026 23:16:51 GMT"}, body).retry_after_s is None
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: None) as server:
+        transport = transport_to(server, tmp_path)
+    assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNREACHABLE
+
+
+def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: server.over.wait()) as server:
+        transport = transport_to(server, tmp_path, timeout_s=0.3)
+        began = time.monotonic()
+        assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("what", ["headers", "body"])
+def test_a_server_that_drips_bytes_cannot_outlast_the_deadline(tmp_path: Path, what: str) -> None:
+    def drip(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        if what == "body":
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        else:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+        while not server.over.wait(0.05):
+            connection.sendall(b"x")
+
+    with RawServer(drip) as server:
+        transport = transport_to(server, tmp_path, timeout_s=0.5)
+        began = time.monotonic()
+        assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
+        assert time.monotonic() - began < 2
+
+
+def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
+    sent = [0]
+
+    def flood(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5368709120\r\n\r\n")
+        while True:
+            sent[0] += connection.send(bytes(1 << 16))
+
+    with RawServer(flood) as server:
+        transport = transport_to(server, tmp_path)
+        error = failure(lambda: transport.request("GET", "/api/v1/pods", max_bytes=1 << 20))
+    assert error.kind is OutcomeKind.SERVER_ERROR
+    assert "larger than 1 MiB" in error.message
+    assert sent[0] < 32 << 20
+
+
+def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
+    def flood(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED)
+        while True:
+            connection.sendall(chunk(b"x" * (1 << 16)))
+
+    with RawServer(flood) as server, transport_to(server, tmp_path).stream("/w", idle_s=5, total_s=30) as stream:
+        assert "larger than" in failure(lambda: list(stream.lines())).message
+
+
+@pytest.mark.parametrize("garbage", [b"\0\1\2\3\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
+def test_garbage_instead_of_http_is_a_broken_connection(tmp_path: Path, garbage: bytes) -> None:
+    def spit(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(garbage)
+
+    with RawServer(spit) as server:
+        transport = transport_to(server, tmp_path)
+        assert failure(lambda: transport.request("GET", "/x")).kind is OutcomeKind.TIMED_OUT
+
+
+def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
+    def cut(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(response(b"{}" * 50)[:-20])
+
+    with RawServer(cut) as server:
+        transport = transport_to(server, tmp_path)
+        assert failure(lambda: transport.request("GET", "/x")).kind is OutcomeKind.TIMED_OUT
+
+
+def test_a_redirect_is_not_followed_with_our_token(tmp_path: Path) -> None:
+    def redirect(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(response(b"", status="302 Found", headers=b"Location: http://127.0.0.1:1/\r\n"))
+
+    with RawServer(redirect) as server:
+        assert transport_to(server, tmp_path).request("GET", "/x").status == 302
+        assert server.connections == 1
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_lines_arrive_as_they_are_sent_whatever_the_chunks(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED + chunk(b"one\ntw") + chunk(b"o\n\nthree\n") + chunk(b"unfinished") + chunk(b""))
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=5, total_s=30) as stream:
+        assert list(stream.lines()) == [b"one", b"two", b"three"]
+
+
+def test_a_silent_stream_is_noticed(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED + chunk(b"one\n"))
+        server.over.wait()
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=0.2, total_s=30) as stream:
+        lines = stream.lines()
+        assert next(lines) == b"one"
+        assert failure(lambda: next(lines)).kind is OutcomeKind.TIMED_OUT
+
+
+def test_a_stream_that_drips_without_end_is_ended(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED)
+        while not server.over.wait(0.05):
+            connection.sendall(chunk(b"x"))
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=5, total_s=0.4) as stream:
+        began = time.monotonic()
+        assert failure(lambda: list(stream.lines())).kind is OutcomeKind.TIMED_OUT
+        assert time.monotonic() - began < 3
+
+
+def test_a_stream_can_be_aborted_from_another_thread(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED + chunk(b"one\n"))
+        server.over.wait()
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=30, total_s=30) as stream:
+        lines = stream.lines()
+        assert next(lines) == b"one"
+        threading.Timer(0.1, stream.abort).start()
+        assert list(lines) == []
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_connections_are_kept_open_and_warming_opens_as_many_as_asked(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        transport = transport_to(api, tmp_path)
+        for _ in range(5):
+            transport.request("GET", "/version")
+        assert len({r.connection for r in api.requests}) == 1
+        assert transport.warm(4) == 4
+        assert len({r.connection for r in api.requests}) == 4
+
+
+def test_a_kept_connection_that_the_server_closed_costs_one_new_one_and_no_failure(tmp_path: Path) -> None:
+    closed = threading.Event()
+
+    def one_each(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(response(b"{}"))
+        if number == 1:
+            # The next request arrives, and is not answered any more.
+            read_request(connection)
+            closed.set()
+
+    with RawServer(one_each) as server:
+        transport = transport_to(server, tmp_path)
+        assert transport.request("GET", "/a").status == 200
+        assert transport.request("POST", "/b", body=b"{}").status == 200
+        assert closed.is_set()
+        assert server.connections == 2
+
+
+def test_a_server_that_closes_every_connection_is_asked_only_twice(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: read_request(connection)) as server:
+        transport = transport_to(server, tmp_path)
+        assert failure(lambda: transport.request("POST", "/a", body=b"{}")).kind is OutcomeKind.TIMED_OUT
+        assert server.connections == 2
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rotated_token_is_read_again_after_a_401(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        transport = transport_to(api, tmp_path)
+        transport.request("GET", "/version")
+        api.tokens = {"second": AGENT}
+        api.kubeconfig(tmp_path / "kubeconfig", token="second")
+        assert transport.request("GET", "/version").status == 200
+        assert [r.headers["authorization"] for r in api.requests][-1] == "Bearer second"
+
+
+def test_a_token_that_stays_wrong_is_refused_without_hammering(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        transport = transport_to(api, tmp_path)
+        api.tokens = {}
+        for _ in range(5):
+            assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+        assert len(api.requests) == 5
+
+
+def test_a_token_file_is_read_again_every_minute_and_its_newline_stays_out(tmp_path: Path) -> None:
+    now = [0.0]
+    token = tmp_path / "token"
+    token.write_text("agent-token\n")
+    with ApiServer() as api:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        config = json.loads(path.read_text())
+        config["users"][0]["user"] = {"tokenFile": str(token)}
+        path.write_text(json.dumps(config))
+        transport = Transport(find_credentials(str(path)), request_timeout_s=5, clock=lambda: now[0])
+        transport.request("GET", "/version")
+        api.tokens["rotated"] = AGENT
+        token.write_text("rotated\n")
+        transport.request("GET", "/version")
+        now[0] = 61.0
+        transport.request("GET", "/version")
+        seen = [r.headers["authorization"] for r in api.requests]
+        assert seen == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
+
+
+def test_a_token_file_caught_while_it_is_replaced_does_no_harm(tmp_path: Path) -> None:
+    now = [0.0]
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        config = json.loads(path.read_text())
+        config["users"][0]["user"] = {"tokenFile": str(token)}
+        path.write_text(json.dumps(config))
+        transport = Transport(find_credentials(str(path)), request_timeout_s=5, clock=lambda: now[0])
+        token.unlink()
+        now[0] = 61.0
+        assert transport.request("GET", "/version").status == 200
+
+
+def plugin(tmp_path: Path, body: str) -> Path:
+    script = tmp_path / "plugin"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+def with_plugin(api: ApiServer, tmp_path: Path, script: Path) -> Credentials:
+    path = api.kubeconfig(tmp_path / "kubeconfig")
+    config = json.loads(path.read_text())
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script), "interactiveMode": "Never"}
+    config["users"][0]["user"] = {"exec": run}
+    path.write_text(json.dumps(config))
+    return find_credentials(str(path))
+
+
+def test_an_exec_plugin_gives_the_token_and_runs_again_only_after_a_401(tmp_path: Path) -> None:
+    answer = '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}'
+    script = plugin(tmp_path, f"echo x >> {tmp_path}/runs; printf '{answer}' \"$(cat {tmp_path}/token)\"")
+    (tmp_path / "token").write_text("agent-token")
+    with ApiServer() as api:
+        transport = connect(with_plugin(api, tmp_path, script))
+        for _ in range(3):
+            transport.request("GET", "/version")
+        assert (tmp_path / "runs").read_text() == "x\n"
+        api.tokens = {"second": AGENT}
+        (tmp_path / "token").write_text("second")
+        assert transport.request("GET", "/version").status == 200
+        assert (tmp_path / "runs").read_text() == "x\nx\n"
+
+
+def test_an_exec_plugin_that_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with ApiServer() as api, pytest.raises(CredentialsError, match="exec plugin"):
+        connect(with_plugin(api, tmp_path, plugin(tmp_path, "exit 1")))
+
+
+@pytest.mark.parametrize("text", ["", "{", "current-context: x\n", "- 1\n", "current-context: 3\nclusters: 7\n"])
+def test_a_broken_kubeconfig_is_a_credentials_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(CredentialsError):
+        connect(find_credentials(str(path)))
+
+
+def test_a_service_account_is_used_as_the_official_package_does(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("projected\n")
+    (tmp_path / "ca.crt").write_text("not read before a connection is made")
+    credentials = Credentials(
+        CredentialSource.SERVICE_ACCOUNT, service_account_dir=str(tmp_path), server="10.96.0.1:443"
+    )
+    transport = connect(credentials)
+    assert transport.server == "https://10.96.0.1:443"
+    assert transport.light
+
+
+def test_the_whole_package_serves_as_well_as_its_parts(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        transport = connect(find_credentials(str(path)), light=False)
+        assert not transport.light
+        assert transport.request("GET", "/version").status == 200
