@@ -107,6 +107,24 @@ class OnFutile(enum.StrEnum):
     EVICT = "evict"
 
 
+class Brake(enum.StrEnum):
+    """How a victim is held until it goes."""
+
+    NONE = "none"
+    THROTTLE = "throttle"
+    FREEZE = "freeze"
+
+
+class HardKill(enum.StrEnum):
+    NONE = "none"
+    CGROUP = "cgroup"
+
+
+class LastResort(enum.StrEnum):
+    NONE = "none"
+    CGROUP_KILL = "cgroupKill"
+
+
 class RankingKey(enum.StrEnum):
     QOS = "qos"
     EXCEEDS_REQUEST = "exceedsRequest"
@@ -219,6 +237,8 @@ class Budgets(NamedTuple):
     """Evictions of one owner's pods (Deployment's ReplicaSet, StatefulSet, Job)."""
     signal: Bucket = Bucket(5, 30.0)
     """Evictions for one signal."""
+    last_resort: Bucket = Bucket(1, 6.0)
+    """Kills of `escalation.lastResort`."""
     owner_backoff_s: Annotated[float, ANY_DURATION] = 60.0
     """After an eviction its owner's other pods are spared this long; doubled each time."""
     owner_backoff_max_s: Annotated[float, ANY_DURATION] = 1800.0
@@ -233,6 +253,19 @@ class Escalation(NamedTuple):
     `delete` it."""
     shorten_terminating: bool = True
     """Hard tier: shorten the grace of a terminating pod that holds what is missing."""
+    brake: Brake = Brake.NONE
+    """Hard tier: hold a victim by its cgroup from the decision until it is gone, so that it cannot outrun the API.
+    `throttle` sets memory.high to what it uses (cgroup v2, memory only), `freeze` stops all its processes."""
+    brake_deadline_s: Annotated[float, Range(0.1, 600)] = 10.0
+    """A held victim is let go after this, whatever happened."""
+    hard_kill: HardKill = HardKill.NONE
+    """Hard tier: `cgroup` ends a victim's processes at once when the API has accepted its eviction; its grace is not
+    waited for."""
+    last_resort: LastResort = LastResort.NONE
+    """Hard tier: `cgroupKill` ends a victim's processes through its cgroup when the API server has been out of reach
+    for `lastResortAfter`."""
+    last_resort_after_s: Annotated[float, Range(1, LONGEST_S)] = 30.0
+    """How long the API server must have been out of reach."""
 
 
 class Conditions(NamedTuple):
@@ -243,6 +276,24 @@ class Conditions(NamedTuple):
     """Publish NodeAgentMemoryPressure, NodeAgentDiskPressure and NodeAgentPIDPressure, which no kubelet touches."""
     heartbeat_s: Annotated[float, Range(1, LONGEST_S)] = 300.0
     """How often unchanged conditions are written again."""
+    fence: bool = True
+    """Put up a NoSchedule taint of our own (`nodeagent.io/memory-pressure` and its sisters) before the first eviction,
+    and take it down with the condition. Node credentials may not; then only the conditions speak."""
+
+
+class Fleet(NamedTuple):
+    max_concurrent_evictions: Annotated[int, Range(0, 1000)] = 0
+    """Soft tier: before evicting take one of this many Leases of the node's zone, so that one bad release cannot make
+    all nodes evict at once. 0 switches it off; hard evictions never wait for it."""
+    lease_namespace: Annotated[str, DNS_LABEL] = "nodeagent"
+    """Where the Leases are."""
+    lease_duration_s: Annotated[float, Range(1, 3600)] = 60.0
+    """How long one is held; an agent that died gives it back by not renewing it."""
+
+
+class Metrics(NamedTuple):
+    address: Annotated[str, Shape(r"([^\s/]*:[0-9]{1,5})?", "`host:port`, `:port`, or empty")] = ""
+    """Where /metrics, /healthz and /readyz are served, `127.0.0.1:9655`; empty: nowhere."""
 
 
 class Sampling(NamedTuple):
@@ -387,6 +438,10 @@ class Config(NamedTuple):
     """What the hard tier may do that the soft one may not."""
     conditions: Conditions = Conditions()
     """Which node conditions are published."""
+    fleet: Fleet = Fleet()
+    """What agents of different nodes agree on."""
+    metrics: Metrics = Metrics()
+    """What can be scraped and probed."""
     sampling: Sampling = Sampling()
     """What is read on the node, where and how often."""
     cluster: Cluster = Cluster()
