@@ -13,6 +13,7 @@ state was lost (`spent_at`), was empty at that instant. A clock that ran backwar
 never does so within one): the bucket counts as spent, from now on.
 """
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -96,7 +97,7 @@ def bucket_of(key: str, budgets: Budgets) -> Bucket:
 def refilled(level: Level, bucket: Bucket, *, now: float) -> Level:
     """The bucket at `now`. Whole tokens only; the fraction stays in `since`."""
     elapsed = now - level.since
-    if not elapsed >= 0:  # backwards, or not a number
+    if not 0 <= elapsed < math.inf:  # backwards, or not a number
         return Level(0, now)
     if bucket.per_hour <= 0:
         return Level(min(level.tokens, bucket.burst), level.since)

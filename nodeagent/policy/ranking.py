@@ -346,7 +346,7 @@ _TEXTS: Final[Mapping[str, Callable[[_Told], str]]] = {
     RankingKey.POD_DELETION_COST: lambda told: f"deletion cost {told.value:.0f}",
     RankingKey.AGE: lambda told: f"started {told.value:.0f}s ago",
     RankingKey.DUPLICATE_ON_NODE: lambda told: "has a sibling here" if told.value == 0.0 else "no sibling here",
-    RankingKey.RESTART_COUNT: lambda told: f"{-told.value:.0f} restarts",
+    RankingKey.RESTART_COUNT: lambda told: f"{abs(told.value):.0f} restarts",
     WISH: lambda told: ("asks to go first", "no wish", "asks to go last")[int(told.value) + 1],
     PROJECTED_USAGE: lambda told: f"{figure(int(-told.value), told.unit)} in {PROJECTION_S:.0f}s at its growth",
 }
