@@ -6,6 +6,7 @@ layers (containerfs) lie with the images, unless CRI-O is told to keep images el
 layout. Where no runtime is found imagefs is unknown, and says so.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -50,8 +51,8 @@ class Layout(NamedTuple):
 
 def detect(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
     """The layout now. Never raises."""
-    nodefs, remark = _kubelet_dir(host, config)
-    store, note = find_store(host, config)
+    nodefs, remark = _kubelet_dir(config, statvfs)
+    store, note = find_store(host, config, statvfs)
     if store is None:
         return Layout(DiskLayout.UNKNOWN, nodefs, None, note, remark)
     note = "; ".join(filter(None, (remark, note)))
@@ -67,11 +68,11 @@ def detect(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
     return Layout(kind, nodefs, store, "", note)
 
 
-def _kubelet_dir(host: Host, config: Sampling) -> tuple[str, str]:
+def _kubelet_dir(config: Sampling, statvfs: Statvfs) -> tuple[str, str]:
     """(the directory whose file system is nodefs, a remark). Without a kubelet's directory it is the nearest one above:
     where a kubelet would make it."""
     place = config.kubelet_dir
-    while place != "/" and not host.exists(place):
+    while place != "/" and not _is_there(place, statvfs):
         place = os.path.dirname(place)
     remark = (
         "" if place == config.kubelet_dir else f"no {config.kubelet_dir} here: nodefs is where it would be, {place}"
@@ -79,11 +80,23 @@ def _kubelet_dir(host: Host, config: Sampling) -> tuple[str, str]:
     return place, remark
 
 
-def find_store(host: Host, config: Sampling) -> tuple[ImageStore | None, str]:
+def _is_there(path: str, statvfs: Statvfs) -> bool:
+    """Whether a directory exists, asked by the one call that has a deadline: a dead mount is there, it only does not
+    answer."""
+    try:
+        statvfs(path)
+    except Unreadable as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    return True
+
+
+def find_store(host: Host, config: Sampling, statvfs: Statvfs) -> tuple[ImageStore | None, str]:
     """(the image store, a remark on the choice) or (None, why there is none)."""
     if config.image_dir:
         return ImageStore("configured", config.image_dir, config.image_dir), ""
-    stores = [store for store in (_containerd(host), _crio(host), _docker(host)) if store is not None]
+    stores = [
+        store for store in (_containerd(host, statvfs), _crio(host, statvfs), _docker(statvfs)) if store is not None
+    ]
     if not stores:
         looked = f"{_CONTAINERD_ROOT}, {_STORAGE_ROOT}, {_DOCKER_ROOT}"
         return None, f"no container runtime on this machine (no {looked}); set sampling.imageDir if there is one"
@@ -96,16 +109,16 @@ def find_store(host: Host, config: Sampling) -> tuple[ImageStore | None, str]:
     return best, f"several container runtimes: {names}; taking {best.runtime}, {why}"
 
 
-def _containerd(host: Host) -> ImageStore | None:
+def _containerd(host: Host, statvfs: Statvfs) -> ImageStore | None:
     root = _configured(host, _CONTAINERD_CONFIG, "", "root") or _CONTAINERD_ROOT
-    if not host.exists(root):
+    if not _is_there(root, statvfs):
         return None
     snapshots = f"{root}/io.containerd.snapshotter.v1.overlayfs"
-    place = snapshots if host.exists(snapshots) else root
+    place = snapshots if _is_there(snapshots, statvfs) else root
     return ImageStore("containerd", place, place)
 
 
-def _crio(host: Host) -> ImageStore | None:
+def _crio(host: Host, statvfs: Statvfs) -> ImageStore | None:
     """CRI-O's own settings win over the ones of containers/storage; later drop-ins over earlier ones."""
     root, images = None, None
     for path, section, root_key in (
@@ -116,13 +129,13 @@ def _crio(host: Host) -> ImageStore | None:
         root = _configured(host, path, section, root_key) or root
         images = _configured(host, path, section, "imagestore") or images
     root = root or _STORAGE_ROOT
-    if not host.exists(root):
+    if not _is_there(root, statvfs):
         return None
     return ImageStore("cri-o", images or root, root)
 
 
-def _docker(host: Host) -> ImageStore | None:
-    return ImageStore("docker", _DOCKER_ROOT, _DOCKER_ROOT) if host.exists(_DOCKER_ROOT) else None
+def _docker(statvfs: Statvfs) -> ImageStore | None:
+    return ImageStore("docker", _DOCKER_ROOT, _DOCKER_ROOT) if _is_there(_DOCKER_ROOT, statvfs) else None
 
 
 def _dropins(host: Host) -> list[str]:

@@ -312,6 +312,8 @@ class RecordedHost(Host):
             self._load_statvfs()
         except (OSError, ValueError) as error:
             raise Unreadable(path, 0, f"listing/statvfs.json: {error}") from error
+        if not self.exists(path):
+            raise Unreadable(path, errno.ENOENT, os.strerror(errno.ENOENT))
         mounts = self.mounts()
         known = path
         while known not in self._statvfs:

@@ -156,6 +156,30 @@ class PodReader:
         self._last = known
         return tuple([pod.usage for pod in known.values()]), tuple(notes)
 
+    def with_container_memory(self, usage: PodUsage) -> PodUsage:
+        """`usage` with the working set of each of its containers, read now; None for those that are gone."""
+        files = self._hierarchy.memory_files
+        place = f"{self._hierarchy.memory}{usage.cgroup}"
+        try:
+            names = self._host.listdir(place)
+        except Unreadable:
+            return usage
+        sets: dict[str, int | None] = {}
+        for name in names:
+            identity = container_id(name)
+            if identity is None:
+                continue
+            where = f"{place}/{name}"
+            try:
+                used, stat = self._host.read(f"{where}/{files.usage}"), self._host.read(f"{where}/{files.stat}")
+            except Unreadable:
+                continue
+            sets[identity] = files.numbers(used, stat).working_set
+        known = (
+            container._replace(memory_working_set=sets.get(container.container_id)) for container in usage.containers
+        )
+        return usage._replace(containers=tuple(known))
+
     def _forget(self, keys: Iterable[tuple[str, int]]) -> None:
         for key in keys:
             known = self._last.pop(key)

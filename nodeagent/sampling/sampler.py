@@ -88,6 +88,15 @@ class Sampler:
         """Look at the next sample where everything is: after a mount, a cgroup root or a runtime changed."""
         self._around = None
 
+    def surroundings(self) -> Surroundings:
+        """Where the controllers, the pods and the disks are, as the samples see them."""
+        return self._surroundings(self._boottime())
+
+    def with_container_memory(self, usage: PodUsage) -> PodUsage:
+        """`usage` with each container's working set read now: what the text of an eviction names. A sample leaves them
+        out, because reading them for every pod would take as long as all the rest."""
+        return self._pod_reader.with_container_memory(usage) if self._pod_reader is not None else usage
+
     # --- samples
 
     def sample_node(self) -> NodeSnapshot:

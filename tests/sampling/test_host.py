@@ -121,6 +121,7 @@ def test_a_recording_answers_file_systems_from_its_listing(tmp_path: Path) -> No
     host = open_host(write_node(tmp_path, Node(nodefs=disk, imagefs=images)))
     assert isinstance(host, RecordedHost)
     assert host.statvfs("/var/lib/kubelet").available == 7 << 30
+    (tmp_path / "var/lib/containerd/some/where").mkdir(parents=True)
     assert host.statvfs("/var/lib/containerd/some/where").available == 3 << 30
     assert host.device("/var/lib/kubelet") != host.device("/var/lib/containerd")
 
@@ -129,6 +130,7 @@ def test_a_recording_does_not_guess_a_file_system_it_has_no_numbers_of(tmp_path:
     host = open_host(write_node(tmp_path, Node()))
     with (tmp_path / "proc/1/mountinfo").open("a") as file:
         file.write("99 1 8:1 / /data rw - xfs /dev/sda1 rw\n")
+    (tmp_path / "data/images").mkdir(parents=True)
     with pytest.raises(Unreadable, match="no numbers"):
         host.statvfs("/data/images")
 

@@ -186,6 +186,17 @@ def test_a_memory_hog_holds_what_it_wrote(kubelet: Kubelet, sampler: Sampler) ->
         assert 64 * MI <= held <= 80 * MI
 
 
+def test_a_containers_memory_is_read_when_asked_for(kubelet: Kubelet, sampler: Sampler) -> None:
+    uid = kubelet.pod("b")
+    kubelet.container(uid, HOG.format(size=32 * MI), name="large")
+    kubelet.container(uid, HOG.format(size=MI), name="small")
+    usage = _usages(sampler.sample())["b"]
+    assert {c.memory_working_set for c in usage.containers} == {None}
+    sets = {c.name: c.memory_working_set or 0 for c in sampler.with_container_memory(usage).containers}
+    assert 32 * MI <= sets["large"] <= 48 * MI
+    assert MI <= sets["small"] <= 17 * MI
+
+
 def test_page_cache_read_once_is_usage_but_neither_working_set_nor_held(
     kubelet: Kubelet, sampler: Sampler, tmp_path: Path
 ) -> None:
