@@ -247,41 +247,25 @@ def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_pat
 
 
 def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_path: Path) -> None:
-    """The parents of a deep directory are closed, and are found again through `..`: which must be the same."""
+    """The parents of a deep directory are closed, and found again through `..`: which must be the same."""
     tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
-    (elsewhere / "treasure").mkdir(parents=True)
-    middle = tree.joinpath(*["d"] * 30)
-    deep = middle.joinpath(*["d"] * 90)
+    middle = tree.joinpath(*["d"] * 5)
+    deep = middle.joinpath(*["d"] * 100)
     deep.mkdir(parents=True)
-    (deep / "last").mkdir()
-    for directory in (tree, middle.parent):
-        (directory / "beside").mkdir()
+    siblings = [f"sibling-{number}" for number in range(40)]
+    for name in siblings:
+        (middle.parent / name).mkdir()
+        (elsewhere / name / "treasure").mkdir(parents=True)
     with Walk(os.open(tree, os.O_RDONLY)) as walking:
-        while walking.tally.directories < 122:
+        while os.path.lexists(middle):
             assert not walking.step(entries=1)
-        middle.rename(elsewhere / "moved")
+            if walking.tally.directories > 40 + 90:
+                middle.rename(elsewhere / "moved")
         assert walking.step()
         tally = walking.tally
-    assert tally.inodes <= 124, "it counted what is elsewhere"
     assert tally.complete
-
-
-def test_a_move_that_cuts_the_way_back_is_told_as_unknown(tmp_path: Path) -> None:
-    tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    above = tree.joinpath(*["d"] * 20)
-    deep = above.joinpath(*["m"] * 100)
-    deep.mkdir(parents=True)
-    for name in ("a", "z"):
-        (above / name / "below").mkdir(parents=True)
-    with Walk(os.open(tree, os.O_RDONLY)) as walking:
-        while not walking.step(entries=1):
-            if walking.tally.directories > 110 and (above / "m").exists():
-                (above / "m").rename(elsewhere / "m")
-        tally = walking.tally
-    if tally.unknown:  # `a` and `z` may have come before `m`
-        assert tally.unknown_reason == "moved during the walk"
-    assert tally.complete
+    assert tally.inodes == 1 + 5 + 100 + 40, "it counted what is elsewhere"
+    assert tally.unknown_reason in ("", "moved during the walk")
 
 
 def test_what_vanishes_during_the_walk_is_gone_and_not_unknown(tmp_path: Path) -> None:
