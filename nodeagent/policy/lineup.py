@@ -70,7 +70,20 @@ class Memo:
 def _standing_of(view: PodView, signal: Signal, config: Config) -> Standing:
     request = requests.ranking_request(view, signal=signal)
     believed = sound(request)
-    return Standing(view.pod, protection.standing(view.pod, config.protection), believed, believed != request)
+    bad = believed != request or _impossible(view.pod)
+    return Standing(view.pod, protection.standing(view.pod, config.protection), believed, bad)
+
+
+def _impossible(pod: Pod) -> bool:
+    """Whether a container asks for what cannot be: a sum over it says nothing."""
+    for container in pod.containers:
+        for asked in (container.requests, container.allocated):
+            if asked is None:
+                continue
+            memory, storage = asked.memory, asked.ephemeral_storage
+            if (memory is not None and sound(memory) is None) or (storage is not None and sound(storage) is None):
+                return True
+    return False
 
 
 class Lineup(NamedTuple):

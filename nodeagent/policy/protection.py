@@ -157,8 +157,12 @@ OWN_POD: Final = Refusal("own-pod", "the agent runs in it")
 
 def standing(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
     """Every standing reason why `pod` is not to be evicted."""
-    found = [(row.code, row.reason(pod, rules)) for row in STANDING]
-    return tuple([Refusal(code, reason) for code, reason in found if reason is not None])
+    refusals: tuple[Refusal, ...] = ()
+    for code, _, reason in STANDING:
+        text = reason(pod, rules)
+        if text is not None:
+            refusals = (*refusals, Refusal(code, text))
+    return refusals
 
 
 # --- momentary -------------------------------------------------------------------------------------------------------
