@@ -1,0 +1,100 @@
+"""The cgroups that are held now, and when each is let go.
+
+Theory of operation. A hold goes through these states, and every way ends in `gone`:
+
+    plan      written into the saved state, nothing changed yet
+    held      applied; the victim stands still or grows no further
+    gone      let go, or its cgroup is gone
+
+    planned, the process dies     a restart releases it: putting back what was there is harmless
+    held, the request failed      released at once (`drop`)
+    held, the re-check refused    released at once (`drop`)
+    held, accepted                kept until the pod is gone or the deadline; with `hardKill` ended at once (`end`)
+    held, the deadline passed     released (`expire`)
+    held, the process dies        a restart releases it, from its saved state
+
+Promises: nothing stays held longer than its deadline while a process of ours runs; what could not be released is tried
+again at every `expire`, and told.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from nodeagent.host.brake import BrakeKind, CgroupBrake, Hold, HoldError
+from nodeagent.model import Note
+
+THAW_AFTER_GRACE_S: Final = 1.0
+"""On cgroup v1 a frozen process cannot even be killed: it is let go this long after its grace, when the kubelet has
+sent SIGKILL, which then ends it before it runs again."""
+
+
+class Holds:
+    """All holds of one agent."""
+
+    def __init__(self, brake: CgroupBrake, held: Iterable[Hold] = ()) -> None:
+        """`held` is what an earlier process had written down: it is released by the first `expire`, being overdue."""
+        self._brake = brake
+        self._held: dict[str, Hold] = {hold.pod_uid: hold._replace(until=float("-inf")) for hold in held}
+        self.notes: list[Note] = []
+        """What went wrong and has not been told; the reader clears it."""
+
+    @property
+    def held(self) -> tuple[Hold, ...]:
+        """What is held or about to be, for the saved state."""
+        return tuple(self._held.values())
+
+    def plan(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> None:
+        """Prepare to hold a pod. Save the state, then `apply`. A host that cannot is a note."""
+        if pod_uid in self._held:
+            return
+        try:
+            self._held[pod_uid] = self._brake.plan_hold(cgroup, kind, pod_uid=pod_uid, until=until)
+        except HoldError as error:
+            self._say(f"{cgroup} is not held: {error}")
+
+    def apply(self, pod_uid: str) -> None:
+        """Hold a pod that was planned."""
+        hold = self._held.get(pod_uid)
+        if hold is None:
+            return
+        try:
+            if not self._brake.apply(hold):
+                del self._held[pod_uid]
+        except HoldError as error:
+            self._say(f"{hold.cgroup} is not held: {error}")
+            self.drop(pod_uid)
+
+    def drop(self, pod_uid: str) -> None:
+        """Let a pod go, now."""
+        hold = self._held.get(pod_uid)
+        if hold is None:
+            return
+        try:
+            self._brake.release(hold)
+        except HoldError as error:
+            self._held[pod_uid] = hold._replace(until=float("-inf"))
+            self._say(f"{hold.cgroup} could not be let go, trying again: {error}")
+            return
+        del self._held[pod_uid]
+
+    def end(self, cgroup: str, *, pod_uid: str) -> None:
+        """End every process of a pod, held or not."""
+        try:
+            self._brake.kill(cgroup)
+        except HoldError as error:
+            self._say(f"{cgroup} could not be ended: {error}")
+            return
+        self._held.pop(pod_uid, None)
+
+    def expire(self, *, now: float) -> None:
+        """Let go of what is overdue."""
+        for pod_uid in [uid for uid, hold in self._held.items() if hold.until <= now]:
+            self.drop(pod_uid)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for pod_uid in list(self._held):
+            self.drop(pod_uid)
+
+    def _say(self, message: str) -> None:
+        self.notes.append(Note("brake", message))
