@@ -1,0 +1,192 @@
+"""systemd/nodeagent.service, installed and run by a real systemd: it starts, acts, is watched, and stops."""
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.apiserver import ApiServer, Json, pod
+from tests.vm.machine import HOST_LOOPBACK, Machine
+from tests.vm.pods import VmPod, kill_pod, start_pod
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
+
+NODE: Final = "vm-node"
+WORST_EXPOSURE: Final = 2.2
+"""What `systemd-analyze security` of systemd 252 gives the unit (0 best, 10 worst; an unhardened unit has 9.6)."""
+
+CONFIGURATION: Final = """\
+apiVersion: nodeagent.io/v1alpha1
+kind: NodeAgentConfiguration
+mode: enforce
+evictionHard: {memory.available: 700Mi}
+evictionPressureTransitionPeriod: 5s
+startup: {freshSamples: 2}
+protection: {minimumAge: 0s, barePods: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiServer]:
+    with ApiServer(node=NODE, linger_s=None) as double:
+        yield double
+
+
+@pytest.fixture(scope="module")
+def service(machine: Machine, api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The unit installed as docs/bare-metal.md tells, not started."""
+    kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
+    machine.write("/etc/nodeagent/kubeconfig", kubeconfig.replace("127.0.0.1", HOST_LOOPBACK), mode=0o600)
+    machine.write("/etc/nodeagent/config.yaml", CONFIGURATION)
+    machine.run(
+        "install -m 644 /run/vm/systemd/nodeagent.service /run/vm/systemd/nodeagent.slice /etc/systemd/system/ && "
+        "systemctl daemon-reload"
+    )
+    yield machine
+    machine.run("systemctl stop nodeagent.service; systemctl reset-failed nodeagent.service", check=False)
+
+
+@pytest.fixture
+def running(service: Machine) -> Iterator[Machine]:
+    """The service, started anew."""
+    restart(service)
+    yield service
+    stopped = service.run("systemctl stop nodeagent.service", timeout_s=60, check=False)
+    assert stopped.returncode == 0
+
+
+def restart(machine: Machine) -> None:
+    """Starts the service, or fails with what it logged."""
+    started = machine.run("systemctl restart nodeagent.service", timeout_s=120, check=False)
+    assert started.returncode == 0, machine.run("journalctl -n 40 --unit=nodeagent.service").stdout
+
+
+def show(machine: Machine, name: str) -> str:
+    """A property of the service."""
+    return machine.run(f"systemctl show --value --property={name} nodeagent.service").stdout.strip()
+
+
+def journal(machine: Machine) -> str:
+    """What the service logged since it was last started."""
+    return machine.run("journalctl --output=cat --unit=nodeagent.service _SYSTEMD_INVOCATION_ID=$(systemctl show "
+                       "--value --property=InvocationID nodeagent.service)").stdout  # fmt: skip
+
+
+def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine) -> None:
+    verified = service.run("systemd-analyze verify /etc/systemd/system/nodeagent.service")
+    assert verified.stdout + verified.stderr == ""
+
+
+def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
+    told = service.run("systemd-analyze security --no-pager nodeagent.service", check=False).stdout
+    exposure = re.search(r"Overall exposure level for nodeagent\.service: ([0-9.]+)", told)
+    assert exposure, told
+    assert float(exposure[1]) <= WORST_EXPOSURE, told
+
+
+def test_it_is_started_when_it_says_so_and_systemd_shows_what_it_sees(running: Machine, api: ApiServer) -> None:
+    assert show(running, "ActiveState") == "active"
+    assert "pods" in show(running, "StatusText")
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
+    condition = api.condition("NodeAgentMemoryPressure")
+    assert condition is not None
+    assert condition["status"] == "False"
+    assert api.sent("GET", f"/nodes/{NODE}") or api.sent("GET", "/nodes")
+
+
+def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
+    log = journal(running)
+    assert "Permission denied" not in log
+    assert "Operation not permitted" not in log
+    assert "Read-only file system" not in log
+    assert '"level": "error"' not in log
+
+
+def test_it_runs_where_nothing_can_take_its_memory_and_the_oom_killer_comes_last(running: Machine) -> None:
+    process = show(running, "MainPID")
+    told = running.run(
+        f"cat /proc/{process}/oom_score_adj /sys/fs/cgroup/nodeagent.slice/memory.min "
+        f"/sys/fs/cgroup/nodeagent.slice/nodeagent.service/memory.min; grep CapBnd /proc/{process}/status"
+    ).stdout.split()
+    dac_read_search, sys_resource = 1 << 2, 1 << 24
+    assert told[:3] == ["-999", str(64 << 20), str(64 << 20)]
+    assert int(told[-1], 16) == dac_read_search | sys_resource
+
+
+def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machine) -> None:
+    before = show(running, "MainPID")
+    restarts = int(show(running, "NRestarts"))
+    # Stopped as a whole it cannot say that it is alive, as when its loop hangs. The journal tells when it is back.
+    running.run(f"kill -STOP {before}")
+    running.run(
+        "timeout 100 sh -c 'until journalctl --no-pager --unit=nodeagent.service --since=-2min | grep -q \"Watchdog "
+        "timeout\"; do sleep 1; done; until systemctl is-active --quiet nodeagent.service; do sleep 1; done'",
+        timeout_s=120,
+    )
+    assert int(show(running, "NRestarts")) == restarts + 1
+    assert show(running, "MainPID") != before
+
+
+def test_a_bloated_pod_is_evicted_under_real_pressure_and_its_neighbour_lives(service: Machine, api: ApiServer) -> None:
+    restart(service)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(service)
+    calm = start_pod(service, "calm", work="hold 48 1")
+    bloated = start_pod(service, "bloated", work="ramp 1400 50")
+    try:
+        ended = threading.Event()
+
+        def as_a_kubelet_does(evicted: Json, body: Json) -> None:
+            if evicted["metadata"]["name"] == "bloated":
+                kill_pod(service, bloated)
+                api.delete_pod("shop", "bloated")
+                ended.set()
+
+        api.on_eviction = lambda evicted, body: threading.Thread(target=as_a_kubelet_does, args=(evicted, body)).start()
+        for each in (calm, bloated):
+            api.add_pod(_object(each))
+        assert api.wait_for(lambda: api.sent("POST", "/eviction"), 120), journal(service)
+        (request,) = api.sent("POST", "/eviction")
+        assert request.path.endswith("/namespaces/shop/pods/bloated/eviction")
+        assert request.body["deleteOptions"]["preconditions"]["uid"] == bloated.uid
+        assert ended.wait(60)
+        assert api.wait_for(lambda: _status(api, "NodeAgentMemoryPressure") == "True", 30), journal(service)
+        assert api.wait_for(lambda: _status(api, "NodeAgentMemoryPressure") == "False", 90), journal(service)
+        assert service.run(f"cat /sys/fs/cgroup{calm.cgroup}/cgroup.events").stdout.startswith("populated 1")
+        assert "oom-kill" not in service.run("dmesg").stdout
+    finally:
+        api.on_eviction = None
+        for each in (calm, bloated):
+            kill_pod(service, each)
+            with contextlib.suppress(KeyError):
+                api.delete_pod("shop", each.name)
+
+
+def _object(made: VmPod) -> Json:
+    """The pod as the API has it."""
+    return pod(made.name, namespace=made.namespace, node=NODE, uid=made.uid, qos=made.qos_class)
+
+
+def _status(api: ApiServer, kind: str) -> str:
+    condition = api.condition(kind)
+    return condition["status"] if condition else ""
+
+
+def test_it_stops_within_its_time_and_leaves_no_condition_behind(running: Machine, api: ApiServer) -> None:
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
+    running.run("systemctl stop nodeagent.service", timeout_s=30)
+    assert show(running, "Result") == "success"
+    left = api.condition("NodeAgentMemoryPressure")
+    assert left is None or left["status"] == "Unknown"
+
+
+def test_without_its_credentials_it_does_not_start_and_says_why(service: Machine, tmp_path: Path) -> None:
+    service.run("systemctl stop nodeagent.service; mv /etc/nodeagent/kubeconfig /etc/nodeagent/away")
+    try:
+        assert service.run("systemctl start nodeagent.service", check=False, timeout_s=120).returncode != 0
+        assert "CREDENTIALS" in service.run("systemctl status nodeagent.service", check=False).stdout
+    finally:
+        service.run("mv /etc/nodeagent/away /etc/nodeagent/kubeconfig; systemctl stop nodeagent.service")
