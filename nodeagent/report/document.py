@@ -5,7 +5,6 @@ Fields may be added within one apiVersion; none is renamed, removed or given ano
 them.
 """
 
-import time
 from typing import Any, Final
 
 from nodeagent.model import (
@@ -22,7 +21,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.report import nodereport
+from nodeagent.report import nodereport, words
 from nodeagent.report.nodereport import Report
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"
@@ -39,7 +38,7 @@ def node_report(report: Report) -> Document:
         "apiVersion": API_VERSION,
         "kind": KIND,
         "node": snapshot.node,
-        "time": rfc3339(snapshot.wall_time),
+        "time": words.rfc3339(snapshot.wall_time),
         "state": str(nodereport.state(report)),
         "mode": report.mode,
         "configuration": report.config_source,
@@ -74,13 +73,6 @@ def node_report(report: Report) -> Document:
         "kubelet": _kubelet(report),
         "notes": [{"subject": note.subject, "message": note.message} for note in report.notes],
     }
-
-
-def rfc3339(wall_time: float) -> str:
-    """Seconds since the epoch as a UTC stamp with milliseconds: `2026-11-20T23:52:28.123Z`."""
-    milliseconds = round(wall_time * 1000)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-    return f"{stamp}.{milliseconds % 1000:03d}Z"
 
 
 def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Document:

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from nodeagent.model import SignalState
-
 OK: Final = 0
 SOFT: Final = 1
 HARD: Final = 2
@@ -30,16 +28,11 @@ TABLE: Final = (
 )
 """(code, name, meaning). 0 to 3 are what monitoring plugins expect; `config validate` uses 0 valid and 1 not valid."""
 
-_BY_STATE: Final = {
-    SignalState.OK: OK,
-    SignalState.SOFT: SOFT,
-    SignalState.HARD: HARD,
-    SignalState.UNKNOWN: UNKNOWN,
-}
+_BY_STATE: Final = {"ok": OK, "soft": SOFT, "hard": HARD, "unknown": UNKNOWN}
 
 
-def of(state: SignalState) -> int:
-    """The exit code that tells this state."""
+def of(state: str) -> int:
+    """The exit code that tells this state (a `SignalState`: not imported here, which keeps `--help` quick)."""
     return _BY_STATE[state]
 
 

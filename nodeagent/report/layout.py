@@ -21,7 +21,7 @@ from nodeagent.model import (
     ThresholdVerdict,
     Unit,
 )
-from nodeagent.report import document, nodereport, words
+from nodeagent.report import nodereport, words
 from nodeagent.report.nodereport import Report
 
 CGROUPS_SHOWN: Final = 5
@@ -131,7 +131,7 @@ def _repeated(report: Report) -> set[Signal]:
 
 def _head(report: Report) -> Section:
     facts = (
-        document.rfc3339(report.snapshot.wall_time),
+        words.rfc3339(report.snapshot.wall_time),
         f"mode {report.mode}",
         f"configuration: {words.harmless(report.config_source)}",
         f"pods: {words.harmless(report.pods_source)}",

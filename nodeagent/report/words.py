@@ -1,5 +1,7 @@
 """Numbers and names as people read them in a report: short, aligned, and harmless to a terminal."""
 
+import time
+
 from nodeagent.model import Unit
 
 _BINARY_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -54,6 +56,13 @@ def percent(part: int | None, whole: int | None) -> str:
         return UNKNOWN
     value = 100 * part / whole
     return f"{value:.1f}%" if abs(value) < 9.95 else f"{value:.0f}%"
+
+
+def rfc3339(wall_time: float) -> str:
+    """Seconds since the epoch as a UTC stamp with milliseconds: `2026-11-20T23:52:28.123Z`."""
+    milliseconds = round(wall_time * 1000)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return f"{stamp}.{milliseconds % 1000:03d}Z"
 
 
 def harmless(text: str) -> str:

@@ -1,11 +1,7 @@
 import json
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from nodeagent.model import Amount, HugePages, Note, PodSource, Refusal, Signal, SignalState, Threshold, Trend
-from nodeagent.report.document import node_report, rfc3339
+from nodeagent.report.document import node_report
 from nodeagent.report.nodereport import KubeletView
 from tests.report import reports, schemas
 from tests.report.reports import GIB, MIB
@@ -108,15 +104,6 @@ def test_a_trend_is_shown_where_there_is_one() -> None:
     document = node_report(reports.report(signals=(verdict,)))
     assert document["signals"][0]["trend"]["toExhaustionSeconds"] == 60.0
     assert list(schemas.strict().iter_errors(document)) == []
-
-
-@given(st.floats(0, 4_000_000_000))
-def test_stamps_are_rfc3339_in_utc_to_the_millisecond(wall_time: float) -> None:
-    from datetime import UTC, datetime
-
-    read = datetime.fromisoformat(rfc3339(wall_time))
-    assert read.tzinfo == UTC
-    assert read.timestamp() == pytest.approx(wall_time, abs=0.0011)
 
 
 def test_a_kubelet_with_a_higher_threshold_acts_first_and_a_lower_one_does_not() -> None:

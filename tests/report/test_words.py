@@ -1,11 +1,12 @@
 import re
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import Unit
-from nodeagent.report.words import duration, harmless, percent, quantity
+from nodeagent.report.words import duration, harmless, percent, quantity, rfc3339
 
 MIB = 1024 * 1024
 
@@ -84,3 +85,10 @@ def test_no_text_reaches_a_terminal_with_a_control_character(text: str) -> None:
 def test_escape_sequences_and_forged_lines_are_shown_as_what_they_are() -> None:
     assert harmless("\x1b[2Jweb\nOK node-1\u202e\udcff") == r"\x1b[2Jweb\x0aOK node-1\u202e\udcff"
     assert harmless("données-日本") == "données-日本"
+
+
+@given(st.floats(0, 4_000_000_000))
+def test_stamps_are_rfc3339_in_utc_to_the_millisecond(wall_time: float) -> None:
+    read = datetime.fromisoformat(rfc3339(wall_time))
+    assert read.tzinfo == UTC
+    assert read.timestamp() == pytest.approx(wall_time, abs=0.0011)
