@@ -1,0 +1,166 @@
+"""Tells people what happened, as events.k8s.io/v1 Events on pods and on the node. Never in the way of an eviction.
+
+Promises:
+
+1. `emit` never blocks. The queue is bounded; when it is full the oldest is dropped and counted: during a storm the
+   newest says more.
+2. The same thing said again within `SERIES_S` is not a new Event but a longer series of the first, written at most once
+   in `REFRESH_S`.
+3. An Event that cannot be written is lost and counted. It is a courtesy: logs and metrics have it as well.
+"""
+
+import threading
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodeagent.cluster.clock import boottime, micro_stamp
+from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.model import OutcomeKind
+
+QUEUE: Final = 200
+"""Events waiting. A hard decision makes at most five, each 1 KiB."""
+SERIES_S: Final = 360.0
+"""As client-go: an event that is silent for six minutes has ended its series."""
+REFRESH_S: Final = 30.0
+"""Least time between two writes of one series."""
+NOTE_BYTES: Final = 1024
+"""The API server's limit for a note."""
+_SERIES: Final = 256
+"""Series remembered; the oldest is forgotten and starts anew."""
+CONTROLLER: Final = "nodeagent.io/nodeagent"
+
+
+class Event(NamedTuple):
+    """Something worth telling."""
+
+    kind: str
+    """`Pod` or `Node`."""
+    namespace: str
+    """Empty for a Node."""
+    name: str
+    uid: str
+    reason: str
+    """CamelCase: `Evicted`, `EvictionThresholdMet`."""
+    note: str
+    action: str = "Evicting"
+    warning: bool = True
+    annotations: Mapping[str, str] = {}
+
+
+class _Series:
+    __slots__ = ("count", "last_at", "path", "written_at")
+
+    def __init__(self, path: str, now: float) -> None:
+        self.path = path
+        self.count = 1
+        self.last_at = now
+        self.written_at = now
+
+
+class EventWriter:
+    """The worker."""
+
+    def __init__(self, transport: Transport, node_name: str) -> None:
+        self._transport = transport
+        self._node_name = node_name
+        self._waiting: deque[tuple[Event, float]] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
+        self.dropped = 0
+        """Events that were not written, for the metrics."""
+        self.reason = ""
+        """Why the last one was not."""
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write; returns at once."""
+        self._thread.start()
+
+    def emit(self, event: Event) -> None:
+        """Tell it. Never blocks."""
+        with self._changed:
+            if len(self._waiting) >= QUEUE:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append((event, time.time()))
+            self._changed.notify()
+
+    def stop(self, *, timeout_s: float = 2.0) -> None:
+        """Write what is waiting, for at most this long."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    return
+                event, wall = self._waiting.popleft()
+            try:
+                self._write(event, wall)
+                self.reason = ""
+            except ApiError as error:
+                self.reason = error.message
+                self.dropped += 1
+
+    def _write(self, event: Event, wall: float) -> None:
+        key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action)
+        now = boottime()
+        series = self._series.get(key)
+        if series is None or now - series.last_at > SERIES_S:
+            self._create(event, wall, key, now)
+            return
+        series.count += 1
+        series.last_at = now
+        if now - series.written_at < REFRESH_S:
+            return
+        body = {"series": {"count": series.count, "lastObservedTime": micro_stamp(wall)}}
+        try:
+            self._transport.request("PATCH", series.path, body=msgspec.json.encode(body), content_type=STRATEGIC_MERGE)
+            series.written_at = now
+        except ApiError as error:
+            if error.kind is not OutcomeKind.GONE:
+                raise
+            # Events live for an hour; this one has been cleaned up.
+            self._create(event, wall, key, now)
+
+    def _create(self, event: Event, wall: float, key: tuple[str, ...], now: float) -> None:
+        # Events about a Node, which has no namespace, stand in `default`.
+        namespace = event.namespace or "default"
+        name = f"{event.name[:200]}.{uuid.uuid4().hex[:16]}"
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        self._transport.request("POST", path, body=self._body(event, wall, namespace, name))
+        self._series[key] = _Series(f"{path}/{name}", now)
+        self._series.move_to_end(key)
+        while len(self._series) > _SERIES:
+            self._series.popitem(last=False)
+
+    def _body(self, event: Event, wall: float, namespace: str, name: str) -> bytes:
+        regarding = {"kind": event.kind, "apiVersion": "v1", "name": event.name, "uid": event.uid}
+        if event.namespace:
+            regarding["namespace"] = event.namespace
+        return msgspec.json.encode(
+            {
+                "apiVersion": "events.k8s.io/v1",
+                "kind": "Event",
+                "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
+                "eventTime": micro_stamp(wall),
+                "reportingController": CONTROLLER,
+                "reportingInstance": self._node_name[:128],
+                "action": event.action,
+                "reason": event.reason,
+                "regarding": regarding,
+                "note": event.note.encode()[:NOTE_BYTES].decode("utf-8", "ignore"),
+                "type": "Warning" if event.warning else "Normal",
+            }
+        )

@@ -1,0 +1,142 @@
+"""The fence: our own NoSchedule taints, which keep the scheduler from refilling a node that is being emptied.
+
+Theory of operation. `spec.taints` is an atomic list: a patch that names one taint replaces them all, and a directive to
+delete one silently does nothing (measured). So the whole list is read from the watch of the own Node, changed, and
+written back under the resourceVersion it was read with; a 409 means that somebody else wrote: read the list anew.
+
+Promises:
+
+1. Only taints whose key is ours are ever added, changed or removed; all others go back byte for byte as they came.
+2. `up` says which of our taints were *seen back* on the Node, not which were asked for.
+3. `want` never blocks; the newest wish is what is written. Without the right to write (node credentials), `reason` says
+   so and the rest of the agent is not affected.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from nodeagent.cluster import objects
+from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.clock import boottime
+from nodeagent.cluster.conditions import FORBIDDEN_S
+from nodeagent.cluster.node import NodeView, NodeWatch
+from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.model import ConditionType, OutcomeKind
+
+EFFECT: Final = "NoSchedule"
+KEYS: Final = {
+    ConditionType.MEMORY_PRESSURE: "nodeagent.io/memory-pressure",
+    ConditionType.DISK_PRESSURE: "nodeagent.io/disk-pressure",
+    ConditionType.PID_PRESSURE: "nodeagent.io/pid-pressure",
+}
+_OURS: Final = frozenset(KEYS.values())
+CONFLICTS: Final = 5
+"""Immediate retries after a 409; after that the back-off applies. The kubelet does not write taints, so conflicts come
+from the node controllers, one or two at a time."""
+
+
+class Fence:
+    """The worker. Make it before `node.start()`."""
+
+    def __init__(self, transport: Transport, node: NodeWatch, *, clock: Callable[[], float] = boottime) -> None:
+        self._transport = transport
+        self._node = node
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._wanted: frozenset[str] | None = None
+        self._stopping = False
+        self._backoff = Backoff()
+        self._not_before = 0.0
+        self.reason = ""
+        """Why the last write failed; empty when it did not."""
+        node.listen(self._wake)
+        self._thread = threading.Thread(target=self._run, name="fence", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write; returns at once."""
+        self._thread.start()
+
+    def want(self, pressures: Iterable[ConditionType]) -> None:
+        """The taints that should be up now. Until the first call nothing is touched."""
+        with self._changed:
+            self._wanted = frozenset(KEYS[pressure] for pressure in pressures)
+            self._changed.notify()
+
+    def up(self) -> frozenset[ConditionType]:
+        """Our taints as the Node really has them."""
+        there = _ours(self._node.view())
+        return frozenset(pressure for pressure, key in KEYS.items() if key in there)
+
+    def stop(self, *, clear: bool = True, timeout_s: float = 3.0) -> None:
+        """Stop, and take our taints down if `clear`. Raises `ApiError` when the server refuses that."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if clear and _ours(self._node.view()):
+            self._write(frozenset(), timeout_s=timeout_s)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopping and not self._due():
+                    wait_s = self._not_before - self._clock()
+                    self._changed.wait(wait_s if wait_s > 0 else None)
+                if self._stopping:
+                    return
+                wanted = self._wanted or frozenset()
+            try:
+                self._write(wanted, timeout_s=None)
+                self.reason = ""
+                self._backoff.succeeded()
+            except ApiError as error:
+                self.reason = error.message
+                wait_s = self._backoff.failed(error.retry_after_s)
+                self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
+
+    def _due(self) -> bool:
+        view = self._node.view()
+        return (
+            self._wanted is not None
+            and view is not None
+            and self._clock() >= self._not_before
+            and _ours(view) != self._wanted
+        )
+
+    def _write(self, wanted: frozenset[str], *, timeout_s: float | None) -> None:
+        path = f"/api/v1/nodes/{self._node.node_name}"
+        for attempt in range(1, CONFLICTS + 1):
+            view = self._node.view()
+            if view is None or _ours(view) == wanted:
+                return
+            kept = [taint for taint in view.taints if taint.key not in _OURS]
+            kept += [objects.Taint(key=key, effect=EFFECT) for key in sorted(wanted)]
+            body = msgspec.json.encode(
+                {"metadata": {"resourceVersion": view.resource_version}, "spec": {"taints": kept}}
+            )
+            try:
+                answer = self._transport.request(
+                    "PATCH", path, body=body, content_type=STRATEGIC_MERGE, timeout_s=timeout_s
+                )
+            except ApiError as error:
+                if error.kind is not OutcomeKind.REPLACED or attempt == CONFLICTS:
+                    raise
+                # Somebody wrote in between, and the watch may not have brought it yet.
+                self._node.learn(self._transport.request("GET", path, timeout_s=timeout_s).body)
+                continue
+            self._node.learn(answer.body)
+            return
+
+
+def _ours(view: NodeView | None) -> frozenset[str]:
+    if view is None:
+        return frozenset()
+    return frozenset(taint.key for taint in view.taints if taint.key in _OURS and taint.effect == EFFECT)

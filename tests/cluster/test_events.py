@@ -1,0 +1,97 @@
+"""Events are told once, counted when repeated, bounded, and never waited for."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.credentials import find_credentials
+from nodeagent.cluster.events import QUEUE, Event, EventWriter
+from nodeagent.cluster.transport import connect
+from tests.apiserver import ApiServer
+
+EVICTED = Event(
+    "Pod", "default", "hog", "uid-1", "Evicted", "The node was low on resource: memory. ", annotations={"x": "y"}
+)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def writer(api: ApiServer, tmp_path: Path) -> Iterator[EventWriter]:
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))), request_timeout_s=0.5)
+    writer = EventWriter(transport, "lab-node")
+    writer.start()
+    yield writer
+    writer.stop()
+
+
+def test_an_event_on_a_pod_stands_in_its_namespace(api: ApiServer, writer: EventWriter) -> None:
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.sent("POST"), 5)
+    (request,) = api.sent("POST")
+    assert request.path == "/apis/events.k8s.io/v1/namespaces/default/events"
+    body = request.body
+    assert (body["reason"], body["type"], body["note"]) == ("Evicted", "Warning", EVICTED.note)
+    assert body["regarding"] == {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "namespace": "default",
+        "name": "hog",
+        "uid": "uid-1",
+    }
+    assert body["metadata"]["annotations"] == {"x": "y"}
+    assert body["reportingInstance"] == "lab-node"
+    assert len(api.store["events"]) == 1
+
+
+def test_an_event_on_the_node_stands_in_default(api: ApiServer, writer: EventWriter) -> None:
+    writer.emit(Event("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory"))
+    assert api.wait_for(lambda: api.store["events"], 5)
+    assert "namespace" not in api.sent("POST")[0].body["regarding"]
+
+
+def test_a_repetition_is_not_another_event(api: ApiServer, writer: EventWriter) -> None:
+    for _ in range(10):
+        writer.emit(EVICTED)
+    writer.emit(EVICTED._replace(uid="uid-2"))
+    writer.stop()
+    assert len(api.sent("POST")) == 2
+    assert not api.sent("PATCH"), "a series is written at most once in 30 s"
+
+
+def test_an_api_server_that_hangs_never_makes_the_teller_wait(api: ApiServer, writer: EventWriter) -> None:
+    api.delay_s = 2.0
+    began = time.monotonic()
+    for n in range(QUEUE * 2):
+        writer.emit(EVICTED._replace(uid=str(n)))
+    assert time.monotonic() - began < 0.5
+    assert writer.dropped >= QUEUE - 2
+    assert len(writer._waiting) <= QUEUE
+
+
+def test_a_refused_event_is_counted_and_the_next_is_told(api: ApiServer, writer: EventWriter) -> None:
+    api.forbid("create", "events")
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.sent("POST"), 5)
+    for _ in range(200):
+        if writer.dropped:
+            break
+        threading.Event().wait(0.01)
+    assert writer.dropped == 1
+    assert "forbidden" in writer.reason
+    api.allow("create", "events")
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.store["events"], 5)
+
+
+def test_a_note_is_cut_to_what_the_server_takes(api: ApiServer, writer: EventWriter) -> None:
+    writer.emit(EVICTED._replace(note="ä" * 2000))
+    assert api.wait_for(lambda: api.sent("POST"), 5)
+    assert len(api.sent("POST")[0].body["note"].encode()) == 1024
