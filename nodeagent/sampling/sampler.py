@@ -30,6 +30,8 @@ _KEPT_MOST: Final = 2048
 _KEPT_SHARE: Final = 0.5
 # Cgroups outside kubepods that a report names: the largest of the first two levels.
 _TOP_CGROUPS: Final = 10
+# A node has some 80 services: three files of each are 1 ms, too much at 50 Hz.
+_TOP_S: Final = 10.0
 
 
 class Surroundings(NamedTuple):
@@ -68,6 +70,8 @@ class Sampler:
         self._names = pods.PodNames(host, pod_logs_dir=config.pod_logs_dir)
         self._around: Surroundings | None = None
         self._pod_reader: pods.PodReader | None = None
+        self._top: tuple[CgroupUsage, ...] | None = None
+        self._top_at = 0.0
 
     @property
     def kept_descriptors(self) -> int:
@@ -126,7 +130,7 @@ class Sampler:
         return snapshot._replace(
             pods=self._join(usages, api_pods, snapshot),
             pods_synced_at=pods_synced_at if api_pods is not None else None,
-            cgroups=self._top_cgroups(around) if fresh else (),
+            cgroups=self._top_cgroups(around, now),
             notes=snapshot.notes + notes,
         )
 
@@ -190,8 +194,12 @@ class Sampler:
         offset = snapshot.wall_time - snapshot.taken_at
         return pods.join(usages, api_pods, names=self._names.pods, wall_offset=offset)
 
-    def _top_cgroups(self, around: Surroundings) -> tuple[CgroupUsage, ...]:
-        return cgroup.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
+    def _top_cgroups(self, around: Surroundings, now: float) -> tuple[CgroupUsage, ...]:
+        """They only say where memory is that no pod holds, so they may be `_TOP_S` old."""
+        if self._top is None or not 0 <= now - self._top_at < _TOP_S:
+            self._top = cgroup.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
+            self._top_at = now
+        return self._top
 
 
 def _surrounding_notes(around: Surroundings) -> tuple[Note, ...]:

@@ -284,6 +284,19 @@ def test_a_cgroup_that_goes_leaves_the_sample_and_its_descriptors(kubelet: Kubel
     assert sampler.kept_descriptors == held - 2
 
 
+def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: Kubelet, sampler: Sampler) -> None:
+    place = f"{kubelet.root}/kubepods"
+    limit = MEMORY / place.lstrip("/") / "memory.limit_in_bytes"
+    limit.write_text(str(256 * MI))
+    assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 256 * MI
+    for gone in ("/burstable", "/besteffort", ""):
+        for top in (MEMORY, PIDS):
+            _rmdir(top / f"{place}{gone}".lstrip("/"))
+    kubelet.mkdir(place)
+    limit.write_text(str(128 * MI))
+    assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 128 * MI
+
+
 def test_a_cgroup_made_again_under_its_old_name_is_read_anew(kubelet: Kubelet, sampler: Sampler) -> None:
     uid = kubelet.pod("b")
     path = kubelet.container(uid, HOG.format(size=64 * MI), name="c")

@@ -1,0 +1,53 @@
+"""Files kept open say what is true now, within their bounds."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.kept import KeptFiles
+
+
+def test_a_kept_file_says_what_is_in_it_now(tmp_path: Path) -> None:
+    file = tmp_path / "level"
+    kept = KeptFiles(Host(str(tmp_path)), limit=4)
+    for content in (b"1\n", b"22222\n", b"", b"x" * 8191, b"y" * 8192, b"z" * 100_000, b"3\n"):
+        file.write_bytes(content)
+        assert kept.read("/level") == content
+    assert len(kept) == 1
+    kept.close()
+
+
+def test_beyond_the_limit_files_are_read_but_not_kept(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = KeptFiles(Host(str(tmp_path)), limit=3)
+    for i in range(10):
+        (tmp_path / str(i)).write_text(str(i))
+    for _ in range(2):
+        assert [kept.read(f"/{i}") for i in range(10)] == [b"%d" % i for i in range(10)]
+    assert len(kept) == 3
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    kept.forget("/0", "/never opened")
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    kept.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_cannot_be_read_holds_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    kept = KeptFiles(Host(str(tmp_path)), limit=3)
+    for path in ("/missing", "/directory"):
+        with pytest.raises(Unreadable):
+            kept.read(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_proc_is_read_anew_through_one_descriptor() -> None:
+    kept = KeptFiles(Host("/"), limit=3)
+    first = kept.read("/proc/uptime")
+    while kept.read("/proc/uptime") == first:
+        os.sched_yield()
+    assert len(kept) == 1
+    kept.close()
