@@ -8,7 +8,7 @@ import pytest
 
 from tests.deploy.manifests import Document, the
 
-celpy = pytest.importorskip("celpy", reason="needs cel-python from PyPI")
+celpy = pytest.importorskip("celpy", reason="needs cel-python (dependency group test)")
 
 AGENT: Final = "system:serviceaccount:nodeagent:nodeagent"
 NODE: Final[Document] = {

@@ -18,9 +18,11 @@ RIGHTS: Final = {
     # What the code sends, with {} for what it fills in: the right it takes (group, resource, verbs).
     "/api/v1/pods": ("", "pods", {"list", "watch"}),
     "/api/v1/nodes": ("", "nodes", {"list", "watch"}),
-    "/api/v1/nodes/{}": ("", "nodes", {"get"}),
+    "/api/v1/nodes/{}": ("", "nodes", {"get", "patch"}),
     "/api/v1/nodes/{}/status": ("", "nodes/status", {"patch"}),
     "/api/v1/namespaces/{}/pods/{}/eviction": ("", "pods/eviction", {"create"}),
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": ("policy", "poddisruptionbudgets", {"list", "watch"}),
+    "/apis/events.k8s.io/v1/namespaces/{}/events": ("events.k8s.io", "events", {"create", "patch"}),
 }
 OPTIONAL_RIGHTS: Final = {
     # Commented out in the ClusterRole, because only `escalation.onBlocked: delete` uses them.
@@ -39,6 +41,8 @@ CAPABILITIES: Final = {
 """Each capability that the container adds, and the code that uses it."""
 
 NOT_MOUNTED: Final = {
+    "/var/lib": "opened on the way down only",
+    "/var/log": "as above",
     "/etc/hostname": "NODE_NAME says it",
     "/etc/containerd/config.toml": "sampling.imageDir says it where the root was moved",
     "/etc/crio/crio.conf": "as above",
@@ -53,7 +57,7 @@ NOT_MOUNTED: Final = {
 
 
 def schema_validator() -> Any:
-    return pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate from PyPI")
+    return pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate (dependency group test)")
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.36", "1.37"])
@@ -156,7 +160,7 @@ def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
 
 
 def test_the_command_line_is_one_that_the_program_accepts() -> None:
-    from nodeagent.cli import parser
+    from nodeagent.arguments import parser
 
     options = parser().parse_args(container()["args"])
     mounts = {mount["mountPath"] for mount in container()["volumeMounts"]}

@@ -1,0 +1,91 @@
+"""systemd/nodeagent.service asks for what the code uses. That it runs is for tests/vm to show."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from tests.deploy.manifests import REPOSITORY
+
+UNIT: Final = REPOSITORY / "systemd" / "nodeagent.service"
+SLICE: Final = REPOSITORY / "systemd" / "nodeagent.slice"
+
+CAPABILITIES: Final = {
+    "CAP_DAC_READ_SEARCH": ("nodeagent/sampling/disk", r"scandir|openat|dir_fd|os\.open"),
+    "CAP_SYS_RESOURCE": ("nodeagent/sampling/wake.py", r"CAP_SYS_RESOURCE"),
+}
+"""Each capability that the unit keeps, and the code that uses it."""
+
+
+def settings(path: Path) -> dict[str, list[str]]:
+    """Every assignment of a unit file, in order, whatever its section."""
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^([A-Za-z]+)=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def seconds(text: str) -> float:
+    return float(re.fullmatch(r"([0-9.]+)s", text)[1])  # type: ignore[index]
+
+
+def code() -> str:
+    return "\n".join(module.read_text(encoding="utf-8") for module in (REPOSITORY / "nodeagent").rglob("*.py"))
+
+
+def test_the_command_line_is_one_that_the_program_accepts() -> None:
+    from nodeagent.arguments import parser
+
+    (command,) = settings(UNIT)["ExecStart"]
+    program, *arguments = command.split()
+    assert Path(program).name == "nodeagent"
+    assert parser().parse_args(arguments).config == "/etc/nodeagent/config.yaml"
+
+
+def test_the_credential_is_the_kubeconfig_that_the_agent_finds() -> None:
+    (credential,) = settings(UNIT)["LoadCredential"]
+    name, _, source = credential.partition(":")
+    assert source == "/etc/nodeagent/kubeconfig"
+    assert f"KUBECONFIG=%d/{name}" in settings(UNIT)["Environment"]
+
+
+def test_the_state_directory_is_the_configured_one_and_outlives_a_restart() -> None:
+    from nodeagent.config.schema import Config
+
+    (directory,) = settings(UNIT)["RuntimeDirectory"]
+    assert Config().state_dir == f"/run/{directory}"
+    assert settings(UNIT)["RuntimeDirectoryPreserve"] == ["yes"]
+
+
+def test_the_watchdog_leaves_the_loop_time_for_a_slow_turn() -> None:
+    from nodeagent.config.schema import Config
+
+    (limit,) = settings(UNIT)["WatchdogSec"]
+    assert settings(UNIT)["Type"] == ["notify"]
+    assert seconds(limit) >= 3 * Config().sampling.interval_s + Config().cluster.request_timeout_s
+
+
+def test_reload_is_offered_only_when_the_agent_takes_the_signal() -> None:
+    """SIGHUP ends a process that does not handle it."""
+    assert ("ExecReload" in settings(UNIT)) == ("signal.SIGHUP" in code())
+
+
+def test_every_capability_is_used_by_the_code_that_is_named_for_it() -> None:
+    (kept,) = settings(UNIT)["CapabilityBoundingSet"]
+    assert set(kept.split()) == CAPABILITIES.keys()
+    for place, fragment in CAPABILITIES.values():
+        path = REPOSITORY / place
+        modules = [path] if path.is_file() else sorted(path.rglob("*.py"))
+        assert any(re.search(fragment, module.read_text(encoding="utf-8")) for module in modules), place
+
+
+def test_the_slice_guards_what_the_unit_asks_for() -> None:
+    """memory.min has no effect below a cgroup that does not guard as much."""
+    assert settings(UNIT)["Slice"] == [SLICE.name]
+    assert settings(UNIT)["MemoryMin"] == settings(SLICE)["MemoryMin"]
+
+
+def test_the_oom_killer_comes_as_late_as_the_agent_itself_asks() -> None:
+    from nodeagent.host import protect
+
+    assert settings(UNIT)["OOMScoreAdjust"] == [str(protect.OOM_SCORE_ADJ)]
+    assert settings(UNIT)["Nice"] == [str(protect.NICE)]
