@@ -165,9 +165,7 @@ class ApiServer:
         self.delay_s = 0.0
         self.linger_s = linger_s
         self.bookmark_s = bookmark_s
-        self.store: dict[str, dict[tuple[str, str], Json]] = {
-            kind: {} for kind in ("pods", "nodes", "poddisruptionbudgets", "events", "leases")
-        }
+        self.store: dict[str, dict[tuple[str, str], Json]] = {kind: {} for kind in _KINDS}
         self.version = first_version
         self._oldest = first_version
         self._history: list[tuple[int, str, str, Json]] = []
@@ -442,7 +440,8 @@ class ApiServer:
             watching = request.query.get("watch") in ("1", "true")
             verb = "get" if target.name else ("watch" if watching else "list")
         resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
-        allowed = user not in ("system:anonymous", NOBODY) and (verb, resource) not in self._forbidden
+        nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
+        allowed = not nobody and (verb, resource) not in self._forbidden
         if allowed or resource == "selfsubjectreviews":
             return
         where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
@@ -735,14 +734,39 @@ class ApiServer:
         metadata = entry.setdefault("metadata", {})
         if not metadata.get("name"):
             metadata["name"] = metadata.get("generateName", "") + uuid.uuid4().hex[:5]
-        metadata["namespace"] = target.namespace
+        if target.namespace:
+            metadata["namespace"] = target.namespace
         if target.resource == "events":
             self._complete_event(entry, target)
+        elif target.resource == "pods":
+            entry["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        elif target.resource == "poddisruptionbudgets":
+            self._complete_budget(entry, target)
+        elif target.resource == "namespaces":
+            account = {"metadata": {"name": "default", "namespace": metadata["name"]}}
+            self._put("serviceaccounts", account, "ADDED")
         if (target.namespace, metadata["name"]) in self.store.setdefault(target.resource, {}):
             message = f'{target.group_resource} "{metadata["name"]}" already exists'
             raise RefusedError(409, "AlreadyExists", message, details=target._replace(name=metadata["name"]).details())
         stored = self._put(target.resource, entry, "ADDED")
         return Answer(201, {"kind": target.kind, "apiVersion": target.api_version, **stored})
+
+    def _complete_budget(self, entry: Json, target: "_Target") -> None:
+        """What the disruption controller makes of a new budget."""
+        labels = entry["spec"]["selector"]["matchLabels"].items()
+        healthy = sum(
+            namespace == target.namespace and labels <= (pod["metadata"].get("labels") or {}).items()
+            for (namespace, _), pod in self.store["pods"].items()
+        )
+        needed = entry["spec"]["minAvailable"]
+        entry["metadata"]["generation"] = 1
+        entry["status"] = {
+            "observedGeneration": 1,
+            "disruptionsAllowed": max(0, healthy - needed),
+            "currentHealthy": healthy,
+            "desiredHealthy": needed,
+            "expectedPods": healthy,
+        }
 
     def _complete_event(self, entry: Json, target: "_Target") -> None:
         name = entry["metadata"]["name"]
@@ -903,6 +927,7 @@ _KINDS = {
     "subjectaccessreviews": "SubjectAccessReview",
     "tokenreviews": "TokenReview",
     "serviceaccounts": "ServiceAccount",
+    "namespaces": "Namespace",
 }
 
 

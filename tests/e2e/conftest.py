@@ -1,0 +1,138 @@
+"""A real cluster, named by NODEAGENT_E2E_KUBECONFIG, and a namespace of its own for each run."""
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.credentials import find_credentials
+from nodeagent.cluster.transport import ApiError, Transport, connect
+from nodeagent.model import OutcomeKind
+
+KUBECONFIG = "NODEAGENT_E2E_KUBECONFIG"
+NODE = "NODEAGENT_E2E_NODE"
+Json = dict[str, Any]
+
+
+class Cluster:
+    """The API server with an administrator's rights, and the node that the tests use."""
+
+    def __init__(self, transport: Transport, kubeconfig: str) -> None:
+        self.transport = transport
+        self.kubeconfig = kubeconfig
+        self.namespace = f"nodeagent-e2e-{uuid.uuid4().hex[:8]}"
+        self.node_name = os.environ.get(NODE) or self._some_node()
+
+    def get(self, path: str) -> Json:
+        loaded: Json = json.loads(self.transport.request("GET", path).body)
+        return loaded
+
+    def post(self, path: str, body: Json) -> Json:
+        loaded: Json = json.loads(self.transport.request("POST", path, body=json.dumps(body).encode()).body)
+        return loaded
+
+    def delete(self, path: str, *, grace_s: int | None = None) -> None:
+        body = None if grace_s is None else json.dumps({"gracePeriodSeconds": grace_s}).encode()
+        try:
+            self.transport.request("DELETE", path, body=body)
+        except ApiError as error:
+            if error.kind is not OutcomeKind.GONE:
+                raise
+
+    def node(self) -> Json:
+        return self.get(f"/api/v1/nodes/{self.node_name}")
+
+    def condition(self, kind: str) -> Json | None:
+        return next((c for c in self.node()["status"]["conditions"] if c["type"] == kind), None)
+
+    def pod_path(self, name: str = "") -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods" + (f"/{name}" if name else "")
+
+    def start_pod(self, name: str, *, labels: dict[str, str] | None = None) -> Json:
+        """A pod that does nothing, from an image that the node already has. Skips when it does not start."""
+        problems = []
+        for image in self._images():
+            self.post(self.pod_path(), self._pod(name, image, labels or {}))
+            if self.until(lambda: self._ready(name), timeout_s=60):
+                return self.get(self.pod_path(name))
+            problems.append(f"{image}: {json.dumps(self.get(self.pod_path(name))['status'])[:300]}")
+            self.delete(self.pod_path(name), grace_s=0)
+            self.until(lambda: self._gone(name), timeout_s=30)
+        pytest.skip(f"no pod starts on {self.node_name} from an image it has: {problems or 'it has none'}")
+
+    def until(self, holds: Callable[[], object], *, timeout_s: float) -> bool:
+        """Ask twice a second until it holds."""
+        pause = threading.Event()
+        for _ in range(int(timeout_s * 2)):
+            if holds():
+                return True
+            pause.wait(0.5)
+        return bool(holds())
+
+    def _ready(self, name: str) -> bool:
+        status = self.get(self.pod_path(name))["status"]
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
+
+    def _gone(self, name: str) -> bool:
+        try:
+            self.get(self.pod_path(name))
+        except ApiError as error:
+            return error.kind is OutcomeKind.GONE
+        return False
+
+    def _images(self) -> list[str]:
+        """Images on the node, those that only wait first; an image whose entry point ends at once is no use."""
+        images = [image["names"][-1] for image in self.node()["status"].get("images", ()) if image.get("names")]
+        return sorted((i for i in images if "pause" in i), key=len)[:2]
+
+    def _pod(self, name: str, image: str, labels: dict[str, str]) -> Json:
+        container = {"name": "c", "image": image, "imagePullPolicy": "Never"}
+        spec: Json = {
+            "nodeName": self.node_name,
+            "containers": [container],
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "tolerations": [{"operator": "Exists"}],
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+    def _some_node(self) -> str:
+        nodes = self.get("/api/v1/nodes?limit=50")["items"]
+        ready = [
+            n["metadata"]["name"]
+            for n in nodes
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"]["conditions"])
+        ]
+        if not ready:
+            pytest.skip("no node of the cluster is Ready")
+        host = os.uname().nodename.lower()
+        return host if host in ready else str(ready[0])
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    kubeconfig = os.environ.get(KUBECONFIG, "")
+    if not kubeconfig:
+        pytest.skip(f"{KUBECONFIG} names no cluster")
+    cluster = Cluster(connect(find_credentials(kubeconfig), request_timeout_s=15.0), kubeconfig)
+    namespaces = "/api/v1/namespaces"
+    cluster.post(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
+    # Pods need their namespace's service account, which a controller makes.
+    cluster.until(lambda: _has_service_account(cluster), timeout_s=30)
+    yield cluster
+    cluster.delete(f"{namespaces}/{cluster.namespace}")
+
+
+def _has_service_account(cluster: Cluster) -> bool:
+    try:
+        cluster.get(f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default")
+    except ApiError as error:
+        if error.kind is OutcomeKind.GONE:
+            return False
+        raise
+    return True

@@ -1,0 +1,249 @@
+"""The cluster room against a real API server: NODEAGENT_E2E_KUBECONFIG names it, NODEAGENT_E2E_NODE may name the node.
+
+Runs with an administrator's kubeconfig, on the node or elsewhere. It makes one namespace and removes it, and puts
+conditions and a taint on the node for a moment. Tests that need a running pod are skipped where none can start.
+"""
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.clock import boottime
+from nodeagent.cluster.conditions import NodeConditions
+from nodeagent.cluster.credentials import Credentials, find_credentials
+from nodeagent.cluster.events import Event, EventWriter
+from nodeagent.cluster.evict import Evictor
+from nodeagent.cluster.identity import Identity, IdentityError, resolve
+from nodeagent.cluster.node import NodeWatch
+from nodeagent.cluster.pods import PodWatch, list_pods, pod_of
+from nodeagent.cluster.taint import Fence
+from nodeagent.cluster.transport import ApiError, connect
+from nodeagent.config.schema import StandardConditions
+from nodeagent.model import (
+    Amount,
+    ConditionStatus,
+    ConditionType,
+    ConditionVerdict,
+    Method,
+    Outcome,
+    OutcomeKind,
+    Signal,
+    Threshold,
+    Tier,
+    Victim,
+)
+from tests.e2e.conftest import Cluster, Json
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def victim(entry: Json, *, method: Method = Method.EVICT) -> Victim:
+    return Victim(
+        pod=pod_of(json.dumps(entry).encode()),
+        cgroup="",
+        threshold=Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
+        tier=Tier.HARD,
+        method=method,
+        grace_period_s=1.0,
+        message="nodeagent end-to-end test",
+        annotations={},
+        predicted_relief=None,
+    )
+
+
+def evict(cluster: Cluster, target: Victim, *, dry_run: bool = False) -> Outcome:
+    answered = threading.Event()
+    evictor = Evictor(cluster.transport, wake=answered.set, dry_run=dry_run)
+    evictor.submit("e2e", target)
+    assert answered.wait(30)
+    evictor.stop()
+    return evictor.take()[0]
+
+
+def eventually(holds: Callable[[], object], timeout_s: float = 20.0) -> None:
+    pause = threading.Event()
+    for _ in range(int(timeout_s * 20)):
+        if holds():
+            return
+        pause.wait(0.05)
+    pytest.fail("it never came true")
+
+
+@pytest.fixture(scope="module")
+def running(cluster: Cluster) -> Json:
+    return cluster.start_pod("budgeted", labels={"app": "budgeted"})
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Iterator[NodeWatch]:
+    watch = NodeWatch(cluster.transport, cluster.node_name)
+    yield watch
+    watch.stop()
+
+
+def test_the_node_is_recognised_and_a_wrong_name_refused(cluster: Cluster) -> None:
+    assert resolve(cluster.transport, Identity(cluster.node_name, "--node-name")).name == cluster.node_name
+    with pytest.raises(IdentityError):
+        resolve(cluster.transport, Identity("no-such-node", "--node-name"))
+
+
+def test_the_nodes_pods_are_listed_as_the_api_has_them(cluster: Cluster) -> None:
+    view = list_pods(cluster.transport, cluster.node_name)
+    assert not view.notes
+    selector = f"fieldSelector=spec.nodeName%3D{cluster.node_name}"
+    assert {p.uid for p in view.pods} == {
+        item["metadata"]["uid"] for item in cluster.get(f"/api/v1/pods?{selector}")["items"]
+    }
+
+
+def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
+    watch = PodWatch(cluster.transport, cluster.node_name)
+    watch.start()
+    eventually(lambda: watch.view().synced_at)
+    # It need not start: bound to the node it is one of its pods.
+    spec = {
+        "nodeName": cluster.node_name,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}],
+    }
+    cluster.post(cluster.pod_path(), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "seen"}, "spec": spec})
+    key = f"{cluster.namespace}/seen"
+    eventually(lambda: key in {p.key for p in watch.view().pods})
+    cluster.delete(cluster.pod_path("seen"), grace_s=0)
+    eventually(lambda: key not in {p.key for p in watch.view().pods}, 40)
+    assert watch.view().reason == ""
+    watch.stop()
+
+
+def test_a_dry_run_eviction_is_accepted_and_changes_nothing(cluster: Cluster, running: Json) -> None:
+    assert evict(cluster, victim(running), dry_run=True).kind is OutcomeKind.ACCEPTED
+    assert "deletionTimestamp" not in cluster.get(cluster.pod_path("budgeted"))["metadata"]
+
+
+def test_another_pods_uid_is_refused(cluster: Cluster, running: Json) -> None:
+    other = {**running, "metadata": {**running["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
+    assert evict(cluster, victim(other), dry_run=True).kind is OutcomeKind.REPLACED
+    assert evict(cluster, victim(other, method=Method.DELETE)).kind is OutcomeKind.REPLACED
+
+
+def test_a_pod_that_is_gone_is_gone(cluster: Cluster, running: Json) -> None:
+    missing = {**running, "metadata": {**running["metadata"], "name": "no-such-pod"}}
+    assert evict(cluster, victim(missing)).kind is OutcomeKind.GONE
+
+
+def test_a_budget_refuses_until_it_is_gone_and_then_the_pod_goes(cluster: Cluster, running: Json) -> None:
+    budgets = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
+    cluster.post(
+        budgets,
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "all"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "budgeted"}}},
+        },
+    )
+    refused = evict(cluster, victim(running))
+    assert refused.kind is OutcomeKind.BLOCKED_BY_BUDGET
+    assert "all" in refused.message
+    cluster.delete(f"{budgets}/all")
+    eventually(lambda: evict(cluster, victim(running)).kind in (OutcomeKind.ACCEPTED, OutcomeKind.GONE))
+    assert cluster.until(lambda: cluster._gone("budgeted"), timeout_s=60)
+
+
+def test_our_own_condition_is_published_and_removed(cluster: Cluster, node: NodeWatch) -> None:
+    conditions = NodeConditions(cluster.transport, node, standard=StandardConditions.OFF)
+    node.start()
+    conditions.start()
+    kind = ConditionType.PID_PRESSURE
+    own = "NodeAgentPIDPressure"
+
+    def published(status: ConditionStatus) -> bool:
+        return (cluster.condition(own) or {}).get("status") == status.value
+
+    for status in (ConditionStatus.TRUE, ConditionStatus.FALSE):
+        conditions.publish([ConditionVerdict(kind, status, "NodeAgentTest", "end-to-end test", boottime())])
+        eventually(functools.partial(published, status))
+    conditions.stop()
+    assert cluster.condition(own) is None
+
+
+def test_the_standard_condition_holds_against_the_kubelet_and_is_given_back(cluster: Cluster, node: NodeWatch) -> None:
+    before = cluster.condition("PIDPressure")
+    if before is None or before["status"] != "False":
+        pytest.skip("the kubelet reports pressure of its own")
+    conditions = NodeConditions(cluster.transport, node, own=False)
+    node.start()
+    conditions.start()
+    kind = ConditionType.PID_PRESSURE
+    conditions.publish([ConditionVerdict(kind, ConditionStatus.TRUE, "NodeAgentTest", "end-to-end test", boottime())])
+    eventually(lambda: (cluster.condition("PIDPressure") or {}).get("status") == "True")
+    # Two kubelet periods of 10 s.
+    threading.Event().wait(22)
+    contest = next(c for c in conditions.contests() if c.type is kind)
+    conditions.stop()
+    assert contest.true_s / contest.wanted_s > 0.95, contest
+    assert conditions.writes <= 2 * contest.resets + 2
+    assert (cluster.condition("PIDPressure") or {})["status"] == "False"
+
+
+def test_the_fence_goes_up_and_comes_down_beside_other_taints(cluster: Cluster, node: NodeWatch) -> None:
+    def others() -> list[Json]:
+        taints = cluster.node()["spec"].get("taints", [])
+        return [t for t in taints if not t["key"].startswith(("nodeagent.io/", "node.kubernetes.io/"))]
+
+    before = others()
+    fence = Fence(cluster.transport, node)
+    node.start()
+    fence.start()
+    fence.want([ConditionType.PID_PRESSURE])
+    eventually(lambda: fence.up() == {ConditionType.PID_PRESSURE})
+    assert "nodeagent.io/pid-pressure" in {t["key"] for t in cluster.node()["spec"]["taints"]}
+    fence.stop()
+    assert "nodeagent.io/pid-pressure" not in {t["key"] for t in cluster.node()["spec"].get("taints", [])}
+    assert others() == before
+
+
+def test_an_event_is_told(cluster: Cluster) -> None:
+    writer = EventWriter(cluster.transport, cluster.node_name)
+    writer.start()
+    writer.emit(Event("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))
+    writer.stop(timeout_s=10)
+    assert writer.reason == ""
+    events = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")["items"]
+    assert any(e["note"] == "end-to-end test" for e in events)
+
+
+def test_missing_rights_are_named(cluster: Cluster, tmp_path: Path) -> None:
+    account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
+    token = cluster.post(account, request)["status"]["token"]
+    transport = connect(_with_token(cluster, token, tmp_path))
+    with pytest.raises(ApiError) as refused:
+        list_pods(transport, cluster.node_name)
+    assert refused.value.kind is OutcomeKind.FORBIDDEN
+    assert 'cannot list resource "pods"' in refused.value.message
+    transport = connect(_with_token(cluster, "wrong", tmp_path))
+    with pytest.raises(ApiError) as unknown:
+        list_pods(transport, cluster.node_name)
+    assert unknown.value.kind is OutcomeKind.UNAUTHORIZED
+
+
+def _with_token(cluster: Cluster, token: str, tmp_path: Path) -> Credentials:
+    """The cluster's kubeconfig with other credentials."""
+    import yaml
+
+    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    # Relative paths in it are relative to the file.
+    for entry in config["clusters"]:
+        authority = entry["cluster"].get("certificate-authority")
+        if authority:
+            entry["cluster"]["certificate-authority"] = str(Path(cluster.kubeconfig).parent / authority)
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return find_credentials(str(path))
