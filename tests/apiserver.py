@@ -18,6 +18,7 @@ False over a foreign pressure condition as a live kubelet does; `delay_s` for ev
 import base64
 import copy
 import json
+import ssl
 import threading
 import time
 import uuid
@@ -157,6 +158,7 @@ class ApiServer:
         first_version: int = 500,
         linger_s: float | None = -1.0,
         bookmark_s: float = 60.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.tokens: dict[str, str] = {token: user, "nobody-token": NOBODY}
         self.token = token
@@ -186,7 +188,11 @@ class ApiServer:
         class Handler(_Handler):
             api = double
 
+        self._tls = tls is not None
         self._http = _Server(("127.0.0.1", 0), Handler)
+        if tls:
+            # The handshake is left to the connection's own thread.
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -200,7 +206,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._http.server_address[1]}"
 
     def close(self) -> None:
         """Stop serving and cut every connection."""
