@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.cluster.session import Session
-from nodeagent.config.schema import Config, Mode
+from nodeagent.config.schema import Brake, Config, HardKill, Mode
+from nodeagent.host.brake import BrakeKind, Hold
+from nodeagent.host.holds import THAW_AFTER_GRACE_S, Holds
 from nodeagent.host.notify import Notifier
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.records import Recorder
@@ -38,6 +40,7 @@ from nodeagent.model import (
 from nodeagent.policy import engine, ranking, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy.state import PolicyState
+from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ class AgentState(NamedTuple):
     policy: PolicyState
     owned: tuple[OwnedCondition, ...] = ()
     """Conditions that we have set on the Node."""
+    holds: tuple[Hold, ...] = ()
+    """Cgroups that are held, or were about to be."""
 
 
 class Agent:
@@ -69,6 +74,8 @@ class Agent:
         config: Config,
         sampler: Sampler,
         session: Session,
+        alarms: Alarms,
+        holds: Holds,
         state: AgentState,
         store: StateFile | None,
         recorder: Recorder | None,
@@ -81,6 +88,10 @@ class Agent:
         self._config = config
         self._sampler = sampler
         self._session = session
+        self._alarms = alarms
+        self._holds = holds
+        self._victims: dict[str, Victim] = {}
+        """Handed over and not answered yet, by UID."""
         self._policy = state.policy
         self._store = store
         self._recorder = recorder
@@ -107,6 +118,7 @@ class Agent:
             turns = None if turns is None else turns - 1
             began = self._boottime()
             sleep_s = self.turn()
+            self._watch(wakeups)
             self._notifier.alive()
             took = self._boottime() - began
             _, signals = wakeups.wait(min(sleep_s, watchdog_s / 3) - took)
@@ -117,6 +129,7 @@ class Agent:
     def turn(self) -> float:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
         self._settle(self._session.outcomes())
+        self._holds.expire(now=self._boottime())
         node = self._sampler.sample_node()
         pace, self._pace = pacing.look(
             node,
@@ -129,14 +142,28 @@ class Agent:
             self._session.warm()
         if pace.whole:
             self._decide(fresh=pace.pressed)
+        self._alarms.arm(pace.headroom)
         return pace.sleep_s
 
     def stop(self) -> None:
-        """Take back what we have set on the Node, and keep the rest for the next process."""
+        """Let go what is held, take back what we have set on the Node, and keep the rest for the next process."""
         self._notifier.stopping()
+        self._holds.close()
         if left := self._session.stop(clear=True):
             self._log.warning("left behind", what=left)
         self._save(now=self._boottime(), at_once=True)
+
+    def _watch(self, wakeups: Wakeups) -> None:
+        """Have the wake-up sources for where the pods are now."""
+        around = self._sampler.surroundings()
+        before = self._alarms.sources
+        if not self._alarms.stale(around.hierarchy, around.kubepods):
+            return
+        for source in before:
+            wakeups.unregister(source.fd)
+        self._alarms.open(around.hierarchy, around.kubepods)
+        for source in self._alarms.sources:
+            wakeups.register(source.fd, source.name, source.drain, source.events)
 
     # --- parts of a turn ---------------------------------------------------------------------------------------------
 
@@ -169,11 +196,16 @@ class Agent:
         self._save(now=snapshot.taken_at, at_once=False)
 
     def _act(self, plan: Plan) -> None:
-        """Hand the victims over, each after a second look. The tokens that they cost are on disk before."""
-        saved = self._save(now=plan.made_at, at_once=True)
+        """Hold the victims, look a second time, hand them over. The tokens that they cost, and what is held, are on
+        disk before."""
         if self._config.mode is Mode.DRY_RUN:
+            self._save(now=plan.made_at, at_once=True)
             self._settle([_outcome(plan, victim, OutcomeKind.DRY_RUN, "", self._boottime()) for victim in plan.victims])
             return
+        held = self._plan_holds(plan)
+        saved = self._save(now=plan.made_at, at_once=True)
+        for victim in held:
+            self._holds.apply(victim.pod.uid)
         fresh = self._sample(fresh=True)
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._policy, now=fresh.taken_at, config=self._config)
@@ -184,10 +216,35 @@ class Agent:
             if why:
                 self._settle([_outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, why, self._boottime())])
             else:
+                self._victims[victim.pod.uid] = victim
                 self._session.evict(plan.id, victim)
+
+    def _plan_holds(self, plan: Plan) -> list[Victim]:
+        escalation = self._config.escalation
+        if escalation.brake is Brake.NONE:
+            return []
+        kind = BrakeKind(escalation.brake.value)
+        hard = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup]
+        for victim in hard:
+            until = plan.made_at + escalation.brake_deadline_s
+            if kind is BrakeKind.FREEZE and self._holds.frozen_cannot_die:
+                until = min(until, plan.made_at + victim.grace_period_s + THAW_AFTER_GRACE_S)
+            self._holds.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
+        return hard
+
+    def _release_or_end(self, outcome: Outcome) -> None:
+        """A victim that is on its way is ended at once where that was asked for; one that is not is let go."""
+        victim = self._victims.pop(outcome.pod_uid, None)
+        if outcome.kind is OutcomeKind.ACCEPTED:
+            kill = self._config.escalation.hard_kill is HardKill.CGROUP
+            if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:
+                self._holds.end(victim.cgroup, pod_uid=outcome.pod_uid)
+        elif outcome.kind is not OutcomeKind.TIMED_OUT:  # after a time-out it may be terminating: the deadline decides
+            self._holds.drop(outcome.pod_uid)
 
     def _settle(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
+            self._release_or_end(outcome)
             self._policy = engine.settle(self._policy, outcome, now=outcome.at, config=self._config)
             level = (
                 "info" if outcome.kind in (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE) else "warning"
@@ -210,7 +267,7 @@ class Agent:
             return True
         self._saved_at = now
         try:
-            self._store.save(AgentState(self._policy, self._session.owned()))
+            self._store.save(AgentState(self._policy, self._session.owned(), self._holds.held))
         except OSError as error:
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
@@ -233,7 +290,8 @@ class Agent:
         if plan.victims:
             self._tell_victims(plan)
         self._tell_refusals(plan)
-        for note in (*snapshot.notes, *self._session.notes(), *plan.notes):
+        told, self._holds.notes = tuple(self._holds.notes), []
+        for note in (*snapshot.notes, *self._session.notes(), *self._alarms.notes, *told, *plan.notes):
             self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{note.message}")
         if snapshot.taken_at - self._status_at >= STATUS_EVERY_S:
             self._status_at = snapshot.taken_at

@@ -12,13 +12,18 @@ from nodeagent.cluster.session import ClusterSession, NoCluster, Session
 from nodeagent.config import load
 from nodeagent.config.schema import Config, Mode
 from nodeagent.host import notify, protect
+from nodeagent.host.brake import CgroupBrake
+from nodeagent.host.holds import Holds
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
-from nodeagent.sampling.host import Host, open_host
+from nodeagent.sampling import cgroup
+from nodeagent.sampling.alarms import Alarms
+from nodeagent.sampling.deadline import PatientStatvfs
+from nodeagent.sampling.host import Host, Unreadable, open_host
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -64,13 +69,19 @@ def _assemble(
     wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT)))
     store, recorder, kept = _open_state(config, host, log)
     session = _connect(config, guess, kept, wakeups)
-    sampler = stack.enter_context(Sampler(host, config.sampling, node_name=guess.name))
+    statvfs = PatientStatvfs(host.statvfs)
+    stack.callback(statvfs.close)
+    sampler = stack.enter_context(Sampler(host, config.sampling, node_name=guess.name, statvfs=statvfs))
+    alarms = Alarms(host)
+    stack.callback(alarms.close)
     notifier = notify.notifier()
     stack.callback(notifier.close)
     agent = Agent(
         config=config,
         sampler=sampler,
         session=session,
+        alarms=alarms,
+        holds=Holds(_brake(host), kept.holds),
         state=kept,
         store=store,
         recorder=recorder,
@@ -127,6 +138,19 @@ def _open_state(
         spent = loaded.trust is not Trust.FIRST
         kept = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
     return store, Recorder(directory), kept
+
+
+def _brake(host: Host) -> CgroupBrake:
+    """The brakes of this host: v2 where it has the memory controller, else the v1 freezer."""
+    hierarchy = cgroup.detect(host)
+    if hierarchy.unified is not None and hierarchy.unified == hierarchy.memory:
+        return CgroupBrake(unified=Path(host.real(hierarchy.unified)), freezer=None)
+    freezer = None
+    with contextlib.suppress(Unreadable):  # no mount table, no freezer; `plan_hold` says so when one is wanted
+        mounts = (mount for mount in host.mounts() if mount.fstype == "cgroup")
+        freezer = next((Path(host.real(m.point)) for m in mounts if "freezer" in m.super_options.split(",")), None)
+    roots = tuple(Path(host.real(root)) for root in (hierarchy.pids, hierarchy.memory) if root is not None)
+    return CgroupBrake(unified=None, freezer=freezer, procs_roots=roots)
 
 
 def _boot_id(host: Host) -> str:

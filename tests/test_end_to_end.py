@@ -19,14 +19,14 @@ import pytest
 
 from tests.apiserver import ApiServer, pod
 
-HIERARCHIES = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/pids")]
+HIERARCHIES = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup/freezer")]
 MIB = 1 << 20
 
 pytestmark = [
     pytest.mark.real_cgroup,
     pytest.mark.skipif(
         os.geteuid() != 0 or not all(os.access(root / "cgroup.procs", os.W_OK) for root in HIERARCHIES),
-        reason="needs root and writable cgroup v1 memory and pids hierarchies",
+        reason="needs root and writable cgroup v1 memory, pids and freezer hierarchies",
     ),
 ]
 
@@ -71,13 +71,20 @@ class Kubepods:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
 
-    def eat(self, uid: str, mib: int) -> None:
+    def eat(self, uid: str, mib: int, *, to_the_end: bool = True) -> None:
         process = self._processes[uid]
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(f"{mib}\n")
         process.stdin.flush()
-        assert process.stdout.readline() == "ate\n"
+        if to_the_end:
+            assert process.stdout.readline() == "ate\n"
+
+    def frozen(self, uid: str, *, qos: str) -> bool:
+        return (self._pod(HIERARCHIES[2], uid, qos) / "freezer.state").read_text().strip() != "THAWED"
+
+    def running(self, uid: str) -> bool:
+        return self._processes[uid].poll() is None
 
     def kill(self, uid: str) -> None:
         """What a kubelet does with a terminating pod: end its processes, remove its cgroups."""
@@ -289,3 +296,85 @@ def test_a_budget_that_refuses_is_respected_and_told(
     assert agent.stop() == 0
     assert api.get_pod("default", "hog") is not None
     assert not api.sent("DELETE")
+
+
+HARD: dict[str, object] = {
+    "evictionHard": {"allocatableMemory.available": "300Mi"},
+    "evictionSoft": {},
+    "evictionSoftGracePeriod": {},
+}
+
+
+def test_a_braked_victim_stands_still_when_its_eviction_is_asked_for_and_a_hard_kill_ends_it(
+    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    frozen_when_asked: list[bool] = []
+    api.on_eviction = lambda _entry, _body: frozen_when_asked.append(kubepods.frozen(HOG, qos="burstable"))
+    agent = run(**HARD, escalation={"brake": "freeze", "hardKill": "cgroup"})
+    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    kubepods.eat(HOG, 400, to_the_end=False)
+    assert api.wait_for(lambda: frozen_when_asked, 20), agent.events()
+    _until(lambda: not kubepods.running(HOG), "the victim has ended")
+    assert frozen_when_asked == [True]
+    assert agent.stop() == 0
+
+
+def test_a_victim_whose_eviction_is_refused_is_let_go(
+    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
+    api.set_pdb("hog", {"app": "hog"}, allowed=0)
+    kubepods.start(HOG, qos="burstable")
+    kubepods.eat(HOG, 400)
+    agent = run(**HARD, escalation={"brake": "freeze", "brakeDeadline": "10m"})
+    _until(lambda: any(event["event"] == "eviction blocked-by-budget" for event in agent.events()), "the refusal")
+    _until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
+    assert kubepods.running(HOG)
+    assert agent.stop() == 0
+
+
+def test_an_agent_killed_while_it_holds_a_pod_lets_it_go_after_a_restart_and_evicts_it_once(
+    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    api.delay_s = 2.0  # the request hangs in the server while the agent dies
+    kubepods.start(HOG, qos="burstable")
+    kubepods.eat(HOG, 400)
+    changes: dict[str, Any] = {**HARD, "escalation": {"brake": "freeze", "brakeDeadline": "10m"}}
+    first = run(**changes)
+    _until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is held")
+    first.process.kill()
+    first.process.wait()
+    assert kubepods.frozen(HOG, qos="burstable")
+    api.delay_s = 0.0
+    second = run(**changes)
+    _until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
+    _until(lambda: any(event["event"] == "state" for event in second.events()), "the state is told")
+    [state] = [event for event in second.events() if event["event"] == "state"]
+    assert state["trust"] == "restored"
+    assert second.stop() == 0
+
+
+def test_budgets_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+    """One eviction an hour is allowed; three processes, each killed right after its request, must not make two."""
+    kubepods.start(HOG, qos="burstable")
+    kubepods.eat(HOG, 400)
+    once = {"burst": 1, "perHour": 1}
+    changes: dict[str, Any] = {**HARD, "budgets": {"node": once, "namespace": once, "owner": once, "signal": once}}
+    first = run(**changes)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), first.events()
+    first.process.kill()
+    first.process.wait()
+    for _ in range(2):
+        again = run(**changes)
+        _until(lambda again=again: any(e["event"] == "not evicting" for e in again.events()), "a refusal")  # type: ignore[misc]
+        again.process.kill()
+        again.process.wait()
+    assert len(api.sent("POST", "/eviction")) == 1
+
+
+def _until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never seen: {what}"
+        os.sched_yield()

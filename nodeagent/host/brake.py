@@ -64,6 +64,11 @@ class CgroupBrake:
         self._freezer = freezer
         self._procs_roots = procs_roots
 
+    @property
+    def frozen_cannot_die(self) -> bool:
+        """The v1 freezer: a signal, SIGKILL too, is delivered only after thawing."""
+        return self._unified is None
+
     def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> Hold:
         """What holding this cgroup would change. Raises HoldError; changes nothing."""
         control = self._control(cgroup, kind)

@@ -39,6 +39,11 @@ class Holds:
         """What went wrong and has not been told; the reader clears it."""
 
     @property
+    def frozen_cannot_die(self) -> bool:
+        """On cgroup v1 a frozen process has to be let go before it can be killed."""
+        return self._brake.frozen_cannot_die
+
+    @property
     def held(self) -> tuple[Hold, ...]:
         """What is held or about to be, for the saved state."""
         return tuple(self._held.values())

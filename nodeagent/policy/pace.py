@@ -59,6 +59,8 @@ class Pace(NamedTuple):
     """Take a whole sample and decide, now."""
     pressed: bool
     """A threshold is crossed now."""
+    headroom: Mapping[Signal, int]
+    """Distance to the nearest threshold that is not crossed, of each signal that has one."""
 
 
 def look(
@@ -73,6 +75,7 @@ def look(
     sleep_s = interval_s
     seen: dict[str, Seen] = {}
     below: set[str] = set()
+    nearest: dict[Signal, int] = {}
     for threshold in thresholds:
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
         value = amounts.resolve(threshold.value, observation.capacity)
@@ -85,12 +88,14 @@ def look(
         if headroom < 0:
             below.add(f"{stream}<{value}")
             headroom = observation.available
+        else:
+            nearest[threshold.signal] = min(headroom, nearest.get(threshold.signal, headroom))
         fastest = max(seen[stream].fill_per_s, _expected(threshold.signal))
         sleep_s = min(sleep_s, SAFETY * headroom / fastest)
     due = state.whole_at is None or not 0.0 <= now - state.whole_at < interval_s
     whole = due or bool(below) or bool(state.below)
     after = PaceState(seen, frozenset(below), now if whole else state.whole_at)
-    return Pace(max(SHORTEST_S, sleep_s), whole, bool(below)), after
+    return Pace(max(SHORTEST_S, sleep_s), whole, bool(below), nearest), after
 
 
 def _expected(signal: Signal) -> float:

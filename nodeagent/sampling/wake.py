@@ -107,6 +107,10 @@ class MemoryLevel:
         self._armed = level
         return True
 
+    def arm_within(self, growth: int) -> bool:
+        """Wake when the cgroup's usage has grown by `growth` bytes from now. True when the level moved."""
+        return self.arm(int(os.pread(self._usage, 32, 0)) + growth)
+
     def close(self) -> None:
         """Disarm and close. Closing twice is harmless."""
         self._disarm()
