@@ -46,7 +46,7 @@ REPEATS = 30
 
 def node(pods: int, *, available: int, at: float = NOW, shift: int = 0) -> NodeSnapshot:
     """A node full of pods of all kinds; the same for the same arguments."""
-    chance = random.Random(pods)  # noqa: S311 - a fixed node, not a secret
+    chance = random.Random(pods)
     total = 512 * GI
     sizes = {Signal.MEMORY: total, Signal.ALLOCATABLE_MEMORY: total, Signal.PID: 4_194_304}
     observations = {

@@ -215,7 +215,8 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     lineup = case.line_up(signal, tier=tier, minimum=minimum if deficit.amount and not config.ranking.kubelet else None)
     served = _Served(signal, lineup.order, (), verdict, deficit)
 
-    stop = _stop(case, budgets, signal) or (None if deficit.amount else _is_coming(missing, pending, signal))
+    stop = None if deficit.amount else _is_coming(missing, pending, signal)
+    stop = _stop(case, budgets, signal) or stop or _look_again(case, signal, tier)
     if stop is not None:
         return served._replace(ranking=tuple(lineup.pods), refusals=(stop,)), budgets
 
@@ -278,6 +279,14 @@ def _stop(case: _Case, budgets: budget.BudgetState, signal: Signal) -> Refusal |
         or ledger.breaker(case.ledger, signal, now=case.now, config=case.config)
         or budget.waiting(budgets.api, now=case.now)
     )
+
+
+def _look_again(case: _Case, signal: Signal, tier: Tier) -> Refusal | None:
+    """The soft tier takes one pod and looks again when it is gone; so does the kubelet, whatever the tier."""
+    kubelet = case.config.ranking.kubelet
+    if tier is Tier.HARD and not kubelet:
+        return None
+    return ledger.awaited(case.ledger, case.snapshot, now=case.now, signal=None if kubelet else signal)
 
 
 def _is_coming(missing: int, pending: ledger.Pending, signal: Signal) -> Refusal:

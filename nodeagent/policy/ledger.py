@@ -300,6 +300,20 @@ def _entry_counts(entry: Entry, snapshot: NodeSnapshot, *, now: float) -> bool:
     return entry.planned_at <= now <= entry.until
 
 
+def awaited(state: LedgerState, snapshot: NodeSnapshot, *, now: float, signal: Signal | None) -> Refusal | None:
+    """Why the next eviction waits for the end of an earlier one (for `signal`, or for anything when that is None):
+    only a sample newer than its release tells whether another one is needed. None when nothing is under way, or when
+    what is has had its time."""
+    for entry in state.entries:
+        if signal in (None, entry.signal) and _entry_counts(entry, snapshot, now=now):
+            return Refusal(
+                "awaiting-release",
+                f"{entry.pod} is being evicted for {entry.signal.value} by {entry.plan_id} ({entry.stage.value}); "
+                f"waiting up to {max(0.0, entry.until - now):.0f}s for what that brings",
+            )
+    return None
+
+
 def under_way(entry: Entry) -> Refusal:
     """Why a pod with an entry is not chosen again."""
     return Refusal("under-way", f"being evicted already by {entry.plan_id} ({entry.stage})")

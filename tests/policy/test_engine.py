@@ -326,6 +326,39 @@ def test_an_eviction_under_way_stops_the_next_one(kind: OutcomeKind | None) -> N
     assert victims(again) == []
 
 
+@pytest.mark.parametrize("tier", list(Tier))
+def test_the_soft_tier_looks_again_before_the_next_and_the_hard_tier_goes_on(tier: Tier) -> None:
+    reclaim = Amount(3 * GI, None, "3Gi")
+    threshold = soft(min_reclaim=reclaim) if tier is Tier.SOFT else hard(min_reclaim=reclaim)
+    settings = config(threshold, relief=Relief(max_victims=1))
+    pods = [view("hog", 2 * GI), view("other", 3 * GI, qos=GUARANTEED)]
+    _, after = decide(snapshot(*pods, at=NOW - 2), settings)
+    if tier is Tier.SOFT:
+        _, after = decide(pressed(*pods, at=NOW - 1), settings, after)
+    plan, after = decide(pressed(*pods), settings, after)
+    (first,) = victims(plan)
+    again, after = decide(pressed(*pods, at=NOW + 1), settings, after)
+    if tier is Tier.SOFT:
+        assert victims(again) == []
+        assert codes(again) == ["awaiting-release"]
+        assert f"shop/{first}" in again.refusals[0].message
+    else:
+        (second,) = victims(again)
+        assert second != first
+        assert refused(again, str(first)) == ["under-way"]
+
+
+def test_an_eviction_for_another_resource_is_not_waited_for() -> None:
+    bomb = view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})
+    settings = config(soft(), soft(Signal.PID, 1000))
+    pids: dict[Signal, int | None] = {Signal.PID: 50}
+    _, after = decide(snapshot(bomb, view("hog", 2 * GI), at=NOW - 1, available=pids), settings)
+    plan, after = decide(snapshot(bomb, view("hog", 2 * GI), available=pids), settings, after)
+    assert victims(plan) == ["bomb"]
+    _, after = decide(pressed(view("hog", 2 * GI), bomb, at=NOW + 1), settings, after)
+    assert victims(decide(pressed(view("hog", 2 * GI), bomb, at=NOW + 2), settings, after)[0]) == ["hog"]
+
+
 def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_hard_tier() -> None:
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
     settings = config(hard(), budgets=PLENTY._replace(node=Bucket(1, 0.0)))
