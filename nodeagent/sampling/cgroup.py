@@ -8,6 +8,7 @@ below each of them, so one path names a pod's cgroup everywhere.
 `MemoryFiles` is the protocol that both versions answer; v1 numbers are the hierarchical ones (`total_...`).
 """
 
+import functools
 from typing import Final, NamedTuple, Protocol
 
 from nodeagent.model import CgroupUsage, Note
@@ -321,6 +322,7 @@ def _usage_of(host: Host, hierarchy: Hierarchy, path: str) -> CgroupUsage:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=4096)  # asked for every directory of every sample
 def pod_uid(name: str) -> str | None:
     """The UID in a pod cgroup's name: `pod<uid>` (cgroupfs) or `...-pod<uid with _>.slice` (systemd); None for any
     other name. Static pods have 32 hex digits without dashes."""

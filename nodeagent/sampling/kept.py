@@ -28,14 +28,14 @@ class KeptFiles:
     def __len__(self) -> int:
         return len(self._open)
 
-    def read(self, path: str) -> bytes:
-        """The whole content now. Raises Unreadable."""
+    def read(self, path: str, size: int = _SIZE) -> bytes:
+        """The whole content now; `size` is what it usually fits in. Raises Unreadable."""
         descriptor = self._open.get(path)
         if descriptor is None:
             return self._read_new(path)
         try:
-            data = os.pread(descriptor, _SIZE, 0)
-            if len(data) == _SIZE:
+            data = os.pread(descriptor, size, 0)
+            if len(data) == size:
                 os.lseek(descriptor, 0, os.SEEK_SET)
                 data = read_all(descriptor)
         except OSError:

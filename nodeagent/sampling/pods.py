@@ -38,12 +38,17 @@ SANDBOX_ADJ: Final = -998
 
 # How far a pod may move before its other numbers are read again, and for how long they may be handed out otherwise. The
 # kubelet's own per-pod samples are up to 15 s old (KUBELET-CONTRACT); 1 MiB is 1% of the smallest default threshold.
-_CARRY_S: Final = 10.0
+_CARRY_S: Final = 15.0
+# Pods are read again after 50% to 100% of that, each at its own moment, so that not all come due in one sample (10 ms
+# for 110 pods).
+_CARRY_STEPS: Final = 64
 _CARRY_BYTES: Final = 1 << 20
 _CARRY_THREADS: Final = 16
 # A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
 # age on it is taken as final and not read again.
 _SETTLED_S: Final = 5.0
+# Bytes in which a level fits: 19 digits.
+_LEVEL: Final = 32
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _RENAME_S: Final = 10.0
 
@@ -148,7 +153,7 @@ class PodReader:
         for cgroup in cgroups:
             key = (cgroup.path, cgroup.inode)
             before = self._last.get(key)
-            if before is None or fresh or not self._unmoved(before, now):
+            if before is None or fresh or not self._unmoved(before, cgroup.inode, now):
                 before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, notes=notes)
             if before is not None:
                 known[key] = before
@@ -187,14 +192,15 @@ class PodReader:
 
     # --- one pod
 
-    def _unmoved(self, known: _Known, now: float) -> bool:
+    def _unmoved(self, known: _Known, inode: int, now: float) -> bool:
         """Whether the last reading of this pod still is about right."""
         last = known.usage
-        if now - last.read_at >= _CARRY_S or last.memory_usage is None or last.thread_count is None:
+        due = _CARRY_S * (1 - inode % _CARRY_STEPS / (2 * _CARRY_STEPS))
+        if now - last.read_at >= due or last.memory_usage is None or last.thread_count is None:
             return False
         try:
-            usage = count(self._kept.read(known.usage_file))
-            threads = count(self._kept.read(known.pids_file))
+            usage = count(self._kept.read(known.usage_file, _LEVEL))
+            threads = count(self._kept.read(known.pids_file, _LEVEL))
         except Unreadable:
             return False
         if usage is None or threads is None:
