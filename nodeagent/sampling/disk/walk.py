@@ -88,6 +88,7 @@ _DIRECTORY: Final = struct.Struct("=8xQ16xQQQ40xqI28xQ")
 """stx_attributes, stx_ino, stx_size, stx_blocks, stx_ctime (seconds, nanoseconds), device (major, minor as one)."""
 _TYPE: Final = 29 if sys.byteorder == "little" else 28
 """The byte of stx_mode whose upper half is the file type."""
+_ONE: Final = struct.pack("=I", 1)
 _IS_DIRECTORY: Final = bytes(byte >> 4 == 4 for byte in range(256))
 # What the kernel says of an entry that is no longer what it was when its name was read.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
@@ -248,10 +249,10 @@ class _Answers:
     def special(self, count: int) -> list[int]:
         """The slots, of the first `count`, that hold a directory, or a file with more than one link."""
         types = bytes(self.byte[_TYPE : count * _SLOT : _SLOT]).translate(_IS_DIRECTORY)
-        links = self.word[_NLINK : count * _WORDS : _WORDS].tolist()
-        if links.count(1) == count and 1 not in types:
+        links = bytes(self.word[_NLINK : count * _WORDS : _WORDS])
+        if links == _ONE * count and 1 not in types:
             return []
-        return [slot for slot in range(count) if types[slot] or links[slot] != 1]
+        return [slot for slot in range(count) if types[slot] or links[slot * 4 : slot * 4 + 4] != _ONE]
 
     def is_directory(self, slot: int) -> bool:
         return self.byte[slot * _SLOT + _TYPE] >> 4 == 4

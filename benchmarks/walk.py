@@ -1,0 +1,155 @@
+"""How the disk walk compares with GNU `du`: ratios of CPU time (user + system), all measured in turns in one run.
+
+    python benchmarks/walk.py [--files 200000] [--per-directory 100] [--rounds 7] [--cold] [--keep DIR]
+
+Each round runs `du -s --block-size=512` and every kind of walk once, so that what disturbs the machine disturbs all.
+Shown are the medians of the ratios within a round. `--cold` (root) empties the kernel's caches before each run.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from nodeagent.sampling.disk.walk import Count, Remembered, Tally, Walk
+
+REMEMBER = 64 << 20
+GOALS = {
+    "first walk": "1.45",
+    "first walk, remembering": "1.45",
+    "inodes only": "0.45",
+    "second walk": "1.1",
+    "second walk, nobody wrote": "",
+    "1% of the files changed": "1.1",
+    "1% changed, the rest known to be unwritten": "0.1",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=200_000)
+    parser.add_argument("--per-directory", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cold", action="store_true", help="drop the kernel's caches before each run (root)")
+    parser.add_argument("--keep", type=Path, help="make the tree here, or use the one that is there, and leave it")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="walk-") as scratch:
+        top = given.keep or Path(scratch) / "tree"
+        if not top.exists():
+            make_tree(top, files=given.files, per_directory=given.per_directory)
+            time.sleep(2.1)  # only directories that are left alone for 2 s are remembered
+        run(top, rounds=given.rounds, cold=given.cold)
+    return 0
+
+
+def make_tree(top: Path, *, files: int, per_directory: int) -> None:
+    """Directories of files, 40 directories in each directory above; every tenth file holds something."""
+    made = number = 0
+    while made < files:
+        place = top / f"branch-{number // 40}" / f"directory-{number % 40}"
+        place.mkdir(parents=True)
+        directory = os.open(place, os.O_RDONLY)
+        for index in range(min(per_directory, files - made)):
+            file = os.open(f"file-{index}.dat", os.O_CREAT | os.O_WRONLY | os.O_EXCL, dir_fd=directory)
+            if index % 10 == 0:
+                os.write(file, b"x" * 100)
+            os.close(file)
+            made += 1
+        os.close(directory)
+        number += 1
+
+
+def walk(
+    top: Path,
+    *,
+    count: Count = Count.BYTES_AND_INODES,
+    previous: Remembered | None = None,
+    unwritten: bool = False,
+    remember: int = 0,
+) -> tuple[Tally, Remembered | None]:
+    with Walk(
+        os.open(top, os.O_RDONLY), count=count, previous=previous, unwritten=unwritten, remember=remember
+    ) as walking:
+        walking.step()
+        return walking.tally, walking.remembered
+
+
+def change(top: Path, share: float) -> int:
+    """Adds a file to this share of the leaf directories."""
+    leaves = sorted(top.glob("branch-*/directory-*"))
+    step = max(1, round(1 / share))
+    for leaf in leaves[::step]:
+        name = leaf / f"new-{time.monotonic_ns()}"
+        name.write_bytes(b"x" * 100)
+    return len(leaves[::step])
+
+
+def run(top: Path, *, rounds: int, cold: bool) -> None:
+    expected = int(
+        subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True).stdout.split()[0]
+    )
+    tally, remembered = walk(top, remember=REMEMBER)
+    if tally.bytes != expected * 512 or remembered is None:
+        raise SystemExit(f"the walk says {tally.bytes} bytes, du {expected * 512}")
+    known = remembered
+    print(f"{tally.inodes} inodes, {tally.directories} of them directories; {known.size >> 10} KiB remembered")
+
+    runs: dict[str, Callable[[], object]] = {
+        "first walk": lambda: walk(top),
+        "first walk, remembering": lambda: walk(top, remember=REMEMBER),
+        "inodes only": lambda: walk(top, count=Count.INODES),
+        "second walk": lambda: walk(top, previous=known, remember=REMEMBER),
+        "second walk, nobody wrote": lambda: walk(top, previous=known, unwritten=True, remember=REMEMBER),
+    }
+    ratios: dict[str, list[float]] = {name: [] for name in GOALS}
+    base = []
+    for _ in range(rounds):
+        du = measure(
+            lambda: subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True), cold
+        )
+        base.append(du)
+        for name, action in runs.items():
+            ratios[name].append(measure(action, cold) / du)
+    for _ in range(rounds):
+        du, asking, trusting, known = changed_round(top, known, cold)
+        ratios["1% of the files changed"].append(asking / du)
+        ratios["1% changed, the rest known to be unwritten"].append(trusting / du)
+    print(f"{'du':45} {statistics.median(base) * 1000:7.0f} ms CPU ({'cold' if cold else 'warm'}, {rounds} rounds)")
+    for name, values in ratios.items():
+        goal = f"  goal {GOALS[name]}" if GOALS[name] else ""
+        print(f"{name:45} {statistics.median(values):7.2f} x du   [{min(values):.2f} .. {max(values):.2f}]{goal}")
+    print(f"{'largest memory of this process':45} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10:7} MiB")
+
+
+def changed_round(top: Path, known: Remembered, cold: bool) -> tuple[float, float, float, Remembered]:
+    """CPU seconds of `du`, of a second walk and of one that trusts, after a change; and what to remember from it."""
+    change(top, 0.01)
+    du = measure(lambda: subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True), cold)
+    asking = measure(lambda: walk(top, previous=known, remember=REMEMBER), cold)
+    trusting = measure(lambda: walk(top, previous=known, unwritten=True), cold)
+    return du, asking, trusting, walk(top, remember=REMEMBER)[1] or known
+
+
+def measure(action: Callable[[], object], cold: bool) -> float:
+    """CPU seconds of this process and its children."""
+    if cold:
+        subprocess.run(["sync"], check=True)
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    before = cpu()
+    action()
+    return cpu() - before
+
+
+def cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,534 @@
+"""Whose bytes and inodes: what each pod holds on disk, and what nobody in a pod does.
+
+`Meter` counts the places of the pods one after another, in turns, so that one huge tree does not keep the others from
+being counted. Promises:
+
+1. A number is never more than what is there. A tree that was not walked to its end counts with what was seen of it,
+   because the pod that cannot be counted in time is the one that is looked for; `PodDisk.unknown` says so.
+2. A walk that did not end in time is continued by the next call.
+3. Memory and descriptors are bounded: see the constants.
+"""
+
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, VolumeUsage
+from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
+from nodeagent.sampling.disk.walk import Count, Remembered, Tally, Walk
+from nodeagent.sampling.host import Host, Unreadable
+
+# Entries that one tree may take before the next one gets its turn: 75 ms of CPU.
+_TURN: Final = 50_000
+# Walks that may be open at once, each with as many descriptors as its tree is deep (at most 128).
+_AT_ONCE: Final = 8
+# What all trees together may remember: with the tallies about 8 MiB for 200,000 files. A share is given to each tree
+# in its turn, so that the first ones, if huge, are the ones that are remembered.
+_REMEMBER: Final = 8 << 20
+# A walk that was left unfinished longer than this is begun anew: its first numbers are too old.
+_RESUME_S: Final = 300.0
+# However quiet a pod is, its files are asked for this often: `writes.py` says what goes unseen until then.
+_TRUSTED_S: Final = 600.0
+# Plain files in one log directory that are asked for. The kubelet keeps 5 for each container by default.
+_LOG_FILES: Final = 10_000
+# Open files and processes of one pod that are looked at for deleted files: 10 us each.
+_FDS: Final = 4096
+_PIDS: Final = 512
+
+
+class PodDisk(NamedTuple):
+    """What one pod holds on disk."""
+
+    uid: str
+    disk: DiskUsage
+    containers: Mapping[str, DiskUsage]
+    """By container id: its layer."""
+    logs: Mapping[str, DiskUsage]
+    """By container name: its logs."""
+    volumes: tuple[VolumeUsage, ...]
+    other_bytes: int
+    """Files that the kubelet counts against the pod's limit, but not in ranking: etc-hosts and what lies directly in
+    the pod's log directory."""
+    other_inodes: int
+    read_at: float
+    """When the oldest of these numbers was read, CLOCK_BOOTTIME."""
+    complete: bool
+    """Every place was found and walked to its end. False: the sums are lower bounds."""
+    unknown: tuple[str, ...]
+    """What is not counted, or only in part, and why."""
+    deleted: "DeletedFiles | None" = None
+    """None when the processes' open files were not looked at."""
+
+
+class DeletedFiles(NamedTuple):
+    """Files that no longer have a name but are held open, so that their bytes are in no walk."""
+
+    bytes: int
+    files: int
+    pid: int | None
+    """The process that holds the largest of them."""
+    complete: bool
+    """All of the pod's open files were looked at."""
+
+
+class Progress(NamedTuple):
+    """How far a measurement is."""
+
+    places: int
+    done: int
+    entries: int
+    """Files and directories that were looked at."""
+
+
+class _Sum:
+    """Bytes and inodes of one tree."""
+
+    __slots__ = ("bytes", "complete", "inodes", "read_at", "reason")
+
+    def __init__(self, read_at: float) -> None:
+        self.bytes: int | None = 0
+        self.inodes: int | None = 0
+        self.complete = True
+        self.reason = ""
+        self.read_at = read_at
+
+
+class _Known(NamedTuple):
+    """What an earlier measurement left."""
+
+    remembered: Remembered
+    started_at: float
+    asked_at: float
+    """When the last walk began that asked for every file."""
+
+
+class Meter:
+    """Counts pods' places. Not thread-safe: it belongs to one worker."""
+
+    def __init__(self, host: Host, *, kubelet_dir: str, pod_logs_dir: str, cgroups: str = "") -> None:
+        """`cgroups`: where the hierarchy is mounted on the host in which `PodUsage.cgroup` is a path. Without it the
+        pods' open files are not looked at."""
+        self._host = host
+        self._cgroups = cgroups
+        self._kubelet_dir = kubelet_dir
+        self._pod_logs_dir = pod_logs_dir
+        self._known: dict[Place, _Known] = {}
+        self._paused: dict[Place, Walk] = {}
+        self.progress = Progress(0, 0, 0)
+        """May be read by any thread."""
+
+    def close(self) -> None:
+        """Gives up the descriptors of unfinished walks."""
+        for walking in self._paused.values():
+            walking.close()
+        self._paused.clear()
+
+    def measure(
+        self,
+        pods: Sequence[PodUsage],
+        *,
+        until: float,
+        count: Count = Count.BYTES_AND_INODES,
+        unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, PodDisk]:
+        """What these pods hold, by UID; not later than time.monotonic() `until`, or when `stop` says so.
+
+        `unwritten(uid, since)`: whether this pod is known to have written nothing since that CLOCK_BOOTTIME.
+        """
+        if self._host.recorded:
+            return {}
+        found = find_places(self._host, pods, kubelet_dir=self._kubelet_dir, pod_logs_dir=self._pod_logs_dir)
+        self._forget(found)
+        self.progress = Progress(len(found.places), 0, 0)
+        sums: dict[Place, _Sum] = {}
+        turns: deque[tuple[Place, Walk]] = deque()
+        for place in found.places:
+            if stop() or time.monotonic() >= until:
+                break
+            started = self._start(place, sums, count, unwritten)
+            if started is not None:
+                turns.append((place, started))
+            while len(turns) >= _AT_ONCE:
+                self._turn(turns, sums, until)
+                if stop() or time.monotonic() >= until:
+                    break
+            else:
+                continue
+            break
+        while turns and not stop() and time.monotonic() < until:
+            self._turn(turns, sums, until)
+        for place, walking in turns:
+            sums[place] = _summed(walking.tally)
+            self._paused[place] = walking
+        disks = {pod.cgroup_uid: _pod_disk(pod, found, sums) for pod in pods}
+        for pod in pods if self._cgroups else ():
+            if stop() or time.monotonic() >= until:
+                break
+            disks[pod.cgroup_uid] = disks[pod.cgroup_uid]._replace(deleted=self._deleted(pod, found))
+        return disks
+
+    def _deleted(self, pod: PodUsage, found: Found) -> DeletedFiles:
+        """Looks at the open files of the pod's processes."""
+        place = f"{self._cgroups}{pod.cgroup}"
+        pids: list[int] = []
+        devices = {found.layers[c.container_id].device for c in pod.containers if c.container_id in found.layers}
+        for path in {self._kubelet_dir, *(place.base for place in found.places if place.uid == pod.cgroup_uid)}:
+            try:
+                devices.add(os.stat(self._host.real(self._host.resolve(path))).st_dev)
+            except (OSError, Unreadable):
+                continue  # then nothing of it can be held open either
+        for procs in self._procs(place):
+            try:
+                pids += [int(word) for word in self._host.read(procs).split()]
+            except (Unreadable, ValueError):
+                continue  # the container is gone, and its open files with it
+        return deleted_files(self._host, pids, frozenset(devices))
+
+    def _procs(self, place: str) -> list[str]:
+        try:
+            return [f"{place}/{name}/cgroup.procs" for name, _ in self._host.subdirectories(place)]
+        except Unreadable:
+            return []  # the pod is gone
+
+    def _forget(self, found: Found) -> None:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        places = set(found.places)
+        self._known = {place: known for place, known in self._known.items() if place in places}
+        for place, walking in list(self._paused.items()):
+            if place not in places or now - walking.tally.started_at > _RESUME_S:
+                walking.close()
+                del self._paused[place]
+
+    def _start(
+        self,
+        place: Place,
+        sums: dict[Place, _Sum],
+        count: Count,
+        unwritten: Callable[[str, float], bool],
+    ) -> Walk | None:
+        """A walk, when the place needs one; else its sum is there at once."""
+        paused = self._paused.pop(place, None)
+        if paused is not None:
+            if (paused.tally.bytes is None) == (count is Count.INODES):
+                return paused
+            paused.close()
+        try:
+            if place.kind in (Kind.LAYER, Kind.VOLUME):
+                known = self._known.get(place)
+                fresh = known is not None and time.clock_gettime(time.CLOCK_BOOTTIME) - known.asked_at < _TRUSTED_S
+                return Walk(
+                    open_place(self._host, place),
+                    count=count,
+                    previous=known.remembered if known else None,
+                    unwritten=known is not None and fresh and unwritten(place.uid, known.started_at),
+                    remember=max(0, _REMEMBER - sum(other.remembered.size for other in self._known.values())),
+                )
+            sums[place] = _read_now(self._host, place)
+        except (OSError, Unreadable) as error:
+            sums[place] = _failed(error)
+        self._step(0)
+        return None
+
+    def _turn(self, turns: deque[tuple[Place, Walk]], sums: dict[Place, _Sum], until: float) -> None:
+        place, walking = turns.popleft()
+        before = walking.tally.inodes
+        over = walking.step(entries=_TURN, until=until)
+        self._step(walking.tally.inodes - before, done=over)
+        if not over:
+            turns.append((place, walking))
+            return
+        sums[place] = _summed(walking.tally)
+        remembered = walking.remembered
+        if remembered is not None:
+            tally, known = walking.tally, self._known.get(place)
+            asked = known.asked_at if known is not None and tally.reused else tally.started_at
+            self._known[place] = _Known(remembered, tally.started_at, asked)
+        walking.close()
+
+    def _step(self, entries: int, *, done: bool = True) -> None:
+        so_far = self.progress
+        self.progress = Progress(so_far.places, so_far.done + done, so_far.entries + entries)
+
+
+# --- one place -------------------------------------------------------------------------------------------------------
+
+
+def _summed(tally: Tally) -> _Sum:
+    result = _Sum(tally.started_at)
+    result.bytes, result.inodes = tally.bytes, tally.inodes
+    result.complete = tally.complete and not tally.unknown
+    if not tally.complete:
+        result.reason = "not walked to its end in time: a lower bound"
+    elif tally.unknown:
+        result.reason = f"{tally.unknown} parts unreadable: {tally.unknown_reason}"
+    return result
+
+
+def _failed(error: OSError | Unreadable) -> _Sum:
+    result = _Sum(time.clock_gettime(time.CLOCK_BOOTTIME))
+    if isinstance(error, FileNotFoundError):
+        return result  # nothing is there: that is 0
+    result.bytes = result.inodes = None
+    result.complete = False
+    result.reason = error.reason if isinstance(error, Unreadable) else error.strerror or str(error)
+    return result
+
+
+def _read_now(host: Host, place: Place) -> _Sum:
+    """Of a place that needs no walk. Raises OSError."""
+    result = _Sum(time.clock_gettime(time.CLOCK_BOOTTIME))
+    if place.kind is Kind.HOSTS:
+        fd = open_place(host, place, parent=True)
+        try:
+            found = os.stat(place.below[-1], dir_fd=fd, follow_symlinks=False)
+        finally:
+            os.close(fd)
+        if stat.S_ISREG(found.st_mode):
+            result.bytes, result.inodes = found.st_blocks * 512, 1
+        return result
+    fd = open_place(host, place)
+    try:
+        if place.kind is Kind.MEMORY_VOLUME:
+            numbers = os.fstatvfs(fd)
+            result.bytes = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
+            result.inodes = numbers.f_files - numbers.f_ffree
+        else:
+            _plain_files(fd, result)
+    finally:
+        os.close(fd)
+    return result
+
+
+def _plain_files(fd: int, result: _Sum) -> None:
+    """Plain files directly in a directory, each name of them, as the kubelet counts logs."""
+    blocks = files = 0
+    with os.scandir(fd) as entries:
+        for looked, entry in enumerate(entries):
+            if looked >= _LOG_FILES:
+                result.complete, result.reason = False, f"more than {_LOG_FILES} log files: a lower bound"
+                break
+            if not entry.is_file(follow_symlinks=False):
+                continue
+            try:
+                blocks += entry.stat(follow_symlinks=False).st_blocks
+            except FileNotFoundError:
+                continue  # rotated away
+            files += 1
+    result.bytes, result.inodes = blocks * 512, files
+
+
+# --- one pod ---------------------------------------------------------------------------------------------------------
+
+
+def _pod_disk(pod: PodUsage, found: Found, sums: Mapping[Place, _Sum]) -> PodDisk:
+    mine = [place for place in found.places if place.uid == pod.cgroup_uid]
+    unknown = list(found.unknown.get(pod.cgroup_uid, ()))
+    read_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    layers: dict[str, DiskUsage] = {}
+    logs: dict[str, DiskUsage] = {}
+    volumes: list[VolumeUsage] = []
+    other_bytes = other_inodes = 0
+    for place in mine:
+        total = sums.get(place)
+        if total is None:
+            unknown.append(f"{place.kind.value} {place.name}: not looked at in time")
+            total = _Sum(read_at)
+            total.bytes = total.inodes = None
+        elif total.reason:
+            unknown.append(f"{place.kind.value} {place.name}: {total.reason}")
+        read_at = min(read_at, total.read_at)
+        if place.kind is Kind.LAYER:
+            layers[place.name] = DiskUsage(rootfs_bytes=total.bytes, rootfs_inodes=total.inodes)
+        elif place.kind is Kind.LOGS:
+            logs[place.name] = DiskUsage(logs_bytes=total.bytes, logs_inodes=total.inodes)
+        elif place.kind in (Kind.VOLUME, Kind.MEMORY_VOLUME):
+            memory = place.kind is Kind.MEMORY_VOLUME
+            volumes.append(VolumeUsage(place.name, total.bytes, total.inodes, memory))
+        else:
+            other_bytes += total.bytes or 0
+            other_inodes += total.inodes or 0
+    on_disk = [volume for volume in volumes if not volume.memory_backed]
+    unfound = len(layers) < len(pod.containers) and not layers
+    disk = DiskUsage(
+        rootfs_bytes=None if unfound else _total(usage.rootfs_bytes for usage in layers.values()),
+        rootfs_inodes=None if unfound else _total(usage.rootfs_inodes for usage in layers.values()),
+        logs_bytes=_total(usage.logs_bytes for usage in logs.values()),
+        logs_inodes=_total(usage.logs_inodes for usage in logs.values()),
+        volumes_bytes=_total(volume.used_bytes for volume in on_disk),
+        volumes_inodes=_total(volume.used_inodes for volume in on_disk),
+    )
+    return PodDisk(
+        pod.cgroup_uid, disk, layers, logs, tuple(volumes), other_bytes, other_inodes, read_at, not unknown,
+        tuple(unknown),
+    )  # fmt: skip
+
+
+def _total(parts: Iterable[int | None]) -> int | None:
+    """The sum of what is known; None when there are parts and none of them is."""
+    known = list(parts)
+    numbers = [part for part in known if part is not None]
+    return sum(numbers) if numbers or not known else None
+
+
+def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
+    """The pod's usage with what was measured of its disk; as it is when nothing was."""
+    if found is None:
+        return usage
+    containers = tuple(_container(container, found) for container in usage.containers)
+    return usage._replace(disk=found.disk, containers=containers, volumes=found.volumes)
+
+
+def _container(container: ContainerUsage, found: PodDisk) -> ContainerUsage:
+    layer = found.containers.get(container.container_id, DiskUsage())
+    log = found.logs.get(container.name or "", DiskUsage())
+    return container._replace(
+        disk=DiskUsage(
+            rootfs_bytes=layer.rootfs_bytes,
+            rootfs_inodes=layer.rootfs_inodes,
+            logs_bytes=log.logs_bytes,
+            logs_inodes=log.logs_inodes,
+            volumes_bytes=0,
+            volumes_inodes=0,
+        )
+    )
+
+
+# --- deleted but open ------------------------------------------------------------------------------------------------
+
+
+def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> DeletedFiles:
+    """What these processes hold open of deleted files on these devices (of disks, and of overlay mounts: st_dev). Each
+    file counts once. Processes that end meanwhile, or may not be looked at, are passed over. Never raises."""
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+    left = _FDS
+    complete = len(pids) <= _PIDS
+    for pid in pids[:_PIDS]:
+        directory = host.real(f"/proc/{pid}/fd")
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            complete = False
+            continue
+        complete = complete and len(names) <= left
+        for name in names[:left]:
+            try:
+                if not os.readlink(f"{directory}/{name}").endswith(" (deleted)"):
+                    continue
+                found = os.stat(f"{directory}/{name}")
+            except OSError:
+                continue  # closed meanwhile
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev in devices:
+                seen[found.st_dev, found.st_ino] = (found.st_blocks * 512, pid)
+        left -= min(left, len(names))
+    largest = max(seen.values(), default=None)
+    return DeletedFiles(sum(size for size, _ in seen.values()), len(seen), largest[1] if largest else None, complete)
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+class HostDirectory(NamedTuple):
+    """A directory of the host outside the pods."""
+
+    path: str
+    bytes: int
+    inodes: int
+    complete: bool
+    """False: a lower bound."""
+
+
+class Rest(NamedTuple):
+    """What of a file system is in no pod."""
+
+    used_bytes: int
+    attributed_bytes: int
+    used_inodes: int
+    attributed_inodes: int
+    largest: tuple[HostDirectory, ...]
+
+    @property
+    def unattributed_bytes(self) -> int:
+        return max(0, self.used_bytes - self.attributed_bytes)
+
+    @property
+    def unattributed_inodes(self) -> int:
+        return max(0, self.used_inodes - self.attributed_inodes)
+
+
+# Directories that are looked into one level deeper, because everything is in them.
+_OPENED: Final = ("/", "/var", "/var/lib", "/var/log")
+_NOT_WALKED: Final = frozenset({"/proc", "/sys", "/dev", "/run"})
+
+
+def unattributed(
+    host: Host, path: str, *, attributed: Iterable[PodDisk], layers_here: bool, volumes_here: bool, until: float,
+    show: int = 8,
+) -> Rest:  # fmt: skip
+    """What the file system that holds `path` uses beside these pods, and its largest host directories as far as they
+    could be walked until time.monotonic() `until`. `layers_here`, `volumes_here`: whether the pods' writable layers,
+    and their logs and volumes, are on it. Raises Unreadable."""
+    fd = host.open(path)
+    try:
+        numbers = os.fstatvfs(fd)
+        device = os.fstat(fd).st_dev
+    except OSError as error:
+        raise Unreadable(path, error.errno or 0, error.strerror or str(error)) from error
+    finally:
+        os.close(fd)
+    mine_bytes = mine_inodes = 0
+    for pod in attributed:
+        if layers_here:
+            mine_bytes += pod.disk.rootfs_bytes or 0
+            mine_inodes += pod.disk.rootfs_inodes or 0
+        if volumes_here:
+            mine_bytes += (pod.disk.logs_bytes or 0) + (pod.disk.volumes_bytes or 0) + pod.other_bytes
+            mine_inodes += (pod.disk.logs_inodes or 0) + (pod.disk.volumes_inodes or 0) + pod.other_inodes
+    return Rest(
+        used_bytes=(numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize,
+        attributed_bytes=mine_bytes,
+        used_inodes=numbers.f_files - numbers.f_ffree,
+        attributed_inodes=mine_inodes,
+        largest=tuple(largest_directories(host, device, until=until)[:show]),
+    )
+
+
+def largest_directories(host: Host, device: int, *, until: float) -> list[HostDirectory]:
+    """Host directories on this device (st_dev), largest first; those that time.monotonic() `until` left no time for are
+    missing, the one it cut short is a lower bound."""
+    found = []
+    for path in _candidates(host):
+        if time.monotonic() >= until:
+            break
+        try:
+            fd = host.open(path)
+        except Unreadable:
+            continue
+        try:
+            here = os.fstat(fd)
+        except OSError:
+            os.close(fd)
+            continue
+        if here.st_dev != device or not stat.S_ISDIR(here.st_mode):
+            os.close(fd)
+            continue
+        with Walk(fd) as walking:
+            walking.step(until=until)
+            tally = walking.tally
+        found.append(HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete))
+    return sorted(found, key=lambda directory: -directory.bytes)
+
+
+def _candidates(host: Host) -> list[str]:
+    """Directories one level below those of _OPENED, the most likely ones first."""
+    paths = []
+    for top in reversed(_OPENED):
+        try:
+            names = [name for name, _ in host.subdirectories(top)]
+        except Unreadable:
+            continue
+        paths += [os.path.join(top, name) for name in sorted(names)]
+    return [path for path in paths if path not in _OPENED and path not in _NOT_WALKED]

@@ -1,0 +1,198 @@
+"""The thread that walks: on request only, at idle I/O priority, never waited for.
+
+Promises:
+
+1. `request` and `latest` return at once, whatever the disks do.
+2. One measurement is under way at a time; a request made meanwhile is the next one, and only the newest is kept.
+3. A thread that does not come back (a mount that hangs) is abandoned after its deadline and `_PATIENCE_S`; a new one
+   takes the next request. Not more than `_ABANDONED` such threads are left behind: then there are no measurements until
+   one of them returns, and `latest().trouble` says so.
+4. What an abandoned thread finds later is thrown away.
+
+A thread inside a system call on a dead mount cannot be ended. So each thread has a `Meter` of its own, which an
+abandoned one keeps: nothing is shared but the mailbox.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from nodeagent.model import PodUsage
+from nodeagent.sampling.disk.attribution import Meter, PodDisk, Progress
+from nodeagent.sampling.disk.walk import Count
+
+# How much longer than its deadline a thread may take before it is given up: one turn of a walk takes 75 ms of CPU, at
+# idle priority on a busy disk some seconds.
+_PATIENCE_S: Final = 10.0
+_ABANDONED: Final = 4
+
+
+class Request(NamedTuple):
+    """What is to be measured."""
+
+    pods: tuple[PodUsage, ...]
+    budget_s: float
+    """Wall time that it may take."""
+    what: Count = Count.BYTES_AND_INODES
+
+
+class Measured(NamedTuple):
+    """The newest that is known."""
+
+    pods: Mapping[str, PodDisk]
+    """By UID; empty before the first measurement. Every number has its own `read_at`."""
+    finished_at: float | None
+    """CLOCK_BOOTTIME; None before the first measurement has ended."""
+    running: bool
+    progress: Progress
+    """Of the measurement under way, or of the last one."""
+    trouble: str
+    """Why measurements fail or do not take place; empty when they do."""
+
+
+class _Job:
+    """One thread and what it shares with the outside."""
+
+    __slots__ = ("deadline", "meter", "stop", "thread", "wake")
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.thread: threading.Thread | None = None
+        self.wake = threading.Event()
+        self.stop = threading.Event()
+        self.deadline: float | None = None
+        """time.monotonic() by which it should have come back; None while it waits for a request."""
+
+
+class DiskWorker:
+    """Measures in a thread of its own. Its methods belong to one thread, the loop's."""
+
+    def __init__(
+        self,
+        make_meter: Callable[[], Meter],
+        *,
+        unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
+        wake: Callable[[], None] = lambda: None,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        """`make_meter` is called once for each thread. That thread calls `unwritten` (see Meter.measure), and `wake`
+        after each measurement."""
+        self._make_meter = make_meter
+        self._unwritten = unwritten
+        self._wake = wake
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._next: Request | None = None
+        self._pods: Mapping[str, PodDisk] = {}
+        self._finished_at: float | None = None
+        self._failure = ""
+        self._job: _Job | None = None
+        self._lost: list[_Job] = []
+
+    def request(self, request: Request) -> None:
+        """Asks for a measurement. It replaces one that was asked for and has not begun."""
+        with self._lock:
+            self._next = request
+        self._look_after()
+        if self._job is None and len(self._lost) < _ABANDONED:
+            self._job = job = _Job(self._make_meter())
+            job.thread = threading.Thread(target=self._run, args=(job,), name="disk", daemon=True)
+            job.thread.start()
+        if self._job is not None:
+            self._job.wake.set()
+
+    def latest(self) -> Measured:
+        """What is known now."""
+        self._look_after()
+        job = self._job
+        with self._lock:
+            trouble = self._failure
+            if self._lost:
+                trouble = f"{len(self._lost)} walks hang in the kernel: is a mount dead?"
+            running = job is not None and job.deadline is not None
+            progress = job.meter.progress if job is not None else Progress(0, 0, 0)
+            return Measured(self._pods, self._finished_at, running, progress, trouble)
+
+    def cancel(self) -> None:
+        """Ends the measurement under way after its present turn; what it has counted is published."""
+        with self._lock:
+            self._next = None
+        if self._job is not None:
+            self._job.stop.set()
+
+    def close(self, *, timeout_s: float = 1.0) -> None:
+        """Ends the thread, and waits for it as long as this at most."""
+        job, self._job = self._job, None
+        if job is None or job.thread is None:
+            return
+        with self._lock:
+            self._next = None
+        job.deadline = -1.0  # tells the thread that it is no longer wanted
+        job.stop.set()
+        job.wake.set()
+        job.thread.join(timeout_s)
+
+    def _look_after(self) -> None:
+        self._lost = [job for job in self._lost if job.thread is not None and job.thread.is_alive()]
+        job = self._job
+        if job is not None and job.deadline is not None and time.monotonic() > job.deadline + self._patience_s:
+            job.stop.set()
+            self._lost.append(job)
+            self._job = None
+
+    # --- in the thread
+
+    def _run(self, job: _Job) -> None:
+        be_idle()
+        try:
+            while self._job is job:
+                job.wake.wait()
+                job.wake.clear()
+                with self._lock:
+                    request, self._next = self._next, None
+                if request is not None and self._job is job:
+                    self._measure(job, request)
+        finally:
+            job.meter.close()
+
+    def _measure(self, job: _Job, request: Request) -> None:
+        until = time.monotonic() + request.budget_s
+        job.stop.clear()
+        job.deadline = until
+        pods: Mapping[str, PodDisk] = {}
+        failure = ""
+        try:
+            pods = job.meter.measure(
+                request.pods,
+                until=until,
+                count=request.what,
+                unwritten=self._unwritten,
+                stop=job.stop.is_set,
+            )
+        except Exception as error:  # whatever it is, the thread must live, and the report say so
+            failure = f"measuring disks failed: {type(error).__name__}: {error}"
+        with self._lock:
+            if self._job is not job:
+                return
+            job.deadline = None
+            self._failure = failure
+            if not failure:
+                self._pods = pods
+                self._finished_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._wake()
+
+
+def be_idle() -> bool:
+    """Gives this thread the idle I/O class, in which it gets the disk only when nobody else wants it; false where the
+    kernel does not let it. Its CPU priority stays: walking is wanted most when the node is busy."""
+    import ctypes
+    import platform
+
+    # psutil's ionice does the same for 12 MiB. The numbers are those of the kernel's system call tables.
+    number = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "s390x": 282, "ppc64le": 273}.get(platform.machine())
+    if number is None:
+        return False
+    who_process, this_thread, idle = 1, 0, 3 << 13
+    reply: int = ctypes.CDLL(None).syscall(number, who_process, this_thread, idle)
+    return reply == 0
