@@ -234,8 +234,13 @@ class Host:
         if proc is None or proc.fstype != "proc":
             reason = f"{self._prefix}/proc is no mounted procfs but a copy, so {path} there is {_NOT_THIS_HOST}"
             raise Unreadable(path, 0, reason)
-        ours = covering_mount(own, os.path.realpath(self._prefix) + path)
-        theirs = covering_mount(self.mounts(), path)
+        there = os.path.realpath(self._prefix) + path
+        host = self.mounts()
+        ours, theirs = covering_mount(own, there), covering_mount(host, path)
+        if ours is not None and theirs is not None and ours.point == there and theirs.point != path:
+            # Mounted for us by name (a hostPath), where the host has no mount but perhaps a link, which was followed
+            # outside and cannot be seen from here: it is enough that the host has that device at all.
+            theirs = next((mount for mount in host if mount.device == ours.device), theirs)
         if ours is None or theirs is None or ours.device != theirs.device:
             reason = f"the host has {_told(theirs)} there, we see {_told(ours)}: {_NOT_THIS_HOST} (mount propagation?)"
             raise Unreadable(path, 0, reason)

@@ -116,6 +116,23 @@ def test_a_mount_that_was_not_propagated_is_unknown_not_the_disk_below_it(tmp_pa
         assert os.system(f"umount -l {tmp_path}/proc && umount -l {tmp_path}") == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
+def test_a_host_path_that_is_a_link_on_the_host_answers_as_what_was_mounted(tmp_path: Path) -> None:
+    """A narrow DaemonSet: /proc and one directory, which the host reaches through a link to another disk."""
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("needs a tmpfs at /dev/shm")
+    for place in ("proc", "var/lib/kubelet/pods"):
+        (tmp_path / place).mkdir(parents=True)
+    target = tmp_path / "var/lib/kubelet"
+    if os.system(f"mount --bind /proc {tmp_path}/proc && mount --bind /dev/shm {target}") != 0:
+        pytest.skip("this sandbox does not allow bind mounts")
+    try:
+        host = open_host(str(tmp_path))
+        assert host.statvfs("/var/lib/kubelet").capacity == Host("/").statvfs("/dev/shm").capacity
+    finally:
+        assert os.system(f"umount -l {target} && umount -l {tmp_path}/proc") == 0
+
+
 def test_a_recording_answers_file_systems_from_its_listing(tmp_path: Path) -> None:
     disk, images = TreeDisk(available=7 << 30), TreeDisk(available=3 << 30, device=(259, 2))
     host = open_host(write_node(tmp_path, Node(nodefs=disk, imagefs=images)))
