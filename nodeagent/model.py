@@ -619,6 +619,9 @@ class Victim(NamedTuple):
     annotations: Mapping[str, str]
     """The kubelet's event annotations."""
     predicted_relief: int | None
+    limit: str = ""
+    """The limit of its own that the pod exceeds (`emptydirfs.limit` ...); `threshold` is then that limit, not one of
+    the node. Empty for an eviction under pressure."""
 
 
 class ReliefReport(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final
 
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, Outcome, OutcomeKind, Refusal, Victim
-from nodeagent.policy import amounts, budget, ledger, protection, thresholds
+from nodeagent.policy import amounts, budget, ledger, local_storage, protection, thresholds
 from nodeagent.policy.figures import FUTURE_S, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.state import PolicyState
@@ -35,7 +35,7 @@ def recheck(
         return Refusal("snapshot-old", "the sample is not newer than the one of the decision")
     return (
         nobody(snapshot, now=now, config=config)
-        or _recovered(victim, snapshot, now=now, config=config)
+        or (None if victim.limit else _recovered(victim, snapshot, now=now, config=config))
         or _changed(victim, entry, snapshot, config=config)
     )
 
@@ -69,6 +69,8 @@ def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Co
         return Refusal("terminating", f"{pod.key} is terminating already")
     if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
         return protection.OWN_POD
+    if victim.limit and not local_storage.violations((view,), layout=snapshot.layout):
+        return Refusal("recovered", f"{pod.key} does not exceed {victim.limit} any more")
     return next(iter(protection.standing(view.pod, config.protection)), None)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Bucket, Budgets
-from nodeagent.model import Pod, Refusal, Signal
+from nodeagent.model import Pod, Refusal
 
 NODE: Final = "node"
 NAMESPACE: Final = "namespace"
@@ -79,9 +79,9 @@ def owner_of(pod: Pod) -> str:
     return pod.owner.uid if pod.owner is not None and pod.owner.uid else pod.uid
 
 
-def keys_of(pod: Pod, signal: Signal) -> tuple[str, ...]:
-    """The buckets that evicting `pod` for `signal` takes a token from."""
-    return (NODE, f"{NAMESPACE}/{pod.namespace}", f"{OWNER}/{owner_of(pod)}", f"{SIGNAL}/{signal.value}")
+def keys_of(pod: Pod, signal: str) -> tuple[str, ...]:
+    """The buckets that evicting `pod` for `signal` (or for a limit of its own) takes a token from."""
+    return (NODE, f"{NAMESPACE}/{pod.namespace}", f"{OWNER}/{owner_of(pod)}", f"{SIGNAL}/{signal}")
 
 
 def bucket_of(key: str, budgets: Budgets) -> Bucket:

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import Config, OnBlocked, OnFutile
 from nodeagent.model import (
     SIGNAL_TABLE,
+    Amount,
     Deficit,
     Method,
     NodeSnapshot,
@@ -37,11 +38,24 @@ from nodeagent.model import (
     ReliefReport,
     Signal,
     SignalVerdict,
+    Threshold,
     ThresholdVerdict,
     Tier,
     Victim,
 )
-from nodeagent.policy import amounts, budget, choice, conditions, ledger, messages, ranking, relief, thresholds
+from nodeagent.policy import (
+    amounts,
+    budget,
+    choice,
+    conditions,
+    ledger,
+    local_storage,
+    messages,
+    overuse,
+    ranking,
+    relief,
+    thresholds,
+)
 from nodeagent.policy.aftermath import nobody, recheck, settle
 from nodeagent.policy.figures import ABSURD, figure
 from nodeagent.policy.ledger import Entry, Stage
@@ -96,8 +110,11 @@ def decide(
         growth=state.growth,
         memo=memo if memo is not None else Memo(),
     )
-    # 5-7: deficit, ranking, protections, budgets, relief
-    served, refusals, budgets = _serve_most_urgent(case, judged, budgets, always_rank=always_rank)
+    served, refusals, budgets = _serve_limits(case, budgets)
+    if not served.victims:
+        # 5-7: deficit, ranking, protections, budgets, relief
+        served, more, budgets = _serve_most_urgent(case, judged, budgets, always_rank=always_rank)
+        refusals = (*refusals, *more)
     plan = Plan(
         id=case.plan_id,
         made_at=now,
@@ -160,6 +177,27 @@ class _Served(NamedTuple):
     victims: tuple[Victim, ...] = ()
     entries: tuple[Entry, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+
+def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
+    """Pods over their own local-storage limits, before any threshold as in the kubelet; off by default."""
+    snapshot, now, config = case.snapshot, case.now, case.config
+    served = _Served(Signal.NODEFS)
+    if (
+        not config.local_storage_limits
+        or nobody(snapshot, now=now, config=config)
+        or budget.waiting(budgets.api, now=now)
+    ):
+        return served, (), budgets
+    over = overuse.choose(snapshot, budgets=budgets, book=case.ledger, now=now, config=config)
+    if not over.violations:
+        return served, over.refusals, budgets
+    lineup = case.line_up(Signal.NODEFS, tier=Tier.HARD)
+    victims = tuple([_over_limit(violation, config) for violation in over.violations])
+    seen = snapshot.observations[Signal.NODEFS]
+    entries = tuple([_entry(case, victim, seen, spends=True) for victim in victims])
+    served = served._replace(order=lineup.order, ranking=tuple(lineup.pods), victims=victims, entries=entries)
+    return served, over.refusals, over.budgets
 
 
 def _serve_most_urgent(
@@ -338,6 +376,24 @@ def _victim(
     )
 
 
+def _over_limit(violation: local_storage.Violation, config: Config) -> Victim:
+    """As the kubelet, without event annotations; its threshold is the limit itself."""
+    pod, usage = violation.view
+    limit = Amount(violation.allowed, None, messages.written_quantity(violation.allowed))
+    return Victim(
+        pod=pod,
+        cgroup=usage.cgroup if usage is not None else "",
+        threshold=Threshold(Signal.NODEFS, limit),
+        tier=Tier.HARD,
+        method=Method.EVICT,
+        grace_period_s=grace_s(pod, Tier.HARD, config=config),
+        message=violation.message,
+        annotations={},
+        predicted_relief=None,
+        limit=violation.limit.value,
+    )
+
+
 def grace_s(pod: Pod, tier: Tier, *, config: Config) -> float:
     """The grace to ask for, in whole seconds: hard the configured one, soft the maximum; the pod's own if shorter."""
     most_s = config.escalation.hard_grace_period_s if tier is Tier.HARD else config.eviction_max_pod_grace_period_s
@@ -364,7 +420,8 @@ def _entry(case: _Case, victim: Victim, observation: Observation, *, spends: boo
         predicted=victim.predicted_relief or 0,
         grace_s=victim.grace_period_s,
         until=case.now + case.config.cluster.request_timeout_s + victim.grace_period_s + ledger.SLACK_S,
-        buckets=budget.keys_of(pod, threshold.signal) if spends else (),
+        buckets=budget.keys_of(pod, victim.limit or threshold.signal) if spends else (),
+        limit=victim.limit,
     )
 
 

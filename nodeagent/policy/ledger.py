@@ -77,6 +77,8 @@ class Entry(NamedTuple):
     buckets: tuple[str, ...]
     """Where its tokens came from; empty when the pod was only shortened."""
     gone_at: float | None = None
+    limit: str = ""
+    """Set when the pod goes for a limit of its own: nothing was predicted, so nothing is measured."""
 
 
 class Departing(NamedTuple):
@@ -135,9 +137,9 @@ def observe(state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: C
             entries.append(moved)
     failures = state.failures
     for entry in expired:
-        if entry.stage is Stage.ACCEPTED:
+        if entry.stage is Stage.ACCEPTED and not entry.limit:
             failures = _failed(failures, entry.signal, 1, now=now, config=config)
-    kept, reports = _measured(entries, snapshot)
+    kept, reports = _measured([each for each in entries if not (each.limit and each.stage is Stage.GONE)], snapshot)
     for report in reports:
         if report.measured < ENOUGH * report.predicted:
             failures = _failed(failures, report.signal, len(report.pod_uids), now=now, config=config)

@@ -1,0 +1,70 @@
+"""Evictions of pods that exceed their own local-storage limits: a kubelet's affair, ours only where that is configured.
+
+Each pod over a limit goes for itself, so there is no deficit, no ranking and no relief to weigh: protections, budgets
+and back-off decide, pods in the order of their names, at most `relief.maxVictims` in one decision. The grace is the
+hard one, as the kubelet's is (KUBELET-CONTRACT 6).
+"""
+
+from typing import NamedTuple
+
+from nodeagent.config.schema import Config
+from nodeagent.model import NodeSnapshot, PodView, Refusal, Tier
+from nodeagent.policy import budget, ledger, local_storage, protection
+from nodeagent.policy.local_storage import Violation
+
+
+class Overuse(NamedTuple):
+    """Who goes for a limit of his own."""
+
+    violations: tuple[Violation, ...]
+    budgets: budget.BudgetState
+    refusals: tuple[Refusal, ...]
+    """Why others that exceed a limit stay."""
+
+
+def choose(
+    snapshot: NodeSnapshot,
+    *,
+    budgets: budget.BudgetState,
+    book: ledger.LedgerState,
+    now: float,
+    config: Config,
+) -> Overuse:
+    """The pods that are to go now because they exceed a limit of their own, with their tokens taken."""
+    found = local_storage.violations(snapshot.pods, layout=snapshot.layout)
+    chosen: list[Violation] = []
+    refusals: list[Refusal] = []
+    under_way = {entry.pod_uid: entry for entry in book.entries}
+    for violation in sorted(found, key=lambda each: each.view.pod.key):
+        pod = violation.view.pod
+        if len(chosen) >= config.relief.max_victims:
+            break
+        refusal = protected(violation.view, violation.used, snapshot, config=config)
+        if refusal is None and pod.uid in under_way:
+            refusal = ledger.under_way(under_way[pod.uid])
+        if refusal is None:
+            refusal = budget.held_by(budget.holds(budgets, now=now, budgets=config.budgets), pod)
+        if refusal is None:
+            taken = budget.take(budgets, budget.keys_of(pod, violation.limit), now=now, budgets=config.budgets)
+            if isinstance(taken, Refusal):
+                refusal = taken
+            else:
+                budgets = taken
+                chosen.append(violation)
+        if refusal is not None:
+            refusals.append(Refusal(refusal.code, f"{pod.key} exceeds {violation.limit.value}: {refusal.message}"))
+    return Overuse(tuple(chosen), budgets, tuple(refusals))
+
+
+def protected(view: PodView, used: int, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
+    """The first reason why this pod is not to be evicted for a limit of its own."""
+    pod, usage = view
+    if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
+        return protection.OWN_POD
+    fresh = usage is not None and 0 <= snapshot.taken_at - usage.read_at <= config.sampling.stale_after_s
+    scene = protection.Scene(config.protection, Tier.HARD, "local storage", snapshot.taken_at, snapshot.wall_time)
+    reasons = (
+        *protection.standing(pod, config.protection),
+        *protection.momentary(pod, usage, used if fresh else None, scene),
+    )
+    return reasons[0] if reasons else None
