@@ -155,6 +155,7 @@ def test_waits_differ_between_subjects_so_that_a_fleet_does_not_return_at_once()
     assert len({wait.until for wait in waits if wait is not None}) > 10
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 1e6))
 def test_no_clock_makes_tokens_out_of_nothing(since: float, now: float) -> None:
     level = budget.refilled(budget.Level(1, since), SMALL.node, now=now)

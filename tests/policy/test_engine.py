@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import (
@@ -685,12 +685,12 @@ bad_numbers = st.sampled_from([None, -1, -(1 << 70), math.nan, math.inf, -math.i
 bad_times = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, NOW - 3600, NOW + 3600])
 
 
+@settings(deadline=None)
 @given(
     field=st.sampled_from(["available", "capacity", "read_at"]),
     number=bad_numbers,
     time=bad_times,
 )
-@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_bad_observation_never_leads_to_an_eviction(field: str, number: Any, time: float) -> None:
     node = pressed(view("hog", 2 * GI))
     change: dict[str, Any] = {field: time if field == "read_at" else number}
@@ -702,6 +702,7 @@ def test_a_bad_observation_never_leads_to_an_eviction(field: str, number: Any, t
         assert victims(plan) == []
 
 
+@settings(deadline=None)
 @given(
     field=st.sampled_from(["memory_working_set", "read_at"]),
     number=bad_numbers,
@@ -719,12 +720,14 @@ def test_a_pod_with_bad_usage_is_never_a_victim(field: str, number: Any, time: f
     assert msgspec.json.decode(msgspec.json.encode(after), type=PolicyState) == after
 
 
+@settings(deadline=None)
 @given(number=bad_numbers)
 def test_a_bad_unreclaimable_number_counts_no_more_than_half_of_the_working_set(number: Any) -> None:
     plan, _ = decide(pressed(view("hog", 2 * GI, usage_more={"memory_unreclaimable": number})))
     assert plan.ranking[0].relief == GI
 
 
+@settings(deadline=None)
 @given(number=st.sampled_from([-1, math.nan, math.inf, 1 << 70]))
 def test_a_pod_with_an_impossible_request_is_never_a_victim(number: Any) -> None:
     bad = view("bad", 4 * GI, qos=BE)
@@ -734,6 +737,7 @@ def test_a_pod_with_an_impossible_request_is_never_a_victim(number: Any) -> None
     assert victims(plan) == ["hog"]
 
 
+@settings(deadline=None)
 @given(taken_at=bad_times, wall_time=bad_times)
 def test_a_snapshot_of_a_broken_clock_never_leads_to_an_eviction(taken_at: float, wall_time: float) -> None:
     node = pressed(view("hog", 2 * GI))._replace(taken_at=taken_at, wall_time=wall_time)
@@ -741,6 +745,7 @@ def test_a_snapshot_of_a_broken_clock_never_leads_to_an_eviction(taken_at: float
     assert victims(plan) == []
 
 
+@settings(deadline=None)
 @given(
     deletion=st.sampled_from([math.nan, math.inf, -math.inf, -1.0, WALL - 1e9, WALL + 1e9]),
     grace=st.sampled_from([None, math.nan, -1.0, math.inf, 0.0]),

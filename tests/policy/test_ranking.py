@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import Ranking, RankingKey
@@ -142,6 +142,7 @@ some_rules = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(some_pods, some_rules, st.sampled_from(Signal), st.randoms(use_true_random=False))
 def test_the_order_does_not_depend_on_how_pods_were_listed(
     pods: list[PodView], rules: Ranking, signal: Signal, chance: random.Random
@@ -151,6 +152,7 @@ def test_the_order_does_not_depend_on_how_pods_were_listed(
     assert names(*pods, signal=signal, rules=rules) == names(*shuffled, signal=signal, rules=rules)
 
 
+@settings(deadline=None)
 @given(some_pods, some_rules, st.integers(0, 11), st.integers(1, 4 * GI))
 def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: Ranking, index: int, more: int) -> None:
     index %= len(pods)
@@ -163,6 +165,7 @@ def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: Ranking, 
     assert after <= rank
 
 
+@settings(deadline=None)
 @given(some_pods, some_rules)
 def test_without_usage_a_pod_is_behind_all_that_equal_it_on_the_keys_before_usage(
     pods: list[PodView], rules: Ranking

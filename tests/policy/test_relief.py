@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import Relief
@@ -74,6 +74,7 @@ def test_when_more_are_needed_than_may_go_at_once_the_largest_of_the_needed_go()
 some_reliefs = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(some_reliefs, st.integers(1, 120), st.integers(1, 8))
 def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
     reliefs: list[int], deficit: int, most: int
