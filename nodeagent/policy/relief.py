@@ -106,7 +106,7 @@ def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, sna
     held = f"; where it is: {', '.join(where)}" if where else ""
     missing = f"{signal.value}: {figure(deficit, unit)} are missing"
     if not candidates:
-        return Refusal("no-candidates", f"{missing} and no pod may be evicted for it{held}")
+        return Refusal("no-candidates", f"{missing} and no pod that may be evicted holds enough to matter{held}")
     freed = figure(evictable, unit)
     return Refusal("futile", f"{missing} and evicting all {candidates} candidates would free {freed}{held}")
 

@@ -792,8 +792,8 @@ def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
     memo = engine.Memo()
     pods = [view(f"p{number}", number * 100 * MI, request=GI) for number in range(8)]
     changed = [each._replace(pod=each.pod._replace(priority=7, labels={"keep": ""})) for each in pods]
-    for rules in (config(hard()), config(hard(), protection=Protection(labels=("keep",)))):
-        for views in (pods, changed, pods[:4]):
+    for views in (pods, changed, pods[:4], changed):
+        for rules in (config(hard()), config(hard(), protection=Protection(labels=("keep",)))):
             with_memo, _ = decide(pressed(*views), rules, memo=memo)
             assert with_memo == decide(pressed(*views), rules)[0]
 
