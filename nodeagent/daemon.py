@@ -3,14 +3,19 @@
 import contextlib
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.agent import Agent, AgentState
+from nodeagent.agent import Agent, AgentState, Parts
 from nodeagent.cluster import credentials, identity
+from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.cluster.session import ClusterSession, NoCluster, Session
 from nodeagent.config import load
+from nodeagent.config.load import Loaded
+from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
+from nodeagent.config.watch import ConfigFile
 from nodeagent.host import notify, protect
 from nodeagent.host.brake import CgroupBrake
 from nodeagent.host.holds import Holds
@@ -18,6 +23,7 @@ from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
+from nodeagent.journal.teller import Teller
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
 from nodeagent.sampling import cgroup
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 STATE_FILE: Final = "state"
+NEEDS_RESTART: Final = ("node_name", "state_dir", "logging")
+"""Fields of the configuration that are the process' own: a change is said and takes effect at the next start."""
 
 
 class CannotRunError(Exception):
@@ -49,59 +57,114 @@ def run(
     overrides = load.overrides_from(
         os.environ, mode="dry-run" if dry_run else None, node_name=node_name, kubeconfig=kubeconfig
     )
-    loaded = load.load(config_path, overrides=overrides)
-    config = loaded.config
-    log, writer = open_log(level=config.logging.level, style=config.logging.format)
+    file = ConfigFile(config_path, overrides=overrides)
+    loaded = file.load()
+    log, writer = open_log(level=loaded.config.logging.level, style=loaded.config.logging.format)
     with contextlib.ExitStack() as stack:
         stack.callback(writer.close)
         for problem in loaded.warnings:
             log.warning("configuration", problem=str(problem))
-        _assemble(config, open_host(host_root), log, stack, once=once)
+        agent, wakeups = _assemble(loaded, file, open_host(host_root), log, stack)
+        try:
+            agent.run(wakeups, turns=1 if once else None)
+        finally:
+            agent.stop()
     return exit_codes.OK
 
 
 def _assemble(
-    config: Config, host: Host, log: "FilteringBoundLogger", stack: contextlib.ExitStack, *, once: bool
-) -> None:
+    loaded: Loaded, file: ConfigFile, host: Host, log: "FilteringBoundLogger", stack: contextlib.ExitStack
+) -> tuple[Agent, Wakeups]:
+    config = loaded.config
     if host.recorded and config.mode is Mode.ENFORCE:
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
     guess = identity.local_name(given=config.node_name)
-    wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT)))
+    wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
     store, recorder, kept = _open_state(config, host, log)
-    session = _connect(config, guess, kept, wakeups)
-    statvfs = PatientStatvfs(host.statvfs)
-    stack.callback(statvfs.close)
-    sampler = stack.enter_context(Sampler(host, config.sampling, node_name=guess.name, statvfs=statvfs))
+    builder = _Builder(host, guess, wakeups, log)
+    stack.callback(builder.close)
     alarms = Alarms(host)
     stack.callback(alarms.close)
     notifier = notify.notifier()
     stack.callback(notifier.close)
+    for note in protect.protect_process():
+        log.info("note", subject=note.subject, message=note.message)
     agent = Agent(
-        config=config,
-        sampler=sampler,
-        session=session,
+        parts=builder.build(loaded, kept.owned),
+        rebuild=builder.rebuild,
+        file=file,
         alarms=alarms,
         holds=Holds(_brake(host), kept.holds),
         state=kept,
         store=store,
-        recorder=recorder,
+        teller=Teller(log, recorder),
         log=log,
         notifier=notifier,
         boottime=host.boottime,
         own_pod_uid=os.environ.get("POD_UID", ""),
     )
-    for note in protect.protect_process():
-        log.info("note", subject=note.subject, message=note.message)
     log.info("started", mode=config.mode, node=guess.name, node_name_from=guess.source, host_root=host.root)
-    session.start()
     protect.freeze_collector()
-    try:
-        agent.run(wakeups, turns=1 if once else None)
-    finally:
-        agent.stop()
+    return agent, wakeups
 
 
-def _connect(config: Config, guess: identity.Identity, kept: AgentState, wakeups: Wakeups) -> Session:
+class _Builder:
+    """Makes what depends on the configuration, at the start and after a reload."""
+
+    def __init__(self, host: Host, guess: identity.Identity, wakeups: Wakeups, log: "FilteringBoundLogger") -> None:
+        self._host = host
+        self._guess = guess
+        self._wakeups = wakeups
+        self._log = log
+        self._statvfs = PatientStatvfs(host.statvfs)
+
+    def build(self, loaded: Loaded, owned: tuple[OwnedCondition, ...]) -> Parts:
+        """Everything anew. Raises CannotRunError."""
+        session = _connect(loaded.config, self._guess, owned, self._wakeups)
+        session.start()
+        return Parts(loaded, self._sampler(loaded.config), session)
+
+    def rebuild(self, before: Parts, loaded: Loaded) -> Parts:
+        """The parts of a new configuration; what it does not concern stays as it is.
+
+        Raises:
+            ConfigError: it asks for what this machine cannot give, such as `mode: enforce` without credentials.
+        """
+        old = before.loaded.config
+        for field in NEEDS_RESTART:
+            if getattr(loaded.config, field) != getattr(old, field):
+                self._log.warning("a changed key takes effect at the next start", key=field)
+        config = loaded.config._replace(**{field: getattr(old, field) for field in NEEDS_RESTART})
+        session = before.session
+        if _for_the_cluster(config) != _for_the_cluster(old):
+            try:
+                session = _connect(config, self._guess, before.session.owned(), self._wakeups)
+            except CannotRunError as error:
+                raise ConfigError((Problem(Origin("this machine"), "mode", str(error)),)) from error
+            session.start()
+            # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its
+            # own time: the loop does not wait for its threads.
+            clear = config.mode is not Mode.ENFORCE
+            threading.Thread(target=before.session.stop, kwargs={"clear": clear}, daemon=True).start()
+        sampler = before.sampler
+        if config.sampling != old.sampling:
+            sampler = self._sampler(config)
+            before.sampler.close()
+        return Parts(loaded._replace(config=config), sampler, session)
+
+    def close(self) -> None:
+        self._statvfs.close()
+
+    def _sampler(self, config: Config) -> Sampler:
+        return Sampler(self._host, config.sampling, node_name=self._guess.name, statvfs=self._statvfs)
+
+
+def _for_the_cluster(config: Config) -> tuple[object, ...]:
+    """What a session is made from."""
+    return config.mode, config.cluster, config.conditions, config.protection.annotations
+
+
+def _connect(config: Config, guess: identity.Identity, owned: tuple[OwnedCondition, ...], wakeups: Wakeups) -> Session:
     found = credentials.find_credentials(config.cluster.kubeconfig)
     if not found.found:
         if config.mode is Mode.ENFORCE:
@@ -113,7 +176,7 @@ def _connect(config: Config, guess: identity.Identity, kept: AgentState, wakeups
         connection = transport.connect(found, request_timeout_s=config.cluster.request_timeout_s)
     except transport.CredentialsError as error:
         raise CannotRunError(str(error)) from error
-    return ClusterSession(connection, config, guess, wake=wakeups.wake, owned=kept.owned)
+    return ClusterSession(connection, config, guess, wake=wakeups.wake, owned=owned)
 
 
 def _open_state(

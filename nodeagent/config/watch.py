@@ -1,0 +1,75 @@
+"""Notices that the configuration file changed, and says what a change means.
+
+A ConfigMap volume swaps a symbolic link, an editor renames a new file over the old one, `tee` writes in place: what all
+three change is the (device, inode, mtime, size) of what the path leads to.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from nodeagent.config import load, show
+from nodeagent.config.load import Loaded, Override
+
+LOOK_EVERY_S: Final = 5.0
+"""A stat costs 2 us. The kubelet itself takes up to a minute to update a ConfigMap volume."""
+
+
+class Change(NamedTuple):
+    """One key whose effective value is another one now."""
+
+    key: str
+    before: str
+    after: str
+
+
+class ConfigFile:
+    """The file that the agent was started with."""
+
+    def __init__(self, path: str | None, *, overrides: tuple[Override, ...]) -> None:
+        self.path = path
+        self._overrides = overrides
+        self._seen = self._stamp()
+        self._looked_at = float("-inf")
+
+    def load(self) -> Loaded:
+        """Read it anew. Raises ConfigError with every problem."""
+        self._seen = self._stamp()
+        return load.load(self.path, overrides=self._overrides)
+
+    def changed(self, *, now: float) -> bool:
+        """Whether the file is another one than at the last `load`; looks at most every `LOOK_EVERY_S`."""
+        if self.path is None or now - self._looked_at < LOOK_EVERY_S:
+            return False
+        self._looked_at = now
+        return self._stamp() != self._seen
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        try:
+            status = os.stat(self.path) if self.path is not None else None
+        except OSError:
+            return None  # gone for a moment, or for good: `load` says so
+        return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def changes(before: Loaded, after: Loaded) -> tuple[Change, ...]:
+    """What is different, by key path, in the order of the keys."""
+    old, new = dict(_flat("", _plain(before))), dict(_flat("", _plain(after)))
+    keys = [*old, *(key for key in new if key not in old)]
+    return tuple(
+        Change(key, old.get(key, "not set"), new.get(key, "not set")) for key in keys if old.get(key) != new.get(key)
+    )
+
+
+def _plain(loaded: Loaded) -> Any:
+    import yaml
+
+    return yaml.safe_load(show.show(loaded))
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(f"{path}.{key}" if path else str(key), item)
+    else:
+        yield path, str(value)

@@ -1,0 +1,148 @@
+"""Tells what the agent saw, decided and did: log lines and the flight recorder, from the same values.
+
+Promises:
+
+1. One line for each thing that changed, and one for each act and refusal, with the id that the record, the Event and
+   the metric carry. What lasts is said once and then rarely.
+2. Telling never fails the agent: what cannot be recorded is itself a line.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.config.watch import Change
+from nodeagent.journal.records import Recorder
+from nodeagent.model import (
+    ConditionStatus,
+    ConditionVerdict,
+    NodeSnapshot,
+    Note,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    SignalState,
+    SignalVerdict,
+)
+from nodeagent.policy import ranking
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+TELL_PODS: Final = 10
+"""Pods named in a log line; the record has all of them."""
+_GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE)
+
+
+class Teller:
+    """The voice of one agent."""
+
+    def __init__(self, log: "FilteringBoundLogger", recorder: Recorder | None) -> None:
+        """`recorder` is None where there is no directory to write to."""
+        self._log = log
+        self._recorder = recorder
+        self._told: dict[str, object] = {}
+
+    def decision(self, plan: Plan, *, acts: bool, notes: Iterable[Note]) -> None:
+        """Everything about one plan. `acts` is False in a dry run."""
+        for verdict in plan.signals:
+            if self._news(f"signal {verdict.signal}", verdict.state):
+                self._log.info("signal", **_signal_line(verdict))
+        for condition in plan.conditions:
+            self._condition(condition)
+        if plan.victims:
+            self._victims(plan, acts=acts)
+        self._refusals(plan)
+        for note in (*notes, *plan.notes):
+            self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{note.message}")
+
+    def outcome(self, outcome: Outcome) -> None:
+        """What became of one victim."""
+        line = self._log.info if outcome.kind in _GOOD_NEWS else self._log.warning
+        line(
+            "eviction " + outcome.kind.value,
+            id=outcome.plan_id,
+            pod_uid=outcome.pod_uid,
+            message=outcome.message,
+            status=outcome.http_status,
+        )
+        if self._recorder is not None:
+            self._recorded(self._recorder.outcome(outcome, wall_time=time.time()))
+
+    def changes(self, changes: Iterable[Change]) -> None:
+        """A new configuration, key by key."""
+        for change in changes:
+            self._log.info("configuration changed", key=change.key, before=change.before, after=change.after)
+
+    def _condition(self, condition: ConditionVerdict) -> None:
+        if self._news(f"condition {condition.type}", (condition.status, condition.reason)):
+            line = self._log.warning if condition.status is ConditionStatus.TRUE else self._log.info
+            line(
+                "condition",
+                type=condition.type,
+                status=condition.status,
+                reason=condition.reason,
+                message=condition.message,
+            )
+
+    def _victims(self, plan: Plan, *, acts: bool) -> None:
+        for victim in plan.victims:
+            self._log.warning(
+                "evicting" if acts else "would evict",
+                id=plan.id,
+                pod=victim.pod.key,
+                uid=victim.pod.uid,
+                tier=victim.tier,
+                method=victim.method,
+                signal=victim.threshold.signal,
+                grace_s=victim.grace_period_s,
+                predicted_relief=victim.predicted_relief,
+                message=victim.message,
+            )
+        self._record(plan)
+
+    def _refusals(self, plan: Plan) -> None:
+        """Why nobody, or not more, goes; the first pods in rank with what spares them. Recorded when it changes."""
+        for refusal in plan.refusals:
+            spared = {pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:TELL_PODS] if pod.refusals}
+            self._log.info(
+                "not evicting", code=refusal.code, reason=refusal.message, spared=spared, id=plan.id, once=refusal.code
+            )
+        codes = tuple(refusal.code for refusal in plan.refusals)
+        if self._news("refusals", codes) and codes and not plan.victims:
+            self._record(plan)
+
+    def _record(self, plan: Plan) -> None:
+        if self._recorder is not None:
+            self._recorded(self._recorder.decision(ranking.explained(plan), wall_time=time.time()))
+
+    def _recorded(self, trouble: str) -> None:
+        if trouble:
+            self._log.warning("decision not recorded", reason=trouble, once="recorder")
+
+    def _news(self, subject: str, value: object) -> bool:
+        if self._told.get(subject) == value:
+            return False
+        self._told[subject] = value
+        return True
+
+
+def status(plan: Plan, snapshot: NodeSnapshot) -> str:
+    """One line for the service manager."""
+    states = [verdict.state for verdict in plan.signals]
+    worst = next((s for s in (SignalState.HARD, SignalState.SOFT, SignalState.UNKNOWN) if s in states), SignalState.OK)
+    pressure = [str(c.type) for c in plan.conditions if c.status is ConditionStatus.TRUE]
+    return f"{worst}; {len(snapshot.pods)} pods; " + (", ".join(pressure) or "no pressure")
+
+
+def _signal_line(verdict: SignalVerdict) -> dict[str, Any]:
+    seen = verdict.observation
+    line: dict[str, Any] = {"signal": verdict.signal, "state": verdict.state, "available": seen.available}
+    if seen.reason:
+        line["reason"] = seen.reason
+    met = [met for met in verdict.thresholds if met.met]
+    if met:
+        line["threshold"] = met[0].threshold.value.text
+        line["threshold_value"] = met[0].value
+        line["held_back"] = met[0].held_back
+    return line
