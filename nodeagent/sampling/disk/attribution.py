@@ -25,8 +25,7 @@ from nodeagent.sampling.host import Host, Unreadable
 _TURN: Final = 50_000
 # Walks that may be open at once, each with as many descriptors as its tree is deep (at most 128).
 _AT_ONCE: Final = 8
-# What all trees together may remember: with the tallies about 8 MiB for 200,000 files. A share is given to each tree
-# in its turn, so that the first ones, if huge, are the ones that are remembered.
+# What all trees together may remember: 400,000 names. Who comes first is remembered first.
 _REMEMBER: Final = 8 << 20
 # A walk that was left unfinished longer than this is begun anew: its first numbers are too old.
 _RESUME_S: Final = 300.0
@@ -117,6 +116,8 @@ class Meter:
         self._pod_logs_dir = pod_logs_dir
         self._known: dict[Place, _Known] = {}
         self._paused: dict[Place, Walk] = {}
+        self._measured: dict[Place, float] = {}
+        """When each place was last begun."""
         self.progress = Progress(0, 0, 0)
         """May be read by any thread."""
 
@@ -146,30 +147,36 @@ class Meter:
         self.progress = Progress(len(found.places), 0, 0)
         sums: dict[Place, _Sum] = {}
         turns: deque[tuple[Place, Walk]] = deque()
-        for place in found.places:
-            if stop() or time.monotonic() >= until:
-                break
-            started = self._start(place, sums, count, unwritten)
-            if started is not None:
-                turns.append((place, started))
-            while len(turns) >= _AT_ONCE:
-                self._turn(turns, sums, until)
-                if stop() or time.monotonic() >= until:
+
+        def over() -> bool:
+            return stop() or time.monotonic() >= until
+
+        try:
+            for place in sorted(found.places, key=self._when):
+                if over():
                     break
-            else:
-                continue
-            break
-        while turns and not stop() and time.monotonic() < until:
-            self._turn(turns, sums, until)
-        for place, walking in turns:
-            sums[place] = _summed(walking.tally)
-            self._paused[place] = walking
+                started = self._start(place, sums, count, unwritten)
+                if started is not None:
+                    turns.append((place, started))
+                while len(turns) >= _AT_ONCE and not over():
+                    self._turn(turns, sums, until)
+            while turns and not over():
+                self._turn(turns, sums, until)
+        finally:
+            for place, walking in turns:
+                sums[place] = _summed(walking.tally)
+                self._paused[place] = walking
         disks = {pod.cgroup_uid: _pod_disk(pod, found, sums) for pod in pods}
         for pod in pods if self._cgroups else ():
             if stop() or time.monotonic() >= until:
                 break
             disks[pod.cgroup_uid] = disks[pod.cgroup_uid]._replace(deleted=self._deleted(pod, found))
         return disks
+
+    def _when(self, place: Place) -> float:
+        """Unfinished walks go on first, then what was never measured, then the oldest: so every place has its turn even
+        if there is never time for all."""
+        return -1.0 if place in self._paused else self._measured.get(place, 0.0)
 
     def _deleted(self, pod: PodUsage, found: Found) -> DeletedFiles:
         """Looks at the open files of the pod's processes."""
@@ -198,6 +205,7 @@ class Meter:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         places = set(found.places)
         self._known = {place: known for place, known in self._known.items() if place in places}
+        self._measured = {place: at for place, at in self._measured.items() if place in places}
         for place, walking in list(self._paused.items()):
             if place not in places or now - walking.tally.started_at > _RESUME_S:
                 walking.close()
@@ -211,21 +219,23 @@ class Meter:
         unwritten: Callable[[str, float], bool],
     ) -> Walk | None:
         """A walk, when the place needs one; else its sum is there at once."""
+        now = self._measured[place] = time.clock_gettime(time.CLOCK_BOOTTIME)
         paused = self._paused.pop(place, None)
         if paused is not None:
             if (paused.tally.bytes is None) == (count is Count.INODES):
                 return paused
             paused.close()
+        known = self._known.get(place)
+        trusted = known is not None and now - known.asked_at < _TRUSTED_S and unwritten(place.uid, known.started_at)
+        others = sum(other.remembered.size for other in self._known.values() if other is not known)
         try:
             if place.kind in (Kind.LAYER, Kind.VOLUME):
-                known = self._known.get(place)
-                fresh = known is not None and time.clock_gettime(time.CLOCK_BOOTTIME) - known.asked_at < _TRUSTED_S
                 return Walk(
                     open_place(self._host, place),
                     count=count,
-                    previous=known.remembered if known else None,
-                    unwritten=known is not None and fresh and unwritten(place.uid, known.started_at),
-                    remember=max(0, _REMEMBER - sum(other.remembered.size for other in self._known.values())),
+                    previous=known.remembered if known is not None else None,
+                    unwritten=trusted,
+                    remember=max(0, _REMEMBER - others),
                 )
             sums[place] = _read_now(self._host, place)
         except (OSError, Unreadable) as error:

@@ -74,7 +74,9 @@ _RECORD_BYTES: Final = 400
 
 _BIT: Final = tuple(1 << i for i in range(8))
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_AT_NOFOLLOW: Final = 0x100 | 0x800  # AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT
+# AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC: with the last a mount point that hangs (FUSE, NFS) is seen
+# to be one without asking its server; local file systems ignore it.
+_AT_NOFOLLOW: Final = 0x100 | 0x800 | 0x4000
 _AT_EMPTY_PATH: Final = 0x1000
 # STATX_TYPE | NLINK | CTIME | INO | SIZE | BLOCKS; device and the attribute MOUNT_ROOT come by themselves.
 _WANTED: Final = 0x0001 | 0x0004 | 0x0080 | 0x0100 | 0x0200 | 0x0400

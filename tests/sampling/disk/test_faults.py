@@ -1,0 +1,110 @@
+"""The walk and its worker on file systems that are full, read-only, or dead."""
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.sampling.disk.walk import Count, Walk
+from nodeagent.sampling.disk.worker import DiskWorker, Request
+from nodeagent.sampling.host import Host
+from tests.sampling.disk.mounts import ext4, root_only, silent_fuse
+from tests.sampling.disk.test_attribution import pod
+from tests.sampling.disk.test_walk import du, walk
+
+pytestmark = root_only
+
+
+def test_a_file_system_without_free_inodes_is_counted_to_the_last_one(tmp_path: Path) -> None:
+    with ext4(tmp_path, inodes=128) as place:
+        with contextlib.suppress(OSError):
+            for number in range(1000):
+                (place / f"{number % 7}").mkdir(exist_ok=True)
+                (place / f"{number % 7}" / f"{number}").touch()
+        numbers = os.statvfs(place)
+        assert numbers.f_ffree == 0
+        tally, _ = walk(place)
+        assert (tally.bytes, tally.inodes) == du(place)
+        assert walk(place, count=Count.INODES)[0].inodes == tally.inodes
+        # The first ten inodes are the file system's own; of these only the root is in the tree.
+        assert tally.inodes == numbers.f_files - 9
+
+
+def test_a_full_file_system_is_counted_and_remembered_without_writing(tmp_path: Path) -> None:
+    with ext4(tmp_path, size_mb=8) as place:
+        with (place / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            file.writelines(bytes(65536) for _ in range(1000))
+        assert os.statvfs(place).f_bavail == 0
+        tally, remembered = walk(place)
+        assert (tally.bytes, tally.inodes) == du(place)
+        assert walk(place, previous=remembered)[0].bytes == tally.bytes
+
+
+def test_a_file_system_that_turns_read_only_is_counted_as_before(tmp_path: Path) -> None:
+    with ext4(tmp_path) as place:
+        (place / "a").mkdir()
+        (place / "a" / "file").write_bytes(b"x" * 9000)
+        before, remembered = walk(place)
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        after, _ = walk(place, previous=remembered)
+        assert (after.bytes, after.inodes, after.unknown) == (before.bytes, before.inodes, 0)
+
+
+def test_a_hanging_mount_below_a_tree_does_not_hold_up_the_walk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with silent_fuse(tmp_path / "dead"):
+        walking = Walk(os.open(tmp_path, os.O_RDONLY))
+        ended = threading.Event()
+
+        def walk_it() -> None:
+            walking.step()
+            ended.set()
+
+        thread = threading.Thread(target=walk_it, daemon=True)
+        thread.start()
+        returned = ended.wait(10)
+        tally = walking.tally
+    thread.join(10)
+    walking.close()
+    assert returned, "the walk waits for a server that never answers"
+    assert tally.mounts == 1
+    assert tally.inodes == 2
+
+
+def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(tmp_path: Path) -> None:
+    """The kubelet's directory itself is on a dead mount: nothing can be done but to leave the thread behind."""
+    ended = threading.Event()
+    directories = [str(tmp_path / "dead"), str(tmp_path / "alive")]
+    (tmp_path / "alive" / "pods" / "u1").mkdir(parents=True)
+    (tmp_path / "alive" / "pods" / "u1" / "etc-hosts").write_text("127.0.0.1 localhost")
+    (tmp_path / "logs").mkdir()
+
+    def meter() -> Meter:
+        return Meter(Host("/"), kubelet_dir=directories.pop(0), pod_logs_dir=str(tmp_path / "logs"))
+
+    with silent_fuse(tmp_path / "dead"):
+        worker = DiskWorker(meter, wake=ended.set, patience_s=0.05)
+        worker.request(Request((pod("u1"),), budget_s=0.05))
+        deadline = time.monotonic() + 20
+        while not worker.latest().trouble:
+            assert time.monotonic() < deadline, "the hanging thread was not noticed"
+            os.sched_yield()
+        assert "hang" in worker.latest().trouble
+        assert worker.latest().finished_at is None
+        asked = time.monotonic()
+        worker.request(Request((pod("u1"),), budget_s=10.0))
+        assert time.monotonic() - asked < 1.0, "the request waited"
+        assert ended.wait(20)
+        latest = worker.latest()
+        assert latest.pods["u1"].other_inodes == 1
+    deadline = time.monotonic() + 20
+    while worker.latest().trouble:
+        assert time.monotonic() < deadline, "the thread that came back was not forgiven"
+        os.sched_yield()
+    assert worker.latest().pods["u1"].other_inodes == 1, "the abandoned thread's result was published"
+    worker.close()

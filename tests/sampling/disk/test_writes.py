@@ -1,0 +1,82 @@
+"""Who writes: from io.stat and memory.stat as a v2 kernel gives them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.sampling.disk.writes import Writes, Written, read_written, sample
+from nodeagent.sampling.host import Host, Unreadable
+
+
+def cgroup(top: Path, name: str, *, flushed: int, dirty: int, writeback: int = 0) -> tuple[str, str]:
+    place = top / name
+    place.mkdir(exist_ok=True)
+    # As recorded: one line for each device, and one whose numbers are not there yet.
+    (place / "io.stat").write_text(
+        f"254:16 rbytes=40960 wbytes={flushed} rios=2 wios=2798 dbytes=0 dios=0\n"
+        "254:0 rbytes=380928 wbytes=1 rios=7 wios=0 dbytes=0 dios=0\n7:0 \n"
+    )
+    (place / "memory.stat").write_text(
+        f"anon 1000\nfile 5000\nfile_dirty {dirty}\nfile_writeback {writeback}\nslab 7\n"
+    )
+    return name, f"/{name}"
+
+
+def test_what_was_flushed_and_what_is_pending_are_both_read(tmp_path: Path) -> None:
+    cgroup(tmp_path, "a", flushed=1000, dirty=20, writeback=3)
+    written = read_written(Host(str(tmp_path)), "/a")
+    assert (written.flushed, written.pending) == (1001, 23)
+
+
+def test_a_cgroup_without_io_numbers_is_unreadable_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(Unreadable):
+        read_written(Host(str(tmp_path)), "/a")
+    writes = Writes()
+    assert "io.stat" in sample(Host(str(tmp_path)), writes, [("a", "/a")])
+    assert not writes.quiet("a", 0.0)
+    assert writes.rates() == []
+
+
+def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp_path: Path) -> None:
+    host, writes = Host(str(tmp_path)), Writes()
+    for step in (0, 1):
+        pods = [
+            cgroup(tmp_path, "filler", flushed=0, dirty=step * 50_000_000),
+            cgroup(tmp_path, "steady", flushed=step * 4096, dirty=0),
+            cgroup(tmp_path, "idle", flushed=9_000_000, dirty=0),
+        ]
+        assert sample(host, writes, pods) == ""
+    assert [rate.uid for rate in writes.rates()] == ["filler", "steady"]
+    rate = writes.rates()[0]
+    assert rate.bytes_per_s * rate.over_s == pytest.approx(50_000_000)
+
+
+def test_a_pod_is_quiet_only_since_its_last_write_and_with_nothing_pending() -> None:
+    writes = Writes()
+    writes.note("a", Written(100, 0, 10.0))
+    assert not writes.quiet("a", 9.0), "nobody looked before 10"
+    assert writes.quiet("a", 10.0)
+    writes.note("a", Written(100, 4096, 20.0))
+    assert not writes.quiet("a", 15.0), "something is pending"
+    writes.note("a", Written(4196, 0, 30.0))
+    assert not writes.quiet("a", 25.0), "it was written"
+    assert writes.quiet("a", 30.0)
+    writes.keep(frozenset())
+    assert not writes.quiet("a", 30.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=20), st.integers(0, 20))
+def test_a_pod_that_wrote_after_a_moment_is_never_quiet_since_then(steps: list[tuple[int, int]], since: int) -> None:
+    """`steps`: (bytes flushed, bytes pending) in each second, from second 0 on."""
+    writes = Writes()
+    total, last_write = 0, 0
+    for second, (flushed, pending) in enumerate(steps):
+        total += flushed
+        last_write = second if flushed else last_write
+        writes.note("a", Written(total, pending, float(second)))
+    if writes.quiet("a", float(since)):
+        assert last_write <= since
+        assert steps[-1][1] == 0
