@@ -157,7 +157,8 @@ class Meter:
                     break
                 started = self._start(place, sums, count, unwritten)
                 if started is not None:
-                    turns.append((place, started))
+                    turns.appendleft((place, started))
+                    self._turn(turns, sums, until)
                 while len(turns) >= _AT_ONCE and not over():
                     self._turn(turns, sums, until)
             while turns and not over():

@@ -1,9 +1,11 @@
 """Whose bytes: pods in a tree like the kubelet's, with real overlay and tmpfs mounts where they are the subject."""
 
+import itertools
 import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -254,20 +256,27 @@ def test_the_administrators_own_symlinks_are_followed_inside_the_root(tmp_path: 
 # --- time
 
 
+def after(looks: int) -> Callable[[], bool]:
+    """Says stop from the look after this many on."""
+    answers = itertools.chain([False] * looks, itertools.repeat(True))
+    return lambda: next(answers)
+
+
 def test_a_tree_that_was_not_counted_in_time_is_a_lower_bound_and_goes_on_in_the_next_call(tmp_path: Path) -> None:
     place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
     for number in range(200):
         (place / f"{number}" / "below").mkdir(parents=True)
+        for name in range(300):
+            (place / f"{number}" / f"{name}").touch()
     measuring = meter(tmp_path)
-    calls = iter([False] * 2 + [True] * 10)
-    first = measuring.measure([pod("u1")], until=time.monotonic() + 60, stop=lambda: next(calls))["u1"]
+    first = measuring.measure([pod("u1")], until=time.monotonic() + 60, stop=after(2))["u1"]
     assert first.disk.volumes_inodes is not None
-    assert 0 < first.disk.volumes_inodes < 401
+    assert 0 < first.disk.volumes_inodes < 60_401
     assert not first.complete
     assert any("lower bound" in reason for reason in first.unknown)
     between = time.clock_gettime(time.CLOCK_BOOTTIME)
     second = measuring.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
-    assert second.disk.volumes_inodes == 401
+    assert second.disk.volumes_inodes == 60_401
     assert second.complete
     assert second.read_at < between, "it is the same walk, and as old as its first number"
 
@@ -279,9 +288,8 @@ def test_every_pod_has_its_turn_even_if_there_is_never_time_for_all(tmp_path: Pa
         (tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v").mkdir(parents=True)
     measuring = meter(tmp_path)
     seen: set[str] = set()
-    for _ in range(40):
-        calls = iter([False] * 6 + [True] * 1000)
-        found = measuring.measure([pod(uid) for uid in uids], until=time.monotonic() + 60, stop=lambda: next(calls))
+    for _ in range(20):
+        found = measuring.measure([pod(uid) for uid in uids], until=time.monotonic() + 60, stop=after(6))
         seen |= {uid for uid, disk in found.items() if disk.disk.volumes_bytes}
     assert seen == set(uids)
     measuring.close()
