@@ -248,7 +248,15 @@ class Agent:
                 self._settle([_outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, why, self._boottime())])
             else:
                 self._victims[victim.pod.uid] = victim
-                self._parts.session.evict(plan.id, victim)
+                self._parts.session.evict(plan.id, self._reworded(victim, plan, fresh))
+
+    def _reworded(self, victim: Victim, plan: Plan, fresh: NodeSnapshot) -> Victim:
+        """Samples leave out what each container uses; the message names it."""
+        view = next(view for view in fresh.pods if view.pod.uid == victim.pod.uid)
+        if view.usage is None:
+            return victim
+        usage = self._parts.sampler.with_container_memory(view.usage)
+        return engine.reworded(victim, view._replace(usage=usage), plan=plan)
 
     def _plan_holds(self, plan: Plan) -> list[Victim]:
         escalation = self._config.escalation

@@ -33,6 +33,7 @@ from nodeagent.model import (
     Observation,
     Plan,
     Pod,
+    PodView,
     RankedPod,
     Refusal,
     ReliefReport,
@@ -374,6 +375,17 @@ def _victim(
         annotations=text.annotations,
         predicted_relief=ranked.relief,
     )
+
+
+def reworded(victim: Victim, view: PodView, *, plan: Plan) -> Victim:
+    """The victim with its text written anew from `view`: the containers' own usage, which the message names, is read
+    for victims only. A victim for another reason than the plan's threshold keeps its text."""
+    verdict = plan.acting_on
+    if verdict is None or verdict.threshold != victim.threshold:
+        return victim
+    observation = next(each.observation for each in plan.signals if each.signal is victim.threshold.signal)
+    text = messages.eviction(view, verdict=verdict, observation=observation)
+    return victim._replace(message=text.message, annotations=text.annotations)
 
 
 def _over_limit(violation: local_storage.Violation, config: Config) -> Victim:

@@ -1,0 +1,164 @@
+"""A live node for end-to-end tests: real pod-shaped cgroups with real processes, and the real program as a process.
+
+Needs root and cgroup v1 (`needs_cgroup_v1` is the mark for it); everything made is removed again.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HIERARCHIES = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup/freezer")]
+MIB = 1 << 20
+
+EATER = """
+import sys
+held = []
+print("up", flush=True)
+for line in sys.stdin:
+    held.append(bytearray(b"x") * (int(line) << 20))
+    print("ate", flush=True)
+"""
+
+
+needs_cgroup_v1 = pytest.mark.skipif(
+    os.geteuid() != 0 or not all(os.access(root / "cgroup.procs", os.W_OK) for root in HIERARCHIES),
+    reason="needs root and writable cgroup v1 memory, pids and freezer hierarchies",
+)
+
+
+class Kubepods:
+    """A `kubepods` of the cgroupfs driver in a scratch parent, as a kubelet with `cgroupRoot` makes it."""
+
+    def __init__(self, limit: int) -> None:
+        self.root = f"nodeagent-test-{uuid.uuid4().hex[:12]}"
+        self._made: list[Path] = []
+        for hierarchy in HIERARCHIES:
+            self._make(hierarchy / self.root / "kubepods" / "burstable")
+            self._make(hierarchy / self.root / "kubepods" / "besteffort")
+        (HIERARCHIES[0] / self.root / "kubepods" / "memory.limit_in_bytes").write_text(str(limit))
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+
+    def _make(self, directory: Path) -> None:
+        missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+        for each in reversed(missing):
+            each.mkdir()
+            self._made.append(each)
+
+    def start(self, uid: str, *, qos: str) -> None:
+        """A pod with one container and one process in it."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for hierarchy in HIERARCHIES:
+            container = self._pod(hierarchy, uid, qos) / uuid.uuid5(uuid.NAMESPACE_DNS, uid).hex.ljust(64, "0")
+            self._make(container)
+            (container / "cgroup.procs").write_text(str(process.pid))
+        self._processes[uid] = process
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+
+    def eat(self, uid: str, mib: int, *, to_the_end: bool = True) -> None:
+        process = self._processes[uid]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{mib}\n")
+        process.stdin.flush()
+        if to_the_end:
+            assert process.stdout.readline() == "ate\n"
+
+    def frozen(self, uid: str, *, qos: str) -> bool:
+        return (self._pod(HIERARCHIES[2], uid, qos) / "freezer.state").read_text().strip() != "THAWED"
+
+    def running(self, uid: str) -> bool:
+        return self._processes[uid].poll() is None
+
+    def kill(self, uid: str) -> None:
+        """What a kubelet does with a terminating pod: end its processes, remove its cgroups."""
+        process = self._processes.pop(uid)
+        process.kill()
+        process.communicate()
+        for directory in [each for each in reversed(self._made) if f"pod{uid}" in each.parts]:
+            _remove(directory)
+            self._made.remove(directory)
+        for directory in [each for each in reversed(self._made) if f"pod{uid}" in str(each)]:
+            _remove(directory)
+            self._made.remove(directory)
+
+    def close(self) -> None:
+        for uid in list(self._processes):
+            self.kill(uid)
+        for directory in reversed(self._made):
+            _remove(directory)
+
+    def _pod(self, hierarchy: Path, uid: str, qos: str) -> Path:
+        return hierarchy / self.root / "kubepods" / qos / f"pod{uid}"
+
+
+def _remove(directory: Path) -> None:
+    deadline = time.monotonic() + 20
+    while directory.exists():
+        assert time.monotonic() < deadline, f"{directory} stays busy"
+        try:
+            directory.rmdir()
+        except OSError:
+            os.sched_yield()
+
+
+class Run:
+    """`nodeagent run` as a process, with its log."""
+
+    def __init__(self, *arguments: str, log: Path, environ: dict[str, str] | None = None) -> None:
+        """`environ` replaces the environment; without it the process has ours."""
+        self._log = log
+        command = [sys.executable, "-m", "nodeagent", "run", *arguments]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self._log.read_bytes().split(b"\n")[:-1]  # the last one may be half written
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """The log lines with this event."""
+        return [line for line in self.events() if line.get("event") == event]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never seen: {what}"
+        os.sched_yield()
+
+
+def configuration(directory: Path, kubepods: Kubepods, **changes: object) -> Path:
+    """A configuration that watches only these pods and keeps its state in `directory`; `changes` replace its keys."""
+    settings: dict[str, object] = {
+        "apiVersion": "nodeagent.io/v1alpha1",
+        "kind": "NodeAgentConfiguration",
+        "mode": "enforce",
+        "evictionHard": {},
+        "evictionSoft": {"allocatableMemory.available": "300Mi"},
+        "evictionSoftGracePeriod": {"allocatableMemory.available": "2s"},
+        "evictionPressureTransitionPeriod": "2s",
+        "sampling": {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}"},
+        "protection": {"minimumAge": "0s"},
+        "stateDir": str(directory / "state"),
+        "logging": {"format": "json"},
+        **changes,
+    }
+    path = directory / "nodeagent.yaml"
+    path.write_text(json.dumps(settings))  # JSON is YAML
+    return path
