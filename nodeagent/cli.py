@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Final
 
 from nodeagent import __version__
+from nodeagent.lean import Any, Final
 from nodeagent.report import exit_codes
 
 Options = Any

@@ -5,8 +5,7 @@ Fields may be added within one apiVersion; none is renamed, removed or given ano
 them.
 """
 
-from typing import Any, Final
-
+from nodeagent.lean import Any, Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionVerdict,

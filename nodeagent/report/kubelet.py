@@ -5,8 +5,7 @@ flags), then the files where distributions keep it. Walking all of /proc for a p
 than the rest of a report. A recorded host may hold the answer of the kubelet's own /configz instead.
 """
 
-from typing import Final
-
+from nodeagent.lean import Final
 from nodeagent.model import Note
 from nodeagent.report.nodereport import KubeletView
 from nodeagent.sampling.host import Host, Unreadable

@@ -6,8 +6,8 @@ is worked out here.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import (
     DiskLayout,
     NodeSnapshot,

@@ -1,8 +1,8 @@
 """The report on a terminal: colours, bars, tables that fit the width. The only module that imports rich, and late."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
 
+from nodeagent.lean import TYPE_CHECKING, Final
 from nodeagent.report import layout
 from nodeagent.report.layout import Cell, Section
 
