@@ -205,7 +205,7 @@ class Protection(NamedTuple):
     node_bound: bool = True
     """Protect pods that could only come back to this very node."""
     minimum_age_s: Annotated[float, ANY_DURATION] = 60.0
-    """Protect pods younger than this."""
+    """Soft tier: protect pods younger than this. In the hard tier the youngest is often the culprit."""
     disruption_budgets: bool = True
     """Soft tier: protect pods whose PodDisruptionBudget allows no disruption now."""
     labels: Annotated[tuple[str, ...], SELECTOR] = ()

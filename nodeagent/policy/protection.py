@@ -184,7 +184,8 @@ def _not_measured(pod: Pod, usage: PodUsage | None, used: int | None, scene: Sce
 
 def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
     minimum_s = scene.rules.minimum_age_s
-    if minimum_s <= 0:
+    if scene.tier is Tier.HARD or minimum_s <= 0:
+        # The pod that has just started is often the one that takes the node down; sparing it would cost an innocent.
         return None
     if usage is not None and usage.started_at is not None:
         age_s = scene.taken_at - usage.started_at
@@ -226,7 +227,7 @@ def asked(scene: Scene) -> Asked:
     """The rows of MOMENTARY that could say anything in this scene, so that 500 pods are not asked in vain."""
     soft = scene.tier is Tier.SOFT
     silent = {
-        "too-young": not scene.rules.minimum_age_s > 0,
+        "too-young": not (soft and scene.rules.minimum_age_s > 0),
         "disruption-budget": not (soft and scene.rules.disruption_budgets),
         "wish-never": not (soft and scene.rules.trusted_namespaces),
     }

@@ -26,7 +26,8 @@ With `v` its value and `r` its minimum reclaim for the observed capacity, `a` wh
 
 This is the kubelet's sync loop (KUBELET-CONTRACT, one sync, steps 5 to 11) but for the unknown samples: the kubelet
 forgets a threshold at the first of them. Here one failed read neither starts a grace, nor continues, nor ends it: the
-time that is not known is taken out of the grace. With `ranking.order: kubelet` the kubelet's rule holds.
+time from the last good sample to the next one is taken out of the grace. With `ranking.order: kubelet` the kubelet's
+rule holds.
 
 `met` is the level's affair alone: reports and conditions follow it at once. `due` is asked for more, all of it now:
 
@@ -328,7 +329,8 @@ class _Next:
         if stream.history:
             self.history[name] = stream.history
         if stream.unknown:
-            self.unknown_since[name] = min(before.unknown_since.get(name, now), now)
+            last_good = before.read_at.get(name, now)  # what lies between it and the failed read is not known either
+            self.unknown_since[name] = min(before.unknown_since.get(name, last_good), now)
             if stream.keeps and name in before.read_at:
                 self.read_at[name] = before.read_at[name]
         else:

@@ -248,3 +248,17 @@ def test_a_pasted_stanza_means_to_us_what_it_means_to_the_kubelet(
             ours(stanza)
     else:
         assert ours(stanza) == settings.thresholds
+
+
+def test_the_compatible_example_has_a_kubelets_own_thresholds() -> None:
+    ours = load.load(str(Path(__file__).parents[2] / "examples" / "kubelet-compatible.yaml")).config
+    theirs = kubelet.read("")
+    levels = {(each.signal, each.value.text, each.grace_period_s) for each in ours.thresholds}
+    assert levels == {
+        (each.signal, each.value.text, each.grace_period_s)
+        for each in theirs.thresholds
+        if each.signal is not Signal.ALLOCATABLE_MEMORY
+    }
+    assert ours.eviction_pressure_transition_period_s == theirs.transition_period_s
+    assert ours.eviction_max_pod_grace_period_s == theirs.max_pod_grace_period_s
+    assert ours.ranking.kubelet

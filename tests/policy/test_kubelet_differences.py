@@ -16,7 +16,7 @@ from tests.policy.nodes import MI, NOW, config, hard, pod, snapshot, soft, usage
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kubelet-differences.md").read_text()
-ROWS = re.findall(r"^\| ([QBO]\d+) \|(.*)\|$", PAGE, flags=re.MULTILINE)
+ROWS = re.findall(r"^\| ([QBKO]\d+) \|(.*)\|$", PAGE, flags=re.MULTILINE)
 KUBELET = Ranking(kubelet=True)
 
 QUIRKS = {

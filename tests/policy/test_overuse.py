@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Bucket, Config
+from nodeagent.config.schema import Bucket, Config, Relief
 from nodeagent.model import (
     EmptyDir,
     Method,
     NodeSnapshot,
     Outcome,
     OutcomeKind,
+    Owner,
     Plan,
     PodView,
     Signal,
@@ -63,7 +64,7 @@ def test_limits_come_before_thresholds_and_then_no_threshold_acts_in_that_decisi
     [
         ("namespace", {"namespace": "kube-system"}),
         ("critical-priority", {"priority": 2_000_000_000}),
-        ("too-young", {"age_s": 1.0}),
+        ("daemon-set", {"owner": Owner("DaemonSet", "ds", "ds-uid")}),
     ],
 )
 def test_a_protected_pod_stays_and_pressure_is_served_all_the_same(code: str, more: dict[str, Any]) -> None:
@@ -79,6 +80,12 @@ def test_budgets_hold_for_limits_too() -> None:
     plan, _ = decide(snapshot(over("a"), over("b")), settings)
     assert names(plan) == ["a"]
     assert [refusal.code for refusal in plan.refusals] == ["budget-node"]
+
+
+def test_one_decision_takes_no_more_than_max_victims_for_limits_either() -> None:
+    settings = LIMITS._replace(relief=Relief(max_victims=2))
+    plan, _ = decide(snapshot(over("a"), over("b"), over("c")), settings)
+    assert names(plan) == ["a", "b"]
 
 
 def test_a_pod_on_its_way_is_not_evicted_twice_and_measures_nothing() -> None:

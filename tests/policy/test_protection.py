@@ -124,6 +124,11 @@ def test_the_age_of_the_cgroup_counts_before_the_time_stamps_of_the_api() -> Non
     assert codes(of, used=usage(of, 1, started_at=NOW - 10)) == ["too-young"]
 
 
+def test_youth_protects_nobody_in_the_hard_tier_where_the_youngest_is_often_the_culprit() -> None:
+    assert codes(pod("a", age_s=1.0), tier=Tier.SOFT) == ["too-young"]
+    assert codes(pod("a", age_s=1.0), tier=Tier.HARD) == []
+
+
 @pytest.mark.parametrize("started", [None, float("nan")])
 def test_a_pod_of_unknown_age_is_too_young(started: float | None) -> None:
     assert codes(pod("a", started_wall=started, created_wall=None)) == ["too-young"]

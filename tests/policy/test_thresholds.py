@@ -225,10 +225,10 @@ def test_one_failed_read_neither_acts_nor_counts_nor_costs_the_grace() -> None:
     missing = judged.memory(115, None)
     assert (missing.met, missing.due, missing.active_since) == (False, False, None)
     assert missing.held_back == "not known: unreadable"
-    # Unknown from 115 to 120: those 5 s are no part of the grace.
-    assert judged.memory(120, 200).active_since == 105
-    assert not judged.memory(134.9, 200).due
-    assert judged.memory(135, 200).due
+    # Nothing is known between the good samples at 110 and 120: those 10 s are no part of the grace.
+    assert judged.memory(120, 200).active_since == 110
+    assert not judged.memory(139.9, 200).due
+    assert judged.memory(140, 200).due
 
 
 def test_a_threshold_that_is_unknown_for_too_long_is_forgotten() -> None:
