@@ -1,14 +1,14 @@
 """The few names of `typing` that modules need while they run, for every module that `nodeagent check` imports.
 
 A node report imports some fifty modules with a hundred NamedTuples before it prints its first line. Importing typing
-(with re and contextlib behind it), compiling source text and checking every annotation for each NamedTuple, were a third
+(with re and contextlib behind it), compiling source text and checking annotations for each NamedTuple, were a third
 of the CPU time of a whole report: 49 ms with typing, 35 ms with this, where `python -c pass` takes 9
 (benchmarks/check_start.py, 110 pods).
 
 * Type checkers see typing's own names: nothing here weakens a check.
 * While running, `Final`, `Any` and `Protocol` only have to exist. `Annotated` keeps what it was given, for `unwrapped`.
-* `NamedTuple` makes classes that behave as typing's do in every way this project uses: tests/test_lean.py compares them.
-  The constructor is compiled once for each number of fields and then only given the fields' names.
+* `NamedTuple` makes classes that behave as typing's do in every way this project uses; tests/test_lean.py compares
+  them. The constructor is compiled once for each number of fields and then only given the fields' names.
 
 Modules that no report imports use typing itself.
 """

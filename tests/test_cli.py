@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nodeagent import __version__, arguments, cli
 from nodeagent.report import exit_codes
+from tests.apiserver import ApiServer
 
 ROOT = Path(__file__).parents[1]
 NODES = ROOT / "tests" / "data" / "nodes"
@@ -372,6 +373,41 @@ def test_an_api_that_does_not_answer_leaves_a_report_of_the_host_with_a_note(tmp
     assert "pods: this host alone, the API did not answer" in done.stdout
     assert re.search(r"^api: ", done.stdout, re.MULTILINE)
     assert run("check", "--kubeconfig", str(config), "--api", "always").returncode == exit_codes.UNKNOWN
+
+
+# --- with an API -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiServer]:
+    pods = json.loads((CALM / "api" / "pods.json").read_text(encoding="utf-8"))["items"]
+    with ApiServer(node="lab-node", pods=pods) as server:
+        server.kubeconfig(tmp_path / "kubeconfig")
+        yield server
+
+
+def test_with_an_api_pods_have_real_requests_and_every_fact_its_source(api: ApiServer, tmp_path: Path) -> None:
+    options = ("--host-root", str(CALM), "--kubeconfig", str(tmp_path / "kubeconfig"), "--api", "always")
+    done = run("check", *options, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["podsSource"].startswith("the API at ")
+    pod = next(pod for pod in report["pods"] if pod["name"] == "hog-burstable-high")
+    assert (pod["memoryRequestBytes"], pod["priority"]) == (100 << 20, 100000)
+    assert (pod["sources"]["memoryRequestBytes"], pod["sources"]["memoryWorkingSetBytes"]) == ("api", "host")
+    assert {request.method for request in api.requests} == {"GET"}
+    assert api.requests[0].query["fieldSelector"] == "spec.nodeName=lab-node"
+
+
+def test_an_api_that_forbids_the_list_is_a_note_or_with_always_an_error(api: ApiServer, tmp_path: Path) -> None:
+    api.forbid("list", "pods")
+    options = ("check", "--kubeconfig", str(tmp_path / "kubeconfig"), "--node-name", "lab-node")
+    offered = run(*options)
+    assert offered.stderr == ""
+    assert re.search(r"^api: .*forbidden", offered.stdout, re.MULTILINE)
+    demanded = run(*options, "--api", "always")
+    assert (demanded.returncode, demanded.stdout) == (exit_codes.UNKNOWN, "")
+    assert "forbidden" in demanded.stderr
 
 
 # --- config, version, completion, help -------------------------------------------------------------------------------

@@ -194,7 +194,8 @@ class Observer:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
             return KnownPods(None, None, "this host alone, the API did not answer", (Note("api", str(error)),))
-        return KnownPods(view.pods, view.synced_at, f"the API at {self._transport.server}", view.notes)
+        # Just asked; on the host's own clock, which in a recording is not this machine's.
+        return KnownPods(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes)
 
 
 def _unjoined(snapshot: NodeSnapshot, known: KnownPods) -> tuple[Note, ...]:
