@@ -120,14 +120,18 @@ def dependencies() -> list[str]:
     return declared
 
 
+def cache_folder() -> Path:
+    """Where what takes long to make is kept between runs."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("NODEAGENT_VM_CACHE") or f"{cache}/nodeagent-vm")
+
+
 def _folder() -> Path:
     recipe = hashlib.sha256(Path(__file__).read_bytes())
     recipe.update("\n".join(dependencies()).encode())
     for path in sorted(path for path in GUEST.rglob("*") if path.is_file()):
         recipe.update(f"\0{path.relative_to(GUEST)}\0".encode() + path.read_bytes())
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    base = os.environ.get("NODEAGENT_VM_CACHE") or f"{cache}/nodeagent-vm"
-    return Path(base) / recipe.hexdigest()[:16]
+    return cache_folder() / recipe.hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -111,16 +111,18 @@ class Machine:
         quoted = shlex.quote(path)
         self.run(f"mkdir -p $(dirname {quoted}) && cat >{quoted} && chmod {mode:o} {quoted}", stdin=data)
 
-    def copy(self, source: Path, target: str) -> None:
+    def copy(self, source: Path, target: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
         """Copies a file or a directory of the host into the machine's directory `target`."""
         packed = subprocess.run(
             ["tar", "-C", str(source.parent), "-cf", "-", source.name],
             check=True,
             capture_output=True,
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
         )
         quoted = shlex.quote(target)
-        self.run(f"mkdir -p {quoted} && tar -C {quoted} -xf - --no-same-owner", stdin=packed.stdout)
+        self.run(
+            f"mkdir -p {quoted} && tar -C {quoted} -xf - --no-same-owner", stdin=packed.stdout, timeout_s=timeout_s
+        )
 
     def console(self) -> str:
         """What the machine has printed so far, kernel messages included."""

@@ -1,30 +1,48 @@
 """daemonset.yaml's pod, run by a real container runtime (runc): what it mounts and may do is enough, and why it asks.
 
-The container is made from the manifest: its mounts, capabilities, namespaces and command line. Its root is the
-machine's own file system, read-only, in place of the image. Not from the manifest: the seccomp profile, which a
-kubelet's runtime brings, and the network.
+The container is made from the Dockerfile, whose steps are taken without a container engine, and from the manifest: its
+mounts, capabilities, namespaces and user. Not from them: the seccomp profile, which a kubelet's runtime brings, and the
+network.
 """
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
-from tests.deploy.manifests import container, pod_spec
+from tests.deploy.manifests import REPOSITORY, container, pod_spec
+from tests.vm.dockerfile import Built, base_root, build
+from tests.vm.image import cache_folder
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, kill_pod, start_pod
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
-BUNDLE: Final = "/run/vm/bundle"
-NODEAGENT: Final = "/opt/nodeagent/bin/nodeagent"
-CHECK: Final = (NODEAGENT, "check", "--host-root", "/host", "--api", "never", "-o", "json")
+BUNDLE: Final = "/var/tmp/bundle"
+CHECK: Final = ("check", "--api", "never", "-o", "json")
+LARGEST_IMAGE: Final = 210 << 20
+"""Unpacked. Seen: 196 MB, of which 167 MB are debootstrap's minimal Debian and 29 MB Python and the agent."""
 TROUBLE: Final = re.compile(r"not provably|Permission denied|Operation not permitted|No such file")
 
 
-def runtime_spec(command: tuple[str, ...], *, host_pid: bool) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def image(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The image, unpacked in the machine at BUNDLE."""
+    scratch = tmp_path_factory.mktemp("image")
+    try:
+        built = build(REPOSITORY / "Dockerfile", base=base_root(cache_folder()), scratch=scratch)
+        machine.copy(built.root, BUNDLE, timeout_s=180)
+        machine.run(f"mv {BUNDLE}/{built.root.name} {BUNDLE}/rootfs && mkdir -p /run/nodeagent")
+    finally:
+        shutil.rmtree(scratch)
+    return built
+
+
+def runtime_spec(command: tuple[str, ...], environment: dict[str, str], *, host_pid: bool) -> dict[str, Any]:
     """The OCI configuration that a kubelet's runtime would make of the manifest."""
     capabilities = [f"CAP_{name}" for name in container()["securityContext"]["capabilities"]["add"]]
     namespaces = ["mount", "ipc", "uts", "network", "cgroup", *([] if host_pid else ["pid"])]
@@ -33,7 +51,7 @@ def runtime_spec(command: tuple[str, ...], *, host_pid: bool) -> dict[str, Any]:
         "process": {
             "user": {"uid": pod_spec()["securityContext"]["runAsUser"], "gid": 0},
             "args": command,
-            "env": ["PATH=/usr/bin:/bin", "NODE_NAME=vm-node"],
+            "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": not container()["securityContext"]["allowPrivilegeEscalation"],
@@ -70,15 +88,15 @@ def host_mounts() -> Iterator[dict[str, Any]]:
             }
 
 
-def run_contained(machine: Machine, command: tuple[str, ...], *, host_pid: bool = True) -> tuple[int, str]:
-    """(exit code, output) of a command in the DaemonSet's container."""
-    machine.write(f"{BUNDLE}/config.json", json.dumps(runtime_spec(command, host_pid=host_pid)))
-    machine.run(
-        f"mkdir -p {BUNDLE}/rootfs /run/nodeagent && (mountpoint -q {BUNDLE}/rootfs || mount --bind / {BUNDLE}/rootfs)"
+def run_contained(
+    machine: Machine, image: Built, command: tuple[str, ...], *, host_pid: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in the DaemonSet's container; its exit code and output."""
+    environment = {"PATH": "/usr/bin:/bin", "NODE_NAME": "vm-node", **image.environment}
+    machine.write(f"{BUNDLE}/config.json", json.dumps(runtime_spec(command, environment, host_pid=host_pid)))
+    return machine.run(
+        f"timeout 50 runc run --bundle {BUNDLE} nodeagent; s=$?; runc delete --force nodeagent; exit $s", check=False
     )
-    ran = machine.run(f"timeout 50 runc run --bundle {BUNDLE} nodeagent; s=$?; runc delete --force nodeagent; exit $s",
-                      check=False)  # fmt: skip
-    return ran.returncode, ran.stdout + ran.stderr
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +110,29 @@ def pods(machine: Machine) -> Iterator[list[VmPod]]:
         kill_pod(machine, each)
 
 
-def check(machine: Machine) -> tuple[dict[str, Any], dict[str, Any]]:
+def check(machine: Machine, image: Built) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the report from inside the container, the report from outside)."""
-    status, text = run_contained(machine, CHECK)
-    assert status in (0, 1, 2), text
-    outside = machine.run((NODEAGENT, "check", "--api", "never", "-o", "json"), check=False).stdout
-    inside: dict[str, Any] = json.loads(text)
+    contained = run_contained(machine, image, (*image.command, *CHECK, "--host-root", "/host"))
+    assert contained.returncode in (0, 1, 2), contained.stderr
+    outside = machine.run(("/opt/nodeagent/bin/nodeagent", *CHECK), check=False).stdout
+    inside: dict[str, Any] = json.loads(contained.stdout)
     return inside, json.loads(outside)
 
 
-def test_the_container_sees_the_node_as_a_process_of_the_host_does(machine: Machine, pods: list[VmPod]) -> None:
-    inside, outside = check(machine)
+def test_the_image_is_small_and_has_what_it_needs(machine: Machine, image: Built) -> None:
+    size = int(machine.run(f"du -s --block-size=1 {BUNDLE}/rootfs").stdout.split()[0])
+    assert size < LARGEST_IMAGE
+    coloured = run_contained(machine, image, (*image.command, "check", "--host-root", "/host", "--color", "always"))
+    assert "\x1b[" in coloured.stdout, coloured.stderr
+    rehearsed = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    assert '"event":"started"' in rehearsed.stdout
+
+
+def test_the_container_sees_the_node_as_a_process_of_the_host_does(
+    machine: Machine, image: Built, pods: list[VmPod]
+) -> None:
+    inside, outside = check(machine, image)
     for ours, theirs in zip(inside["signals"], outside["signals"], strict=True):
         assert (ours["name"], ours["capacity"]) == (theirs["name"], theirs["capacity"])
         assert (ours["available"] is None) == (theirs["available"] is None), ours["reason"]
@@ -130,28 +160,30 @@ print([line for line in text.splitlines() if " /host{LATER} " in line][-1])
 """In the container: say that it runs, then wait until the kernel tells of the mount."""
 
 
-def test_a_volume_that_is_mounted_later_is_seen(machine: Machine) -> None:
+def test_a_volume_that_is_mounted_later_is_seen(machine: Machine, image: Built) -> None:
     """A long-lived container gets the mounts of pods that come after it (HostToContainer)."""
     machine.run(f"mkdir -p {LATER} /run/nodeagent && mkfifo /run/nodeagent/ready")
     machine.run(f"(timeout 50 cat /run/nodeagent/ready && mount -t tmpfs later {LATER}) >/dev/null 2>&1 &")
     try:
-        status, text = run_contained(machine, ("python3", "-c", WAIT_FOR_MOUNT))
-        assert status == 0, text
-        assert " - tmpfs later " in text
+        waited = run_contained(machine, image, ("python3", "-c", WAIT_FOR_MOUNT))
+        assert waited.returncode == 0, waited.stderr
+        assert " - tmpfs later " in waited.stdout
     finally:
         machine.run(f"umount {LATER}; rmdir {LATER}; rm -f /run/nodeagent/ready", check=False)
 
 
-def test_without_the_hosts_process_ids_the_kernel_shows_zeros(machine: Machine, pods: list[VmPod]) -> None:
+def test_without_the_hosts_process_ids_the_kernel_shows_zeros(
+    machine: Machine, image: Built, pods: list[VmPod]
+) -> None:
     """Why daemonset.yaml says hostPID: the kernel numbers processes for the reader's PID namespace."""
     procs = f"/host/sys/fs/cgroup{pods[0].cgroup}/cri-containerd-{pods[0].container_id}.scope/cgroup.procs"
-    _, without = run_contained(machine, ("cat", procs), host_pid=False)
-    _, with_them = run_contained(machine, ("cat", procs), host_pid=True)
+    without = run_contained(machine, image, ("cat", procs), host_pid=False).stdout
+    with_them = run_contained(machine, image, ("cat", procs), host_pid=True).stdout
     assert without.split() == ["0"] * 4
     assert len({int(number) for number in with_them.split()} - {0}) == 4
 
 
-def test_the_container_can_change_nothing_of_the_host_but_its_state(machine: Machine) -> None:
+def test_the_container_can_change_nothing_of_the_host_but_its_state(machine: Machine, image: Built) -> None:
     attempts = {
         "/host/sys/fs/cgroup/kubepods.slice/memory.high": "max",
         "/host/proc/sys/kernel/pid_max": "4194304",
@@ -160,7 +192,8 @@ def test_the_container_can_change_nothing_of_the_host_but_its_state(machine: Mac
         "/etc/new": "x",
     }
     for path, value in attempts.items():
-        status, text = run_contained(machine, ("sh", "-c", f"echo {value} >{path}"))
-        assert status != 0
-        assert "Read-only file system" in text, path
-    assert run_contained(machine, ("sh", "-c", "echo x >/run/nodeagent/probe && rm /run/nodeagent/probe"))[0] == 0
+        tried = run_contained(machine, image, ("sh", "-c", f"echo {value} >{path}"))
+        assert tried.returncode != 0
+        assert "Read-only file system" in tried.stderr, path
+    kept = run_contained(machine, image, ("sh", "-c", "echo x >/run/nodeagent/probe && rm /run/nodeagent/probe"))
+    assert kept.returncode == 0, kept.stderr
