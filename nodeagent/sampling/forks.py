@@ -1,0 +1,374 @@
+"""Who forks how fast: processes and threads per second by pod, and whether it is a storm.
+
+Theory of operation. The process connector tells every fork of the machine. It must not wake the loop for each, so the
+meter has a descriptor of its own, an epoll that holds the connector and a timer, of which one at a time is armed:
+
+    asleep     the connector is armed; a machine on which nothing forks wakes nobody
+    looking    the timer is armed; when it fires what came meanwhile is drained at once. Again in `CALM_S` while there
+               was anything, in `STORM_S` while it was a lot; back to `asleep` when there was nothing. Only an overrun
+               of the receive buffer wakes before the timer
+
+So the loop wakes at most every `STORM_S`, and a storm is known at most `CALM_S` after it began. Whoever wakes only for
+this descriptor and finds no `storm` may sleep on: nothing else has changed.
+
+A process is charged to the pod of its parent, a thread to the pod of its process. That is looked up in
+/proc/<pid>/cgroup, of which one costs 15 us: known ones are kept for `_KEEP_S`, and each drain looks up at most
+`LOOK_UPS` others of either kind, the busiest and the latest. A fork bomb has thousands of parents of two children each:
+those that were not looked up are shared out as the latest of them were found to be. A parent that is gone is charged by
+its child; when that is gone, too, to `UNKNOWN`.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nlargest
+from typing import Final, NamedTuple, Protocol
+
+from nodeagent.model import Note
+from nodeagent.sampling.cgroup import pod_uid
+from nodeagent.sampling.connector import Connector, ConnectorError, open_connector
+from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.wake import Source
+
+HOST: Final = "host"
+"""Stands for everything outside of pods."""
+UNKNOWN: Final = "unknown"
+"""Stands for parents that were gone, with their children, before we looked."""
+
+CALM_S: Final = 0.25
+"""Between looks while something forks: the fastest storm measured (23,000/s) makes 5,750 PIDs meanwhile, an eighth of
+the smallest default PID table (32,768 with 18% in use), for 4 wake-ups of 40 us a second."""
+STORM_S: Final = 0.1
+"""Between looks during a storm: a quarter of what the receive buffer holds at 23,000/s."""
+STORM_PER_S: Final = 1000.0
+"""Processes and threads. A fork bomb measured 2,000/s (MEASURED.md section 1); a node whose kubelet runs exec probes in
+110 pods makes about 100/s, a starting JVM some hundred threads once. It is a hint: it makes the loop sample."""
+STORM_LASTS_S: Final = 1.0
+"""A storm is remembered for so long, so that a loop that was late still sees it."""
+WINDOW_S: Final = 1.0
+"""Rates are means over this."""
+
+LOOK_UPS: Final = 16
+"""New /proc/<pid>/cgroup reads in one drain: 0.25 ms."""
+_LATEST: Final = 8
+"""Of those for the parents that forked last; they are the likeliest to live."""
+_KEEP_S: Final = 1.0
+"""A PID may be another process' after 32,768 forks, which is 1.4 s of the fastest storm; and a container's first
+process is moved into its cgroup after it was forked."""
+_MOST_KEPT: Final = 1024
+_EXITING: Final = 0x4
+"""PF_EXITING (include/linux/sched.h)."""
+_NEVER: Final = float("-inf")
+
+
+class Rate(NamedTuple):
+    """Events per second, of the whole machine."""
+
+    forks: float
+    """New processes."""
+    threads: float
+    """New threads of existing processes: the PID limit counts both."""
+    lost: float
+    """Of either, whose kind and origin are not known because the receive buffer was full."""
+
+    @property
+    def all(self) -> float:
+        return self.forks + self.threads + self.lost
+
+
+class ForkMeter(Protocol):
+    """Measures forks; `NoForks` where the host does not tell."""
+
+    def fileno(self) -> int: ...
+    def source(self) -> Source | None: ...
+    def drain(self, now: float, /) -> None: ...
+    def rates(self, now: float, /) -> Mapping[str, float]: ...
+    def thread_rates(self, now: float, /) -> Mapping[str, float]: ...
+    def total(self, now: float, /) -> Rate: ...
+    def storm(self, now: float, /) -> bool: ...
+    def close(self) -> None: ...
+
+
+def open_meter(host: Host) -> tuple[ForkMeter, tuple[Note, ...]]:
+    """A meter for this host, and why it is none that measures."""
+    if host.recorded:
+        return NoForks(), (Note("forks", "a recording forks no more"),)
+    try:
+        return ConnectorMeter(open_connector(), host), ()
+    except ConnectorError as error:
+        why = str(error)
+    except OSError as error:
+        why = error.strerror or str(error)
+    return NoForks(), (Note("forks", f"fork rates are not known: {why}"),)
+
+
+class NoForks:
+    """Nothing is known of forks; `pid.available` is still sampled."""
+
+    def fileno(self) -> int:
+        """-1: there is nothing to wait for."""
+        return -1
+
+    def source(self) -> Source | None:
+        """None: there is nothing to register."""
+        return None
+
+    def drain(self, _now: float, /) -> None:
+        """Does nothing."""
+
+    def rates(self, _now: float, /) -> Mapping[str, float]:
+        """Empty."""
+        return {}
+
+    def thread_rates(self, _now: float, /) -> Mapping[str, float]:
+        """Empty."""
+        return {}
+
+    def total(self, _now: float, /) -> Rate:
+        """Zeros: not known to be a storm."""
+        return Rate(0.0, 0.0, 0.0)
+
+    def storm(self, _now: float, /) -> bool:
+        """False: unknown is never pressure."""
+        return False
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class _Drained(NamedTuple):
+    """What one drain found."""
+
+    since: float
+    at: float
+    forks: Mapping[str, int]
+    threads: Mapping[str, int]
+    lost: int
+
+    @property
+    def number(self) -> int:
+        return sum(self.forks.values()) + sum(self.threads.values()) + self.lost
+
+
+class ConnectorMeter:
+    """The meter over the process connector. One owner."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        host: Host,
+        *,
+        clock: Callable[[], float] | None = None,
+        storm_per_s: float = STORM_PER_S,
+    ) -> None:
+        """`clock` stamps the drains that the loop's epoll asks for; by default the host's CLOCK_BOOTTIME. Takes the
+        connector over, also when it raises OSError."""
+        self._connector = connector
+        self._clock = clock or host.boottime
+        self._origins = Origins(host)
+        self._recent: deque[_Drained] = deque()
+        self._drained_at = self._clock()
+        self._storm_per_s = storm_per_s
+        self._storm_at = _NEVER
+        with contextlib.ExitStack() as opened:
+            opened.callback(connector.close)
+            self._timer = _Timer()
+            opened.callback(self._timer.close)
+            self._epoll = opened.enter_context(select.epoll())
+            self._epoll.register(self._timer.fileno(), select.EPOLLIN)
+            self._epoll.register(connector.fileno(), select.EPOLLIN)
+            self._opened = opened.pop_all()
+
+    def fileno(self) -> int:
+        """Readable when it is time to `drain`."""
+        return self._epoll.fileno()
+
+    def source(self) -> Source | None:
+        """For the loop's epoll; its drain takes the time from the meter's clock."""
+        return Source("forks", self.fileno(), select.EPOLLIN, lambda: self.drain(self._clock()), self.close)
+
+    def drain(self, now: float, /) -> None:
+        """Take what came since the last time and arrange when to be woken next. May be called at any time."""
+        since, self._drained_at = self._drained_at, now
+        found = self._connector.drain()
+        if found.parents or found.owners or found.lost:
+            forks, threads = self._origins.of(found.parents, found.children, found.owners, now=now)
+            self._recent.append(_Drained(since, now, forks, threads, found.lost))
+        while self._recent and self._recent[0].at <= now - WINDOW_S:
+            self._recent.popleft()
+        number = len(found.parents) + len(found.owners) + found.lost
+        # After a sleep the first event comes alone, and `since` is long ago: that is no storm, but worth a look soon.
+        if found.lost or number > self._storm_per_s * max(now - since, STORM_S / 2):
+            self._storm_at = now
+            self._wake_after(STORM_S)
+        elif number:
+            self._wake_after(CALM_S)
+        else:
+            self._timer.stop()
+            self._epoll.modify(self._connector.fileno(), select.EPOLLIN)
+
+    def _wake_after(self, seconds: float) -> None:
+        self._timer.after(seconds)
+        # An epoll reports errors also of what it is not asked about: an overrun wakes us before the timer does.
+        self._epoll.modify(self._connector.fileno(), 0)
+
+    def rates(self, now: float, /) -> Mapping[str, float]:
+        """New processes per second over the last `WINDOW_S`, by pod cgroup UID, `HOST` or `UNKNOWN`."""
+        return self._mean(now, lambda drained: drained.forks)
+
+    def thread_rates(self, now: float, /) -> Mapping[str, float]:
+        """The same for new threads."""
+        return self._mean(now, lambda drained: drained.threads)
+
+    def total(self, now: float, /) -> Rate:
+        """Of the whole machine. Right also when events were lost."""
+        lost = self._mean(now, lambda drained: {"": drained.lost}).get("", 0.0)
+        return Rate(sum(self.rates(now).values()), sum(self.thread_rates(now).values()), lost)
+
+    def storm(self, now: float, /) -> bool:
+        """Whether a drain of the last `STORM_LASTS_S` found more than `storm_per_s`, or an overrun."""
+        return now - self._storm_at < STORM_LASTS_S
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._opened.close()
+
+    def _mean(self, now: float, what: Callable[[_Drained], Mapping[str, int]]) -> Mapping[str, float]:
+        """Events per second. A drain that reaches back beyond the window counts with the share that is inside."""
+        begin = now - WINDOW_S
+        sums: dict[str, float] = {}
+        for drained in self._recent:
+            if drained.at <= begin:
+                continue
+            share = 1.0
+            if drained.since < begin:
+                share = (drained.at - begin) / (drained.at - drained.since)
+            for origin, number in what(drained).items():
+                sums[origin] = sums.get(origin, 0.0) + share * number / WINDOW_S
+        return sums
+
+
+class Origins:
+    """Which pod a process is in, found with a bounded number of looks."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._kept: dict[int, tuple[str, float]] = {}
+
+    def of(
+        self, parents: list[int], children: list[int], owners: list[int], *, now: float
+    ) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """(forks, threads) by origin."""
+        child_of = dict(zip(parents, children, strict=True))
+        return self._charged(Counter(parents), child_of, now), self._charged(Counter(owners), {}, now)
+
+    def _charged(self, numbers: Mapping[int, int], child_of: Mapping[int, int], now: float) -> Mapping[str, int]:
+        """Events of these processes by origin; those of processes that are not looked up are shared out."""
+        kept, charged = self._kept, Counter[str]()
+        strangers: list[int] = []
+        for pid, number in numbers.items():
+            known = kept.get(pid)
+            if known is None or now - known[1] >= _KEEP_S:
+                strangers.append(pid)
+            else:
+                charged[known[0]] += number
+        if len(strangers) <= LOOK_UPS:
+            for pid in strangers:
+                charged[self._look(pid, child_of.get(pid), now)] += numbers[pid]
+            return charged
+        busiest = nlargest(LOOK_UPS - _LATEST, strangers, key=numbers.__getitem__)
+        for pid in busiest:
+            charged[self._look(pid, child_of.get(pid), now)] += numbers[pid]
+        looked_up = set(busiest)
+        others = [pid for pid in strangers if pid not in looked_up]
+        # A Counter keeps the order of first events.
+        sampled = Counter([self._look(pid, child_of.get(pid), now) for pid in others[-_LATEST:]])
+        _share_out(charged, sum([numbers[pid] for pid in others]), sampled)
+        return charged
+
+    def _look(self, pid: int, child: int | None, now: float) -> str:
+        place = origin(self._host, pid)
+        if place is None:
+            return UNKNOWN if child is None else origin(self._host, child) or UNKNOWN
+        self._kept.pop(pid, None)
+        while len(self._kept) >= _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[pid] = (place, now)
+        return place
+
+
+def _share_out(charged: Counter[str], number: int, sampled: Counter[str]) -> None:
+    """Add `number` events in the proportion of `sampled`, in whole ones that sum to it."""
+    size, given = sampled.total(), 0
+    for place, share in sampled.items():
+        charged[place] += number * share // size
+        given += number * share // size
+    charged[sampled.most_common(1)[0][0]] += number - given
+
+
+def origin(host: Host, pid: int) -> str | None:
+    """The pod cgroup UID of a process, `HOST` when it is in none, None when it is gone."""
+    try:
+        lines = host.text(f"/proc/{pid}/cgroup").splitlines()
+    except Unreadable:
+        return None
+    uid = _uid(lines)
+    if uid is not None:
+        return uid
+    # cgroup v1 shows a process that is ending in the root, wherever it was.
+    if lines and all(line.endswith(":/") for line in lines) and _ending(host, pid):
+        return None
+    return HOST
+
+
+def _uid(lines: Iterable[str]) -> str | None:
+    """The first pod in the paths `hierarchy:controllers:path`."""
+    for line in lines:
+        if "pod" in line:
+            for name in line.split("/"):
+                if (uid := pod_uid(name)) is not None:
+                    return uid
+    return None
+
+
+def _ending(host: Host, pid: int) -> bool:
+    try:
+        fields = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except Unreadable:
+        return True
+    # Fields 3 (state) and 9 (flags) of proc(5); the command before them may hold anything.
+    return len(fields) < 7 or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)
+
+
+class _Timer:
+    """A timerfd."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def fileno(self) -> int:
+        return int(self._fd)
+
+    def after(self, seconds: float) -> None:
+        """Fire once, so much later; what was set before is forgotten."""
+        whole = int(seconds)
+        # struct itimerspec: no repetition, then the time; setting it also takes what had fired.
+        self._set(struct.pack("qqqq", 0, 0, whole, int((seconds - whole) * 1e9)))
+
+    def stop(self) -> None:
+        self._set(bytes(32))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _set(self, when: bytes) -> None:
+        self._libc.timerfd_settime(self._fd, 0, when, None)
