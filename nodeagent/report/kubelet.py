@@ -77,5 +77,5 @@ def _file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
             return path, host.text(path), ""
         except Unreadable as error:
             if flags or host.exists(path):
-                refusal = str(error)
+                refusal = refusal or str(error)
     return "", "", refusal

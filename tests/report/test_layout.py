@@ -1,4 +1,4 @@
-from nodeagent.model import Note, PodSource, Refusal, Signal, SignalState
+from nodeagent.model import DiskLayout, Note, PodSource, Refusal, Signal, SignalState
 from nodeagent.report import exit_codes, nodereport, text
 from nodeagent.report.layout import sections
 from nodeagent.report.nodereport import KubeletView, Report
@@ -129,3 +129,15 @@ def test_an_unknown_signal_without_a_threshold_or_implied_by_another_does_not_ma
     assert nodereport.state(reports.report(signals=(memory, unread, without))) is SignalState.OK
     blind = memory._replace(state=SignalState.UNKNOWN)
     assert nodereport.state(reports.report(signals=(blind, unread))) is SignalState.UNKNOWN
+
+
+def test_a_machine_without_runtime_and_pods_does_not_miss_its_image_file_system() -> None:
+    seen = reports.observations()[Signal.IMAGEFS]._replace(available=None, capacity=None, reason="no container runtime")
+    threshold = reports.HARD_NODEFS._replace(signal=Signal.IMAGEFS)
+    verdict = reports.judged(seen, SignalState.UNKNOWN, (threshold, None))
+    pods = (reports.ranked(reports.pod_view("web", working_set=1), 1),)
+    assert nodereport.state(reports.report(signals=(verdict,))) is SignalState.OK
+    assert nodereport.state(reports.report(signals=(verdict,), pods=pods)) is SignalState.UNKNOWN
+    known = reports.report(signals=(verdict,), layout=DiskLayout.DEDICATED_IMAGEFS)
+    assert nodereport.state(known) is SignalState.UNKNOWN
+    assert printed(known).startswith("UNKNOWN node-1: imagefs.available is unknown (no container runtime)")
