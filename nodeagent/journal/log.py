@@ -5,7 +5,7 @@ Promises:
 1. Logging never waits for its reader. Lines go to a bounded queue which a thread writes out; when the reader (a full
    disk, a stopped pipe) does not take them, new lines are dropped, counted, and the count is told when it flows again.
 2. A line is one line: values are encoded as JSON (or quoted on a console), so text from pods cannot forge a line or
-   move a terminal's cursor.
+   move a terminal's cursor, and no text keeps a line from being written.
 3. What would repeat in a loop is said once, and again every `REPEAT_S` with the number of times it was held back: give
    the event a `once=` key. A changed key is a new event.
 """
@@ -17,6 +17,8 @@ import threading
 import time
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, cast
+
+from nodeagent.journal.utf8 import writable
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -39,6 +41,7 @@ class LineWriter:
         self._fd = fd
         self._lines: collections.deque[bytes] = collections.deque()
         self._dropped = 0
+        self._lost = 0
         self._wake = threading.Condition()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_out, name="log", daemon=True)
@@ -49,11 +52,17 @@ class LineWriter:
         """Lines dropped and not yet told."""
         return self._dropped
 
+    @property
+    def dropped_total(self) -> int:
+        """Lines dropped since the start, for the metrics."""
+        return self._lost
+
     def line(self, text: bytes) -> None:
         """Queue one line, without its newline."""
         with self._wake:
             if len(self._lines) >= QUEUE_LINES:
                 self._dropped += 1
+                self._lost += 1
                 return
             self._lines.append(text)
             self._wake.notify()
@@ -84,7 +93,8 @@ class LineWriter:
             except OSError:
                 # The reader is gone or the disk is full. There is nowhere left to say so but the counter.
                 with self._wake:
-                    self._dropped += len(batch) + dropped
+                    self._dropped += len(batch) - bool(dropped) + dropped
+                    self._lost += len(batch) - bool(dropped)
                 if self._closing.wait(1.0):  # only this thread waits
                     return
 
@@ -144,10 +154,7 @@ def open_log(
             _encode,
         ]
     else:
-        import msgspec
-
-        encode = msgspec.json.Encoder(enc_hook=str).encode
-        processors.append(structlog.processors.JSONRenderer(serializer=lambda event, **_: encode(event)))
+        processors.append(structlog.processors.JSONRenderer(serializer=_json_line()))
     logger = structlog.wrap_logger(
         writer,
         processors=processors,
@@ -169,6 +176,31 @@ def _import_structlog() -> Any:
     import structlog
 
     return structlog
+
+
+def _json_line() -> Callable[..., bytes]:
+    """A serializer to one line of JSON that is harmless on a terminal as well, as `kubectl logs` would print it."""
+    import msgspec
+
+    encode = msgspec.json.Encoder(enc_hook=str).encode
+
+    def serialize(event: Event, **_: object) -> bytes:
+        try:
+            line = encode(event)
+        except UnicodeEncodeError:
+            line = encode(writable(event))
+        if line.isascii() and b"\x7f" not in line:
+            return line
+        # JSON only escapes C0; DEL, C1 controls and bidirectional overrides move a terminal's cursor just as well.
+        text = line.decode("utf-8")
+        return "".join(char if char.isprintable() else _json_escape(char) for char in text).encode("utf-8")
+
+    return serialize
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def _escape_control(_logger: object, _method: str, event: Event) -> Event:

@@ -19,6 +19,8 @@ import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from nodeagent.journal.utf8 import writable
+
 T = TypeVar("T")
 
 FORMAT: Final = "nodeagent-state/1"
@@ -51,6 +53,15 @@ class Loaded(NamedTuple):
     """For the log: what was wrong, with the file's name. Empty when restored."""
 
 
+def fingerprint(shape: type) -> str:
+    """A short name for the shape of a type, down to its last field: equal only while values can be read back as they
+    were written."""
+    import msgspec
+
+    schema = msgspec.json.encode(msgspec.json.schema(shape), order="deterministic")
+    return hashlib.sha256(schema).hexdigest()[:16]
+
+
 class StateFile:
     """The state file of one agent, for values of one type."""
 
@@ -60,8 +71,7 @@ class StateFile:
         self._path = path
         self._shape = shape
         self._boot_id = boot_id
-        schema = msgspec.json.encode(msgspec.json.schema(shape), order="deterministic")
-        self._fingerprint = hashlib.sha256(schema).hexdigest()[:16]
+        self._fingerprint = fingerprint(shape)
         self._encoder = msgspec.json.Encoder(order="deterministic")
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
@@ -112,7 +122,10 @@ class StateFile:
         Raises:
             OSError: the directory cannot be written (full, read-only, gone). The old state, if any, is still there.
         """
-        body = self._encoder.encode(value)
+        try:
+            body = self._encoder.encode(value)
+        except UnicodeEncodeError:
+            body = self._encoder.encode(writable(value))
         checksum = hashlib.sha256(body).hexdigest()
         header = f"{FORMAT} {self._boot_id} {self._fingerprint} {checksum}\n".encode("ascii")
         temporary = self._path.with_name(self._path.name + ".new")

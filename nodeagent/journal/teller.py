@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.watch import Change
-from nodeagent.journal.records import Recorder
+from nodeagent.journal.records import Inputs, Recorder
 from nodeagent.model import (
     ConditionStatus,
     ConditionVerdict,
@@ -43,16 +43,17 @@ class Teller:
         self._recorder = recorder
         self._told: dict[str, object] = {}
 
-    def decision(self, plan: Plan, *, acts: bool, notes: Iterable[Note]) -> None:
-        """Everything about one plan. `acts` is False in a dry run."""
+    def decision(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: Inputs | None = None) -> None:
+        """Everything about one plan. `acts` is False in a dry run; `inputs` let `nodeagent replay` make it again."""
         for verdict in plan.signals:
             if self._news(f"signal {verdict.signal}", verdict.state):
                 self._log.info("signal", **_signal_line(verdict))
         for condition in plan.conditions:
             self._condition(condition)
         if plan.victims:
-            self._victims(plan, acts=acts)
-        self._refusals(plan)
+            self._victims(plan, acts=acts, inputs=inputs)
+        self._refusals(plan, inputs=inputs)
+        self._reliefs(plan)
         for note in (*notes, *plan.notes):
             self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{note.message}")
 
@@ -85,7 +86,7 @@ class Teller:
                 message=condition.message,
             )
 
-    def _victims(self, plan: Plan, *, acts: bool) -> None:
+    def _victims(self, plan: Plan, *, acts: bool, inputs: Inputs | None) -> None:
         for victim in plan.victims:
             self._log.warning(
                 "evicting" if acts else "would evict",
@@ -99,9 +100,9 @@ class Teller:
                 predicted_relief=victim.predicted_relief,
                 message=victim.message,
             )
-        self._record(plan)
+        self._record(plan, inputs)
 
-    def _refusals(self, plan: Plan) -> None:
+    def _refusals(self, plan: Plan, *, inputs: Inputs | None) -> None:
         """Why nobody, or not more, goes; the first pods in rank with what spares them. Recorded when it changes."""
         for refusal in plan.refusals:
             spared = {pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:TELL_PODS] if pod.refusals}
@@ -110,11 +111,17 @@ class Teller:
             )
         codes = tuple(refusal.code for refusal in plan.refusals)
         if self._news("refusals", codes) and codes and not plan.victims:
-            self._record(plan)
+            self._record(plan, inputs)
 
-    def _record(self, plan: Plan) -> None:
+    def _reliefs(self, plan: Plan) -> None:
+        """What earlier decisions brought back, under their ids; the line is the plan's own note."""
         if self._recorder is not None:
-            self._recorded(self._recorder.decision(ranking.explained(plan), wall_time=time.time()))
+            for report in plan.relief_reports:
+                self._recorded(self._recorder.relief(report, wall_time=time.time()))
+
+    def _record(self, plan: Plan, inputs: Inputs | None) -> None:
+        if self._recorder is not None:
+            self._recorded(self._recorder.decision(ranking.explained(plan), wall_time=time.time(), inputs=inputs))
 
     def _recorded(self, trouble: str) -> None:
         if trouble:

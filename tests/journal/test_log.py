@@ -66,6 +66,30 @@ def test_text_from_pods_can_neither_forge_a_line_nor_move_the_cursor(pipe: Pipe,
     assert b"\x1b[2J" not in line
 
 
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_no_character_of_a_name_reaches_a_terminal_that_is_not_printable(pipe: Pipe, style: str) -> None:
+    logger, writer = log.open_log(level="info", style=style, fd=pipe.writer)
+    odd = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA1), 0x202E, 0x2028, 0xE0001, 0xFEFF])) + "日本"
+    logger.info("note", message=odd, spared={odd: odd}, items=[odd])
+    writer.close()
+    [line] = pipe.lines()
+    assert line.decode().isprintable()
+    assert "日本" in line.decode()
+    if style == "json":
+        event = json.loads(line)
+        assert (event["message"], event["spared"], event["items"]) == (odd, {odd: odd}, [odd])
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_name_that_is_no_utf8_is_written_and_ends_nothing(pipe: Pipe, style: str) -> None:
+    logger, writer = log.open_log(level="info", style=style, fd=pipe.writer)
+    logger.info("note", message="a\udcffb", spared={"n\udc80": ("t\udcfe", 1)})
+    writer.close()
+    [line] = pipe.lines()
+    for part in (rb"a\udcffb", rb"n\udc80", rb"t\udcfe"):
+        assert part in line.replace(rb"\\", b"\\")
+
+
 def test_a_lasting_fact_is_said_once_and_later_again_with_its_count(pipe: Pipe) -> None:
     clock = Clock()
     logger, writer = log.open_log(level="info", style="json", fd=pipe.writer, clock=clock)
@@ -118,3 +142,4 @@ def test_what_was_dropped_is_counted_in_the_log(pipe: Pipe) -> None:
     os.close(pipe.reader)
     told = [json.loads(line) for line in bytes(received).splitlines() if line.startswith(b"{")]
     assert sum(event["count"] for event in told) >= 10
+    assert writer.dropped_total == sum(event["count"] for event in told)

@@ -1,5 +1,7 @@
 """What was decided can be read back, and recording never stands in the way."""
 
+import base64
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,14 @@ from nodeagent.model import (
     OutcomeKind,
     Plan,
     Refusal,
+    ReliefReport,
     Signal,
     Threshold,
     ThresholdVerdict,
 )
+from nodeagent.policy import engine, ranking, thresholds
+from nodeagent.policy.state import initial
+from tests.policy import nodes
 
 THRESHOLD = Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi"), grace_period_s=30.0)
 PLAN = Plan(
@@ -82,3 +88,93 @@ def test_a_directory_that_cannot_be_written_is_said_not_raised(tmp_path: Path) -
 )
 def test_keys_are_spelled_as_in_kubernetes_objects(snake: str, camel: str) -> None:
     assert records.camel(snake) == camel
+
+
+# --- what a decision was made from -----------------------------------------------------------------------------------
+
+
+def made() -> tuple[Plan, records.Inputs]:
+    config = nodes.config(nodes.hard(value=2 * nodes.GI), nodes.soft(Signal.NODEFS, nodes.GI, grace_s=30.0))
+    views = [nodes.view(f"pod-{number}", (3 + number) * nodes.GI) for number in range(4)]
+    seen = nodes.snapshot(*views, available={Signal.MEMORY: nodes.GI})
+    state = initial("abc", now=nodes.NOW - 60, budgets_spent=False)
+    plan, after = engine.decide(seen, state, now=nodes.NOW, config=config)
+    # The state after a decision has something in every corner: ledger, budgets, growth, history.
+    return plan, records.Inputs(seen, after, nodes.NOW, thresholds.effective(config, seen.layout), 3)
+
+
+def test_what_a_decision_was_made_from_comes_back_equal(tmp_path: Path) -> None:
+    plan, inputs = made()
+    records.Recorder(tmp_path).decision(ranking.explained(plan), wall_time=1.0, inputs=inputs)
+    (record,) = records.read(tmp_path)
+    assert records.Packer().unpack(record["inputs"]) == (inputs, "")
+
+
+def test_infinity_and_a_name_that_is_no_utf8_do_not_keep_inputs_from_coming_back() -> None:
+    _, inputs = made()
+    odd = inputs._replace(now=float("inf"), snapshot=inputs.snapshot._replace(node="n\udcffde"))
+    packer = records.Packer()
+    back = packer.unpack(packer.pack(odd)).inputs
+    assert back is not None
+    assert (back.now, back.snapshot.node) == (float("inf"), "n\\udcffde")
+
+
+def test_a_decision_about_a_name_that_is_no_utf8_is_recorded(tmp_path: Path) -> None:
+    odd = PLAN._replace(refusals=(Refusal("code", "pod \udcff"),))
+    assert records.Recorder(tmp_path).decision(odd, wall_time=1.0) == ""
+    (record,) = records.read(tmp_path)
+    assert record["refusals"][0]["message"] == "pod \\udcff"
+
+
+@pytest.mark.parametrize(
+    ("change", "trouble"),
+    [
+        ({"shape": "0123456789abcdef"}, "another shape"),
+        ({"data": "!!!"}, "cannot be unpacked"),
+        ({"data": ""}, "cannot be unpacked"),
+        ({"data": base64.b85encode(zlib.compress(b"\xc0")).decode()}, "cannot be unpacked"),
+        ({"data": base64.b85encode(zlib.compress(bytes(records.MOST_UNPACKED + 1))).decode()}, "unpacks to more"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_and_never_guessed_at(change: dict[str, str], trouble: str) -> None:
+    packer = records.Packer()
+    packed = packer.pack(made()[1]) | change
+    unpacked = packer.unpack(packed)
+    assert unpacked.inputs is None
+    assert trouble in unpacked.trouble
+
+
+def test_the_record_for_people_names_each_pod_with_its_keys_and_refusals(tmp_path: Path) -> None:
+    plan, inputs = made()
+    records.Recorder(tmp_path).decision(ranking.explained(plan), wall_time=1.0, inputs=inputs)
+    (record,) = records.read(tmp_path)
+    first = record["ranking"][0]
+    assert (first["namespace"], first["name"], first["rank"], first["refusals"]) == ("shop", "pod-3", 1, [])
+    assert [key["name"] for key in first["keys"]] == list(plan.rank_order)
+    assert all(key["text"] for key in first["keys"])
+    assert record["victims"][0]["uid"] == plan.victims[0].pod.uid
+    assert record["victims"][0]["threshold"]["signal"] == "memory.available"
+
+
+def test_measured_relief_is_recorded_under_the_decision_it_belongs_to(tmp_path: Path) -> None:
+    report = ReliefReport("abc-1", Signal.MEMORY, ("uid-1",), predicted=10, measured=9, took_s=1.5)
+    records.Recorder(tmp_path).relief(report, wall_time=3.0)
+    (record,) = records.read(tmp_path)
+    assert (record["record"], record["planId"], record["measured"], record["tookSeconds"]) == (
+        "relief",
+        "abc-1",
+        9,
+        1.5,
+    )
+
+
+def test_records_are_as_private_as_the_state(tmp_path: Path) -> None:
+    records.Recorder(tmp_path).decision(PLAN, wall_time=1.0)
+    assert (tmp_path / records.FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_one_file_can_be_read_by_itself_and_a_missing_one_is_said(tmp_path: Path) -> None:
+    records.Recorder(tmp_path).decision(PLAN, wall_time=1.0)
+    assert [record["id"] for record in records.read(tmp_path / records.FILE)] == ["abc-1"]
+    with pytest.raises(records.RecordsError, match="no such file"):
+        list(records.read(tmp_path / "elsewhere"))

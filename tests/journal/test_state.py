@@ -129,3 +129,9 @@ def test_a_process_killed_while_saving_leaves_the_old_or_the_new_state(tmp_path:
         loaded = _file(tmp_path).load()
         assert loaded.trust is Trust.RESTORED
         assert loaded.value.sequence >= 20
+
+
+def test_a_name_that_is_no_utf8_does_not_keep_the_state_from_being_saved(tmp_path: Path) -> None:
+    store = _file(tmp_path)
+    store.save(STATE._replace(buckets={"namespace/n\udcff": Bucket(1.0, 2.0)}))
+    assert store.load().value == STATE._replace(buckets={"namespace/n\\udcff": Bucket(1.0, 2.0)})
