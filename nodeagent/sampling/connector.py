@@ -1,8 +1,9 @@
 """The kernel's process connector (CONFIG_PROC_EVENTS): every fork and every new thread of the machine, as it happens.
 
 pyroute2 opens and binds the socket and encodes its control messages; what then arrives is taken by `recvmmsg` into one
-buffer, because `ProcEventSocket.get()` costs 38% of a core at 5,000 forks/s and breaks at 23,000 (MEASURED.md), and one
-`recv` for each message still twice of what a batch does (benchmarks/forks.py).
+buffer, because `ProcEventSocket.get()` costs 38% of a core at 5,000 forks/s and breaks at 23,000 (MEASURED.md). Batches
+with every event charged to its pod cost what one `recv` for each costs with nothing done, 0.9 us an event
+(benchmarks/forks.py).
 
 Promises:
 

@@ -66,6 +66,14 @@ _EXITING: Final = 0x4
 _NEVER: Final = float("-inf")
 
 
+class Events(NamedTuple):
+    """How many there have been since the meter was opened."""
+
+    forks: int = 0
+    threads: int = 0
+    lost: int = 0
+
+
 class Rate(NamedTuple):
     """Events per second, of the whole machine."""
 
@@ -173,6 +181,8 @@ class ConnectorMeter:
         self._origins = Origins(host)
         self._recent: deque[_Drained] = deque()
         self._drained_at = self._clock()
+        self.events = Events()
+        """What the drains have found so far: counters for metrics."""
         self._storm_per_s = storm_per_s
         self._storm_at = _NEVER
         with contextlib.ExitStack() as opened:
@@ -196,6 +206,11 @@ class ConnectorMeter:
         """Take what came since the last time and arrange when to be woken next. May be called at any time."""
         since, self._drained_at = self._drained_at, now
         found = self._connector.drain()
+        self.events = Events(
+            self.events.forks + len(found.parents),
+            self.events.threads + len(found.owners),
+            self.events.lost + found.lost,
+        )
         if found.parents or found.owners or found.lost:
             forks, threads = self._origins.of(found.parents, found.children, found.owners, now=now)
             self._recent.append(_Drained(since, now, forks, threads, found.lost))
