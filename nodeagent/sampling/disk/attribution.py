@@ -443,7 +443,7 @@ def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> D
 
 
 class HostDirectory(NamedTuple):
-    """A directory of the host outside the pods."""
+    """A directory of the host, less what in it is some pod's."""
 
     path: str
     bytes: int
@@ -460,6 +460,7 @@ class Rest(NamedTuple):
     used_inodes: int
     attributed_inodes: int
     largest: tuple[HostDirectory, ...]
+    """Largest first. Pods' directories that are left behind, and layers of ended containers, appear here."""
 
     @property
     def unattributed_bytes(self) -> int:
@@ -470,18 +471,31 @@ class Rest(NamedTuple):
         return max(0, self.used_inodes - self.attributed_inodes)
 
 
+class PodDirectories(NamedTuple):
+    """Where on the host the pods' files are."""
+
+    kubelet: str
+    logs: str
+    layers: str
+    """The runtime's store; empty when there is none."""
+
+
 # Directories that are looked into one level deeper, because everything is in them.
 _OPENED: Final = ("/", "/var", "/var/lib", "/var/log")
 _NOT_WALKED: Final = frozenset({"/proc", "/sys", "/dev", "/run"})
 
 
 def unattributed(
-    host: Host, path: str, *, attributed: Iterable[PodDisk], layers_here: bool, volumes_here: bool, until: float,
+    host: Host,
+    path: str,
+    *,
+    attributed: Sequence[PodDisk],
+    directories: PodDirectories,
+    until: float,
     show: int = 8,
-) -> Rest:  # fmt: skip
+) -> Rest:
     """What the file system that holds `path` uses beside these pods, and its largest host directories as far as they
-    could be walked until time.monotonic() `until`. `layers_here`, `volumes_here`: whether the pods' writable layers,
-    and their logs and volumes, are on it. Raises Unreadable."""
+    could be walked until time.monotonic() `until`. Raises Unreadable."""
     fd = host.open(path)
     try:
         numbers = os.fstatvfs(fd)
@@ -490,26 +504,64 @@ def unattributed(
         raise Unreadable(path, error.errno or 0, error.strerror or str(error)) from error
     finally:
         os.close(fd)
-    mine_bytes = mine_inodes = 0
-    for pod in attributed:
-        if layers_here:
-            mine_bytes += pod.disk.rootfs_bytes or 0
-            mine_inodes += pod.disk.rootfs_inodes or 0
-        if volumes_here:
-            mine_bytes += (pod.disk.logs_bytes or 0) + (pod.disk.volumes_bytes or 0) + pod.other_bytes
-            mine_inodes += (pod.disk.logs_inodes or 0) + (pod.disk.volumes_inodes or 0) + pod.other_inodes
+    held = [part for part in _held(attributed, directories) if _device(host, part[0]) == device]
     return Rest(
         used_bytes=(numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize,
-        attributed_bytes=mine_bytes,
+        attributed_bytes=sum(size for _, size, _ in held),
         used_inodes=numbers.f_files - numbers.f_ffree,
-        attributed_inodes=mine_inodes,
-        largest=tuple(largest_directories(host, device, until=until)[:show]),
+        attributed_inodes=sum(inodes for _, _, inodes in held),
+        largest=tuple(
+            sorted(
+                (_less(directory, held) for directory in walk_directories(host, device, until=until)),
+                key=lambda directory: -directory.bytes,
+            )[:show]
+        ),
     )
 
 
-def largest_directories(host: Host, device: int, *, until: float) -> list[HostDirectory]:
-    """Host directories on this device (st_dev), largest first; those that time.monotonic() `until` left no time for are
-    missing, the one it cut short is a lower bound."""
+def _held(pods: Sequence[PodDisk], directories: PodDirectories) -> list[tuple[str, int, int]]:
+    """(directory, bytes, inodes) of what the pods hold there."""
+    disks = [pod.disk for pod in pods]
+    return [
+        (
+            directories.kubelet,
+            sum(disk.volumes_bytes or 0 for disk in disks) + sum(pod.other_bytes for pod in pods),
+            sum(disk.volumes_inodes or 0 for disk in disks) + sum(pod.other_inodes for pod in pods),
+        ),
+        (
+            directories.logs,
+            sum(disk.logs_bytes or 0 for disk in disks),
+            sum(disk.logs_inodes or 0 for disk in disks),
+        ),
+        (
+            directories.layers,
+            sum(disk.rootfs_bytes or 0 for disk in disks),
+            sum(disk.rootfs_inodes or 0 for disk in disks),
+        ),
+    ]
+
+
+def _device(host: Host, path: str) -> int | None:
+    if not path:
+        return None
+    try:
+        return os.stat(host.real(host.resolve(path))).st_dev
+    except (OSError, Unreadable):
+        return None  # not there, so nothing of it is on any device
+
+
+def _less(directory: HostDirectory, held: Iterable[tuple[str, int, int]]) -> HostDirectory:
+    """Without what pods hold in it."""
+    size, inodes = directory.bytes, directory.inodes
+    for path, bytes_, inodes_ in held:
+        if path == directory.path or path.startswith(f"{directory.path}/"):
+            size, inodes = size - bytes_, inodes - inodes_
+    return directory._replace(bytes=max(0, size), inodes=max(0, inodes))
+
+
+def walk_directories(host: Host, device: int, *, until: float) -> list[HostDirectory]:
+    """Host directories on this device (st_dev), with all that is in them; those that time.monotonic() `until` left no
+    time for are missing, the one it cut short is a lower bound."""
     found = []
     for path in _candidates(host):
         if time.monotonic() >= until:
@@ -530,7 +582,7 @@ def largest_directories(host: Host, device: int, *, until: float) -> list[HostDi
             walking.step(until=until)
             tally = walking.tally
         found.append(HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete))
-    return sorted(found, key=lambda directory: -directory.bytes)
+    return found
 
 
 def _candidates(host: Host) -> list[str]:

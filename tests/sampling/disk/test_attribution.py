@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, QOSClass
-from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply, deleted_files, unattributed
+from nodeagent.sampling.disk.attribution import Meter, PodDirectories, PodDisk, apply, deleted_files, unattributed
 from nodeagent.sampling.disk.places import find_layers, upper_directory
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.host import Host, parse_mounts
@@ -406,13 +406,14 @@ def test_what_is_in_no_pod_is_told_with_its_largest_directories(tmp_path: Path) 
         (top / "home").mkdir()
         (top / "home/file").write_bytes(b"x" * 40_000)
         pods = measure(top, pod("u1"))
-        rest = unattributed(
-            Host(str(top)), "/var/lib/kubelet", attributed=pods.values(), layers_here=False, volumes_here=True,
-            until=time.monotonic() + 60,
-        )  # fmt: skip
+        where = PodDirectories("/var/lib/kubelet", "/var/log/pods", "/elsewhere")
+        host, found = Host(str(top)), list(pods.values())
+        rest = unattributed(host, "/var/lib/kubelet", attributed=found, directories=where, until=time.monotonic() + 60)
     assert rest.attributed_bytes == 401_408
     assert rest.unattributed_bytes == rest.used_bytes - 401_408
     assert 839_680 <= rest.unattributed_bytes < 900_000
     assert rest.largest[0].path == "/var/log/journal"
     assert rest.largest[0].bytes == 802_816
-    assert {"/var/lib/kubelet", "/home"} <= {directory.path for directory in rest.largest}
+    by_path = {directory.path: directory.bytes for directory in rest.largest}
+    assert by_path["/home"] == 40_960
+    assert by_path["/var/lib/kubelet"] == 0, "all that is in it is the pod's (directories are free on a tmpfs)"
