@@ -76,6 +76,16 @@ def journal(machine: Machine) -> str:
                        "--value --property=InvocationID nodeagent.service)").stdout  # fmt: skip
 
 
+def wait_for_log(machine: Machine, text: str) -> None:
+    """Returns when the service has logged this; follows the journal rather than asking again and again."""
+    followed = machine.run(
+        "timeout 30 journalctl --follow --lines=all --output=cat --unit=nodeagent.service _SYSTEMD_INVOCATION_ID="
+        f"$(systemctl show --value --property=InvocationID nodeagent.service) | grep --max-count=1 -F '{text}'",
+        check=False,
+    )
+    assert text in followed.stdout, journal(machine)
+
+
 def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine) -> None:
     verified = service.run("systemd-analyze verify /etc/systemd/system/nodeagent.service")
     assert verified.stdout + verified.stderr == ""
@@ -116,6 +126,22 @@ def test_it_runs_where_nothing_can_take_its_memory_and_the_oom_killer_comes_last
     dac_read_search, sys_resource = 1 << 2, 1 << 24
     assert told[:3] == ["-999", str(64 << 20), str(64 << 20)]
     assert int(told[-1], 16) == dac_read_search | sys_resource
+
+
+def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one_changes_nothing(
+    running: Machine,
+) -> None:
+    before = show(running, "MainPID")
+    try:
+        running.write("/etc/nodeagent/config.yaml", CONFIGURATION.replace("700Mi", "710Mi"))
+        running.run("systemctl reload nodeagent.service")
+        wait_for_log(running, "710Mi")
+        running.write("/etc/nodeagent/config.yaml", CONFIGURATION.replace("700Mi", "lots"))
+        running.run("systemctl reload nodeagent.service")
+        wait_for_log(running, "configuration refused")
+    finally:
+        running.write("/etc/nodeagent/config.yaml", CONFIGURATION)
+    assert (show(running, "ActiveState"), show(running, "MainPID")) == ("active", before)
 
 
 def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machine) -> None:
