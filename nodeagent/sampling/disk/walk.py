@@ -90,6 +90,8 @@ _DIRECTORY: Final = struct.Struct("=8xQ16xQQQ40xqI28xQ")
 """stx_attributes, stx_ino, stx_size, stx_blocks, stx_ctime (seconds, nanoseconds), device (major, minor as one)."""
 _TYPE: Final = 29 if sys.byteorder == "little" else 28
 """The byte of stx_mode whose upper half is the file type."""
+_MARK: Final = 9 if sys.byteorder == "little" else 14
+"""The byte of stx_attributes with MOUNT_ROOT in it."""
 _ONE: Final = struct.pack("=I", 1)
 _IS_DIRECTORY: Final = bytes(byte >> 4 == 4 for byte in range(256))
 # What the kernel says of an entry that is no longer what it was when its name was read.
@@ -121,7 +123,7 @@ class Tally(NamedTuple):
     unknown_reason: str
     """Of the first of them; empty when there is none."""
     mounts: int
-    """Mount points that were not entered."""
+    """Mount points, which are not entered, and count for nothing."""
     links_exact: bool
     """False: so many files with several links that some may have been counted more than once."""
     reused: int
@@ -249,12 +251,20 @@ class _Answers:
         return sum(self.long[_BLOCKS : count * _LONGS : _LONGS].tolist())
 
     def special(self, count: int) -> list[int]:
-        """The slots, of the first `count`, that hold a directory, or a file with more than one link."""
+        """The slots, of the first `count`, that hold a directory, a mount point, or a file with more than one link."""
         types = bytes(self.byte[_TYPE : count * _SLOT : _SLOT]).translate(_IS_DIRECTORY)
         links = bytes(self.word[_NLINK : count * _WORDS : _WORDS])
-        if links == _ONE * count and 1 not in types:
+        marks = bytes(self.byte[_MARK : count * _SLOT : _SLOT])
+        if links == _ONE * count and 1 not in types and marks.count(0) == count:
             return []
-        return [slot for slot in range(count) if types[slot] or links[slot * 4 : slot * 4 + 4] != _ONE]
+        return [
+            slot
+            for slot in range(count)
+            if types[slot] or self.is_mount_point(slot) or links[slot * 4 : slot * 4 + 4] != _ONE
+        ]
+
+    def is_mount_point(self, slot: int) -> bool:
+        return self.byte[slot * _SLOT + _MARK] & (_MOUNT_ROOT >> 8) != 0
 
     def is_directory(self, slot: int) -> bool:
         return self.byte[slot * _SLOT + _TYPE] >> 4 == 4
@@ -571,6 +581,8 @@ class Walk:
             for slot in answers.special(count):
                 if answers.is_directory(slot):
                     self._found_directory(frame, slot, batch[slot])
+                elif answers.is_mount_point(slot):
+                    self._mounts += 1
                 elif slot in refused or self._first_link(frame, slot):
                     continue
                 files -= 1

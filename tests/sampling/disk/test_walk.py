@@ -331,6 +331,20 @@ def test_what_may_not_be_read_is_unknown_with_its_reason(tmp_path: Path, count: 
     assert (tally.unknown, tally.unknown_reason) == (1, "Permission denied")
 
 
+@root_only
+def test_a_file_with_another_one_mounted_on_it_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 1_000_000)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").touch()
+    (tmp_path / "tree" / "plain").write_bytes(b"x" * 4096)
+    subprocess.run(["mount", "--bind", tmp_path / "other", tmp_path / "tree" / "file"], check=True)
+    try:
+        tally, _ = walk(tmp_path / "tree")
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "tree" / "file"], check=True)
+    assert (tally.bytes, tally.inodes, tally.mounts) == (8192, 2, 1)
+
+
 # --- the second walk
 
 
