@@ -55,6 +55,11 @@ def _run_command(words: Sequence[str]) -> int:
         # The reader (`| head`) has what it wanted. Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return exit_codes.INTERNAL
     return code
 
 
@@ -167,6 +172,58 @@ def _run(options: Options) -> int:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
 
 
+def _explain(options: Options) -> int:
+    from pathlib import Path
+
+    from nodeagent.report import explain, printing
+
+    place = Path(options.state_dir or _loaded(options.config).config.state_dir)
+    try:
+        every = explain.stories(place)
+        if options.id is None:
+            chosen = every[-options.last :]
+            printing.show(
+                (explain.list_section(chosen),),
+                lambda: explain.as_list(chosen),
+                output=options.output,
+                color=options.color,
+            )
+            return exit_codes.OK
+        story = explain.find(every, options.id)
+    except explain.ExplainError as error:
+        raise _FailureError(str(error), exit_codes.UNKNOWN) from error
+    printing.show(explain.sections(story), lambda: explain.as_object(story), output=options.output, color=options.color)
+    return exit_codes.OK
+
+
+def _replay(options: Options) -> int:
+    from pathlib import Path
+
+    from nodeagent.report import printing, replay
+
+    config = _loaded(options.config).config
+    try:
+        rows = replay.replay(Path(options.place), config)
+    except replay.ReplayError as error:
+        raise _FailureError(str(error), exit_codes.UNKNOWN) from error
+    printing.show(
+        replay.sections(rows, config_source=options.config),
+        lambda: replay.as_object(rows, config_source=options.config),
+        output=options.output,
+        color=options.color,
+    )
+    return exit_codes.OK
+
+
+def _loaded(path: str | None) -> Any:
+    from nodeagent.config import load, problems
+
+    try:
+        return load.load(path, overrides=load.overrides_from(os.environ))
+    except problems.ConfigError as error:
+        raise _FailureError(str(error), exit_codes.CONFIG) from error
+
+
 def _config_show(options: Options) -> int:
     from nodeagent.config import load, problems, show
 
@@ -212,6 +269,8 @@ def _config_schema(_: Options) -> int:
 _COMMANDS: Final[Mapping[str, Callable[[Options], int]]] = {
     "check": _check,
     "run": _run,
+    "explain": _explain,
+    "replay": _replay,
     "config show": _config_show,
     "config validate": _config_validate,
     "config schema": _config_schema,

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,8 +48,10 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nodeagent", *arguments]
-    return subprocess.run(command, env=environment(**changes), capture_output=True, text=True, timeout=60, check=False)
+    # -P: the code under test is what PYTHONPATH says, wherever the tests are run from.
+    command = [sys.executable, "-P", "-m", "nodeagent", *arguments]
+    variables = environment(**changes)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -373,6 +376,16 @@ def test_an_api_that_does_not_answer_leaves_a_report_of_the_host_with_a_note(tmp
     assert "pods: this host alone, the API did not answer" in done.stdout
     assert re.search(r"^api: ", done.stdout, re.MULTILINE)
     assert run("check", "--kubeconfig", str(config), "--api", "always").returncode == exit_codes.UNKNOWN
+
+
+def test_a_defect_is_70_with_its_traceback_and_never_looks_like_soft_pressure(tmp_path: Path) -> None:
+    # A room that cannot be imported, as in a broken installation.
+    broken = tmp_path / "nodeagent"
+    shutil.copytree(ROOT / "nodeagent", broken)
+    (broken / "policy" / "engine.py").write_text("raise RuntimeError('broken')\n")
+    done = run("check", "--no-api", PYTHONPATH=str(tmp_path))
+    assert done.returncode == exit_codes.INTERNAL
+    assert done.stderr.endswith("RuntimeError: broken\n")
 
 
 # --- with an API -----------------------------------------------------------------------------------------------------

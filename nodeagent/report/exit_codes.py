@@ -8,6 +8,8 @@ HARD: Final = 2
 UNKNOWN: Final = 3
 USAGE: Final = 64
 """EX_USAGE of sysexits.h: argparse's own 2 would read as `hard`."""
+INTERNAL: Final = 70
+"""EX_SOFTWARE of sysexits.h: Python's own 1 for an unexpected error would read as `soft`."""
 CONFIG: Final = 78
 """EX_CONFIG of sysexits.h."""
 INTERRUPTED: Final = 130
@@ -23,6 +25,7 @@ TABLE: Final = (
         "nothing is met, but a signal with a threshold could not be read; or no report could be made",
     ),
     (USAGE, "usage", "the command line was wrong"),
+    (INTERNAL, "internal error", "a defect of nodeagent; please report it with the traceback on standard error"),
     (CONFIG, "configuration", "the configuration could not be read or is not valid"),
     (INTERRUPTED, "interrupted", "stopped by Ctrl-C"),
 )
