@@ -25,6 +25,8 @@ examples:
   nodeagent config show                      the effective configuration and where each value comes from
   nodeagent config validate FILE             every mistake in it, with line and key
   nodeagent run --config FILE --dry-run      the agent, deciding and logging but touching nothing
+  nodeagent explain last                     why the last decision was made
+  nodeagent replay /run/nodeagent --config FILE     who would have gone with another configuration
 """
 
 _CHECK_DESCRIPTION = """\
@@ -40,6 +42,20 @@ examples:
   nodeagent check --host-root /host --api always  from a container that mounts the host there
   kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
+"""
+
+
+_EXPLAIN_DESCRIPTION = """\
+Tell why the agent decided as it did, from the records in its state directory: what was seen and how old it was, which
+threshold acted, the pods in order with the keys that put them there, who was spared and why, what the API server
+answered, and what was freed. Without an ID the last decisions are listed. The id is the one in the log line, the Event
+and the annotation.
+"""
+
+_REPLAY_DESCRIPTION = """\
+Make recorded decisions again with another configuration and show who would have gone instead. Nothing is changed and
+nobody is asked. Each decision is made on what the agent saw and remembered then; a soft threshold that was not in force
+then is taken as met for long enough, and the report says so.
 """
 
 
@@ -144,6 +160,43 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
     schema.set_defaults(command="config schema")
 
 
+def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="why a decision was made",
+        description=_EXPLAIN_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
+    explain.add_argument("id", metavar="ID", nargs="?", help="a decision's id, the beginning of one, or `last`")
+    explain.add_argument(
+        "--state-dir", metavar="DIR", help="where the agent keeps its records, or a file of them (default: stateDir)"
+    )
+    explain.add_argument("--config", metavar="FILE", help="take stateDir from this configuration file")
+    explain.add_argument("-n", "--last", metavar="N", type=_count, default=20, help="list so many (default: 20)")
+    _add_output(explain)
+    explain.set_defaults(command="explain")
+
+
+def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="recorded decisions again, with another configuration",
+        description=_REPLAY_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
+    replay.add_argument("place", metavar="FILE|DIR", help="a state directory, or a file of records (decisions.jsonl)")
+    replay.add_argument("--config", metavar="FILE", required=True, help="the configuration to decide with")
+    _add_output(replay)
+    replay.set_defaults(command="replay")
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    command.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
+    )
+
+
 def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
     completion = commands.add_parser(
         "completion",
@@ -162,6 +215,8 @@ def _add_version(commands: "argparse._SubParsersAction[_Parser]") -> None:
 _ADD = {
     "check": _add_check,
     "run": _add_run,
+    "explain": _add_explain,
+    "replay": _add_replay,
     "config": _add_config,
     "completion": _add_completion,
     "version": _add_version,
@@ -176,3 +231,9 @@ def _interval(text: str) -> float:
     if not 0.1 <= seconds <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0.1 and 86400")
     return seconds
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
+    return int(text)

@@ -1,0 +1,25 @@
+"""Prints sections for people, or the same facts as an object for programs, on standard output."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nodeagent.report.layout import Section
+
+
+def show(sections: Sequence[Section], as_object: Callable[[], dict[str, Any]], *, output: str, color: str) -> None:
+    """`output` is `text` or `json`; `color` is `auto` (on a terminal), `always` or `never`. Only what is printed is
+    made: `as_object` is called for JSON alone."""
+    if output == "json":
+        import json
+
+        sys.stdout.write(json.dumps(as_object(), indent=2) + "\n")
+    elif color == "always" or (color == "auto" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
+        from nodeagent.report import terminal
+
+        terminal.draw(terminal.console(force=color == "always"), sections)
+    else:
+        from nodeagent.report import text
+
+        sys.stdout.write(text.render(sections))
