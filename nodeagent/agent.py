@@ -28,7 +28,7 @@ from nodeagent.host.notify import Notifier
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.state import StateFile
 from nodeagent.journal.teller import Teller, status
-from nodeagent.model import DiskLayout, NodeSnapshot, Outcome, OutcomeKind, Plan, Threshold, Tier, Victim
+from nodeagent.model import DiskLayout, Method, NodeSnapshot, Outcome, OutcomeKind, Plan, Threshold, Tier, Victim
 from nodeagent.policy import engine, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
@@ -122,7 +122,7 @@ class Agent:
             began = self._boottime()
             try:
                 sleep_s = self.turn()
-                self._watch(wakeups)
+                self.watch(wakeups)
             except Exception:
                 failures += 1
                 if failures >= FAILURES_IN_A_ROW:
@@ -183,7 +183,9 @@ class Agent:
             loaded = self._file.load()
             parts = self._rebuild(self._parts, loaded)
         except ConfigError as error:
-            self._log.error("configuration refused, the old one stays", problems=[str(each) for each in error.problems])
+            problems = [str(each) for each in error.problems]
+            self._log.error("configuration refused, the old one stays", problems=problems)
+            self._parts.session.tell_node("ConfigurationRefused", "; ".join(problems), action="Reloading")
         else:
             self._teller.changes(changes(self._parts.loaded, loaded))
             self._parts = parts
@@ -191,7 +193,7 @@ class Agent:
             self._policy = policy_state.restored(self._policy, instance=self._policy.instance)
         self._notifier.ready()
 
-    def _watch(self, wakeups: Wakeups) -> None:
+    def watch(self, wakeups: Wakeups) -> None:
         """Have the wake-up sources for where the pods are now."""
         around = self._parts.sampler.surroundings()
         if not self._alarms.stale(around.hierarchy, around.kubepods):
@@ -213,7 +215,11 @@ class Agent:
         view = self._parts.session.pods()
         known = view.synced_at is not None
         snapshot = self._parts.sampler.sample(view.pods if known else None, view.synced_at, fresh=fresh)
-        return snapshot._replace(own_pod_uid=self._own_pod_uid)
+        return snapshot._replace(
+            own_pod_uid=self._own_pod_uid,
+            api_lost_at=view.lost_at,
+            soft_waits_for=self._parts.session.soft_wait(),
+        )
 
     def _decide(self, *, fresh: bool) -> None:
         snapshot = self._sample(fresh=fresh)
@@ -221,6 +227,7 @@ class Agent:
             snapshot, self._policy, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
         )
         self._parts.session.publish(plan.conditions)
+        self._parts.session.decided(plan)
         if plan.victims:
             self._act(plan)
         self._tell(plan, snapshot)
@@ -241,14 +248,24 @@ class Agent:
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._policy, now=fresh.taken_at, config=self._config)
             why = refusal.message if refusal else ""
-            if not why and not saved and victim.tier is Tier.SOFT:
+            if not why and not saved and (victim.tier is Tier.SOFT or victim.method is Method.KILL):
                 # Budgets must hold across crashes; without a saved state only what cannot wait is done.
                 why = "the state could not be saved"
             if why:
                 self._settle([_outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, why, self._boottime())])
+            elif victim.method is Method.KILL:
+                self._kill(plan, self._reworded(victim, plan, fresh))
             else:
                 self._victims[victim.pod.uid] = victim
                 self._parts.session.evict(plan.id, self._reworded(victim, plan, fresh))
+
+    def _kill(self, plan: Plan, victim: Victim) -> None:
+        """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""
+        trouble = self._holds.end(victim.cgroup, pod_uid=victim.pod.uid)
+        kind = OutcomeKind.NOT_KILLED if trouble else OutcomeKind.KILLED
+        self._settle([_outcome(plan, victim, kind, trouble, self._boottime())])
+        if not trouble:
+            self._parts.session.killed(plan.id, victim)
 
     def _reworded(self, victim: Victim, plan: Plan, fresh: NodeSnapshot) -> Victim:
         """Samples leave out what each container uses; the message names it."""

@@ -94,7 +94,7 @@ def _assemble(
         rebuild=builder.rebuild,
         file=file,
         alarms=alarms,
-        holds=Holds(_brake(host), kept.holds),
+        holds=Holds(brake_of(host), kept.holds),
         state=kept,
         store=store,
         teller=Teller(log, recorder),
@@ -161,7 +161,15 @@ class _Builder:
 
 def _for_the_cluster(config: Config) -> tuple[object, ...]:
     """What a session is made from."""
-    return config.mode, config.cluster, config.conditions, config.protection.annotations
+    protection = config.protection
+    return (
+        config.mode,
+        config.cluster,
+        config.conditions,
+        config.fleet,
+        protection.annotations,
+        protection.disruption_budgets,
+    )
 
 
 def _connect(config: Config, guess: identity.Identity, owned: tuple[OwnedCondition, ...], wakeups: Wakeups) -> Session:
@@ -203,7 +211,7 @@ def _open_state(
     return store, Recorder(directory), kept
 
 
-def _brake(host: Host) -> CgroupBrake:
+def brake_of(host: Host) -> CgroupBrake:
     """The brakes of this host: v2 where it has the memory controller, else the v1 freezer."""
     hierarchy = cgroup.detect(host)
     if hierarchy.unified is not None and hierarchy.unified == hierarchy.memory:

@@ -463,6 +463,11 @@ class NodeSnapshot(NamedTuple):
     notes: tuple[Note, ...] = ()
     own_pod_uid: str = ""
     """metadata.uid of the pod this agent runs in; empty when it does not run in a pod."""
+    api_lost_at: float | None = None
+    """Since when every request to the API server has gone without any answer. None: the last one was answered, or none
+    was sent (a watch on which nothing happens is no sign of trouble), or there is no API server to ask."""
+    soft_waits_for: Note | None = None
+    """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""
@@ -602,6 +607,9 @@ class Method(enum.StrEnum):
     """The Eviction API: budgets are respected."""
     DELETE = "delete"
     """DELETE with a DisruptionTarget condition: only hard, only with `onBlocked: delete`."""
+    KILL = "kill"
+    """No request: its processes are ended through its cgroup. Only hard, only with `lastResort: cgroupKill`, only while
+    the API server is out of reach."""
 
 
 class Victim(NamedTuple):
@@ -698,6 +706,10 @@ class OutcomeKind(enum.StrEnum):
     """The connection failed before the request was sent."""
     RECHECK_REFUSED = "recheck-refused"
     """The sample taken right before acting no longer asked for it."""
+    KILLED = "killed"
+    """Its processes were ended through its cgroup. The API knows nothing of it yet."""
+    NOT_KILLED = "not-killed"
+    """The kernel refused that; nothing was ended."""
 
 
 class Outcome(NamedTuple):

@@ -42,6 +42,9 @@ class BudgetWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._watched: dict[str, _Namespace] = {}
+        self._changes = 0
+        self._filled: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
+        """The last answer of `fill`, for which pods and after how many changes."""
 
     def want(self, namespaces: Iterable[str]) -> None:
         """These namespaces' budgets matter now. Returns at once; the first list follows."""
@@ -49,18 +52,36 @@ class BudgetWatch:
         with self._lock:
             for namespace in namespaces:
                 if namespace not in self._watched and len(self._watched) < MOST_NAMESPACES:
-                    self._watched[namespace] = _Namespace(self._transport, namespace, self._wake, self._clock)
+                    self._watched[namespace] = _Namespace(self._transport, namespace, self._news, self._clock)
                 if namespace in self._watched:
                     self._watched[namespace].wanted_at = now
             stale = [name for name, entry in self._watched.items() if now - entry.wanted_at > KEEP_S]
             ended = [self._watched.pop(name) for name in stale]
+            self._changes += bool(ended)
         for entry in ended:
             entry.watch.stop(wait_s=0.0)
 
-    def fill(self, pods: Iterable[Pod]) -> tuple[Pod, ...]:
-        """The pods with their budgets as far as they are known."""
+    def fill(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """The pods with their budgets as far as they are known. The same pods get the same answer, object by object,
+        until a budget changes, so that asking in every turn costs nothing."""
+        changes = self._changes  # before the budgets are read: what changes meanwhile is read again
+        known, at, answer = self._filled
+        if known is pods and at == changes:
+            return answer
+        answer = self._fill(pods)
+        self._filled = pods, changes, answer
+        return answer
+
+    def _news(self) -> None:
+        with self._lock:
+            self._changes += 1
+        self._wake()
+
+    def _fill(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         with self._lock:
             watched = dict(self._watched)
+        if not watched:
+            return pods
         filled = []
         for pod in pods:
             entry = watched.get(pod.namespace or "")

@@ -50,6 +50,8 @@ class Event(NamedTuple):
     action: str = "Evicting"
     warning: bool = True
     annotations: Mapping[str, str] = {}
+    at_wall: float | None = None
+    """When it happened, epoch seconds; None: now."""
 
 
 class _Series:
@@ -88,7 +90,7 @@ class EventWriter:
             if len(self._waiting) >= QUEUE:
                 self._waiting.popleft()
                 self.dropped += 1
-            self._waiting.append((event, time.time()))
+            self._waiting.append((event, time.time() if event.at_wall is None else event.at_wall))
             self._changed.notify()
 
     def stop(self, *, timeout_s: float = 2.0) -> None:
@@ -114,7 +116,7 @@ class EventWriter:
                 self.dropped += 1
 
     def _write(self, event: Event, wall: float) -> None:
-        key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action)
+        key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)
         now = boottime()
         series = self._series.get(key)
         if series is None or now - series.last_at > SERIES_S:

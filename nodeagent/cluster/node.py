@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -11,6 +11,8 @@ from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.listwatch import IDLE_S, WATCH_S, ListWatch
 from nodeagent.cluster.transport import Transport
+
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 
 _decoder = msgspec.json.Decoder(objects.NodeObject)
 
@@ -34,6 +36,8 @@ class NodeView(NamedTuple):
     conditions: Mapping[str, NodeCondition]
     """By type."""
     taints: tuple[objects.Taint, ...]
+    zone: str
+    """Label topology.kubernetes.io/zone; empty when it has none."""
     addresses: tuple[str, ...]
 
 
@@ -149,6 +153,7 @@ def node_of(item: msgspec.Raw | bytes) -> NodeView:
             for c in raw.status.conditions or ()
         },
         taints=tuple(raw.spec.taints or ()),
+        zone=(raw.metadata.labels or {}).get(ZONE_LABEL, ""),
         addresses=tuple(a.address for a in raw.status.addresses or ()),
     )
 

@@ -186,6 +186,20 @@ class BudgetObject(Struct):
     status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
 
 
+class LeaseSpec(Struct, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    """As text: only whether it changed matters."""
+    lease_transitions: int | None = None
+
+
+class LeaseObject(Struct):
+    metadata: Meta
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
+
+
 class ListMeta(Struct, rename="camel"):
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")

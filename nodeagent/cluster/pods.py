@@ -61,6 +61,8 @@ class PodsView(NamedTuple):
     """What is wrong with the connection now; empty when nothing is."""
     notes: tuple[Note, ...] = ()
     """Pods that could not be read."""
+    lost_at: float | None = None
+    """CLOCK_BOOTTIME since when the API server has answered nothing (`transport.Reach`); None while it does."""
 
 
 def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequence[str] = ()) -> PodsView:

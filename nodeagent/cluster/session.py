@@ -4,23 +4,65 @@ Promises:
 
 1. No call waits for the API server. Finding out which node this is, listing, watching and writing are threads' work.
 2. Until the node's identity is confirmed nothing is sent but questions, and the view of the pods is empty and says why.
-3. `NoCluster` takes the place where there are no credentials, so that the loop has no `if`.
+3. The fence is asked for before the first victim is handed over. The hard tier does not wait for it: its eviction
+   follows at once. The soft tier waits until the taint was seen back on the Node, at most `FENCE_WAIT_S`, and, where
+   the fleet has seats, until this node has one (`soft_wait`).
+4. What is told to people (Events) is never waited for.
+5. `NoCluster` takes the place where there are no credentials, so that the loop has no `if`.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from nodeagent.cluster import identity
 from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.budgets import BudgetWatch
+from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.conditions import Contest, NodeConditions, OwnedCondition
+from nodeagent.cluster.events import Event, EventWriter
 from nodeagent.cluster.evict import Evictor
 from nodeagent.cluster.identity import Identity, IdentityError
+from nodeagent.cluster.leases import Leases
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodsView, PodWatch
+from nodeagent.cluster.taint import KEYS, Fence
 from nodeagent.cluster.transport import ApiError, Transport
 from nodeagent.config.schema import Config, Mode
-from nodeagent.model import ConditionVerdict, Note, Outcome, Victim
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    ConditionStatus,
+    ConditionType,
+    ConditionVerdict,
+    Note,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    Pod,
+    Tier,
+    Victim,
+)
+
+FENCE_WAIT_S: Final = 2.0
+"""Longest wait of the soft tier for its taint. It was seen back 5 to 20 ms after it was asked for; two seconds are what
+a 409 or two and a slow API server make of that, and little against a grace period."""
+WANT_BUDGETS_S: Final = 10.0
+"""How often the namespaces with budgets are looked over while a threshold is near."""
+PLAN: Final = "nodeagent.io/plan"
+"""Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
+NO_FENCE: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
+_WOULD_ACT: Final = frozenset({"waits-for-fence", "waits-for-lease", "awaiting-release"})
+"""Refusals of a soft tier that would evict, now or after what is under way: the seat is needed."""
+_NEWS: Final = {
+    (ConditionType.MEMORY_PRESSURE, True): "NodeHasInsufficientMemory",
+    (ConditionType.MEMORY_PRESSURE, False): "NodeHasSufficientMemory",
+    (ConditionType.DISK_PRESSURE, True): "NodeHasDiskPressure",
+    (ConditionType.DISK_PRESSURE, False): "NodeHasNoDiskPressure",
+    (ConditionType.PID_PRESSURE, True): "NodeHasInsufficientPID",
+    (ConditionType.PID_PRESSURE, False): "NodeHasSufficientPID",
+}
+"""The kubelet's Events on the Node (KUBELET-CONTRACT 7)."""
 
 
 class Session(Protocol):
@@ -28,13 +70,18 @@ class Session(Protocol):
 
     def start(self) -> None: ...
     def pods(self) -> PodsView: ...
+    def soft_wait(self) -> Note | None: ...
+    def decided(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
+    def killed(self, plan_id: str, victim: Victim) -> None: ...
+    def tell_node(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None: ...
     def outcomes(self) -> tuple[Outcome, ...]: ...
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
     def warm(self) -> None: ...
     def identity(self) -> Identity | None: ...
     def owned(self) -> tuple[OwnedCondition, ...]: ...
     def contests(self) -> tuple[Contest, ...]: ...
+    def fenced(self, pressure: ConditionType) -> bool: ...
     def notes(self) -> tuple[Note, ...]: ...
     def stop(self, *, clear: bool) -> str: ...
 
@@ -51,8 +98,20 @@ class NoCluster:
     def pods(self) -> PodsView:
         return PodsView((), None, self._reason)
 
+    def soft_wait(self) -> Note | None:
+        return None
+
+    def decided(self, plan: Plan) -> None:
+        """Nobody to tell."""
+
     def evict(self, plan_id: str, victim: Victim) -> None:
         raise RuntimeError(f"plan {plan_id} wants {victim.pod.key} evicted, but there is no cluster")
+
+    def killed(self, plan_id: str, victim: Victim) -> None:
+        """Nobody to tell."""
+
+    def tell_node(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
+        """Nobody to tell."""
 
     def outcomes(self) -> tuple[Outcome, ...]:
         return ()
@@ -72,12 +131,27 @@ class NoCluster:
     def contests(self) -> tuple[Contest, ...]:
         return ()
 
+    def fenced(self, pressure: ConditionType) -> bool:  # noqa: ARG002 - nothing is ever fenced
+        return False
+
     def notes(self) -> tuple[Note, ...]:
         return (Note("api", self._reason),)
 
     def stop(self, *, clear: bool) -> str:  # noqa: ARG002 - nothing was set
         """Nothing to stop, nothing left behind."""
         return ""
+
+
+class _Writers(NamedTuple):
+    """What writes to the API server; there is none of it in a dry run."""
+
+    node: NodeWatch
+    conditions: NodeConditions
+    fence: Fence | None
+    """None with node credentials, which may not change taints."""
+    evictor: Evictor
+    events: EventWriter
+    leases: Leases | None
 
 
 class ClusterSession:
@@ -92,21 +166,32 @@ class ClusterSession:
         wake: Callable[[], None],
         owned: Sequence[OwnedCondition] = (),
         backoff: Backoff | None = None,
+        clock: Callable[[], float] = boottime,
     ) -> None:
-        """`guess` is the name that this host goes by; `owned` is what an earlier process had set on the Node."""
+        """`guess` is the name that this host goes by; `owned` is what an earlier process had set on the Node. Its
+        taints need not be remembered: their keys are nobody else's."""
         self._transport = transport
         self._config = config
         self._guess = guess
         self._wake = wake
         self._owned = tuple(owned)
         self._backoff = backoff or Backoff()
+        self._clock = clock
         self._stopping = threading.Event()
         self._trouble = "the API server has not answered yet"
         self._confirmed: Identity | None = None
         self._pods: PodWatch | None = None
-        self._node: NodeWatch | None = None
-        self._conditions: NodeConditions | None = None
-        self._evictor: Evictor | None = None
+        self._budgets: BudgetWatch | None = None
+        self._budgets_wanted_at = float("-inf")
+        self._writers: _Writers | None = None
+        self._statuses: dict[ConditionType, ConditionStatus] = {}
+        """As last published."""
+        self._fence_since: dict[ConditionType, float] = {}
+        """When each taint that should be up was first asked for."""
+        self._sent: dict[tuple[str, str], Victim] = {}
+        """Handed over and not answered yet, by plan and UID."""
+        self._untold: list[Event] = []
+        """Kills that the API server is told of when it is back."""
         self._thread = threading.Thread(target=self._begin, name="identity", daemon=True)
 
     def start(self) -> None:
@@ -114,26 +199,103 @@ class ClusterSession:
         self._thread.start()
 
     def pods(self) -> PodsView:
-        return self._pods.view() if self._pods else PodsView((), None, self._trouble)
+        """What is known of the pods, with their budgets once those were wanted."""
+        lost_at = self._transport.reach.lost_at
+        if self._pods is None:
+            return PodsView((), None, self._trouble, lost_at=lost_at)
+        view = self._pods.view()
+        pods = self._budgets.fill(view.pods) if self._budgets else view.pods
+        return view._replace(pods=pods, lost_at=lost_at)
+
+    def soft_wait(self) -> Note | None:
+        """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""
+        writers = self._writers
+        if writers is None:
+            return None
+        waiting = self._fence_wait(writers.fence)
+        if waiting is None and writers.leases is not None and not writers.leases.held():
+            waiting = Note("lease", f"a seat among the nodes that may evict at once: {writers.leases.reason}")
+        return waiting
+
+    def decided(self, plan: Plan) -> None:
+        """A plan was made: tell whom it concerns. Before its victims are handed over."""
+        writers = self._writers
+        if writers is None:
+            return
+        soft = any(victim.tier is Tier.SOFT for victim in plan.victims)
+        if writers.leases is not None and (soft or any(refusal.code in _WOULD_ACT for refusal in plan.refusals)):
+            writers.leases.want()
+        if plan.victims:
+            resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource
+            self.tell_node(
+                "EvictionThresholdMet", f"Attempting to reclaim {resource}", action="Evicting", plan_id=plan.id
+            )
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         """Hand over a victim; its outcome follows."""
-        if self._evictor is None:
+        if self._writers is None:
             raise RuntimeError("a plan with victims was made before the node's identity was confirmed")
-        self._evictor.submit(plan_id, victim)
+        self._sent[plan_id, victim.pod.uid] = victim
+        self._writers.evictor.submit(plan_id, victim)
+
+    def killed(self, plan_id: str, victim: Victim) -> None:
+        """A victim was ended without the API server, which is told when it is back. What an outage of many kills had
+        to say is in the record; here the last ones are kept."""
+        event = _about_pod(victim, "Killed", plan_id)._replace(action="Killing", at_wall=time.time())
+        self._untold = [*self._untold, event][-20:]
+
+    def tell_node(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
+        """An Event on the Node. In a dry run nobody is told."""
+        if self._writers is None:
+            return
+        name = self._writers.node.node_name
+        # As the kubelet: an Event on a Node carries its name for a UID, and that is what `kubectl describe` looks for.
+        marks = {PLAN: plan_id} if plan_id else {}
+        event = Event("Node", "", name, name, reason, note, action=action, warning=warning, annotations=marks)
+        self._writers.events.emit(event)
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        return self._evictor.take() if self._evictor else ()
+        """What became of victims since the last call. Those that are going are told of on the pod."""
+        writers = self._writers
+        if writers is None:
+            return ()
+        if self._untold and self._transport.reach.lost_at is None:
+            untold, self._untold = self._untold, []
+            for event in untold:
+                writers.events.emit(event)
+        outcomes = writers.evictor.take()
+        for outcome in outcomes:
+            victim = self._sent.pop((outcome.plan_id, outcome.pod_uid), None)
+            if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
+                # A pod that was terminating already was not evicted by us, or not now.
+                reason = "EvictionGraceShortened" if victim.pod.terminating else "Evicted"
+                writers.events.emit(_about_pod(victim, reason, outcome.plan_id))
+        return outcomes
 
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
         """These are the verdicts now. In dry-run nothing is written."""
-        if self._conditions and self._config.mode is Mode.ENFORCE:
-            self._conditions.publish(verdicts)
+        writers = self._writers
+        if writers is None:
+            return
+        verdicts = tuple(verdicts)
+        writers.conditions.publish(verdicts)
+        statuses = {verdict.type: verdict.status for verdict in verdicts}
+        if statuses != self._statuses:
+            self._tell_changes(statuses)
+            self._statuses = statuses
+        if writers.fence is not None:
+            self._raise_fence(writers.fence)
 
     def warm(self) -> None:
-        """Pressure is near: have connections open."""
-        if self._evictor and self._config.mode is Mode.ENFORCE:
-            self._evictor.warm()
+        """Pressure is near: have connections open and know the budgets."""
+        if self._writers is not None:
+            self._writers.evictor.warm()
+        if self._budgets is None or self._pods is None:
+            return
+        now = self._clock()
+        if now - self._budgets_wanted_at >= WANT_BUDGETS_S:
+            self._budgets_wanted_at = now
+            self._budgets.want({pod.namespace for pod in self._pods.view().pods if pod.namespace})
 
     def identity(self) -> Identity | None:
         """Who we are, once the API server confirmed it."""
@@ -141,36 +303,79 @@ class ClusterSession:
 
     def owned(self) -> tuple[OwnedCondition, ...]:
         """What is set on the Node by us and would have to be cleared, for the saved state."""
-        return self._conditions.owned if self._conditions else self._owned
+        return self._writers.conditions.owned if self._writers else self._owned
 
     def contests(self) -> tuple[Contest, ...]:
-        return self._conditions.contests() if self._conditions else ()
+        return self._writers.conditions.contests() if self._writers else ()
+
+    def fenced(self, pressure: ConditionType) -> bool:
+        """Whether our taint for this pressure was seen on the Node."""
+        fence = self._writers.fence if self._writers else None
+        return fence is not None and pressure in fence.up()
 
     def notes(self) -> tuple[Note, ...]:
         """What is wrong with the connection now."""
         view = self.pods()
         parts = [("api", view.reason)]
-        if self._node:
-            parts.append(("node object", self._node.reason))
-        if self._conditions:
-            parts.append(("node conditions", self._conditions.reason))
-        return tuple(Note(subject, reason) for subject, reason in parts if reason) + view.notes
+        if self._writers:
+            parts.append(("node object", self._writers.node.reason))
+            parts.append(("node conditions", self._writers.conditions.reason))
+            parts.append(("fence", self._fence_trouble(self._writers.fence)))
+            parts.append(("events", self._writers.events.reason))
+        budgets = self._budgets.notes() if self._budgets else ()
+        return (*[Note(subject, reason) for subject, reason in parts if reason], *budgets, *view.notes)
 
     def stop(self, *, clear: bool) -> str:
         """End all threads. `clear` takes back what we have set on the Node. Returns what had to be left there."""
         self._stopping.set()
         self._thread.join(1.0)
-        left = ""
-        if self._conditions:
-            try:
-                self._conditions.stop(clear=clear)
-            except ApiError as error:
-                left = f"conditions were not cleared: {error.message}"
-        for part in (self._evictor, self._pods, self._node):
+        left = self._stop_writers(self._writers, clear=clear) if self._writers else ""
+        for part in (self._budgets, self._pods):
             if part:
                 part.stop()
         self._transport.close()
         return left
+
+    # --- the fence --------------------------------------------------------------------------------------------------
+
+    def _raise_fence(self, fence: Fence) -> None:
+        """Ask for the taints of the conditions that are True. One that is not known keeps what it has."""
+        wanted: set[ConditionType] = set()
+        if self._config.conditions.fence:
+            wanted.update(kind for kind, status in self._statuses.items() if status is ConditionStatus.TRUE)
+            unknown = {kind for kind, status in self._statuses.items() if status is ConditionStatus.UNKNOWN}
+            wanted.update(unknown & fence.up())
+        # With `fence: false` nothing is wanted: what an earlier configuration put up comes down.
+        now = self._clock()
+        self._fence_since = {kind: self._fence_since.get(kind, now) for kind in wanted}
+        fence.want(wanted)
+
+    def _fence_wait(self, fence: Fence | None) -> Note | None:
+        if fence is None:
+            return None
+        up, now = fence.up(), self._clock()
+        for kind, since in self._fence_since.items():
+            left_s = since + FENCE_WAIT_S - now
+            if kind not in up and left_s > 0:
+                return Note(
+                    "fence", f"the taint {KEYS[kind]} is not seen on the node yet; waiting {left_s:.1f}s at most"
+                )
+        return None
+
+    def _fence_trouble(self, fence: Fence | None) -> str:
+        if fence is not None:
+            return fence.reason
+        return NO_FENCE if self._config.conditions.fence else ""
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    def _tell_changes(self, statuses: dict[ConditionType, ConditionStatus]) -> None:
+        for kind, status in statuses.items():
+            before = self._statuses.get(kind, ConditionStatus.FALSE)
+            if status is not before and ConditionStatus.UNKNOWN not in (status, before):
+                reason = _NEWS[kind, status is ConditionStatus.TRUE]
+                name = self._writers.node.node_name if self._writers else ""
+                self.tell_node(reason, f"Node {name} status is now: {reason}", action="Observing", warning=False)
 
     # --- the identity thread ----------------------------------------------------------------------------------------
 
@@ -190,23 +395,62 @@ class ClusterSession:
 
     def _open(self, confirmed: Identity) -> None:
         config, transport = self._config, self._transport
-        enforce = config.mode is Mode.ENFORCE
-        if enforce:
-            node = NodeWatch(transport, confirmed.name)
-            conditions = NodeConditions(
-                transport,
-                node,
-                standard=config.conditions.standard,
-                own=config.conditions.own,
-                heartbeat_s=config.conditions.heartbeat_s,
-                owned=self._owned,
-            )
-            node.start()
-            conditions.start()
-            self._node, self._conditions = node, conditions
-            self._evictor = Evictor(transport, wake=self._wake, timeout_s=config.cluster.request_timeout_s)
+        if config.mode is Mode.ENFORCE:
+            self._writers = self._start_writers(confirmed)
+        if config.protection.disruption_budgets:
+            self._budgets = BudgetWatch(transport, wake=self._wake)
         pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=config.protection.annotations)
         pods.start()
         self._confirmed = confirmed
         self._pods = pods
         self._wake()
+
+    def _start_writers(self, confirmed: Identity) -> _Writers:
+        config, transport = self._config, self._transport
+        node = NodeWatch(transport, confirmed.name)
+        conditions = NodeConditions(
+            transport,
+            node,
+            standard=config.conditions.standard,
+            own=config.conditions.own,
+            heartbeat_s=config.conditions.heartbeat_s,
+            owned=self._owned,
+        )
+        fence = None if confirmed.node_credentials else Fence(transport, node, wake=self._wake)
+        events = EventWriter(transport, confirmed.name)
+        leases = None
+        if config.fleet.max_concurrent_evictions:
+            leases = Leases(
+                transport,
+                holder=confirmed.name,
+                zone=lambda: view.zone if (view := node.view()) is not None else None,
+                seats=config.fleet.max_concurrent_evictions,
+                namespace=config.fleet.lease_namespace,
+                duration_s=config.fleet.lease_duration_s,
+                wake=self._wake,
+            )
+        for part in (node, conditions, fence, events, leases):
+            if part is not None:
+                part.start()
+        evictor = Evictor(transport, wake=self._wake, timeout_s=config.cluster.request_timeout_s)
+        return _Writers(node, conditions, fence, evictor, events, leases)
+
+    def _stop_writers(self, writers: _Writers, *, clear: bool) -> str:
+        left = []
+        for what, part in (("conditions", writers.conditions), ("taints", writers.fence), ("lease", writers.leases)):
+            if part is None:
+                continue
+            try:
+                part.stop(clear=clear)
+            except ApiError as error:
+                left.append(f"{what} not cleared: {error.message}")
+        writers.evictor.stop()
+        writers.events.stop()
+        writers.node.stop()
+        return "; ".join(left)
+
+
+def _about_pod(victim: Victim, reason: str, plan_id: str) -> Event:
+    pod: Pod = victim.pod
+    marks = {**victim.annotations, PLAN: plan_id}
+    return Event("Pod", pod.namespace or "", pod.name or "", pod.uid, reason, victim.message, annotations=marks)

@@ -41,10 +41,20 @@ from the node controllers, one or two at a time."""
 class Fence:
     """The worker. Make it before `node.start()`."""
 
-    def __init__(self, transport: Transport, node: NodeWatch, *, clock: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        node: NodeWatch,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        """`wake` is called when what is up has changed."""
         self._transport = transport
         self._node = node
         self._clock = clock
+        self._tell = wake
+        self._was_up: frozenset[ConditionType] = frozenset()
         self._changed = threading.Condition()
         self._wanted: frozenset[str] | None = None
         self._stopping = False
@@ -82,7 +92,11 @@ class Fence:
 
     def _wake(self) -> None:
         with self._changed:
+            up, before = self.up(), self._was_up
+            self._was_up = up
             self._changed.notify()
+        if up != before:
+            self._tell()
 
     def _run(self) -> None:
         while True:

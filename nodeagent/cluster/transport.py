@@ -38,6 +38,7 @@ from urllib3.exceptions import (
 )
 
 from nodeagent.cluster import official
+from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import Credentials, CredentialSource
 from nodeagent.model import OutcomeKind
 
@@ -144,6 +145,38 @@ class _BoundedResponse(_StdResponse):
         self.fp = io.BufferedReader(_BoundedReader(raw, sock, limits))
 
 
+class Reach:
+    """Since when the API server has not answered.
+
+    Only requests tell: a stream that is silent may be a watch on which nothing happens, so it is the next request that
+    finds out. Any HTTP answer, whatever its status, counts as one.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._answered_at = float("-inf")
+        self._lost_at: float | None = None
+
+    @property
+    def lost_at(self) -> float | None:
+        """CLOCK_BOOTTIME at which the first of the requests was begun that have all gone unanswered; None when the last
+        one was answered, or none was sent."""
+        return self._lost_at
+
+    def answered(self) -> None:
+        """A request was answered, now."""
+        with self._lock:
+            self._answered_at = self.clock()
+            self._lost_at = None
+
+    def unanswered(self, begun_at: float) -> None:
+        """A request was given up. It says nothing when another one, sent beside it, was answered."""
+        with self._lock:
+            if self._lost_at is None and begun_at >= self._answered_at:
+                self._lost_at = begun_at
+
+
 class Stream:
     """The lines of a streaming answer, as they arrive. Iterate in one thread; `abort` from any."""
 
@@ -203,6 +236,7 @@ class Transport:
         self.credentials = credentials
         self.request_timeout_s = request_timeout_s
         self._clock = clock
+        self.reach = Reach()
         self._renewing = threading.Lock()
         kubeconfig = credentials.source is not CredentialSource.SERVICE_ACCOUNT
         text = _texts(credentials.kubeconfig) if kubeconfig else ""
@@ -327,8 +361,9 @@ class Transport:
             if left <= 0:
                 raise ApiError(OutcomeKind.UNREACHABLE, "the deadline passed before the request was sent")
             _current.limits = limits
+            begun_at = self.reach.clock()
             try:
-                return self._http_pool().urlopen(  # type: ignore[no-any-return]
+                response = self._http_pool().urlopen(
                     method,
                     "/" + path.lstrip("/"),
                     body=body,
@@ -345,7 +380,10 @@ class Transport:
                 if may_reconnect and isinstance(error, ProtocolError) and _closed_by_peer(error):
                     may_reconnect = False
                     continue
+                self.reach.unanswered(begun_at)
                 raise _failure(error) from error
+            self.reach.answered()
+            return response  # type: ignore[no-any-return]
 
     def _http_pool(self) -> Any:
         pool = self._pool.connection_from_url(self.server)

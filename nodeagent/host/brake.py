@@ -163,4 +163,6 @@ def _signal_all(directory: Path) -> int:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+            except PermissionError as error:
+                raise HoldError(f"process {pid} of {place}: {error.strerror} (CAP_KILL?)") from error
     return number

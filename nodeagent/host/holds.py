@@ -82,14 +82,15 @@ class Holds:
             return
         del self._held[pod_uid]
 
-    def end(self, cgroup: str, *, pod_uid: str) -> None:
-        """End every process of a pod, held or not."""
+    def end(self, cgroup: str, *, pod_uid: str) -> str:
+        """End every process of a pod, held or not. Returns why that was not possible; empty when it was."""
         try:
             self._brake.kill(cgroup)
         except HoldError as error:
             self._say(f"{cgroup} could not be ended: {error}")
-            return
+            return str(error)
         self._held.pop(pod_uid, None)
+        return ""
 
     def expire(self, *, now: float) -> None:
         """Let go of what is overdue."""

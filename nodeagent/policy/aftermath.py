@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, Outcome, OutcomeKind, Refusal, Victim
-from nodeagent.policy import amounts, budget, ledger, local_storage, protection, thresholds
+from nodeagent.model import SIGNAL_TABLE, Method, NodeSnapshot, Outcome, OutcomeKind, Refusal, Tier, Victim
+from nodeagent.policy import amounts, budget, last_resort, ledger, local_storage, protection, thresholds
 from nodeagent.policy.figures import FUTURE_S, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.state import PolicyState
@@ -34,10 +34,17 @@ def recheck(
     if not snapshot.taken_at > entry.sample_at:
         return Refusal("snapshot-old", "the sample is not newer than the one of the decision")
     return (
-        nobody(snapshot, now=now, config=config)
+        _no_ground(victim, snapshot, now=now, config=config)
         or (None if victim.limit else _recovered(victim, snapshot, now=now, config=config))
         or _changed(victim, entry, snapshot, config=config)
     )
+
+
+def _no_ground(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    if victim.method is Method.KILL:
+        still = last_resort.is_open(snapshot, now=now, config=config)
+        return stale(snapshot, now=now, config=config) or (None if still else last_resort.API_IS_BACK)
+    return nobody(snapshot, now=now, config=config) or waits(snapshot, victim.tier)
 
 
 def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
@@ -76,11 +83,8 @@ def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Co
 
 def nobody(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
     """Why this snapshot is no ground for evicting anybody, or None."""
-    age_s = now - snapshot.taken_at
-    if not -FUTURE_S <= age_s <= config.sampling.stale_after_s:
-        return Refusal(
-            "snapshot-stale", f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s"
-        )
+    if (old := stale(snapshot, now=now, config=config)) is not None:
+        return old
     if snapshot.pods_synced_at is None:
         return Refusal("pods-never-synced", "the API has not told which pods run here")
     age_s = now - snapshot.pods_synced_at
@@ -88,6 +92,22 @@ def nobody(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | N
         limit_s = config.cluster.pods_max_age_s
         return Refusal("pods-stale", f"the API's view of the pods is {age_s:.1f}s old, at most {limit_s:g}s")
     return None
+
+
+def stale(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    """Why the node's own numbers are too old for anything, or None."""
+    age_s = now - snapshot.taken_at
+    if -FUTURE_S <= age_s <= config.sampling.stale_after_s:
+        return None
+    return Refusal("snapshot-stale", f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s")
+
+
+def waits(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
+    """What the soft tier waits for, or None. The hard tier waits for nothing."""
+    waiting = snapshot.soft_waits_for
+    if tier is Tier.HARD or waiting is None:
+        return None
+    return Refusal(f"waits-for-{waiting.subject}", f"the soft tier waits for {waiting.message}")
 
 
 # --- how it went -----------------------------------------------------------------------------------------------------
@@ -105,6 +125,7 @@ _NOTHING_EVICTED: Final = frozenset(
         OutcomeKind.UNAUTHORIZED,
         OutcomeKind.UNREACHABLE,
         OutcomeKind.RECHECK_REFUSED,
+        OutcomeKind.NOT_KILLED,
     }
 )
 """Outcomes that prove that this request evicted nothing: tokens come back. A time-out and a server error prove nothing:
@@ -123,12 +144,18 @@ _NO_API: Final = frozenset(
 )
 """Outcomes that the next pod would meet as well: nothing is sent for a while."""
 
+_NOT_THE_API: Final = frozenset(
+    {OutcomeKind.DRY_RUN, OutcomeKind.RECHECK_REFUSED, OutcomeKind.KILLED, OutcomeKind.NOT_KILLED}
+)
+"""Outcomes that say nothing about the API."""
+
 _POD_WAITS: Final = {
     OutcomeKind.BLOCKED_BY_BUDGET: None,
     OutcomeKind.BUDGET_CONFLICT: budget.POD_BACKOFF_MAX_S,
     OutcomeKind.GONE: budget.POD_BACKOFF_S,
     OutcomeKind.REPLACED: budget.POD_BACKOFF_S,
     OutcomeKind.INVALID: budget.POD_BACKOFF_MAX_S,
+    OutcomeKind.NOT_KILLED: budget.POD_BACKOFF_MAX_S,
 }
 """Outcomes that are this pod's alone, and how long it is left alone when the server does not say. None: 10, 20, 40...
 s. Two budgets on one pod and an invalid request do not heal by themselves; a watch catches up within seconds."""
@@ -156,7 +183,7 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
         budgets = budget.spare_api(
             budgets, entry.plan_id, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
         )
-    elif kind not in (OutcomeKind.DRY_RUN, OutcomeKind.RECHECK_REFUSED):
+    elif kind not in _NOT_THE_API:
         budgets = budget.api_answered(budgets)
     if kind in _POD_WAITS:
         wait_s = outcome.retry_after_s if outcome.retry_after_s is not None else _POD_WAITS[kind]
@@ -173,6 +200,8 @@ def _after(entry: Entry, kind: OutcomeKind, *, now: float) -> Entry | None:
     until = now + entry.grace_s + ledger.SLACK_S
     if kind is OutcomeKind.ACCEPTED:
         return entry._replace(stage=Stage.ACCEPTED, until=until)
+    if kind is OutcomeKind.KILLED:
+        return entry._replace(stage=Stage.KILLED, until=now + ledger.KILLED_S)
     if kind in (OutcomeKind.TIMED_OUT, OutcomeKind.SERVER_ERROR):
         return entry._replace(stage=Stage.DOUBT, until=until)
     return None

@@ -25,6 +25,7 @@ NODE: Final = "node"
 NAMESPACE: Final = "namespace"
 OWNER: Final = "owner"
 SIGNAL: Final = "signal"
+LAST_RESORT: Final = "lastResort"
 
 API_BACKOFF_S: Final = 1.0
 """First wait after a request that failed for want of the API; doubles up to `API_BACKOFF_MAX_S`. Short, because a hard
@@ -61,7 +62,8 @@ class Wait(NamedTuple):
 
 
 class BudgetState(NamedTuple):
-    """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`."""
+    """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
+    `lastResort`."""
 
     levels: Mapping[str, Level] = {}
     spent_at: float | None = None
@@ -87,6 +89,8 @@ def keys_of(pod: Pod, signal: str) -> tuple[str, ...]:
 def bucket_of(key: str, budgets: Budgets) -> Bucket:
     """The size of the bucket that `key` names."""
     kind = key.partition("/")[0]
+    if kind == LAST_RESORT:
+        return budgets.last_resort
     if kind == NODE:
         return budgets.node
     if kind == NAMESPACE:
@@ -284,7 +288,7 @@ def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
 
 
 def _all(budgets: Budgets) -> tuple[Bucket, ...]:
-    return (budgets.node, budgets.namespace, budgets.owner, budgets.signal)
+    return (budgets.node, budgets.namespace, budgets.owner, budgets.signal, budgets.last_resort)
 
 
 def _full(bucket: Bucket, *, since: float, now: float) -> bool:

@@ -49,6 +49,7 @@ from nodeagent.policy import (
     budget,
     choice,
     conditions,
+    last_resort,
     ledger,
     local_storage,
     messages,
@@ -57,7 +58,7 @@ from nodeagent.policy import (
     relief,
     thresholds,
 )
-from nodeagent.policy.aftermath import nobody, recheck, settle
+from nodeagent.policy.aftermath import nobody, recheck, settle, stale, waits
 from nodeagent.policy.figures import ABSURD, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.lineup import Lineup, Memo, Minimum, line_up
@@ -254,38 +255,52 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     lineup = case.line_up(signal, tier=tier, minimum=minimum if deficit.amount and not config.ranking.kubelet else None)
     served = _Served(signal, lineup.order, (), verdict, deficit)
 
+    kill, spent = last_resort.due(snapshot, tier, budgets, now=now, config=config)
     stop = None if deficit.amount else _is_coming(missing, pending, signal)
-    stop = _stop(case, budgets, signal) or stop or _look_again(case, signal, tier)
+    stop = _stop(case, budgets, signal, kill=kill) or stop or _look_again(case, signal, tier)
     if stop is not None:
-        return served._replace(ranking=tuple(lineup.pods), refusals=(stop,)), budgets
+        return served._replace(ranking=tuple(lineup.pods), refusals=(stop, *spent)), budgets
 
-    shortened = choice.to_shorten(lineup, pending, deficit.amount, minimum=minimum.relief, tier=tier, config=config)
+    shortened: tuple[RankedPod, ...] = ()
+    if not kill:
+        shortened = choice.to_shorten(lineup, pending, deficit.amount, minimum=minimum.relief, tier=tier, config=config)
     left = deficit.amount - sum(pod.relief or 0 for pod in shortened)
     chosen: tuple[RankedPod, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = spent
+    before = budgets
     if left > 0:
         gone = {pod.rank for pod in shortened}
         candidates = [pod for pod in lineup.pods if not pod.refusals and pod.rank not in gone]
         brake = _brake(case, signal, left, candidates)
         if brake is not None:
-            refusals = (brake,)
+            refusals = (*refusals, brake)
         if brake is None or (tier is Tier.HARD and config.relief.on_futile is OnFutile.EVICT):
-            chosen, budgets, limits = choice.choose(
-                lineup,
-                candidates,
-                left,
-                tier=tier,
-                room=config.relief.max_victims - len(shortened),
-                budgets=budgets,
-                book=case.ledger,
-                now=now,
-                config=config,
-            )
+            if kill:
+                chosen, budgets, limits = last_resort.choose(
+                    lineup, candidates, left, budgets=budgets, book=case.ledger, now=now, config=config
+                )
+            else:
+                chosen, budgets, limits = choice.choose(
+                    lineup,
+                    candidates,
+                    left,
+                    tier=tier,
+                    room=config.relief.max_victims - len(shortened),
+                    budgets=budgets,
+                    book=case.ledger,
+                    now=now,
+                    config=config,
+                )
             refusals = (*refusals, *limits)
+    if chosen and (waiting := waits(snapshot, tier)) is not None:
+        chosen, budgets, refusals = (), before, (*refusals, waiting)
     blocked = frozenset([uid for uid, wait in budgets.pods.items() if wait.code in budget.BLOCKED])
     victims = [_victim(pod, verdict, observation, tier, config, blocked) for pod in (*shortened, *chosen)]
     entries = [_entry(case, victim, observation, spends=False) for victim in victims[: len(shortened)]]
     entries += [_entry(case, victim, observation, spends=True) for victim in victims[len(shortened) :]]
+    if kill:
+        victims = [victim._replace(method=Method.KILL) for victim in victims]
+        entries = [entry._replace(buckets=(budget.LAST_RESORT,)) for entry in entries]
     return (
         served._replace(ranking=tuple(lineup.pods), victims=tuple(victims), entries=tuple(entries), refusals=refusals),
         budgets,
@@ -311,8 +326,12 @@ def _minimum(deficit: Deficit, config: Config) -> Minimum:
     return Minimum(least, Refusal("below-minimum-relief", message))
 
 
-def _stop(case: _Case, budgets: budget.BudgetState, signal: Signal) -> Refusal | None:
-    """What forbids every eviction for this signal now."""
+def _stop(case: _Case, budgets: budget.BudgetState, signal: Signal, *, kill: bool) -> Refusal | None:
+    """What forbids every eviction for this signal now. The last resort needs neither the API nor a current view of the
+    pods."""
+    if kill:
+        old = stale(case.snapshot, now=case.now, config=case.config)
+        return old or ledger.breaker(case.ledger, signal, now=case.now, config=case.config)
     return (
         nobody(case.snapshot, now=case.now, config=case.config)
         or ledger.breaker(case.ledger, signal, now=case.now, config=case.config)

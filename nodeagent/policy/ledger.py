@@ -13,6 +13,8 @@ Theory of operation. An `Entry` is made when a decision is made, before anything
     planned -> accepted     the API said so, or the pod is seen terminating or gone
     planned -> doubt        the request timed out: it may or may not have been heard
     planned -> (removed)    the request is proven to have evicted nothing
+    planned -> killed       its processes were ended without the API; not a failure when its time is up, because its
+                            pod and cgroup may well stay
     any     -> gone         the pod's cgroup is absent from a snapshot
     any     -> (removed)    not gone when its time was up: a failure if it had been accepted
 
@@ -34,6 +36,8 @@ from nodeagent.policy.figures import ABSURD
 SLACK_S: Final = 15.0
 """How long after its grace a release is still believed in. The slowest release of the kubelet that was measured took
 12.9 s (MEASURED 1); longer would let a hung pod hold back help, shorter would evict a second pod for the same need."""
+KILLED_S: Final = 5.0
+"""How long a killed pod's release is believed in. The exit of a process that held 400 MiB takes a tenth of a second."""
 HARD_PATIENCE_S: Final = 5.0
 """Hard tier: a terminating pod with more grace left than this is not waited for but shortened. Long enough for a pod
 that is about to end by itself, short against the 10 s in which the OOM killer won every ramp of 50 MiB/s (MEASURED 1).
@@ -49,6 +53,7 @@ class Stage(enum.StrEnum):
     PLANNED = "planned"
     ACCEPTED = "accepted"
     DOUBT = "doubt"
+    KILLED = "killed"
     GONE = "gone"
 
 

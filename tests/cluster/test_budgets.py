@@ -50,7 +50,7 @@ def eventually(holds: Callable[[], object]) -> None:
 
 
 def held(budgets: BudgetWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
-    return budgets.fill([candidate])[0].budgets
+    return budgets.fill((candidate,))[0].budgets
 
 
 def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: BudgetWatch) -> None:

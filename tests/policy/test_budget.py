@@ -12,7 +12,13 @@ from nodeagent.policy import budget
 from nodeagent.policy.budget import BudgetState
 from tests.policy.nodes import pod
 
-SMALL = Budgets(node=Bucket(3, 60.0), namespace=Bucket(2, 30.0), owner=Bucket(1, 12.0), signal=Bucket(2, 60.0))
+SMALL = Budgets(
+    node=Bucket(3, 60.0),
+    namespace=Bucket(2, 30.0),
+    owner=Bucket(1, 12.0),
+    signal=Bucket(2, 60.0),
+    last_resort=Bucket(1, 12.0),
+)
 KEYS = budget.keys_of(pod("web"), Signal.MEMORY)
 
 

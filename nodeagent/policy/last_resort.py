@@ -1,0 +1,86 @@
+"""The last resort: to end a pod's processes through its cgroup while the API server is out of reach.
+
+Promises:
+
+1. Only where `escalation.lastResort` says so, only in the hard tier, and only when every request has gone unanswered
+   for `lastResortAfter`. A watch on which nothing happens, or a view of the pods that is merely old, is no such outage.
+2. Whom it would spare the agent spares here too: protections rest on what the API server said last. A pod that it never
+   spoke of is never ended, whatever `protection.unknownPods` says.
+3. It has a budget of its own, which no eviction fills or empties and which survives restarts.
+
+Theory of operation. While it is open and its bucket has a token, a decision of the hard tier takes its victims with
+`Method.KILL` instead of handing them to an API server that does not answer; the bucket empty, requests are tried as
+before. Back-offs and buckets of evictions do not hold it: they are empty because of requests that nobody answered.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from nodeagent.config.schema import Config, LastResort
+from nodeagent.model import NodeSnapshot, OutcomeKind, PodSource, RankedPod, Refusal, Tier
+from nodeagent.policy import budget, ledger, relief
+from nodeagent.policy.choice import Choice
+from nodeagent.policy.lineup import Lineup
+
+NOT_KILLED: Final = OutcomeKind.NOT_KILLED.value
+"""Code of the wait of a pod that the kernel did not let us end."""
+API_IS_BACK: Final = Refusal(
+    "api-is-back", "the API server answers again, or has not been out of reach for long enough"
+)
+
+
+def is_open(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
+    """Whether the API server has been out of reach for long enough, and this was asked for."""
+    lost_at = snapshot.api_lost_at
+    return (
+        config.escalation.last_resort is LastResort.CGROUP_KILL
+        and lost_at is not None
+        and snapshot.pods_synced_at is not None
+        and now - lost_at >= config.escalation.last_resort_after_s
+    )
+
+
+def due(
+    snapshot: NodeSnapshot, tier: Tier, budgets: budget.BudgetState, *, now: float, config: Config
+) -> tuple[bool, tuple[Refusal, ...]]:
+    """Whether victims are to be ended now; if it is only the bucket that forbids it, the reason."""
+    if tier is not Tier.HARD or not is_open(snapshot, now=now, config=config):
+        return False, ()
+    spent = budget.empty(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets)
+    return spent is None, () if spent is None else (spent,)
+
+
+def choose(
+    lineup: Lineup,
+    candidates: Sequence[RankedPod],
+    deficit: int,
+    *,
+    budgets: budget.BudgetState,
+    book: ledger.LedgerState,
+    now: float,
+    config: Config,
+) -> Choice:
+    """The least harmful set that covers the deficit, as far as the tokens go, which are taken."""
+    under_way = {entry.pod_uid: ledger.under_way(entry) for entry in book.entries}
+    refusals: dict[str, Refusal] = {}
+    allowed: list[RankedPod] = []
+    for pod in candidates:
+        uid = pod.view.pod.uid
+        wait = budgets.pods.get(uid)
+        refused = under_way.get(uid) or (budget.waiting(wait, now=now) if wait and wait.code == NOT_KILLED else None)
+        if refused is None and pod.view.pod.source is not PodSource.API:
+            refused = Refusal("unknown-pod", "the API server never spoke of this pod")
+        if refused is None:
+            allowed.append(pod)
+        else:
+            lineup.pods[pod.rank - 1] = pod._replace(refusals=(refused,))
+            refusals.setdefault(refused.code, refused)
+    tokens = budget.level(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets).tokens
+    room = min(tokens, config.relief.max_victims)
+    chosen = []
+    for index in relief.least_harmful([pod.relief or 0 for pod in allowed], deficit, most=room):
+        taken = budget.take(budgets, (budget.LAST_RESORT,), now=now, budgets=config.budgets)
+        assert not isinstance(taken, Refusal)
+        budgets = taken
+        chosen.append(allowed[index])
+    return Choice(tuple(chosen), budgets, tuple(refusals.values()))
