@@ -2,6 +2,8 @@
 
 A skip is accepted when its reason matches a row below *and* the machine really lacks what the row names. Anything else
 is listed after the tests and makes the run fail, however many tests passed.
+
+Only the run that was started with it is watched: a test that starts a pytest of its own judges that itself.
 """
 
 import os
@@ -36,6 +38,7 @@ EXCUSES = (
 )
 
 _unexplained: list[tuple[str, str]] = []
+os.environ["PYTEST_ADDOPTS"] = os.environ.get("PYTEST_ADDOPTS", "").replace(f"-p {__name__}", "")
 
 
 def _note(nodeid: str, longrepr: object) -> None:

@@ -63,6 +63,19 @@ def test_an_excuse_that_is_not_true_of_this_machine_is_none(tmp_path: Path) -> N
     assert ran.returncode == 1
 
 
+def test_a_run_inside_a_test_is_left_to_that_test(tmp_path: Path) -> None:
+    inner = tmp_path / "case.py"
+    inner.write_text("import pytest\ndef test_b(): pytest.skip('as asked')\n", encoding="utf-8")
+    ran = run_pytest(
+        tmp_path,
+        "import subprocess, sys\n"
+        "def test_a():\n"
+        f"    ran = subprocess.run([sys.executable, '-m', 'pytest', {str(inner)!r}])\n"
+        "    assert ran.returncode == 0\n",
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
 def test_the_readme_names_one_test_command_and_it_is_pytest() -> None:
     printed = subprocess.run(
         [sys.executable, str(CI / "readme_command.py"), str(REPOSITORY / "README.md")],

@@ -56,6 +56,12 @@ NOT_MOUNTED: Final = {
     "/run/containerd/containerd.sock": "only asked whether it exists; the runtime's socket would be root on the node",
     "/run/crio/crio.sock": "as above",
     "/var/lib/containers/storage": "CRI-O: the comment at the volume says what to change",
+    "/etc/os-release": "only to tell Talos by, whose killer of processes is no process of its own",
+    "/etc/systemd/system": "units' settings for systemd-oomd: in the container only its process tells of it",
+    "/run/systemd/system": "as above",
+    "/run/systemd/system.control": "as above",
+    "/run/systemd/transient": "as above",
+    "/run/systemd/oom": "as above",
     "/var/lib/docker": "no runtime of a kubelet since 1.24",
 }
 """Host paths that the code knows and the pod does without."""
