@@ -58,13 +58,22 @@ class Kubepods:
         process = subprocess.Popen(
             [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for hierarchy in HIERARCHIES:
-            container = self._pod(hierarchy, uid, qos) / uuid.uuid5(uuid.NAMESPACE_DNS, uid).hex.ljust(64, "0")
-            self._make(container)
-            (container / "cgroup.procs").write_text(str(process.pid))
-        self._processes[uid] = process
+        self.adopt(uid, process, qos=qos)
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
+
+    def make_idle(self, uid: str, *, qos: str) -> None:
+        """A pod with a container that has no process."""
+        for hierarchy in HIERARCHIES:
+            self._make(self._pod(hierarchy, uid, qos) / uuid.uuid5(uuid.NAMESPACE_DNS, uid).hex.ljust(64, "0"))
+
+    def adopt(self, uid: str, process: subprocess.Popen[str], *, qos: str) -> None:
+        """A pod whose one process is this one."""
+        self.make_idle(uid, qos=qos)
+        for hierarchy in HIERARCHIES:
+            [container] = [each for each in self._pod(hierarchy, uid, qos).iterdir() if each.is_dir()]
+            (container / "cgroup.procs").write_text(str(process.pid))
+        self._processes[uid] = process
 
     def eat(self, uid: str, mib: int, *, to_the_end: bool = True) -> None:
         process = self._processes[uid]
