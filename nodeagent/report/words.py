@@ -59,9 +59,13 @@ def percent(part: int | None, whole: int | None) -> str:
 
 
 def rfc3339(wall_time: float) -> str:
-    """Seconds since the epoch as a UTC stamp with milliseconds: `2026-11-20T23:52:28.123Z`."""
-    milliseconds = round(wall_time * 1000)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    """Seconds since the epoch as a UTC stamp with milliseconds: `2026-11-20T23:52:28.123Z`. `?` for a time that no
+    calendar has (a damaged record)."""
+    try:
+        milliseconds = round(wall_time * 1000)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
     return f"{stamp}.{milliseconds % 1000:03d}Z"
 
 

@@ -92,3 +92,8 @@ def test_stamps_are_rfc3339_in_utc_to_the_millisecond(wall_time: float) -> None:
     read = datetime.fromisoformat(rfc3339(wall_time))
     assert read.tzinfo == UTC
     assert read.timestamp() == pytest.approx(wall_time, abs=0.0011)
+
+
+@given(st.sampled_from([float("inf"), float("-inf"), float("nan"), 1e20, -1e20]))
+def test_a_time_that_no_calendar_has_is_unknown(wall_time: float) -> None:
+    assert rfc3339(wall_time) == "?"
