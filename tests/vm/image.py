@@ -51,6 +51,9 @@ ROOT_SIZE: Final = "3G"
 """Of the sparse root file system; 700 MB of it are used. What is left is nodefs for the tests to fill."""
 TOOLS: Final = ("qemu-system-x86_64", "ssh", "ssh-keygen")
 BUILD_TOOLS: Final = ("debootstrap", "mke2fs", "chroot")
+KEPT: Final = 2
+"""Images that stay in the cache, at 740 MB each: this version's and the one before, so that two work trees on one
+machine do not rebuild each other's."""
 STEP_TIMEOUT_S: Final = 900.0
 """Deadline of one build step. The longest, debootstrap, took 65 s with a near mirror."""
 
@@ -104,6 +107,7 @@ def image() -> Image:
         with _locked(folder.parent / "lock"):
             if not folder.exists():
                 _build(folder)
+                _forget_old(folder.parent)
     return Image(
         kernel=folder / "vmlinuz",
         initrd=folder / "initrd.img",
@@ -139,6 +143,12 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+def _forget_old(cache: Path) -> None:
+    images = sorted((path.parent for path in cache.glob("*/root.img")), key=lambda path: path.stat().st_mtime)
+    for folder in images[:-KEPT]:
+        shutil.rmtree(folder)
 
 
 def _build(folder: Path) -> None:
