@@ -1,0 +1,132 @@
+"""What every word means that the agent gives as a reason: codes of refusals, reasons of Events.
+
+The codes are where the decisions are made; the sentences for people are here, once. `docs/reasons.md` and
+`docs/events.md` are generated from this, and a test holds it to the code: a code that is not explained here, or is
+explained and does not exist, fails it.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Explained(NamedTuple):
+    """One code."""
+
+    meaning: str
+    remedy: str = ""
+    """What to do about it, where there is something to do."""
+
+
+PROTECTIONS: Final = {
+    "own-pod": Explained("The agent itself runs in it."),
+    "static": Explained("A static pod: only its manifest on the node can remove it."),
+    "mirror": Explained("The API's mirror of a static pod: deleting it changes nothing, the kubelet brings it back."),
+    "system-node-critical": Explained("Its priority class is system-node-critical."),
+    "critical-priority": Explained("Its priority is 2000000000 or above, as that of no pod that a kubelet evicts."),
+    "nameless": Explained(
+        "Its namespace, name or UID is not known: the API could not be asked to evict it.",
+        "See `notes` of the report: is the log directory readable, does the API answer?",
+    ),
+    "finished": Explained("Its phase is Succeeded or Failed: it holds nothing that an eviction would free."),
+    "unknown-pod": Explained(
+        "Only the host knows it: its owner, priority and budgets are not known.",
+        "In `check`: use the API. In the agent: is it the pod of another node's name, or too new for the watch?",
+    ),
+    "daemon-set": Explained("Its DaemonSet would bring it back to this very node."),
+    "namespace": Explained("Its namespace is protected."),
+    "bare-pod": Explained("No controller would bring it back."),
+    "node-bound": Explained("It could only come back to this very node: nodeName, hostname selector, local volume."),
+    "label": Explained("It has a protected label."),
+    "annotation": Explained("It has a protected annotation."),
+    "terminating": Explained("It is on its way out already; what it releases counts against the deficit."),
+    "not-running": Explained("No cgroup was found: not started yet, already gone, or not readable."),
+    "usage-unknown": Explained(
+        "What it uses of the starved resource is not known, so nobody can say that its eviction would help.",
+        "For disk: the walk has not reached it yet. Else see `notes`.",
+    ),
+    "too-young": Explained("It has not been running for the minimum age, or its age is not known."),
+    "disruption-budget": Explained("Soft tier: its PodDisruptionBudget allows no disruption now."),
+    "wish-never": Explained("Soft tier: it says `nodeagent.io/evict: never` in a namespace that may."),
+}
+"""Why a pod is not a candidate."""
+
+LIMITS: Final = {
+    "below-minimum-relief": Explained("Its eviction would free too little of what is missing to matter."),
+    "under-way": Explained("An earlier decision is evicting it already."),
+    "budget-node": Explained("The node's bucket of evictions is empty."),
+    "budget-namespace": Explained("The bucket of its namespace is empty."),
+    "budget-owner": Explained("The bucket of its owner is empty."),
+    "budget-signal": Explained("The bucket of the signal is empty."),
+    "budget-lastResort": Explained("The bucket of kills of last resort is empty."),
+    "owner-backoff": Explained("A pod of the same owner was evicted lately; its siblings are spared for a while."),
+}
+"""Why a candidate does not go now."""
+
+DECISIONS: Final = {
+    "snapshot-stale": Explained(
+        "The sample is older than `sampling.staleAfter`.", "The loop was held up: see the stage durations in /metrics."
+    ),
+    "pods-never-synced": Explained(
+        "The API has not told which pods run here.", "Credentials, network, node name: see the log and `check`."
+    ),
+    "pods-stale": Explained(
+        "The API's view of the pods is older than `cluster.podsMaxAge`.", "The API server is out of reach."
+    ),
+    "no-deficit": Explained("Nothing is missing any more."),
+    "pending-release": Explained("What is missing is already being released by terminating pods."),
+    "awaiting-release": Explained("Soft tier: an eviction is under way, its relief is looked at before the next."),
+    "no-candidates": Explained(
+        "No pod may be evicted for it; the message says where the resource is instead.",
+        "Look at what is outside the pods, or at the protections.",
+    ),
+    "futile": Explained(
+        "All candidates together could not free what is missing; the message says where it is instead.",
+        "As above. In the hard tier `relief.onFutile: evict` evicts anyway.",
+    ),
+    "breaker": Explained(
+        "Several evictions in a row brought back less than half of what was predicted.",
+        "Something else takes what is freed. Evictions go on after `relief.failureMemory`.",
+    ),
+}
+"""Why a decision evicts nobody, or not more."""
+
+RECHECKS: Final = {
+    "not-planned": Explained("It is not written down as planned: another outcome came first."),
+    "snapshot-old": Explained("The second sample is not newer than the decision's."),
+    "unknown": Explained("The signal could not be read any more."),
+    "recovered": Explained("The signal has recovered between the two samples."),
+    "gone": Explained("No pod with this UID is on the node any more."),
+    "api-is-back": Explained("A kill of last resort is not needed: the API server answers again."),
+}
+"""Why a victim is let go right before acting (outcome `recheck-refused`); protections are asked again as well."""
+
+REFUSALS: Final = {**PROTECTIONS, **LIMITS, **DECISIONS, **RECHECKS}
+
+
+class EventReason(NamedTuple):
+    """One reason of an Event."""
+
+    reason: str
+    object: str
+    type: str
+    meaning: str
+
+
+EVENTS: Final = (
+    EventReason(
+        "Evicted",
+        "Pod",
+        "Warning",
+        "The API server accepted the pod's eviction. The note is the kubelet's message, the annotations are the "
+        "kubelet's (`starved_resource`, `offending_containers`...).",
+    ),
+    EventReason("EvictionGraceShortened", "Pod", "Warning", "Hard tier: the pod was terminating, its grace was cut."),
+    EventReason("Killed", "Pod", "Warning", "Last resort: its processes were ended while the API was out of reach."),
+    EventReason("EvictionThresholdMet", "Node", "Warning", "Pods are about to be evicted for the named resource."),
+    EventReason("ConfigurationRefused", "Node", "Warning", "A changed configuration is not valid; the old one stays."),
+    EventReason("NodeHasInsufficientMemory", "Node", "Normal", "MemoryPressure has become True."),
+    EventReason("NodeHasSufficientMemory", "Node", "Normal", "MemoryPressure has become False."),
+    EventReason("NodeHasDiskPressure", "Node", "Normal", "DiskPressure has become True."),
+    EventReason("NodeHasNoDiskPressure", "Node", "Normal", "DiskPressure has become False."),
+    EventReason("NodeHasInsufficientPID", "Node", "Normal", "PIDPressure has become True."),
+    EventReason("NodeHasSufficientPID", "Node", "Normal", "PIDPressure has become False."),
+)
