@@ -287,10 +287,12 @@ class ApiServer:
         """Create or replace a budget. `observed=False`: the controller has not seen the latest version yet."""
         healthy = status.get("healthy", 2)
         observed = status.get("observed", True)
+        known = self.store["poddisruptionbudgets"].get((namespace, name))
+        uid = known["metadata"]["uid"] if known else str(uuid.uuid4())
         entry = {
             "kind": "PodDisruptionBudget",
             "apiVersion": "policy/v1",
-            "metadata": {"name": name, "namespace": namespace, "uid": str(uuid.uuid4()), "generation": 1},
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": 1},
             "spec": {"minAvailable": status.get("needed", healthy), "selector": {"matchLabels": match_labels}},
             "status": {
                 "observedGeneration": 1 if observed else 0,

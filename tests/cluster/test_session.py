@@ -1,0 +1,304 @@
+"""What the loop sees of the cluster: fence before soft victims, budgets near pressure, Events with the plan's id."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.cluster.credentials import find_credentials
+from nodeagent.cluster.identity import Identity
+from nodeagent.cluster.session import FENCE_WAIT_S, ClusterSession
+from nodeagent.cluster.transport import connect
+from nodeagent.config.schema import Conditions, Config, Fleet, Mode, Protection
+from nodeagent.model import (
+    Amount,
+    ConditionStatus,
+    ConditionType,
+    ConditionVerdict,
+    DisruptionBudget,
+    Method,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    Refusal,
+    Signal,
+    Threshold,
+    Tier,
+    Victim,
+)
+from tests.apiserver import ApiServer, pod
+
+MEMORY = ConditionType.MEMORY_PRESSURE
+TAINT = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
+ENFORCE = Config(mode=Mode.ENFORCE)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer(pods=[pod("hog", uid="uid-hog", labels={"app": "hog"})], linger_s=None) as server:
+        yield server
+
+
+@pytest.fixture
+def session(api: ApiServer, tmp_path: Path) -> Iterator[Callable[..., ClusterSession]]:
+    started: list[ClusterSession] = []
+
+    def start(config: Config = ENFORCE, **more: Any) -> ClusterSession:
+        transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+        made = ClusterSession(transport, config, Identity("lab-node", "test"), wake=lambda: None, **more)
+        made.start()
+        started.append(made)
+        eventually(lambda: made.pods().synced_at is not None)
+        return made
+
+    yield start
+    for each in started:
+        each.stop(clear=False)
+
+
+def eventually(holds: Callable[[], object], *, within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        threading.Event().wait(0.005)
+
+
+def verdict(status: ConditionStatus) -> ConditionVerdict:
+    return ConditionVerdict(MEMORY, status, "NodeAgentTest", "for a test", 0.0)
+
+
+TRUE, FALSE, UNKNOWN = (verdict(status) for status in ConditionStatus)
+
+
+def taints(api: ApiServer) -> list[Any]:
+    return list(api.node()["spec"].get("taints", []))
+
+
+def victim(session: ClusterSession, *, tier: Tier = Tier.SOFT) -> Victim:
+    return Victim(
+        pod=session.pods().pods[0],
+        cgroup="/kubepods/poduid-hog",
+        threshold=Threshold(Signal.MEMORY, Amount(1, None, "1")),
+        tier=tier,
+        method=Method.EVICT,
+        grace_period_s=3.0,
+        message="The node was low on resource: memory. ",
+        annotations={"starved_resource": "memory"},
+        predicted_relief=None,
+    )
+
+
+def answer(session: ClusterSession) -> Outcome:
+    """What became of the one victim."""
+    found: list[Outcome] = []
+
+    def arrived() -> bool:
+        found.extend(session.outcomes())
+        return bool(found)
+
+    eventually(arrived)
+    return found[0]
+
+
+def plan(*victims: Victim, refused: tuple[Refusal, ...] = ()) -> Plan:
+    return Plan("run-7", 0.0, 0.0, (), (), victims=victims, refusals=refused)
+
+
+def events(api: ApiServer) -> dict[str, Any]:
+    return {request.body["reason"]: request.body for request in api.sent("POST", "/events")}
+
+
+# --- the fence -------------------------------------------------------------------------------------------------------
+
+
+def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session()
+    api.delay_s = 0.2
+    agent.publish([TRUE])
+    waiting = agent.soft_wait()
+    assert waiting is not None
+    assert waiting.subject == "fence"
+    assert not agent.fenced(MEMORY)
+    eventually(lambda: agent.soft_wait() is None)
+    assert agent.fenced(MEMORY)
+    assert taints(api) == [TAINT]
+
+
+def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.forbid("patch", "nodes")
+    agent = session()
+    began = time.monotonic()
+    agent.publish([TRUE])
+    assert agent.soft_wait() is not None
+    eventually(lambda: agent.soft_wait() is None)
+    assert time.monotonic() - began >= FENCE_WAIT_S
+    assert not agent.fenced(MEMORY)
+    assert any(note.subject == "fence" and "forbidden" in note.message for note in agent.notes())
+
+
+def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    first = session()
+    first.publish([TRUE])
+    assert api.wait_for(lambda: taints(api) == [TAINT], 5)
+    first.stop(clear=False)
+    assert taints(api) == [TAINT]
+    second = session()
+    second.publish([UNKNOWN])
+    eventually(lambda: second.fenced(MEMORY))
+    second.publish([FALSE])
+    assert api.wait_for(lambda: taints(api) == [], 5)
+
+
+def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session()
+    agent.publish([TRUE])
+    eventually(lambda: agent.fenced(MEMORY))
+    assert agent.stop(clear=True) == ""
+    assert taints(api) == []
+
+
+def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    with api._changed:
+        api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
+    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent.publish([TRUE])
+    assert agent.soft_wait() is None
+    assert api.wait_for(lambda: taints(api) == [], 5)
+
+
+def test_with_node_credentials_there_is_no_fence_and_it_says_so(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.tokens[api.token] = "system:node:lab-node"
+    agent = session()
+    agent.publish([TRUE])
+    assert agent.soft_wait() is None
+    assert any("NodeRestriction" in note.message for note in agent.notes())
+    assert api.wait_for(lambda: api.sent("PATCH", "/status"), 5)
+    assert not api.sent("PATCH", "/nodes/lab-node")
+
+
+def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session(Config(mode=Mode.DRY_RUN))
+    agent.publish([TRUE])
+    agent.decided(plan(victim(agent)))
+    agent.tell_node("ConfigurationRefused", "x", action="Reloading")
+    agent.warm()
+    assert agent.soft_wait() is None
+    agent.stop(clear=True)
+    assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
+
+
+# --- disruption budgets ----------------------------------------------------------------------------------------------
+
+
+def test_budgets_are_not_asked_for_before_pressure_is_near(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.set_pdb("one", {"app": "hog"}, allowed=0)
+    agent = session()
+    assert agent.pods().pods[0].budgets == ()
+    assert not api.sent("GET", "/poddisruptionbudgets")
+    agent.warm()
+    eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 0),))
+    assert agent.pods().pods is agent.pods().pods, "nothing new, nothing reckoned again"
+    api.set_pdb("one", {"app": "hog"}, allowed=3)
+    eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 3),))
+
+
+def test_budgets_are_never_asked_for_when_they_protect_nobody(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session(ENFORCE._replace(protection=Protection(disruption_budgets=False)))
+    agent.warm()
+    agent.publish([FALSE])
+    assert api.wait_for(lambda: api.sent("PATCH", "/status"), 5)
+    assert not api.sent("GET", "/poddisruptionbudgets")
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+    chosen = victim(agent)
+    agent.decided(plan(chosen))
+    agent.evict("run-7", chosen)
+    assert answer(agent).kind is OutcomeKind.ACCEPTED
+    assert api.wait_for(lambda: {"Evicted", "EvictionThresholdMet"} <= set(events(api)), 5)
+    evicted, met = events(api)["Evicted"], events(api)["EvictionThresholdMet"]
+    assert evicted["regarding"]["uid"] == "uid-hog"
+    assert evicted["note"] == "The node was low on resource: memory. "
+    assert evicted["metadata"]["annotations"] == {"starved_resource": "memory", "nodeagent.io/plan": "run-7"}
+    assert met["note"] == "Attempting to reclaim memory"
+    assert met["regarding"] == {"kind": "Node", "apiVersion": "v1", "name": "lab-node", "uid": "lab-node"}
+    assert met["metadata"]["annotations"] == {"nodeagent.io/plan": "run-7"}
+
+
+def test_an_eviction_that_is_refused_is_not_told_as_done(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.set_pdb("one", {"app": "hog"}, allowed=0)
+    agent = session()
+    agent.evict("run-7", victim(agent))
+    assert answer(agent).kind is OutcomeKind.BLOCKED_BY_BUDGET
+    agent.stop(clear=False)
+    assert "Evicted" not in events(api)
+
+
+def test_conditions_that_change_are_told_as_a_kubelet_would(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+    for each in (UNKNOWN, FALSE, TRUE, TRUE, FALSE):
+        agent.publish([each])
+    assert api.wait_for(lambda: len(events(api)) == 2, 5), list(events(api))
+    told = events(api)["NodeHasInsufficientMemory"]
+    assert (told["type"], told["note"]) == ("Normal", "Node lab-node status is now: NodeHasInsufficientMemory")
+    assert "NodeHasSufficientMemory" in events(api)
+
+
+def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session()
+    chosen = victim(agent, tier=Tier.HARD)._replace(method=Method.KILL)
+    agent._transport.reach.unanswered(agent._transport.reach.clock())
+    assert agent.pods().lost_at is not None
+    agent.killed("run-8", chosen)
+    agent.outcomes()
+    threading.Event().wait(0.1)
+    assert "Killed" not in events(api)
+    agent._transport.request("GET", "/version")
+    assert agent.pods().lost_at is None
+    agent.outcomes()
+    assert api.wait_for(lambda: "Killed" in events(api), 5)
+    assert events(api)["Killed"]["metadata"]["annotations"]["nodeagent.io/plan"] == "run-8"
+
+
+# --- seats -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.store["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
+    agent = session(ENFORCE._replace(fleet=Fleet(max_concurrent_evictions=2)))
+    agent.publish([FALSE])
+    waiting = agent.soft_wait()
+    assert waiting is not None
+    assert waiting.subject == "lease"
+    agent.decided(plan(victim(agent, tier=Tier.HARD)))
+    threading.Event().wait(0.1)
+    assert not api.store["leases"], "the hard tier takes no seat"
+    agent.decided(plan(refused=(Refusal("waits-for-lease", ""),)))
+    eventually(lambda: agent.soft_wait() is None)
+    ((namespace, name),) = api.store["leases"]
+    assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")
