@@ -177,6 +177,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family("nodeagent_condition_resets", COUNTER, "Times that somebody overwrote our True.", _CONDITION),
     Family("nodeagent_condition_wanted_seconds", COUNTER, "How long the policy has wanted True.", _CONDITION),
     Family("nodeagent_condition_true_seconds", COUNTER, "How long of that the Node said True.", _CONDITION),
+    Family("nodeagent_fence_up", GAUGE, "1: our NoSchedule taint of this condition is on the Node.", _CONDITION),
     Family("nodeagent_condition_writes", COUNTER, "Patches of the Node's status."),
     # decisions
     Family(
@@ -287,6 +288,8 @@ class Figures(NamedTuple):
     contests: Sequence[Contested] = ()
     asserted: frozenset[str] = frozenset()
     """Standard conditions that are True because we wrote it, by type."""
+    fenced: frozenset[str] = frozenset()
+    """Conditions whose taint is seen on the Node, by type."""
     watches: Sequence[WatchFigures] = ()
     condition_writes: int = 0
     events_dropped: int = 0
@@ -556,6 +559,7 @@ def _cluster(figures: Figures, now: float) -> Iterator[_Row]:
     for contest in figures.contests:
         labels = (str(contest.type),)
         yield _Row("nodeagent_condition_asserted", labels, int(str(contest.type) in figures.asserted))
+        yield _Row("nodeagent_fence_up", labels, int(str(contest.type) in figures.fenced))
         yield _Row("nodeagent_condition_held_by_other", labels, int(contest.held_by_other))
         yield _Row("nodeagent_condition_resets", labels, contest.resets)
         yield _Row("nodeagent_condition_wanted_seconds", labels, contest.wanted_s)

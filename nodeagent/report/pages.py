@@ -1,11 +1,12 @@
-"""The pages that the endpoint serves: what stands on each, made from the agent's figures."""
+"""What the endpoint serves, made from the agent's figures, and where: at one address, which a reload may change."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 from nodeagent.config.schema import Config
 from nodeagent.report import exposition, health
 from nodeagent.report.metrics import Metrics
-from nodeagent.report.server import Maker, Page
+from nodeagent.report.server import AddressError, Maker, Page, Server
 
 
 def pages(metrics: Metrics, *, config: Callable[[], Config], boottime: Callable[[], float]) -> Mapping[str, Maker]:
@@ -33,3 +34,50 @@ def _verdict(missing: tuple[str, ...]) -> Page:
     if not missing:
         return Page(b"ok\n")
     return Page("".join(f"{line}\n" for line in missing).encode(), 503)
+
+
+class Endpoint:
+    """The pages at the configured address, or nowhere."""
+
+    def __init__(self, served: Mapping[str, Maker], *, failed: Callable[[str], None]) -> None:
+        """`failed` is told of pages that could not be made, from another thread."""
+        self._served = served
+        self._failed = failed
+        self._address = ""
+        self._server: Server | None = None
+
+    def move(self, address: str) -> None:
+        """Serve at this address from now on; empty: nowhere.
+
+        Raises:
+            AddressError: that is not possible; the pages stay where they were.
+        """
+        if address == self._address:
+            return
+        # The old one first: `127.0.0.1:9655` and `:9655` cannot be bound at once.
+        before = self._address
+        self.close()
+        try:
+            self._open(address)
+        except AddressError:
+            with contextlib.suppress(
+                AddressError
+            ):  # somebody took it meanwhile; the new one's error is the one to tell
+                self._open(before)
+            raise
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            self._server.close()
+        self._server, self._address = None, ""
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None: nowhere."""
+        return self._server.port if self._server is not None else None
+
+    def _open(self, address: str) -> None:
+        if address:
+            self._server = Server(address, self._served, failed=self._failed)
+        self._address = address

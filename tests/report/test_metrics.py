@@ -170,6 +170,7 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
         pods_synced_at=NOW - 5.0,
         contests=(Contest(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, held_by_other=False),),
         asserted=frozenset({"MemoryPressure"}),
+        fenced=frozenset({"MemoryPressure"}),
         watches=(WatchFigures("pods", 3, 2),),
         brakes_held=1,
         log_lines_dropped=9,
@@ -181,6 +182,7 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
     assert told["nodeagent_pods_view_age_seconds"] == 7.0
     assert told["nodeagent_condition_wanted", "MemoryPressure", "True"] == 1
     assert told["nodeagent_condition_asserted", "MemoryPressure"] == 1
+    assert told["nodeagent_fence_up", "MemoryPressure"] == 1
     assert told["nodeagent_condition_resets_total", "MemoryPressure"] == 7
     assert told["nodeagent_condition_true_seconds_total", "MemoryPressure"] == 99.9
     assert told["nodeagent_api_relists_total", "pods"] == 2

@@ -20,7 +20,7 @@ from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.report import server
 from nodeagent.report.metrics import Figures, Metrics
-from nodeagent.report.pages import pages
+from nodeagent.report.pages import Endpoint, pages
 from nodeagent.report.server import AddressError, Page, Server
 from tests.policy.nodes import GI, NOW, hard, snapshot, view
 from tests.policy.nodes import config as make_config
@@ -270,6 +270,33 @@ def test_a_closed_server_gives_its_port_back(ground: Ground) -> None:
     ground.server.close()
     again = Server(f"127.0.0.1:{ground.server.port}", {}, failed=ground.failures.append)
     again.close()
+
+
+def test_the_pages_move_with_the_configuration_and_stay_when_they_cannot() -> None:
+    def answered(port: int | None) -> bool:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return everything(sock).endswith(b"ok\n")
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = Endpoint({"/": lambda _: Page(b"ok\n")}, failed=lambda _: None)
+    try:
+        assert endpoint.port is None
+        endpoint.move(f"127.0.0.1:{port}")
+        assert answered(port)
+        endpoint.move(f":{port}")
+        assert answered(port)
+        with pytest.raises(AddressError):
+            endpoint.move("192.0.2.1:1")
+        assert (endpoint.port, answered(port)) == (port, True)
+        endpoint.move("")
+        assert endpoint.port is None
+        with pytest.raises(ConnectionRefusedError):
+            answered(port)
+    finally:
+        endpoint.close()
 
 
 # --- a real Prometheus -----------------------------------------------------------------------------------------------
