@@ -1,0 +1,363 @@
+"""What the agent costs a node: `python -m benchmarks.loop [--rss] [pods...]`.
+
+On pods in real v1 cgroups (110, 500 and 1,000 of them; needs root), each with a sandbox and a container:
+
+* `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us;
+* `turn`: a whole turn at 1 Hz on a calm node, sampled, joined, judged and decided, CPU ms, mean over the ten seconds in
+  which each pod is read in full once;
+* `pressed`: the same with every pod read in full and ranked, as close to a threshold;
+* `C`: a C program (compiled here, where there is a compiler) that reads the same files in the same way, descriptors
+  kept where we keep them, looks for one number in each and does nothing with it: the limit.
+
+With `--rss`: the running agent (`nodeagent run` against an API double in a process of its own): memory, its share of
+kernel memory, descriptors, CPU and wake-ups on a calm node.
+"""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.realnode import HIERARCHIES, RealNode, real_node
+from nodeagent.config.schema import Config, Startup
+from nodeagent.model import Amount, Pod, Signal, Threshold
+from nodeagent.policy import engine, pace, state
+from nodeagent.policy import thresholds as policy_thresholds
+from nodeagent.sampling.host import Host
+from nodeagent.sampling.sampler import Sampler
+
+SIZES = (110, 500, 1000)
+SECONDS: Final = 20
+"""Turns of a run: two rounds of the ten seconds for which a calm pod's full reading is kept."""
+RUNS: Final = 3
+WARM_S: Final = 3.0
+WATCHED_S: Final = 10.0
+GI = 1 << 30
+
+READER_C = r"""
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+/* Lines of the list: how, how often in ten turns (1 or 10), path. k: pread of a kept descriptor, o: open, read and
+   close, d: list a directory, s: statvfs. */
+struct file { char how; int often; char *path; int fd; };
+static volatile long long sum;
+static void look(char *text, ssize_t length) {
+    text[length < 0 ? 0 : length] = 0;
+    char *at = strstr(text, "inactive_file");
+    sum += strtoll(at ? at + 14 : text, NULL, 10);
+}
+int main(int argc, char **argv) {
+    static char text[65536], line[4096];
+    FILE *list = fopen(argv[1], "r");
+    int turns = atoi(argv[2]), number = 0;
+    struct file *files = calloc(100000, sizeof *files);
+    while (fgets(line, sizeof line, list)) {
+        line[strcspn(line, "\n")] = 0;
+        files[number++] = (struct file){line[0], atoi(line + 2), strdup(strchr(line + 2, ' ') + 1), -1};
+    }
+    struct rusage before, after;
+    for (int turn = -1; turn < turns; turn++) {
+        if (turn == 0) getrusage(RUSAGE_SELF, &before);
+        for (int i = 0; i < number; i++) {
+            struct file *file = &files[i];
+            if (file->often == 1 && (i + turn) % 10 != 0) continue;
+            if (file->how == 'k') {
+                if (file->fd < 0) file->fd = open(file->path, O_RDONLY);
+                look(text, pread(file->fd, text, sizeof text - 1, 0));
+            } else if (file->how == 'o') {
+                int fd = open(file->path, O_RDONLY);
+                look(text, read(fd, text, sizeof text - 1));
+                close(fd);
+            } else if (file->how == 'd') {
+                DIR *directory = opendir(file->path);
+                while (readdir(directory)) sum++;
+                closedir(directory);
+            } else {
+                struct statvfs numbers;
+                sum += statvfs(file->path, &numbers);
+            }
+        }
+    }
+    getrusage(RUSAGE_SELF, &after);
+    double us = (after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) * 1e6
+        + after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec;
+    printf("%f\n", us / turns / 1000);
+}
+"""
+API = """
+import json, sys
+from tests.apiserver import ApiServer, pod
+small = {"memory": "16Mi"}
+pods = [pod(name, uid=uid, owner=("ReplicaSet", name), requests=small) for name, uid in json.load(sys.stdin)]
+with ApiServer(node="bench-node", pods=pods) as api:
+    api.kubeconfig(__import__("pathlib").Path(sys.argv[1]))
+    print("ready", flush=True)
+    import signal
+    signal.sigwait([signal.SIGTERM])
+"""
+
+
+class Turn(NamedTuple):
+    """CPU ms."""
+
+    node: float
+    calm: float
+    pressed: float
+
+
+def thresholds() -> tuple[Threshold, ...]:
+    """None of them is near on a calm machine."""
+    return (
+        Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
+        Threshold(Signal.NODEFS, Amount(None, 1.0, "1%")),
+        Threshold(Signal.PID, Amount(None, 5.0, "5%")),
+    )
+
+
+class Loop:
+    """What `Agent.turn` does, without its session, journal and log."""
+
+    def __init__(self, node: RealNode) -> None:
+        self.now = Host("/").boottime()
+        self.config = Config(thresholds=thresholds(), startup=Startup(fresh_samples=1), sampling=node.config())
+        self.sampler = Sampler(Host("/"), node.config(), node_name="bench-node", boottime=lambda: self.now)
+        self.pods: Sequence[Pod] = node.api_pods()
+        self.memo, self.pace = engine.Memo(), pace.PaceState()
+        self.policy = state.initial("benchmark", now=self.now)
+
+    def look(self) -> None:
+        node = self.sampler.sample_node()
+        effective = policy_thresholds.effective(self.config, node.layout)
+        _, self.pace = pace.look(node, self.pace, now=self.now, thresholds=effective, interval_s=1.0)
+
+    def turn(self, *, fresh: bool) -> None:
+        self.now += 1.0
+        self.look()
+        snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh)
+        plan, self.policy = engine.decide(
+            snapshot, self.policy, now=self.now, config=self.config, memo=self.memo, always_rank=fresh
+        )
+        seen = [view for view in snapshot.pods if view.usage is not None and view.usage.memory_working_set is not None]
+        if len(seen) != len(self.pods) or bool(plan.ranking) is not fresh:
+            raise SystemExit("not the turn that was meant to be measured")
+
+
+def mean_ms(work: Callable[[], object], times: int) -> float:
+    """The least mean of some runs."""
+    best = float("inf")
+    for _ in range(RUNS):
+        begin = time.process_time()
+        for _ in range(times):
+            work()
+        best = min(best, (time.process_time() - begin) / times)
+    return 1000 * best
+
+
+def measure(node: RealNode) -> Turn:
+    import gc
+
+    loop = Loop(node)
+    with loop.sampler:
+        loop.turn(fresh=True)
+        gc.collect()
+        gc.freeze()  # as the agent does after its start
+        result = Turn(
+            node=mean_ms(loop.look, 200),
+            calm=mean_ms(lambda: loop.turn(fresh=False), SECONDS),
+            pressed=mean_ms(lambda: loop.turn(fresh=True), SECONDS),
+        )
+        gc.unfreeze()
+    return result
+
+
+def files(node: RealNode, *, fresh: bool) -> list[str]:
+    """The list for the C reader: what one turn reads."""
+    memory, pids = (f"{top}/{node.root}" for top in HIERARCHIES)
+    kubepods, top = f"{memory}/kubepods", str(HIERARCHIES[0])
+    rows = [
+        f"k 10 {path}"
+        for path in (
+            "/proc/meminfo", "/proc/loadavg", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max",
+            *[f"{place}/{name}" for place in (top, kubepods) for name in ("memory.usage_in_bytes", "memory.stat")],
+            f"{kubepods}/memory.limit_in_bytes",
+        )
+    ]  # fmt: skip
+    rows = rows * 2  # a turn looks at the node twice
+    rows += ["s 10 /", "s 10 /"] + [f"d 10 {kubepods}{below}" for below in ("", "/burstable", "/besteffort")]
+    often = 10 if fresh else 1
+    for pod in node.pods:
+        place = f"{memory}/{pod.place}"
+        rows += [f"k 10 {place}/memory.usage_in_bytes", f"k 10 {pids}/{pod.place}/pids.current"]
+        rows += [f"o {often} {place}/memory.stat", f"d {often} {place}", f"o {often} {place}/memory.limit_in_bytes"]
+        rows += [f"o {often} {place}/{each}/cgroup.procs" for each in (pod.sandbox, pod.container)]
+    return rows
+
+
+def c_reader(directory: Path) -> Path | None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return None
+    (directory / "reader.c").write_text(READER_C)
+    subprocess.run([compiler, "-O2", "-o", str(directory / "reader"), str(directory / "reader.c")], check=True)
+    return directory / "reader"
+
+
+def c_ms(reader: Path, node: RealNode, *, fresh: bool) -> float:
+    listing = reader.parent / "list"
+    listing.write_text("".join(f"{row}\n" for row in files(node, fresh=fresh)))
+    command = [str(reader), str(listing), str(SECONDS)]
+    return min(float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(RUNS))
+
+
+def turns(sizes: Sequence[int]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        reader = c_reader(Path(directory))
+        print(
+            f"{'pods':>5} {'node us':>8} {'turn ms':>8} {'C':>6} {'ratio':>6} {'pressed ms':>11} {'C':>6} {'ratio':>6}"
+        )
+        for size in sizes:
+            with real_node(size) as node:
+                ours = measure(node)
+                limits = [c_ms(reader, node, fresh=fresh) if reader else None for fresh in (False, True)]
+            cells = []
+            for mine, limit, width in ((ours.calm, limits[0], 8), (ours.pressed, limits[1], 11)):
+                cells.append(
+                    f"{mine:>{width}.2f} " + (f"{limit:>6.2f} {mine / limit:>6.2f}" if limit else "     -      -")
+                )
+            print(f"{size:>5} {1000 * ours.node:>8.0f} {' '.join(cells)}")
+
+
+# --- the running agent -----------------------------------------------------------------------------------------------
+
+
+class Running(NamedTuple):
+    rss: int
+    kernel: int | None
+    """Bytes of kernel memory charged to the agent's cgroup."""
+    descriptors: int
+    core: float
+    """CPU share while calm at 1 Hz."""
+    wakeups_per_s: float
+    start_cpu_s: float
+    """CPU of the start and the first seconds."""
+
+
+def status(pid: int, key: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1])
+    raise KeyError(key)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of all its threads: /proc/PID/stat has only ticks of 10 ms."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def switches(pid: int) -> int:
+    """Times that any of its threads went to sleep."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    texts = [(task / "status").read_text() for task in tasks]
+    return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
+
+
+def watch(node: RealNode) -> Running:
+    work = node.logs
+    config, kubeconfig = work / "config.yaml", work / "kubeconfig"
+    config.write_text(
+        f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+        f"mode: enforce\nnodeName: bench-node\nevictionHard:\n  memory.available: 100Mi\nlogging:\n  format: json\n"
+        f"sampling:\n  interval: 1s\n  cgroupRoot: /{node.root}\n  podLogsDir: {work / 'pods'}\n"
+        f"stateDir: {work / 'state'}\n"
+    )
+    names = json.dumps([(pod.name, pod.uid) for pod in node.pods])
+    own = HIERARCHIES[0] / f"{node.root}/agent"
+    own.mkdir()
+    api = subprocess.Popen(
+        [sys.executable, "-c", API, kubeconfig], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert api.stdin is not None
+    assert api.stdout is not None
+    try:
+        api.stdin.write(names)
+        api.stdin.close()
+        if api.stdout.readline() != "ready\n":
+            raise SystemExit("the API double did not start")
+        return _run(config, kubeconfig, own, work / "log")
+    finally:
+        api.send_signal(signal.SIGTERM)
+        api.wait()
+        api.stdout.close()
+
+
+def _run(config: Path, kubeconfig: Path, own: Path, log: Path) -> Running:
+    join = f"open({str(own / 'cgroup.procs')!r}, 'w').write('0')\nimport runpy, sys\nsys.argv[0] = 'nodeagent'\n"
+    code = join + "runpy.run_module('nodeagent', run_name='__main__')"
+    arguments = ["run", "--config", str(config), "--kubeconfig", str(kubeconfig)]
+    with log.open("wb") as out:
+        agent = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=out, stderr=subprocess.STDOUT)
+    try:
+        time.sleep(WARM_S)
+        if agent.poll() is not None:
+            raise SystemExit(f"the agent ended:\n{log.read_text()}")
+        start = cpu_s(agent.pid)
+        before, slept, begin = cpu_s(agent.pid), switches(agent.pid), time.monotonic()
+        time.sleep(WATCHED_S)
+        passed = time.monotonic() - begin
+        kernel = own / "memory.kmem.usage_in_bytes"
+        return Running(
+            rss=status(agent.pid, "VmRSS") * 1024,
+            kernel=int(kernel.read_text()) if kernel.exists() else None,
+            descriptors=len(os.listdir(f"/proc/{agent.pid}/fd")),
+            core=(cpu_s(agent.pid) - before) / passed,
+            wakeups_per_s=(switches(agent.pid) - slept) / passed,
+            start_cpu_s=start,
+        )
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait()
+        own.rmdir()
+
+
+def agents(sizes: Sequence[int]) -> None:
+    print(
+        f"{'pods':>5} {'RSS MiB':>8} {'kernel MiB':>11} {'fds':>5} {'core':>7} {'wake-ups/s':>11} {'start CPU s':>12}"
+    )
+    for size in sizes:
+        with real_node(size) as node:
+            seen = watch(node)
+        kernel = "-" if seen.kernel is None else f"{seen.kernel / 2**20:.2f}"
+        print(
+            f"{size:>5} {seen.rss / 2**20:>8.1f} {kernel:>11} {seen.descriptors:>5} {seen.core:>7.2%} "
+            f"{seen.wakeups_per_s:>11.1f} {seen.start_cpu_s:>12.2f}"
+        )
+
+
+def main(arguments: list[str]) -> None:
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
+    sizes = [int(each) for each in arguments if each.isdigit()]
+    if "--rss" in arguments:
+        agents(sizes or SIZES[:2])
+    else:
+        turns(sizes or SIZES)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
