@@ -12,7 +12,7 @@ gets its deletionTimestamp and goes away after its grace (`linger_s` overrides i
 
 Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete; `set_pdb`; `throttle(seconds)`;
 `forbid("patch", "nodes/status")`; `tokens` (token -> user); `compact()` and `end_watches()`; `kubelet(every_s)` puts
-False over a foreign pressure condition as a live kubelet does; `delay_s` for every answer.
+False over a foreign pressure condition as a live kubelet does; `delay_s` for every answer; `go_down()`, `come_back()`.
 """
 
 import base64
@@ -188,13 +188,9 @@ class ApiServer:
         class Handler(_Handler):
             api = double
 
-        self._tls = tls is not None
-        self._http = _Server(("127.0.0.1", 0), Handler)
-        if tls:
-            # The handshake is left to the connection's own thread.
-            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True, do_handshake_on_connect=False)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
+        self._tls = tls
+        self._handler = Handler
+        self._serve(0)
 
     def __enter__(self) -> "ApiServer":
         return self
@@ -206,7 +202,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self._tls else ''}://127.0.0.1:{self._http.server_address[1]}"
+        return f"http{'s' if self._tls is not None else ''}://127.0.0.1:{self._http.server_address[1]}"
 
     def close(self) -> None:
         """Stop serving and cut every connection."""
@@ -217,6 +213,28 @@ class ApiServer:
             stop.set()
         for timer in self._timers:
             timer.cancel()
+        self._hang_up()
+
+    def go_down(self) -> None:
+        """Refuse and cut every connection, until `come_back`; the objects stay."""
+        self.end_watches()
+        self._hang_up()
+
+    def come_back(self) -> None:
+        """Serve again, at the same address."""
+        self._serve(self._http.server_address[1])
+
+    def _serve(self, port: int) -> None:
+        self._http = _Server(("127.0.0.1", port), self._handler)
+        if self._tls is not None:
+            # The handshake is left to the connection's own thread.
+            self._http.socket = self._tls.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def _hang_up(self) -> None:
         self._http.shutdown()
         self._http.server_close()
         self._http.cut()

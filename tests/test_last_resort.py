@@ -1,0 +1,125 @@
+"""The API server is gone while a pod eats the node: with the last resort the pod is ended, without it it is not."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.apiserver import ApiServer, pod
+from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+HOG, SPARED = str(uuid.uuid4()), str(uuid.uuid4())
+HARD: dict[str, Any] = {
+    "evictionHard": {"allocatableMemory.available": "300Mi"},
+    "evictionSoft": {},
+    "evictionSoftGracePeriod": {},
+}
+LAST_RESORT = {"escalation": {"lastResort": "cgroupKill", "lastResortAfter": "2s"}}
+
+
+@pytest.fixture
+def kubepods() -> Iterator[Kubepods]:
+    made = Kubepods(limit=600 * MIB)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def api(kubepods: Kubepods) -> Iterator[ApiServer]:
+    pods = [
+        pod("hog", uid=HOG, owner=("ReplicaSet", "hog"), requests={"memory": "50Mi"}),
+        pod("spared", uid=SPARED, namespace="kube-system", owner=("ReplicaSet", "spared")),
+    ]
+    with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
+        yield server
+
+
+@pytest.fixture
+def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def start(**changes: object) -> Run:
+        config = configuration(tmp_path, kubepods, **{**HARD, **changes})
+        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
+        started.append(Run(*common, log=tmp_path / f"log-{len(started)}"))
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), started[-1].events()
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is_back(
+    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(SPARED, qos="besteffort")
+    kubepods.eat(SPARED, 50)
+    agent = run(**LAST_RESORT)
+    api.go_down()
+    down_at = time.monotonic()
+    kubepods.eat(HOG, 400)
+    until(lambda: not kubepods.running(HOG), "the hog has ended")
+    assert time.monotonic() - down_at >= 2.0
+    assert kubepods.running(SPARED)
+    until(lambda: agent.said("eviction killed"), "the kill in the log")
+    [line] = agent.said("eviction killed")
+    until(lambda: any(e["state"] == "ok" for e in agent.said("signal")[-1:]), "recovery is seen")
+
+    api.come_back()
+    assert api.wait_for(lambda: api.sent("POST", "/namespaces/default/events"), 60), agent.events()
+    [request] = [r for r in api.sent("POST", "/namespaces/default/events") if r.body["reason"] == "Killed"]
+    assert request.body["regarding"]["uid"] == HOG
+    assert request.body["metadata"]["annotations"]["nodeagent.io/plan"] == line["id"]
+    assert not api.sent("POST", "/eviction"), "what an outage wanted is not sent after it"
+    assert agent.stop() == 0
+
+
+def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
+    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    agent = run(escalation={"lastResort": "none", "lastResortAfter": "1s"})
+    api.go_down()
+    kubepods.eat(HOG, 400)
+    until(lambda: len(agent.said("eviction unreachable")) >= 3, "three attempts, seconds apart")
+    assert kubepods.running(HOG)
+    assert not agent.said("eviction killed")
+    assert agent.stop() == 0
+
+
+def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+    again = str(uuid.uuid4())
+    api.add_pod(pod("again", uid=again, owner=("ReplicaSet", "again"), requests={"memory": "50Mi"}))
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(again, qos="burstable")
+    once = {**LAST_RESORT, "budgets": {"lastResort": {"burst": 1, "perHour": 1}}}
+    first = run(**once)
+    api.go_down()
+    kubepods.eat(HOG, 400)
+    until(lambda: not kubepods.running(HOG), "the first hog has ended")
+    until(lambda: first.said("eviction killed"), "the kill in the log")
+    first.process.kill()
+    first.process.wait()
+    api.come_back()
+    seen = len(api.requests)
+    second = run(**once)
+    watching = "/api/v1/pods"
+    assert api.wait_for(lambda: any(r.path == watching and "watch" in r.query for r in api.requests[seen:]), 30)
+    until(lambda: any(e["state"] == "ok" for e in second.said("signal")), "it sees the node")
+    api.go_down()
+    kubepods.eat(again, 400)
+    until(lambda: any(e["code"] == "budget-lastResort" for e in second.said("not evicting")), "the empty bucket")
+    assert kubepods.running(again)
+    assert second.stop() == 0
