@@ -109,6 +109,40 @@ def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
     source.close()
 
 
+@pytest.mark.real_cgroup
+@real_v1
+def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_it(cgroup: Path) -> None:
+    level = wake.MemoryLevel(str(cgroup))
+    source = level.source()
+    threshold, moves, woken = 300 * MIB, 0, []
+    with Eater(cgroup) as eater:
+        while (used := int((cgroup / "memory.usage_in_bytes").read_text())) < threshold:
+            moves += level.arm_within(threshold - used)
+            eater.eat(5)
+            if _ready(source, 0):
+                woken.append(used)
+    source.close()
+    # Each move waits for the kernel, so the nearly sixty samples on the way must not make as many.
+    assert 1 <= moves <= 5
+    assert woken
+    assert woken[0] < threshold - 5 * MIB
+    assert woken[-1] >= threshold * 3 // 4
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_level_that_is_early_stays_and_one_that_would_be_late_is_moved(cgroup: Path) -> None:
+    level = wake.MemoryLevel(str(cgroup))
+    assert level.arm_within(100 * MIB)
+    assert not level.arm_within(110 * MIB)
+    assert not level.arm_within(300 * MIB)
+    assert level.arm_within(80 * MIB), "the armed level is above the threshold now: it would wake too late"
+    with Eater(cgroup) as eater:
+        eater.eat(190)
+        assert level.arm_within(20 * MIB), "the armed level is behind us"
+    level.close()
+
+
 def test_where_there_is_no_event_control_opening_fails_and_leaks_nothing(tmp_path: Path) -> None:
     (tmp_path / "memory.usage_in_bytes").write_text("0")
     before = len(os.listdir("/proc/self/fd"))
