@@ -149,8 +149,9 @@ class Agent:
         )
         if pace.pressed:
             self._parts.session.warm()
-        if pace.whole:
-            self._decide(fresh=pace.pressed)
+        # What an eviction brought back is measured as soon as its pod is gone, before others take it.
+        if pace.whole or self._policy.ledger.entries:
+            self._decide()
         self._alarms.arm(pace.headroom)
         return pace.sleep_s
 
@@ -211,29 +212,37 @@ class Agent:
             self._effective[layout] = thresholds.effective(self._config, layout)
         return self._effective[layout]
 
-    def _sample(self, *, fresh: bool) -> NodeSnapshot:
+    def _sample(self) -> NodeSnapshot:
+        """Every pod that moved is read now; one that barely did keeps its last reading (0.6 ms instead of 10 ms for 110
+        pods), which stands where it stood in any order."""
         view = self._parts.session.pods()
         known = view.synced_at is not None
-        snapshot = self._parts.sampler.sample(view.pods if known else None, view.synced_at, fresh=fresh)
+        snapshot = self._parts.sampler.sample(view.pods if known else None, view.synced_at, fresh=False)
         return snapshot._replace(
             own_pod_uid=self._own_pod_uid,
             api_lost_at=view.lost_at,
             soft_waits_for=self._parts.session.soft_wait(),
         )
 
-    def _decide(self, *, fresh: bool) -> None:
-        snapshot = self._sample(fresh=fresh)
+    def _decide(self) -> None:
+        snapshot = self._sample()
         plan, self._policy = engine.decide(
             snapshot, self._policy, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
         )
         self._parts.session.publish(plan.conditions)
         self._parts.session.decided(plan)
         if plan.victims:
-            self._act(plan)
+            self._act(plan, snapshot)
         self._tell(plan, snapshot)
         self._save(now=snapshot.taken_at, at_once=False)
 
-    def _act(self, plan: Plan) -> None:
+    def _look_again(self, plan: Plan, snapshot: NodeSnapshot) -> NodeSnapshot:
+        view = self._parts.session.pods()
+        uids = frozenset(victim.pod.uid for victim in plan.victims)
+        again = self._parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
+        return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
+
+    def _act(self, plan: Plan, snapshot: NodeSnapshot) -> None:
         """Hold the victims, look a second time, hand them over. The tokens that they cost, and what is held, are on
         disk before."""
         if self._config.mode is Mode.DRY_RUN:
@@ -244,7 +253,7 @@ class Agent:
         saved = self._save(now=plan.made_at, at_once=True)
         for victim in held:
             self._holds.apply(victim.pod.uid)
-        fresh = self._sample(fresh=True)
+        fresh = self._look_again(plan, snapshot)
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._policy, now=fresh.taken_at, config=self._config)
             why = refusal.message if refusal else ""

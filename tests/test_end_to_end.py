@@ -137,7 +137,7 @@ def test_without_pressure_nobody_is_touched(kubepods: Kubepods, api: ApiServer, 
     assert not api.sent("DELETE")
 
 
-def test_a_budget_that_refuses_is_respected_and_told(
+def test_a_disruption_budget_without_headroom_spares_its_pods_and_that_is_told(
     kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
@@ -145,6 +145,21 @@ def test_a_budget_that_refuses_is_respected_and_told(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = run()
+    until(lambda: agent.said("not evicting"), "the refusal")
+    until(lambda: "PodDisruptionBudget hog" in str(agent.said("not evicting")), "its reason")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+    assert not api.sent("DELETE")
+
+
+def test_a_budget_that_refuses_is_respected_and_told(
+    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
+    api.set_pdb("hog", {"app": "hog"}, allowed=0)
+    kubepods.start(HOG, qos="burstable")
+    kubepods.eat(HOG, 400)
+    agent = run(protection={"minimumAge": "0s", "disruptionBudgets": False})
     until(lambda: agent.said("eviction blocked-by-budget"), "the refusal")
     assert agent.stop() == 0
     assert api.get_pod("default", "hog") is not None

@@ -134,6 +134,24 @@ class Sampler:
             notes=snapshot.notes + notes,
         )
 
+    def look_again(
+        self, before: NodeSnapshot, api_pods: Sequence[Pod], pods_synced_at: float | None, *, pod_uids: frozenset[str]
+    ) -> NodeSnapshot:
+        """The node now, with these few pods alone: for a second look right before acting, at a fraction of a sample.
+
+        A pod's object is the API's newest (`api_pods`); its usage is that of `before`, or None when its cgroup is gone.
+        A pod that the API no longer has is left out.
+        """
+        top = self.surroundings().hierarchy.memory
+        usages = {view.pod.uid: view.usage for view in before.pods if view.pod.uid in pod_uids}
+        views = []
+        for pod in api_pods:
+            if pod.uid in usages:
+                usage = usages[pod.uid]
+                there = usage is not None and top is not None and self._host.exists(top + usage.cgroup)
+                views.append(PodView(pod, usage if there else None))
+        return self.sample_node()._replace(pods=tuple(views), pods_synced_at=pods_synced_at)
+
     # --- parts
 
     def _surroundings(self, now: float) -> Surroundings:
