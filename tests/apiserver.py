@@ -163,6 +163,8 @@ class ApiServer:
         self.tokens: dict[str, str] = {token: user, "nobody-token": NOBODY}
         self.token = token
         self.requests: list[Request] = []
+        self.rights: Callable[[str, str, str, str], bool] | None = None
+        """Asked for (verb, API group, resource/subresource, namespace) of each request of the agent's; None: allow."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.delay_s = 0.0
         self.linger_s = linger_s
@@ -468,6 +470,8 @@ class ApiServer:
         resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
         nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
         allowed = not nobody and (verb, resource) not in self._forbidden
+        if allowed and self.rights is not None and resource != "selfsubjectreviews":
+            allowed = self.rights(verb, target.group, resource, target.namespace)
         if allowed or resource == "selfsubjectreviews":
             return
         where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"

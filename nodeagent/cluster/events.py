@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -67,8 +67,9 @@ class _Series:
 class EventWriter:
     """The worker."""
 
-    def __init__(self, transport: Transport, node_name: str) -> None:
+    def __init__(self, transport: Transport, node_name: str, *, clock: Callable[[], float] = boottime) -> None:
         self._transport = transport
+        self._clock = clock
         self._node_name = node_name
         self._waiting: deque[tuple[Event, float]] = deque()
         self._changed = threading.Condition()
@@ -117,7 +118,7 @@ class EventWriter:
 
     def _write(self, event: Event, wall: float) -> None:
         key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)
-        now = boottime()
+        now = self._clock()
         series = self._series.get(key)
         if series is None or now - series.last_at > SERIES_S:
             self._create(event, wall, key, now)
