@@ -243,6 +243,36 @@ class DiskUsage(NamedTuple):
     volumes_bytes: int | None = None
     """Local volumes: disk-backed emptyDir, configMap, gitRepo. 0 for a container."""
     volumes_inodes: int | None = None
+    other_bytes: int | None = None
+    """etc-hosts and files directly in the pod's log directory: the kubelet counts them against the pod's limit, but not
+    in ranking. None for a container."""
+    other_inodes: int | None = None
+
+
+class DiskSight(NamedTuple):
+    """How well it is known what a pod holds on disk."""
+
+    read_at: float
+    """When the oldest of its numbers was read."""
+    complete: bool
+    """Every place was found and walked to its end. False: the sums are lower bounds."""
+    unknown: tuple[str, ...] = ()
+    """What is not counted, or only in part, and why."""
+    deleted_bytes: int | None = None
+    """Deleted files that the pod holds open: in no other number. None: not looked for."""
+    deleted_pid: int | None = None
+    """The process that holds the largest of them."""
+
+
+class Writing(NamedTuple):
+    """What a pod writes to disks, between two walks."""
+
+    bytes_per_s: float
+    """Between the last two samples; never negative."""
+    written: int
+    """Bytes since the agent began to watch it."""
+    watched_s: float
+    read_at: float
 
 
 class ContainerUsage(NamedTuple):
@@ -297,6 +327,10 @@ class PodUsage(NamedTuple):
     disk: DiskUsage = DiskUsage()
     containers: tuple[ContainerUsage, ...] = ()
     volumes: tuple[VolumeUsage, ...] = ()
+    disk_sight: DiskSight | None = None
+    """None: nothing of its disk was measured."""
+    writing: Writing | None = None
+    """None: its writes are not watched, or were looked at only once."""
 
 
 class ContainerKind(enum.StrEnum):
@@ -443,6 +477,38 @@ class Note(NamedTuple):
     message: str
 
 
+class HostDirectory(NamedTuple):
+    """A directory of the host, less what in it is some pod's."""
+
+    path: str
+    bytes: int
+    inodes: int
+    complete: bool
+    """False: a lower bound."""
+
+
+class DiskRest(NamedTuple):
+    """What of a file system is in no pod."""
+
+    signals: tuple[Signal, ...]
+    """The signals that this file system is behind."""
+    used_bytes: int
+    attributed_bytes: int
+    used_inodes: int
+    attributed_inodes: int
+    largest: tuple[HostDirectory, ...]
+    """Largest first, as far as there was time."""
+    read_at: float
+
+    @property
+    def unattributed_bytes(self) -> int:
+        return max(0, self.used_bytes - self.attributed_bytes)
+
+    @property
+    def unattributed_inodes(self) -> int:
+        return max(0, self.used_inodes - self.attributed_inodes)
+
+
 class NodeSnapshot(NamedTuple):
     """Everything one decision may look at. Made by sampling/, joined with the pods that cluster/ knows."""
 
@@ -468,6 +534,8 @@ class NodeSnapshot(NamedTuple):
     was sent (a watch on which nothing happens is no sign of trouble), or there is no API server to ask."""
     soft_waits_for: Note | None = None
     """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
+    disk_rests: tuple[DiskRest, ...] = ()
+    """What of each file system is in no pod; empty where nobody looked."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.model import SIGNAL_TABLE as TABLE
-from nodeagent.model import NodeSnapshot, Signal, Threshold, Unit
+from nodeagent.model import ConditionType, NodeSnapshot, Signal, Threshold, Unit
 from nodeagent.policy import amounts
 
 SHORTEST_S: Final = 0.02
@@ -30,6 +30,13 @@ MEMORY_DECAY_S: Final = 30.0
 FASTEST: Final[Mapping[Unit, float]] = {Unit.BYTES: float(1 << 30), Unit.INODES: 50_000.0, Unit.PIDS: 25_000.0}
 """Per second. Bytes: the fastest memory ramp measured, ~950 MiB/s, first touch by one process (a disk fills slower).
 Inodes and PIDs: about what one process makes of empty files, and the fastest fork storm measured (23,000/s)."""
+
+
+AHEAD_S: Final = 60.0
+"""A disk is near its threshold when it would be there within this time at its fill rate: long enough to walk some
+millions of files before (200,000 take 0.35 s, MEASURED.md, the kernel)."""
+NEAR: Final = 0.1
+"""A disk is near its threshold as well while its headroom is less than this share of the threshold's value."""
 
 
 class Seen(NamedTuple):
@@ -61,6 +68,10 @@ class Pace(NamedTuple):
     """A threshold is crossed now."""
     headroom: Mapping[Signal, int]
     """Distance to the nearest threshold that is not crossed, of each signal that has one."""
+    crossed: frozenset[Signal] = frozenset()
+    """Signals below one of their thresholds."""
+    near: frozenset[Signal] = frozenset()
+    """Disk signals that may be below one soon."""
 
 
 def look(
@@ -76,6 +87,8 @@ def look(
     seen: dict[str, Seen] = {}
     below: set[str] = set()
     nearest: dict[Signal, int] = {}
+    crossed: set[Signal] = set()
+    near: set[Signal] = set()
     for threshold in thresholds:
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
         value = amounts.resolve(threshold.value, observation.capacity)
@@ -87,15 +100,21 @@ def look(
         headroom = observation.available - value
         if headroom < 0:
             below.add(f"{stream}<{value}")
+            crossed.add(threshold.signal)
             headroom = observation.available
         else:
             nearest[threshold.signal] = min(headroom, nearest.get(threshold.signal, headroom))
+            disk = TABLE[threshold.signal].condition is ConditionType.DISK_PRESSURE
+            if disk and headroom <= max(NEAR * value, seen[stream].fill_per_s * AHEAD_S):
+                near.add(threshold.signal)
         fastest = max(seen[stream].fill_per_s, _expected(threshold.signal))
         sleep_s = min(sleep_s, SAFETY * headroom / fastest)
     due = state.whole_at is None or not 0.0 <= now - state.whole_at < interval_s
     whole = due or bool(below) or bool(state.below)
     after = PaceState(seen, frozenset(below), now if whole else state.whole_at)
-    return Pace(max(SHORTEST_S, sleep_s), whole, bool(below), nearest), after
+    return Pace(
+        max(SHORTEST_S, sleep_s), whole, bool(below), nearest, crossed=frozenset(crossed), near=frozenset(near)
+    ), after
 
 
 def _expected(signal: Signal) -> float:

@@ -5,7 +5,8 @@ being counted. Promises:
 
 1. A number is never more than what is there. A tree that was not walked to its end counts with what was seen of it,
    because the pod that cannot be counted in time is the one that is looked for; `PodDisk.unknown` says so.
-2. A walk that did not end in time is continued by the next call.
+2. A walk that did not end in time is continued by the next call; until it ends the place counts with its last whole
+   sum, if that is not older than `_KEPT_S`. `PodDisk.read_at` is the age of the oldest part.
 3. Memory and descriptors are bounded: see the constants.
 """
 
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, VolumeUsage
+from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
 from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
 from nodeagent.sampling.disk.walk import Count, Remembered, Tally, Walk
 from nodeagent.sampling.host import Host, Unreadable
@@ -29,6 +30,8 @@ _AT_ONCE: Final = 8
 _REMEMBER: Final = 8 << 20
 # A walk that was left unfinished longer than this is begun anew: its first numbers are too old.
 _RESUME_S: Final = 300.0
+# A sum that is older says nothing any more of what is there.
+_KEPT_S: Final = 600.0
 # However quiet a pod is, its files are asked for this often: `writes.py` says what goes unseen until then.
 _TRUSTED_S: Final = 600.0
 # Plain files in one log directory that are asked for. The kubelet keeps 5 for each container by default.
@@ -118,6 +121,8 @@ class Meter:
         self._paused: dict[Place, Walk] = {}
         self._measured: dict[Place, float] = {}
         """When each place was last begun."""
+        self._sums: dict[Place, _Sum] = {}
+        """The last whole sum of each place, for when there is no time for it."""
         self.progress = Progress(0, 0, 0)
         """May be read by any thread."""
 
@@ -167,12 +172,26 @@ class Meter:
             for place, walking in turns:
                 sums[place] = _summed(walking.tally)
                 self._paused[place] = walking
+        self._fill_up(found, sums, count)
         disks = {pod.cgroup_uid: _pod_disk(pod, found, sums) for pod in pods}
         for pod in pods if self._cgroups else ():
             if stop() or time.monotonic() >= until:
                 break
             disks[pod.cgroup_uid] = disks[pod.cgroup_uid]._replace(deleted=self._deleted(pod, found))
         return disks
+
+    def _fill_up(self, found: Found, sums: dict[Place, _Sum], count: Count) -> None:
+        """What there was no time for counts with its last whole sum, unless what was seen of it now is more already."""
+        oldest = time.clock_gettime(time.CLOCK_BOOTTIME) - _KEPT_S
+        for place in found.places:
+            now, before = sums.get(place), self._sums.get(place)
+            if now is not None and place not in self._paused:
+                self._sums[place] = now
+                continue
+            if before is None or before.read_at < oldest or (count is not Count.INODES and before.bytes is None):
+                continue
+            if now is None or (before.bytes or 0, before.inodes or 0) >= (now.bytes or 0, now.inodes or 0):
+                sums[place] = before
 
     def _when(self, place: Place) -> float:
         """Unfinished walks go on first, then what was never measured, then the oldest: so every place has its turn even
@@ -207,6 +226,7 @@ class Meter:
         places = set(found.places)
         self._known = {place: known for place, known in self._known.items() if place in places}
         self._measured = {place: at for place, at in self._measured.items() if place in places}
+        self._sums = {place: known for place, known in self._sums.items() if place in places}
         for place, walking in list(self._paused.items()):
             if place not in places or now - walking.tally.started_at > _RESUME_S:
                 walking.close()
@@ -390,7 +410,16 @@ def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
     if found is None:
         return usage
     containers = tuple(_container(container, found) for container in usage.containers)
-    return usage._replace(disk=found.disk, containers=containers, volumes=found.volumes)
+    disk = found.disk._replace(other_bytes=found.other_bytes, other_inodes=found.other_inodes)
+    deleted = found.deleted
+    sight = DiskSight(
+        read_at=found.read_at,
+        complete=found.complete,
+        unknown=found.unknown,
+        deleted_bytes=deleted.bytes if deleted is not None else None,
+        deleted_pid=deleted.pid if deleted is not None else None,
+    )
+    return usage._replace(disk=disk, containers=containers, volumes=found.volumes, disk_sight=sight)
 
 
 def _container(container: ContainerUsage, found: PodDisk) -> ContainerUsage:
@@ -437,161 +466,3 @@ def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> D
         left -= min(left, len(names))
     largest = max(seen.values(), default=None)
     return DeletedFiles(sum(size for size, _ in seen.values()), len(seen), largest[1] if largest else None, complete)
-
-
-# --- the rest --------------------------------------------------------------------------------------------------------
-
-
-class HostDirectory(NamedTuple):
-    """A directory of the host, less what in it is some pod's."""
-
-    path: str
-    bytes: int
-    inodes: int
-    complete: bool
-    """False: a lower bound."""
-
-
-class Rest(NamedTuple):
-    """What of a file system is in no pod."""
-
-    used_bytes: int
-    attributed_bytes: int
-    used_inodes: int
-    attributed_inodes: int
-    largest: tuple[HostDirectory, ...]
-    """Largest first. Pods' directories that are left behind, and layers of ended containers, appear here."""
-
-    @property
-    def unattributed_bytes(self) -> int:
-        return max(0, self.used_bytes - self.attributed_bytes)
-
-    @property
-    def unattributed_inodes(self) -> int:
-        return max(0, self.used_inodes - self.attributed_inodes)
-
-
-class PodDirectories(NamedTuple):
-    """Where on the host the pods' files are."""
-
-    kubelet: str
-    logs: str
-    layers: str
-    """The runtime's store; empty when there is none."""
-
-
-# Directories that are looked into one level deeper, because everything is in them.
-_OPENED: Final = ("/", "/var", "/var/lib", "/var/log")
-_NOT_WALKED: Final = frozenset({"/proc", "/sys", "/dev", "/run"})
-
-
-def unattributed(
-    host: Host,
-    path: str,
-    *,
-    attributed: Sequence[PodDisk],
-    directories: PodDirectories,
-    until: float,
-    show: int = 8,
-) -> Rest:
-    """What the file system that holds `path` uses beside these pods, and its largest host directories as far as they
-    could be walked until time.monotonic() `until`. Raises Unreadable."""
-    fd = host.open(path)
-    try:
-        numbers = os.fstatvfs(fd)
-        device = os.fstat(fd).st_dev
-    except OSError as error:
-        raise Unreadable(path, error.errno or 0, error.strerror or str(error)) from error
-    finally:
-        os.close(fd)
-    held = [part for part in _held(attributed, directories) if _device(host, part[0]) == device]
-    return Rest(
-        used_bytes=(numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize,
-        attributed_bytes=sum(size for _, size, _ in held),
-        used_inodes=numbers.f_files - numbers.f_ffree,
-        attributed_inodes=sum(inodes for _, _, inodes in held),
-        largest=tuple(
-            sorted(
-                (_less(directory, held) for directory in walk_directories(host, device, until=until)),
-                key=lambda directory: -directory.bytes,
-            )[:show]
-        ),
-    )
-
-
-def _held(pods: Sequence[PodDisk], directories: PodDirectories) -> list[tuple[str, int, int]]:
-    """(directory, bytes, inodes) of what the pods hold there."""
-    disks = [pod.disk for pod in pods]
-    return [
-        (
-            directories.kubelet,
-            sum(disk.volumes_bytes or 0 for disk in disks) + sum(pod.other_bytes for pod in pods),
-            sum(disk.volumes_inodes or 0 for disk in disks) + sum(pod.other_inodes for pod in pods),
-        ),
-        (
-            directories.logs,
-            sum(disk.logs_bytes or 0 for disk in disks),
-            sum(disk.logs_inodes or 0 for disk in disks),
-        ),
-        (
-            directories.layers,
-            sum(disk.rootfs_bytes or 0 for disk in disks),
-            sum(disk.rootfs_inodes or 0 for disk in disks),
-        ),
-    ]
-
-
-def _device(host: Host, path: str) -> int | None:
-    if not path:
-        return None
-    try:
-        return os.stat(host.real(host.resolve(path))).st_dev
-    except (OSError, Unreadable):
-        return None  # not there, so nothing of it is on any device
-
-
-def _less(directory: HostDirectory, held: Iterable[tuple[str, int, int]]) -> HostDirectory:
-    """Without what pods hold in it."""
-    size, inodes = directory.bytes, directory.inodes
-    for path, bytes_, inodes_ in held:
-        if path == directory.path or path.startswith(f"{directory.path}/"):
-            size, inodes = size - bytes_, inodes - inodes_
-    return directory._replace(bytes=max(0, size), inodes=max(0, inodes))
-
-
-def walk_directories(host: Host, device: int, *, until: float) -> list[HostDirectory]:
-    """Host directories on this device (st_dev), with all that is in them; those that time.monotonic() `until` left no
-    time for are missing, the one it cut short is a lower bound."""
-    found = []
-    for path in _candidates(host):
-        if time.monotonic() >= until:
-            break
-        try:
-            fd = host.open(path)
-        except Unreadable:
-            continue
-        try:
-            here = os.fstat(fd)
-        except OSError:
-            os.close(fd)
-            continue
-        if here.st_dev != device or not stat.S_ISDIR(here.st_mode):
-            os.close(fd)
-            continue
-        with Walk(fd) as walking:
-            walking.step(until=until)
-            tally = walking.tally
-        found.append(HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete))
-    return found
-
-
-def _candidates(host: Host) -> list[str]:
-    """Directories one level below those of _OPENED, the most likely ones first."""
-    paths = []
-    for top in reversed(_OPENED):
-        try:
-            names = [name for name, _ in host.subdirectories(top)]
-        except Unreadable:
-            continue
-        paths += [os.path.join(top, name) for name in sorted(names)]
-    return [path for path in paths if path not in _OPENED and path not in _NOT_WALKED]

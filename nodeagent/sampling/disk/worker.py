@@ -15,17 +15,26 @@ abandoned one keeps: nothing is shared but the mailbox.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import PodUsage
+from nodeagent.model import DiskRest, PodUsage, Signal
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, Progress
 from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.host import Unreadable
 
 # How much longer than its deadline a thread may take before it is given up: one turn of a walk takes 75 ms of CPU, at
 # idle priority on a busy disk some seconds.
 _PATIENCE_S: Final = 10.0
 _ABANDONED: Final = 4
+
+
+class FileSystemOf(NamedTuple):
+    """A file system whose rest is to be found."""
+
+    path: str
+    signals: tuple[Signal, ...]
+    """The signals that it is behind."""
 
 
 class Request(NamedTuple):
@@ -35,6 +44,14 @@ class Request(NamedTuple):
     budget_s: float
     """Wall time that it may take."""
     what: Count = Count.BYTES_AND_INODES
+    rests: tuple[FileSystemOf, ...] = ()
+    """Of these file systems also what is in no pod, after the pods were published."""
+    rest_budget_s: float = 0.0
+    """Wall time that each of them may take on top."""
+
+
+FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], DiskRest]
+"""(the file system, what the pods hold, time.monotonic() by which to end) -> the rest. Raises Unreadable."""
 
 
 class Measured(NamedTuple):
@@ -49,6 +66,10 @@ class Measured(NamedTuple):
     """Of the measurement under way, or of the last one."""
     trouble: str
     """Why measurements fail or do not take place; empty when they do."""
+    rests: tuple[DiskRest, ...] = ()
+    """Of the last request that asked for them."""
+    took_s: float = 0.0
+    """Wall time of the last measurement of the pods."""
 
 
 class _Job:
@@ -74,19 +95,23 @@ class DiskWorker:
         *,
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
         wake: Callable[[], None] = lambda: None,
+        find_rest: FindRest | None = None,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`make_meter` is called once for each thread. That thread calls `unwritten` (see Meter.measure), and `wake`
-        after each measurement."""
+        """`make_meter` is called once for each thread. That thread calls `unwritten` (see Meter.measure), `wake`
+        after each measurement, and `find_rest` for what `Request.rests` asks."""
         self._make_meter = make_meter
         self._unwritten = unwritten
         self._wake = wake
+        self._find_rest = find_rest
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._next: Request | None = None
         self._pods: Mapping[str, PodDisk] = {}
         self._finished_at: float | None = None
         self._failure = ""
+        self._rests: tuple[DiskRest, ...] = ()
+        self._took_s = 0.0
         self._job: _Job | None = None
         self._lost: list[_Job] = []
 
@@ -112,7 +137,9 @@ class DiskWorker:
                 trouble = f"{len(self._lost)} walks hang in the kernel: is a mount dead?"
             running = job is not None and job.deadline is not None
             progress = job.meter.progress if job is not None else Progress(0, 0, 0)
-            return Measured(self._pods, self._finished_at, running, progress, trouble)
+            return Measured(
+                self._pods, self._finished_at, running, progress, trouble, rests=self._rests, took_s=self._took_s
+            )
 
     def cancel(self) -> None:
         """Ends the measurement under way after its present turn; what it has counted is published."""
@@ -157,9 +184,10 @@ class DiskWorker:
             job.meter.close()
 
     def _measure(self, job: _Job, request: Request) -> None:
-        until = time.monotonic() + request.budget_s
+        began = time.monotonic()
+        until = began + request.budget_s
         job.stop.clear()
-        job.deadline = until
+        job.deadline = until + len(request.rests) * request.rest_budget_s
         pods: Mapping[str, PodDisk] = {}
         failure = ""
         try:
@@ -175,11 +203,33 @@ class DiskWorker:
         with self._lock:
             if self._job is not job:
                 return
-            job.deadline = None
             self._failure = failure
             if not failure:
                 self._pods = pods
                 self._finished_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+                self._took_s = time.monotonic() - began
+                if not request.rests:
+                    job.deadline = None
+            else:
+                job.deadline = None
+        self._wake()
+        if request.rests and not failure:
+            self._find_rests(job, request, pods)
+
+    def _find_rests(self, job: _Job, request: Request, pods: Mapping[str, PodDisk]) -> None:
+        found = []
+        for wanted in request.rests:
+            if self._find_rest is None or job.stop.is_set():
+                break
+            try:
+                found.append(self._find_rest(wanted, list(pods.values()), time.monotonic() + request.rest_budget_s))
+            except (Unreadable, OSError):
+                continue  # its signal says why by itself
+        with self._lock:
+            if self._job is not job:
+                return
+            self._rests = tuple(found)
+            job.deadline = None
         self._wake()
 
 

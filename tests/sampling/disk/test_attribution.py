@@ -12,8 +12,9 @@ from typing import BinaryIO
 import pytest
 
 from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, QOSClass
-from nodeagent.sampling.disk.attribution import Meter, PodDirectories, PodDisk, apply, deleted_files, unattributed
+from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply, deleted_files
 from nodeagent.sampling.disk.places import find_layers, upper_directory
+from nodeagent.sampling.disk.rest import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.host import Host, parse_mounts
 from tests.sampling.disk.mounts import mounted, root_only

@@ -1,0 +1,246 @@
+"""The disks as the loop sees them: when to walk, who writes meanwhile, and what is known of each pod.
+
+Promises:
+
+1. `tick` and `apply` never wait for a disk: walks run in `DiskWorker`'s thread, of files only those of /proc and
+   /sys/fs/cgroup are read here.
+2. Nothing is walked while no disk is near a threshold and no limit applies.
+3. Every number says when it was read and whether it is whole (`PodUsage.disk_sight`); a pod that was not measured keeps
+   its unknown disk.
+
+Theory of operation. `tick` comes with each look at the node. What it does depends on how urgent disks are:
+
+    calm       nothing
+    limits     `localStorageLimits` is on: a walk every `_LIMITS_S`, as often as a kubelet walks volumes
+    near       a threshold may be crossed soon: walks with pauses, and write rates, so that the first walk has ended and
+               the writers are known when it is
+    crossed    walk after walk, each for `_SHORT_S`: what was counted until then is published, the next one goes on from
+               there. Once in `_REST_S` also what is in no pod.
+
+A walk that began in calmer times and is still running when a threshold is crossed is cut short, so that what it has is
+known at once. Pauses are multiples of what the last walk took, so that walking never takes more than a fixed share of
+the time however large the trees are.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Sampling
+from nodeagent.model import SIGNAL_TABLE, DiskRest, NodeSnapshot, Note, PodUsage, PodView, Signal, Unit
+from nodeagent.sampling.cgroup import Hierarchy
+from nodeagent.sampling.disk import writes
+from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.sampling.disk.rest import PodDirectories, unattributed
+from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.worker import DiskWorker, FileSystemOf, Request
+from nodeagent.sampling.filesystems import Layout
+from nodeagent.sampling.host import Host, Unreadable
+
+# How long one walk may take before what it has is published. 200,000 files take 0.35 s (MEASURED, the kernel).
+_SHORT_S: Final = 2.0
+_LONG_S: Final = 20.0
+# Shortest pauses between walks, and pauses as multiples of what the last walk took: half of one core's time under
+# pressure, a fifth near it, a tenth for limits.
+_CROSSED_PAUSE: Final = (0.5, 1.0)
+_NEAR_PAUSE: Final = (10.0, 4.0)
+_LIMITS_S: Final = 60.0
+_LIMITS_PAUSE: Final = (_LIMITS_S, 9.0)
+# Two samples of 110 pods' writes are 440 small files, 8 ms.
+_WRITES_S: Final = 0.25
+_REST_S: Final = 60.0
+_REST_BUDGET_S: Final = 5.0
+# What was measured is shown this long after the last need for it.
+_REMEMBER_S: Final = 120.0
+
+
+class Need(NamedTuple):
+    """How urgent disks are now."""
+
+    crossed: frozenset[Signal] = frozenset()
+    """Signals below a threshold."""
+    near: frozenset[Signal] = frozenset()
+    """Disk signals that may be soon."""
+
+
+class DiskWatch:
+    """Watches the disks of one host. Belongs to the loop's thread."""
+
+    def __init__(
+        self, host: Host, config: Sampling, *, limits: bool = False, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        """`limits`: pods are held to their own local-storage limits. `wake` is called from another thread when
+        something new is known."""
+        self._host = host
+        self._config = config
+        self._limits = limits
+        self._wake = wake
+        self._writes = writes.Writes()
+        self._processes = writes.ProcessWrites()
+        self._writes_at = float("-inf")
+        self._writes_trouble = ""
+        self._worker: DiskWorker | None = None
+        self._where: tuple[str, str] | None = None
+        self._asked_at = float("-inf")
+        self._asked_short = False
+        self._rest_at = float("-inf")
+        self._needed_at = float("-inf")
+        self._pods: tuple[PodUsage, ...] = ()
+
+    def close(self) -> None:
+        """Give up the worker."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    # --- each look at the node
+
+    def tick(self, node: NodeSnapshot, need: Need, *, hierarchy: Hierarchy, layout: Layout) -> None:
+        """Take in a look at the node: sample the writers and ask for a walk where that is due."""
+        if self._host.recorded:
+            return
+        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & _DISKS
+        urgent = disks | need.near
+        now = node.taken_at
+        if urgent or self._limits:
+            self._needed_at = now
+        if urgent and now - self._writes_at >= _WRITES_S:
+            self._writes_at = now
+            self._sample_writes(node, urgent, hierarchy)
+        if self._pods and (urgent or self._limits):
+            self._ask(node, disks, urgent, hierarchy, layout)
+
+    def apply(self, snapshot: NodeSnapshot, *, whole: bool = True) -> NodeSnapshot:
+        """The snapshot with what is known of its pods' disks. The pods of a `whole` one are those that the next walk
+        measures; without it only some pods may be in it."""
+        if whole:
+            self._pods = tuple([view.usage for view in snapshot.pods if view.usage is not None])
+        if snapshot.taken_at - self._needed_at > _REMEMBER_S or self._host.recorded:
+            return snapshot
+        known = self._worker.latest() if self._worker is not None else None
+        found = known.pods if known is not None else {}
+        pods = tuple([self._with_disk(view, found.get(view.usage.cgroup_uid)) if view.usage else view
+                      for view in snapshot.pods])  # fmt: skip
+        rests = known.rests if known is not None else ()
+        return snapshot._replace(pods=pods, disk_rests=rests, notes=snapshot.notes + self._notes())
+
+    # --- parts
+
+    def _with_disk(self, view: PodView, found: PodDisk | None) -> PodView:
+        usage = view.usage
+        assert usage is not None
+        return view._replace(usage=apply(usage, found)._replace(writing=self._writes.writing(usage.cgroup_uid)))
+
+    def _notes(self) -> tuple[Note, ...]:
+        notes: tuple[Note, ...] = ()
+        if self._worker is not None:
+            known = self._worker.latest()
+            if known.trouble:
+                notes = (Note("disks", known.trouble),)
+            elif known.finished_at is None and known.running:
+                notes = (Note("disks", "what the pods hold on disk is being counted, nothing is known yet"),)
+        if self._writes_trouble:
+            notes = (*notes, Note("disks", f"who writes is not known of every pod: {self._writes_trouble}"))
+        return notes
+
+    def _sample_writes(self, node: NodeSnapshot, urgent: Iterable[Signal], hierarchy: Hierarchy) -> None:
+        pods = self._pods
+        if hierarchy.unified is not None and hierarchy.unified == hierarchy.memory:
+            devices = frozenset[bytes]()
+            for signal in urgent:
+                device = node.observations[signal].device
+                devices |= writes.disk_names(self._host, device) if device is not None else frozenset()
+            places = [(pod.cgroup_uid, f"{hierarchy.unified}{pod.cgroup}") for pod in pods]
+            self._writes_trouble = writes.sample(self._host, self._writes, places, devices=devices)
+        elif hierarchy.pids is not None:
+            groups = [(pod.cgroup_uid, self._cgroups(f"{hierarchy.pids}{pod.cgroup}")) for pod in pods]
+            self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
+
+    def _cgroups(self, pod: str) -> list[str]:
+        try:
+            return [pod, *(f"{pod}/{name}" for name, _ in self._host.subdirectories(pod))]
+        except Unreadable:
+            return []  # gone
+
+    def _ask(
+        self,
+        node: NodeSnapshot,
+        crossed: frozenset[Signal],
+        urgent: frozenset[Signal],
+        hierarchy: Hierarchy,
+        layout: Layout,
+    ) -> None:
+        """Ask for a walk when the last one is long enough ago."""
+        worker = self._worker_for(hierarchy, layout)
+        known, now = worker.latest(), node.taken_at
+        if known.running or (known.finished_at or 0.0) < self._asked_at:
+            if crossed and not self._asked_short and now - self._asked_at > _SHORT_S:
+                worker.cancel()
+                self._asked_short = True
+            if now - self._asked_at < _LONG_S * 3:
+                return
+        pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
+        ended = known.finished_at if known.finished_at is not None else float("-inf")
+        if now - ended < max(pause, times * known.took_s):
+            return
+        rests: tuple[FileSystemOf, ...] = ()
+        if crossed and now - self._rest_at >= _REST_S and known.finished_at is not None:
+            self._rest_at = now
+            rests = _file_systems(node, crossed, layout)
+        only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in urgent)
+        self._asked_at, self._asked_short = now, bool(crossed)
+        worker.request(
+            Request(
+                self._pods,
+                budget_s=_SHORT_S if crossed else _LONG_S,
+                what=Count.INODES if only_inodes else Count.BYTES_AND_INODES,
+                rests=rests,
+                rest_budget_s=_REST_BUDGET_S,
+            )
+        )
+
+    def _worker_for(self, hierarchy: Hierarchy, layout: Layout) -> DiskWorker:
+        """The worker, made anew when the cgroups or the runtime's store are elsewhere."""
+        store = layout.store.containers if layout.store is not None else ""
+        where = (hierarchy.pids or "", store)
+        if self._worker is not None and self._where == where:
+            return self._worker
+        self.close()
+        self._where = where
+        quiet = hierarchy.unified is not None and hierarchy.unified == hierarchy.memory
+        directories = PodDirectories(self._config.kubelet_dir, self._config.pod_logs_dir, store)
+        host, config = self._host, self._config
+
+        def find_rest(wanted: FileSystemOf, pods: Sequence[PodDisk], until: float) -> DiskRest:
+            return unattributed(
+                host, wanted.path, attributed=pods, directories=directories, until=until, signals=wanted.signals
+            )
+
+        self._worker = DiskWorker(
+            lambda: Meter(
+                host, kubelet_dir=config.kubelet_dir, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""
+            ),
+            unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
+            wake=self._wake,
+            find_rest=find_rest,
+        )
+        return self._worker
+
+
+_DISKS: Final = frozenset(
+    signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
+)
+
+
+def _file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:
+    """The file systems behind these signals, each once, with all disk signals that it is behind."""
+    store = layout.store
+    paths = {"nodefs": layout.nodefs}
+    if store is not None:
+        paths |= {"imagefs": store.images, "containerfs": store.containers}
+    devices = {signal: node.observations[signal].device for signal in Signal if signal in _DISKS}
+    found: dict[int, FileSystemOf] = {}
+    for signal in sorted(signals):
+        path, device = paths.get(signal.partition(".")[0]), devices.get(signal)
+        if path is not None and device is not None and device not in found:
+            found[device] = FileSystemOf(path, tuple([each for each, other in devices.items() if other == device]))
+    return tuple(found.values())
