@@ -8,7 +8,7 @@ Promises:
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.watch import Change
@@ -37,10 +37,17 @@ _GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE
 class Teller:
     """The voice of one agent."""
 
-    def __init__(self, log: "FilteringBoundLogger", recorder: Recorder | None) -> None:
-        """`recorder` is None where there is no directory to write to."""
+    def __init__(
+        self,
+        log: "FilteringBoundLogger",
+        recorder: Recorder | None,
+        *,
+        unrecorded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`recorder` is None where there is no directory to write to; `unrecorded` is called when one cannot write."""
         self._log = log
         self._recorder = recorder
+        self._unrecorded = unrecorded
         self._told: dict[str, object] = {}
 
     def decision(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: Inputs | None = None) -> None:
@@ -125,6 +132,7 @@ class Teller:
 
     def _recorded(self, trouble: str) -> None:
         if trouble:
+            self._unrecorded()
             self._log.warning("decision not recorded", reason=trouble, once="recorder")
 
     def _news(self, subject: str, value: object) -> bool:
