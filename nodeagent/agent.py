@@ -25,6 +25,7 @@ from nodeagent.config.watch import ConfigFile, changes
 from nodeagent.host.brake import BrakeKind, Hold
 from nodeagent.host.holds import THAW_AFTER_GRACE_S, Holds
 from nodeagent.host.notify import Notifier
+from nodeagent.host.protect import SpareDescriptors
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.state import StateFile
 from nodeagent.journal.teller import Teller, status
@@ -34,6 +35,7 @@ from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.sampling.alarms import Alarms
+from nodeagent.sampling.disk.watch import DiskWatch, Need
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Parts(NamedTuple):
     loaded: Loaded
     sampler: Sampler
     session: Session
+    disks: DiskWatch
 
 
 class Agent:
@@ -101,6 +104,7 @@ class Agent:
         self._own_pod_uid = own_pod_uid
         self._victims: dict[str, Victim] = {}
         """Handed over and not answered yet, by UID."""
+        self._spare = SpareDescriptors()
         self._memo = engine.Memo()
         self._pace = pacing.PaceState()
         self._effective: dict[DiskLayout, tuple[Threshold, ...]] = {}
@@ -137,6 +141,8 @@ class Agent:
 
     def turn(self) -> float:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
+        if trouble := self._spare.check():
+            self._log.warning("note", subject=trouble.subject, message=trouble.message, once=trouble.message)
         self._settle(self._parts.session.outcomes())
         self._holds.expire(now=self._boottime())
         node = self._parts.sampler.sample_node()
@@ -149,6 +155,9 @@ class Agent:
         )
         if pace.pressed:
             self._parts.session.warm()
+        around = self._parts.sampler.surroundings()
+        need = Need(crossed=pace.crossed, near=pace.near)
+        self._parts.disks.tick(node, need, hierarchy=around.hierarchy, layout=around.layout)
         # What an eviction brought back is measured as soon as its pod is gone, before others take it.
         if pace.whole or self._policy.ledger.entries:
             self._decide()
@@ -162,6 +171,7 @@ class Agent:
         if left := self._parts.session.stop(clear=True):
             self._log.warning("left behind", what=left)
         self._save(now=self._boottime(), at_once=True)
+        self._parts.disks.close()
         self._parts.sampler.close()
 
     def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float) -> bool:
@@ -218,7 +228,7 @@ class Agent:
         view = self._parts.session.pods()
         known = view.synced_at is not None
         snapshot = self._parts.sampler.sample(view.pods if known else None, view.synced_at, fresh=False)
-        return snapshot._replace(
+        return self._parts.disks.apply(snapshot)._replace(
             own_pod_uid=self._own_pod_uid,
             api_lost_at=view.lost_at,
             soft_waits_for=self._parts.session.soft_wait(),
@@ -240,6 +250,7 @@ class Agent:
         view = self._parts.session.pods()
         uids = frozenset(victim.pod.uid for victim in plan.victims)
         again = self._parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
+        again = self._parts.disks.apply(again, whole=False)
         return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
 
     def _act(self, plan: Plan, snapshot: NodeSnapshot) -> None:

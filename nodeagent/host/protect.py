@@ -44,6 +44,50 @@ def protect_process() -> tuple[Note, ...]:
     return tuple(notes)
 
 
+class SpareDescriptors:
+    """A few descriptors kept for the moment when there are no more: listing a directory needs one.
+
+    `check` notices that the process has run out, and gives the spare ones up; they are taken back when there are enough
+    again. One probe costs 1 us.
+    """
+
+    KEPT: Final = 16
+    """A turn of the loop needs a handful at once at most: a directory, a cgroup's files, the state, its directory."""
+
+    def __init__(self) -> None:
+        self._spare: list[int] = []
+        self._take()
+
+    def check(self) -> Note | None:
+        """What is wrong, or None. Call it once a turn."""
+        if not self._spare:
+            self._take()
+            return None if self._spare else self._note()
+        try:
+            os.close(os.dup(self._spare[0]))
+        except OSError:
+            self.close()
+            return self._note()
+        return None
+
+    def close(self) -> None:
+        """Give them up."""
+        while self._spare:
+            os.close(self._spare.pop())
+
+    def _take(self) -> None:
+        try:
+            while len(self._spare) < 2 * self.KEPT:  # as many again must be free, or taking them back would be the end
+                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            self.close()
+        while len(self._spare) > self.KEPT:
+            os.close(self._spare.pop())
+
+    def _note(self) -> Note:
+        return Note("self-protection", f"out of file descriptors; going on with the {self.KEPT} kept for this")
+
+
 def freeze_collector() -> None:
     """After start-up: what lives now lives for ever, so the collector need not look at it under pressure."""
     gc.collect()

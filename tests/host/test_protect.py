@@ -2,10 +2,13 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
+
+from nodeagent.host import protect
 
 ASK = """
 import json, os, sys
@@ -62,3 +65,30 @@ def test_a_process_without_rights_runs_on_and_says_what_is_missing() -> None:
     assert isinstance(notes, list)
     assert any("oom_score_adj" in note for note in notes)
     assert any("nice" in note for note in notes)
+
+
+def test_spare_descriptors_are_given_up_when_there_are_no_others_and_taken_back_later() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = protect.SpareDescriptors()
+    assert spare.check() is None
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        with pytest.raises(OSError, match="Too many open files"):
+            _take_all(taken)
+        note = spare.check()
+        assert note is not None
+        assert "out of file descriptors" in note.message
+        os.listdir("/")  # there is one for this now
+        assert spare.check() is not None
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert spare.check() is None
+    spare.close()
+
+
+def _take_all(taken: list[int]) -> None:
+    while True:
+        taken.append(os.dup(0))
