@@ -45,6 +45,7 @@ from nodeagent.model import Victim
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.host import open_host
+from nodeagent.sampling.disk.watch import DiskWatch
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.wake import MemoryLevel
 from tests.apiserver import ApiServer, pod
@@ -153,7 +154,7 @@ class Bench:
             (self.directory / "state").mkdir()
             store = StateFile(self.directory / "state" / "state", shape=AgentState, boot_id="bench")
             agent = Agent(
-                parts=Parts(loaded, sampler, session),
+                parts=Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling)),
                 rebuild=lambda parts, _: parts,
                 file=file,
                 alarms=alarms,

@@ -29,6 +29,7 @@ from nodeagent.report import exit_codes
 from nodeagent.sampling import cgroup
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.deadline import PatientStatvfs
+from nodeagent.sampling.disk.watch import DiskWatch
 from nodeagent.sampling.host import Host, Unreadable, open_host
 from nodeagent.sampling.sampler import Sampler
 
@@ -122,7 +123,7 @@ class _Builder:
         """Everything anew. Raises CannotRunError."""
         session = _connect(loaded.config, self._guess, owned, self._wakeups)
         session.start()
-        return Parts(loaded, self._sampler(loaded.config), session)
+        return Parts(loaded, self._sampler(loaded.config), session, self._disks(loaded.config))
 
     def rebuild(self, before: Parts, loaded: Loaded) -> Parts:
         """The parts of a new configuration; what it does not concern stays as it is.
@@ -150,13 +151,20 @@ class _Builder:
         if config.sampling != old.sampling:
             sampler = self._sampler(config)
             before.sampler.close()
-        return Parts(loaded._replace(config=config), sampler, session)
+        disks = before.disks
+        if config.sampling != old.sampling or config.local_storage_limits != old.local_storage_limits:
+            disks = self._disks(config)
+            before.disks.close()
+        return Parts(loaded._replace(config=config), sampler, session, disks)
 
     def close(self) -> None:
         self._statvfs.close()
 
     def _sampler(self, config: Config) -> Sampler:
         return Sampler(self._host, config.sampling, node_name=self._guess.name, statvfs=self._statvfs)
+
+    def _disks(self, config: Config) -> DiskWatch:
+        return DiskWatch(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)
 
 
 def _for_the_cluster(config: Config) -> tuple[object, ...]:

@@ -123,7 +123,12 @@ class DiskWorker:
         if self._job is None and len(self._lost) < _ABANDONED:
             self._job = job = _Job(self._make_meter())
             job.thread = threading.Thread(target=self._run, args=(job,), name="disk", daemon=True)
-            job.thread.start()
+            try:
+                job.thread.start()
+            except RuntimeError as error:  # no PID left for a thread: the loop goes on without disks
+                self._job = None
+                with self._lock:
+                    self._next, self._failure = None, f"no thread to count disks: {error}"
         if self._job is not None:
             self._job.wake.set()
 
