@@ -107,11 +107,13 @@ def test_every_fork_of_a_storm_is_charged_to_its_pod(pods: PodCgroups, meter: Co
     uid = pods.pod()
     process = pods.run(uid, FORKS.format(number=1000))
     meter.drain(0.0)
+    before = meter.events
     pods.go(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
     meter.drain(1.0)
     assert meter.rates(1.0)[uid] == 1000
+    assert meter.events.forks - before.forks == meter.total(1.0).forks
     assert meter.total(1.0).lost == 0
     assert meter.total(1.0).forks >= 1000
 
