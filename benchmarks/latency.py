@@ -44,8 +44,8 @@ from nodeagent.journal.teller import Teller
 from nodeagent.model import Victim
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
-from nodeagent.sampling.host import open_host
 from nodeagent.sampling.disk.watch import DiskWatch
+from nodeagent.sampling.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.wake import MemoryLevel
 from tests.apiserver import ApiServer, pod
