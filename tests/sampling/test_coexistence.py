@@ -162,6 +162,13 @@ def test_a_later_drop_in_and_a_hiding_file_take_it_back(tmp_path: Path) -> None:
     assert "leaves pods alone" in said(tmp_path)[0]
 
 
+def test_drop_ins_are_applied_by_their_names_whatever_directory_they_are_in(tmp_path: Path) -> None:
+    process(tmp_path, 300, "systemd-oomd", "/usr/lib/systemd/systemd-oomd")
+    unit(tmp_path, "etc/systemd/system/-.slice.d/10-ours.conf", "[Slice]\nManagedOOMSwap=auto\n")
+    unit(tmp_path, "usr/lib/systemd/system/-.slice.d/50-oomd.conf", "[Slice]\nManagedOOMSwap=kill\n")
+    assert "-.slice has ManagedOOMSwap=kill" in said(tmp_path)[0]
+
+
 def test_without_a_view_of_the_processes_its_runtime_directory_tells(tmp_path: Path) -> None:
     (tmp_path / "run/systemd/oom").mkdir(parents=True)
     (message,) = said(tmp_path)
