@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import MemoryModel, NodeSnapshot, Observation, PodView, Refusal, ReliefReport, Signal, Tier
+from nodeagent.model import MemoryModel, NodeSnapshot, Observation, Pod, PodView, Refusal, ReliefReport, Signal, Tier
 from nodeagent.policy import ranking, relief
 from nodeagent.policy.figures import ABSURD
 
@@ -90,6 +90,8 @@ class Departing(NamedTuple):
     """A terminating pod, on our clock."""
 
     ends_at: float
+    deletion_wall: float
+    """metadata.deletionTimestamp when it was last looked at."""
     shortened: bool = False
 
 
@@ -159,13 +161,23 @@ def _departing(known: Mapping[str, Departing], snapshot: NodeSnapshot, *, now: f
     for pod, usage in snapshot.pods:
         if pod.deletion_wall is None or usage is None:
             continue
-        left_s = max(0.0, pod.deletion_wall - snapshot.wall_time)
-        if pod.deletion_grace_s is not None and pod.deletion_grace_s >= 0:
-            left_s = min(left_s, pod.deletion_grace_s)
         earlier = known.get(pod.uid)
-        ends_at = now + left_s if left_s < ABSURD else now  # NaN and nonsense: no grace
-        found[pod.uid] = Departing(min(earlier.ends_at, ends_at), earlier.shortened) if earlier else Departing(ends_at)
+        if earlier is None:
+            found[pod.uid] = Departing(now + _grace_left(pod, snapshot), deletion_wall=pod.deletion_wall)
+        else:
+            # The API server's stamp moves when somebody shortens the grace; ours is not looked at again: it may jump.
+            moved_s = min(0.0, pod.deletion_wall - earlier.deletion_wall)
+            found[pod.uid] = earlier._replace(ends_at=earlier.ends_at + moved_s, deletion_wall=pod.deletion_wall)
     return found if found or known else known
+
+
+def _grace_left(pod: Pod, snapshot: NodeSnapshot) -> float:
+    if pod.deletion_wall is None:
+        return 0.0
+    left_s = max(0.0, pod.deletion_wall - snapshot.wall_time)
+    if pod.deletion_grace_s is not None and pod.deletion_grace_s >= 0:
+        left_s = min(left_s, pod.deletion_grace_s)
+    return left_s if left_s < ABSURD else 0.0  # NaN and nonsense: no grace
 
 
 def _moved(entry: Entry, view: PodView | None, snapshot: NodeSnapshot) -> Entry:

@@ -25,7 +25,8 @@ def _node(second: int, available: int, *, jump_s: float) -> NodeSnapshot:
 
 def _story(levels: list[int], jumps: list[float]) -> list[object]:
     """What is decided, second by second; victims are accepted at once."""
-    remembered, told = state.initial("t", now=NOW), []
+    remembered = state.initial("t", now=NOW)
+    told: list[object] = []
     for second, (level, jump_s) in enumerate(zip(levels, jumps, strict=True)):
         node = _node(second, level, jump_s=jump_s)
         plan, remembered = engine.decide(node, remembered, now=node.taken_at, config=SETTINGS)
