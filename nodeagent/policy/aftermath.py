@@ -76,7 +76,7 @@ def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Co
         return Refusal("terminating", f"{pod.key} is terminating already")
     if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
         return protection.OWN_POD
-    if victim.limit and not local_storage.violations((view,), layout=snapshot.layout):
+    if victim.limit and not local_storage.violations((view,), layout=snapshot.layout, at=snapshot.taken_at):
         return Refusal("recovered", f"{pod.key} does not exceed {victim.limit} any more")
     return next(iter(protection.standing(view.pod, config.protection)), None)
 

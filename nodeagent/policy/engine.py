@@ -129,7 +129,7 @@ def decide(
         ranked_for=served.signal,
         victims=served.victims,
         refusals=refusals,
-        notes=tuple([_relief_note(report) for report in seen.reports]),
+        notes=(*served.notes, *[_relief_note(report) for report in seen.reports]),
         rank_order=served.order,
         relief_reports=seen.reports,
     )
@@ -179,6 +179,7 @@ class _Served(NamedTuple):
     victims: tuple[Victim, ...] = ()
     entries: tuple[Entry, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
@@ -253,7 +254,7 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     deficit = Deficit(signal, max(0, missing - pending.amount), pending.amount)
     minimum = _minimum(deficit, config)
     lineup = case.line_up(signal, tier=tier, minimum=minimum if deficit.amount and not config.ranking.kubelet else None)
-    served = _Served(signal, lineup.order, (), verdict, deficit)
+    served = _Served(signal, lineup.order, (), verdict, deficit, notes=(_BY_WRITES,) if lineup.by_writes else ())
 
     kill, spent = last_resort.due(snapshot, tier, budgets, now=now, config=config)
     stop = None if deficit.amount else _is_coming(missing, pending, signal)
@@ -305,6 +306,13 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
         served._replace(ranking=tuple(lineup.pods), victims=tuple(victims), entries=tuple(entries), refusals=refusals),
         budgets,
     )
+
+
+_BY_WRITES: Final = Note(
+    "disks",
+    "what the pods hold is not measured yet: they are ranked by how fast they write, and count as holding what they "
+    "have written lately",
+)
 
 
 def _missing(verdict: ThresholdVerdict, observation: Observation) -> int:

@@ -94,6 +94,8 @@ class Lineup(NamedTuple):
     """Names of the keys."""
     pods: list[RankedPod]
     """In eviction order; rank 1 is at index 0."""
+    by_writes: bool = False
+    """Nothing is measured yet: who writes fastest stands first, and usage is what was written lately."""
 
 
 class Minimum(NamedTuple):
@@ -120,6 +122,10 @@ def line_up(
     order = ranking.order_for(config.ranking, signal, snapshot.layout, wishes=wishes)
     standing = memo.standing(snapshot.pods, signal, config=config)
     subjects = _subjects(snapshot, signal, standing, order, tier=tier, config=config, growth=growth)
+    by_writes = tier is Tier.HARD and signal in ranking.DISK_BYTES and all(each.usage is None for each in subjects)
+    if by_writes:
+        order = (ranking.WRITE_RATE, *order)
+        subjects = _writers(subjects, snapshot, signal, config=config)
     scene = protection.Scene(rules, tier, SIGNAL_TABLE[signal].resource, snapshot.taken_at, snapshot.wall_time)
     asked, own_uid, layout = protection.asked(scene), snapshot.own_pod_uid, snapshot.layout
     most = ledger.usage_limit(snapshot, signal)
@@ -127,14 +133,25 @@ def line_up(
     pods = []
     for rank, (values, subject) in enumerate(ranking.ranked(subjects, order), 1):
         view, pod, used, request = subject[:4]
-        freed = relief.of(view.usage, signal, layout, most=most) if used is not None else None
+        freed = None if used is None else used if by_writes else relief.of(view.usage, signal, layout, most=most)
         refusals = reasons[pod.uid] + protection.momentary(pod, view.usage, used, scene, asked)
         if own_uid and pod.uid == own_uid:
             refusals = (protection.OWN_POD, *refusals)
         if minimum is not None and not refusals and (freed or 0) < minimum.relief:
             refusals = (minimum.refusal,)
         pods.append(RankedPod(view, rank, (), used, request, freed, refusals, values))
-    return Lineup(signal, order, pods)
+    return Lineup(signal, order, pods, by_writes)
+
+
+def _writers(
+    subjects: Sequence[ranking.Subject], snapshot: NodeSnapshot, signal: Signal, *, config: Config
+) -> list[ranking.Subject]:
+    """The subjects with what they have written in place of what they hold, which nobody knows yet."""
+    most, oldest_s, at = ledger.usage_limit(snapshot, signal), config.sampling.stale_after_s, snapshot.taken_at
+    return [
+        each._replace(usage=ranking.written_of(each.view.usage, at=at, oldest_s=oldest_s, most=most))
+        for each in subjects
+    ]
 
 
 def _subjects(
@@ -154,12 +171,15 @@ def _subjects(
     growing = ranking.growth_of(growth, signal, at=taken_at) if _needs_growth(order) else None
     owners = ranking.siblings(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None
     wishes, has_request = ranking.WISH in order, SIGNAL_TABLE[signal].unit is Unit.BYTES
+    disk = signal in ranking.DISKS
     subjects = []
     for view, known in zip(snapshot.pods, standing, strict=True):
         pod, usage = view
         used = None
         if usage is not None and oldest <= usage.read_at <= newest and not known.bad_request:
             used = ranking.usage_of(usage, signal, layout, most=most)
+            if used is not None and disk and ranking.disk_is_old(usage, at=taken_at):
+                used = None
         subjects.append(
             ranking.Subject(
                 view,

@@ -6,10 +6,13 @@ finds the violations; whether the pod is protected is protection's affair.
 
 import enum
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerKind, ContainerUsage, DiskLayout, DiskUsage, Pod, PodUsage, PodView
-from nodeagent.policy import messages, requests
+from nodeagent.policy import messages, ranking, requests
+
+OLDEST_S: Final = 240.0
+"""Numbers that are older are no proof: twice as old as a kubelet's may be."""
 
 
 class Limit(enum.StrEnum):
@@ -32,12 +35,17 @@ class Violation(NamedTuple):
     """The kubelet's eviction message."""
 
 
-def violations(views: Iterable[PodView], *, layout: DiskLayout) -> tuple[Violation, ...]:
-    """The first violation of each pod that has one; a pod of which nothing is measured has none.
+def violations(views: Iterable[PodView], *, layout: DiskLayout, at: float | None = None) -> tuple[Violation, ...]:
+    """The first violation of each pod that has one; a pod of which nothing is measured, or nothing newer than
+    `OLDEST_S` before `at` (where that is given), has none.
 
     Comparisons are strict. A part that was not measured counts as nothing, so a violation is certain.
     """
-    found = (_first(view, view.usage, layout) for view in views if view.usage is not None)
+    found = (
+        _first(view, view.usage, layout)
+        for view in views
+        if view.usage is not None and (at is None or not ranking.disk_is_old(view.usage, at=at, oldest_s=OLDEST_S))
+    )
     return tuple(violation for violation in found if violation is not None)
 
 
@@ -84,8 +92,10 @@ def _container(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation 
 
 
 def pod_ephemeral_storage(usage: PodUsage) -> int | None:
-    """Writable layers, logs and local volumes of the whole pod, as far as measured; None when nothing is."""
-    return _known_sum(usage.disk.rootfs_bytes, usage.disk.logs_bytes, usage.disk.volumes_bytes)
+    """Writable layers, logs, local volumes, etc-hosts and the pod's own log files, as far as measured; None when none
+    of it is."""
+    disk = usage.disk
+    return _known_sum(disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes, disk.other_bytes)
 
 
 def _container_storage(usage: ContainerUsage, layout: DiskLayout) -> int | None:

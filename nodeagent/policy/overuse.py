@@ -31,7 +31,7 @@ def choose(
     config: Config,
 ) -> Overuse:
     """The pods that are to go now because they exceed a limit of their own, with their tokens taken."""
-    found = local_storage.violations(snapshot.pods, layout=snapshot.layout)
+    found = local_storage.violations(snapshot.pods, layout=snapshot.layout, at=snapshot.taken_at)
     chosen: list[Violation] = []
     refusals: list[Refusal] = []
     under_way = {entry.pod_uid: entry for entry in book.entries}

@@ -7,6 +7,8 @@ Promises:
 2. Smaller goes first, in every key. More usage never moves a pod back.
 3. A pod whose usage is not known is never first because of that: at the first key that needs usage it stands behind
    every pod that is equal to it on the keys before and whose usage is known.
+4. While nothing at all is known of what pods hold on a disk, the hard tier goes by what they write: the fastest writer
+   stands first, and counts as holding what it has written since it is watched (`written_of`).
 
 Theory of operation. A key is a function from a `Subject` (one pod with the numbers of the starved resource) to a float,
 in one table. The names in `ranking.order` pick rows of the table; PIDs begin with `projectedUsage` whatever the order,
@@ -51,14 +53,21 @@ shorter than a fork bomb needs for a whole PID table (about 16 s at 2,000/s)."""
 GROWTH_OLDEST_S: Final = 60.0
 """A sample older than this (a stopped agent) says nothing about growth now."""
 
+DISK_OLDEST_S: Final = 600.0
+"""Disk numbers that are older say nothing of now: five times as old as a kubelet's may be, because the walk of a full
+disk with millions of files takes minutes."""
+
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 WISH: Final = "wish"
 PROJECTED_USAGE: Final = "projectedUsage"
+WRITE_RATE: Final = "writeRate"
 
 MEMORY_SIGNALS: Final = frozenset({Signal.MEMORY, Signal.ALLOCATABLE_MEMORY})
 _INODES: Final = frozenset({Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES})
 _IMAGES: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
 _NODEFS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
+DISK_BYTES: Final = frozenset({Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS})
+DISKS: Final = DISK_BYTES | _INODES
 
 
 class GrowthSample(NamedTuple):
@@ -108,6 +117,20 @@ def usage_of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most
     if signal is Signal.PID:
         return sound(usage.process_count, most=most)
     return disk_of(usage.disk, signal, layout, most=most)
+
+
+def disk_is_old(usage: PodUsage, *, at: float, oldest_s: float = DISK_OLDEST_S) -> bool:
+    """Whether what was measured of the pod's disk is too old to be believed."""
+    return usage.disk_sight is not None and at - usage.disk_sight.read_at > oldest_s
+
+
+def written_of(usage: PodUsage | None, *, at: float, oldest_s: float, most: int = ABSURD) -> int | None:
+    """What the pod has written since it is watched: the best guess of what it fills while no walk has ended. None when
+    it has written nothing, or was not looked at for `oldest_s`."""
+    writing = usage.writing if usage is not None else None
+    if writing is None or not writing.written > 0 or at - writing.read_at > oldest_s:
+        return None
+    return sound(min(writing.written, most))
 
 
 def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
@@ -166,6 +189,11 @@ def _projected_usage(subject: Subject) -> float:
     return -(subject.usage + max(0.0, subject.growth) * PROJECTION_S)
 
 
+def _write_rate(subject: Subject) -> float:
+    writing = subject.view.usage.writing if subject.view.usage is not None else None
+    return LAST if writing is None else 0.0 - writing.bytes_per_s
+
+
 def _pod_deletion_cost(subject: Subject) -> float:
     text = subject.pod.annotations.get(DELETION_COST, "0")
     digits = text.removeprefix("-")
@@ -205,6 +233,7 @@ KEYS: Final[Mapping[str, Callable[[Subject], float]]] = {
     RankingKey.RESTART_COUNT: _restart_count,
     WISH: _wish,
     PROJECTED_USAGE: _projected_usage,
+    WRITE_RATE: _write_rate,
 }
 """Smaller is evicted first: BestEffort, over its request, low priority, most over its request, most usage, fastest
 growth, cheapest deletion, youngest, a replica with a sibling here, most restarts (least work lost)."""
@@ -274,9 +303,11 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
 def growth_of(state: GrowthState, signal: Signal, *, at: float) -> Callable[[PodUsage | None, int | None], float]:
     """A function from a pod's usage to its growth per second since the kept sample.
 
-    A pod that the kept sample does not have has grown from nothing since then. Disk has no growth here: its walks are
-    minutes apart.
+    A pod that the kept sample does not have has grown from nothing since then. On disk, whose walks are far apart, it
+    is what the pod writes; inodes have no growth.
     """
+    if signal in DISK_BYTES:
+        return lambda usage, now: usage.writing.bytes_per_s if usage is not None and usage.writing else 0.0  # noqa: ARG005
     samples = [sample for sample in (state.newer, state.older) if sample is not None]
     base = next((sample for sample in samples if GROWTH_STEP_S / 2 <= at - sample.at <= GROWTH_OLDEST_S), None)
     if base is None or not (signal in MEMORY_SIGNALS or signal is Signal.PID):
@@ -317,8 +348,12 @@ class _Told(NamedTuple):
 
 def _text(name: str, told: _Told) -> str:
     if told.value == LAST:
-        return "age not known" if name == RankingKey.AGE else "usage not known"
+        return {RankingKey.AGE: "age not known", WRITE_RATE: "writes not known"}.get(name, "usage not known")
     return _TEXTS[name](told)
+
+
+def _writes_text(told: _Told) -> str:
+    return f"writes {figure(int(-told.value))} a second; what it holds is not measured yet"
 
 
 def _exceeds_text(told: _Told) -> str:
@@ -348,5 +383,6 @@ _TEXTS: Final[Mapping[str, Callable[[_Told], str]]] = {
     RankingKey.DUPLICATE_ON_NODE: lambda told: "has a sibling here" if told.value == 0.0 else "no sibling here",
     RankingKey.RESTART_COUNT: lambda told: f"{abs(told.value):.0f} restarts",
     WISH: lambda told: ("asks to go first", "no wish", "asks to go last")[int(told.value) + 1],
+    WRITE_RATE: _writes_text,
     PROJECTED_USAGE: lambda told: f"{figure(int(-told.value), told.unit)} in {PROJECTION_S:.0f}s at its growth",
 }

@@ -5,6 +5,7 @@ from nodeagent.model import (
     ContainerKind,
     ContainerUsage,
     DiskLayout,
+    DiskSight,
     DiskUsage,
     EmptyDir,
     Pod,
@@ -155,3 +156,19 @@ def test_the_first_violation_of_a_pod_wins_and_every_pod_has_its_own() -> None:
     own = view(limited(1), used={"c": DiskUsage(50, None, 50)})
     found = violations([empty_dir, own, whole, view(limited(1)), PodView(own.pod, None)], layout=SINGLE)
     assert [each.limit for each in found] == [Limit.EMPTY_DIR, Limit.CONTAINER, Limit.POD]
+
+
+def test_etc_hosts_and_the_pods_own_log_files_count_against_the_pods_limit_only() -> None:
+    disk = DiskUsage(rootfs_bytes=60 * MI, logs_bytes=20 * MI, volumes_bytes=20 * MI, other_bytes=1)
+    found = only(view(limited(100 * MI), disk=disk))
+    assert found is not None
+    assert (found.limit, found.used) == (Limit.POD, 100 * MI + 1)
+    assert only(view(limited(100 * MI), disk=disk._replace(other_bytes=0))) is None
+
+
+def test_old_numbers_are_no_proof_of_a_violation() -> None:
+    over = view(limited(100 * MI), disk=DiskUsage(rootfs_bytes=200 * MI))
+    assert over.usage is not None
+    seen = over._replace(usage=over.usage._replace(disk_sight=DiskSight(1000.0, complete=True)))
+    assert violations([seen], layout=SINGLE, at=1100.0)
+    assert not violations([seen], layout=SINGLE, at=1300.0)

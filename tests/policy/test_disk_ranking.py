@@ -1,0 +1,106 @@
+"""Who goes for disk: by what was measured, by how old that is, and while nothing is measured by who writes."""
+
+from typing import Any
+
+import pytest
+
+from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.model import DiskSight, DiskUsage, PodView, QOSClass, Signal, Tier, Writing
+from nodeagent.policy import engine, lineup, ranking
+from nodeagent.policy.state import initial
+from tests.policy import nodes
+from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft
+
+
+def filler(
+    name: str, held: int | None = None, *, rate: float | None = None, age_s: float = 1.0, **more: Any
+) -> PodView:
+    """A pod that holds so much in its volumes, and wrote at this rate for ten seconds."""
+    usage: dict[str, Any] = {}
+    if held is not None:
+        usage["disk"] = DiskUsage(volumes_bytes=held, volumes_inodes=held // 4096)
+        usage["disk_sight"] = DiskSight(NOW - age_s, complete=True)
+    if rate is not None:
+        usage["writing"] = Writing(rate, int(rate * 10), 10.0, NOW)
+    return nodes.view(name, usage_more=usage, **more)
+
+
+def decided(*pods: PodView, threshold: Any = None, signal: Signal = Signal.NODEFS, **more: Any) -> Any:
+    threshold = threshold or hard(signal, GI)
+    seen = snapshot(*pods, available={signal: GI - 100 * MI})
+    plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(threshold, **more))
+    return ranking.explained(plan)
+
+
+def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_says_so() -> None:
+    plan = decided(
+        filler("steady", rate=30.0 * MI, qos=QOSClass.BEST_EFFORT),
+        filler("filler", rate=150.0 * MI, qos=QOSClass.GUARANTEED),
+        filler("unseen"),
+    )
+    assert [victim.pod.name for victim in plan.victims] == ["filler"]
+    assert [pod.view.pod.name for pod in plan.ranking] == ["filler", "steady", "unseen"]
+    assert plan.ranking[0].keys[0].text == "writes 150Mi a second; what it holds is not measured yet"
+    assert plan.victims[0].predicted_relief == 1500 * MI
+    assert any("not measured yet" in note.message for note in plan.notes)
+    assert [refusal.code for refusal in plan.ranking[2].refusals] == ["usage-unknown"]
+
+
+def test_the_soft_tier_waits_for_the_walk() -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), threshold=soft(Signal.NODEFS, GI))
+    assert not plan.victims
+    assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
+
+
+def test_as_soon_as_one_pod_is_measured_writes_count_no_more() -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), filler("holder", 2 * GI))
+    assert [victim.pod.name for victim in plan.victims] == ["holder"]
+    assert ranking.WRITE_RATE not in plan.rank_order
+
+
+def test_who_wrote_too_little_to_matter_is_left_alone() -> None:
+    plan = decided(filler("logger", rate=1000.0))
+    assert not plan.victims
+    assert [refusal.code for refusal in plan.ranking[0].refusals] == ["below-minimum-relief"]
+
+
+def test_writes_say_nothing_of_inodes() -> None:
+    plan = decided(
+        filler("filler", rate=150.0 * MI), signal=Signal.NODEFS_INODES, threshold=hard(Signal.NODEFS_INODES, 2 * GI)
+    )
+    assert not plan.victims
+
+
+def test_an_old_look_at_the_writes_is_none() -> None:
+    view = filler("filler", rate=150.0 * MI)
+    assert view.usage is not None
+    assert view.usage.writing is not None
+    old = view._replace(usage=view.usage._replace(writing=view.usage.writing._replace(read_at=NOW - 100.0)))
+    assert not decided(old).victims
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(500.0, True), (700.0, False)])
+def test_a_measure_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
+    plan = decided(filler("holder", 2 * GI, age_s=age_s))
+    assert bool(plan.victims) is goes
+    if not goes:
+        assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
+
+
+def test_growth_of_a_disk_is_what_a_pod_writes() -> None:
+    plan = decided(
+        filler("large", 4 * GI, rate=0.0),
+        filler("growing", 2 * GI, rate=50.0 * MI),
+        ranking=Ranking(order=(RankingKey.GROWTH,)),
+    )
+    assert [pod.view.pod.name for pod in plan.ranking] == ["growing", "large"]
+    assert plan.ranking[0].keys[0].text == "grows by 50Mi a second"
+
+
+def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
+    pods = [filler(name, rate=10.0 * MI) for name in "cab"]
+    seen = snapshot(*pods)
+    lined = lineup.line_up(
+        seen, Signal.NODEFS, tier=Tier.HARD, config=config(), growth=ranking.GrowthState(), memo=lineup.Memo()
+    )
+    assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
