@@ -13,7 +13,7 @@ import pytest
 from nodeagent.sampling import connector
 from nodeagent.sampling.connector import Connector, ConnectorError, open_connector
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the process connector wants CAP_NET_ADMIN")
+real = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the process connector wants CAP_NET_ADMIN")
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def python(code: str, *before: str) -> str:
     return done.stdout.strip()
 
 
+@real
 def test_a_fork_is_told_with_its_parent_and_its_child(listening: Connector) -> None:
     child = fork()
     forks = listening.drain()
@@ -46,6 +47,7 @@ def test_a_fork_is_told_with_its_parent_and_its_child(listening: Connector) -> N
     assert forks.lost == 0
 
 
+@real
 def test_a_thread_is_no_process_and_belongs_to_the_one_that_made_it(listening: Connector) -> None:
     listening.drain()
     for _ in range(5):
@@ -57,6 +59,7 @@ def test_a_thread_is_no_process_and_belongs_to_the_one_that_made_it(listening: C
     assert os.getpid() not in forks.parents
 
 
+@real
 def test_only_forks_reach_us(listening: Connector) -> None:
     listening.drain()
     before = listening.drain()
@@ -75,6 +78,7 @@ def test_only_forks_reach_us(listening: Connector) -> None:
     assert ours == 1
 
 
+@real
 def test_a_thousand_forks_are_told_one_by_one(listening: Connector) -> None:
     listening.drain()
     children = [fork() for _ in range(1000)]
@@ -83,6 +87,7 @@ def test_a_thousand_forks_are_told_one_by_one(listening: Connector) -> None:
     assert (mine, forks.lost) == (children, 0)
 
 
+@real
 def test_forks_that_do_not_fit_the_buffer_are_counted_and_the_next_ones_told() -> None:
     small = open_connector(receive_buffer=16 << 10)
     try:
@@ -103,6 +108,7 @@ def test_forks_that_do_not_fit_the_buffer_are_counted_and_the_next_ones_told() -
         small.close()
 
 
+@real
 def test_nothing_of_the_library_stays_but_one_descriptor() -> None:
     open_connector().close()  # imports, which may open files
     descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
@@ -115,6 +121,7 @@ def test_nothing_of_the_library_stays_but_one_descriptor() -> None:
     assert os.listdir("/proc/self/fd") == descriptors
 
 
+@real
 @pytest.mark.parametrize(
     ("namespace", "mend"),
     [(["--net"], "hostNetwork: true"), (["--pid", "--fork"], "hostPID: true"), (["--user"], "hostUsers: true")],
@@ -130,6 +137,7 @@ def test_in_a_namespace_of_its_own_it_is_refused_with_what_would_help(namespace:
     assert said.endswith(f"needs {mend}")
 
 
+@real
 def test_a_kernel_that_stays_silent_is_not_waited_for() -> None:
     parts = connector.load()
 
@@ -152,9 +160,18 @@ def test_the_installed_version_loads_without_its_parent_package() -> None:
         "from nodeagent.sampling import connector\n"
         "parts = connector.load()\n"
         "assert parts.light\n"
-        "connector.open_connector(official=parts).close()\n"
         "heavy = {'pyroute2', 'pyroute2.iproute', 'pyroute2.ndb', 'pyroute2.netlink.rtnl', 'sqlite3'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+
+
+@real
+def test_listening_imports_no_more_of_it() -> None:
+    python(
+        "import sys\n"
+        "from nodeagent.sampling import connector\n"
+        "connector.open_connector().close()\n"
+        "assert 'pyroute2' not in sys.modules\n"
     )
 
 
@@ -168,6 +185,7 @@ def test_the_whole_package_can_still_be_imported_afterwards() -> None:
     )
 
 
+@real
 def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
     # A finder that hides one submodule as long as the parent is a bare module: as if a release had moved it.
     python(
