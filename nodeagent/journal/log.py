@@ -27,8 +27,9 @@ QUEUE_LINES: Final = 2000
 """Lines kept for a reader that is slow: about 1 MiB at the usual 500 bytes, some minutes of a busy node."""
 REPEAT_S: Final = 300.0
 """How often a lasting fact is said again. Rare enough to be read, often enough to be found in a log's last hour."""
-REPEAT_KEYS: Final = 500
-"""Bound on remembered keys; the oldest is forgotten, which can only mean one line too many."""
+REPEAT_KEYS: Final = 2000
+"""Bound on remembered keys: a few for each of 500 pods. What does not fit is counted, not written: forgetting a key
+that still repeats would write all of them in every turn of the loop."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 Event = MutableMapping[str, Any]
@@ -87,7 +88,10 @@ class LineWriter:
                 self._lines.clear()
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                batch.append(b'{"event":"log lines dropped: the reader did not take them","count":%d}' % dropped)
+                batch.append(
+                    b'{"event":"log lines dropped: the reader did not take them","count":%d,"level":"warning"}'
+                    % dropped
+                )
             try:
                 _write_all(self._fd, b"\n".join(batch) + b"\n")
             except OSError:
@@ -105,6 +109,8 @@ class Repeats:
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seen: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
+        """By key, longest ago first: when it was said, how often it was held back since."""
+        self._overflow = 0
 
     def __call__(self, _logger: object, _method: str, event: Event) -> Event:
         import structlog
@@ -118,13 +124,26 @@ class Repeats:
         if said_at is not None and now - said_at < REPEAT_S:
             self._seen[key] = (said_at, held_back + 1)
             raise structlog.DropEvent
+        if said_at is None and not self._room(now):
+            self._overflow += 1
+            raise structlog.DropEvent
         self._seen[key] = (now, 0)
         self._seen.move_to_end(key)
-        if len(self._seen) > REPEAT_KEYS:
-            self._seen.popitem(last=False)
         if held_back:
             event["repeated"] = held_back
+        if self._overflow:
+            event["others_held_back"], self._overflow = self._overflow, 0
         return event
+
+    def _room(self, now: float) -> bool:
+        """Whether a new key can be remembered: the one that was said longest ago goes if it is silent by now."""
+        if len(self._seen) < REPEAT_KEYS:
+            return True
+        oldest, (said_at, _) = next(iter(self._seen.items()))
+        if now - said_at < REPEAT_S:
+            return False
+        del self._seen[oldest]
+        return True
 
 
 def open_log(

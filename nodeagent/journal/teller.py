@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 TELL_PODS: Final = 10
 """Pods named in a log line; the record has all of them."""
+RECORD_AGAIN_S: Final = 60.0
+"""The same refusals for the same signal are recorded this often at most: while pressed there are 50 decisions a second,
+whose reasons may alternate, and each record is 60 KiB of a few MiB that are kept."""
+AWAITED: Final = 256
+"""Victims whose names are kept for their outcome; each has one within seconds."""
 _GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE)
 
 
@@ -43,22 +48,54 @@ class Teller:
         recorder: Recorder | None,
         *,
         unrecorded: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`recorder` is None where there is no directory to write to; `unrecorded` is called when one cannot write."""
+        """`recorder` is None where there is no directory to write to; `unrecorded` is called when one cannot write;
+        `clock` is seconds, for what is not told again too soon."""
         self._log = log
         self._recorder = recorder
         self._unrecorded = unrecorded
+        self._clock = clock
         self._told: dict[str, object] = {}
+        self._going: dict[tuple[str, str], str] = {}
+        """Names of victims whose outcome is awaited, by plan and UID: an outcome knows the UID alone."""
+        self._intended = ""
+        """The last plan whose victims were told."""
+        self._recorded_at: dict[tuple[str, ...], float] = {}
+        """When a decision with these refusals was last recorded, by signal and codes."""
+
+    def intends(self, plan: Plan, *, acts: bool) -> None:
+        """The victims of a plan, before anything is done to them, so that their lines stand before their outcomes' and
+        are there should the agent not live to tell more. `acts` is False in a dry run."""
+        self._intended = plan.id
+        for victim in plan.victims:
+            self._log.warning(
+                "evicting" if acts else "would evict",
+                id=plan.id,
+                pod=victim.pod.key,
+                uid=victim.pod.uid,
+                tier=victim.tier,
+                method=victim.method,
+                signal=victim.threshold.signal,
+                grace_s=victim.grace_period_s,
+                predicted_relief=victim.predicted_relief,
+                message=victim.message,
+            )
+            self._going[plan.id, victim.pod.uid] = victim.pod.key
+        while len(self._going) > AWAITED:
+            del self._going[next(iter(self._going))]
 
     def decision(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: Inputs | None = None) -> None:
         """Everything about one plan. `acts` is False in a dry run; `inputs` let `nodeagent replay` make it again."""
         for verdict in plan.signals:
             if self._news(f"signal {verdict.signal}", verdict.state):
-                self._log.info("signal", **_signal_line(verdict))
+                self._log.info("signal", **_signal_line(verdict), once=f"{verdict.signal} {verdict.state}")
         for condition in plan.conditions:
             self._condition(condition)
         if plan.victims:
-            self._victims(plan, acts=acts, inputs=inputs)
+            if self._intended != plan.id:
+                self.intends(plan, acts=acts)
+            self._record(plan, inputs)
         self._refusals(plan, inputs=inputs)
         self._reliefs(plan)
         for note in (*notes, *plan.notes):
@@ -70,7 +107,8 @@ class Teller:
         line(
             "eviction " + outcome.kind.value,
             id=outcome.plan_id,
-            pod_uid=outcome.pod_uid,
+            pod=self._going.pop((outcome.plan_id, outcome.pod_uid), None),
+            uid=outcome.pod_uid,
             message=outcome.message,
             status=outcome.http_status,
         )
@@ -93,32 +131,31 @@ class Teller:
                 message=condition.message,
             )
 
-    def _victims(self, plan: Plan, *, acts: bool, inputs: Inputs | None) -> None:
-        for victim in plan.victims:
-            self._log.warning(
-                "evicting" if acts else "would evict",
-                id=plan.id,
-                pod=victim.pod.key,
-                uid=victim.pod.uid,
-                tier=victim.tier,
-                method=victim.method,
-                signal=victim.threshold.signal,
-                grace_s=victim.grace_period_s,
-                predicted_relief=victim.predicted_relief,
-                message=victim.message,
-            )
-        self._record(plan, inputs)
-
     def _refusals(self, plan: Plan, *, inputs: Inputs | None) -> None:
-        """Why nobody, or not more, goes; the first pods in rank with what spares them. Recorded when it changes."""
+        """Why nobody, or not more, goes; the first pods in rank with what spares them."""
         for refusal in plan.refusals:
             spared = {pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:TELL_PODS] if pod.refusals}
             self._log.info(
-                "not evicting", code=refusal.code, reason=refusal.message, spared=spared, id=plan.id, once=refusal.code
+                "not evicting",
+                id=plan.id,
+                signal=plan.ranked_for,
+                code=refusal.code,
+                reason=refusal.message,
+                spared=spared,
+                once=f"{plan.ranked_for} {refusal.code}",
             )
-        codes = tuple(refusal.code for refusal in plan.refusals)
-        if self._news("refusals", codes) and codes and not plan.victims:
+        why = (plan.ranked_for, *(refusal.code for refusal in plan.refusals))
+        changed = self._news("refusals", why)
+        if changed and plan.refusals and not plan.victims and self._not_lately(why):
             self._record(plan, inputs)
+
+    def _not_lately(self, why: tuple[str, ...]) -> bool:
+        now = self._clock()
+        if now - self._recorded_at.get(why, float("-inf")) < RECORD_AGAIN_S:
+            return False
+        self._recorded_at = {key: at for key, at in self._recorded_at.items() if now - at < RECORD_AGAIN_S}
+        self._recorded_at[why] = now
+        return True
 
     def _reliefs(self, plan: Plan) -> None:
         """What earlier decisions brought back, under their ids; the line is the plan's own note."""

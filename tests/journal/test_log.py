@@ -102,6 +102,34 @@ def test_a_lasting_fact_is_said_once_and_later_again_with_its_count(pipe: Pipe) 
     assert [event.get("repeated") for event in events] == [None, 299, 299, None]
 
 
+def test_more_lasting_facts_than_can_be_remembered_are_counted_and_do_not_flood_the_log(pipe: Pipe) -> None:
+    clock = Clock()
+    logger, writer = log.open_log(level="info", style="json", fd=pipe.writer, clock=clock)
+    received = bytearray()
+
+    def read() -> None:
+        while chunk := os.read(pipe.reader, 1 << 20):
+            received.extend(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(3):
+        clock.now = float(turn)
+        for number in range(log.REPEAT_KEYS + 100):
+            logger.info("note", number=number, once=str(number))
+    clock.now = log.REPEAT_S + 1.0
+    logger.info("note", number=-1, once="new")
+    writer.close(timeout_s=10)
+    os.close(pipe.writer)
+    reader.join(10)
+    os.close(pipe.reader)
+    events = _events(bytes(received).splitlines())
+    said = [event for event in events if event["event"] == "note"]
+    dropped = sum(event["count"] for event in events if event["event"] != "note")
+    assert len(said) + dropped == log.REPEAT_KEYS + 1, "each that is remembered once, and the new one"
+    assert said[-1]["others_held_back"] == 300
+
+
 def test_logging_does_not_wait_for_a_reader_that_does_not_read(pipe: Pipe) -> None:
     logger, writer = log.open_log(level="info", style="json", fd=pipe.writer)
     done = threading.Event()
