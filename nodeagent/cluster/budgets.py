@@ -36,10 +36,13 @@ class BudgetWatch:
         *,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = boottime,
+        spread_s: float = 0.0,
     ) -> None:
+        """`spread_s`: each first list waits for a random part of this."""
         self._transport = transport
         self._wake = wake
         self._clock = clock
+        self._spread_s = spread_s
         self._lock = threading.Lock()
         self._watched: dict[str, _Namespace] = {}
         self._changes = 0
@@ -52,7 +55,9 @@ class BudgetWatch:
         with self._lock:
             for namespace in namespaces:
                 if namespace not in self._watched and len(self._watched) < MOST_NAMESPACES:
-                    self._watched[namespace] = _Namespace(self._transport, namespace, self._news, self._clock)
+                    self._watched[namespace] = _Namespace(
+                        self._transport, namespace, self._news, self._clock, self._spread_s
+                    )
                 if namespace in self._watched:
                     self._watched[namespace].wanted_at = now
             stale = [name for name, entry in self._watched.items() if now - entry.wanted_at > KEEP_S]
@@ -111,7 +116,12 @@ class _Namespace:
     """The budgets of one namespace by UID."""
 
     def __init__(
-        self, transport: Transport, namespace: str, wake: Callable[[], None], clock: Callable[[], float]
+        self,
+        transport: Transport,
+        namespace: str,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        spread_s: float,
     ) -> None:
         self.wanted_at = 0.0
         self._wake = wake
@@ -122,6 +132,7 @@ class _Namespace:
             self,
             name=f"budgets-{namespace}",
             clock=clock,
+            spread_s=spread_s,
         )
         self.watch.start()
 

@@ -22,6 +22,7 @@ Promises:
 3. A seat is kept under the node's name: a restarted agent finds its own again, and never has two.
 """
 
+import random
 import re
 import threading
 import time
@@ -45,7 +46,8 @@ RENEW_SHARE: Final = 1 / 3
 """Of the duration, between two renewals: one may get lost."""
 LOOK_FIRST_S: Final = 5.0
 LOOK_LAST_S: Final = 30.0
-"""How often a full zone is looked at, with jitter: 5,000 waiting nodes then make 170 to 220 small lists a second."""
+"""How often a full zone is looked at, with jitter: 5,000 waiting nodes then make 170 to 220 small lists a second. The
+very first look waits for a random part of the first."""
 _PAGE: Final = 500
 
 _list_decoder = msgspec.json.Decoder(objects.ObjectList)
@@ -96,6 +98,8 @@ class Leases:
         self._clock = clock
         self._keep_s = keep_s
         self._looking = Backoff(first_s=look_s[0], last_s=look_s[1])
+        self._spread_s = look_s[0]
+        self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._failing = Backoff()
         self._changed = threading.Condition()
         self._wanted_at = float("-inf")
@@ -114,7 +118,11 @@ class Leases:
     def want(self) -> None:
         """The soft tier would evict now. Say it as long as that is so."""
         with self._changed:
-            self._wanted_at = self._clock()
+            now = self._clock()
+            if self._seat is None and not self._wanted():
+                # A fleet whose grace periods end in the same second does not look in the same second.
+                self._not_before = max(self._not_before, now + self._rng.uniform(0.0, self._spread_s))
+            self._wanted_at = now
             self._changed.notify()
 
     def held(self) -> bool:
@@ -137,26 +145,29 @@ class Leases:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopping and (wait_s := self._wait_s()) > 0:
+                while not self._stopping and (wait_s := self.wait_s()) > 0:
                     self._changed.wait(None if wait_s == float("inf") else wait_s)
                 if self._stopping:
                     return
-                wanted = self._wanted()
-            before = self.held()
-            try:
-                self._act(wanted)
-                self._failing.succeeded()
-            except (ApiError, msgspec.DecodeError) as error:
-                self.reason = str(error)
-                retry_s = error.retry_after_s if isinstance(error, ApiError) else None
-                self._not_before = self._clock() + self._failing.failed(retry_s)
-            if self.held() != before:
-                self._wake()
+            self.step()
+
+    def step(self) -> None:
+        """Do what is due now. For the worker, and for a simulation that has a clock of its own instead of one."""
+        before = self.held()
+        try:
+            self._act(self._wanted())
+            self._failing.succeeded()
+        except (ApiError, msgspec.DecodeError) as error:
+            self.reason = str(error)
+            retry_s = error.retry_after_s if isinstance(error, ApiError) else None
+            self._not_before = self._clock() + self._failing.failed(retry_s)
+        if self.held() != before:
+            self._wake()
 
     def _wanted(self) -> bool:
         return self._clock() - self._wanted_at < self._keep_s
 
-    def _wait_s(self) -> float:
+    def wait_s(self) -> float:
         """Until there is something to do; 0: now; infinite: until `want`."""
         now, seat = self._clock(), self._seat
         pause_s = max(0.0, self._not_before - now)

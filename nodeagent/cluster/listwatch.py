@@ -77,7 +77,9 @@ class ListWatch:
         idle_s: float = IDLE_S,
         watch_s: float = WATCH_S,
         backoff: Backoff | None = None,
+        spread_s: float = 0.0,
     ) -> None:
+        """`spread_s`: the first list waits for a random part of this, where a whole fleet may begin at once."""
         self._transport = transport
         self._path = path
         self._handler = handler
@@ -87,6 +89,7 @@ class ListWatch:
         self._watch_s = watch_s
         self._backoff = backoff or Backoff()
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._spread_s = spread_s
         self._stopping = threading.Event()
         self._stream: Stream | None = None
         self._version = ""
@@ -125,6 +128,7 @@ class ListWatch:
             self._handler.changed()
 
     def _loop(self) -> None:
+        self._stopping.wait(self._rng.uniform(0.0, self._spread_s))
         while not self._stopping.is_set():
             began = self._clock()
             try:

@@ -299,6 +299,6 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     threading.Event().wait(0.1)
     assert not api.store["leases"], "the hard tier takes no seat"
     agent.decided(plan(refused=(Refusal("waits-for-lease", ""),)))
-    eventually(lambda: agent.soft_wait() is None)
+    eventually(lambda: agent.soft_wait() is None, within_s=10.0)
     ((namespace, name),) = api.store["leases"]
     assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")
