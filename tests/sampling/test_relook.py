@@ -1,0 +1,21 @@
+"""What rarely changes is looked up rarely, but pods that were not there are not missed for long."""
+
+from pathlib import Path
+
+from nodeagent.config.schema import Sampling
+from nodeagent.sampling.host import open_host
+from nodeagent.sampling.sampler import Sampler
+from tests.trees import MI, Node, TreePod, write_node
+
+
+def test_an_agent_that_is_up_before_the_kubelet_sees_its_pods_a_second_after_they_came(tmp_path: Path) -> None:
+    root = write_node(tmp_path, Node(kubepods=False))
+    now = 1000.0
+    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+        assert sampler.sample().pods == ()
+        assert sampler.surroundings().kubepods is None
+        write_node(tmp_path, Node(pods=(TreePod("default/late", working_set=100 * MI),)))
+        now += 1.0
+        [view] = sampler.sample().pods
+    assert view.usage is not None
+    assert view.usage.memory_working_set == 100 * MI
