@@ -82,6 +82,9 @@ def _assemble(
     guess = identity.local_name(given=config.node_name)
     wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
     store, recorder, kept = _open_state(config, host, log)
+    # Conditions are released with a jitter drawn by the node's name: a fleet must not draw the same.
+    conditions = kept.policy.conditions._replace(seed=guess.name)
+    kept = kept._replace(policy=kept.policy._replace(conditions=conditions))
     builder = _Builder(host, guess, wakeups, log)
     stack.callback(builder.close)
     alarms = Alarms(host)
