@@ -45,6 +45,7 @@ from nodeagent.model import Victim
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.disk.watch import DiskWatch
+from nodeagent.sampling.forks import NoForks
 from nodeagent.sampling.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.wake import MemoryLevel
@@ -162,6 +163,8 @@ class Bench:
                 state=kept,
                 store=store,
                 teller=Teller(log, None),
+                forks=NoForks(),
+                neighbours=tuple,
                 log=log,
                 notifier=Silent(),
                 boottime=host.boottime,

@@ -13,7 +13,7 @@ Promises:
 """
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.cluster.conditions import OwnedCondition
@@ -22,6 +22,7 @@ from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Brake, Config, HardKill, Mode
 from nodeagent.config.watch import ConfigFile, changes
+from nodeagent.host import cost
 from nodeagent.host.brake import BrakeKind, Hold
 from nodeagent.host.holds import THAW_AFTER_GRACE_S, Holds
 from nodeagent.host.notify import Notifier
@@ -29,13 +30,14 @@ from nodeagent.host.protect import SpareDescriptors
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.state import StateFile
 from nodeagent.journal.teller import Teller, status
-from nodeagent.model import DiskLayout, Method, NodeSnapshot, Outcome, OutcomeKind, Plan, Threshold, Tier, Victim
+from nodeagent.model import DiskLayout, Method, NodeSnapshot, Note, Outcome, OutcomeKind, Plan, Threshold, Tier, Victim
 from nodeagent.policy import engine, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.disk.watch import DiskWatch, Need
+from nodeagent.sampling.forks import ForkMeter
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ SAVE_EVERY_S: Final = 10.0
 running grace period, which then takes that much longer. A save takes 0.3 ms on a tmpfs."""
 STATUS_EVERY_S: Final = 30.0
 """How often the service manager's one-line status is renewed."""
+FORKS_ALONE: Final = frozenset({"forks"})
 FAILURES_IN_A_ROW: Final = 10
 """A turn may fail for a reason that passes; ten in a row will not, and a fresh process may do better."""
 
@@ -83,13 +86,15 @@ class Agent:
         state: AgentState,
         store: StateFile | None,
         teller: Teller,
+        forks: ForkMeter,
+        neighbours: Callable[[], tuple[Note, ...]],
         log: "FilteringBoundLogger",
         notifier: Notifier,
         boottime: Callable[[], float],
         own_pod_uid: str = "",
     ) -> None:
         """`rebuild` makes the parts of a new configuration from those of the old one. `store` is None where there is no
-        directory to write to."""
+        directory to write to. `neighbours` tells who else kills on this node."""
         self._parts = parts
         self._rebuild = rebuild
         self._file = file
@@ -98,6 +103,8 @@ class Agent:
         self._policy = state.policy
         self._store = store
         self._teller = teller
+        self._forks = forks
+        self._neighbours = neighbours
         self._log = log
         self._notifier = notifier
         self._boottime = boottime
@@ -105,6 +112,9 @@ class Agent:
         self._victims: dict[str, Victim] = {}
         """Handed over and not answered yet, by UID."""
         self._spare = SpareDescriptors()
+        self._cost: cost.Cost | None = None
+        self._stretch = 1.0
+        """Of the calm sampling interval, while the agent costs more than it should."""
         self._memo = engine.Memo()
         self._pace = pacing.PaceState()
         self._effective: dict[DiskLayout, tuple[Threshold, ...]] = {}
@@ -119,6 +129,8 @@ class Agent:
 
     def run(self, wakeups: Wakeups, *, turns: int | None = None) -> None:
         """Turn until SIGTERM or SIGINT (or for so many turns)."""
+        if source := self._forks.source():
+            wakeups.register(source.fd, source.name, source.drain, source.events)
         self._notifier.ready()
         failures = 0
         while turns is None or turns > 0:
@@ -141,8 +153,7 @@ class Agent:
 
     def turn(self) -> float:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
-        if trouble := self._spare.check():
-            self._log.warning("note", subject=trouble.subject, message=trouble.message, once=trouble.message)
+        self._look_after_itself()
         self._settle(self._parts.session.outcomes())
         self._holds.expire(now=self._boottime())
         node = self._parts.sampler.sample_node()
@@ -151,7 +162,7 @@ class Agent:
             self._pace,
             now=node.taken_at,
             thresholds=self._thresholds(node.layout),
-            interval_s=self._config.sampling.interval_s,
+            interval_s=self._config.sampling.interval_s * self._stretch,
         )
         if pace.pressed:
             self._parts.session.warm()
@@ -176,9 +187,11 @@ class Agent:
 
     def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float) -> bool:
         """Sleep until something happens; a new configuration is taken here. True when it is time to go."""
-        watchdog_s = self._notifier.watchdog_s or float("inf")
-        took = self._boottime() - began
-        _, signals = wakeups.wait(min(sleep_s, watchdog_s / 3) - took)
+        until = began + min(sleep_s, (self._notifier.watchdog_s or float("inf")) / 3)
+        reasons, signals = wakeups.wait(until - self._boottime())
+        while reasons == FORKS_ALONE and not signals and not self._forks.storm(self._boottime()):
+            # Somebody forks: counted, and no reason to look at the node, unless it is a storm.
+            reasons, signals = wakeups.wait(until - self._boottime())
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._log.info("stopping", signal=number.name)
@@ -203,6 +216,21 @@ class Agent:
             self._effective.clear()
             self._policy = policy_state.restored(self._policy, instance=self._policy.instance)
         self._notifier.ready()
+
+    def _look_after_itself(self) -> None:
+        """Descriptors at every turn, CPU and memory now and then."""
+        notes: tuple[Note, ...] = ()
+        if trouble := self._spare.check():
+            notes = (trouble,)
+        now = self._boottime()
+        if self._cost is None or now - self._cost.read_at >= cost.READ_EVERY_S:
+            before, self._cost = self._cost, cost.read(now)
+            verdict = cost.judge(before, self._cost, cost.Budget(), stretch=self._stretch)
+            self._stretch = verdict.stretch
+            if verdict.trim:
+                cost.trim()
+            notes += verdict.notes
+        self._teller.notes(notes)
 
     def watch(self, wakeups: Wakeups) -> None:
         """Have the wake-up sources for where the pods are now."""
@@ -326,7 +354,9 @@ class Agent:
 
     def _tell(self, plan: Plan, snapshot: NodeSnapshot) -> None:
         told, self._holds.notes = tuple(self._holds.notes), []
-        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *told)
+        if self._forks.storm(snapshot.taken_at):
+            told += (_storm_note(self._forks.rates(snapshot.taken_at)),)
+        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._neighbours(), *told)
         self._teller.decision(plan, acts=self._config.mode is Mode.ENFORCE, notes=notes)
         if snapshot.taken_at - self._status_at >= STATUS_EVERY_S:
             self._status_at = snapshot.taken_at
@@ -349,3 +379,10 @@ class Agent:
 
 def _outcome(plan: Plan, victim: Victim, kind: OutcomeKind, message: str, at: float) -> Outcome:
     return Outcome(plan.id, victim.pod.uid, kind, message, at)
+
+
+def _storm_note(rates: Mapping[str, float]) -> Note:
+    """Who forks, by hundreds a second, so that a lasting storm is one note."""
+    busiest = sorted(rates.items(), key=lambda each: -each[1])[:3]
+    words = ", ".join(f"{uid} about {round(rate, -2):.0f}/s" for uid, rate in busiest)
+    return Note("forks", f"a fork storm: {words}")

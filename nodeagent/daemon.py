@@ -16,20 +16,23 @@ from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import ConfigFile
-from nodeagent.host import notify, protect
+from nodeagent.host import cost, notify, protect
 from nodeagent.host.brake import CgroupBrake
 from nodeagent.host.holds import Holds
+from nodeagent.host.periodic import Periodic
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
 from nodeagent.journal.teller import Teller
+from nodeagent.model import Note
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
-from nodeagent.sampling import cgroup
+from nodeagent.sampling import cgroup, coexistence
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.deadline import PatientStatvfs
 from nodeagent.sampling.disk.watch import DiskWatch
+from nodeagent.sampling.forks import open_meter
 from nodeagent.sampling.host import Host, Unreadable, open_host
 from nodeagent.sampling.sampler import Sampler
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 STATE_FILE: Final = "state"
+NEIGHBOURS_EVERY_S: Final = 300.0
+"""How often it is looked who else kills on this node: a walk of /proc, 1.2 ms of CPU."""
 NEEDS_RESTART: Final = ("node_name", "state_dir", "logging")
 """Fields of the configuration that are the process' own: a change is said and takes effect at the next start."""
 
@@ -91,8 +96,14 @@ def _assemble(
     stack.callback(alarms.close)
     notifier = notify.notifier()
     stack.callback(notifier.close)
-    for note in protect.protect_process():
-        log.info("note", subject=note.subject, message=note.message)
+    teller = Teller(log, recorder)
+    _, bounds = cost.bound_descriptors()
+    forks, without = open_meter(host)
+    stack.callback(forks.close)
+    teller.notes((*protect.protect_process(), *bounds, *without))
+    none: tuple[Note, ...] = ()
+    neighbours = Periodic(lambda: _neighbours(host, config), first=none, every_s=NEIGHBOURS_EVERY_S, name="neighbours")
+    stack.callback(neighbours.close)
     agent = Agent(
         parts=builder.build(loaded, kept.owned),
         rebuild=builder.rebuild,
@@ -101,7 +112,9 @@ def _assemble(
         holds=Holds(brake_of(host), kept.holds),
         state=kept,
         store=store,
-        teller=Teller(log, recorder),
+        teller=teller,
+        forks=forks,
+        neighbours=lambda: neighbours.latest,
         log=log,
         notifier=notifier,
         boottime=host.boottime,
@@ -220,6 +233,12 @@ def _open_state(
         spent = loaded.trust is not Trust.FIRST
         kept = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
     return store, Recorder(directory), kept
+
+
+def _neighbours(host: Host, config: Config) -> tuple[Note, ...]:
+    """Who else kills on this node."""
+    found, _ = cgroup.find_kubepods(host, cgroup.detect(host), cgroup_root=config.sampling.cgroup_root)
+    return coexistence.find(host, kubepods=found.path if found else "")
 
 
 def brake_of(host: Host) -> CgroupBrake:

@@ -98,7 +98,11 @@ class Teller:
             self._record(plan, inputs)
         self._refusals(plan, inputs=inputs)
         self._reliefs(plan)
-        for note in (*notes, *plan.notes):
+        self.notes((*notes, *plan.notes))
+
+    def notes(self, notes: Iterable[Note]) -> None:
+        """What the reader should know, each once and then rarely."""
+        for note in notes:
             self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{note.message}")
 
     def outcome(self, outcome: Outcome) -> None:
