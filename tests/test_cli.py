@@ -412,6 +412,18 @@ def test_with_an_api_pods_have_real_requests_and_every_fact_its_source(api: ApiS
     assert api.requests[0].query["fieldSelector"] == "spec.nodeName=lab-node"
 
 
+def test_with_node_credentials_a_check_says_that_there_will_be_no_fence(api: ApiServer, tmp_path: Path) -> None:
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nmode: enforce\n", encoding="utf-8"
+    )
+    files = ("--kubeconfig", str(tmp_path / "kubeconfig"), "--config", str(config))
+    options = ("check", "--host-root", str(CALM), "--api", "always", *files)
+    assert "NodeRestriction" not in run(*options).stdout
+    api.tokens[api.token] = "system:node:lab-node"
+    assert "NodeRestriction" in run(*options).stdout
+
+
 def test_an_api_that_forbids_the_list_is_a_note_or_with_always_an_error(api: ApiServer, tmp_path: Path) -> None:
     api.forbid("list", "pods")
     options = ("check", "--kubeconfig", str(tmp_path / "kubeconfig"), "--node-name", "lab-node")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _NODE_USER: Final = "system:node:"
 _NODE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PAGE: Final = 500
+NO_FENCE: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
 
 
 class IdentityError(Exception):
@@ -70,7 +71,7 @@ def resolve(
     `addresses` gives this host's addresses (default: asks the kernel through pyroute2). Raises `IdentityError` when it
     cannot be sure, `ApiError` when the API server could not be asked.
     """
-    user = _whoami(transport)
+    user = whoami(transport)
     mine = addresses or host_addresses
     if user.startswith(_NODE_USER):
         return _by_credentials(transport, guess, user, mine)
@@ -95,7 +96,8 @@ def host_addresses() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _whoami(transport: "Transport") -> str:
+def whoami(transport: "Transport") -> str:
+    """Who the API server takes us for; empty when it does not say. Raises `ApiError`."""
     import msgspec
 
     from nodeagent.cluster.objects import SelfSubjectReview

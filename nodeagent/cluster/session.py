@@ -23,7 +23,7 @@ from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.conditions import Contest, NodeConditions, OwnedCondition
 from nodeagent.cluster.events import Event, EventWriter
 from nodeagent.cluster.evict import Evictor
-from nodeagent.cluster.identity import Identity, IdentityError
+from nodeagent.cluster.identity import NO_FENCE, Identity, IdentityError
 from nodeagent.cluster.leases import Leases
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodsView, PodWatch
@@ -54,7 +54,6 @@ SPREAD_S: Final = 10.0
 instead of 50,000 (benchmarks/fleet.py)."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
-NO_FENCE: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
 _WOULD_ACT: Final = frozenset({"waits-for-fence", "waits-for-lease", "awaiting-release"})
 """Refusals of a soft tier that would evict, now or after what is under way: the seat is needed."""
 _NEWS: Final = {

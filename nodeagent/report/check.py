@@ -13,7 +13,7 @@ import time
 
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
-from nodeagent.config.schema import Config, Startup
+from nodeagent.config.schema import Config, Mode, Startup
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, Threshold
 from nodeagent.policy import engine, ranking
@@ -183,19 +183,23 @@ class Observer:
             if self._wish.api == "always" or self._config.cluster.kubeconfig:
                 raise CheckError(f"the API cannot be asked: {found.reason}")
             return KnownPods(None, None, f"this host alone, {found.reason}")
-        from nodeagent.cluster import pods, transport
+        from nodeagent.cluster import identity, pods, transport
 
+        notes: tuple[Note, ...] = ()
         try:
             if self._transport is None:
                 timeout_s = self._config.cluster.request_timeout_s
                 self._transport = transport.connect(found, request_timeout_s=timeout_s)
             view = pods.list_pods(self._transport, self._node_name)
+            if self._config.mode is Mode.ENFORCE and self._config.conditions.fence:
+                me = identity.Identity(self._node_name, "", identity.whoami(self._transport))
+                notes = (Note("fence", identity.NO_FENCE),) if me.node_credentials else ()
         except (transport.ApiError, transport.CredentialsError) as error:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
             return KnownPods(None, None, "this host alone, the API did not answer", (Note("api", str(error)),))
         # Just asked; on the host's own clock, which in a recording is not this machine's.
-        return KnownPods(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes)
+        return KnownPods(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes + notes)
 
 
 def _unjoined(snapshot: NodeSnapshot, known: KnownPods) -> tuple[Note, ...]:
