@@ -15,7 +15,7 @@ Theory of operation. An `Entry` is made when a decision is made, before anything
     planned -> (removed)    the request is proven to have evicted nothing
     planned -> killed       its processes were ended without the API; not a failure when its time is up, because its
                             pod and cgroup may well stay
-    any     -> gone         the pod's cgroup is absent from a snapshot
+    any     -> gone         the pod's cgroup is absent from a snapshot; its files may follow later
     any     -> (removed)    not gone when its time was up: a failure if it had been accepted
 
 Pods that others are deleting have no entry, only a `Departing` with the end of their grace on our clock, reckoned once
@@ -29,7 +29,18 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import MemoryModel, NodeSnapshot, Observation, Pod, PodView, Refusal, ReliefReport, Signal, Tier
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    MemoryModel,
+    NodeSnapshot,
+    Observation,
+    Pod,
+    PodView,
+    Refusal,
+    ReliefReport,
+    Signal,
+    Tier,
+)
 from nodeagent.policy import ranking, relief
 from nodeagent.policy.figures import ABSURD
 
@@ -45,6 +56,11 @@ that is about to end by itself, short against the 10 s in which the OOM killer w
 SOFT_PATIENCE_S: Final = 30.0
 """Soft tier: a terminating pod counts while it has at most this grace left (Kubernetes' default), or the configured
 maximum if that is longer."""
+DISK_RELEASE_S: Final = 30.0
+"""A pod's files are removed after its cgroup: how long that is waited for. The kubelet gives it as long before it
+judges its own eviction (podCleanupTimeout)."""
+REMOVED: Final = 0.9
+"""Share of the predicted relief from which on a pod's files count as removed before that."""
 ENOUGH: Final = 0.5
 """Measured relief below this share of the predicted one is a failure."""
 
@@ -200,9 +216,7 @@ def _measured(entries: list[Entry], snapshot: NodeSnapshot) -> tuple[list[Entry]
     groups: dict[tuple[str, Signal], list[Entry]] = {}
     for entry in entries:
         key = (entry.plan_id, entry.signal)
-        observation = _look(entry, snapshot)
-        gone_at = entry.gone_at if entry.gone_at is not None else snapshot.taken_at
-        if key in waiting or observation.available is None or not observation.read_at > gone_at:
+        if key in waiting or _look(entry, snapshot).available is None or not _released(entry, snapshot):
             waiting.add(key)
     for entry in entries:
         key = (entry.plan_id, entry.signal)
@@ -225,6 +239,34 @@ def _measured(entries: list[Entry], snapshot: NodeSnapshot) -> tuple[list[Entry]
             )
         )
     return kept, tuple(reports)
+
+
+def _released(entry: Entry, snapshot: NodeSnapshot) -> bool:
+    """Whether what a gone pod held is in the sample: memory and PIDs at once, files when they were removed."""
+    seen = _look(entry, snapshot)
+    if entry.gone_at is None or not seen.read_at > entry.gone_at:
+        return False
+    if entry.signal not in ranking.DISKS or seen.read_at - entry.gone_at >= DISK_RELEASE_S:
+        return True
+    return (seen.available or 0) - entry.available >= REMOVED * entry.predicted
+
+
+def _to_come(entry: Entry, snapshot: NodeSnapshot) -> int:
+    """What of the predicted relief is not in the sample yet."""
+    if entry.stage is not Stage.GONE or entry.signal not in ranking.DISKS:
+        return entry.predicted
+    came = (_look(entry, snapshot).available or 0) - entry.available
+    return min(entry.predicted, max(0, entry.predicted - came))
+
+
+def same_resource(one: Signal, other: Signal, snapshot: NodeSnapshot) -> bool:
+    """Whether two signals are the same, or stand for the same file system."""
+    if one is other:
+        return True
+    if one not in ranking.DISKS or SIGNAL_TABLE[one].unit is not SIGNAL_TABLE[other].unit:
+        return False
+    device = snapshot.observations[one].device
+    return device is not None and other in ranking.DISKS and device == snapshot.observations[other].device
 
 
 def _look(entry: Entry, snapshot: NodeSnapshot) -> Observation:
@@ -301,21 +343,20 @@ def pending(
                 slow.append(view)
         if counts:
             freed = relief.of(view.usage, signal, snapshot.layout, most=most)
-            if freed is None and entry is not None and entry.signal is signal:
-                freed = entry.predicted
+            if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
+                freed = _to_come(entry, snapshot)
             amount += freed or 0
             pods.append(pod.key)
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
-        if entry.signal is signal and _entry_counts(entry, snapshot, now=now):
-            amount += entry.predicted
+        if same_resource(entry.signal, signal, snapshot) and _entry_counts(entry, snapshot, now=now):
+            amount += _to_come(entry, snapshot)
             pods.append(entry.pod)
     return Pending(amount, tuple(pods), tuple(slow))
 
 
 def _entry_counts(entry: Entry, snapshot: NodeSnapshot, *, now: float) -> bool:
-    if entry.stage is Stage.GONE:  # its release is in the sample as soon as that is newer
-        assert entry.gone_at is not None
-        return not _look(entry, snapshot).read_at > entry.gone_at
+    if entry.stage is Stage.GONE:
+        return not _released(entry, snapshot)
     return entry.planned_at <= now <= entry.until
 
 
@@ -324,11 +365,13 @@ def awaited(state: LedgerState, snapshot: NodeSnapshot, *, now: float, signal: S
     only a sample newer than its release tells whether another one is needed. None when nothing is under way, or when
     what is has had its time."""
     for entry in state.entries:
-        if signal in (None, entry.signal) and _entry_counts(entry, snapshot, now=now):
+        ours = signal is None or same_resource(entry.signal, signal, snapshot)
+        if ours and _entry_counts(entry, snapshot, now=now):
+            until = entry.gone_at + DISK_RELEASE_S if entry.gone_at is not None else entry.until
             return Refusal(
                 "awaiting-release",
                 f"{entry.pod} is being evicted for {entry.signal.value} by {entry.plan_id} ({entry.stage.value}); "
-                f"waiting up to {max(0.0, entry.until - now):.0f}s for what that brings",
+                f"waiting up to {max(0.0, until - now):.0f}s for what that brings",
             )
     return None
 

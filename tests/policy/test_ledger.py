@@ -195,3 +195,46 @@ def test_the_breaker_opens_after_enough_failures_says_so_and_closes_with_time() 
 def test_failures_long_ago_are_not_added_to() -> None:
     earlier = LedgerState(failures={"memory.available": Failures(2, NOW - 700)})
     assert measure(100 * MI, entry("a"), state=earlier).state.failures == {"memory.available": Failures(1, NOW + 3)}
+
+
+# --- files go after the cgroup ---------------------------------------------------------------------------------------
+
+
+def on_disk(name: str) -> Entry:
+    return entry(name, signal=Signal.NODEFS, available=GI, predicted=2 * GI, until=NOW + 60)
+
+
+def disks(at: float, available: int, *, one_device: bool = True) -> NodeSnapshot:
+    node = snapshot(at=at, available={Signal.NODEFS: available, Signal.IMAGEFS: available})
+    devices = {signal: 1 if one_device or signal is Signal.NODEFS else 2 for signal in (Signal.NODEFS, Signal.IMAGEFS)}
+    seen = {**node.observations, **{s: node.observations[s]._replace(device=d) for s, d in devices.items()}}
+    return node._replace(observations=seen)
+
+
+def test_the_files_of_a_gone_pod_are_waited_for_and_count_as_they_come() -> None:
+    state = observed(LedgerState((on_disk("filler"),)), disks(NOW + 1, GI)).state
+    assert state.entries[0].stage is Stage.GONE
+    for at, available, to_come in ((2, GI, 2 * GI), (5, 2 * GI, GI), (6, 2 * GI + 700 * MI, GI - 700 * MI)):
+        node = disks(NOW + at, available)
+        seen = observed(state, node)
+        assert not seen.reports
+        found = ledger.pending(seen.state, node, Signal.NODEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        assert found.amount == to_come
+        assert ledger.awaited(seen.state, node, now=node.taken_at, signal=Signal.NODEFS) is not None
+    [report] = observed(state, disks(NOW + 7, GI + 1900 * MI)).reports
+    assert report.measured == 1900 * MI
+
+
+def test_files_that_never_go_are_waited_for_only_so_long() -> None:
+    state = observed(LedgerState((on_disk("filler"),)), disks(NOW + 1, GI)).state
+    node = disks(NOW + 1 + ledger.DISK_RELEASE_S, GI)
+    [report] = observed(state, node).reports
+    assert report.measured == 0
+
+
+def test_what_comes_for_one_signal_comes_for_every_signal_of_that_file_system() -> None:
+    state = observed(LedgerState((on_disk("filler"),)), disks(NOW + 1, GI)).state
+    for one_device, amount in ((True, 2 * GI), (False, 0)):
+        node = disks(NOW + 2, GI, one_device=one_device)
+        found = ledger.pending(state, node, Signal.IMAGEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        assert found.amount == amount

@@ -1,0 +1,246 @@
+"""Disks, end to end: a real file system that a real process in a pod fills, the real program, an API server over HTTP.
+
+The pods' directories are on a loop-mounted ext4; what is asserted are the requests that arrived, and what was left of
+the file system meanwhile.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.apiserver import ApiServer, pod
+from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.sampling.disk.mounts import ext4
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+FILLER, CHILL = str(uuid.uuid4()), str(uuid.uuid4())
+
+WRITER = """
+import os, sys, time
+directory, rate_mib = sys.argv[1], float(sys.argv[2])
+print("up", flush=True)
+sys.stdin.readline()
+piece, began, written = b"x" * (1 << 20), time.monotonic(), 0
+try:
+    while True:
+        with open(f"{directory}/{written // 64}", "ab", buffering=0) as file:
+            file.write(piece)
+        written += 1
+        time.sleep(max(0.0, written / rate_mib - (time.monotonic() - began)))
+except OSError:
+    sys.stdin.readline()
+"""
+
+LITTERER = """
+import sys, time
+directory, per_s = sys.argv[1], float(sys.argv[2])
+print("up", flush=True)
+sys.stdin.readline()
+began, made = time.monotonic(), 0
+try:
+    while True:
+        open(f"{directory}/{made}", "w").close()
+        made += 1
+        time.sleep(max(0.0, made / per_s - (time.monotonic() - began)))
+except OSError:
+    sys.stdin.readline()
+"""
+
+
+class Disk:
+    """A node's directories on a file system of their own, and the lowest that was ever left of it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        for name in ("kubelet/pods", "images", "logs"):
+            (place / name).mkdir(parents=True)
+        self.lowest_bytes = self.lowest_inodes = 1 << 62
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            numbers = os.statvfs(self.place)
+            self.lowest_bytes = min(self.lowest_bytes, numbers.f_bavail * numbers.f_frsize)
+            self.lowest_inodes = min(self.lowest_inodes, numbers.f_ffree)
+
+    def close(self) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    @property
+    def sampling(self) -> dict[str, str]:
+        return {
+            "kubeletDir": f"{self.place}/kubelet",
+            "imageDir": f"{self.place}/images",
+            "podLogsDir": f"{self.place}/logs",
+        }
+
+    def volume(self, uid: str) -> Path:
+        made = self.place / f"kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def remove(self, uid: str) -> None:
+        shutil.rmtree(self.place / f"kubelet/pods/{uid}")
+
+
+@pytest.fixture
+def kubepods() -> Iterator[Kubepods]:
+    made = Kubepods(limit=600 * MIB)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with ext4(tmp_path, size_mb=512, inodes=20_000) as place:
+        made = Disk(place)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def api(kubepods: Kubepods) -> Iterator[ApiServer]:
+    pods = [
+        pod("filler", uid=FILLER, owner=("ReplicaSet", "filler"), qos="Burstable", requests={"memory": "50Mi"}),
+        pod("chill", uid=CHILL, owner=("ReplicaSet", "chill"), qos="Burstable", requests={"memory": "50Mi"}),
+    ]
+    with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
+        yield server
+
+
+@pytest.fixture
+def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer, disk: Disk) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def start(*arguments: str, **changes: object) -> Run:
+        sampling = {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}", **disk.sampling}
+        settings: dict[str, object] = {
+            "evictionSoft": {},
+            "evictionSoftGracePeriod": {},
+            "sampling": sampling,
+            **changes,
+        }
+        config = configuration(tmp_path, kubepods, **settings)
+        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
+        started.append(Run(*common, *arguments, log=tmp_path / f"log-{len(started)}"))
+        until(lambda: started[-1].said("signal"), "the first decision")
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def _says(api: ApiServer, kind: str, status: str) -> bool:
+    found = api.condition(kind)
+    return found is not None and found["status"] == status
+
+
+def _idle(kubepods: Kubepods, disk: Disk, uid: str, *, files: int = 1, mib: int = 0) -> None:
+    """A pod that holds something and does nothing."""
+    place = disk.volume(uid)
+    for index in range(files):
+        (place / f"f{index}").write_bytes(b"x" * (mib * MIB // files))
+    kubepods.start(uid, qos="burstable")
+
+
+def _start(kubepods: Kubepods, disk: Disk, uid: str, program: str, per_s: float) -> "subprocess.Popen[str]":
+    """A pod whose process fills its volume as soon as a line is written to it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(disk.volume(uid)), str(per_s)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    kubepods.adopt(uid, process, qos="burstable")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def _go(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+DISK_HARD: dict[str, Any] = {
+    # The soft ones publish the condition and never act here.
+    "evictionSoft": {"nodefs.available": "60%", "nodefs.inodesFree": "60%"},
+    "evictionSoftGracePeriod": {"nodefs.available": "10m", "nodefs.inodesFree": "10m"},
+    "evictionHard": {"nodefs.available": "40%", "nodefs.inodesFree": "40%"},
+    "escalation": {"hardKill": "cgroup"},
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "per_s", "resource"), [(WRITER, 40.0, "ephemeral-storage"), (LITTERER, 1500.0, "inodes")]
+)
+def test_the_condition_is_up_before_the_filler_goes_and_nothing_ever_reaches_zero(
+    kubepods: Kubepods,
+    disk: Disk,
+    api: ApiServer,
+    run: Callable[..., Run],
+    program: str,
+    per_s: float,
+    resource: str,
+) -> None:
+    _idle(kubepods, disk, CHILL, files=20, mib=20)
+    filler = _start(kubepods, disk, FILLER, program, per_s)
+    up_at_eviction: list[bool] = []
+
+    def kubelet(entry: dict[str, Any], _body: dict[str, Any]) -> None:
+        assert entry["metadata"]["name"] == "filler"
+        up_at_eviction.append(_says(api, "DiskPressure", "True") and _says(api, "NodeAgentDiskPressure", "True"))
+
+    api.on_eviction = kubelet
+    agent = run(**DISK_HARD)
+    _go(filler)
+    assert api.wait_for(lambda: up_at_eviction, 60), agent.events()
+    assert up_at_eviction == [True]
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    lowest = disk.lowest_bytes, disk.lowest_inodes
+    [told] = agent.said("evicting")
+    assert resource in told["message"]
+    assert told["predicted_relief"] > 0
+
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert len(api.sent("POST", "/eviction")) == 1, "chill stays"
+    numbers = os.statvfs(disk.place)
+    assert lowest[0] > 0.2 * numbers.f_blocks * numbers.f_frsize
+    assert lowest[1] > 0.2 * numbers.f_files
+
+
+def test_a_dry_run_names_the_filler_and_touches_nobody(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    _idle(kubepods, disk, CHILL, files=20, mib=20)
+    filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
+    agent = run("--dry-run", **{**DISK_HARD, "evictionHard": {"nodefs.available": "50%"}})
+    _go(filler)
+    until(lambda: agent.said("would evict"), "what it would do", timeout_s=60)
+    assert agent.said("would evict")[0]["pod"] == "default/filler"
+    assert kubepods.running(FILLER)
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
