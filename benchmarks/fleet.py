@@ -35,7 +35,7 @@ from nodeagent.cluster.leases import Leases
 from nodeagent.cluster.listwatch import WATCH_S
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodWatch
-from nodeagent.cluster.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
+from nodeagent.cluster.session import FENCE_WAIT_S, SPREAD_EVENTS_S, SPREAD_S, ClusterSession
 from nodeagent.cluster.transport import ApiError, Response, connect
 from nodeagent.config import load
 from nodeagent.config.schema import Conditions, Config, Damping, Fleet, Mode, StandardConditions, Startup
@@ -73,9 +73,9 @@ COMPRESSION = 30.0
 MEASURED_S = 60.0
 NODES = 5000
 ZONES = 3
-HORIZON_S = 600.0
-LOOK_S = 5.0
-"""Between two decisions under pressure; a real agent looks oftener, and asks for no more."""
+HORIZON_S = 420.0
+LOOK_S = 10.0
+"""On average between two decisions under pressure; a real agent looks oftener, and asks for no more."""
 GONE_AFTER_S = 10.0
 KUBELET_S = 10.0
 NAMESPACES = 5
@@ -307,7 +307,7 @@ class Node:
         for victim in plan.victims:
             self.evict(plan, victim)
         if self.pressed or self.status is ConditionStatus.TRUE:
-            self.look_at(now + LOOK_S)
+            self.look_at(now + self.chance.uniform(0.5, 1.5) * LOOK_S)
 
     def list_budgets(self) -> None:
         self.insist("list poddisruptionbudgets", then=lambda: self.insist("watch poddisruptionbudgets"))
@@ -367,7 +367,10 @@ class Node:
             self.world.at(self.pumping_at, self.pump)
 
     def tell(self) -> None:
-        """An Event: a courtesy, not repeated."""
+        self.world.at(self.world.now + self.chance.uniform(0.0, SPREAD_EVENTS_S), self.write_event)
+
+    def write_event(self) -> None:
+        """A courtesy, not repeated."""
         try:
             self.world.ask("create events")
         except ApiError:

@@ -9,6 +9,7 @@ Promises:
 3. An Event that cannot be written is lost and counted. It is a courtesy: logs and metrics have it as well.
 """
 
+import random
 import threading
 import time
 import uuid
@@ -67,9 +68,15 @@ class _Series:
 class EventWriter:
     """The worker."""
 
-    def __init__(self, transport: Transport, node_name: str, *, clock: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self, transport: Transport, node_name: str, *, clock: Callable[[], float] = boottime, spread_s: float = 0.0
+    ) -> None:
+        """`spread_s`: after a silence the first Event waits for a random part of this, where a whole fleet may have the
+        same to tell in the same second."""
         self._transport = transport
         self._clock = clock
+        self._spread_s = spread_s
+        self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._node_name = node_name
         self._waiting: deque[tuple[Event, float]] = deque()
         self._changed = threading.Condition()
@@ -105,7 +112,9 @@ class EventWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    self._changed.wait_for(lambda: self._waiting or self._stopping)
+                    self._changed.wait_for(lambda: self._stopping, self._rng.uniform(0.0, self._spread_s))
                 if not self._waiting:
                     return
                 event, wall = self._waiting.popleft()

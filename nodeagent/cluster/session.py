@@ -52,6 +52,8 @@ WANT_BUDGETS_S: Final = 10.0
 SPREAD_S: Final = 10.0
 """Longest wait before the budgets are first listed: of 5,000 nodes with five namespaces each 5,000 requests a second
 instead of 50,000 (benchmarks/fleet.py)."""
+SPREAD_EVENTS_S: Final = 3.0
+"""Longest wait of an Event, for the same reason; whoever reads it reads minutes later."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
 _WOULD_ACT: Final = frozenset({"waits-for-fence", "waits-for-lease", "awaiting-release"})
@@ -419,7 +421,7 @@ class ClusterSession:
             owned=self._owned,
         )
         fence = None if confirmed.node_credentials else Fence(transport, node, wake=self._wake)
-        events = EventWriter(transport, confirmed.name)
+        events = EventWriter(transport, confirmed.name, spread_s=SPREAD_EVENTS_S)
         leases = None
         if config.fleet.max_concurrent_evictions:
             leases = Leases(

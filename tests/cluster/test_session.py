@@ -234,7 +234,7 @@ def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
     agent.decided(plan(chosen))
     agent.evict("run-7", chosen)
     assert answer(agent).kind is OutcomeKind.ACCEPTED
-    assert api.wait_for(lambda: {"Evicted", "EvictionThresholdMet"} <= set(events(api)), 5)
+    assert api.wait_for(lambda: {"Evicted", "EvictionThresholdMet"} <= set(events(api)), 10)
     evicted, met = events(api)["Evicted"], events(api)["EvictionThresholdMet"]
     assert evicted["regarding"]["uid"] == "uid-hog"
     assert evicted["note"] == "The node was low on resource: memory. "
@@ -261,7 +261,7 @@ def test_conditions_that_change_are_told_as_a_kubelet_would(
     agent = session()
     for each in (UNKNOWN, FALSE, TRUE, TRUE, FALSE):
         agent.publish([each])
-    assert api.wait_for(lambda: len(events(api)) == 2, 5), list(events(api))
+    assert api.wait_for(lambda: len(events(api)) == 2, 10), list(events(api))
     told = events(api)["NodeHasInsufficientMemory"]
     assert (told["type"], told["note"]) == ("Normal", "Node lab-node status is now: NodeHasInsufficientMemory")
     assert "NodeHasSufficientMemory" in events(api)
@@ -279,7 +279,7 @@ def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Cal
     agent._transport.request("GET", "/version")
     assert agent.pods().lost_at is None
     agent.outcomes()
-    assert api.wait_for(lambda: "Killed" in events(api), 5)
+    assert api.wait_for(lambda: "Killed" in events(api), 10)
     assert events(api)["Killed"]["metadata"]["annotations"]["nodeagent.io/plan"] == "run-8"
 
 
