@@ -17,7 +17,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodeagent.config.schema import Relief
-from nodeagent.model import SIGNAL_TABLE, DiskLayout, NodeSnapshot, PodUsage, Refusal, Signal, Unit
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    DiskLayout,
+    HostDirectory,
+    NodeSnapshot,
+    PodUsage,
+    Refusal,
+    Signal,
+    Unit,
+)
 from nodeagent.policy import amounts, ranking
 from nodeagent.policy.figures import ABSURD, figure, sound
 
@@ -25,6 +34,8 @@ UNREAD_SHARE: Final = 0.5
 """Share of the working set that counts as relief when memory.stat of a pod could not be read. The working set still
 has the active page cache, so the truth lies between 0 (all of it cache) and 1: too high evicts in vain, too low evicts
 more pods than needed."""
+TOP_DIRECTORIES: Final = 3
+"""How many host directories it names for a disk."""
 TOP_CGROUPS: Final = 3
 """How many cgroups outside kubepods a futility text names."""
 
@@ -125,10 +136,31 @@ def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     if capacity is None or available is None:
         return ()
     unit = SIGNAL_TABLE[signal].unit
-    held = [ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None]
-    pods = _sum_of(held)
+    of_pods = [ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None]
+    pods = _sum_of(of_pods)
     rest = max(0, capacity - available - pods)
-    return (f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}")
+    parts = [f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}"]
+    for directory in _host_directories(signal, snapshot)[:TOP_DIRECTORIES]:
+        size = directory.bytes if unit is Unit.BYTES else directory.inodes
+        parts.append(f"{directory.path} {'' if directory.complete else 'at least '}{figure(size, unit)}")
+    held = [
+        (usage.disk_sight.deleted_bytes or 0, pod.key) for pod, usage in snapshot.pods if usage and usage.disk_sight
+    ]
+    deleted, who = max(held, default=(0, ""))
+    if unit is Unit.BYTES and deleted > 0:
+        parts.append(f"deleted files held open by {who} {figure(deleted)}")
+    return tuple(parts)
+
+
+def _host_directories(signal: Signal, snapshot: NodeSnapshot) -> list[HostDirectory]:
+    """The largest directories of that file system, those that hold nothing left out."""
+    rest = next((rest for rest in snapshot.disk_rests if signal in rest.signals), None)
+    if rest is None:
+        return []
+    if SIGNAL_TABLE[signal].unit is Unit.BYTES:
+        return [directory for directory in rest.largest if directory.bytes > 0]
+    found = [directory for directory in rest.largest if directory.inodes > 0]
+    return sorted(found, key=lambda directory: (-directory.inodes, directory.path))
 
 
 def _top_cgroups(snapshot: NodeSnapshot) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from nodeagent.config.schema import Ranking, RankingKey
-from nodeagent.model import DiskSight, DiskUsage, PodView, QOSClass, Signal, Tier, Writing
+from nodeagent.model import DiskRest, DiskSight, DiskUsage, HostDirectory, PodView, QOSClass, Signal, Tier, Writing
 from nodeagent.policy import engine, lineup, ranking
 from nodeagent.policy.state import initial
 from tests.policy import nodes
-from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft
+from tests.policy.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft
 
 
 def filler(
@@ -104,3 +104,27 @@ def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
         seen, Signal.NODEFS, tier=Tier.HARD, config=config(), growth=ranking.GrowthState(), memo=lineup.Memo()
     )
     assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
+
+
+def test_a_futile_decision_names_the_host_directories_that_hold_the_disk() -> None:
+    largest = (
+        HostDirectory("/var/log/journal", 40 * GI, 10, complete=True),
+        HostDirectory("/var/lib/docker", 20 * GI, 9000, complete=False),
+    )
+    rest = DiskRest((Signal.NODEFS, Signal.NODEFS_INODES), 99 * GI, GI, 20_000, 100, largest, NOW)
+    held = filler("small", 10 * MI)
+    assert held.usage is not None
+    open_files = DiskSight(NOW, complete=True, deleted_bytes=3 * GI)
+    held = held._replace(usage=held.usage._replace(disk_sight=open_files))
+    for signal, expected in (
+        (
+            Signal.NODEFS,
+            "/var/log/journal 40Gi, /var/lib/docker at least 20Gi, deleted files held open by shop/small 3Gi",
+        ),
+        (Signal.NODEFS_INODES, "/var/lib/docker at least 9000, /var/log/journal 10"),
+    ):
+        seen = snapshot(held, available={signal: 100 * KI}, disk_rests=(rest,))
+        plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(signal, GI)))
+        assert not plan.victims
+        refusal = plan.refusals[0]
+        assert expected in refusal.message
