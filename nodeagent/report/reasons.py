@@ -74,6 +74,10 @@ DECISIONS: Final = {
     "no-deficit": Explained("Nothing is missing any more."),
     "pending-release": Explained("What is missing is already being released by terminating pods."),
     "awaiting-release": Explained("Soft tier: an eviction is under way, its relief is looked at before the next."),
+    "waits-for-fence": Explained("Soft tier: our taint was not seen on the node yet; two seconds at most."),
+    "waits-for-lease": Explained(
+        "Soft tier: the node holds no seat of its zone (`fleet.maxConcurrentEvictions`); the message says who does."
+    ),
     "no-candidates": Explained(
         "No pod may be evicted for it; the message says where the resource is instead.",
         "Look at what is outside the pods, or at the protections.",
