@@ -38,6 +38,7 @@ from nodeagent.cluster.pods import PodWatch
 from nodeagent.cluster.session import FENCE_WAIT_S, SPREAD_EVENTS_S, SPREAD_S, ClusterSession
 from nodeagent.cluster.transport import ApiError, Response, connect
 from nodeagent.config import load
+from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import Conditions, Config, Damping, Fleet, Mode, StandardConditions, Startup
 from nodeagent.model import (
     Amount,
@@ -76,6 +77,7 @@ ZONES = 3
 HORIZON_S = 420.0
 LOOK_S = 10.0
 """On average between two decisions under pressure; a real agent looks oftener, and asks for no more."""
+GRACE_S = EVICTION_SOFT_GRACE_PERIOD[Signal.MEMORY]
 GONE_AFTER_S = 10.0
 KUBELET_S = 10.0
 NAMESPACES = 5
@@ -242,6 +244,7 @@ class Node:
         self.status = ConditionStatus.FALSE
         self.fence_wanted_at: float | None = None
         self.fence_up = False
+        self.grace_ends_at = 0.0
         self.near = False
         self.looking_at = float("inf")
         self.pumping_at = float("inf")
@@ -308,6 +311,8 @@ class Node:
             self.evict(plan, victim)
         if self.pressed or self.status is ConditionStatus.TRUE:
             self.look_at(now + self.chance.uniform(0.5, 1.5) * LOOK_S)
+            if now < self.grace_ends_at:
+                self.look_at(self.grace_ends_at)
 
     def list_budgets(self) -> None:
         self.insist("list poddisruptionbudgets", then=lambda: self.insist("watch poddisruptionbudgets"))
@@ -315,6 +320,7 @@ class Node:
     def turned(self, status: ConditionStatus) -> None:
         self.status = status
         up = status is ConditionStatus.TRUE
+        self.grace_ends_at = self.world.now + GRACE_S if up else 0.0
         self.fence_wanted_at = self.world.now if up else None
         self.insist("patch nodes/status")
         self.insist("patch nodes", then=lambda: setattr(self, "fence_up", up))
