@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.agent import Agent, AgentState
+from nodeagent.agent import Agent, AgentState, Means
 from nodeagent.cluster import credentials, identity, transport
 from nodeagent.cluster.session import ClusterSession
 from nodeagent.config.watch import ConfigFile
@@ -154,21 +154,21 @@ class Bench:
             kept = AgentState(policy_state.initial("bench", now=_now()))
             (self.directory / "state").mkdir()
             store = StateFile(self.directory / "state" / "state", shape=AgentState, boot_id="bench")
-            agent = Agent(
-                parts=Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling)),
-                rebuild=lambda parts, _: parts,
+            means = Means(
                 file=file,
                 alarms=alarms,
                 holds=Holds(brake_of(host)),
-                state=kept,
-                store=store,
-                teller=Teller(log, None),
                 forks=NoForks(),
                 neighbours=tuple,
+                store=store,
+                teller=Teller(log, None),
                 log=log,
+                lines_dropped=lambda: 0,
                 notifier=Silent(),
                 boottime=host.boottime,
             )
+            parts = Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling))
+            agent = Agent(parts, means, rebuild=lambda parts, _: parts, state=kept)
             session.start()
             protect.freeze_collector()
             stages = [self._one(agent, wakeups, session, number) for number in range(runs + 2)][2:]

@@ -12,8 +12,9 @@ Promises:
    used changes nothing.
 """
 
+import contextlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.cluster.conditions import OwnedCondition
@@ -28,13 +29,29 @@ from nodeagent.host.holds import THAW_AFTER_GRACE_S, Holds
 from nodeagent.host.notify import Notifier
 from nodeagent.host.protect import SpareDescriptors
 from nodeagent.host.wakeup import Wakeups
+from nodeagent.journal.records import Inputs
 from nodeagent.journal.state import StateFile
 from nodeagent.journal.teller import Teller, status
-from nodeagent.model import DiskLayout, Method, NodeSnapshot, Note, Outcome, OutcomeKind, Plan, Threshold, Tier, Victim
+from nodeagent.model import (
+    ConditionType,
+    DiskLayout,
+    Method,
+    NodeSnapshot,
+    Note,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    Threshold,
+    Tier,
+    Victim,
+)
 from nodeagent.policy import engine, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
+from nodeagent.report.metrics import Failure, Figures, Metrics, Stage
+from nodeagent.report.pages import Endpoint, pages
+from nodeagent.report.server import AddressError
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.disk.watch import DiskWatch, Need
 from nodeagent.sampling.forks import ForkMeter
@@ -72,43 +89,44 @@ class Parts(NamedTuple):
     disks: DiskWatch
 
 
+class Means(NamedTuple):
+    """What the process has to work with, whatever its configuration is."""
+
+    file: ConfigFile
+    alarms: Alarms
+    holds: Holds
+    forks: ForkMeter
+    neighbours: Callable[[], tuple[Note, ...]]
+    """Who else kills on this node."""
+    store: StateFile | None
+    """None where there is no directory to write to."""
+    teller: Teller
+    log: "FilteringBoundLogger"
+    lines_dropped: Callable[[], int]
+    """Of the log."""
+    notifier: Notifier
+    boottime: Callable[[], float]
+    own_pod_uid: str = ""
+
+
 class Agent:
     """One node's agent."""
 
     def __init__(
-        self,
-        *,
-        parts: Parts,
-        rebuild: Callable[[Parts, Loaded], Parts],
-        file: ConfigFile,
-        alarms: Alarms,
-        holds: Holds,
-        state: AgentState,
-        store: StateFile | None,
-        teller: Teller,
-        forks: ForkMeter,
-        neighbours: Callable[[], tuple[Note, ...]],
-        log: "FilteringBoundLogger",
-        notifier: Notifier,
-        boottime: Callable[[], float],
-        own_pod_uid: str = "",
+        self, parts: Parts, means: Means, *, rebuild: Callable[[Parts, Loaded], Parts], state: AgentState
     ) -> None:
-        """`rebuild` makes the parts of a new configuration from those of the old one. `store` is None where there is no
-        directory to write to. `neighbours` tells who else kills on this node."""
+        """`rebuild` makes the parts of a new configuration from those of the old one."""
         self._parts = parts
+        self._means = means
         self._rebuild = rebuild
-        self._file = file
-        self._alarms = alarms
-        self._holds = holds
         self._policy = state.policy
-        self._store = store
-        self._teller = teller
-        self._forks = forks
-        self._neighbours = neighbours
-        self._log = log
-        self._notifier = notifier
-        self._boottime = boottime
-        self._own_pod_uid = own_pod_uid
+        self._alarms, self._holds, self._forks = means.alarms, means.holds, means.forks
+        self._teller, self._log, self._boottime = means.teller, means.log, means.boottime
+        self._metrics = Metrics(self._config, boottime=means.boottime, figures=self._figures)
+        self._endpoint = Endpoint(
+            pages(self._metrics, config=lambda: self._config, boottime=means.boottime),
+            failed=lambda trouble: self._log.warning("page not made", reason=trouble, once=trouble),
+        )
         self._victims: dict[str, Victim] = {}
         """Handed over and not answered yet, by UID."""
         self._spare = SpareDescriptors()
@@ -120,10 +138,28 @@ class Agent:
         self._effective: dict[DiskLayout, tuple[Threshold, ...]] = {}
         self._saved_at = float("-inf")
         self._status_at = float("-inf")
+        self._woken: frozenset[str] = frozenset()
+        """Why the present turn was taken."""
 
     @property
     def _config(self) -> Config:
         return self._parts.loaded.config
+
+    def serve(self) -> None:
+        """Serve metrics and probes where the configuration says. Raises AddressError."""
+        self._endpoint.move(self._config.metrics.address)
+
+    def _figures(self) -> Figures:
+        """What other rooms count, for a scrape; called from the endpoint's thread."""
+        session = self._parts.session
+        return Figures(
+            pods_synced_at=session.pods().synced_at,
+            contests=session.contests(),
+            asserted=frozenset(each.type for each in session.owned()),
+            fenced=frozenset(kind.value for kind in ConditionType if session.fenced(kind)),
+            log_lines_dropped=self._means.lines_dropped(),
+            brakes_held=len(self._holds.held),
+        )
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -131,7 +167,7 @@ class Agent:
         """Turn until SIGTERM or SIGINT (or for so many turns)."""
         if source := self._forks.source():
             wakeups.register(source.fd, source.name, source.drain, source.events)
-        self._notifier.ready()
+        self._means.notifier.ready()
         failures = 0
         while turns is None or turns > 0:
             turns = None if turns is None else turns - 1
@@ -141,13 +177,16 @@ class Agent:
                 self.watch(wakeups)
             except Exception:
                 failures += 1
+                self._metrics.observe_failure(Failure.TURN)
                 if failures >= FAILURES_IN_A_ROW:
                     raise
                 self._log.exception("a turn of the loop failed", in_a_row=failures)
                 sleep_s = self._config.sampling.interval_s
             else:
                 failures = 0
-                self._notifier.alive()
+                self._means.notifier.alive()
+                self._metrics.observe_turn(at=began, reasons=self._woken)
+                self._metrics.observe_stage(Stage.TURN, self._boottime() - began)
             if self._pause(wakeups, sleep_s, began=began):
                 return
 
@@ -177,7 +216,8 @@ class Agent:
 
     def stop(self) -> None:
         """Let go what is held, take back what we have set on the Node, and keep the rest for the next process."""
-        self._notifier.stopping()
+        self._means.notifier.stopping()
+        self._endpoint.close()
         self._holds.close()
         if left := self._parts.session.stop(clear=True):
             self._log.warning("left behind", what=left)
@@ -187,35 +227,39 @@ class Agent:
 
     def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float) -> bool:
         """Sleep until something happens; a new configuration is taken here. True when it is time to go."""
-        until = began + min(sleep_s, (self._notifier.watchdog_s or float("inf")) / 3)
+        until = began + min(sleep_s, (self._means.notifier.watchdog_s or float("inf")) / 3)
         reasons, signals = wakeups.wait(until - self._boottime())
         while reasons == FORKS_ALONE and not signals and not self._forks.storm(self._boottime()):
             # Somebody forks: counted, and no reason to look at the node, unless it is a storm.
             reasons, signals = wakeups.wait(until - self._boottime())
+        self._woken = reasons
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._log.info("stopping", signal=number.name)
                 return True
-        if signal.SIGHUP in signals or self._file.changed(now=self._boottime()):
+        if signal.SIGHUP in signals or self._means.file.changed(now=self._boottime()):
             self._reload()
         return False
 
     def _reload(self) -> None:
         """Promise 5."""
-        self._notifier.reloading()
+        self._means.notifier.reloading()
         try:
-            loaded = self._file.load()
+            loaded = self._means.file.load()
             parts = self._rebuild(self._parts, loaded)
-        except ConfigError as error:
-            problems = [str(each) for each in error.problems]
+            self._endpoint.move(parts.loaded.config.metrics.address)
+        except (ConfigError, AddressError) as error:
+            self._metrics.observe_reload(None)
+            problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
             self._log.error("configuration refused, the old one stays", problems=problems)
             self._parts.session.tell_node("ConfigurationRefused", "; ".join(problems), action="Reloading")
         else:
             self._teller.changes(changes(self._parts.loaded, loaded))
             self._parts = parts
+            self._metrics.observe_reload(parts.loaded.config)
             self._effective.clear()
             self._policy = policy_state.restored(self._policy, instance=self._policy.instance)
-        self._notifier.ready()
+        self._means.notifier.ready()
 
     def _look_after_itself(self) -> None:
         """Descriptors at every turn, CPU and memory now and then."""
@@ -257,29 +301,40 @@ class Agent:
         known = view.synced_at is not None
         snapshot = self._parts.sampler.sample(view.pods if known else None, view.synced_at, fresh=False)
         return self._parts.disks.apply(snapshot)._replace(
-            own_pod_uid=self._own_pod_uid,
+            own_pod_uid=self._means.own_pod_uid,
             api_lost_at=view.lost_at,
             soft_waits_for=self._parts.session.soft_wait(),
         )
 
     def _decide(self) -> None:
-        snapshot = self._sample()
-        plan, self._policy = engine.decide(
-            snapshot, self._policy, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
-        )
+        with self._timed(Stage.SAMPLE):
+            snapshot = self._sample()
+        before = self._policy
+        with self._timed(Stage.DECIDE):
+            plan, self._policy = engine.decide(
+                snapshot, before, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
+            )
+        self._metrics.observe_plan(plan, snapshot)
         self._parts.session.publish(plan.conditions)
         self._parts.session.decided(plan)
         if plan.victims:
+            self._teller.intends(plan, acts=self._config.mode is Mode.ENFORCE)
             self._act(plan, snapshot)
-        self._tell(plan, snapshot)
+        self._tell(plan, snapshot, before)
         self._save(now=snapshot.taken_at, at_once=False)
+
+    @contextlib.contextmanager
+    def _timed(self, stage: Stage) -> Iterator[None]:
+        began = self._boottime()
+        yield
+        self._metrics.observe_stage(stage, self._boottime() - began)
 
     def _look_again(self, plan: Plan, snapshot: NodeSnapshot) -> NodeSnapshot:
         view = self._parts.session.pods()
         uids = frozenset(victim.pod.uid for victim in plan.victims)
         again = self._parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
         again = self._parts.disks.apply(again, whole=False)
-        return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
+        return again._replace(own_pod_uid=self._means.own_pod_uid, api_lost_at=snapshot.api_lost_at)
 
     def _act(self, plan: Plan, snapshot: NodeSnapshot) -> None:
         """Hold the victims, look a second time, hand them over. The tokens that they cost, and what is held, are on
@@ -292,7 +347,8 @@ class Agent:
         saved = self._save(now=plan.made_at, at_once=True)
         for victim in held:
             self._holds.apply(victim.pod.uid)
-        fresh = self._look_again(plan, snapshot)
+        with self._timed(Stage.RECHECK):
+            fresh = self._look_again(plan, snapshot)
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._policy, now=fresh.taken_at, config=self._config)
             why = refusal.message if refusal else ""
@@ -350,28 +406,38 @@ class Agent:
         for outcome in outcomes:
             self._release_or_end(outcome)
             self._policy = engine.settle(self._policy, outcome, now=outcome.at, config=self._config)
+            self._metrics.observe_outcome(outcome)
             self._teller.outcome(outcome)
 
-    def _tell(self, plan: Plan, snapshot: NodeSnapshot) -> None:
+    def _tell(self, plan: Plan, snapshot: NodeSnapshot, before: PolicyState) -> None:
         told, self._holds.notes = tuple(self._holds.notes), []
         if self._forks.storm(snapshot.taken_at):
             told += (_storm_note(self._forks.rates(snapshot.taken_at)),)
-        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._neighbours(), *told)
-        self._teller.decision(plan, acts=self._config.mode is Mode.ENFORCE, notes=notes)
+        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.neighbours(), *told)
+        inputs = Inputs(
+            snapshot=snapshot,
+            state=before,
+            now=snapshot.taken_at,
+            thresholds=self._thresholds(snapshot.layout),
+            fresh_samples=self._config.startup.fresh_samples,
+        )
+        self._teller.decision(plan, acts=self._config.mode is Mode.ENFORCE, notes=notes, inputs=inputs)
         if snapshot.taken_at - self._status_at >= STATUS_EVERY_S:
             self._status_at = snapshot.taken_at
-            self._notifier.status(status(plan, snapshot))
+            self._means.notifier.status(status(plan, snapshot))
 
     def _save(self, *, now: float, at_once: bool) -> bool:
         """Save the state when it is due. False when it could not be."""
-        if self._store is None:
+        if self._means.store is None:
             return False
         if not at_once and now - self._saved_at < SAVE_EVERY_S:
             return True
         self._saved_at = now
         try:
-            self._store.save(AgentState(self._policy, self._parts.session.owned(), self._holds.held))
+            with self._timed(Stage.SAVE):
+                self._means.store.save(AgentState(self._policy, self._parts.session.owned(), self._holds.held))
         except OSError as error:
+            self._metrics.observe_failure(Failure.STATE_SAVE)
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
         return True

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.agent import Agent, AgentState, Parts
+from nodeagent.agent import Agent, AgentState, Means, Parts
 from nodeagent.cluster import credentials, identity
 from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.cluster.session import ClusterSession, NoCluster, Session
@@ -21,13 +21,14 @@ from nodeagent.host.brake import CgroupBrake
 from nodeagent.host.holds import Holds
 from nodeagent.host.periodic import Periodic
 from nodeagent.host.wakeup import Wakeups
-from nodeagent.journal.log import open_log
+from nodeagent.journal.log import LineWriter, open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
 from nodeagent.journal.teller import Teller
 from nodeagent.model import Note
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
+from nodeagent.report.server import AddressError
 from nodeagent.sampling import cgroup, coexistence
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.deadline import PatientStatvfs
@@ -70,7 +71,7 @@ def run(
         stack.callback(writer.close)
         for problem in loaded.warnings:
             log.warning("configuration", problem=str(problem))
-        agent, wakeups = _assemble(loaded, file, open_host(host_root), log, stack)
+        agent, wakeups = _assemble(loaded, file, open_host(host_root), log, writer, stack)
         try:
             agent.run(wakeups, turns=1 if once else None)
         finally:
@@ -79,7 +80,12 @@ def run(
 
 
 def _assemble(
-    loaded: Loaded, file: ConfigFile, host: Host, log: "FilteringBoundLogger", stack: contextlib.ExitStack
+    loaded: Loaded,
+    file: ConfigFile,
+    host: Host,
+    log: "FilteringBoundLogger",
+    writer: LineWriter,
+    stack: contextlib.ExitStack,
 ) -> tuple[Agent, Wakeups]:
     config = loaded.config
     if host.recorded and config.mode is Mode.ENFORCE:
@@ -104,22 +110,25 @@ def _assemble(
     none: tuple[Note, ...] = ()
     neighbours = Periodic(lambda: _neighbours(host, config), first=none, every_s=NEIGHBOURS_EVERY_S, name="neighbours")
     stack.callback(neighbours.close)
-    agent = Agent(
-        parts=builder.build(loaded, kept.owned),
-        rebuild=builder.rebuild,
+    means = Means(
         file=file,
         alarms=alarms,
         holds=Holds(brake_of(host), kept.holds),
-        state=kept,
-        store=store,
-        teller=teller,
         forks=forks,
         neighbours=lambda: neighbours.latest,
+        store=store,
+        teller=teller,
         log=log,
+        lines_dropped=lambda: writer.dropped,
         notifier=notifier,
         boottime=host.boottime,
         own_pod_uid=os.environ.get("POD_UID", ""),
     )
+    agent = Agent(builder.build(loaded, kept.owned), means, rebuild=builder.rebuild, state=kept)
+    try:
+        agent.serve()
+    except AddressError as error:
+        raise CannotRunError(f"metrics.address: {error}") from error
     log.info("started", mode=config.mode, node=guess.name, node_name_from=guess.source, host_root=host.root)
     protect.freeze_collector()
     return agent, wakeups
