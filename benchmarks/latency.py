@@ -40,7 +40,6 @@ from nodeagent.host.notify import Silent
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.state import StateFile
-from nodeagent.journal.teller import Teller
 from nodeagent.model import Victim
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
@@ -161,7 +160,8 @@ class Bench:
                 forks=NoForks(),
                 neighbours=tuple,
                 store=store,
-                teller=Teller(log, None),
+                recorder=None,
+                found=(),
                 log=log,
                 lines_dropped=lambda: 0,
                 notifier=Silent(),

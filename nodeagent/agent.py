@@ -13,6 +13,7 @@ Promises:
 """
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -29,7 +30,7 @@ from nodeagent.host.holds import THAW_AFTER_GRACE_S, Holds
 from nodeagent.host.notify import Notifier
 from nodeagent.host.protect import SpareDescriptors
 from nodeagent.host.wakeup import Wakeups
-from nodeagent.journal.records import Inputs
+from nodeagent.journal.records import Inputs, Recorder
 from nodeagent.journal.state import StateFile
 from nodeagent.journal.teller import Teller, status
 from nodeagent.model import (
@@ -49,7 +50,7 @@ from nodeagent.policy import engine, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
-from nodeagent.report.metrics import Failure, Figures, Metrics, Stage
+from nodeagent.report.metrics import Failure, Figures, Metrics, Stage, WatchFigures
 from nodeagent.report.pages import Endpoint, pages
 from nodeagent.report.server import AddressError
 from nodeagent.sampling.alarms import Alarms
@@ -100,7 +101,10 @@ class Means(NamedTuple):
     """Who else kills on this node."""
     store: StateFile | None
     """None where there is no directory to write to."""
-    teller: Teller
+    recorder: Recorder | None
+    """None likewise."""
+    found: tuple[Note, ...]
+    """What was found at the start that the reader should know."""
     log: "FilteringBoundLogger"
     lines_dropped: Callable[[], int]
     """Of the log."""
@@ -121,8 +125,10 @@ class Agent:
         self._rebuild = rebuild
         self._policy = state.policy
         self._alarms, self._holds, self._forks = means.alarms, means.holds, means.forks
-        self._teller, self._log, self._boottime = means.teller, means.log, means.boottime
+        self._log, self._boottime = means.log, means.boottime
         self._metrics = Metrics(self._config, boottime=means.boottime, figures=self._figures)
+        unrecorded = functools.partial(self._metrics.observe_failure, Failure.RECORD)
+        self._teller = Teller(means.log, means.recorder, unrecorded=unrecorded)
         self._endpoint = Endpoint(
             pages(self._metrics, config=lambda: self._config, boottime=means.boottime),
             failed=lambda trouble: self._log.warning("page not made", reason=trouble, once=trouble),
@@ -139,7 +145,8 @@ class Agent:
         self._saved_at = float("-inf")
         self._status_at = float("-inf")
         self._woken: frozenset[str] = frozenset()
-        """Why the present turn was taken."""
+        """Why the present turn was taken, and when."""
+        self._woke_at = means.boottime()
 
     @property
     def _config(self) -> Config:
@@ -152,13 +159,18 @@ class Agent:
     def _figures(self) -> Figures:
         """What other rooms count, for a scrape; called from the endpoint's thread."""
         session = self._parts.session
+        counts = session.counts()
         return Figures(
-            pods_synced_at=session.pods().synced_at,
+            pods_synced_at=counts.pods_synced_at,
             contests=session.contests(),
             asserted=frozenset(each.type for each in session.owned()),
             fenced=frozenset(kind.value for kind in ConditionType if session.fenced(kind)),
+            watches=tuple(WatchFigures(*each) for each in counts.watches),
+            condition_writes=counts.condition_writes,
+            events_dropped=counts.events_dropped,
             log_lines_dropped=self._means.lines_dropped(),
             brakes_held=len(self._holds.held),
+            requests_in_flight=counts.in_flight,
         )
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -167,6 +179,7 @@ class Agent:
         """Turn until SIGTERM or SIGINT (or for so many turns)."""
         if source := self._forks.source():
             wakeups.register(source.fd, source.name, source.drain, source.events)
+        self._teller.notes(self._means.found)
         self._means.notifier.ready()
         failures = 0
         while turns is None or turns > 0:
@@ -232,7 +245,7 @@ class Agent:
         while reasons == FORKS_ALONE and not signals and not self._forks.storm(self._boottime()):
             # Somebody forks: counted, and no reason to look at the node, unless it is a storm.
             reasons, signals = wakeups.wait(until - self._boottime())
-        self._woken = reasons
+        self._woken, self._woke_at = reasons, self._boottime()
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._log.info("stopping", signal=number.name)
@@ -314,6 +327,7 @@ class Agent:
             plan, self._policy = engine.decide(
                 snapshot, before, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
             )
+        self._metrics.observe_stage(Stage.WAKE_TO_DECISION, self._boottime() - self._woke_at)
         self._metrics.observe_plan(plan, snapshot)
         self._parts.session.publish(plan.conditions)
         self._parts.session.decided(plan)

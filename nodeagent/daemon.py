@@ -24,7 +24,6 @@ from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import LineWriter, open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
-from nodeagent.journal.teller import Teller
 from nodeagent.model import Note
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
@@ -102,11 +101,10 @@ def _assemble(
     stack.callback(alarms.close)
     notifier = notify.notifier()
     stack.callback(notifier.close)
-    teller = Teller(log, recorder)
     _, bounds = cost.bound_descriptors()
     forks, without = open_meter(host)
     stack.callback(forks.close)
-    teller.notes((*protect.protect_process(), *bounds, *without))
+    found = (*protect.protect_process(), *bounds, *without)
     none: tuple[Note, ...] = ()
     neighbours = Periodic(lambda: _neighbours(host, config), first=none, every_s=NEIGHBOURS_EVERY_S, name="neighbours")
     stack.callback(neighbours.close)
@@ -117,9 +115,10 @@ def _assemble(
         forks=forks,
         neighbours=lambda: neighbours.latest,
         store=store,
-        teller=teller,
+        recorder=recorder,
+        found=found,
         log=log,
-        lines_dropped=lambda: writer.dropped,
+        lines_dropped=lambda: writer.dropped_total,
         notifier=notifier,
         boottime=host.boottime,
         own_pod_uid=os.environ.get("POD_UID", ""),
@@ -264,4 +263,6 @@ def brake_of(host: Host) -> CgroupBrake:
 
 
 def _boot_id(host: Host) -> str:
-    return host.text("/proc/sys/kernel/random/boot_id").strip() or "unknown"
+    with contextlib.suppress(Unreadable):  # a recording need not have it
+        return host.text("/proc/sys/kernel/random/boot_id").strip() or "unknown"
+    return "unknown"

@@ -69,6 +69,24 @@ _NEWS: Final = {
 """The kubelet's Events on the Node (KUBELET-CONTRACT 7)."""
 
 
+class WatchCounts(NamedTuple):
+    """One list and watch since the start."""
+
+    name: str
+    failures: int
+    relists: int
+
+
+class Counts(NamedTuple):
+    """What the threads of a session have counted, for the metrics."""
+
+    pods_synced_at: float | None = None
+    watches: tuple[WatchCounts, ...] = ()
+    condition_writes: int = 0
+    events_dropped: int = 0
+    in_flight: int = 0
+
+
 class Session(Protocol):
     """What the loop needs of a cluster."""
 
@@ -86,6 +104,7 @@ class Session(Protocol):
     def owned(self) -> tuple[OwnedCondition, ...]: ...
     def contests(self) -> tuple[Contest, ...]: ...
     def fenced(self, pressure: ConditionType) -> bool: ...
+    def counts(self) -> Counts: ...
     def notes(self) -> tuple[Note, ...]: ...
     def stop(self, *, clear: bool) -> str: ...
 
@@ -137,6 +156,9 @@ class NoCluster:
 
     def fenced(self, pressure: ConditionType) -> bool:  # noqa: ARG002 - nothing is ever fenced
         return False
+
+    def counts(self) -> Counts:
+        return Counts()
 
     def notes(self) -> tuple[Note, ...]:
         return (Note("api", self._reason),)
@@ -316,6 +338,17 @@ class ClusterSession:
         """Whether our taint for this pressure was seen on the Node."""
         fence = self._writers.fence if self._writers else None
         return fence is not None and pressure in fence.up()
+
+    def counts(self) -> Counts:
+        """What the threads have counted; from any thread."""
+        pods, writers = self._pods, self._writers
+        return Counts(
+            pods_synced_at=pods.view().synced_at if pods is not None else None,
+            watches=() if pods is None else (WatchCounts("pods", pods.failures, pods.relists),),
+            condition_writes=writers.conditions.writes if writers is not None else 0,
+            events_dropped=writers.events.dropped if writers is not None else 0,
+            in_flight=writers.evictor.in_flight if writers is not None else 0,
+        )
 
     def notes(self) -> tuple[Note, ...]:
         """What is wrong with the connection now."""
