@@ -715,6 +715,55 @@ class ReliefReport(NamedTuple):
     """From the decision to that sample."""
 
 
+class ReclaimOrder(NamedTuple):
+    """An action that is to be tried before pods are evicted."""
+
+    name: str
+    """Of the configured action."""
+    signal: Signal
+    tier: Tier
+    deficit: int
+    """How much is missing."""
+    available: int
+    until: float
+    """CLOCK_BOOTTIME at which it is ended."""
+
+
+class ReclaimResult(enum.StrEnum):
+    """How an action ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    """It could not be started, or its exit code was not 0."""
+    TIMED_OUT = "timed-out"
+    DRY_RUN = "dry-run"
+    """Nothing was run."""
+
+
+class ReclaimOutcome(NamedTuple):
+    """What became of an order."""
+
+    plan_id: str
+    name: str
+    result: ReclaimResult
+    message: str
+    """Exit code and the end of its output, or why it could not be run."""
+    at: float
+
+
+class ReclaimReport(NamedTuple):
+    """What an action brought back, by the first sample after its end."""
+
+    plan_id: str
+    name: str
+    signal: Signal
+    result: ReclaimResult
+    gained: int
+    """Change of `available` since the decision; negative when others took more."""
+    took_s: float
+    """From the decision to the end of the action."""
+
+
 class Plan(NamedTuple):
     """One decision: what was seen, what is to be done, and why everything else is not. One id for log, Event,
     metric."""
@@ -738,6 +787,10 @@ class Plan(NamedTuple):
     """Names of the keys that made `ranking`, most significant first; ties go by namespace, name and UID."""
     relief_reports: tuple[ReliefReport, ...] = ()
     """Earlier evictions whose relief this snapshot measured."""
+    reclaims: tuple[ReclaimOrder, ...] = ()
+    """What is to be tried now."""
+    reclaim_reports: tuple[ReclaimReport, ...] = ()
+    """Earlier actions whose gain this snapshot measured."""
 
 
 # --- outcomes (made by cluster/) -------------------------------------------------------------------------------------

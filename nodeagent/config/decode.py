@@ -189,9 +189,11 @@ def _read_list(reader: Reader, node: Node, path: str, key: Key, element: Any) ->
     found = [
         (child, _read(reader, child, f"{path}[{index}]", key, element)) for index, child in enumerate(node.elements)
     ]
+    once = Mark.MAY_REPEAT not in key.bounds
     for index, (child, value) in enumerate(found):
-        reader.origins.pop(f"{path}[{index}]", None)
-        if value is not _BAD and any(value == before for _, before in found[:index]):
+        if not keys.is_section(element):
+            reader.origins.pop(f"{path}[{index}]", None)
+        if once and value is not _BAD and any(value == before for _, before in found[:index]):
             reader.complain(child, f"{path}[{index}]", f"{shown(child.text)} is in the list already", "keep one")
     if not found and Mark.NOT_EMPTY in key.bounds:
         reader.complain(node, path, "is empty", f"must have at least one {describe(key, element)}")
@@ -271,6 +273,8 @@ def _within(number: float, key: Key) -> float:
 
 def describe(key: Key, type_: Any) -> str:
     """What a scalar or an element must be, in words."""
+    if keys.is_section(type_):
+        return "a map"
     if type_ is Amount:
         return "a quantity such as 200Mi or a percentage such as 12%"
     if key.duration:

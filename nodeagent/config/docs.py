@@ -21,6 +21,7 @@ from nodeagent.config.schema import (
     Mark,
     Range,
     RankingKey,
+    ReclaimAction,
     Refinement,
     RequireStall,
     SignalRefinement,
@@ -93,6 +94,7 @@ def _sections() -> Iterator[str]:
             yield from _table(keys.keys_of(key.type))
     for title, section, note in (
         ("budgets.*", Bucket, "The keys of `node`, `namespace`, `owner` and `signal`."),
+        ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "For one of the signal's two thresholds."),
         ("signals.*.requireStall", RequireStall, "Pressure stall information (PSI)."),

@@ -84,7 +84,8 @@ def _section(key: Key, section: type) -> dict[str, Any]:
 
 
 def _list(key: Key, element: Any) -> dict[str, Any]:
-    found = {"type": "array", "uniqueItems": True, "items": _scalar(key, element)}
+    items = _section(key, element) if keys.is_section(element) else _scalar(key, element)
+    found = {"type": "array", "uniqueItems": Mark.MAY_REPEAT not in key.bounds, "items": items}
     if Mark.NOT_EMPTY in key.bounds:
         found["minItems"] = 1
     if element is RankingKey:

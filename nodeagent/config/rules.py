@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from nodeagent.config.duration import format_duration
 from nodeagent.config.problems import BUILT_IN, Origin, Problem
-from nodeagent.config.schema import DROPPED, Config, Eviction
+from nodeagent.config.schema import DROPPED, Config, Eviction, ReclaimKind
 from nodeagent.config.thresholds import CONTAINERFS
 from nodeagent.model import Amount, Signal
 
@@ -23,6 +23,7 @@ def errors(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin])
         _memory_model(eviction),
         _none_alone(eviction),
         _order_of_numbers(config),
+        _reclaim_actions(config),
     )
 
 
@@ -103,6 +104,19 @@ def _order_of_numbers(config: Config) -> _Findings:
             f"({format_duration(sampling.interval_s)})",
             "every sample would be stale before the next one",
         )
+
+
+def _reclaim_actions(config: Config) -> _Findings:
+    seen: set[str] = set()
+    for index, action in enumerate(config.reclaim.actions):
+        path = f"reclaim.actions[{index}]"
+        if action.name in seen:
+            yield f"{path}.name", f"{action.name} is the name of another action already", "name each one differently"
+        seen.add(action.name)
+        if action.kind is ReclaimKind.COMMAND and not action.command:
+            yield f"{path}.command", "is missing", "name the program and its arguments, one word each"
+        if action.kind is ReclaimKind.CONTAINER_LOGS and action.command:
+            yield f"{path}.command", "containerLogs runs no command", "remove it, or make it `kind: command`"
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ class Mark(enum.Enum):
     WHOLE_SECONDS = "whole seconds"
     """A plain number of seconds in the file, as the kubelet has it, although all other durations have units."""
     NOT_EMPTY = "not empty"
+    MAY_REPEAT = "may repeat"
+    """A list in which the same word may stand twice."""
 
 
 class AmountRule(enum.Enum):
@@ -245,6 +247,47 @@ class Budgets(NamedTuple):
     """Longest such back-off; forgotten after twice this time without an eviction."""
 
 
+class ReclaimKind(enum.StrEnum):
+    """What a reclaim action is."""
+
+    COMMAND = "command"
+    IMAGES = "images"
+    JOURNAL = "journal"
+    CONTAINER_LOGS = "containerLogs"
+
+
+class ReclaimAction(NamedTuple):
+    name: Annotated[str, Shape(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "a name: letters, digits, `-_.`")]
+    """Names the action in the log, in records and in budgets."""
+    kind: ReclaimKind = ReclaimKind.COMMAND
+    """`command` runs `command`; `images` runs `crictl rmi --prune`, `journal` runs `journalctl --vacuum-size=200M`,
+    unless `command` says otherwise; `containerLogs` removes the logs of containers that have ended."""
+    command: Annotated[tuple[str, ...], Mark.MAY_REPEAT, Shape(r"[^\x00]+", "a word")] = ()
+    """The program and its arguments; no shell. NODEAGENT_RESOURCE, NODEAGENT_SIGNAL, NODEAGENT_DEFICIT and
+    NODEAGENT_AVAILABLE are in its environment."""
+    signals: Annotated[tuple[Signal, ...], Mark.NOT_EMPTY] = (
+        Signal.NODEFS,
+        Signal.NODEFS_INODES,
+        Signal.IMAGEFS,
+        Signal.IMAGEFS_INODES,
+        Signal.CONTAINERFS,
+        Signal.CONTAINERFS_INODES,
+    )
+    """The signals that it may help."""
+    timeout_s: Annotated[float, Range(0.1, 3600)] = 30.0
+    """It is ended, with all processes of its group, after this; no decision waits longer for it."""
+    min_interval_s: Annotated[float, ANY_DURATION] = 600.0
+    """It is not run again before this has passed since its last start."""
+
+
+class Reclaim(NamedTuple):
+    actions: tuple[ReclaimAction, ...] = ()
+    """What is tried before pods are evicted, one after another in this order."""
+    wait_for_kubelet_s: Annotated[float, Range(0, 600)] = 10.0
+    """Soft tier, disks: how long a threshold that is due waits for the kubelet's own image garbage collection; the
+    kubelet looks every 10 s."""
+
+
 class Escalation(NamedTuple):
     hard_grace_period_s: Annotated[float, Range(1, LONGEST_S)] = 1.0
     """Grace asked for in the hard tier. The kubelet uses at least 1 s."""
@@ -434,6 +477,8 @@ class Config(NamedTuple):
     above never are, whatever stands here."""
     budgets: Budgets = Budgets()
     """How many pods may be evicted in which time."""
+    reclaim: Reclaim = Reclaim()
+    """What is tried before pods are evicted."""
     escalation: Escalation = Escalation()
     """What the hard tier may do that the soft one may not."""
     conditions: Conditions = Conditions()

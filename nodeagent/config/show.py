@@ -85,7 +85,25 @@ def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name
             )
         ]
         return [f"{margin}{name}:", *inner] if inner else [_line(f"{margin}{name}: {{}}", loaded, path)]
+    if isinstance(value, tuple) and value and keys.is_section(type(value[0])):
+        return [f"{margin}{name}:", *_elements(loaded, value, path, indent=indent)]
     return [_line(f"{margin}{name}: {_yaml(key, value)}", loaded, path)]
+
+
+def _elements(loaded: Loaded, values: Iterable[Any], path: str, *, indent: int) -> Iterable[str]:
+    """The lines of a list of maps."""
+    margin = "  " * indent
+    for index, value in enumerate(values):
+        here = f"{path}[{index}]"
+        lines = [
+            line
+            for part in keys.keys_of(type(value))
+            for line in _entry(
+                loaded, part, getattr(value, part.field), f"{here}.{part.name}", indent=indent + 2, name=part.name
+            )
+        ]
+        yield f"{margin}  - {lines[0].lstrip()}"
+        yield from lines[1:]
 
 
 def _refines(section: type) -> bool:

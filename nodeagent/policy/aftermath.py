@@ -11,8 +11,18 @@ from collections.abc import Iterable
 from typing import Final
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, Method, NodeSnapshot, Outcome, OutcomeKind, Refusal, Tier, Victim
-from nodeagent.policy import amounts, budget, last_resort, ledger, local_storage, protection, thresholds
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    Method,
+    NodeSnapshot,
+    Outcome,
+    OutcomeKind,
+    ReclaimOutcome,
+    Refusal,
+    Tier,
+    Victim,
+)
+from nodeagent.policy import amounts, budget, last_resort, ledger, local_storage, protection, reclaim, thresholds
 from nodeagent.policy.figures import FUTURE_S, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.state import PolicyState
@@ -167,6 +177,11 @@ def settle(state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: fl
     for outcome in each_of:
         state = _settle_one(state, outcome, now=now, config=config)
     return state
+
+
+def settle_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
+    """Take in how an action ended that was tried before evicting."""
+    return state._replace(reclaims=reclaim.settle(state.reclaims, outcome))
 
 
 def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:

@@ -12,14 +12,14 @@ Theory of operation. `decide` reads as ARCHITECTURE's list: judge the thresholds
 ledger up to date, then serve the most urgent threshold that is due. To serve is: reckon the deficit, line the pods up,
 take out the protected, stop if it would be futile, choose the least harmful set, take its tokens. If nobody can be
 evicted for one resource the next one that is due gets its turn. `recheck` asks again right before a request is sent;
-`settle` takes in how the requests ended.
+`settle` takes in how the requests ended, `settle_reclaim` how the actions did that are tried before.
 
 With `ranking.order: kubelet` the first unprotected pod goes, one in each decision, whatever it would free, as in the
 kubelet's sync loop (KUBELET-CONTRACT 3); budgets, back-off and pending release still hold.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, OnBlocked, OnFutile
@@ -35,6 +35,7 @@ from nodeagent.model import (
     Pod,
     PodView,
     RankedPod,
+    ReclaimOrder,
     Refusal,
     ReliefReport,
     Signal,
@@ -42,6 +43,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
     Tier,
+    Trend,
     Victim,
 )
 from nodeagent.policy import (
@@ -55,16 +57,17 @@ from nodeagent.policy import (
     messages,
     overuse,
     ranking,
+    reclaim,
     relief,
     thresholds,
 )
-from nodeagent.policy.aftermath import nobody, recheck, settle, stale, waits
+from nodeagent.policy.aftermath import nobody, recheck, settle, settle_reclaim, stale, waits
 from nodeagent.policy.figures import ABSURD, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.lineup import Lineup, Memo, Minimum, line_up
 from nodeagent.policy.state import PolicyState
 
-__all__ = ["Memo", "decide", "grace_s", "recheck", "settle"]
+__all__ = ["Memo", "decide", "grace_s", "recheck", "settle", "settle_reclaim"]
 
 SHORTEST_GRACE_S: Final = 1.0
 """The kubelet's own minimum; 0 would remove the object while its containers still run (KUBELET-CONTRACT 14)."""
@@ -100,6 +103,7 @@ def decide(
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     # what earlier decisions have become
     seen = ledger.observe(state.ledger, snapshot, now=now, config=config)
+    tried = reclaim.observe(state.reclaims, snapshot, now=now)
     budgets = budget.pruned(state.budgets, now=now, budgets=config.budgets)
     for entry in seen.confirmed:
         budgets = budget.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
@@ -110,6 +114,8 @@ def decide(
         config=config,
         ledger=seen.state,
         growth=state.growth,
+        reclaims=tried.state,
+        trends={verdict.signal: verdict.trend for verdict in judged},
         memo=memo if memo is not None else Memo(),
     )
     served, refusals, budgets = _serve_limits(case, budgets)
@@ -129,9 +135,15 @@ def decide(
         ranked_for=served.signal,
         victims=served.victims,
         refusals=refusals,
-        notes=(*served.notes, *[_relief_note(report) for report in seen.reports]),
+        notes=(
+            *served.notes,
+            *[_relief_note(report) for report in seen.reports],
+            *[Note("reclaim", reclaim.told(report)) for report in tried.reports],
+        ),
         rank_order=served.order,
         relief_reports=seen.reports,
+        reclaims=served.reclaims,
+        reclaim_reports=tried.reports,
     )
     after = PolicyState(
         instance=state.instance,
@@ -141,6 +153,7 @@ def decide(
         ledger=ledger.add(seen.state, served.entries),
         budgets=budgets,
         growth=ranking.remember(state.growth, snapshot),
+        reclaims=served.reclaim_state if served.reclaim_state is not None else tried.state,
     )
     return plan, after
 
@@ -154,6 +167,8 @@ class _Case(NamedTuple):
     config: Config
     ledger: ledger.LedgerState
     growth: ranking.GrowthState
+    reclaims: reclaim.ReclaimState
+    trends: Mapping[Signal, Trend | None]
     memo: Memo
 
     def line_up(self, signal: Signal, *, tier: Tier, minimum: Minimum | None = None) -> Lineup:
@@ -180,6 +195,9 @@ class _Served(NamedTuple):
     entries: tuple[Entry, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[Note, ...] = ()
+    reclaims: tuple[ReclaimOrder, ...] = ()
+    reclaim_state: reclaim.ReclaimState | None = None
+    """None: as it was."""
 
 
 def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
@@ -212,7 +230,7 @@ def _serve_most_urgent(
     for verdict in _due(judged, kubelet=case.config.ranking.kubelet):
         served, budgets = _serve(case, verdict, budgets)
         refusals = (*refusals, *served.refusals)
-        if served.victims:
+        if served.victims or served.reclaims:
             return served, refusals, budgets
         first = first or served
     if first is not None:
@@ -257,6 +275,20 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     served = _Served(signal, lineup.order, (), verdict, deficit, notes=(_BY_WRITES,) if lineup.by_writes else ())
 
     kill, spent = last_resort.due(snapshot, tier, budgets, now=now, config=config)
+    if deficit.amount:
+        tried = reclaim.attempt(
+            case.reclaims,
+            verdict,
+            observation,
+            deficit,
+            trend=case.trends.get(signal),
+            plan_id=case.plan_id,
+            now=now,
+            config=config,
+        )
+        served = served._replace(reclaims=tried.orders, reclaim_state=tried.state)
+        if tried.waits is not None:
+            return served._replace(ranking=tuple(lineup.pods), refusals=(tried.waits,)), budgets
     stop = None if deficit.amount else _is_coming(missing, pending, signal)
     stop = _stop(case, budgets, signal, kill=kill) or stop or _look_again(case, signal, tier)
     if stop is not None:

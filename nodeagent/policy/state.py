@@ -10,6 +10,7 @@ from nodeagent.policy.budget import BudgetState
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.ledger import LedgerState
 from nodeagent.policy.ranking import GrowthState
+from nodeagent.policy.reclaim import ReclaimState
 from nodeagent.policy.thresholds import ThresholdState, observe_only
 
 
@@ -24,6 +25,7 @@ class PolicyState(NamedTuple):
     ledger: LedgerState = LedgerState()
     budgets: BudgetState = BudgetState()
     growth: GrowthState = GrowthState()
+    reclaims: ReclaimState = ReclaimState()
 
 
 def initial(instance: str, *, now: float, budgets_spent: bool = False) -> PolicyState:

@@ -462,3 +462,29 @@ def test_any_value_under_any_known_key_is_read_or_refused(data: st.DataObject) -
         assert all(problem.message for problem in error.problems)  # noqa: PT017 - both outcomes are right
     else:
         assert isinstance(loaded.config, Config)
+
+
+def test_reclaim_actions_are_a_list_of_maps_with_defaults_of_their_own() -> None:
+    body = "reclaim: {actions: [{name: a, kind: images}, {name: b, command: [x, -v, -v], timeout: 5s}]}"
+    actions = read(body).config
+    first, second = actions.reclaim.actions
+    assert (first.kind, first.command, first.timeout_s) == ("images", (), 30.0)
+    assert (second.kind, second.command, second.timeout_s) == ("command", ("x", "-v", "-v"), 5.0)
+    assert Signal.NODEFS in first.signals
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "part"),
+    [
+        ("[{name: a}]", "reclaim.actions[0].command", "missing"),
+        ("[{kind: images}]", "reclaim.actions[0].name", "missing"),
+        ("[{name: a, kind: images}, {name: a, kind: journal}]", "reclaim.actions[1].name", "another action"),
+        ("[{name: a, kind: containerLogs, command: [x]}]", "reclaim.actions[0].command", "no command"),
+        ("[{name: a, kind: images, signals: []}]", "reclaim.actions[0].signals", "empty"),
+        ("[{name: a, kind: images, signals: [disk]}]", "reclaim.actions[0].signals[0]", "must be one of"),
+        ("[images]", "reclaim.actions[0]", "must be a map"),
+    ],
+)
+def test_mistakes_in_reclaim_actions_are_told_where_they_are(text: str, path: str, part: str) -> None:
+    found = problems(f"reclaim: {{actions: {text}}}")
+    assert [(problem.key, part in f"{problem.message}; {problem.mend}") for problem in found] == [(path, True)]

@@ -1,0 +1,186 @@
+"""What is tried before anybody is evicted: when, for how long it is waited for, and what it brought back."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config.schema import Config, Ranking, Reclaim, ReclaimAction
+from nodeagent.model import (
+    DiskUsage,
+    NodeSnapshot,
+    Plan,
+    PodView,
+    ReclaimOutcome,
+    ReclaimResult,
+    Signal,
+    Threshold,
+)
+from nodeagent.policy import engine
+from nodeagent.policy.state import PolicyState, initial
+from tests.policy import nodes
+from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft
+
+IMAGES = ReclaimAction("images", timeout_s=20.0, min_interval_s=300.0)
+JOURNAL = ReclaimAction("journal", timeout_s=5.0, min_interval_s=300.0)
+SOFT, HARD = soft(Signal.NODEFS, GI), hard(Signal.NODEFS, GI)
+
+
+class Node:
+    """One node that goes through decisions."""
+
+    def __init__(self, threshold: Threshold, *actions: ReclaimAction, wait_s: float = 0.0, **more: Any) -> None:
+        self.config: Config = config(threshold, reclaim=Reclaim(actions, wait_s), **more)
+        self.state: PolicyState = initial("t", now=NOW)
+
+    def look(self, at: float, available: int = 900 * MI, signal: Signal = Signal.NODEFS) -> Plan:
+        seen: NodeSnapshot = snapshot(holder(NOW + at), at=NOW + at, available={signal: available})
+        plan, self.state = engine.decide(seen, self.state, now=NOW + at, config=self.config)
+        return plan
+
+    def ended(self, plan: Plan, at: float, result: ReclaimResult = ReclaimResult.DONE) -> None:
+        outcome = ReclaimOutcome(plan.id, plan.reclaims[0].name, result, "", NOW + at)
+        self.state = engine.settle_reclaim(self.state, outcome)
+
+
+def holder(at: float) -> PodView:
+    return nodes.view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI), "at": at})
+
+
+def codes(plan: Plan) -> list[str]:
+    return [refusal.code for refusal in plan.refusals]
+
+
+def test_without_actions_nothing_is_waited_for() -> None:
+    node = Node(HARD)
+    assert node.look(0).victims
+
+
+def test_an_action_runs_first_and_nobody_goes_when_it_helps() -> None:
+    node = Node(HARD, IMAGES)
+    first = node.look(0)
+    assert (first.victims, codes(first)) == ((), ["reclaiming"])
+    [order] = first.reclaims
+    assert (order.name, order.signal, order.deficit, order.available) == ("images", Signal.NODEFS, 124 * MI, 900 * MI)
+    assert order.until == NOW + 20
+    waiting = node.look(1)
+    assert (waiting.reclaims, waiting.victims, codes(waiting)) == ((), (), ["reclaiming"])
+    node.ended(first, 3)
+    after = node.look(4, available=3 * GI)
+    assert (after.victims, codes(after)) == ((), [])
+    [report] = after.reclaim_reports
+    assert (report.name, report.gained, report.took_s) == ("images", 3 * GI - 900 * MI, 3.0)
+    assert any("images (done) took 3.0s and brought back 2.1Gi" in note.message for note in after.notes)
+    assert not node.look(5, available=3 * GI).reclaim_reports, "told once"
+
+
+def test_actions_run_one_after_another_and_then_a_pod_goes() -> None:
+    node = Node(HARD, IMAGES, JOURNAL)
+    first = node.look(0)
+    assert [order.name for order in first.reclaims] == ["images"]
+    node.ended(first, 1)
+    second = node.look(2)
+    assert [order.name for order in second.reclaims] == ["journal"]
+    node.ended(second, 3, ReclaimResult.FAILED)
+    third = node.look(4)
+    assert [victim.pod.name for victim in third.victims] == ["holder"]
+    assert third.reclaim_reports[0].result is ReclaimResult.FAILED
+
+
+def test_an_eviction_waits_for_a_sample_after_the_end_of_an_action() -> None:
+    node = Node(HARD, IMAGES)
+    first = node.look(0)
+    node.ended(first, 2)
+    assert codes(node.look(2)) == ["reclaiming"], "this sample is no younger than the end"
+    assert node.look(2.1).victims
+
+
+@pytest.mark.parametrize("threshold", [SOFT, HARD])
+def test_an_action_whose_outcome_never_comes_is_given_up_after_its_deadline(threshold: Threshold) -> None:
+    node = Node(threshold, JOURNAL)
+    node.look(0)
+    first = node.look(1) if threshold is SOFT else None
+    assert first is None or first.reclaims
+    assert codes(node.look(5)) == ["reclaiming"]
+    assert node.look(20).victims
+
+
+def test_the_hard_tier_does_not_wait_when_the_disk_would_be_full_before() -> None:
+    node = Node(HARD, IMAGES)
+    for step in range(5):
+        node.look(step, available=3 * GI - step * 400 * MI)
+    crossing = node.look(6, available=900 * MI)
+    assert crossing.reclaims, "it is run all the same"
+    assert crossing.victims
+
+
+@pytest.mark.parametrize(("threshold", "runs"), [(SOFT, 2), (HARD, 1)])
+def test_the_hard_tier_tries_each_action_once_in_a_pressure_and_the_soft_tier_at_its_interval(
+    threshold: Threshold, runs: int
+) -> None:
+    node = Node(threshold, JOURNAL._replace(min_interval_s=10.0))
+    started = []
+    for step in range(60):  # a victim that does not go counts as going for 50 s
+        plan = node.look(float(step))
+        if plan.reclaims:
+            started.append(step)
+            node.ended(plan, step + 0.5)
+    assert len(started) == runs
+    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(started))
+
+
+def test_an_action_for_another_signal_is_not_tried() -> None:
+    node = Node(HARD, IMAGES._replace(signals=(Signal.IMAGEFS,)))
+    plan = node.look(0)
+    assert plan.victims
+    assert not plan.reclaims
+
+
+def test_the_soft_tier_gives_the_kubelets_own_collection_its_turn() -> None:
+    node = Node(SOFT, wait_s=10.0)
+    node.look(0)
+    assert codes(node.look(5)) == ["waits-for-kubelet"]
+    assert node.look(10.1).victims
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Node(HARD, wait_s=10.0),
+        Node(SOFT, wait_s=10.0, ranking=Ranking(kubelet=True)),
+    ],
+)
+def test_the_hard_tier_and_the_kubelets_order_do_not_wait_for_it(node: Node) -> None:
+    node.look(0)
+    if node.state.ledger.entries:
+        return
+    assert node.look(1).victims
+
+
+def test_memory_does_not_wait_for_images() -> None:
+    node = Node(soft(Signal.MEMORY, 20 * GI), IMAGES, wait_s=10.0)
+    node.look(0)
+    assert not {"waits-for-kubelet", "reclaiming"} & set(codes(node.look(5)))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 30.0), st.booleans(), st.booleans()), max_size=40))
+def test_no_sequence_of_looks_outcomes_and_restarts_runs_an_action_too_often(
+    steps: list[tuple[float, bool, bool]],
+) -> None:
+    node = Node(HARD, JOURNAL._replace(min_interval_s=60.0), IMAGES._replace(min_interval_s=45.0))
+    at, started, last = 0.0, [], None
+    for pause_s, comes, enough in steps:
+        at += pause_s
+        if last is not None and comes:
+            node.ended(last, at)
+            last = None
+        plan = node.look(at, available=5 * GI if enough else 900 * MI)
+        for order in plan.reclaims:
+            started.append((order.name, at))
+            last = plan
+        assert len(plan.reclaims) <= 1
+    for name, interval_s in (("journal", 60.0), ("images", 45.0)):
+        times = [when for which, when in started if which == name]
+        assert all(later - earlier >= interval_s for earlier, later in itertools.pairwise(times))
