@@ -32,8 +32,11 @@ SUITE: Final = "bookworm"
 PYTHON: Final = "3.11"
 """The suite's Python."""
 PACKAGES: Final = (
+    "busybox-static",
+    "containerd",
     "dbus",
     "e2fsprogs",
+    "earlyoom",
     "initramfs-tools",
     "iproute2",
     "kmod",
@@ -48,7 +51,7 @@ PACKAGES: Final = (
     "udev",
 )
 ROOT_SIZE: Final = "3G"
-"""Of the sparse root file system; 700 MB of it are used. What is left is nodefs for the tests to fill."""
+"""Of the sparse root file system; 900 MB of it are used. What is left is nodefs for the tests to fill."""
 TOOLS: Final = ("qemu-system-x86_64", "ssh", "ssh-keygen")
 BUILD_TOOLS: Final = ("debootstrap", "mke2fs", "chroot")
 KEPT: Final = 2
@@ -59,6 +62,8 @@ STEP_TIMEOUT_S: Final = 900.0
 
 GUEST: Final = Path(__file__).parent / "guest"
 """Files laid over the guest's root."""
+STARTED_BY_TESTS: Final = ("containerd.service", "earlyoom.service")
+"""Not at boot: only some tests and benchmarks want them."""
 MASKED: Final = (
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -185,6 +190,7 @@ def _configure(root: Path, scratch: Path) -> None:
     shutil.copyfile(scratch / "key.pub", root / "root/.ssh/authorized_keys")
     systemctl = ("chroot", str(root), "systemctl")
     _step(*systemctl, "enable", "ssh.service", "systemd-networkd.service", "vm-ready.service")
+    _step(*systemctl, "disable", *STARTED_BY_TESTS)
     _step(*systemctl, "mask", *MASKED)
 
 

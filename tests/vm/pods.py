@@ -52,6 +52,11 @@ def start_pod(
     return pod
 
 
+def go(machine: Machine, pod: VmPod) -> None:
+    """Let a pod begin that waits for it."""
+    machine.run(f"systemctl kill --signal=USR1 {pod.slice}")
+
+
 def kill_pod(machine: Machine, pod: VmPod) -> None:
     """Ends every process of the pod and takes its slice away, as a kubelet does after the grace period."""
     machine.run(f"systemctl kill --signal=KILL {pod.slice}; systemctl stop {pod.slice}", check=False)

@@ -1,0 +1,257 @@
+"""Memory ramps in the machine: a pod that grows at so many MiB a second, somebody who is to stop it, what came of it.
+
+Theory of operation. Two pods run, a bloated one that waits for its start and a chill one. An observer in the machine,
+which memory pressure cannot slow down, reads MemAvailable every 5 ms and does the kubelet's part: `KUBELET_S` after an
+eviction was accepted it ends the pod's processes. The ramp is over when memory is back and the pod is gone from the
+double; who won is read from the kernel's own count of OOM kills.
+"""
+
+import contextlib
+import json
+import queue
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.apiserver import ApiServer, Json, pod
+from tests.vm.machine import HOST_LOOPBACK, Machine
+from tests.vm.pods import LOAD, VmPod, go, kill_pod, start_pod
+
+MIB: Final = 1 << 20
+NODE: Final = "vm-node"
+HARD_MIB: Final = 300
+SOFT_MIB: Final = 500
+KUBELET_S: Final = 1.5
+"""From an accepted eviction to the end of the pod's processes. A real kubelet took 1 to 3 s (MEASURED.md, 6)."""
+RAMP_TIMEOUT_S: Final = 120.0
+"""The slowest ramp takes 30 s, more on a busy host."""
+SETTLE_S: Final = 20.0
+"""Longest wait for memory that the pod's end brings back; freeing a GiB takes 0.1 s."""
+_UNIT_FILES: Final = "/etc/systemd/system"
+OBSERVER: Final = Path(__file__).with_name("observer.py")
+
+CONFIGURATION: Final[dict[str, Any]] = {
+    "apiVersion": "nodeagent.io/v1alpha1",
+    "kind": "NodeAgentConfiguration",
+    "mode": "enforce",
+    "evictionHard": {"memory.available": f"{HARD_MIB}Mi"},
+    "evictionSoft": {"memory.available": f"{SOFT_MIB}Mi"},
+    "evictionSoftGracePeriod": {"memory.available": "10s"},
+    "evictionPressureTransitionPeriod": "5s",
+    "signals": {"memory.available": {"memoryModel": "memavailable"}},
+    "protection": {"minimumAge": "0s"},
+}
+"""What stops a ramp. MemAvailable, so that it is the same limit as earlyoom's."""
+
+
+class Ramp(NamedTuple):
+    """One ramp."""
+
+    mib_per_s: int
+    leave_mib: int
+    """MemAvailable at its start: what is above that is taken before, at once."""
+
+
+class Result(NamedTuple):
+    """What came of one ramp."""
+
+    oom_kills: int
+    lowest: int
+    """Bytes of MemAvailable."""
+    mib_per_s: float | None
+    """How fast MemAvailable went from SOFT_MIB to HARD_MIB; None: it did not."""
+    back_s: float | None
+    """From the first time below HARD_MIB until above it for good; None: it never was below."""
+    victims: tuple[str, ...]
+    """Names of the pods that were evicted, in order."""
+    alive: frozenset[str]
+    """Names of the pods that still run."""
+    log: str
+    """What the agent said."""
+
+
+class Observer:
+    """tests/vm/observer.py in the machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        source = OBSERVER.read_bytes()
+        machine.write("/run/vm/observer.py", source)
+        self._process = machine.start("exec python3 -u /run/vm/observer.py")
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._gone: dict[str, threading.Event] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._answer()
+
+    def watch(self) -> None:
+        """Begin to watch MemAvailable anew."""
+        self._say(f"watch {HARD_MIB * MIB} {SOFT_MIB * MIB}")
+        self._answer()
+
+    def report(self) -> dict[str, Any]:
+        """What was seen since `watch`."""
+        self._say("report")
+        return self._answer()
+
+    def kill(self, pod: VmPod, *, after_s: float) -> threading.Event:
+        """End a pod's processes after so long. The event is set when they are gone."""
+        gone = self._gone.setdefault("/sys/fs/cgroup" + pod.cgroup, threading.Event())
+        self._say(f"kill {pod.cgroup} {after_s}")
+        return gone
+
+    def stop(self) -> None:
+        """End the process in the machine."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def _answer(self) -> dict[str, Any]:
+        return self._answers.get(timeout=60)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                answer = json.loads(line)
+                if "gone" in answer:
+                    self._gone[answer["gone"]].set()
+                else:
+                    self._answers.put(answer)
+
+
+class Node:
+    """The machine with the agent's unit installed, an API double and the observer."""
+
+    def __init__(self, machine: Machine, api: ApiServer, kubeconfig: str) -> None:
+        """`kubeconfig` is a kubeconfig's text that names the host's loopback."""
+        self.machine = machine
+        self.api = api
+        self.observer = Observer(machine)
+        # The emulator takes memory from the host when the guest touches it first, which halves a ramp's speed.
+        touch_all = f"import sys; sys.path.insert(0, '/run/vm'); import load; load.fill({HARD_MIB + 60})"
+        machine.write("/run/vm/load.py", LOAD.read_bytes())
+        machine.run(["python3", "-c", touch_all])
+        machine.write("/etc/nodeagent/kubeconfig", kubeconfig.replace("127.0.0.1", HOST_LOOPBACK), mode=0o600)
+        machine.run(
+            f"install -m 644 /run/vm/systemd/nodeagent.service /run/vm/systemd/nodeagent.slice {_UNIT_FILES}/ && "
+            f"install -D -m 644 -t {_UNIT_FILES}/nodeagent.service.d /run/vm/systemd/drop-ins/brake.conf && "
+            "systemctl daemon-reload"
+        )
+
+    def close(self) -> None:
+        self.stop_agent()
+        self.observer.stop()
+        self.machine.run(f"rm -r {_UNIT_FILES}/nodeagent.service.d && systemctl daemon-reload", check=False)
+
+    def start_agent(self, **changes: Any) -> None:
+        """The agent anew, without a memory of before; returns when it has published that all is well."""
+        self.stop_agent()
+        self.api.requests.clear()
+        configuration = json.dumps({**CONFIGURATION, **changes})  # JSON is YAML
+        self.machine.write("/etc/nodeagent/config.yaml", configuration)
+        started = self.machine.run("systemctl restart nodeagent.service", timeout_s=120, check=False)
+        assert started.returncode == 0, self.log()
+        assert self.api.wait_for(self._published, 60), self.log()
+
+    def stop_agent(self) -> None:
+        self.machine.run(
+            "systemctl stop nodeagent.service; systemctl reset-failed nodeagent.service; rm -rf /run/nodeagent/*",
+            timeout_s=60,
+            check=False,
+        )
+
+    def log(self) -> str:
+        """What the agent said since it was started."""
+        return self.machine.run(
+            "journalctl --output=cat --unit=nodeagent.service "
+            "_SYSTEMD_INVOCATION_ID=$(systemctl show --value --property=InvocationID nodeagent.service)"
+        ).stdout
+
+    def _published(self) -> bool:
+        condition = self.api.condition("NodeAgentMemoryPressure")
+        return condition is not None and condition["status"] == "False" and bool(self.api.sent("PATCH", "/status"))
+
+    def ramp(self, ramp: Ramp, *, agent: bool = True) -> Result:
+        """Run one ramp to its end."""
+        chill = start_pod(self.machine, "chill", work="hold 48 1")
+        bloated = start_pod(self.machine, "bloated", work=f"flood {ramp.leave_mib} {ramp.mib_per_s}")
+        pods = {each.name: each for each in (chill, bloated)}
+        victims: list[str] = []
+
+        def as_a_kubelet_does(entry: Json, _body: Json) -> None:
+            name = entry["metadata"]["name"]
+            if name not in victims:
+                victims.append(name)
+                threading.Thread(target=self._end, args=(pods[name],), daemon=True).start()
+
+        self.api.on_eviction = as_a_kubelet_does
+        try:
+            for each in pods.values():
+                self.api.add_pod(as_object(each))
+            self.observer.watch()
+            go(self.machine, bloated)
+            over = self._over(bloated)
+            seen = self._settled()
+            assert over, f"{ramp} did not end: {seen}\n{self.log() if agent else ''}"
+            alive = frozenset(each.name for each in pods.values() if self.runs(each))
+            back = seen["back_at"] - seen["crossed_at"] if seen["back_at"] is not None else None
+            speed = seen["per_s"] / MIB if seen["per_s"] is not None else None
+            log = self.log() if agent else ""
+            return Result(seen["oom_kills"], seen["lowest"], speed, back, tuple(victims), alive, log)
+        finally:
+            self.api.on_eviction = None
+            for each in pods.values():
+                kill_pod(self.machine, each)
+                with contextlib.suppress(KeyError):  # its kubelet has done it
+                    self.api.delete_pod(each.namespace, each.name)
+
+    def _over(self, bloated: VmPod) -> bool:
+        """Wait until the pod has no process any more, whoever ended it."""
+        watched = self.machine.run(
+            f'timeout {RAMP_TIMEOUT_S:.0f} sh -c \'while grep -q "populated 1" /sys/fs/cgroup{bloated.cgroup}/'
+            "cgroup.events; do sleep 0.2; done 2>/dev/null'",
+            timeout_s=RAMP_TIMEOUT_S + 60,
+            check=False,
+        )
+        return watched.returncode == 0
+
+    def _settled(self) -> dict[str, Any]:
+        """The observer's report, once memory is back."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            seen = self.observer.report()
+            if seen["crossed_at"] is None or seen["back_at"] is not None or time.monotonic() > deadline:
+                return seen
+
+    def _end(self, pod: VmPod) -> None:
+        if self.observer.kill(pod, after_s=KUBELET_S).wait(60):
+            self.api.delete_pod(pod.namespace, pod.name)
+
+    def runs(self, pod: VmPod) -> bool:
+        """Whether a pod has processes."""
+        events = self.machine.run(f"cat /sys/fs/cgroup{pod.cgroup}/cgroup.events", check=False).stdout
+        return "populated 1" in events
+
+
+def as_object(made: VmPod) -> Json:
+    """The pod as the API has it."""
+    return pod(
+        made.name,
+        namespace=made.namespace,
+        node=NODE,
+        uid=made.uid,
+        qos=made.qos_class,
+        owner=("ReplicaSet", made.name),
+    )

@@ -1,0 +1,50 @@
+"""Memory ramps on a real cgroup v2 node: the bloated pod goes, the chill one lives, no OOM kill."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.apiserver import ApiServer
+from tests.vm.machine import Machine
+from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
+
+GENTLE: Final = (Ramp(10, 560), Ramp(50, 700), Ramp(100, 1200))
+FAST: Final = Ramp(1024, 1500)
+
+
+@pytest.fixture(scope="module")
+def node(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with ApiServer(node=NODE, linger_s=None) as api:
+        kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
+        made = Node(machine, api, kubeconfig)
+        yield made
+        made.close()
+
+
+def escalation(brake: str) -> dict[str, Any]:
+    return {"escalation": {"brake": brake, "hardKill": "cgroup"}}
+
+
+def assert_won(result: Result) -> None:
+    assert result.oom_kills == 0, result
+    assert result.victims == ("bloated",), result
+    assert result.alive == {"chill"}, result
+
+
+@pytest.mark.parametrize("ramp", GENTLE, ids=lambda ramp: f"{ramp.mib_per_s} MiB a second")
+def test_an_eviction_alone_wins_a_ramp_of(node: Node, ramp: Ramp) -> None:
+    node.start_agent()
+    assert_won(node.ramp(ramp))
+
+
+@pytest.mark.parametrize("brake", ["throttle", "freeze"])
+@pytest.mark.parametrize("ramp", [*GENTLE[1:], FAST], ids=lambda ramp: f"{ramp.mib_per_s} MiB a second")
+def test_with_a_brake_and_a_kill_it_wins_a_ramp_of(node: Node, ramp: Ramp, brake: str) -> None:
+    node.start_agent(**escalation(brake))
+    result = node.ramp(ramp)
+    assert_won(result)
+    # Held in place by its cgroup, it cannot take what is left.
+    assert result.lowest > HARD_MIB // 3 * MIB, result
