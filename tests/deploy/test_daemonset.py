@@ -62,6 +62,7 @@ NOT_MOUNTED: Final = {
     "/run/systemd/system.control": "as above",
     "/run/systemd/transient": "as above",
     "/run/systemd/oom": "as above",
+    "/sys/dev/block/": "which disk a partition is on; a partition that is unknown stands for itself",
     "/var/lib/docker": "no runtime of a kubelet since 1.24",
 }
 """Host paths that the code knows and the pod does without."""
@@ -273,8 +274,20 @@ def test_an_update_never_takes_the_agent_from_more_than_a_tenth_of_the_nodes() -
 
 
 def test_the_config_map_is_the_example_that_systemd_users_get() -> None:
+    """But for the address: a pod's own network has no loopback that a kubelet's probe could reach."""
     example = (REPOSITORY / "systemd" / "config.yaml").read_text(encoding="utf-8")
-    assert the("ConfigMap")["data"] == {"config.yaml": example}
+    assert the("ConfigMap")["data"] == {"config.yaml": example.replace("127.0.0.1:9655", ":9655")}
+
+
+def test_the_probes_ask_the_port_that_the_configuration_serves_and_only_a_standing_loop_restarts_the_agent() -> None:
+    from nodeagent.config import load
+
+    loaded = load.loads(the("ConfigMap")["data"]["config.yaml"])
+    [container] = the("DaemonSet")["spec"]["template"]["spec"]["containers"]
+    [port] = container["ports"]
+    assert loaded.config.metrics.address == f":{port['containerPort']}"
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port["name"]}
 
 
 def test_the_configuration_is_valid_and_enforces(tmp_path: Path) -> None:
