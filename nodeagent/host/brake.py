@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _PROCS_ROUNDS: Final = 5
-"""Times that a v1 subtree is signalled. One is enough for a frozen one; more only where the freezer is missing and a
-fork may slip through between reading and signalling."""
+"""Times that a v1 subtree is signalled, until nobody is left in it. Freezing takes effect a moment after it was
+written, so that a fork may slip through between reading and signalling, as it may where the freezer is missing."""
 
 
 class BrakeKind(enum.StrEnum):
@@ -107,12 +107,17 @@ class CgroupBrake:
             return
         frozen = self._freezer / cgroup.lstrip("/") / "freezer.state" if self._freezer is not None else None
         if frozen is not None and frozen.exists():
-            self._write(frozen, "FROZEN")
-            try:
-                _signal_all(frozen.parent)
-            finally:
-                self._write(frozen, "THAWED")
+            for _ in range(_PROCS_ROUNDS):
+                self._write(frozen, "FROZEN")
+                try:
+                    number = _signal_all(frozen.parent)
+                finally:
+                    self._write(frozen, "THAWED")
+                if not number:
+                    return
             return
+        if not self._procs_roots:
+            raise HoldError("no hierarchy of this host lists a pod's processes")
         for root in self._procs_roots:
             directory = root / cgroup.lstrip("/")
             if directory.is_dir():

@@ -76,7 +76,7 @@ def test_a_frozen_pod_stands_still_and_goes_on_when_released(pod: Path) -> None:
 @pytest.mark.real_cgroup
 @real_v1
 def test_a_kill_ends_every_process_of_the_subtree_even_while_it_forks(pod: Path) -> None:
-    forks = "import os, time\nos.fork(); os.fork()\nprint('up', flush=True)\nwhile True: time.sleep(60)\n"
+    forks = "import os, time\nos.fork(); os.fork()\nos.write(1, b'up\\n')\nwhile True: time.sleep(60)\n"
     with _start(pod, forks) as process:
         assert process.stdout is not None
         for _ in range(4):
@@ -124,3 +124,8 @@ def test_v1_says_that_it_cannot_throttle() -> None:
 def test_only_a_pods_cgroup_can_be_held(cgroup: str, tmp_path: Path) -> None:
     with pytest.raises(HoldError, match="not a pod's cgroup"):
         CgroupBrake(unified=tmp_path, freezer=None).plan_hold(cgroup, BrakeKind.FREEZE, pod_uid="u", until=0.0)
+
+
+def test_a_host_that_lists_no_processes_does_not_claim_to_have_ended_any() -> None:
+    with pytest.raises(HoldError, match="no hierarchy"):
+        CgroupBrake(unified=None, freezer=None).kill("/kubepods/podx")
