@@ -31,6 +31,8 @@ SHORTEST_GRACE_S: Final = 1
 """0 would remove the object at once while its containers still run (KUBELET-CONTRACT §14)."""
 WARM_FOR_S: Final = 45.0
 """Connections opened by `warm` are opened again after this; the server closes idle ones after 90 s."""
+WARM_AGAIN_S: Final = 1.0
+"""After connections could not be opened it is tried again at the first hint after this."""
 _MARK_SHARE: Final = 0.4
 """Of the deadline, at most this much goes into marking the pod before a DELETE."""
 
@@ -126,8 +128,8 @@ class Evictor:
         try:
             self._transport.warm(connections)
         except ApiError:
-            # The eviction itself will say what is wrong; try again at the next hint.
-            self._warmed_at = -math.inf
+            # The eviction itself will say what is wrong; try again soon, but not in every turn of the loop.
+            self._warmed_at = time.monotonic() - WARM_FOR_S + WARM_AGAIN_S
         finally:
             self._warming.release()
 
