@@ -36,6 +36,7 @@ from nodeagent.config.watch import ConfigFile
 from nodeagent.daemon import Parts, brake_of
 from nodeagent.host import protect
 from nodeagent.host.holds import Holds
+from nodeagent.host.hooks import Hooks
 from nodeagent.host.notify import Silent
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
@@ -157,6 +158,7 @@ class Bench:
                 file=file,
                 alarms=alarms,
                 holds=Holds(brake_of(host)),
+                hooks=Hooks(boottime=host.boottime),
                 forks=NoForks(),
                 neighbours=tuple,
                 store=store,

@@ -25,8 +25,10 @@ from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Brake, Config, HardKill, Mode
 from nodeagent.config.watch import ConfigFile, changes
 from nodeagent.host import cost
+from nodeagent.host import hooks as jobs
 from nodeagent.host.brake import BrakeKind, Hold
 from nodeagent.host.holds import THAW_AFTER_GRACE_S, Holds
+from nodeagent.host.hooks import Hooks
 from nodeagent.host.notify import Notifier
 from nodeagent.host.protect import SpareDescriptors
 from nodeagent.host.wakeup import Wakeups
@@ -42,6 +44,8 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Plan,
+    ReclaimOutcome,
+    ReclaimResult,
     Threshold,
     Tier,
     Victim,
@@ -96,6 +100,7 @@ class Means(NamedTuple):
     file: ConfigFile
     alarms: Alarms
     holds: Holds
+    hooks: Hooks
     forks: ForkMeter
     neighbours: Callable[[], tuple[Note, ...]]
     """Who else kills on this node."""
@@ -125,6 +130,7 @@ class Agent:
         self._rebuild = rebuild
         self._policy = state.policy
         self._alarms, self._holds, self._forks = means.alarms, means.holds, means.forks
+        self._hooks = means.hooks
         self._log, self._boottime = means.log, means.boottime
         self._metrics = Metrics(self._config, boottime=means.boottime, figures=self._figures)
         unrecorded = functools.partial(self._metrics.observe_failure, Failure.RECORD)
@@ -207,6 +213,7 @@ class Agent:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
         self._look_after_itself()
         self._settle(self._parts.session.outcomes())
+        self._settle_reclaims(self._hooks.finished())
         self._holds.expire(now=self._boottime())
         node = self._parts.sampler.sample_node()
         pace, self._pace = pacing.look(
@@ -328,12 +335,16 @@ class Agent:
                 snapshot, before, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
             )
         self._metrics.observe_stage(Stage.WAKE_TO_DECISION, self._boottime() - self._woke_at)
+        # What holds a victim in place comes before everything that wakes other threads or takes time to tell.
+        saved = self._hold(plan) if plan.victims else True
         self._metrics.observe_plan(plan, snapshot)
         self._parts.session.publish(plan.conditions)
         self._parts.session.decided(plan)
         if plan.victims:
             self._teller.intends(plan, acts=self._config.mode is Mode.ENFORCE)
-            self._act(plan, snapshot)
+            self._act(plan, snapshot, saved=saved)
+        if plan.reclaims:
+            self._reclaim(plan, snapshot)
         self._tell(plan, snapshot, before)
         self._save(now=snapshot.taken_at, at_once=False)
 
@@ -350,17 +361,20 @@ class Agent:
         again = self._parts.disks.apply(again, whole=False)
         return again._replace(own_pod_uid=self._means.own_pod_uid, api_lost_at=snapshot.api_lost_at)
 
-    def _act(self, plan: Plan, snapshot: NodeSnapshot) -> None:
-        """Hold the victims, look a second time, hand them over. The tokens that they cost, and what is held, are on
-        disk before."""
-        if self._config.mode is Mode.DRY_RUN:
-            self._save(now=plan.made_at, at_once=True)
-            self._settle([_outcome(plan, victim, OutcomeKind.DRY_RUN, "", self._boottime()) for victim in plan.victims])
-            return
-        held = self._plan_holds(plan)
+    def _hold(self, plan: Plan) -> bool:
+        """Hold the victims, where that is wanted. The tokens that they cost, and what is held, are on disk before; False
+        when that could not be."""
+        held = self._plan_holds(plan) if self._config.mode is Mode.ENFORCE else []
         saved = self._save(now=plan.made_at, at_once=True)
         for victim in held:
             self._holds.apply(victim.pod.uid)
+        return saved
+
+    def _act(self, plan: Plan, snapshot: NodeSnapshot, *, saved: bool) -> None:
+        """Look a second time and hand the victims over."""
+        if self._config.mode is Mode.DRY_RUN:
+            self._settle([_outcome(plan, victim, OutcomeKind.DRY_RUN, "", self._boottime()) for victim in plan.victims])
+            return
         with self._timed(Stage.RECHECK):
             fresh = self._look_again(plan, snapshot)
         for victim in plan.victims:
@@ -376,6 +390,34 @@ class Agent:
             else:
                 self._victims[victim.pod.uid] = victim
                 self._parts.session.evict(plan.id, self._reworded(victim, plan, fresh))
+
+    def _reclaim(self, plan: Plan, snapshot: NodeSnapshot) -> None:
+        """Begin what is tried before anybody is evicted. That it was begun is on disk before."""
+        acts = self._config.mode is Mode.ENFORCE
+        self._teller.reclaiming(plan, acts=acts)
+        saved = self._save(now=plan.made_at, at_once=True)
+        actions = {action.name: action for action in self._config.reclaim.actions}
+        running = frozenset(view.usage.cgroup_uid for view in snapshot.pods if view.usage is not None)
+        logs = self._config.sampling.pod_logs_dir
+        for order in plan.reclaims:
+            if not acts or not (saved or order.tier is Tier.HARD):
+                result = ReclaimResult.FAILED if acts else ReclaimResult.DRY_RUN
+                why = "the state could not be saved" if acts else ""
+                self._settle_reclaims([ReclaimOutcome(plan.id, order.name, result, why, self._boottime())])
+                continue
+            job = jobs.job_of(
+                actions[order.name],
+                order,
+                pod_logs=lambda: self._hooks.here(logs),
+                # Where no pod is seen at all it is our sight that has ended.
+                ended=lambda name: bool(running) and name.rpartition("_")[2] not in running,
+            )
+            self._hooks.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
+
+    def _settle_reclaims(self, outcomes: Sequence[ReclaimOutcome]) -> None:
+        for outcome in outcomes:
+            self._policy = engine.settle_reclaim(self._policy, outcome)
+            self._teller.reclaimed(outcome)
 
     def _kill(self, plan: Plan, victim: Victim) -> None:
         """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""

@@ -19,6 +19,7 @@ from nodeagent.config.watch import ConfigFile
 from nodeagent.host import cost, notify, protect
 from nodeagent.host.brake import CgroupBrake
 from nodeagent.host.holds import Holds
+from nodeagent.host.hooks import Hooks
 from nodeagent.host.periodic import Periodic
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import LineWriter, open_log
@@ -112,6 +113,7 @@ def _assemble(
         file=file,
         alarms=alarms,
         holds=Holds(brake_of(host), kept.holds),
+        hooks=Hooks(boottime=host.boottime, wake=wakeups.wake, here=lambda path: host.real(host.resolve(path))),
         forks=forks,
         neighbours=lambda: neighbours.latest,
         store=store,

@@ -244,3 +244,66 @@ def test_a_dry_run_names_the_filler_and_touches_nobody(
     assert kubepods.running(FILLER)
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
+
+
+def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    _idle(kubepods, disk, CHILL, files=20, mib=40)
+    cache = disk.place / "images/cache"
+    cache.mkdir()
+    for index in range(64):  # 256 of some 430 MiB, by nobody in a pod
+        (cache / f"f{index}").write_bytes(b"x" * 4 * MIB)
+    rubbish = "import os, shutil, sys; shutil.rmtree(sys.argv[1]); print(*[os.environ[n] for n in sys.argv[2:]])"
+    names = [f"NODEAGENT_{name}" for name in ("RESOURCE", "SIGNAL")]
+    command = [sys.executable, "-c", rubbish, str(cache), *names]
+    agent = run(
+        evictionSoft={"nodefs.available": "50%"},
+        evictionSoftGracePeriod={"nodefs.available": "500ms"},
+        reclaim={
+            "actions": [{"name": "empty-cache", "command": command, "timeout": "1m"}],
+            "waitForKubelet": "1s",
+        },
+    )
+    until(lambda: agent.said("reclaim done"), "the end of the action", timeout_s=60)
+    assert agent.said("reclaim done")[0]["message"] == "ephemeral-storage nodefs.available"
+    until(lambda: any(note["subject"] == "reclaim" for note in agent.said("note")), "its gain", timeout_s=60)
+    [gain] = [note for note in agent.said("note") if note["subject"] == "reclaim"]
+    assert "empty-cache (done)" in gain["message"]
+    assert "brought back 256Mi" in gain["message"]
+    assert [line["code"] for line in agent.said("not evicting")] == ["waits-for-kubelet", "reclaiming"]
+    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+
+
+def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_goes(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    filler = _start(kubepods, disk, FILLER, WRITER, 40.0)
+    api.on_eviction = lambda entry, _body: None
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    agent = run(**DISK_HARD, reclaim={"actions": [{"name": "useless", "command": sleep, "timeout": "500ms"}]})
+    _go(filler)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    assert [line["event"] for line in agent.events() if line["event"] in ("reclaim timed-out", "evicting")] == [
+        "reclaim timed-out",
+        "evicting",
+    ]
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    assert disk.lowest_bytes > 50 * MIB
+    assert agent.stop() == 0
+
+
+def test_a_rehearsal_runs_no_reclaim_action(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
+    touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')", str(tmp_path / "ran")]
+    agent = run("--dry-run", **DISK_HARD, reclaim={"actions": [{"name": "touch", "command": touch}]})
+    _go(filler)
+    until(lambda: agent.said("would evict") and agent.said("would reclaim"), "what it would do", timeout_s=60)
+    assert agent.said("would reclaim")[0]["action"] == "touch"
+    assert agent.stop() == 0
+    assert not (tmp_path / "ran").exists()
+    assert not api.sent("POST", "/eviction")

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from nodeagent.journal.state import fingerprint
 from nodeagent.journal.utf8 import writable
-from nodeagent.model import NodeSnapshot, Outcome, Plan, Pod, RankedPod, ReliefReport, Threshold, Victim
+from nodeagent.model import NodeSnapshot, Outcome, Plan, Pod, RankedPod, ReclaimReport, ReliefReport, Threshold, Victim
 from nodeagent.policy.state import PolicyState
 
 MAX_BYTES: Final = 8 * 2**20
@@ -72,6 +72,10 @@ class Recorder:
     def relief(self, report: ReliefReport, *, wall_time: float) -> str:
         """Record what a decision brought back. Returns why it could not be written, or nothing."""
         return self._append({"record": "relief", "wallTime": wall_time, **as_object(report)})
+
+    def reclaim(self, report: ReclaimReport, *, wall_time: float) -> str:
+        """Record what an action brought back. Returns why it could not be written, or nothing."""
+        return self._append({"record": "reclaim", "wallTime": wall_time, **as_object(report)})
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All records that are kept, oldest first. A line that was cut by a crash is skipped."""

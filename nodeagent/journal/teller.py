@@ -21,6 +21,8 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Plan,
+    ReclaimOutcome,
+    ReclaimResult,
     SignalState,
     SignalVerdict,
 )
@@ -119,6 +121,24 @@ class Teller:
         if self._recorder is not None:
             self._recorded(self._recorder.outcome(outcome, wall_time=time.time()))
 
+    def reclaiming(self, plan: Plan, *, acts: bool) -> None:
+        """What is tried before anybody is evicted."""
+        for order in plan.reclaims:
+            self._log.warning(
+                "reclaiming" if acts else "would reclaim",
+                id=plan.id,
+                action=order.name,
+                signal=order.signal,
+                tier=order.tier,
+                deficit=order.deficit,
+            )
+
+    def reclaimed(self, outcome: ReclaimOutcome) -> None:
+        """How an action ended; what it brought back is the next plan's note."""
+        good = outcome.result in (ReclaimResult.DONE, ReclaimResult.DRY_RUN)
+        line = self._log.info if good else self._log.warning
+        line("reclaim " + outcome.result.value, id=outcome.plan_id, action=outcome.name, message=outcome.message)
+
     def changes(self, changes: Iterable[Change]) -> None:
         """A new configuration, key by key."""
         for change in changes:
@@ -166,6 +186,8 @@ class Teller:
         if self._recorder is not None:
             for report in plan.relief_reports:
                 self._recorded(self._recorder.relief(report, wall_time=time.time()))
+            for gain in plan.reclaim_reports:
+                self._recorded(self._recorder.reclaim(gain, wall_time=time.time()))
 
     def _record(self, plan: Plan, inputs: Inputs | None) -> None:
         if self._recorder is not None:

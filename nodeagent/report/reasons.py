@@ -78,6 +78,12 @@ DECISIONS: Final = {
     "waits-for-lease": Explained(
         "Soft tier: the node holds no seat of its zone (`fleet.maxConcurrentEvictions`); the message says who does."
     ),
+    "reclaiming": Explained(
+        "An action of `reclaim.actions` is tried first, at most until its deadline; what it brings back is measured."
+    ),
+    "waits-for-kubelet": Explained(
+        "Soft tier, disks: the kubelet's own image garbage collection has its turn first (`reclaim.waitForKubelet`)."
+    ),
     "no-candidates": Explained(
         "No pod may be evicted for it; the message says where the resource is instead.",
         "Look at what is outside the pods, or at the protections.",
