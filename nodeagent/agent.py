@@ -362,8 +362,8 @@ class Agent:
         return again._replace(own_pod_uid=self._means.own_pod_uid, api_lost_at=snapshot.api_lost_at)
 
     def _hold(self, plan: Plan) -> bool:
-        """Hold the victims, where that is wanted. The tokens that they cost, and what is held, are on disk before; False
-        when that could not be."""
+        """Hold the victims, where that is wanted. The tokens that they cost, and what is held, are on disk before;
+        False when that could not be."""
         held = self._plan_holds(plan) if self._config.mode is Mode.ENFORCE else []
         saved = self._save(now=plan.made_at, at_once=True)
         for victim in held:

@@ -92,3 +92,10 @@ def test_spare_descriptors_are_given_up_when_there_are_no_others_and_taken_back_
 def _take_all(taken: list[int]) -> None:
     while True:
         taken.append(os.dup(0))
+
+
+def test_threads_that_are_busy_do_not_keep_the_loop_waiting_for_its_turn() -> None:
+    took = "import sys; from nodeagent.host import protect; protect.protect_process(); print(sys.getswitchinterval())"
+    done = subprocess.run([sys.executable, "-c", took], capture_output=True, check=True, text=True)
+    assert float(done.stdout) == pytest.approx(protect.SWITCH_S)
+    assert sys.getswitchinterval() / 5 > protect.SWITCH_S, "far below Python's own"

@@ -75,7 +75,25 @@ def test_a_fill_faster_than_expected_is_remembered_and_forgotten_slowly() -> Non
     assert later.sleep_s == pytest.approx(0.5 * 60 / 4)
 
 
-def test_a_whole_sample_is_due_while_a_threshold_is_met_and_once_after() -> None:
+def test_below_a_soft_threshold_alone_looks_are_cheap_so_that_the_hard_one_is_seen_in_time() -> None:
+    whole, at, state = [], 0.0, PaceState()
+    for available in (GIB, 490 * MIB, 470 * MIB, 450 * MIB, 430 * MIB, 290 * MIB, 270 * MIB, 490 * MIB, 510 * MIB):
+        verdict, state = _look(_node(available, at=at), state, HARD, SOFT)
+        whole.append(verdict.whole)
+        at += 0.02
+    #            first soft crossed             hard, and still      back over each
+    assert whole == [True, True, False, False, False, True, True, True, True]
+
+
+def test_a_soft_grace_is_not_slept_through_however_much_there_is_left() -> None:
+    soft = SOFT._replace(value=Amount(40 * GIB, None, "40Gi"))
+    _, state = _look(_node(39 * GIB, at=0.0), PaceState(), soft)
+    verdict, state = _look(_node(39 * GIB, at=0.1), state, soft)
+    assert (verdict.sleep_s, verdict.whole) == (pace.SOFT_LOOK_S, False)
+    assert _look(_node(39 * GIB, at=0.25), state, soft)[0].whole
+
+
+def test_a_whole_sample_is_due_while_a_hard_threshold_is_met_and_once_after() -> None:
     _, state = _look(_node(GIB, at=0.0), PaceState())
     below, state = _look(_node(200 * MIB, at=0.1), state)
     again, state = _look(_node(200 * MIB, at=0.2), state)
