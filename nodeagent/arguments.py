@@ -39,6 +39,7 @@ _CHECK_EXAMPLES = """\
 examples:
   nodeagent check                                 this machine
   nodeagent check --signal nodefs.available       rank the pods for another signal
+  nodeagent check --disk                          who holds the disks: pods, host directories
   nodeagent check --host-root /host --api always  from a container that mounts the host there
   kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
@@ -129,6 +130,9 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check.add_argument("--no-api", dest="api", action="store_const", const="never", help="the same as --api never")
     check.add_argument("--pods", metavar="FILE", help="take the pods from a PodList in JSON instead of the API")
     check.add_argument("--signal", metavar="SIGNAL", help="rank the pods for this signal (default: the most urgent)")
+    check.add_argument(
+        "--disk", action="store_true", help="measure what pods and host directories hold on disk (up to a minute)"
+    )
     check.add_argument(
         "--watch", metavar="SECONDS", nargs="?", const=2.0, type=_interval, help="repeat until Ctrl-C (default: 2 s)"
     )

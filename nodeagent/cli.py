@@ -82,6 +82,7 @@ _CHECK: Final[Mapping[str, Any]] = {
     "api": "auto",
     "pods": None,
     "signal": None,
+    "disk": False,
     "watch": None,
     "color": "auto",
     "command": "check",
@@ -100,6 +101,9 @@ def quick(words: Sequence[str]) -> Options | None:
     for word in rest:
         if word == "--no-api":
             found["api"] = "never"
+            continue
+        if word == "--disk":
+            found["disk"] = True
             continue
         name = "output" if word == "-o" else word.removeprefix("--").replace("-", "_")
         value = next(rest, "-")
@@ -148,6 +152,7 @@ def _check(options: Options) -> int:
             api=options.api,
             pods_file=options.pods,
             signal=options.signal,
+            disk=options.disk,
         )
         return check.show(wish, output=options.output, color=options.color, every_s=options.watch)
     except check.CheckError as error:

@@ -15,7 +15,7 @@ from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, Startup
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
-from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, Threshold
+from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.report import exit_codes, kubelet, layout, nodereport, text
@@ -25,7 +25,16 @@ from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from nodeagent.cluster.transport import Transport
+    from nodeagent.sampling.disk.look import DiskLook
 
+DISKS: Final = frozenset([each for each in Signal if each.partition("fs.")[1]])
+SHORT_DISK_S: Final = 1.0
+"""How long pods' disks are walked when a disk is short: 500,000 files (MEASURED, the kernel), still soon enough for a
+monitoring plugin."""
+DISK_S: Final = 30.0
+"""The same when it was asked for."""
+REST_S: Final = 10.0
+"""How long host directories are walked for each file system when it was asked for."""
 RANKABLE: Final = tuple(signal for signal in Signal if not signal.startswith("containerfs"))
 """Signals that `--signal` takes: containerfs has no thresholds of its own, it is nodefs or imagefs by another name."""
 _HOSTNAME_FILES: Final = ("/proc/sys/kernel/hostname", "/etc/hostname")
@@ -50,6 +59,8 @@ class Wish(NamedTuple):
     """`auto`, `always` or `never`."""
     pods_file: str | None
     signal: Signal | None
+    disk: bool = False
+    """Measure what the pods hold on disk even when no disk is near a threshold, and take longer for it."""
 
 
 class KnownPods(NamedTuple):
@@ -72,6 +83,7 @@ def wish(
     api: str = "auto",
     pods_file: str | None = None,
     signal: str | None = None,
+    disk: bool = False,
 ) -> Wish:
     """The wish behind these options. Raises CheckError when the configuration or an option is wrong."""
     overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
@@ -88,6 +100,7 @@ def wish(
         api=api,
         pods_file=pods_file,
         signal=None if signal is None else Signal(signal),
+        disk=disk,
     )
 
 
@@ -110,11 +123,14 @@ class Observer:
         self._sampler = Sampler(self._host, self._config.sampling, node_name=self._node_name)
         self._state: PolicyState | None = None
         self._transport: Transport | None = None
+        self._disks: DiskLook | None = None
         self._kubelet, self._kubelet_notes = kubelet.find(self._host)
 
     def close(self) -> None:
         """Give back descriptors and connections."""
         self._sampler.close()
+        if self._disks is not None:
+            self._disks.close()
         if self._transport is not None:
             self._transport.close()
 
@@ -123,9 +139,12 @@ class Observer:
         known = self._known_pods()
         snapshot = self._sampler.sample(known.pods, known.synced_at)
         now = self._host.boottime()
-        if self._state is None:
-            self._state = initial("check", now=now)
-        plan, self._state = engine.decide(snapshot, self._state, now=now, config=self._config)
+        before = self._state if self._state is not None else initial("check", now=now)
+        plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
+        if self._disks_matter(plan):
+            snapshot = self._with_disks(snapshot)
+            now = self._host.boottime()
+            plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
         if self._wish.signal is not None:
             plan = _ranked_for(plan, snapshot, self._wish.signal, now=now, config=self._config)
         report = Report(
@@ -137,6 +156,24 @@ class Observer:
             kubelet=self._kubelet,
         )
         return report._replace(notes=self._notes(report, known))
+
+    def _disks_matter(self, plan: Plan) -> bool:
+        """Whether somebody wants to know who holds the disks. Walking takes seconds, so nobody else pays for it."""
+        if self._host.recorded:
+            return False
+        if self._wish.disk or self._wish.signal in DISKS:
+            return True
+        bad = (SignalState.SOFT, SignalState.HARD)
+        return any(verdict.signal in DISKS and verdict.state in bad for verdict in plan.signals)
+
+    def _with_disks(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+        if self._disks is None:
+            from nodeagent.sampling.disk.look import DiskLook
+
+            around = self._sampler.surroundings()
+            self._disks = DiskLook(self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout)
+        rest_s = REST_S if self._wish.disk else 0.0
+        return self._disks.measured(snapshot, for_s=DISK_S if self._wish.disk else SHORT_DISK_S, rest_s=rest_s)
 
     def _notes(self, report: Report, known: KnownPods) -> tuple[Note, ...]:
         warnings = tuple(Note("configuration", str(problem)) for problem in self._wish.loaded.warnings)

@@ -9,10 +9,12 @@ from nodeagent.lean import Any, Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionVerdict,
+    DiskRest,
     MemoryModel,
     NodeMemory,
     Observation,
     PodSource,
+    PodUsage,
     RankedPod,
     Signal,
     SignalVerdict,
@@ -61,6 +63,7 @@ def node_report(report: Report) -> Document:
             for victim in plan.victims
         ],
         "refusals": [{"code": refusal.code, "message": refusal.message} for refusal in plan.refusals],
+        "disks": [_rest(report, rest) for rest in snapshot.disk_rests],
         "cgroups": [
             {
                 "path": cgroup.path,
@@ -204,7 +207,6 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
     pod, usage = ranked.view.pod, ranked.view.usage
     api = pod.source is PodSource.API
     request = nodereport.memory_request(ranked.view)
-    disk = usage.disk if usage else None
     return {
         "namespace": pod.namespace,
         "name": pod.name,
@@ -226,16 +228,7 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
         "memoryUnreclaimableBytes": usage.memory_unreclaimable if usage else None,
         "processCount": usage.process_count if usage else None,
         "threadCount": usage.thread_count if usage else None,
-        "disk": {
-            "rootfsBytes": disk.rootfs_bytes,
-            "rootfsInodes": disk.rootfs_inodes,
-            "logsBytes": disk.logs_bytes,
-            "logsInodes": disk.logs_inodes,
-            "volumesBytes": disk.volumes_bytes,
-            "volumesInodes": disk.volumes_inodes,
-        }
-        if disk
-        else None,
+        "disk": _disk(report, usage) if usage else None,
         "containers": [
             {
                 "id": container.container_id,
@@ -255,6 +248,42 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
             "memoryWorkingSetBytes": "host" if usage and usage.memory_working_set is not None else None,
             "processCount": "host" if usage and usage.process_count is not None else None,
         },
+    }
+
+
+def _disk(report: Report, usage: PodUsage) -> Document:
+    disk, sight, writing = usage.disk, usage.disk_sight, usage.writing
+    return {
+        "rootfsBytes": disk.rootfs_bytes,
+        "rootfsInodes": disk.rootfs_inodes,
+        "logsBytes": disk.logs_bytes,
+        "logsInodes": disk.logs_inodes,
+        "volumesBytes": disk.volumes_bytes,
+        "volumesInodes": disk.volumes_inodes,
+        "otherBytes": disk.other_bytes,
+        "otherInodes": disk.other_inodes,
+        "deletedOpenBytes": sight.deleted_bytes if sight else None,
+        "complete": sight.complete if sight else None,
+        "unknown": list(sight.unknown) if sight else [],
+        "ageSeconds": _age(report, sight.read_at) if sight else None,
+        "writtenBytesPerSecond": writing.bytes_per_s if writing else None,
+    }
+
+
+def _rest(report: Report, rest: DiskRest) -> Document:
+    return {
+        "signals": [str(signal) for signal in rest.signals],
+        "usedBytes": rest.used_bytes,
+        "usedInodes": rest.used_inodes,
+        "podsBytes": rest.attributed_bytes,
+        "podsInodes": rest.attributed_inodes,
+        "unattributedBytes": rest.unattributed_bytes,
+        "unattributedInodes": rest.unattributed_inodes,
+        "largest": [
+            {"path": each.path, "bytes": each.bytes, "inodes": each.inodes, "complete": each.complete}
+            for each in rest.largest
+        ],
+        "ageSeconds": _age(report, rest.read_at),
     }
 
 

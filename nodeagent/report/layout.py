@@ -10,6 +10,7 @@ from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
+    DiskUsage,
     MemoryModel,
     PodSource,
     RankedPod,
@@ -24,6 +25,8 @@ from nodeagent.model import (
 from nodeagent.report import nodereport, words
 from nodeagent.report.nodereport import Report
 
+DISKS_SHOWN: Final = 30
+"""Rows of the pods' disks in text; JSON has all."""
 CGROUPS_SHOWN: Final = 5
 """Cgroups outside the pods that are worth a line; JSON has all."""
 
@@ -78,6 +81,8 @@ def sections(report: Report) -> tuple[Section, ...]:
         _pressure(report),
         _conditions(report),
         _pods(report),
+        _disks(report),
+        *_rests(report),
         _outside(report),
         _kubelet(report),
         _notes(report),
@@ -353,6 +358,66 @@ def _pod_legend(report: Report) -> tuple[Cell, ...]:
             "QoS from the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
         )
     return tuple(Cell(line, DIM) for line in lines)
+
+
+def _disks(report: Report) -> Section:
+    """What each pod holds on disk, largest first; only where that was measured."""
+    columns = (
+        Column("POD"),
+        Column("LAYERS", right=True),
+        Column("LOGS", right=True),
+        Column("VOLUMES", right=True),
+        Column("INODES", right=True),
+        Column("DELETED, OPEN", right=True),
+        Column("NOT KNOWN"),
+    )
+    measured = [
+        (view, view.usage)
+        for view in report.snapshot.pods
+        if view.usage is not None and view.usage.disk_sight is not None
+    ]
+    measured.sort(key=lambda each: (-_held(each[1].disk), each[0].pod.key))
+    rows = []
+    for view, usage in measured[:DISKS_SHOWN]:
+        disk, sight = usage.disk, usage.disk_sight
+        assert sight is not None
+        inodes = [part for part in (disk.rootfs_inodes, disk.logs_inodes, disk.volumes_inodes) if part is not None]
+        rows.append(
+            (
+                Cell(words.harmless(view.pod.key), STRONG),
+                *(Cell(words.quantity(part)) for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes)),
+                Cell(words.quantity(sum(inodes) if inodes else None, unit=Unit.INODES)),
+                Cell(words.quantity(sight.deleted_bytes) if sight.deleted_bytes else ""),
+                Cell(words.harmless("; ".join(sight.unknown)), DIM),
+            )
+        )
+    more = len(measured) - len(rows)
+    lines = (Cell(f"{more} more pods.", DIM),) if more > 0 else ()
+    return Section("ON DISK", columns, tuple(rows), lines)
+
+
+def _held(disk: DiskUsage) -> int:
+    return sum(part or 0 for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes))
+
+
+def _rests(report: Report) -> Iterable[Section]:
+    """What of each file system is in no pod."""
+    columns = (Column("HOST DIRECTORY"), Column("BYTES", right=True), Column("INODES", right=True), Column(""))
+    for rest in report.snapshot.disk_rests:
+        rows = tuple(
+            (
+                Cell(words.harmless(each.path)),
+                Cell(words.quantity(each.bytes)),
+                Cell(words.quantity(each.inodes, unit=Unit.INODES)),
+                Cell("" if each.complete else "at least", DIM),
+            )
+            for each in rest.largest
+        )
+        names = ", ".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
+        bytes_ = f"{words.quantity(rest.unattributed_bytes)} of {words.quantity(rest.used_bytes)} used"
+        title = f"IN NO POD ON {names} ({bytes_}, {rest.unattributed_inodes} inodes)"
+        lines = () if rows else (Cell("No host directory of it was found in time.", DIM),)
+        yield Section(title, columns, rows, lines)
 
 
 def _outside(report: Report) -> Section:

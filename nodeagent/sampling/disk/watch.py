@@ -98,7 +98,7 @@ class DiskWatch:
         """Take in a look at the node: sample the writers and ask for a walk where that is due."""
         if self._host.recorded:
             return
-        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & _DISKS
+        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISKS
         urgent = disks | need.near
         now = node.taken_at
         if urgent or self._limits:
@@ -185,7 +185,7 @@ class DiskWatch:
         rests: tuple[FileSystemOf, ...] = ()
         if crossed and now - self._rest_at >= _REST_S and known.finished_at is not None:
             self._rest_at = now
-            rests = _file_systems(node, crossed, layout)
+            rests = file_systems(node, crossed, layout)
         only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in urgent)
         self._asked_at, self._asked_short = now, bool(crossed)
         worker.request(
@@ -226,18 +226,18 @@ class DiskWatch:
         return self._worker
 
 
-_DISKS: Final = frozenset(
+DISKS: Final = frozenset(
     signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
 )
 
 
-def _file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:
+def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:
     """The file systems behind these signals, each once, with all disk signals that it is behind."""
     store = layout.store
     paths = {"nodefs": layout.nodefs}
     if store is not None:
         paths |= {"imagefs": store.images, "containerfs": store.containers}
-    devices = {signal: node.observations[signal].device for signal in Signal if signal in _DISKS}
+    devices = {signal: node.observations[signal].device for signal in Signal if signal in DISKS}
     found: dict[int, FileSystemOf] = {}
     for signal in sorted(signals):
         path, device = paths.get(signal.partition(".")[0]), devices.get(signal)
