@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.apiserver import ApiServer
 from tests.vm.image import REPOSITORY, image, why_not
 from tests.vm.machine import Machine
+from tests.vm.ramps import NODE, Node
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +45,13 @@ def machine(bare_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> 
     bare_machine.copy(Path(REPOSITORY / "systemd"), "/run/vm")
     bare_machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
     return bare_machine
+
+
+@pytest.fixture(scope="module")
+def node(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """The machine with the agent's unit, an API double and somebody who does the kubelet's part."""
+    with ApiServer(node=NODE, linger_s=None) as api:
+        kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
+        made = Node(machine, api, kubeconfig)
+        yield made
+        made.close()

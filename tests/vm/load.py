@@ -1,10 +1,11 @@
-"""What the processes of a test pod do. Runs in the machine: `load.py READY_FIFO WHAT FIRST SECOND`.
+"""What the processes of a test pod do. Runs in the machine: `load.py READY_FIFO WHAT ARGUMENT...`.
 
 Writes a line to the FIFO when it is as it was asked to be, and then stays so until it is killed; what goes on growing
 begins with SIGUSR1, except `ramp`, which does not wait.
 """
 
 import ctypes
+import functools
 import mmap
 import os
 import signal
@@ -51,6 +52,48 @@ def touch(mebibytes: int) -> None:
     _pieces.append(mebibytes)
 
 
+def bomb(most: int) -> None:
+    """Forks as fast as it can, up to so many; what it may not have, it asks for again."""
+    for _ in range(most):
+        while True:
+            try:
+                child = os.fork()
+                break
+            except BlockingIOError:  # pids.max
+                time.sleep(0.05)
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+
+
+def write(directory: str, per_second: int) -> None:
+    """Writes a file, at so many MiB a second, until there is no room."""
+    began, written = time.monotonic(), 0
+    piece = bytes(MIB)
+    with open(f"{directory}/grows", "wb", buffering=0) as file:
+        while True:
+            file.write(piece)
+            written += 1
+            time.sleep(max(0.0, began + written / per_second - time.monotonic()))
+
+
+def litter(directory: str, per_second: int) -> None:
+    """Makes empty files, so many a second."""
+    began, made = time.monotonic(), 0
+    while True:
+        os.close(os.open(f"{directory}/{made}", os.O_CREAT | os.O_WRONLY))
+        made += 1
+        time.sleep(max(0.0, began + made / per_second - time.monotonic()))
+
+
+def read(path: str, times: int) -> None:
+    """Reads a file so many times, from its beginning to its end."""
+    for _ in range(times):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(4 * MIB):
+                pass
+
+
 def mem_available() -> int:
     """MiB."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
@@ -67,24 +110,35 @@ _pieces: list[int] = []
 
 
 def main() -> None:
-    fifo, what, first, second = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    fifo, what, *arguments = sys.argv[1:]
+    numbers = [int(each) for each in arguments if each.isdigit()]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     later: Callable[[], None] | None = None
     if what == "hold":
-        hold(first, second)
+        hold(*numbers)
     elif what == "flood":
-        # FIRST: MiB to leave before the start. SECOND: MiB a second.
-        fill(first)
-        later = lambda: ramp(1 << 20, second)  # noqa: E731
-    with open(fifo, "w") as ready:
-        ready.write("ready\n")
+        # MiB to leave before the start, MiB a second.
+        fill(numbers[0])
+        later = functools.partial(ramp, 1 << 20, numbers[1])
+    elif what == "bomb":
+        later = functools.partial(bomb, *numbers)
+    elif what in ("write", "litter", "read"):
+        later = functools.partial({"write": write, "litter": litter, "read": read}[what], arguments[0], numbers[0])
+    ready(fifo)
     if what == "ramp":
-        ramp(first, second)
+        ramp(*numbers)
     if later is not None:
         signal.sigwait({signal.SIGUSR1})
         later()
+    if what == "read":
+        ready(f"{fifo}.done")
     while True:
         signal.pause()
+
+
+def ready(fifo: str) -> None:
+    with open(fifo, "w") as told:
+        told.write("ready\n")
 
 
 if __name__ == "__main__":

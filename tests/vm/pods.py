@@ -28,6 +28,15 @@ class VmPod(NamedTuple):
         return f"{_QOS_PARENT[self.qos_class]}-pod{self.uid.replace('-', '_')}.slice"
 
     @property
+    def directory(self) -> str:
+        """Where the kubelet keeps its volumes."""
+        return f"/var/lib/kubelet/pods/{self.uid}"
+
+    def volume(self, name: str) -> str:
+        """An emptyDir's directory."""
+        return f"{self.directory}/volumes/kubernetes.io~empty-dir/{name}"
+
+    @property
     def cgroup(self) -> str:
         """Path of the pod's cgroup below the hierarchy's root."""
         parent = _QOS_PARENT[self.qos_class]
@@ -36,10 +45,24 @@ class VmPod(NamedTuple):
 
 
 def start_pod(
-    machine: Machine, name: str, *, qos_class: str = "BestEffort", work: str = "hold 16 1", namespace: str = "shop"
+    machine: Machine,
+    name: str,
+    *,
+    qos_class: str = "BestEffort",
+    work: str = "hold 16 1",
+    namespace: str = "shop",
+    volume: str = "",
 ) -> VmPod:
-    """Starts a pod with one container; returns when its process says that it is at work (`load.py`)."""
+    """Starts a pod with one container; returns when its process says that it is at work (`load.py`).
+
+    `volume`: it has an emptyDir called `data`, on `disk` or in `memory`, which `{volume}` in `work` names.
+    """
     pod = VmPod(namespace, name, str(uuid.uuid4()), qos_class, uuid.uuid4().hex * 2)
+    work = work.format(volume=pod.volume("data"))
+    if volume:
+        machine.run(f"mkdir -p {pod.volume('data')}")
+    if volume == "memory":
+        machine.run(f"mount -t tmpfs -o size=4G tmpfs {pod.volume('data')}")
     fifo, log = f"/run/vm/{pod.uid}", f"/var/log/pods/{namespace}_{name}_{pod.uid}/main"
     script = f"echo {_OOM_SCORE_ADJ[qos_class]} >/proc/self/oom_score_adj; exec python3 /run/vm/load.py {fifo} {work}"
     if machine.run("test -e /run/vm/load.py", check=False).returncode:
@@ -60,4 +83,7 @@ def go(machine: Machine, pod: VmPod) -> None:
 def kill_pod(machine: Machine, pod: VmPod) -> None:
     """Ends every process of the pod and takes its slice away, as a kubelet does after the grace period."""
     machine.run(f"systemctl kill --signal=KILL {pod.slice}; systemctl stop {pod.slice}", check=False)
-    machine.run(f"rm -rf /var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}")
+    machine.run(
+        f"rm -rf /var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}; "
+        f"if mountpoint -q {pod.volume('data')}; then umount {pod.volume('data')}; fi; rm -rf {pod.directory}"
+    )

@@ -12,6 +12,7 @@ import queue
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -185,42 +186,34 @@ class Node:
 
     def ramp(self, ramp: Ramp, *, agent: bool = True) -> Result:
         """Run one ramp to its end."""
-        chill = start_pod(self.machine, "chill", work="hold 48 1")
-        bloated = start_pod(self.machine, "bloated", work=f"flood {ramp.leave_mib} {ramp.mib_per_s}")
-        pods = {each.name: each for each in (chill, bloated)}
-        victims: list[str] = []
-
-        def as_a_kubelet_does(entry: Json, _body: Json) -> None:
-            name = entry["metadata"]["name"]
-            if name not in victims:
-                victims.append(name)
-                threading.Thread(target=self._end, args=(pods[name],), daemon=True).start()
-
-        self.api.on_eviction = as_a_kubelet_does
-        try:
-            for each in pods.values():
-                self.api.add_pod(as_object(each))
+        with self.cast() as cast:
+            cast.add(start_pod(self.machine, "chill", work="hold 48 1"))
+            bloated = cast.add(start_pod(self.machine, "bloated", work=f"flood {ramp.leave_mib} {ramp.mib_per_s}"))
             self.observer.watch()
             go(self.machine, bloated)
-            over = self._over(bloated)
+            over = self.wait_until_ended(bloated)
             seen = self._settled()
             assert over, f"{ramp} did not end: {seen}\n{self.log() if agent else ''}"
-            alive = frozenset(each.name for each in pods.values() if self.runs(each))
             back = seen["back_at"] - seen["crossed_at"] if seen["back_at"] is not None else None
             speed = seen["per_s"] / MIB if seen["per_s"] is not None else None
             log = self.log() if agent else ""
-            return Result(seen["oom_kills"], seen["lowest"], speed, back, tuple(victims), alive, log)
+            return Result(seen["oom_kills"], seen["lowest"], speed, back, tuple(cast.victims), cast.alive(), log)
+
+    @contextlib.contextmanager
+    def cast(self) -> Iterator["Cast"]:
+        """Pods that the API knows, and a kubelet that ends those that are evicted."""
+        made = Cast(self)
+        self.api.on_eviction = made.as_a_kubelet_does
+        try:
+            yield made
         finally:
             self.api.on_eviction = None
-            for each in pods.values():
-                kill_pod(self.machine, each)
-                with contextlib.suppress(KeyError):  # its kubelet has done it
-                    self.api.delete_pod(each.namespace, each.name)
+            made.close()
 
-    def _over(self, bloated: VmPod) -> bool:
-        """Wait until the pod has no process any more, whoever ended it."""
+    def wait_until_ended(self, pod: VmPod) -> bool:
+        """Wait until a pod has no process any more, whoever ended it."""
         watched = self.machine.run(
-            f'timeout {RAMP_TIMEOUT_S:.0f} sh -c \'while grep -q "populated 1" /sys/fs/cgroup{bloated.cgroup}/'
+            f'timeout {RAMP_TIMEOUT_S:.0f} sh -c \'while grep -q "populated 1" /sys/fs/cgroup{pod.cgroup}/'
             "cgroup.events; do sleep 0.2; done 2>/dev/null'",
             timeout_s=RAMP_TIMEOUT_S + 60,
             check=False,
@@ -235,14 +228,45 @@ class Node:
             if seen["crossed_at"] is None or seen["back_at"] is not None or time.monotonic() > deadline:
                 return seen
 
-    def _end(self, pod: VmPod) -> None:
-        if self.observer.kill(pod, after_s=KUBELET_S).wait(60):
-            self.api.delete_pod(pod.namespace, pod.name)
 
-    def runs(self, pod: VmPod) -> bool:
-        """Whether a pod has processes."""
-        events = self.machine.run(f"cat /sys/fs/cgroup{pod.cgroup}/cgroup.events", check=False).stdout
-        return "populated 1" in events
+class Cast:
+    """The pods of one test."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._pods: dict[str, VmPod] = {}
+        self.victims: list[str] = []
+        """Names of the pods that were evicted, in order."""
+
+    def add(self, made: VmPod) -> VmPod:
+        """Have the API know this pod."""
+        self._pods[made.name] = made
+        self._node.api.add_pod(as_object(made))
+        return made
+
+    def as_a_kubelet_does(self, entry: Json, _body: Json) -> None:
+        name = entry["metadata"]["name"]
+        if name not in self.victims:
+            self.victims.append(name)
+            threading.Thread(target=self._end, args=(self._pods[name],), daemon=True).start()
+
+    def _end(self, pod: VmPod) -> None:
+        if self._node.observer.kill(pod, after_s=KUBELET_S).wait(60):
+            kill_pod(self._node.machine, pod)
+            self._node.api.delete_pod(pod.namespace, pod.name)
+
+    def alive(self) -> frozenset[str]:
+        """Names of the pods that have processes."""
+        places = {f"/sys/fs/cgroup{pod.cgroup}/cgroup.events": name for name, pod in self._pods.items()}
+        listed = self._node.machine.run(f"grep -l 'populated 1' {' '.join(places)}", check=False).stdout
+        return frozenset(places[line] for line in listed.split())
+
+    def close(self) -> None:
+        """Everything ends."""
+        for each in self._pods.values():
+            kill_pod(self._node.machine, each)
+            with contextlib.suppress(KeyError):  # its kubelet has done it
+                self._node.api.delete_pod(each.namespace, each.name)
 
 
 def as_object(made: VmPod) -> Json:

@@ -1,27 +1,15 @@
 """Memory ramps on a real cgroup v2 node: the bloated pod goes, the chill one lives, no OOM kill."""
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
-from tests.apiserver import ApiServer
-from tests.vm.machine import Machine
-from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
+from tests.vm.ramps import HARD_MIB, MIB, Node, Ramp, Result
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 GENTLE: Final = (Ramp(10, 560), Ramp(50, 700), Ramp(100, 1200))
 FAST: Final = Ramp(1024, 1500)
-
-
-@pytest.fixture(scope="module")
-def node(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with ApiServer(node=NODE, linger_s=None) as api:
-        kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
-        made = Node(machine, api, kubeconfig)
-        yield made
-        made.close()
 
 
 def escalation(brake: str) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""Memory ramps in the virtual machine, stopped by nodeagent and by Debian's earlyoom in turns.
+
+    python -m benchmarks.ramps [--runs 2] [--speeds 50 100 1024]
+
+Needs what tests/vm needs (QEMU, and root for the image's first build). Every contender has the same limit, 300 MiB of
+MemAvailable, in the same machine, on the same ramp; the kubelet's part of an eviction takes 1.5 s. Shown are, for each
+ramp and contender, how often the OOM killer was faster, the lowest MemAvailable of all runs as a share of the limit,
+the median time from the crossing until memory was back, and how fast the last 200 MiB before the limit really went.
+Nothing is asserted: an emulated machine on a busy host is no place for that. What carries over is who is better.
+"""
+
+import argparse
+import functools
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tests.apiserver import ApiServer
+from tests.vm.image import REPOSITORY, image, why_not
+from tests.vm.machine import Machine
+from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
+
+LEAVE_MIB: Final = {10: 560, 50: 700, 100: 1200}
+"""MemAvailable before the start; faster ramps begin at 1,500 MiB."""
+EARLYOOM: Final = f"earlyoom -M {HARD_MIB * 1024},{HARD_MIB * 512} -r 0"
+"""SIGTERM below the limit, SIGKILL below half of it, as its default ratio is."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--speeds", type=int, nargs="+", default=[50, 100, 1024], metavar="MIB_PER_S")
+    given = parser.parse_args()
+    if reason := why_not():
+        print(f"needs a virtual machine: {reason}", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="ramps-") as scratch, ApiServer(node=NODE, linger_s=None) as api:
+        machine = Machine(image(), directory=Path(scratch))
+        try:
+            machine.wait_until_ready()
+            install(machine, Path(scratch))
+            node = Node(machine, api, api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8"))
+            compare(node, runs=given.runs, speeds=given.speeds)
+            node.close()
+        finally:
+            machine.stop()
+    return 0
+
+
+def install(machine: Machine, scratch: Path) -> None:
+    """The project from its wheel, as in tests/vm."""
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={scratch}", str(REPOSITORY)]
+    subprocess.run(wheel, check=True)
+    [built] = scratch.glob("*.whl")
+    machine.copy(built, "/run/vm")
+    machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{built.name}", timeout_s=180)
+    machine.copy(REPOSITORY / "systemd", "/run/vm")
+    machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
+
+
+def compare(node: Node, *, runs: int, speeds: list[int]) -> None:
+    """Run and print."""
+    contenders: dict[str, Callable[[Ramp], Result]] = {
+        "evict": functools.partial(by_agent, node),
+        "throttle, evict, kill": functools.partial(by_agent, node, brake="throttle", hardKill="cgroup"),
+        "freeze, evict, kill": functools.partial(by_agent, node, brake="freeze", hardKill="cgroup"),
+        "earlyoom": functools.partial(by_earlyoom, node),
+    }
+    print(f"{'MiB/s':>6}  {'contender':<22} {'lost':>5}  {'lowest/limit':>12}  {'back, s':>8}  {'real MiB/s':>10}")
+    for speed in speeds:
+        ramp = Ramp(speed, LEAVE_MIB.get(speed, 1500))
+        results: dict[str, list[Result]] = {name: [] for name in contenders}
+        for _ in range(runs):
+            for name, run in contenders.items():
+                results[name].append(run(ramp))
+        for name, seen in results.items():
+            print(f"{speed:>6}  {name:<22} {row(seen)}", flush=True)
+
+
+def row(seen: list[Result]) -> str:
+    """One line of the table."""
+    lost = sum(result.oom_kills > 0 or result.alive != {"chill"} for result in seen)
+    lowest = min(result.lowest for result in seen) / (HARD_MIB * MIB)
+    back = [result.back_s for result in seen if result.back_s is not None]
+    real = [result.mib_per_s for result in seen if result.mib_per_s is not None]
+    told = f"{lost}/{len(seen)}"
+    return (
+        f"{told:>5}  {lowest:>12.2f}  {statistics.median(back) if back else 0:>8.2f}  "
+        f"{statistics.median(real) if real else 0:>10.0f}"
+    )
+
+
+def by_agent(node: Node, ramp: Ramp, **escalation: Any) -> Result:
+    node.start_agent(escalation=escalation)
+    try:
+        return node.ramp(ramp)
+    finally:
+        node.stop_agent()
+
+
+def by_earlyoom(node: Node, ramp: Ramp) -> Result:
+    node.machine.run(f"systemd-run --quiet --unit=rival --property=Nice=-20 --property=OOMScoreAdjust=-999 {EARLYOOM}")
+    try:
+        return node.ramp(ramp, agent=False)
+    finally:
+        node.machine.run("systemctl stop rival")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Who goes, and who does not, when something else than a heap grows: forks, page cache, tmpfs, disk, inodes."""
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from tests.apiserver import ApiServer
+from tests.vm.machine import Machine
+from tests.vm.pods import go, start_pod
+from tests.vm.ramps import HARD_MIB, MIB, Node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
+
+IDLE: Final = ("idle-a", "idle-b", "idle-c")
+
+
+def threads_left(machine: Machine) -> int:
+    """PIDs that the node has left, as the kernel counts."""
+    told = machine.run("cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max /proc/loadavg").stdout.split()
+    return min(int(told[0]), int(told[1])) - int(told[5].split("/")[1])
+
+
+def free(machine: Machine, what: str, path: str) -> int:
+    """`avail` bytes or `iavail` inodes of a file system."""
+    unit = "--block-size=1 " if what == "avail" else ""
+    return int(machine.run(f"df {unit}--output={what} {path}").stdout.split()[-1])
+
+
+def raised_before_the_eviction(api: ApiServer, condition: str) -> bool:
+    """Whether the condition was published as True before the first eviction was asked for."""
+    raised = [
+        request.at
+        for request in api.sent("PATCH", "/status")
+        for each in request.body.get("status", {}).get("conditions", ())
+        if each["type"] == condition and each["status"] == "True"
+    ]
+    [evicted] = api.sent("POST", "/eviction")
+    return bool(raised) and raised[0] < evicted.at
+
+
+def test_a_fork_bomb_goes_before_idle_pods(node: Node) -> None:
+    node.start_agent(
+        evictionHard={"pid.available": str(threads_left(node.machine) - 500)},
+        evictionSoft={},
+        evictionSoftGracePeriod={},
+    )
+    with node.cast() as cast:
+        for name in IDLE:
+            cast.add(start_pod(node.machine, name))
+        bomb = cast.add(start_pod(node.machine, "bomb", work="bomb 5000"))
+        node.machine.run(f"systemctl set-property --runtime {bomb.slice} TasksMax=900")
+        go(node.machine, bomb)
+        assert node.wait_until_ended(bomb), node.log()
+        assert cast.victims == ["bomb"], node.log()
+        assert cast.alive() == set(IDLE)
+    assert raised_before_the_eviction(node.api, "NodeAgentPIDPressure")
+
+
+@pytest.mark.parametrize(
+    ("model", "times"), [("workingset", 1), ("memavailable", 2)], ids=["read once", "read twice, by MemAvailable"]
+)
+def test_a_cache_full_of_what_was_read_is_no_pressure(node: Node, model: str, times: int) -> None:
+    node.start_agent(signals={"memory.available": {"memoryModel": model}})
+    machine = node.machine
+    with node.cast() as cast:
+        machine.run("echo 1 >/proc/sys/vm/drop_caches; truncate -s 1900M /var/tmp/big")
+        reader = cast.add(start_pod(machine, "reader", work=f"read /var/tmp/big {times}"))
+        try:
+            machine.run(f"mkfifo /run/vm/{reader.uid}.done")
+            go(machine, reader)
+            machine.run(f"timeout 100 cat /run/vm/{reader.uid}.done", timeout_s=120)
+            kernel = dict(line.split(":") for line in machine.run("cat /proc/meminfo").stdout.splitlines())
+            assert int(kernel["MemFree"].split()[0]) < HARD_MIB * 1024, "the cache has taken what was free"
+            machine.run("sleep 3")  # three looks of the agent at least
+            assert cast.victims == []
+            assert cast.alive() == {"reader"}
+        finally:
+            machine.run("rm -f /var/tmp/big  /run/vm/*.done")
+    condition = node.api.condition("NodeAgentMemoryPressure")
+    assert condition is not None
+    assert condition["status"] == "False"
+    assert node.machine.run("systemctl is-active nodeagent.service").stdout == "active\n"
+
+
+def test_what_a_pod_writes_to_a_volume_in_memory_is_its_memory(node: Node) -> None:
+    node.start_agent()
+    with node.cast() as cast:
+        cast.add(start_pod(node.machine, "chill", work="hold 48 1"))
+        filler = cast.add(start_pod(node.machine, "filler", work="write {volume} 100", volume="memory"))
+        node.observer.watch()
+        go(node.machine, filler)
+        assert node.wait_until_ended(filler), node.log()
+        assert node.observer.report()["oom_kills"] == 0
+        assert cast.victims == ["filler"], node.log()
+        assert cast.alive() == {"chill"}
+
+
+def _bytes_left(machine: Machine) -> dict[str, str]:
+    return {"nodefs.available": str(free(machine, "avail", "/var/lib/kubelet") - 300 * MIB)}
+
+
+def _inodes_left(machine: Machine) -> dict[str, str]:
+    return {"nodefs.inodesFree": str(free(machine, "iavail", "/var/lib/kubelet") - 5000)}
+
+
+@pytest.mark.parametrize(
+    ("work", "threshold"),
+    [("write {volume} 50", _bytes_left), ("litter {volume} 1000", _inodes_left)],
+    ids=["bytes", "inodes"],
+)
+def test_who_fills_the_disk_goes_and_the_condition_is_up_before(
+    node: Node, work: str, threshold: Callable[[Machine], dict[str, str]]
+) -> None:
+    node.start_agent(evictionHard=threshold(node.machine), evictionSoft={}, evictionSoftGracePeriod={}, signals={})
+    with node.cast() as cast:
+        for name in IDLE:
+            cast.add(start_pod(node.machine, name))
+        filler = cast.add(start_pod(node.machine, "filler", work=work, volume="disk"))
+        go(node.machine, filler)
+        assert node.wait_until_ended(filler), node.log()
+        assert cast.victims == ["filler"], node.log()
+        assert cast.alive() == set(IDLE)
+    assert raised_before_the_eviction(node.api, "NodeAgentDiskPressure")
