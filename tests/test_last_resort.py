@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.apiserver import ApiServer, pod
+from tests.apiserver import ApiServer, Request, pod
 from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
@@ -60,6 +60,10 @@ def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable
             each.process.wait()
 
 
+def killed_events(api: ApiServer) -> list[Request]:
+    return [r for r in api.sent("POST", "/namespaces/default/events") if r.body["reason"] == "Killed"]
+
+
 def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is_back(
     kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
 ) -> None:
@@ -75,11 +79,12 @@ def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is
     assert kubepods.running(SPARED)
     until(lambda: agent.said("eviction killed"), "the kill in the log")
     [line] = agent.said("eviction killed")
-    until(lambda: any(e["state"] == "ok" for e in agent.said("signal")[-1:]), "recovery is seen")
+    calm = ["False"]
+    until(lambda: [c["status"] for c in agent.said("condition") if c["type"] == "MemoryPressure"][-1:] == calm, "calm")
 
     api.come_back()
-    assert api.wait_for(lambda: api.sent("POST", "/namespaces/default/events"), 60), agent.events()
-    [request] = [r for r in api.sent("POST", "/namespaces/default/events") if r.body["reason"] == "Killed"]
+    assert api.wait_for(lambda: killed_events(api), 60), agent.events()
+    [request] = killed_events(api)
     assert request.body["regarding"]["uid"] == HOG
     assert request.body["metadata"]["annotations"]["nodeagent.io/plan"] == line["id"]
     assert not api.sent("POST", "/eviction"), "what an outage wanted is not sent after it"

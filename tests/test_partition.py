@@ -58,10 +58,10 @@ def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable
             each.process.wait()
 
 
-def state(agent: Run) -> str:
-    """Of the memory signal, as last told."""
-    told = [line["state"] for line in agent.said("signal") if line["signal"] == "allocatableMemory.available"]
-    return told[-1] if told else ""
+def calm(agent: Run) -> bool:
+    """The verdict of the agent itself on memory, as last told, is that there is no pressure."""
+    told = [line["status"] for line in agent.said("condition") if line["type"] == "MemoryPressure"]
+    return told[-1:] == ["False"]
 
 
 def condition(api: ApiServer, kind: str) -> str:
@@ -78,10 +78,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     kubepods.eat(HOG, 400)
     until(lambda: agent.said("eviction unreachable"), "an eviction that nobody hears")
     kubepods.kill(HOG)
-    until(lambda: state(agent) == "ok", "recovery")
-    until(
-        lambda: [c for c in agent.said("condition") if c["type"] == "MemoryPressure"][-1]["status"] == "False", "calm"
-    )
+    until(lambda: calm(agent), "recovery")
     seen = len(api.requests)
     api.come_back()
     watching = "/api/v1/pods"
@@ -121,21 +118,19 @@ def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
     kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = run()
-    api.delay_s = 3.0
+    agent = run(cluster={"requestTimeout": "10s"})
+    api.delay_s = 30.0
     kubepods.eat(HOG, 400)
     ate_at = time.time()
     until(lambda: agent.said("evicting"), "the decision")
     decided_at = dt.datetime.fromisoformat(agent.said("evicting")[0]["timestamp"]).timestamp()
-    assert decided_at - ate_at < 1.5, "decided while every answer takes three seconds"
-    # The loop goes on while the request is on its way: what happens on the node is seen before it is answered.
+    assert decided_at - ate_at < 1.5, "decided although nothing is answered"
+    # The loop goes on while the request is on its way: what happens on the node is seen before it is given up.
     kubepods.kill(HOG)
-    killed_at = time.time()
-    until(lambda: state(agent) == "ok", "recovery")
-    assert time.time() - killed_at < 2.0
-    assert not agent.said("eviction accepted")
+    until(lambda: calm(agent), "recovery")
+    assert not [line for line in agent.events() if line["event"].startswith("eviction ")]
+    until(lambda: agent.said("eviction timed-out"), "the end of its deadline")
     api.delay_s = 0.0
-    until(lambda: agent.said("eviction accepted") or agent.said("eviction gone"), "its answer")
     assert agent.stop() == 0
 
 
