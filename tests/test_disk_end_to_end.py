@@ -307,3 +307,42 @@ def test_a_rehearsal_runs_no_reclaim_action(
     assert agent.stop() == 0
     assert not (tmp_path / "ran").exists()
     assert not api.sent("POST", "/eviction")
+
+
+def test_a_disk_that_is_full_of_what_is_in_no_pod_costs_nobody_and_says_where_it_is(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    _idle(kubepods, disk, CHILL, files=2, mib=2)
+    (disk.place / "images/blobs").mkdir()
+    for index in range(75):  # 300 of some 430 MiB
+        (disk.place / f"images/blobs/f{index}").write_bytes(b"x" * 4 * MIB)
+    agent = run(**DISK_HARD)
+    until(lambda: agent.said("not evicting"), "a refusal", timeout_s=60)
+
+    def named() -> bool:
+        return any("are in no pod" in str(note["message"]) for note in agent.said("note"))
+
+    until(named, "where it is", timeout_s=60)
+    [note] = [note["message"] for note in agent.said("note") if "are in no pod" in note["message"]]
+    assert f"{disk.place}/images 300Mi, 77 inodes" in note
+    assert {"no-candidates", "futile"} & {line["code"] for line in agent.said("not evicting")}
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+
+
+def test_a_pod_over_its_own_limit_goes_while_the_disk_has_room(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+) -> None:
+    def limited(entry: dict[str, Any]) -> None:
+        entry["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "10Mi"}}]
+
+    for name in ("filler", "chill"):
+        api.modify_pod("default", name, limited)
+    _idle(kubepods, disk, FILLER, files=2, mib=20)
+    _idle(kubepods, disk, CHILL, files=2, mib=8)
+    agent = run(**DISK_HARD, localStorageLimits=True)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    [request] = api.sent("POST", "/eviction")
+    assert request.path.endswith("/filler/eviction")
+    assert 'Usage of EmptyDir volume "data" exceeds the limit "10Mi"' in agent.said("evicting")[0]["message"]
+    assert agent.stop() == 0

@@ -22,6 +22,9 @@ _CRIO_DROPINS: Final = "/etc/crio/crio.conf.d"
 _STORAGE_CONFIG: Final = "/etc/containers/storage.conf"
 _STORAGE_ROOT: Final = "/var/lib/containers/storage"
 _DOCKER_ROOT: Final = "/var/lib/docker"
+_SERVICES: Final = tuple(
+    f"/sys/fs/cgroup{hierarchy}/system.slice/{{}}/cgroup.procs" for hierarchy in ("", "/systemd", "/unified", "/memory")
+)
 _SOCKETS: Final = {"cri-o": ("/run/crio/crio.sock",), "containerd": ("/run/containerd/containerd.sock",)}
 
 Statvfs = Callable[[str], FileSystem]
@@ -47,36 +50,73 @@ class Layout(NamedTuple):
     """Why the kind is UNKNOWN."""
     note: str = ""
     """What else a reader should know of the choice."""
+    kubelet: str = ""
+    """The kubelet's directory, whether it exists or not; empty: the configured one."""
 
 
 def detect(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
     """The layout now. Never raises."""
-    nodefs, remark = _kubelet_dir(config, statvfs)
+    kubelet = kubelet_directory(host, config)
+    nodefs, remark = _nearest(kubelet, statvfs)
     store, note = find_store(host, config, statvfs)
     if store is None:
-        return Layout(DiskLayout.UNKNOWN, nodefs, None, note, remark)
+        return Layout(DiskLayout.UNKNOWN, nodefs, None, note, remark, kubelet)
     note = "; ".join(filter(None, (remark, note)))
     try:
         node = statvfs(nodefs).device
         image, container = statvfs(store.images).device, statvfs(store.containers).device
     except Unreadable as error:
-        return Layout(DiskLayout.UNKNOWN, nodefs, store, str(error), note)
+        return Layout(DiskLayout.UNKNOWN, nodefs, store, str(error), note, kubelet)
     if image != container:
         kind = DiskLayout.SPLIT
     else:
         kind = DiskLayout.SINGLE if image == node else DiskLayout.DEDICATED_IMAGEFS
-    return Layout(kind, nodefs, store, "", note)
+    return Layout(kind, nodefs, store, "", note, kubelet)
 
 
-def _kubelet_dir(config: Sampling, statvfs: Statvfs) -> tuple[str, str]:
+def kubelet_directory(host: Host, config: Sampling) -> str:
+    """The configured one; where that is the default, what the running kubelet was told by --root-dir."""
+    if config.kubelet_dir != Sampling().kubelet_dir:
+        return config.kubelet_dir
+    words = service_command_line(host, "kubelet.service", ("kubelet", "hyperkube"))
+    return _path_flag(words, ("--root-dir",)) or config.kubelet_dir
+
+
+def service_command_line(host: Host, unit: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Arguments of the program with one of these names that runs in a systemd service; empty when none is seen. Asking
+    the service's cgroup takes a few reads, where looking through all of /proc takes 10 us a process."""
+    for procs in _SERVICES:
+        try:
+            pids = host.text(procs.format(unit)).split()
+        except Unreadable:
+            continue
+        for pid in pids:
+            try:
+                words = host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+            except Unreadable:
+                continue  # it has ended
+            if words[0].rpartition("/")[2] in names:
+                return tuple(words[1:])
+    return ()
+
+
+def _path_flag(words: tuple[str, ...], flags: tuple[str, ...]) -> str | None:
+    """The absolute path that the last of these flags gives (`--root-dir=/x`, `--root-dir /x`), or None."""
+    found = None
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in flags:
+            found = value if equals else words[index + 1] if index + 1 < len(words) else None
+    return (found.rstrip("/") or "/") if found and found.startswith("/") else None
+
+
+def _nearest(place: str, statvfs: Statvfs) -> tuple[str, str]:
     """(the directory whose file system is nodefs, a remark). Without a kubelet's directory it is the nearest one above:
     where a kubelet would make it."""
-    place = config.kubelet_dir
+    wanted = place
     while place != "/" and not _is_there(place, statvfs):
         place = os.path.dirname(place)
-    remark = (
-        "" if place == config.kubelet_dir else f"no {config.kubelet_dir} here: nodefs is where it would be, {place}"
-    )
+    remark = "" if place == wanted else f"no {wanted} here: nodefs is where it would be, {place}"
     return place, remark
 
 
@@ -110,7 +150,9 @@ def find_store(host: Host, config: Sampling, statvfs: Statvfs) -> tuple[ImageSto
 
 
 def _containerd(host: Host, statvfs: Statvfs) -> ImageStore | None:
-    root = _configured(host, _CONTAINERD_CONFIG, "", "root") or _CONTAINERD_ROOT
+    words = service_command_line(host, "containerd.service", ("containerd",))
+    config = _path_flag(words, ("--config", "-config", "-c")) or _CONTAINERD_CONFIG
+    root = _path_flag(words, ("--root", "-root")) or _configured(host, config, "", "root") or _CONTAINERD_ROOT
     if not _is_there(root, statvfs):
         return None
     snapshots = f"{root}/io.containerd.snapshotter.v1.overlayfs"

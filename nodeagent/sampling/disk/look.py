@@ -22,10 +22,9 @@ class DiskLook:
         self._host = host
         self._layout = layout
         store = layout.store.containers if layout.store is not None else ""
-        self._directories = PodDirectories(config.kubelet_dir, config.pod_logs_dir, store)
-        self._meter = Meter(
-            host, kubelet_dir=config.kubelet_dir, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""
-        )
+        kubelet = layout.kubelet or config.kubelet_dir
+        self._directories = PodDirectories(kubelet, config.pod_logs_dir, store)
+        self._meter = Meter(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or "")
 
     def close(self) -> None:
         """Give up what unfinished walks hold open."""

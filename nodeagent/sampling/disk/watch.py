@@ -49,6 +49,8 @@ _LIMITS_PAUSE: Final = (_LIMITS_S, 9.0)
 _WRITES_S: Final = 0.25
 _REST_S: Final = 60.0
 _REST_BUDGET_S: Final = 5.0
+# Host directories that a note names.
+_NAMED: Final = 3
 # What was measured is shown this long after the last need for it.
 _REMEMBER_S: Final = 120.0
 
@@ -79,7 +81,7 @@ class DiskWatch:
         self._writes_at = float("-inf")
         self._writes_trouble = ""
         self._worker: DiskWorker | None = None
-        self._where: tuple[str, str] | None = None
+        self._where: tuple[str, str, str] | None = None
         self._asked_at = float("-inf")
         self._asked_short = False
         self._rest_at = float("-inf")
@@ -138,6 +140,8 @@ class DiskWatch:
                 notes = (Note("disks", known.trouble),)
             elif known.finished_at is None and known.running:
                 notes = (Note("disks", "what the pods hold on disk is being counted, nothing is known yet"),)
+        if self._worker is not None:
+            notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().rests))
         if self._writes_trouble:
             notes = (*notes, Note("disks", f"who writes is not known of every pod: {self._writes_trouble}"))
         return notes
@@ -201,13 +205,14 @@ class DiskWatch:
     def _worker_for(self, hierarchy: Hierarchy, layout: Layout) -> DiskWorker:
         """The worker, made anew when the cgroups or the runtime's store are elsewhere."""
         store = layout.store.containers if layout.store is not None else ""
-        where = (hierarchy.pids or "", store)
+        kubelet = layout.kubelet or self._config.kubelet_dir
+        where = (hierarchy.pids or "", store, kubelet)
         if self._worker is not None and self._where == where:
             return self._worker
         self.close()
         self._where = where
         quiet = hierarchy.unified is not None and hierarchy.unified == hierarchy.memory
-        directories = PodDirectories(self._config.kubelet_dir, self._config.pod_logs_dir, store)
+        directories = PodDirectories(kubelet, self._config.pod_logs_dir, store)
         host, config = self._host, self._config
 
         def find_rest(wanted: FileSystemOf, pods: Sequence[PodDisk], until: float) -> DiskRest:
@@ -216,9 +221,7 @@ class DiskWatch:
             )
 
         self._worker = DiskWorker(
-            lambda: Meter(
-                host, kubelet_dir=config.kubelet_dir, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""
-            ),
+            lambda: Meter(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""),
             unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
             wake=self._wake,
             find_rest=find_rest,
@@ -229,6 +232,14 @@ class DiskWatch:
 DISKS: Final = frozenset(
     signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
 )
+
+
+def _in_no_pod(rest: DiskRest) -> Note:
+    """At most one in `_REST_S`."""
+    names = "/".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
+    largest = [f"{each.path} {each.bytes >> 20}Mi, {each.inodes} inodes" for each in rest.largest[:_NAMED]]
+    held = f"{rest.unattributed_bytes >> 20}Mi and {rest.unattributed_inodes} inodes of {names} are in no pod"
+    return Note("disks", "; ".join((held, *largest)))
 
 
 def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:
