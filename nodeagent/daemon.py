@@ -180,7 +180,7 @@ class _Builder:
         disks = before.disks
         if config.sampling != old.sampling or config.local_storage_limits != old.local_storage_limits:
             disks = self._disks(config)
-            before.disks.close()
+            before.disks.close(timeout_s=0.0)
         return Parts(loaded._replace(config=config), sampler, session, disks)
 
     def close(self) -> None:
