@@ -239,6 +239,7 @@ class Agent:
         self._means.notifier.stopping()
         self._endpoint.close()
         self._holds.close()
+        self._hooks.close()
         if left := self._parts.session.stop(clear=True):
             self._log.warning("left behind", what=left)
         self._save(now=self._boottime(), at_once=True)
@@ -411,6 +412,7 @@ class Agent:
                 pod_logs=lambda: self._hooks.here(logs),
                 # Where no pod is seen at all it is our sight that has ended.
                 ended=lambda name: bool(running) and name.rpartition("_")[2] not in running,
+                stop=self._hooks.closing,
             )
             self._hooks.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
 

@@ -57,10 +57,12 @@ class Hooks:
         """`wake` is called from another thread when a job has ended. `here` gives the name on this machine of a path of
         the host, for jobs."""
         self.here = here
+        self._closing = threading.Event()
         self._boottime = boottime
         self._wake = wake
         self._lock = threading.Lock()
         self._running: set[str] = set()
+        self._threads: list[threading.Thread] = []
         self._ended: list[ReclaimOutcome] = []
 
     def start(self, plan_id: str, name: str, job: Job, *, timeout_s: float) -> None:
@@ -76,9 +78,22 @@ class Hooks:
             return
         until = time.monotonic() + timeout_s
         try:
-            threading.Thread(target=self._run, args=(plan_id, name, job, until), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._run, args=(plan_id, name, job, until), name=name, daemon=True)
+            thread.start()
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         except RuntimeError as error:  # no PID left for a thread
             self._end(plan_id, name, Ended(ReclaimResult.FAILED, str(error)))
+
+    def closing(self) -> bool:
+        """Whether jobs are to end now; may be asked by any thread."""
+        return self._closing.is_set()
+
+    def close(self, *, timeout_s: float = 1.0) -> None:
+        """End what runs, and wait for that as long as this at most."""
+        self._closing.set()
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def finished(self) -> list[ReclaimOutcome]:
         """What has ended since the last call."""
@@ -109,10 +124,15 @@ _BUILT_IN: Final[Mapping[ReclaimKind, tuple[str, ...]]] = {
 
 
 def job_of(
-    action: ReclaimAction, order: ReclaimOrder, *, pod_logs: Callable[[], str], ended: Callable[[str], bool]
+    action: ReclaimAction,
+    order: ReclaimOrder,
+    *,
+    pod_logs: Callable[[], str],
+    ended: Callable[[str], bool],
+    stop: Callable[[], bool] = lambda: False,
 ) -> Job:
     """The job that this order for this action means. `pod_logs` gives the directory of pod logs on this machine,
-    `ended` tells of a name in it whether that pod has no container any more."""
+    `ended` tells of a name in it whether that pod has no container any more, `stop` when a command is to end early."""
     if action.kind is ReclaimKind.CONTAINER_LOGS:
         return lambda until: _remove_logs(pod_logs(), ended=ended, until=until)
     facts = SIGNAL_TABLE[order.signal]
@@ -122,7 +142,7 @@ def job_of(
         "NODEAGENT_DEFICIT": str(order.deficit),
         "NODEAGENT_AVAILABLE": str(order.available),
     }
-    return command(action.command or _BUILT_IN[action.kind], environ)
+    return command(action.command or _BUILT_IN[action.kind], environ, stop=stop)
 
 
 def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) -> Ended:
@@ -137,13 +157,19 @@ def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) 
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def command(words: tuple[str, ...], environ: Mapping[str, str]) -> Job:
+def command(words: tuple[str, ...], environ: Mapping[str, str], *, stop: Callable[[], bool] = lambda: False) -> Job:
     """A job that runs this program with these variables on top of our own."""
-    return lambda until: run(words, environ, until=until)
+    return lambda until: run(words, environ, until=until, stop=stop)
 
 
-def run(words: tuple[str, ...], environ: Mapping[str, str], *, until: float) -> Ended:
-    """Run a program until it ends, or until time.monotonic() `until`."""
+def run(
+    words: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    until: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> Ended:
+    """Run a program until it ends, until time.monotonic() `until`, or until `stop` says so."""
     ours = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         process = subprocess.Popen(  # noqa: S603 - words of the administrator's own configuration, without a shell
@@ -161,7 +187,7 @@ def run(words: tuple[str, ...], environ: Mapping[str, str], *, until: float) -> 
     _leave_to_the_oom_killer(process.pid)
     assert process.stdout is not None
     with process.stdout:
-        output, in_time = _follow(process.pid, process.stdout.fileno(), until)
+        output, in_time = _follow(process.pid, process.stdout.fileno(), until, stop)
         _end_group(process.pid)
         code = process.wait()
     said = output.decode("utf-8", "replace").strip()
@@ -172,7 +198,7 @@ def run(words: tuple[str, ...], environ: Mapping[str, str], *, until: float) -> 
     return Ended(ReclaimResult.DONE, said)
 
 
-def _follow(pid: int, fd: int, until: float) -> tuple[bytes, bool]:
+def _follow(pid: int, fd: int, until: float, stop: Callable[[], bool]) -> tuple[bytes, bool]:
     """(the end of the output, whether the program ended in time). It is left unreaped."""
     os.set_blocking(fd, False)
     output, open_ = b"", True
@@ -190,7 +216,7 @@ def _follow(pid: int, fd: int, until: float) -> tuple[bytes, bool]:
                 time.sleep(max(0.0, min(_LOOK_S, left_s)))
             if _has_ended(pid):
                 return output, True
-            if left_s <= 0:
+            if left_s <= 0 or stop():
                 return output, False
 
 

@@ -154,3 +154,13 @@ def test_a_command_can_be_a_job_of_the_hooks() -> None:
     hooks.start("p-1", "echo", command(script("print(1)"), {}), timeout_s=20)
     assert woken.wait(20)
     assert hooks.finished()[0].message == "1"
+
+
+def test_what_runs_is_ended_with_the_agent() -> None:
+    hooks = Hooks(boottime=time.monotonic)
+    text = "import sys, time; print('up', flush=True); time.sleep(300)"
+    hooks.start("p-1", "long", command(script(text), {}, stop=hooks.closing), timeout_s=300)
+    began = time.monotonic()
+    hooks.close(timeout_s=30)
+    assert time.monotonic() - began < 20
+    assert hooks.finished()[0].result is ReclaimResult.TIMED_OUT
