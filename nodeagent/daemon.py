@@ -26,6 +26,7 @@ from nodeagent.journal.log import LineWriter, open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
 from nodeagent.model import Note
+from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
 from nodeagent.report.server import AddressError
@@ -174,7 +175,7 @@ class _Builder:
             clear = config.mode is not Mode.ENFORCE
             threading.Thread(target=before.session.stop, kwargs={"clear": clear}, daemon=True).start()
         sampler = before.sampler
-        if config.sampling != old.sampling:
+        if config.sampling != old.sampling or stall.wanted(config.thresholds) != stall.wanted(old.thresholds):
             sampler = self._sampler(config)
             before.sampler.close()
         disks = before.disks
@@ -187,7 +188,13 @@ class _Builder:
         self._statvfs.close()
 
     def _sampler(self, config: Config) -> Sampler:
-        return Sampler(self._host, config.sampling, node_name=self._guess.name, statvfs=self._statvfs)
+        return Sampler(
+            self._host,
+            config.sampling,
+            node_name=self._guess.name,
+            statvfs=self._statvfs,
+            pod_stalls=stall.wanted(config.thresholds),
+        )
 
     def _disks(self, config: Config) -> DiskWatch:
         return DiskWatch(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)

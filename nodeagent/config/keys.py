@@ -8,6 +8,7 @@ import types
 import typing
 from typing import Any, Final, NamedTuple
 
+from nodeagent import lean
 from nodeagent.config.schema import Config, Eviction, Mark
 from nodeagent.model import Amount
 
@@ -62,10 +63,7 @@ _SECONDS: Final = "_s"
 
 
 def _key(section: type, field: str, annotation: Any) -> Key:
-    bounds: tuple[Any, ...] = ()
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation, *rest = typing.get_args(annotation)
-        bounds = tuple(rest)
+    annotation, bounds = lean.unwrapped(annotation)
     optional = isinstance(annotation, types.UnionType)
     if optional:
         annotation = next(member for member in typing.get_args(annotation) if member is not types.NoneType)

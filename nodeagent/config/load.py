@@ -11,14 +11,13 @@ then refines what there is. Not done here, because they need the node: the copie
 for allocatableMemory.available, and all containerfs thresholds, which follow nodefs or imagefs.
 """
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
-from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, Eviction, Mode
+from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, Eviction, Mode, Shape
 from nodeagent.config.thresholds import make_thresholds
+from nodeagent.lean import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from nodeagent.config.decode import Reader
@@ -133,7 +132,7 @@ def _overridden(
             config = config._replace(mode=Mode(value))
         elif key == "mode":
             problems.append(Problem(origin, key, f"{value!r}: must be one of {', '.join(Mode)}"))
-        elif key == "nodeName" and value and re.fullmatch(NODE_NAME.pattern, value):
+        elif key == "nodeName" and value and _matches(NODE_NAME, value):
             config = config._replace(node_name=value)
         elif key == "nodeName":
             problems.append(Problem(origin, key, f"{value!r}: must be {NODE_NAME.says}"))
@@ -195,3 +194,9 @@ def _config(values: dict[str, Any], eviction: Eviction) -> Config:
 
 
 _HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
+
+
+def _matches(shape: Shape, value: str) -> bool:
+    import re  # not at the top: `nodeagent check` would pay for it
+
+    return re.fullmatch(shape.pattern, value) is not None

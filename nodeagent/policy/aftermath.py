@@ -8,9 +8,9 @@ Promises:
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from nodeagent.config.schema import Config
+from nodeagent.lean import Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     Method,

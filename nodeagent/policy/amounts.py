@@ -2,8 +2,8 @@
 
 import struct
 from functools import lru_cache
-from typing import Final
 
+from nodeagent.lean import Final
 from nodeagent.model import Amount
 
 LARGEST: Final = 1 << 62

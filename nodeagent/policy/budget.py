@@ -14,11 +14,10 @@ never does so within one): the bucket counts as spent, from now on.
 """
 
 import math
-import zlib
 from collections.abc import Mapping
-from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Bucket, Budgets
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, Refusal
 
 NODE: Final = "node"
@@ -308,4 +307,6 @@ def _server_said(retry_after_s: float | None, most: float) -> float | None:
 
 def _jittered(wait_s: float, subject: str, count: int) -> float:
     """`wait_s` lengthened by a share that differs between subjects. A hash, because policy has no randomness."""
+    import zlib  # not at the top: a report waits for nobody
+
     return wait_s * (1.0 + JITTER * (zlib.crc32(f"{subject}#{count}".encode()) % 1000) / 1000)

@@ -6,9 +6,9 @@ empty the bucket of its namespace or owner, and the set is then completed from w
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from nodeagent.config.schema import Config, OnBlocked
+from nodeagent.lean import NamedTuple
 from nodeagent.model import RankedPod, Refusal, Tier
 from nodeagent.policy import budget, ledger, relief
 from nodeagent.policy.lineup import Lineup

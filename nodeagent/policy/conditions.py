@@ -44,11 +44,10 @@ exactly the kubelet's at every judgement (KUBELET-CONTRACT, one sync, steps 8 an
 """
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, Damping
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
@@ -245,6 +244,8 @@ def _ceiling(damping: Damping) -> float:
 
 def _draw(text: str) -> float:
     """A number in [0, 1) that looks random and is the same for the same text."""
+    import zlib  # not at the top: a report draws nothing
+
     # CRC-32 alone maps neighbouring names to neighbouring numbers; murmur3's finaliser spreads them.
     mixed = zlib.crc32(text.encode())
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):

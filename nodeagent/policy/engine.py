@@ -20,9 +20,9 @@ kubelet's sync loop (KUBELET-CONTRACT 3); budgets, back-off and pending release 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, OnBlocked, OnFutile
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     Amount,

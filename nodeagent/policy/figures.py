@@ -1,7 +1,6 @@
 """Numbers in decisions: which of them are to be believed, and how texts show them."""
 
-from typing import Final
-
+from nodeagent.lean import Final
 from nodeagent.model import Unit
 
 ABSURD: Final = 1 << 62

@@ -14,9 +14,9 @@ before. Back-offs and buckets of evictions do not hold it: they are empty becaus
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from nodeagent.config.schema import Config, LastResort
+from nodeagent.lean import Final
 from nodeagent.model import NodeSnapshot, OutcomeKind, PodSource, RankedPod, Refusal, Tier
 from nodeagent.policy import budget, ledger, relief
 from nodeagent.policy.choice import Choice

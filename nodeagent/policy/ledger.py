@@ -26,9 +26,9 @@ evictions, and enough of them in a row trip the breaker for that signal.
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     MemoryModel,

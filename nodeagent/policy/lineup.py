@@ -6,9 +6,9 @@ spends its time.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from nodeagent.config.schema import Config, RankingKey
+from nodeagent.lean import NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     NodeSnapshot,

@@ -19,9 +19,9 @@ image garbage collection is given `waitForKubelet` from the moment a disk thresh
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, ReclaimAction
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionType,

@@ -14,9 +14,9 @@ must bring anyway is left alone.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from nodeagent.config.schema import Relief
+from nodeagent.lean import Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     DiskLayout,

@@ -18,9 +18,10 @@ lower bound of the stall that has another cause; `full` is at most `some`, so su
 generous to the pods. Pods are only known by avg10; it stands for their avg60 too.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
 
-from nodeagent.model import NodeSnapshot, PodView, Stall, StallRequirement, StallScope
+from nodeagent.lean import Final, NamedTuple
+from nodeagent.model import NodeSnapshot, PodView, Stall, StallRequirement, StallScope, Threshold
 
 AT_LIMIT: Final = 0.98
 """Share of its own limit from which a pod counts as standing at it: reclaim starts below the limit itself, since
@@ -111,3 +112,8 @@ def at_own_limit(view: PodView) -> bool:
 
 def _reaches(used: int | None, limit: int | None) -> bool:
     return used is not None and limit is not None and limit > 0 and used >= AT_LIMIT * limit
+
+
+def wanted(thresholds: Iterable[Threshold]) -> bool:
+    """Whether any of these needs the pods' own stalls."""
+    return any(threshold.require_stall is not None for threshold in thresholds)

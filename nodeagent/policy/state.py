@@ -4,8 +4,7 @@ It is persisted *before* a plan is acted upon: tokens are taken and evictions wr
 so that a process that dies at any step spends nothing twice.
 """
 
-from typing import NamedTuple
-
+from nodeagent.lean import NamedTuple
 from nodeagent.policy.budget import BudgetState
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.ledger import LedgerState

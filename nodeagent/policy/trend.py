@@ -7,8 +7,8 @@ that is dropped) does not turn it around.
 
 from collections.abc import Iterable
 from itertools import combinations
-from typing import Final
 
+from nodeagent.lean import Final
 from nodeagent.model import Trend
 
 History = tuple[tuple[float, int], ...]

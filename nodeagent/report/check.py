@@ -16,7 +16,7 @@ from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, Startup
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
-from nodeagent.policy import engine, ranking
+from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.report import exit_codes, kubelet, layout, nodereport, text
 from nodeagent.report.nodereport import Report
@@ -120,7 +120,12 @@ class Observer:
         except Unreadable as error:
             raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
         self._node_name = self._config.node_name or _host_name(self._host)
-        self._sampler = Sampler(self._host, self._config.sampling, node_name=self._node_name)
+        self._sampler = Sampler(
+            self._host,
+            self._config.sampling,
+            node_name=self._node_name,
+            pod_stalls=stall.wanted(self._config.thresholds),
+        )
         self._state: PolicyState | None = None
         self._transport: Transport | None = None
         self._disks: DiskLook | None = None

@@ -9,8 +9,8 @@ below each of them, so one path names a pod's cgroup everywhere.
 """
 
 import functools
-from typing import Final, NamedTuple, Protocol
 
+from nodeagent.lean import Final, NamedTuple, Protocol
 from nodeagent.model import CgroupUsage, Note
 from nodeagent.sampling.host import Host, Mount, Unreadable
 from nodeagent.sampling.numbers import count, field, total

@@ -14,8 +14,8 @@ Promises:
 import errno
 import os
 import time
-from typing import Final, NamedTuple
 
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note
 
 # O_NONBLOCK: a named pipe in place of a file must not hold us.

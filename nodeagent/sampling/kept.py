@@ -9,8 +9,8 @@ Promises:
 """
 
 import os
-from typing import Final
 
+from nodeagent.lean import Final
 from nodeagent.sampling.host import Host, Unreadable, read_all, unreadable
 
 # Larger than the hot files (meminfo 1.5 KiB, a v2 memory.stat 1.7 KiB), small enough to be allocated without a mmap.

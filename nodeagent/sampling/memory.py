@@ -5,8 +5,7 @@ which does not see kernel memory or pre-allocated huge pages. MemAvailable, the 
 model.
 """
 
-from typing import Final, NamedTuple
-
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import HugePages, NodeMemory
 from nodeagent.sampling.cgroup import Hierarchy, Kubepods, MemoryNumbers
 from nodeagent.sampling.host import Host, Unreadable

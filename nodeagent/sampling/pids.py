@@ -1,7 +1,6 @@
 """How many more threads the kernel would make: `pid.available` (KUBELET-CONTRACT, signals)."""
 
-from typing import Final
-
+from nodeagent.lean import Final
 from nodeagent.model import Observation, Signal
 from nodeagent.sampling.host import Unreadable
 from nodeagent.sampling.kept import KeptFiles

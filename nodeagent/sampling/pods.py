@@ -16,8 +16,8 @@ Promises of `PodReader`:
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
 
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import ContainerUsage, Note, Pod, PodSource, PodUsage, PodView, QOSClass
 from nodeagent.sampling.cgroup import (
     CONTAINER_ID_LENGTH,
@@ -123,13 +123,16 @@ def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodC
 class PodReader:
     """Reads the pods of one hierarchy again and again."""
 
-    def __init__(self, host: Host, hierarchy: Hierarchy, kubepods: Kubepods, kept: KeptFiles) -> None:
+    def __init__(
+        self, host: Host, hierarchy: Hierarchy, kubepods: Kubepods, kept: KeptFiles, *, stalls: bool = True
+    ) -> None:
+        """`stalls`: read each pod's own memory pressure as well."""
         self._host = host
         self._hierarchy = hierarchy
         self._kubepods = kubepods
         self._kept = kept
         self._last: dict[tuple[str, int], _Known] = {}
-        self._pressure_files = True
+        self._pressure_files = stalls
 
     def find(self) -> list[PodCgroup]:
         """The pods that are there now. Raises Unreadable when kubepods itself cannot be listed."""

@@ -4,8 +4,7 @@ A kernel without PSI (CONFIG_PSI, psi=1) or a v1-only host simply yields fewer s
 `read`'s notes. Format: Documentation/accounting/psi.rst.
 """
 
-from typing import Final, NamedTuple
-
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note, Stall, StallScope
 from nodeagent.sampling.cgroup import Hierarchy, Kubepods
 from nodeagent.sampling.host import Host, Unreadable

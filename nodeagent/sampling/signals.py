@@ -4,8 +4,8 @@ A new signal is one family file (memory, pids, filesystems) that reads it, and o
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
 
+from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Observation, Signal
 from nodeagent.sampling import filesystems
 from nodeagent.sampling.memory import MEMINFO, MemoryFacts
