@@ -11,7 +11,8 @@ crossed the distance to exhaustion. The fastest fill to be expected keeps a calm
 nobody has seen yet: cgroup v2 wakes nobody for a level.
 
 A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, every
-`SOFT_LOOK_S` below soft ones alone, and every `sampling.interval`.
+`SOFT_LOOK_S` below soft ones alone, and every `sampling.interval`. While a hard one is about to be crossed the others
+wait a little: what they set going would be in the way.
 """
 
 from collections.abc import Mapping
@@ -38,6 +39,12 @@ SOFT_LOOK_S: Final = 0.25
 on must not reach the hard threshold while the loop decides once more that it has to wait. On a slow node (emulated,
 where a decision took 100 ms) 1 GiB/s went 190 MiB below the hard threshold unseen."""
 
+
+IMMINENT_S: Final = 0.5
+"""A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately."""
+LATEST_S: Final = 1.25
+"""Then a whole sample waits for the crossing, until the last one is this old: publishing a condition set five threads
+going, and the looks of the loop then took 120 ms instead of 10 (emulated), which is 100 MiB of the fastest ramp."""
 
 AHEAD_S: Final = 60.0
 """A disk is near its threshold when it would be there within this time at its fill rate: long enough to walk some
@@ -96,7 +103,7 @@ def look(
     nearest: dict[Signal, int] = {}
     crossed: set[Signal] = set()
     near: set[Signal] = set()
-    urgent = False
+    urgent = imminent = False
     for threshold in thresholds:
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
         value = amounts.resolve(threshold.value, observation.capacity)
@@ -112,6 +119,7 @@ def look(
             urgent = urgent or threshold.hard
             headroom = observation.available
         else:
+            imminent = imminent or (threshold.hard and headroom < seen[stream].fill_per_s * IMMINENT_S)
             nearest[threshold.signal] = min(headroom, nearest.get(threshold.signal, headroom))
             disk = TABLE[threshold.signal].condition is ConditionType.DISK_PRESSURE
             if disk and headroom <= max(NEAR * value, seen[stream].fill_per_s * AHEAD_S):
@@ -120,9 +128,11 @@ def look(
         sleep_s = min(sleep_s, SAFETY * headroom / fastest)
     every_s = min(interval_s, SOFT_LOOK_S) if below else interval_s
     sleep_s = min(sleep_s, every_s)
-    due = state.whole_at is None or not 0.0 <= now - state.whole_at < every_s
-    whole = due or urgent or below != state.below
-    after = PaceState(seen, frozenset(below), now if whole else state.whole_at)
+    age_s = now - state.whole_at if state.whole_at is not None else -1.0
+    waits = imminent and below >= state.below and 0.0 <= age_s < LATEST_S
+    due = not 0.0 <= age_s < every_s or below != state.below
+    whole = urgent or (due and not waits)
+    after = PaceState(seen, frozenset(below) if whole else state.below, now if whole else state.whole_at)
     return Pace(
         max(SHORTEST_S, sleep_s), whole, bool(below), nearest, crossed=frozenset(crossed), near=frozenset(near)
     ), after

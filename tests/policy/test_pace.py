@@ -77,12 +77,38 @@ def test_a_fill_faster_than_expected_is_remembered_and_forgotten_slowly() -> Non
 
 def test_below_a_soft_threshold_alone_looks_are_cheap_so_that_the_hard_one_is_seen_in_time() -> None:
     whole, at, state = [], 0.0, PaceState()
-    for available in (GIB, 490 * MIB, 470 * MIB, 450 * MIB, 430 * MIB, 290 * MIB, 270 * MIB, 490 * MIB, 510 * MIB):
+    for available in (
+        501 * MIB,
+        499 * MIB,
+        498 * MIB,
+        497 * MIB,
+        496 * MIB,
+        290 * MIB,
+        270 * MIB,
+        490 * MIB,
+        510 * MIB,
+    ):
         verdict, state = _look(_node(available, at=at), state, HARD, SOFT)
         whole.append(verdict.whole)
         at += 0.02
     #            first soft crossed             hard, and still      back over each
     assert whole == [True, True, False, False, False, True, True, True, True]
+
+
+def test_a_soft_threshold_on_the_way_to_a_hard_one_waits_for_it_but_not_for_long() -> None:
+    ramp = [700 - 20 * step for step in range(25)]  # MiB: 1 GiB/s, in looks of 20 ms
+    whole, state = [], PaceState()
+    for step, mib in enumerate(ramp):
+        verdict, state = _look(_node(mib * MIB, at=0.02 * step), state, HARD, SOFT)
+        whole.append(mib) if verdict.whole else None
+    assert whole == [700, *(mib for mib in ramp if mib < 300)]
+    # The same, but it stops in between: the soft threshold has its turn.
+    whole, state = [], PaceState()
+    for step in range(100):
+        verdict, state = _look(_node(max(400, 700 - 20 * step) * MIB, at=0.02 * step), state, HARD, SOFT)
+        whole += [0.02 * step] if verdict.whole else []
+    assert whole[0] == 0.0
+    assert whole[1] == pytest.approx(pace.LATEST_S, abs=0.021)
 
 
 def test_a_soft_grace_is_not_slept_through_however_much_there_is_left() -> None:
