@@ -67,7 +67,7 @@ class PaceState(NamedTuple):
 
     seen: Mapping[str, Seen] = {}
     below: frozenset[str] = frozenset()
-    """Thresholds that were crossed at the last look, by signal and value."""
+    """Thresholds that were crossed at the last whole sample, by signal and value."""
     whole_at: float | None = None
     """When a whole sample was last asked for."""
 
