@@ -97,18 +97,20 @@ def test_below_a_soft_threshold_alone_looks_are_cheap_so_that_the_hard_one_is_se
 
 def test_a_soft_threshold_on_the_way_to_a_hard_one_waits_for_it_but_not_for_long() -> None:
     ramp = [700 - 20 * step for step in range(25)]  # MiB: 1 GiB/s, in looks of 20 ms
-    whole, state = [], PaceState()
+    whole: list[int] = []
+    state = PaceState()
     for step, mib in enumerate(ramp):
         verdict, state = _look(_node(mib * MIB, at=0.02 * step), state, HARD, SOFT)
-        whole.append(mib) if verdict.whole else None
+        whole += [mib] if verdict.whole else []
     assert whole == [700, *(mib for mib in ramp if mib < 300)]
     # The same, but it stops in between: the soft threshold has its turn.
-    whole, state = [], PaceState()
+    told: list[float] = []
+    state = PaceState()
     for step in range(100):
         verdict, state = _look(_node(max(400, 700 - 20 * step) * MIB, at=0.02 * step), state, HARD, SOFT)
-        whole += [0.02 * step] if verdict.whole else []
-    assert whole[0] == 0.0
-    assert whole[1] == pytest.approx(pace.LATEST_S, abs=0.021)
+        told += [0.02 * step] if verdict.whole else []
+    assert told[0] == 0.0
+    assert told[1] == pytest.approx(pace.LATEST_S, abs=0.021)
 
 
 def test_a_soft_grace_is_not_slept_through_however_much_there_is_left() -> None:
