@@ -64,7 +64,7 @@ def test_a_cache_full_of_what_was_read_is_no_pressure(node: Node, model: str, ti
     node.start_agent(signals={"memory.available": {"memoryModel": model}})
     machine = node.machine
     with node.cast() as cast:
-        machine.run("echo 1 >/proc/sys/vm/drop_caches; truncate -s 1900M /var/tmp/big")
+        machine.run("echo 1 >/proc/sys/vm/drop_caches; truncate -s 2400M /var/tmp/big")
         reader = cast.add(start_pod(machine, "reader", work=f"read /var/tmp/big {times}"))
         try:
             machine.run(f"mkfifo /run/vm/{reader.uid}.done")
