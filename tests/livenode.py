@@ -94,6 +94,8 @@ class Kubepods:
         """What a kubelet does with a terminating pod: end its processes, remove its cgroups."""
         process = self._processes.pop(uid)
         process.kill()
+        for state in (HIERARCHIES[2] / self.root / "kubepods").glob(f"*/pod{uid}/freezer.state"):
+            state.write_text("THAWED")  # what a failed test left frozen would not die
         process.communicate()
         for directory in [each for each in reversed(self._made) if f"pod{uid}" in each.parts]:
             _remove(directory)
