@@ -29,11 +29,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.agent import Agent, AgentState, Means
+from nodeagent.agent import Agent
 from nodeagent.cluster import credentials, identity, transport
 from nodeagent.cluster.session import ClusterSession
 from nodeagent.config.watch import ConfigFile
-from nodeagent.daemon import Parts, brake_of
+from nodeagent.daemon import brake_of
 from nodeagent.host import protect
 from nodeagent.host.holds import Holds
 from nodeagent.host.hooks import Hooks
@@ -41,7 +41,9 @@ from nodeagent.host.notify import Silent
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.state import StateFile
+from nodeagent.keeper import AgentState
 from nodeagent.model import Victim
+from nodeagent.parts import Means, Parts
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.disk.watch import DiskWatch
@@ -170,7 +172,7 @@ class Bench:
                 boottime=host.boottime,
             )
             parts = Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling))
-            agent = Agent(parts, means, rebuild=lambda parts, _: parts, state=kept)
+            agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=kept.policy)
             session.start()
             protect.freeze_collector()
             stages = [self._one(agent, wakeups, session, number) for number in range(runs + 2)][2:]

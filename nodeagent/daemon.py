@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.agent import Agent, AgentState, Means, Parts
+from nodeagent.agent import Agent
 from nodeagent.cluster import credentials, identity
 from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.cluster.session import ClusterSession, NoCluster, Session
@@ -25,7 +25,9 @@ from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import LineWriter, open_log
 from nodeagent.journal.records import Recorder
 from nodeagent.journal.state import StateFile, Trust
+from nodeagent.keeper import AgentState
 from nodeagent.model import Note
+from nodeagent.parts import Means, Parts
 from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes
@@ -126,7 +128,7 @@ def _assemble(
         boottime=host.boottime,
         own_pod_uid=os.environ.get("POD_UID", ""),
     )
-    agent = Agent(builder.build(loaded, kept.owned), means, rebuild=builder.rebuild, state=kept)
+    agent = Agent(builder.build(loaded, kept.owned), means, rebuild=builder.rebuild, policy=kept.policy)
     try:
         agent.serve()
     except AddressError as error:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nodeagent.agent import AgentState
 from nodeagent.journal.state import StateFile
+from nodeagent.keeper import AgentState
 
 
 def test_the_jitter_of_conditions_is_drawn_by_the_nodes_name_when_it_is_the_hostname(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ they grow while the loop stands still and no clock jump moves them.
 """
 
 import collections
+import contextlib
 import enum
 import os
 import resource
@@ -405,6 +406,13 @@ class Metrics:
     def observe_stage(self, stage: Stage, seconds: float) -> None:
         """One pass through a stage."""
         self._stages[stage].observe(seconds)
+
+    @contextlib.contextmanager
+    def timed(self, stage: Stage) -> Iterator[None]:
+        """One pass through a stage is what runs inside; one that raises is not counted."""
+        began = self._boottime()
+        yield
+        self.observe_stage(stage, self._boottime() - began)
 
     def observe_failure(self, what: Failure) -> None:
         """Something went wrong in the agent itself."""

@@ -1,0 +1,185 @@
+"""Does what a plan says: hold, look again, hand over, end, reclaim; and takes in what came of it.
+
+Promises:
+
+1. What an act costs and what it leaves behind (tokens, entries of the ledger, holds) is on disk before the act. Where
+   that cannot be, only the hard tier's evictions are done.
+2. Nobody is evicted on an old sight of things: right before a victim is handed over, the node is sampled again and the
+   policy asked again.
+3. Every victim and every reclaim order has exactly one outcome, and every outcome reaches the policy, the metrics and
+   the log.
+4. A victim that is not on its way is not held: whatever the outcome, or its lack, its hold ends (see `host.holds`).
+5. In a dry run nothing outside this process changes.
+
+Theory of operation. All calls come from the loop's thread and none waits for the API server. In a turn:
+
+    settle      first: what has come of earlier turns
+    hold        as soon as there is a plan with victims; saves
+    evict       after the plan was published; `hold`'s answer says whether the state could be saved
+    reclaim     where the plan orders it; saves
+"""
+
+from collections.abc import Iterable
+
+from nodeagent.config.schema import Brake, Config, HardKill, Mode
+from nodeagent.host import hooks as jobs
+from nodeagent.host.brake import BrakeKind
+from nodeagent.host.holds import THAW_AFTER_GRACE_S
+from nodeagent.journal.teller import Teller
+from nodeagent.keeper import Keeper
+from nodeagent.model import (
+    Method,
+    NodeSnapshot,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    ReclaimOutcome,
+    ReclaimResult,
+    Tier,
+    Victim,
+)
+from nodeagent.parts import Means, Parts
+from nodeagent.policy import engine
+from nodeagent.report.metrics import Metrics, Stage
+
+
+class Actor:
+    """The hands of one agent. `parts` are handed in at each call, for a reload replaces them."""
+
+    def __init__(self, means: Means, *, keeper: Keeper, teller: Teller, metrics: Metrics) -> None:
+        self._holds, self._hooks = means.holds, means.hooks
+        self._boottime, self._own_pod_uid = means.boottime, means.own_pod_uid
+        self._keeper = keeper
+        self._teller = teller
+        self._metrics = metrics
+        self._victims: dict[str, Victim] = {}
+        """Handed over and not answered yet, by UID."""
+
+    def settle(self, parts: Parts) -> None:
+        """Take in what came of earlier turns, and let go what is held beyond its deadline."""
+        self._settle(parts.session.outcomes(), config=parts.config)
+        self._settle_reclaims(self._hooks.finished())
+        self._holds.expire(now=self._boottime())
+
+    # --- victims -----------------------------------------------------------------------------------------------------
+
+    def hold(self, plan: Plan, parts: Parts) -> bool:
+        """Hold the victims, where that is wanted. The tokens that they cost, and what is held, are on disk before;
+        False when that could not be."""
+        held = self._plan_holds(plan, parts.config) if parts.config.mode is Mode.ENFORCE else []
+        saved = self._keeper.save(now=plan.made_at, at_once=True)
+        for victim in held:
+            self._holds.apply(victim.pod.uid)
+        return saved
+
+    def evict(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts, *, saved: bool) -> None:
+        """Look a second time and hand the victims over. `snapshot` is what the plan was made on, `saved` the answer of
+        `hold`."""
+        config = parts.config
+        if config.mode is Mode.DRY_RUN:
+            outcomes = [self._outcome(plan, victim, OutcomeKind.DRY_RUN) for victim in plan.victims]
+            self._settle(outcomes, config=config)
+            return
+        with self._metrics.timed(Stage.RECHECK):
+            fresh = self._look_again(plan, snapshot, parts)
+        for victim in plan.victims:
+            refusal = engine.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
+            why = refusal.message if refusal else ""
+            if not why and not saved and (victim.tier is Tier.SOFT or victim.method is Method.KILL):
+                # Budgets must hold across crashes; without a saved state only what cannot wait is done.
+                why = "the state could not be saved"
+            if why:
+                self._settle([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, why)], config=config)
+            elif victim.method is Method.KILL:
+                self._kill(plan, _reworded(victim, plan, fresh, parts), parts)
+            else:
+                self._victims[victim.pod.uid] = victim
+                parts.session.evict(plan.id, _reworded(victim, plan, fresh, parts))
+
+    def _plan_holds(self, plan: Plan, config: Config) -> list[Victim]:
+        escalation = config.escalation
+        if escalation.brake is Brake.NONE:
+            return []
+        kind = BrakeKind(escalation.brake.value)
+        hard = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup]
+        for victim in hard:
+            until = plan.made_at + escalation.brake_deadline_s
+            if kind is BrakeKind.FREEZE and self._holds.frozen_cannot_die:
+                until = min(until, plan.made_at + victim.grace_period_s + THAW_AFTER_GRACE_S)
+            self._holds.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
+        return hard
+
+    def _look_again(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> NodeSnapshot:
+        view = parts.session.pods()
+        uids = frozenset(victim.pod.uid for victim in plan.victims)
+        again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
+        again = parts.disks.apply(again, whole=False)
+        return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
+
+    def _kill(self, plan: Plan, victim: Victim, parts: Parts) -> None:
+        """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""
+        trouble = self._holds.end(victim.cgroup, pod_uid=victim.pod.uid)
+        kind = OutcomeKind.NOT_KILLED if trouble else OutcomeKind.KILLED
+        self._settle([self._outcome(plan, victim, kind, trouble)], config=parts.config)
+        if not trouble:
+            parts.session.killed(plan.id, victim)
+
+    def _outcome(self, plan: Plan, victim: Victim, kind: OutcomeKind, message: str = "") -> Outcome:
+        return Outcome(plan.id, victim.pod.uid, kind, message, self._boottime())
+
+    def _settle(self, outcomes: Iterable[Outcome], *, config: Config) -> None:
+        for outcome in outcomes:
+            self._release_or_end(outcome, config)
+            self._keeper.policy = engine.settle(self._keeper.policy, outcome, now=outcome.at, config=config)
+            self._metrics.observe_outcome(outcome)
+            self._teller.outcome(outcome)
+
+    def _release_or_end(self, outcome: Outcome, config: Config) -> None:
+        """A victim that is on its way is ended at once where that was asked for; one that is not is let go."""
+        victim = self._victims.pop(outcome.pod_uid, None)
+        if outcome.kind is OutcomeKind.ACCEPTED:
+            kill = config.escalation.hard_kill is HardKill.CGROUP
+            if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:
+                self._holds.end(victim.cgroup, pod_uid=outcome.pod_uid)
+        elif outcome.kind is not OutcomeKind.TIMED_OUT:  # after a time-out it may be terminating: the deadline decides
+            self._holds.drop(outcome.pod_uid)
+
+    # --- reclaim -----------------------------------------------------------------------------------------------------
+
+    def reclaim(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> None:
+        """Begin what is tried before anybody is evicted."""
+        config = parts.config
+        acts = config.mode is Mode.ENFORCE
+        self._teller.reclaiming(plan, acts=acts)
+        saved = self._keeper.save(now=plan.made_at, at_once=True)
+        actions = {action.name: action for action in config.reclaim.actions}
+        running = frozenset(view.usage.cgroup_uid for view in snapshot.pods if view.usage is not None)
+        for order in plan.reclaims:
+            if not acts or not (saved or order.tier is Tier.HARD):
+                result = ReclaimResult.FAILED if acts else ReclaimResult.DRY_RUN
+                why = "the state could not be saved" if acts else ""
+                self._settle_reclaims([ReclaimOutcome(plan.id, order.name, result, why, self._boottime())])
+                continue
+            job = jobs.job_of(
+                actions[order.name],
+                order,
+                pod_logs=lambda: self._hooks.here(config.sampling.pod_logs_dir),
+                # Where no pod is seen at all it is our sight that has ended.
+                ended=lambda name: bool(running) and name.rpartition("_")[2] not in running,
+                stop=self._hooks.closing,
+            )
+            self._hooks.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
+
+    def _settle_reclaims(self, outcomes: Iterable[ReclaimOutcome]) -> None:
+        for outcome in outcomes:
+            self._keeper.policy = engine.settle_reclaim(self._keeper.policy, outcome)
+            self._teller.reclaimed(outcome)
+
+
+def _reworded(victim: Victim, plan: Plan, fresh: NodeSnapshot, parts: Parts) -> Victim:
+    """Samples leave out what each container uses; the message names it."""
+    view = next(view for view in fresh.pods if view.pod.uid == victim.pod.uid)
+    if view.usage is None:
+        return victim
+    usage = parts.sampler.with_container_memory(view.usage)
+    return engine.reworded(victim, view._replace(usage=usage), plan=plan)

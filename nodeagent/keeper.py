@@ -1,0 +1,73 @@
+"""What the agent remembers: in hand for the next decision, on disk for the next process.
+
+Promises:
+
+1. There is one memory. Whoever changes the policy's state changes it here, and `save` writes the whole of it.
+2. What could not be written is told, counted and answered with False: the caller says what may be done nevertheless.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.cluster.conditions import OwnedCondition
+from nodeagent.host.brake import Hold
+from nodeagent.host.holds import Holds
+from nodeagent.journal.state import StateFile
+from nodeagent.policy.state import PolicyState
+from nodeagent.report.metrics import Failure, Metrics, Stage
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+SAVE_EVERY_S: Final = 10.0
+"""State is saved at once when a plan acts, and this often otherwise: what a crash may lose is at most this much of a
+running grace period, which then takes that much longer. A save takes 0.3 ms on a tmpfs."""
+
+
+class AgentState(NamedTuple):
+    """All that survives a restart."""
+
+    policy: PolicyState
+    owned: tuple[OwnedCondition, ...] = ()
+    """Conditions that we have set on the Node."""
+    holds: tuple[Hold, ...] = ()
+    """Cgroups that are held, or were about to be."""
+
+
+class Keeper:
+    """The memory of one agent."""
+
+    def __init__(
+        self,
+        policy: PolicyState,
+        store: StateFile | None,
+        *,
+        holds: Holds,
+        owned: Callable[[], tuple[OwnedCondition, ...]],
+        metrics: Metrics,
+        log: "FilteringBoundLogger",
+    ) -> None:
+        """`store` is None where there is no directory to write to. `holds` and `owned` are asked at each save."""
+        self.policy = policy
+        self._store = store
+        self._holds = holds
+        self._owned = owned
+        self._metrics = metrics
+        self._log = log
+        self._saved_at = float("-inf")
+
+    def save(self, *, now: float, at_once: bool) -> bool:
+        """Write all of it, when that is due or `at_once`. False when it could not be."""
+        if self._store is None:
+            return False
+        if not at_once and now - self._saved_at < SAVE_EVERY_S:
+            return True
+        self._saved_at = now
+        try:
+            with self._metrics.timed(Stage.SAVE):
+                self._store.save(AgentState(self.policy, self._owned(), self._holds.held))
+        except OSError as error:
+            self._metrics.observe_failure(Failure.STATE_SAVE)
+            self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
+            return False
+        return True

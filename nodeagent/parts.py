@@ -1,0 +1,60 @@
+"""What the loop is put together from: parts that a new configuration replaces, and means that last as long as the
+process."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.cluster.session import Session
+from nodeagent.config.load import Loaded
+from nodeagent.config.schema import Config
+from nodeagent.config.watch import ConfigFile
+from nodeagent.host.holds import Holds
+from nodeagent.host.hooks import Hooks
+from nodeagent.host.notify import Notifier
+from nodeagent.journal.records import Recorder
+from nodeagent.journal.state import StateFile
+from nodeagent.model import Note
+from nodeagent.sampling.alarms import Alarms
+from nodeagent.sampling.disk.watch import DiskWatch
+from nodeagent.sampling.forks import ForkMeter
+from nodeagent.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+
+class Parts(NamedTuple):
+    """What a configuration makes, and a new one makes anew."""
+
+    loaded: Loaded
+    sampler: Sampler
+    session: Session
+    disks: DiskWatch
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
+
+
+class Means(NamedTuple):
+    """What the process has to work with, whatever its configuration is."""
+
+    file: ConfigFile
+    alarms: Alarms
+    holds: Holds
+    hooks: Hooks
+    forks: ForkMeter
+    neighbours: Callable[[], tuple[Note, ...]]
+    """Who else kills on this node."""
+    store: StateFile | None
+    """None where there is no directory to write to."""
+    recorder: Recorder | None
+    """None likewise."""
+    found: tuple[Note, ...]
+    """What was found at the start that the reader should know."""
+    log: "FilteringBoundLogger"
+    lines_dropped: Callable[[], int]
+    """Of the log."""
+    notifier: Notifier
+    boottime: Callable[[], float]
+    own_pod_uid: str = ""
