@@ -35,6 +35,7 @@ from nodeagent.model import (
     QOSClass,
     Resources,
 )
+from nodeagent.policy.qos import qos_class
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """On a mirror pod: the UID that the static pod's cgroup and log directory carry."""
@@ -212,16 +213,15 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
     annotations = {
         key: value for key, value in (meta.annotations or {}).items() if key in keep or key.startswith(KEPT_PREFIX)
     }
-    containers = _containers(spec, status)
     owner = next((o for o in meta.owner_references or () if o.controller), None)
     pod_level = spec.resources
-    return Pod(
+    pod = Pod(
         uid=meta.uid,
         cgroup_uid=annotations.get(MIRROR) or meta.uid,
         namespace=meta.namespace or None,
         name=meta.name or None,
         source=PodSource.API,
-        qos_class=QOSClass(status.qos_class) if status.qos_class else _qos(containers, pod_level),
+        qos_class=QOSClass(status.qos_class or QOSClass.BEST_EFFORT),
         priority=spec.priority,
         priority_class=spec.priority_class_name,
         phase=status.phase,
@@ -233,7 +233,7 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
         termination_grace_s=DEFAULT_GRACE_S
         if (grace := spec.termination_grace_period_seconds) is None
         else float(grace),
-        containers=containers,
+        containers=_containers(spec, status),
         pod_requests=None if pod_level is None else _resources(pod_level.requests),
         pod_limits=None if pod_level is None else _resources(pod_level.limits),
         overhead=_resources(spec.overhead),
@@ -249,6 +249,8 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
             if v.empty_dir is not None
         ),
     )
+    # An API server has set it in every pod since 1.9.
+    return pod if status.qos_class else pod._replace(qos_class=qos_class(pod))
 
 
 def _containers(spec: objects.PodSpec, status: objects.PodStatus) -> tuple[Container, ...]:
@@ -297,20 +299,6 @@ def _whole(amount: str | int | None) -> int | None:
 @functools.lru_cache(maxsize=1024)
 def _milli(amount: str | int | None) -> int | None:
     return None if amount is None else quantity.parse_milli(str(amount))
-
-
-def _qos(containers: tuple[Container, ...], pod_level: objects.ResourceRequirements | None) -> QOSClass:
-    """For an API server that leaves status.qosClass out (it does not since 1.9): KUBELET-CONTRACT §11."""
-    if pod_level is not None:
-        sides = [(_resources(pod_level.requests), _resources(pod_level.limits))]
-    else:
-        sides = [(c.requests, c.limits) for c in containers]
-    requests = (sum(r.cpu_milli or 0 for r, _ in sides), sum(r.memory or 0 for r, _ in sides))
-    limits = (sum(li.cpu_milli or 0 for _, li in sides), sum(li.memory or 0 for _, li in sides))
-    if not any(requests) and not any(limits):
-        return QOSClass.BEST_EFFORT
-    complete = all(limit.cpu_milli and limit.memory for _, limit in sides)
-    return QOSClass.GUARANTEED if complete and requests == limits else QOSClass.BURSTABLE
 
 
 def _resize_infeasible(status: objects.PodStatus) -> bool:

@@ -4,10 +4,10 @@ The rules are the kubelet's (thresholds and minimum reclaim differ in what zero 
 floating point there, which decides at the edges (`100.000001%` is 100%), so they do here.
 """
 
-import struct
 from typing import Final
 
 from nodeagent.config.quantity import MAX_QUANTITY, parse_quantity
+from nodeagent.config.resolve import float32
 from nodeagent.config.schema import AmountRule
 from nodeagent.model import Amount
 
@@ -28,31 +28,13 @@ def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amoun
     return Amount(count, None, text)
 
 
-def single(value: float) -> float:
-    """`value` as a 32 bit floating point number holds it."""
-    number: float = struct.unpack("f", struct.pack("f", value))[0]
-    return number
-
-
-def resolve(amount: Amount, *, capacity: int | None) -> int | None:
-    """Bytes, inodes or PIDs. None: a percentage of a capacity that is not known.
-
-    trunc(capacity * float32(p / 100)), as the kubelet reckons (70% of 1000 is 699).
-    """
-    if amount.percentage is None:
-        return amount.quantity
-    if capacity is None:
-        return None
-    return int(capacity * single(single(amount.percentage) / single(100)))
-
-
 def _percentage(text: str, *, rule: AmountRule) -> float:
     number = text[:-1]
     if not _is_number(number):
         raise ValueError(f"{number!r} is not a plain number")
     value = float(number)
     try:
-        share = single(single(value) / 100)
+        share = float32(float32(value) / 100)
     except OverflowError:
         raise ValueError("the percentage is too large") from None
     if share < 0:

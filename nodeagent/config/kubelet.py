@@ -9,10 +9,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.config.amount import parse_amount, resolve
+from nodeagent.config.amount import parse_amount
 from nodeagent.config.defaults import KUBELET_EVICTION_HARD, KUBELET_TRANSITION_PERIOD_S
 from nodeagent.config.duration import format_duration, parse_duration
 from nodeagent.config.problems import ConfigError
+from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import DROPPED, AmountRule, Eviction
 from nodeagent.config.thresholds import make_thresholds
 from nodeagent.model import Amount, MemoryModel, Signal, Threshold

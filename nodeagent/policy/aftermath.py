@@ -9,6 +9,7 @@ Promises:
 
 from collections.abc import Iterable
 
+from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config
 from nodeagent.lean import Final
 from nodeagent.model import (
@@ -22,7 +23,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import amounts, budget, last_resort, ledger, local_storage, protection, reclaim, thresholds
+from nodeagent.policy import budget, last_resort, ledger, local_storage, protection, reclaim, thresholds
 from nodeagent.policy.figures import FUTURE_S, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.state import PolicyState
@@ -61,10 +62,10 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     threshold = victim.threshold
     observation = snapshot.observe(threshold.signal, threshold.memory_model)
     unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
-    value = amounts.resolve(threshold.value, observation.capacity)
+    value = resolve(threshold.value, capacity=observation.capacity)
     if unusable or value is None or observation.available is None:
         return Refusal("unknown", f"{threshold.signal.value} is not known any more: {unusable or observation.reason}")
-    reclaim = amounts.resolve(threshold.min_reclaim, observation.capacity) if threshold.min_reclaim else 0
+    reclaim = resolve(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
     level = value + (reclaim or 0)
     if observation.available < level:
         return None

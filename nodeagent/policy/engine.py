@@ -21,6 +21,7 @@ kubelet's sync loop (KUBELET-CONTRACT 3); budgets, back-off and pending release 
 import math
 from collections.abc import Mapping, Sequence
 
+from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config, OnBlocked, OnFutile
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
@@ -47,7 +48,6 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import (
-    amounts,
     budget,
     choice,
     conditions,
@@ -352,7 +352,7 @@ def _missing(verdict: ThresholdVerdict, observation: Observation) -> int:
     if verdict.value is None or type(observation.available) is not int:
         return 0
     reclaim = verdict.threshold.min_reclaim
-    extra = amounts.resolve(reclaim, observation.capacity) if reclaim is not None else 0
+    extra = resolve(reclaim, capacity=observation.capacity) if reclaim is not None else 0
     return max(0, verdict.value + (extra or 0) - observation.available)
 
 

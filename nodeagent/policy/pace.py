@@ -18,9 +18,9 @@ wait a little: what they set going would be in the way.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from nodeagent.config.resolve import resolve
 from nodeagent.model import SIGNAL_TABLE as TABLE
 from nodeagent.model import ConditionType, NodeSnapshot, Signal, Threshold, Unit
-from nodeagent.policy import amounts
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
@@ -106,7 +106,7 @@ def look(
     urgent = imminent = False
     for threshold in thresholds:
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
-        value = amounts.resolve(threshold.value, observation.capacity)
+        value = resolve(threshold.value, capacity=observation.capacity)
         if observation.available is None or value is None:
             continue
         stream = f"{threshold.signal}/{threshold.memory_model}"

@@ -15,6 +15,7 @@ must bring anyway is left alone.
 
 from collections.abc import Sequence
 
+from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Relief
 from nodeagent.lean import Final
 from nodeagent.model import (
@@ -27,7 +28,7 @@ from nodeagent.model import (
     Signal,
     Unit,
 )
-from nodeagent.policy import amounts, ranking
+from nodeagent.policy import ranking
 from nodeagent.policy.figures import ABSURD, figure, sound
 
 UNREAD_SHARE: Final = 0.5
@@ -63,7 +64,7 @@ def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int 
 
 def minimum(rules: Relief, deficit: int) -> int:
     """The least relief that makes evicting a pod worth while for this deficit, at least 1."""
-    return max(1, amounts.resolve(rules.minimum_relief, deficit) or 0)
+    return max(1, resolve(rules.minimum_relief, capacity=deficit) or 0)
 
 
 def least_harmful(reliefs: Sequence[int], deficit: int, *, most: int) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ State is a value: the caller keeps it, hands it in again, and may write it to di
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from nodeagent.config.resolve import LARGEST, as_fraction, resolve
 from nodeagent.config.schema import Config
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
@@ -61,7 +62,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.policy import amounts, stall, trend
+from nodeagent.policy import stall, trend
 
 TREND_CONFIDENCE: Final = 0.6
 """A trend below this does not make a threshold act: on a signal that wobbles around a level the line explains less."""
@@ -142,7 +143,7 @@ def _containerfs(thresholds: tuple[Threshold, ...], layout: DiskLayout) -> tuple
 def identity(threshold: Threshold) -> str:
     """What makes it the same threshold from one sample to the next: signal, memory model, grace period and value."""
     value = threshold.value
-    amount = value.quantity if value.quantity is not None else f"{amounts.as_fraction(value.percentage)}*"
+    amount = value.quantity if value.quantity is not None else f"{as_fraction(value.percentage)}*"
     return f"{_stream(threshold)}<{amount}~{threshold.grace_period_s:g}"
 
 
@@ -169,11 +170,11 @@ def unusable(observation: Observation, *, now: float, stale_after_s: float) -> s
         return "its capacity is not known"
     if type(capacity) is not int:
         return f"capacity is no whole number: {capacity!r}"
-    if not 0 < capacity <= amounts.LARGEST:
+    if not 0 < capacity <= LARGEST:
         return f"a capacity of {capacity} cannot be"
     if available > capacity:
         return f"{available} available of {capacity} cannot be"
-    if available < 0 and (observation.signal is not Signal.PID or available < -amounts.LARGEST):
+    if available < 0 and (observation.signal is not Signal.PID or available < -LARGEST):
         return f"{available} available cannot be"
     age = now - observation.read_at
     if not age <= stale_after_s:
@@ -369,7 +370,7 @@ def _judge_one(
                 after.past_grace.append(key)
         return ThresholdVerdict(threshold, None, False, None, False, f"not known: {stream.unknown}")
     available, capacity = stream.observation.available, stream.observation.capacity
-    value = amounts.resolve(threshold.value, capacity)
+    value = resolve(threshold.value, capacity=capacity)
     if available is None or value is None:
         return ThresholdVerdict(threshold, value, False, None, False)
     reclaim = _reclaim(threshold, capacity) if was_past else 0
@@ -387,7 +388,7 @@ def _judge_one(
 def _reclaim(threshold: Threshold, capacity: int | None) -> int:
     if threshold.min_reclaim is None:
         return 0
-    return amounts.resolve(threshold.min_reclaim, capacity) or 0
+    return resolve(threshold.min_reclaim, capacity=capacity) or 0
 
 
 def elapsed(since: float, now: float) -> float:

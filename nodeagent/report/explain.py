@@ -229,7 +229,7 @@ def _signals(story: Story) -> Section:
         Column("THRESHOLDS"),
         Column("STATE"),
         Column("AGE", right=True),
-        Column("HELD BACK, REASON"),
+        Column("HELD BACK, TREND, REASON"),
     )
     rows = []
     for verdict in _items(story.decision, "signals"):
@@ -246,10 +246,19 @@ def _signals(story: Story) -> Section:
                 Cell(", ".join(_threshold(each, unit) for each in thresholds) or "none"),
                 Cell(words.harmless(state), {"ok": GOOD, "hard": BAD}.get(state, WARN)),
                 Cell(_age(story.decision, seen.get("readAt"))),
-                Cell(words.harmless("; ".join(held) or str(seen.get("reason") or ""))),
+                Cell(
+                    words.harmless("; ".join(filter(None, (*held, _heading(verdict), str(seen.get("reason") or "")))))
+                ),
             )
         )
     return Section("SIGNALS", columns, tuple(rows))
+
+
+def _heading(verdict: Record) -> str:
+    trend = _map(verdict, "trend")
+    return words.heading(
+        *[_number(trend.get(key)) for key in ("toThresholdSeconds", "toExhaustionSeconds", "confidence")]
+    )
 
 
 def _threshold(verdict: Record, unit: Unit) -> str:

@@ -220,10 +220,10 @@ def _remark(verdict: SignalVerdict, leading: ThresholdVerdict | None, same_as: S
     if seen.available is None:
         return words.harmless(seen.reason or "could not be read")
     remarks = [leading.held_back] if leading and leading.met and leading.held_back else []
-    if verdict.trend and verdict.trend.to_exhaustion_s is not None:
-        remarks.append(f"exhausted in {words.duration(verdict.trend.to_exhaustion_s)}")
+    if (trend := verdict.trend) is not None:
+        remarks.append(words.heading(trend.to_threshold_s, trend.to_exhaustion_s, trend.confidence))
     remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else seen.source)
-    return words.harmless("; ".join(remarks))
+    return words.harmless("; ".join(filter(None, remarks)))
 
 
 def _memory(report: Report) -> Section:

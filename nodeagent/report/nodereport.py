@@ -7,6 +7,7 @@ is worked out here.
 
 from collections.abc import Iterable, Mapping
 
+from nodeagent.config.resolve import resolve
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import (
     DiskLayout,
@@ -22,7 +23,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.policy import amounts, requests
+from nodeagent.policy import requests
 
 if TYPE_CHECKING:
     from nodeagent.config.kubelet import Sooner
@@ -210,7 +211,7 @@ def compare(report: Report) -> tuple[Comparison, ...]:
 def _compared(
     theirs: Threshold, sooner: "Sooner | None", ours: Iterable[ThresholdVerdict], capacity: int | None
 ) -> Comparison:
-    value = amounts.resolve(theirs.value, capacity)
+    value = resolve(theirs.value, capacity=capacity)
     mine = [each for each in ours if each.threshold.signal is theirs.signal]
     # What answers a hard threshold is a hard one, however much higher a soft one may be.
     in_time = [each for each in mine if each.threshold.grace_period_s <= theirs.grace_period_s]

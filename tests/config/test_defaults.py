@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config import defaults, kubelet, load
-from nodeagent.config.amount import resolve
+from nodeagent.config.resolve import resolve
 from nodeagent.model import SIGNAL_TABLE, Signal, Unit
 
 CONFIGURED = tuple(defaults.EVICTION_HARD)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent import cli
+from nodeagent.config.schema import Relief
 from nodeagent.journal import records
-from nodeagent.model import Outcome, OutcomeKind, Signal
+from nodeagent.model import Amount, Outcome, OutcomeKind, Signal
 from nodeagent.policy import engine
 from nodeagent.report import explain, text
 from tests.policy.nodes import GI, NOW, config, hard, snapshot, view
@@ -61,6 +62,13 @@ def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
     assert "nobody to evict" in story
     assert "WHY NOBODY\nfutile: " in story
     assert "candidate: Burstable" in story
+
+
+def test_where_a_signal_was_heading_is_told(tmp_path: Path) -> None:
+    made = Run(tmp_path, CONFIG._replace(relief=Relief(minimum_relief=Amount(100 * GI, None, "100Gi"))))
+    for n in range(6):
+        made.decide(snapshot(PODS[0], at=NOW + n, available={Signal.MEMORY: 6 * GI - n * GI}))
+    assert "exhausted in 1s (confidence 100%)" in told(tmp_path, "last")
 
 
 def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path: Path) -> None:

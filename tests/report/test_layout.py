@@ -1,4 +1,4 @@
-from nodeagent.model import DiskLayout, Note, PodSource, Refusal, Signal, SignalState
+from nodeagent.model import DiskLayout, Note, PodSource, Refusal, Signal, SignalState, Trend
 from nodeagent.report import exit_codes, nodereport, text
 from nodeagent.report.layout import sections
 from nodeagent.report.nodereport import KubeletView, Report
@@ -46,6 +46,19 @@ def test_an_unknown_signal_says_why() -> None:
 
 def test_signals_on_one_file_system_say_so() -> None:
     assert "same file system as nodefs" in row(printed(reports.report()), "imagefs.available")
+
+
+def test_a_signal_that_is_being_used_up_says_when_it_reaches_its_threshold_and_its_end() -> None:
+    verdicts = {each.signal: each for each in reports.report().plan.signals}
+
+    def remark(trend: Trend | None) -> str:
+        moved = {**verdicts, Signal.MEMORY: verdicts[Signal.MEMORY]._replace(trend=trend)}
+        return row(printed(reports.report(signals=tuple(moved.values()))), "memory.available")
+
+    assert "threshold in 40s, exhausted in 1m 5s (confidence 93%); " in remark(Trend(-1e6, 40.0, 65.0, 0.93))
+    assert "  exhausted in 4s (confidence 100%); " in remark(Trend(-1e6, None, 4.0, 1.0))
+    for calm in (None, Trend(0.0, None, None, 1.0)):
+        assert "confidence" not in remark(calm)
 
 
 def test_a_percentage_is_shown_with_what_it_amounts_to() -> None:

@@ -10,7 +10,7 @@ LARGEST: Final = 1 << 62
 """Quantities and capacities above this are not believed: the kubelet reads such a cgroup limit as `unlimited`."""
 
 
-def resolve(amount: Amount, capacity: int | None) -> int | None:
+def resolve(amount: Amount, *, capacity: int | None) -> int | None:
     """The amount in bytes, inodes or PIDs.
 
     A percentage is `trunc(capacity * float32(float32(p) / 100))` with the product in double precision: the kubelet
@@ -36,12 +36,13 @@ def as_fraction(percentage: float | None) -> float | None:
     if percentage is None or not percentage >= 0.0:
         return None
     try:
-        return _float32(_float32(percentage) / 100.0)
+        return float32(float32(percentage) / 100.0)
     except OverflowError:
         return None
 
 
-def _float32(value: float) -> float:
+def float32(value: float) -> float:
+    """`value` as a 32 bit floating point number holds it. Raises OverflowError when it cannot."""
     # The quotient of two float32 computed in double precision and rounded once more is the correctly rounded float32
     # quotient: a double has more than twice its bits plus two.
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
