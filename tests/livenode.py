@@ -65,7 +65,7 @@ class Kubepods:
     def make_idle(self, uid: str, *, qos: str) -> None:
         """A pod with a container that has no process."""
         for hierarchy in HIERARCHIES:
-            self._make(self._pod(hierarchy, uid, qos) / uuid.uuid5(uuid.NAMESPACE_DNS, uid).hex.ljust(64, "0"))
+            self._make(self._pod(hierarchy, uid, qos) / container_id(uid))
 
     def adopt(self, uid: str, process: subprocess.Popen[str], *, qos: str) -> None:
         """A pod whose one process is this one."""
@@ -104,14 +104,26 @@ class Kubepods:
             _remove(directory)
             self._made.remove(directory)
 
+    def kill_all(self, uid: str) -> None:
+        """As `kill`, with processes in the pod's container that others have put there."""
+        for procs in (HIERARCHIES[0] / self.root / "kubepods").glob(f"*/pod{uid}/*/cgroup.procs"):
+            for pid in procs.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        self.kill(uid)
+
     def close(self) -> None:
         for uid in list(self._processes):
-            self.kill(uid)
+            self.kill_all(uid)
         for directory in reversed(self._made):
             _remove(directory)
 
     def _pod(self, hierarchy: Path, uid: str, qos: str) -> Path:
         return hierarchy / self.root / "kubepods" / qos / f"pod{uid}"
+
+
+def container_id(uid: str) -> str:
+    """Of the one container that a pod here has."""
+    return uuid.uuid5(uuid.NAMESPACE_DNS, uid).hex.ljust(64, "0")
 
 
 def _remove(directory: Path) -> None:
@@ -145,6 +157,23 @@ class Run:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
+
+    def kill(self) -> None:
+        """End it at once, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+StartAgent = Callable[..., Run]
+"""Arguments of `nodeagent run`, and keys of its configuration as keywords."""
+
+HARD: dict[str, Any] = {
+    "evictionHard": {"allocatableMemory.available": "300Mi"},
+    "evictionSoft": {},
+    "evictionSoftGracePeriod": {},
+}
+"""Half of what the pods of the `kubepods` fixture may have."""
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:

@@ -1,33 +1,18 @@
 """What the hard tier does when it is blocked: by a disruption budget, or by a pod that takes its time to go."""
 
+import functools
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from tests.apiserver import ApiServer, Json, pod
-from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 HOG, NEXT = str(uuid.uuid4()), str(uuid.uuid4())
-HARD: dict[str, Any] = {
-    "evictionHard": {"allocatableMemory.available": "300Mi"},
-    "evictionSoft": {},
-    "evictionSoftGracePeriod": {},
-}
-
-
-@pytest.fixture
-def kubepods() -> Iterator[Kubepods]:
-    made = Kubepods(limit=600 * MIB)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -41,25 +26,12 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
-    def start(**changes: object) -> Run:
-        config = configuration(tmp_path, kubepods, **{**HARD, **changes})
-        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, log=tmp_path / f"log-{len(started)}"))
-        return started[-1]
-
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+def run(start_agent: StartAgent) -> StartAgent:
+    return functools.partial(start_agent, **HARD)
 
 
 def test_a_pod_that_its_budget_holds_is_marked_and_deleted_where_that_is_wanted(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="besteffort")
@@ -86,7 +58,7 @@ def test_a_pod_that_its_budget_holds_is_marked_and_deleted_where_that_is_wanted(
     assert len(api.sent("DELETE")) == 1
 
 
-def test_otherwise_the_next_candidate_goes(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+def test_otherwise_the_next_candidate_goes(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="besteffort")
     kubepods.start(NEXT, qos="burstable")
@@ -105,7 +77,7 @@ def _leaving(entry: Json) -> None:
 
 
 def test_a_terminating_pod_that_holds_what_is_missing_gets_less_time(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", _leaving)
     kubepods.start(HOG, qos="besteffort")
@@ -126,9 +98,7 @@ def test_a_terminating_pod_that_holds_what_is_missing_gets_less_time(
     assert agent.stop() == 0
 
 
-def test_its_grace_is_left_alone_where_that_is_wanted(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
-) -> None:
+def test_its_grace_is_left_alone_where_that_is_wanted(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
     api.modify_pod("default", "hog", _leaving)
     kubepods.start(HOG, qos="besteffort")
     kubepods.eat(HOG, 400)

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.apiserver import ApiServer, pod
-from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.livenode import MIB, Kubepods, Run, StartAgent, needs_cgroup_v1, until
 from tests.sampling.disk.mounts import ext4
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
@@ -96,15 +96,6 @@ class Disk:
 
 
 @pytest.fixture
-def kubepods() -> Iterator[Kubepods]:
-    made = Kubepods(limit=600 * MIB)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     with ext4(tmp_path, size_mb=512, inodes=20_000) as place:
         made = Disk(place)
@@ -125,29 +116,15 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer, disk: Disk) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
+def run(kubepods: Kubepods, disk: Disk, start_agent: StartAgent) -> StartAgent:
     def start(*arguments: str, **changes: object) -> Run:
         sampling = {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}", **disk.sampling}
-        settings: dict[str, object] = {
-            "evictionSoft": {},
-            "evictionSoftGracePeriod": {},
-            "sampling": sampling,
-            **changes,
-        }
-        config = configuration(tmp_path, kubepods, **settings)
-        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, *arguments, log=tmp_path / f"log-{len(started)}"))
-        until(lambda: started[-1].said("signal"), "the first decision")
-        return started[-1]
+        settings = {"evictionSoft": {}, "evictionSoftGracePeriod": {}, "sampling": sampling, **changes}
+        agent = start_agent(*arguments, **settings)
+        until(lambda: agent.said("signal"), "the first decision")
+        return agent
 
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+    return start
 
 
 def _says(api: ApiServer, kind: str, status: str) -> bool:
@@ -197,7 +174,7 @@ def test_the_condition_is_up_before_the_filler_goes_and_nothing_ever_reaches_zer
     kubepods: Kubepods,
     disk: Disk,
     api: ApiServer,
-    run: Callable[..., Run],
+    run: StartAgent,
     program: str,
     per_s: float,
     resource: str,
@@ -233,7 +210,7 @@ def test_the_condition_is_up_before_the_filler_goes_and_nothing_ever_reaches_zer
 
 
 def test_a_dry_run_names_the_filler_and_touches_nobody(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _idle(kubepods, disk, CHILL, files=20, mib=20)
     filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
@@ -247,7 +224,7 @@ def test_a_dry_run_names_the_filler_and_touches_nobody(
 
 
 def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _idle(kubepods, disk, CHILL, files=20, mib=40)
     cache = disk.place / "images/cache"
@@ -278,7 +255,7 @@ def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
 
 
 def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_goes(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     filler = _start(kubepods, disk, FILLER, WRITER, 40.0)
     api.on_eviction = lambda entry, _body: None
@@ -296,7 +273,7 @@ def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_goes(
 
 
 def test_a_rehearsal_runs_no_reclaim_action(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run], tmp_path: Path
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
     touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')", str(tmp_path / "ran")]
@@ -310,7 +287,7 @@ def test_a_rehearsal_runs_no_reclaim_action(
 
 
 def test_a_disk_that_is_full_of_what_is_in_no_pod_costs_nobody_and_says_where_it_is(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _idle(kubepods, disk, CHILL, files=2, mib=2)
     (disk.place / "images/blobs").mkdir()
@@ -331,7 +308,7 @@ def test_a_disk_that_is_full_of_what_is_in_no_pod_costs_nobody_and_says_where_it
 
 
 def test_a_pod_over_its_own_limit_goes_while_the_disk_has_room(
-    kubepods: Kubepods, disk: Disk, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     def limited(entry: dict[str, Any]) -> None:
         entry["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "10Mi"}}]

@@ -6,27 +6,17 @@ asserted are the requests that arrived.
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.apiserver import ApiServer, pod
-from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 HOG, CHILL = str(uuid.uuid4()), str(uuid.uuid4())
-
-
-@pytest.fixture
-def kubepods() -> Iterator[Kubepods]:
-    made = Kubepods(limit=600 * MIB)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -39,32 +29,13 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture
-def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
-    def start(*arguments: str, **changes: object) -> Run:
-        config = configuration(tmp_path, kubepods, **changes)
-        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        log = tmp_path / f"log-{len(started)}"
-        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, *arguments, log=log))
-        return started[-1]
-
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
-
-
 def _says(api: ApiServer, kind: str, status: str) -> bool:
     found = api.condition(kind)
     return found is not None and found["status"] == status
 
 
 def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     kubepods.start(CHILL, qos="besteffort")
@@ -76,7 +47,7 @@ def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
         assert entry["metadata"]["name"] == "hog"
 
     api.on_eviction = kubelet
-    agent = run()
+    agent = start_agent()
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
 
     crossed_at = time.monotonic()
@@ -102,10 +73,10 @@ def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
 
 
 def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = run(evictionHard={"allocatableMemory.available": "300Mi"}, evictionSoft={}, evictionSoftGracePeriod={})
+    agent = start_agent(**HARD)
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 20), agent.events()
@@ -115,11 +86,11 @@ def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
 
 
 def test_a_dry_run_tells_what_it_would_do_and_sends_nothing(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
-    agent = run("--dry-run")
+    agent = start_agent("--dry-run")
     until(lambda: agent.said("would evict"), "what it would do")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
@@ -127,10 +98,10 @@ def test_a_dry_run_tells_what_it_would_do_and_sends_nothing(
     assert not api.sent("DELETE")
 
 
-def test_without_pressure_nobody_is_touched(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+def test_without_pressure_nobody_is_touched(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 100)
-    agent = run()
+    agent = start_agent()
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
@@ -138,13 +109,13 @@ def test_without_pressure_nobody_is_touched(kubepods: Kubepods, api: ApiServer, 
 
 
 def test_a_disruption_budget_without_headroom_spares_its_pods_and_that_is_told(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
-    agent = run()
+    agent = start_agent()
     until(lambda: agent.said("not evicting"), "the refusal")
     until(lambda: "PodDisruptionBudget hog" in str(agent.said("not evicting")), "its reason")
     assert agent.stop() == 0
@@ -155,33 +126,26 @@ def test_a_disruption_budget_without_headroom_spares_its_pods_and_that_is_told(
 
 
 def test_a_budget_that_refuses_is_respected_and_told(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
-    agent = run(protection={"minimumAge": "0s", "disruptionBudgets": False})
+    agent = start_agent(protection={"minimumAge": "0s", "disruptionBudgets": False})
     until(lambda: agent.said("eviction blocked-by-budget"), "the refusal")
     assert agent.stop() == 0
     assert api.get_pod("default", "hog") is not None
     assert not api.sent("DELETE")
 
 
-HARD: dict[str, object] = {
-    "evictionHard": {"allocatableMemory.available": "300Mi"},
-    "evictionSoft": {},
-    "evictionSoftGracePeriod": {},
-}
-
-
 def test_a_braked_victim_stands_still_when_its_eviction_is_asked_for_and_a_hard_kill_ends_it(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     frozen_when_asked: list[bool] = []
     api.on_eviction = lambda _entry, _body: frozen_when_asked.append(kubepods.frozen(HOG, qos="burstable"))
-    agent = run(**HARD, escalation={"brake": "freeze", "hardKill": "cgroup"})
+    agent = start_agent(**HARD, escalation={"brake": "freeze", "hardKill": "cgroup"})
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     kubepods.eat(HOG, 400, to_the_end=False)
     assert api.wait_for(lambda: frozen_when_asked, 20), agent.events()
@@ -191,13 +155,13 @@ def test_a_braked_victim_stands_still_when_its_eviction_is_asked_for_and_a_hard_
 
 
 def test_a_victim_whose_eviction_is_refused_is_let_go(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
-    agent = run(**HARD, escalation={"brake": "freeze", "brakeDeadline": "10m"})
+    agent = start_agent(**HARD, escalation={"brake": "freeze", "brakeDeadline": "10m"})
     until(lambda: agent.said("eviction blocked-by-budget"), "the refusal")
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     assert kubepods.running(HOG)
@@ -205,19 +169,19 @@ def test_a_victim_whose_eviction_is_refused_is_let_go(
 
 
 def test_an_agent_killed_while_it_holds_a_pod_lets_it_go_after_a_restart_and_evicts_it_once(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.delay_s = 2.0  # the request hangs in the server while the agent dies
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     changes: dict[str, Any] = {**HARD, "escalation": {"brake": "freeze", "brakeDeadline": "10m"}}
-    first = run(**changes)
+    first = start_agent(**changes)
     until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is held")
     first.process.kill()
     first.process.wait()
     assert kubepods.frozen(HOG, qos="burstable")
     api.delay_s = 0.0
-    second = run(**HARD)  # without a brake: it can only let go what it was told of
+    second = start_agent(**HARD)  # without a brake: it can only let go what it was told of
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     until(lambda: second.said("state"), "the state is told")
     [state] = second.said("state")
@@ -225,20 +189,20 @@ def test_an_agent_killed_while_it_holds_a_pod_lets_it_go_after_a_restart_and_evi
     assert second.stop() == 0
 
 
-def test_budgets_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+def test_budgets_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
     """One eviction an hour is allowed; three processes, each killed right after its request, must not make two."""
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     once = {"burst": 1, "perHour": 1}
     changes: dict[str, Any] = {**HARD, "budgets": {"node": once, "namespace": once, "owner": once, "signal": once}}
-    first = run(**changes)
+    first = start_agent(**changes)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), first.events()
     first.process.kill()
     first.process.wait()
     # As if the eviction had been lost: with the pod terminating, that alone would spare it.
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].pop("deletionTimestamp"))
     for _ in range(2):
-        again = run(**changes)
+        again = start_agent(**changes)
         until(lambda again=again: again.said("not evicting"), "a refusal")  # type: ignore[misc]
         again.process.kill()
         again.process.wait()

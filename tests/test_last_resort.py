@@ -2,33 +2,17 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from tests.apiserver import ApiServer, Request, pod
-from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.livenode import HARD, Kubepods, Run, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 HOG, SPARED = str(uuid.uuid4()), str(uuid.uuid4())
-HARD: dict[str, Any] = {
-    "evictionHard": {"allocatableMemory.available": "300Mi"},
-    "evictionSoft": {},
-    "evictionSoftGracePeriod": {},
-}
 LAST_RESORT = {"escalation": {"lastResort": "cgroupKill", "lastResortAfter": "2s"}}
-
-
-@pytest.fixture
-def kubepods() -> Iterator[Kubepods]:
-    made = Kubepods(limit=600 * MIB)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -42,22 +26,13 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
+def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
     def start(**changes: object) -> Run:
-        config = configuration(tmp_path, kubepods, **{**HARD, **changes})
-        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, log=tmp_path / f"log-{len(started)}"))
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), started[-1].events()
-        return started[-1]
+        agent = start_agent(**{**HARD, **changes})
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+        return agent
 
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+    return start
 
 
 def killed_events(api: ApiServer) -> list[Request]:
@@ -65,7 +40,7 @@ def killed_events(api: ApiServer) -> list[Request]:
 
 
 def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is_back(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     kubepods.start(SPARED, qos="besteffort")
@@ -92,7 +67,7 @@ def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is
 
 
 def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     agent = run(escalation={"lastResort": "none", "lastResortAfter": "1s"})
@@ -104,7 +79,7 @@ def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
     assert agent.stop() == 0
 
 
-def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
     again = str(uuid.uuid4())
     api.add_pod(pod("again", uid=again, owner=("ReplicaSet", "again"), requests={"memory": "50Mi"}))
     kubepods.start(HOG, qos="burstable")

@@ -4,32 +4,17 @@ import datetime as dt
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.apiserver import ApiServer, pod
-from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.livenode import HARD, Kubepods, Run, StartAgent, configuration, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 HOG, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
-HARD: dict[str, Any] = {
-    "evictionHard": {"allocatableMemory.available": "300Mi"},
-    "evictionSoft": {},
-    "evictionSoftGracePeriod": {},
-}
-
-
-@pytest.fixture
-def kubepods() -> Iterator[Kubepods]:
-    made = Kubepods(limit=600 * MIB)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -40,22 +25,13 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
+def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
     def start(**changes: object) -> Run:
-        config = configuration(tmp_path, kubepods, **{**HARD, **changes})
-        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, log=tmp_path / f"log-{len(started)}"))
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), started[-1].events()
-        return started[-1]
+        agent = start_agent(**{**HARD, **changes})
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+        return agent
 
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+    return start
 
 
 def calm(agent: Run) -> bool:
@@ -70,7 +46,7 @@ def condition(api: ApiServer, kind: str) -> str:
 
 
 def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     agent = run()
@@ -93,7 +69,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
 
 
 def test_pressure_that_lasts_over_an_outage_is_served_from_a_fresh_look_when_it_ends(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     api.add_pod(pod("other", uid=OTHER, owner=("ReplicaSet", "other"), requests={"memory": "50Mi"}))
     kubepods.start(HOG, qos="burstable")
@@ -115,7 +91,7 @@ def test_pressure_that_lasts_over_an_outage_is_served_from_a_fresh_look_when_it_
 
 
 def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     agent = run(cluster={"requestTimeout": "10s"})
@@ -135,7 +111,7 @@ def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
 
 
 def test_a_silent_watch_stops_evictions_when_its_view_is_too_old_and_is_no_outage(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     """The double sends a bookmark a minute, so a view that may be 3 s old grows too old while all is well otherwise."""
     kubepods.start(HOG, qos="burstable")

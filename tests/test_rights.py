@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.events import REFRESH_S, Event, EventWriter
 from nodeagent.cluster.transport import connect
 from tests.apiserver import ApiServer, pod
-from tests.livenode import MIB, Kubepods, Run, configuration, needs_cgroup_v1, until
+from tests.livenode import Kubepods, Run, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -75,15 +75,6 @@ def manifest(*, optional: bool) -> set[Right]:
 
 
 @pytest.fixture
-def kubepods() -> Iterator[Kubepods]:
-    made = Kubepods(limit=600 * MIB)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def api(kubepods: Kubepods) -> Iterator[ApiServer]:
     pods = [
         pod("hog", uid=HOG, owner=("ReplicaSet", "hog"), requests={"memory": "50Mi"}, grace=3),
@@ -95,22 +86,13 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
+def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
     def start(**changes: object) -> Run:
-        config = configuration(tmp_path, kubepods, **changes)
-        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-        common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, log=tmp_path / f"log-{len(started)}"))
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), started[-1].events()
-        return started[-1]
+        agent = start_agent(**changes)
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+        return agent
 
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+    return start
 
 
 def says_no_pressure(api: ApiServer) -> bool:
@@ -149,7 +131,7 @@ def repeat_an_event(api: ApiServer, tmp_path: Path) -> None:
 
 
 def test_a_life_with_the_defaults_needs_every_right_that_is_granted_and_no_other(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run], tmp_path: Path
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     rbac = api.rights = Rbac(manifest(optional=False))
     kubepods.start(HOG, qos="burstable")
@@ -162,7 +144,7 @@ def test_a_life_with_the_defaults_needs_every_right_that_is_granted_and_no_other
 
 
 def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
-    kubepods: Kubepods, api: ApiServer, run: Callable[..., Run], tmp_path: Path
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     rbac = api.rights = Rbac(manifest(optional=True))
     kubepods.start(HOG, qos="burstable")
@@ -188,7 +170,7 @@ def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
     assert rbac.rights - rbac.used == set()
 
 
-def test_one_right_less_is_noticed(kubepods: Kubepods, api: ApiServer, run: Callable[..., Run]) -> None:
+def test_one_right_less_is_noticed(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
     """The evaluator itself: with the eviction's right gone the request is refused, and the log says so."""
     rights = manifest(optional=False)
     rights.remove(Right("create", "", "pods/eviction"))
