@@ -29,19 +29,20 @@ def largest(host: Host, hierarchy: Hierarchy, usage: PodUsage, *, most: int = 5)
     namespace or not ours to see are left out; of a pod with thousands only the first 2,000 are looked at."""
     if hierarchy.memory is None:
         return ()
-    pids = _pids(host, f"{hierarchy.memory}{usage.cgroup}", _DEPTH)[:_LOOK_AT_MOST]
+    pids = pids_below(host, f"{hierarchy.memory}{usage.cgroup}")[:_LOOK_AT_MOST]
     found = _from_files(host, pids) if host.recorded else _from_psutil(host, pids)
     return tuple(sorted(found, key=lambda process: (-process.rss, process.pid))[:most])
 
 
-def _pids(host: Host, place: str, depth: int) -> list[int]:
+def pids_below(host: Host, place: str, *, depth: int = _DEPTH) -> list[int]:
+    """Processes in a cgroup and in those below it, so many levels down; those that are gone have none."""
     try:
         pids = [int(pid) for pid in host.read(f"{place}/cgroup.procs").split() if pid.isdigit() and pid != b"0"]
         children = host.subdirectories(place) if depth else []
     except Unreadable:
         return []
     for name, _inode in children:
-        pids += _pids(host, f"{place}/{name}", depth - 1)
+        pids += pids_below(host, f"{place}/{name}", depth=depth - 1)
     return pids
 
 

@@ -19,8 +19,10 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
 from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
+from nodeagent.sampling.disk.quota import Quota, all_confined, quota_devices, read_quotas
 from nodeagent.sampling.disk.walk import Count, Remembered, Tally, Walk
 from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.processes import pids_below
 
 # Entries that one tree may take before the next one gets its turn: 75 ms of CPU.
 _TURN: Final = 50_000
@@ -63,6 +65,8 @@ class PodDisk(NamedTuple):
     """What is not counted, or only in part, and why."""
     deleted: "DeletedFiles | None" = None
     """None when the processes' open files were not looked at."""
+    routine: bool = False
+    """Counted in its turn: some of the numbers may be of an earlier walk."""
 
 
 class DeletedFiles(NamedTuple):
@@ -112,12 +116,14 @@ class Meter:
 
     def __init__(self, host: Host, *, kubelet_dir: str, pod_logs_dir: str, cgroups: str = "") -> None:
         """`cgroups`: where the hierarchy is mounted on the host in which `PodUsage.cgroup` is a path. Without it the
-        pods' open files are not looked at."""
+        pods' open files are not looked at, and no quota is taken."""
         self._host = host
         self._cgroups = cgroups
         self._kubelet_dir = kubelet_dir
         self._pod_logs_dir = pod_logs_dir
         self._known: dict[Place, _Known] = {}
+        self._remembered = 0
+        """About the bytes that these take."""
         self._paused: dict[Place, Walk] = {}
         self._measured: dict[Place, float] = {}
         """When each place was last begun."""
@@ -139,25 +145,31 @@ class Meter:
         until: float,
         count: Count = Count.BYTES_AND_INODES,
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
+        anew: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, PodDisk]:
         """What these pods hold, by UID; not later than time.monotonic() `until`, or when `stop` says so.
 
-        `unwritten(uid, since)`: whether this pod is known to have written nothing since that CLOCK_BOOTTIME.
+        `unwritten(uid, since)`: whether this pod is known to have written nothing since that CLOCK_BOOTTIME. `anew`:
+        these pods are a few of all, and nothing of what was known of them counts.
         """
         if self._host.recorded:
             return {}
         found = find_places(self._host, pods, kubelet_dir=self._kubelet_dir, pod_logs_dir=self._pod_logs_dir)
-        self._forget(found)
+        if anew:
+            self._drop(found.places)
+        else:
+            self._forget(found)
         self.progress = Progress(len(found.places), 0, 0)
-        sums: dict[Place, _Sum] = {}
+        sums = self._quotas(pods, found)
+        self._step(0, done=len(sums))
         turns: deque[tuple[Place, Walk]] = deque()
 
         def over() -> bool:
             return stop() or time.monotonic() >= until
 
         try:
-            for place in sorted(found.places, key=self._when):
+            for place in sorted((place for place in found.places if place not in sums), key=self._when):
                 if over():
                     break
                 started = self._start(place, sums, count, unwritten)
@@ -173,12 +185,15 @@ class Meter:
                 sums[place] = _summed(walking.tally)
                 self._paused[place] = walking
         self._fill_up(found, sums, count)
-        disks = {pod.cgroup_uid: _pod_disk(pod, found, sums) for pod in pods}
+        by_pod: dict[str, list[Place]] = {}
+        for place in found.places:
+            by_pod.setdefault(place.uid, []).append(place)
+        disks = {pod.cgroup_uid: _pod_disk(pod, found, by_pod.get(pod.cgroup_uid, ()), sums) for pod in pods}
         for pod in pods if self._cgroups else ():
             if stop() or time.monotonic() >= until:
                 break
             disks[pod.cgroup_uid] = disks[pod.cgroup_uid]._replace(deleted=self._deleted(pod, found))
-        return disks
+        return disks if anew else {uid: disk._replace(routine=True) for uid, disk in disks.items()}
 
     def _fill_up(self, found: Found, sums: dict[Place, _Sum], count: Count) -> None:
         """What there was no time for counts with its last whole sum, unless what was seen of it now is more already."""
@@ -198,39 +213,58 @@ class Meter:
         if there is never time for all."""
         return -1.0 if place in self._paused else self._measured.get(place, 0.0)
 
+    def _quotas(self, pods: Sequence[PodUsage], found: Found) -> dict[Place, _Sum]:
+        """The places that a project quota tells, so that they are not walked."""
+        cgroups = {pod.cgroup_uid: pod.cgroup for pod in pods} if self._cgroups else {}
+        confined: dict[str, bool] = {}
+
+        def is_confined(uid: str) -> bool:
+            if uid not in confined:
+                pids = pids_below(self._host, f"{self._cgroups}{cgroups[uid]}") if uid in cgroups else []
+                confined[uid] = all_confined(self._host, pids)
+            return confined[uid]
+
+        devices = quota_devices(found.mounts)
+        quotas = read_quotas(self._host, found.places, devices=devices, confined=is_confined)
+        self._abandon(quotas.keys() & self._paused.keys())
+        return {place: _of_quota(quota) for place, quota in quotas.items()}
+
     def _deleted(self, pod: PodUsage, found: Found) -> DeletedFiles:
         """Looks at the open files of the pod's processes."""
-        place = f"{self._cgroups}{pod.cgroup}"
-        pids: list[int] = []
         devices = {found.layers[c.container_id].device for c in pod.containers if c.container_id in found.layers}
         for path in {self._kubelet_dir, *(place.base for place in found.places if place.uid == pod.cgroup_uid)}:
             try:
                 devices.add(os.stat(self._host.real(self._host.resolve(path))).st_dev)
             except (OSError, Unreadable):
                 continue  # then nothing of it can be held open either
-        for procs in self._procs(place):
-            try:
-                pids += [int(word) for word in self._host.read(procs).split()]
-            except (Unreadable, ValueError):
-                continue  # the container is gone, and its open files with it
-        return deleted_files(self._host, pids, frozenset(devices))
-
-    def _procs(self, place: str) -> list[str]:
-        try:
-            return [f"{place}/{name}/cgroup.procs" for name, _ in self._host.subdirectories(place)]
-        except Unreadable:
-            return []  # the pod is gone
+        return deleted_files(self._host, pids_below(self._host, f"{self._cgroups}{pod.cgroup}"), frozenset(devices))
 
     def _forget(self, found: Found) -> None:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         places = set(found.places)
         self._known = {place: known for place, known in self._known.items() if place in places}
+        self._remembered = sum(known.remembered.size for known in self._known.values())
         self._measured = {place: at for place, at in self._measured.items() if place in places}
         self._sums = {place: known for place, known in self._sums.items() if place in places}
-        for place, walking in list(self._paused.items()):
-            if place not in places or now - walking.tally.started_at > _RESUME_S:
-                walking.close()
-                del self._paused[place]
+        self._abandon(
+            [
+                place
+                for place, walking in self._paused.items()
+                if place not in places or now - walking.tally.started_at > _RESUME_S
+            ]
+        )
+
+    def _drop(self, places: Sequence[Place]) -> None:
+        """What is known of these places: none of their files is taken over, no walk goes on."""
+        for place in places:
+            self._sums.pop(place, None)
+            if (known := self._known.pop(place, None)) is not None:
+                self._remembered -= known.remembered.size
+        self._abandon(self._paused.keys() & set(places))
+
+    def _abandon(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._paused.pop(place).close()
 
     def _start(
         self,
@@ -248,16 +282,18 @@ class Meter:
             paused.close()
         known = self._known.get(place)
         trusted = known is not None and now - known.asked_at < _TRUSTED_S and unwritten(place.uid, known.started_at)
-        others = sum(other.remembered.size for other in self._known.values() if other is not known)
+        others = self._remembered - (known.remembered.size if known is not None else 0)
         try:
             if place.kind in (Kind.LAYER, Kind.VOLUME):
-                return Walk(
+                walking = Walk(
                     open_place(self._host, place),
                     count=count,
                     previous=known.remembered if known is not None else None,
                     unwritten=trusted,
                     remember=max(0, _REMEMBER - others),
                 )
+                self._step(walking.tally.inodes, done=0)
+                return walking
             sums[place] = _read_now(self._host, place)
         except (OSError, Unreadable) as error:
             sums[place] = _failed(error)
@@ -277,10 +313,11 @@ class Meter:
         if remembered is not None:
             tally, known = walking.tally, self._known.get(place)
             asked = known.asked_at if known is not None and tally.reused else tally.started_at
+            self._remembered += remembered.size - (known.remembered.size if known is not None else 0)
             self._known[place] = _Known(remembered, tally.started_at, asked)
         walking.close()
 
-    def _step(self, entries: int, *, done: bool = True) -> None:
+    def _step(self, entries: int, *, done: int = 1) -> None:
         so_far = self.progress
         self.progress = Progress(so_far.places, so_far.done + done, so_far.entries + entries)
 
@@ -296,6 +333,12 @@ def _summed(tally: Tally) -> _Sum:
         result.reason = "not walked to its end in time: a lower bound"
     elif tally.unknown:
         result.reason = f"{tally.unknown} parts unreadable: {tally.unknown_reason}"
+    return result
+
+
+def _of_quota(quota: Quota) -> _Sum:
+    result = _Sum(quota.read_at)
+    result.bytes, result.inodes = quota.bytes, quota.inodes
     return result
 
 
@@ -355,8 +398,7 @@ def _plain_files(fd: int, result: _Sum) -> None:
 # --- one pod ---------------------------------------------------------------------------------------------------------
 
 
-def _pod_disk(pod: PodUsage, found: Found, sums: Mapping[Place, _Sum]) -> PodDisk:
-    mine = [place for place in found.places if place.uid == pod.cgroup_uid]
+def _pod_disk(pod: PodUsage, found: Found, mine: Iterable[Place], sums: Mapping[Place, _Sum]) -> PodDisk:
     unknown = list(found.unknown.get(pod.cgroup_uid, ()))
     read_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     layers: dict[str, DiskUsage] = {}
@@ -418,6 +460,7 @@ def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
         unknown=found.unknown,
         deleted_bytes=deleted.bytes if deleted is not None else None,
         deleted_pid=deleted.pid if deleted is not None else None,
+        routine=found.routine,
     )
     return usage._replace(disk=disk, containers=containers, volumes=found.volumes, disk_sight=sight)
 

@@ -60,6 +60,8 @@ class Found(NamedTuple):
     """UID -> what of this pod could not be found, and why."""
     layers: Mapping[str, Mount]
     """Container id -> its overlay mount."""
+    mounts: Sequence[Mount]
+    """The host's mount table; empty when it cannot be read."""
 
 
 def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_logs_dir: str) -> Found:
@@ -89,7 +91,7 @@ def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_l
         if uid in logs:
             places += _log_places(host, uid, pod_logs_dir, logs[uid], missing)
         places += _kubelet_places(host, uid, kubelet, points, missing)
-    return Found(tuple(places), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers)
+    return Found(tuple(places), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers, mounts)
 
 
 def open_place(host: Host, place: Place, *, parent: bool = False) -> int:
