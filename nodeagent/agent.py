@@ -281,6 +281,7 @@ class Agent:
             self._actor.evict(plan, snapshot, self._parts, saved=saved)
         if plan.reclaims:
             self._actor.reclaim(plan, snapshot, self._parts)
+        self._parts.disks.count_anew(plan.count_anew)
         self._tell(plan, snapshot, before)
         self._keeper.save(now=snapshot.taken_at, at_once=False)
 

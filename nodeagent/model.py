@@ -260,9 +260,12 @@ class DiskSight(NamedTuple):
     unknown: tuple[str, ...] = ()
     """What is not counted, or only in part, and why."""
     deleted_bytes: int | None = None
-    """Deleted files that the pod holds open: in no other number. None: not looked for."""
+    """Deleted files that the pod holds open. In no other number, except where a project quota tells what a volume or
+    layer holds: it has them as well. None: not looked for."""
     deleted_pid: int | None = None
     """The process that holds the largest of them."""
+    routine: bool = False
+    """Counted in its turn, and not because a decision has asked for it (`Plan.count_anew`)."""
 
 
 class Writing(NamedTuple):
@@ -792,6 +795,8 @@ class Plan(NamedTuple):
     """What is to be tried now."""
     reclaim_reports: tuple[ReclaimReport, ...] = ()
     """Earlier actions whose gain this snapshot measured."""
+    count_anew: tuple[str, ...] = ()
+    """UIDs (of cgroups) of pods whose disk must be counted anew before anything is done to them."""
 
 
 # --- outcomes (made by cluster/) -------------------------------------------------------------------------------------

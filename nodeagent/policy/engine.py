@@ -119,6 +119,7 @@ def decide(
         memo=memo if memo is not None else Memo(),
     )
     served, refusals, budgets = _serve_limits(case, budgets)
+    count_anew = served.count_anew
     if not served.victims:
         # 5-7: deficit, ranking, protections, budgets, relief
         served, more, budgets = _serve_most_urgent(case, judged, budgets, always_rank=always_rank)
@@ -144,6 +145,7 @@ def decide(
         relief_reports=seen.reports,
         reclaims=served.reclaims,
         reclaim_reports=tried.reports,
+        count_anew=count_anew,
     )
     after = PolicyState(
         instance=state.instance,
@@ -198,6 +200,7 @@ class _Served(NamedTuple):
     reclaims: tuple[ReclaimOrder, ...] = ()
     reclaim_state: reclaim.ReclaimState | None = None
     """None: as it was."""
+    count_anew: tuple[str, ...] = ()
 
 
 def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
@@ -211,6 +214,7 @@ def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tu
     ):
         return served, (), budgets
     over = overuse.choose(snapshot, budgets=budgets, book=case.ledger, now=now, config=config)
+    served = served._replace(count_anew=over.count_anew)
     if not over.violations:
         return served, over.refusals, budgets
     lineup = case.line_up(Signal.NODEFS, tier=Tier.HARD)

@@ -1,5 +1,8 @@
 """Evictions of pods that exceed their own local-storage limits: a kubelet's affair, ours only where that is configured.
 
+A pod is found over its limit by a walk that may be minutes old, and may have deleted files since. So what it holds is
+counted anew first, and it goes when that number says the same.
+
 Each pod over a limit goes for itself, so there is no deficit, no ranking and no relief to weigh: protections, budgets
 and back-off decide, pods in the order of their names, at most `relief.maxVictims` in one decision. The grace is the
 hard one, as the kubelet's is (KUBELET-CONTRACT 6).
@@ -19,6 +22,8 @@ class Overuse(NamedTuple):
     budgets: budget.BudgetState
     refusals: tuple[Refusal, ...]
     """Why others that exceed a limit stay."""
+    count_anew: tuple[str, ...] = ()
+    """UIDs (of cgroups) of those that would go if a walk made for them said so."""
 
 
 def choose(
@@ -33,6 +38,7 @@ def choose(
     found = local_storage.violations(snapshot.pods, layout=snapshot.layout, at=snapshot.taken_at)
     chosen: list[Violation] = []
     refusals: list[Refusal] = []
+    count_anew: list[str] = []
     under_way = {entry.pod_uid: entry for entry in book.entries}
     for violation in sorted(found, key=lambda each: each.view.pod.key):
         pod = violation.view.pod
@@ -43,6 +49,8 @@ def choose(
             refusal = ledger.under_way(under_way[pod.uid])
         if refusal is None:
             refusal = budget.held_by(budget.holds(budgets, now=now, budgets=config.budgets), pod)
+        if refusal is None and (refusal := _counted_in_its_turn(violation.view, at=snapshot.taken_at)) is not None:
+            count_anew.append(pod.cgroup_uid)
         if refusal is None:
             taken = budget.take(budgets, budget.keys_of(pod, violation.limit), now=now, budgets=config.budgets)
             if isinstance(taken, Refusal):
@@ -52,7 +60,14 @@ def choose(
                 chosen.append(violation)
         if refusal is not None:
             refusals.append(Refusal(refusal.code, f"{pod.key} exceeds {violation.limit.value}: {refusal.message}"))
-    return Overuse(tuple(chosen), budgets, tuple(refusals))
+    return Overuse(tuple(chosen), budgets, tuple(refusals), tuple(count_anew))
+
+
+def _counted_in_its_turn(view: PodView, *, at: float) -> Refusal | None:
+    sight = view.usage.disk_sight if view.usage is not None else None
+    if sight is None or not sight.routine:
+        return None
+    return Refusal("counting-anew", f"counted {max(0.0, at - sight.read_at):.0f}s ago, and is being counted anew")
 
 
 def protected(view: PodView, used: int, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:

@@ -84,6 +84,9 @@ DECISIONS: Final = {
     "waits-for-kubelet": Explained(
         "Soft tier, disks: the kubelet's own image garbage collection has its turn first (`reclaim.waitForKubelet`)."
     ),
+    "counting-anew": Explained(
+        "A pod exceeds a limit of its own by a walk made in its turn; it goes if a walk made for it says the same."
+    ),
     "no-candidates": Explained(
         "No pod may be evicted for it; the message says where the resource is instead.",
         "Look at what is outside the pods, or at the protections.",

@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.config.schema import Bucket, Config, Relief
 from nodeagent.model import (
+    DiskSight,
     EmptyDir,
     Method,
     NodeSnapshot,
@@ -52,6 +53,29 @@ def test_every_pod_over_its_limit_goes_with_the_hard_grace_and_the_kubelets_word
     assert victim.annotations == {}
     assert victim.limit == "emptydirfs.limit"
     assert plan.acting_on is None
+
+
+def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> None:
+    counted, asked_for = over("counted"), over("asked-for")
+    assert counted.usage is not None
+    assert asked_for.usage is not None
+    sight = DiskSight(NOW - 50.0, complete=True)
+    counted = counted._replace(usage=counted.usage._replace(disk_sight=sight._replace(routine=True)))
+    asked_for = asked_for._replace(usage=asked_for.usage._replace(disk_sight=sight))
+    plan, _ = decide(snapshot(counted, asked_for))
+    assert names(plan) == ["asked-for"]
+    assert plan.count_anew == (counted.usage.cgroup_uid,)
+    [refusal] = plan.refusals
+    assert refusal.code == "counting-anew"
+    assert "shop/counted exceeds emptydirfs.limit: counted 50s ago" in refusal.message
+
+
+def test_nobody_is_counted_anew_who_would_stay_anyway() -> None:
+    guarded = over("guarded", namespace="kube-system")
+    assert guarded.usage is not None
+    sight = DiskSight(NOW - 50.0, complete=True, routine=True)
+    plan, _ = decide(snapshot(guarded._replace(usage=guarded.usage._replace(disk_sight=sight))))
+    assert (names(plan), plan.count_anew) == ([], ())
 
 
 def test_limits_come_before_thresholds_and_then_no_threshold_acts_in_that_decision() -> None:

@@ -35,6 +35,7 @@ class DiskLook:
         also what of each file system is in no pod, for which that much is spent on each."""
         usages = [view.usage for view in snapshot.pods if view.usage is not None]
         found = self._meter.measure(usages, until=time.monotonic() + for_s) if usages else {}
+        found = {uid: disk._replace(routine=False) for uid, disk in found.items()}  # somebody has asked
         pods = tuple(
             [
                 view._replace(usage=apply(view.usage, found.get(view.usage.cgroup_uid))) if view.usage else view

@@ -87,6 +87,7 @@ class DiskWatch:
         self._rest_at = float("-inf")
         self._needed_at = float("-inf")
         self._pods: tuple[PodUsage, ...] = ()
+        self._anew: frozenset[str] = frozenset()
 
     def close(self, *, timeout_s: float = 1.0) -> None:
         """Give up the worker; its thread is waited for as long as this."""
@@ -110,6 +111,10 @@ class DiskWatch:
             self._sample_writes(node, urgent, hierarchy)
         if self._pods and (urgent or self._limits):
             self._ask(node, disks, urgent, hierarchy, layout)
+
+    def count_anew(self, uids: Iterable[str]) -> None:
+        """These pods alone are counted next, as soon as the walk under way has ended; at the next look at the node."""
+        self._anew = frozenset(uids)
 
     def apply(self, snapshot: NodeSnapshot, *, whole: bool = True) -> NodeSnapshot:
         """The snapshot with what is known of its pods' disks. The pods of a `whole` one are those that the next walk
@@ -182,6 +187,11 @@ class DiskWatch:
                 self._asked_short = True
             if now - self._asked_at < _LONG_S * 3:
                 return
+        if pods := tuple([usage for usage in self._pods if usage.cgroup_uid in self._anew]):
+            self._anew = frozenset()
+            self._asked_at, self._asked_short = now, False
+            worker.request(Request(pods, budget_s=_LONG_S, anew=True))
+            return
         pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
         ended = known.finished_at if known.finished_at is not None else float("-inf")
         if now - ended < max(pause, times * known.took_s):

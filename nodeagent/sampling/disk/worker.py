@@ -48,6 +48,8 @@ class Request(NamedTuple):
     """Of these file systems also what is in no pod, after the pods were published."""
     rest_budget_s: float = 0.0
     """Wall time that each of them may take on top."""
+    anew: bool = False
+    """Every file of these pods is asked for now, whatever is known of them; what is known of other pods stays."""
 
 
 FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], DiskRest]
@@ -69,7 +71,7 @@ class Measured(NamedTuple):
     rests: tuple[DiskRest, ...] = ()
     """Of the last request that asked for them."""
     took_s: float = 0.0
-    """Wall time of the last measurement of the pods."""
+    """Wall time of the last measurement of all pods."""
 
 
 class _Job:
@@ -201,6 +203,7 @@ class DiskWorker:
                 until=until,
                 count=request.what,
                 unwritten=self._unwritten,
+                anew=request.anew,
                 stop=job.stop.is_set,
             )
         except Exception as error:  # whatever it is, the thread must live, and the report say so
@@ -210,9 +213,10 @@ class DiskWorker:
                 return
             self._failure = failure
             if not failure:
-                self._pods = pods
+                self._pods = {**self._pods, **pods} if request.anew else pods
                 self._finished_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-                self._took_s = time.monotonic() - began
+                if not request.anew:
+                    self._took_s = time.monotonic() - began
                 if not request.rests:
                     job.deadline = None
             else:

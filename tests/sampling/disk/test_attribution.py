@@ -15,7 +15,7 @@ from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, QOSClass
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply, deleted_files
 from nodeagent.sampling.disk.places import find_layers, upper_directory
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
-from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.walk import SETTLED_S, Count
 from nodeagent.sampling.host import Host, parse_mounts
 from tests.sampling.disk.mounts import mounted, root_only
 
@@ -59,6 +59,12 @@ def measure(top: Path, *pods: PodUsage, budget_s: float = 60.0) -> dict[str, Pod
 def live(top: Path) -> Meter:
     """The node in this directory of the machine itself, so that its mounts are in the real mount table."""
     return Meter(Host("/"), kubelet_dir=f"{top}/var/lib/kubelet", pod_logs_dir=f"{top}/var/log/pods")
+
+
+def until_settled(place: Path) -> None:
+    """A younger directory is not remembered."""
+    while time.time() < os.stat(place).st_ctime + SETTLED_S + 0.1:
+        os.sched_yield()
 
 
 # --- against the kubelet
@@ -312,6 +318,32 @@ def test_inodes_alone_are_counted_without_bytes(tmp_path: Path) -> None:
     assert found.disk.volumes_inodes == 2
 
 
+def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Path) -> None:
+    top = node(tmp_path)
+    for uid in ("u1", "u2"):
+        place = top / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(b"x" * 9000)
+    measuring = meter(top)
+    deadline = time.monotonic() + 60
+    until_settled(place)
+    measuring.measure([pod("u1"), pod("u2")], until=deadline)
+    remembered = set(measuring._known)
+    assert len(remembered) == 2
+    with open(top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v/file", "r+b") as file:
+        file.truncate(1)
+
+    def unwritten(_uid: str, _since: float) -> bool:
+        return True
+
+    taken_over = measuring.measure([pod("u1"), pod("u2")], until=deadline, unwritten=unwritten)
+    assert taken_over["u1"].disk.volumes_bytes == 4096 + 12288
+    anew = measuring.measure([pod("u1")], until=deadline, unwritten=unwritten, anew=True)
+    assert anew["u1"].disk.volumes_bytes == 4096 + 4096
+    assert set(measuring._known) == remembered
+    measuring.close()
+
+
 def test_usage_without_a_measurement_stays_as_it_is() -> None:
     usage = pod("u1", (ID, "main"))
     assert apply(usage, None) is usage
@@ -327,8 +359,7 @@ def test_a_quiet_pods_files_are_taken_over_and_another_pods_are_asked_for(tmp_pa
         place = tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
         place.mkdir(parents=True)
         (place / "file").write_bytes(b"x")
-    while time.time() < os.stat(place).st_ctime + 2.1:  # a younger directory is not remembered
-        os.sched_yield()
+    until_settled(place)
     measuring = meter(tmp_path)
     asked: list[tuple[str, float]] = []
 

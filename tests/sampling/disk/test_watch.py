@@ -114,6 +114,29 @@ def test_limits_alone_are_a_reason_to_walk(tmp_path: Path) -> None:
         scene.watch.close()
 
 
+def test_what_is_counted_anew_is_asked_for_although_a_quiet_pods_sums_could_be_taken_over(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, V2, limits=True)
+    try:
+        volume = scene.volume("u1", 100_000)
+        scene.volume("u2", 100_000)
+        routine = usages(scene.measured(Need()))
+        assert routine["u1"].disk_sight is not None
+        assert routine["u1"].disk_sight.routine
+        (volume / "file").write_bytes(b"x")
+        scene.ended.clear()
+        scene.watch.count_anew(["u1"])
+        scene.tick(Need())
+        assert scene.ended.wait(30), "it waits for the next walk of all"
+        found = usages(scene.tick(Need()))
+        assert found["u1"].disk.volumes_bytes == 2 * 4096
+        assert found["u1"].disk_sight is not None
+        assert not found["u1"].disk_sight.routine
+        assert found["u1"].disk_sight.read_at > routine["u1"].disk_sight.read_at
+        assert found["u2"].disk_sight == routine["u2"].disk_sight, "what is known of the others stays"
+    finally:
+        scene.watch.close()
+
+
 def test_what_was_measured_is_forgotten_when_it_was_long_not_needed(scene: Scene) -> None:
     scene.volume("u1", 100_000)
     seen = scene.measured(NEAR)
