@@ -168,7 +168,7 @@ def _subjects(
     rules, layout, wall_time, taken_at = config.protection, snapshot.layout, snapshot.wall_time, snapshot.taken_at
     oldest, newest = taken_at - config.sampling.stale_after_s, taken_at + FUTURE_S
     most = ledger.usage_limit(snapshot, signal)
-    growing = ranking.growth_of(growth, signal, at=taken_at) if _needs_growth(order) else None
+    growing = ranking.growth_of(growth, signal, layout, at=taken_at) if _needs_growth(order) else None
     owners = ranking.siblings(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None
     wishes, has_request = ranking.WISH in order, SIGNAL_TABLE[signal].unit is Unit.BYTES
     disk = signal in ranking.DISKS

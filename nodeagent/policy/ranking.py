@@ -78,11 +78,21 @@ class GrowthSample(NamedTuple):
     processes: Mapping[str, int]
 
 
+class Walk(NamedTuple):
+    """What a completed walk found in one pod."""
+
+    at: float
+    held: DiskUsage
+    """Inodes alone."""
+
+
 class GrowthState(NamedTuple):
     """Two samples of the past, so that there is always one that is at least `GROWTH_STEP_S` old."""
 
     older: GrowthSample | None = None
     newer: GrowthSample | None = None
+    inodes: Mapping[str, tuple[Walk, ...]] = {}
+    """By cgroup UID the last two walks, the newest last: each pod is walked at a time of its own."""
 
 
 class Subject(NamedTuple):
@@ -287,6 +297,7 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
         return state
     memory: dict[str, int] = {}
     processes: dict[str, int] = {}
+    inodes: dict[str, tuple[Walk, ...]] = {}
     for _, usage in snapshot.pods:
         if usage is None:
             continue
@@ -295,26 +306,64 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
             memory[uid] = size
         if type(count) is int and count >= 0:
             processes[uid] = count
+        if usage.disk_sight is not None and (walks := _walks(state.inodes.get(uid, ()), usage)):
+            inodes[uid] = walks
     if newer is not None and not newer.at < snapshot.taken_at:  # another boot's clock
         newer = None
-    return GrowthState(newer, GrowthSample(snapshot.taken_at, memory, processes))
+    return GrowthState(newer, GrowthSample(snapshot.taken_at, memory, processes), inodes)
 
 
-def growth_of(state: GrowthState, signal: Signal, *, at: float) -> Callable[[PodUsage | None, int | None], float]:
-    """A function from a pod's usage to its growth per second since the kept sample.
+def _walks(kept: tuple[Walk, ...], usage: PodUsage) -> tuple[Walk, ...]:
+    """The kept walks with the one in `usage`, if that is a new one and went to its end: against a lower bound the next
+    count would look like growth."""
+    sight, disk = usage.disk_sight, usage.disk
+    if sight is None or not sight.complete or (kept and 0 <= sight.read_at - kept[-1].at < GROWTH_STEP_S):
+        return kept
+    before = kept[-1:] if kept and kept[-1].at < sight.read_at else ()
+    inodes = DiskUsage(
+        rootfs_inodes=disk.rootfs_inodes, logs_inodes=disk.logs_inodes, volumes_inodes=disk.volumes_inodes
+    )
+    return (*before, Walk(sight.read_at, inodes))
 
-    A pod that the kept sample does not have has grown from nothing since then. On disk, whose walks are far apart, it
-    is what the pod writes; inodes have no growth.
+
+Growth = Callable[[PodUsage | None, int | None], float]
+"""From a pod's usage, and what of it counts for the signal, to units per second."""
+
+
+def growth_of(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: float) -> Growth:
+    """How fast pods grow since the kept sample.
+
+    A pod that the kept sample does not have has grown from nothing since then. Bytes on disk, whose walks are far
+    apart, grow by what the pod writes; inodes from one walk to the next.
     """
     if signal in DISK_BYTES:
         return lambda usage, now: usage.writing.bytes_per_s if usage is not None and usage.writing else 0.0  # noqa: ARG005
+    if signal in _INODES:
+        return lambda usage, now: (
+            0.0 if usage is None else _inode_growth(state.inodes.get(usage.cgroup_uid, ()), usage, now, signal, layout)
+        )
     samples = [sample for sample in (state.newer, state.older) if sample is not None]
     base = next((sample for sample in samples if GROWTH_STEP_S / 2 <= at - sample.at <= GROWTH_OLDEST_S), None)
-    if base is None or not (signal in MEMORY_SIGNALS or signal is Signal.PID):
+    if base is None:
         return lambda usage, now: 0.0  # noqa: ARG005
     known = base.processes if signal is Signal.PID else base.memory
     since_s = at - base.at
     return lambda usage, now: 0.0 if usage is None or now is None else (now - known.get(usage.cgroup_uid, 0)) / since_s
+
+
+def _inode_growth(kept: Sequence[Walk], usage: PodUsage, now: int | None, signal: Signal, layout: DiskLayout) -> float:
+    """From the walk before the one in `usage`, or from nothing when the pod has started since; 0 when neither is known
+    or it is too long ago."""
+    sight = usage.disk_sight
+    if now is None or sight is None or not sight.complete:
+        return 0.0
+    bases = [(walk.at, disk_of(walk.held, signal, layout)) for walk in reversed(kept)]
+    if usage.started_at is not None:
+        bases.append((usage.started_at, 0))
+    for since, count in bases:
+        if count is not None and GROWTH_STEP_S <= sight.read_at - since <= DISK_OLDEST_S:
+            return (now - count) / (sight.read_at - since)
+    return 0.0
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,22 @@ from typing import Any
 import pytest
 
 from nodeagent.config.schema import Ranking, RankingKey
-from nodeagent.model import DiskRest, DiskSight, DiskUsage, HostDirectory, PodView, QOSClass, Signal, Tier, Writing
+from nodeagent.model import (
+    DiskLayout,
+    DiskRest,
+    DiskSight,
+    DiskUsage,
+    HostDirectory,
+    PodView,
+    QOSClass,
+    Signal,
+    Tier,
+    Writing,
+)
 from nodeagent.policy import engine, lineup, ranking
 from nodeagent.policy.state import initial
 from tests.policy import nodes
-from tests.policy.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft
+from tests.policy.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft, view
 
 
 def filler(
@@ -95,6 +106,62 @@ def test_growth_of_a_disk_is_what_a_pod_writes() -> None:
     )
     assert [pod.view.pod.name for pod in plan.ranking] == ["growing", "large"]
     assert plan.ranking[0].keys[0].text == "grows by 50Mi a second"
+
+
+def inode_holder(
+    name: str, inodes: int, *, walked_at: float, complete: bool = True, started_at: float = 0.0
+) -> PodView:
+    held = view(name)
+    assert held.usage is not None
+    used = held.usage._replace(
+        disk=DiskUsage(rootfs_inodes=7, logs_inodes=3, volumes_inodes=inodes - 10),
+        disk_sight=DiskSight(walked_at, complete=complete),
+        started_at=started_at,
+    )
+    return held._replace(usage=used)
+
+
+def by_growth(
+    growth: ranking.GrowthState, *pods: PodView, at: float, signal: Signal = Signal.NODEFS_INODES
+) -> list[str]:
+    lined = lineup.line_up(
+        snapshot(*pods, at=at),
+        Signal.NODEFS_INODES,
+        tier=Tier.SOFT,
+        config=config(ranking=Ranking(order=(RankingKey.GROWTH,))),
+        growth=growth,
+        memo=lineup.Memo(),
+    )
+    return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in lined.pods]
+
+
+def test_growth_by_inodes_is_reckoned_from_one_walk_to_the_next() -> None:
+    growth = ranking.remember(
+        ranking.GrowthState(),
+        snapshot(
+            inode_holder("large", 5000, walked_at=NOW - 61.0),
+            inode_holder("growing", 100, walked_at=NOW - 51.0),
+            inode_holder("cut-short", 100, walked_at=NOW - 51.0, complete=False),
+        ),
+    )
+    now = (
+        inode_holder("large", 5001, walked_at=NOW - 1.0),
+        inode_holder("growing", 1100, walked_at=NOW - 1.0),
+        inode_holder("cut-short", 9000, walked_at=NOW - 1.0),
+    )
+    later = ranking.remember(growth, snapshot(*now, at=NOW + 10.0))
+    for state in (growth, later, ranking.remember(later, snapshot(*now, at=NOW + 20.0))):
+        assert by_growth(state, *now, at=NOW + 21.0) == ["growing 20", "large 0.0166667", "cut-short 0"]
+    # What a layer of its own file system holds has not grown.
+    dedicated = snapshot(*now, at=NOW + 21.0, layout=DiskLayout.DEDICATED_IMAGEFS)
+    rate = ranking.growth_of(later, Signal.IMAGEFS_INODES, dedicated.layout, at=NOW + 21.0)
+    assert [rate(each.usage, 7) for each in now] == [0.0, 0.0, 0.0]
+
+
+def test_a_pod_that_has_started_since_the_last_walk_has_grown_from_no_inodes() -> None:
+    young = inode_holder("young", 1000, walked_at=NOW, started_at=NOW - 10.0)
+    old = inode_holder("old", 9000, walked_at=NOW, started_at=NOW - 7200.0)
+    assert by_growth(ranking.GrowthState(), old, young, at=NOW) == ["young 100", "old 0"]
 
 
 def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:

@@ -225,7 +225,7 @@ def test_growth_is_reckoned_over_at_least_half_a_step() -> None:
     growth = ranking.GrowthState()
     for second in range(8):
         growth = ranking.remember(growth, snapshot(processes("one", 100 + second), at=NOW + second))
-    rate = ranking.growth_of(growth, Signal.PID, at=NOW + 8)
+    rate = ranking.growth_of(growth, Signal.PID, DiskLayout.SINGLE, at=NOW + 8)
     now = processes("one", 108).usage
     assert rate(now, 108) == pytest.approx(1.0)
 
