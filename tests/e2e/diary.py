@@ -1,0 +1,120 @@
+"""What the API said about the node and the run's pods, in the order in which it happened.
+
+The API server numbers every change of every object (resourceVersion), so the order of a taint and an eviction is known
+however late they are heard of here.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from nodeagent.cluster.listwatch import ListWatch
+from tests.e2e.conftest import Cluster, Json
+
+
+class Entry(NamedTuple):
+    """One state of one object."""
+
+    at: float
+    """time.monotonic() when it was heard of."""
+    version: int
+    what: str
+    """ADDED, MODIFIED, DELETED."""
+    object: Json
+
+    @property
+    def name(self) -> str:
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def terminating(self) -> bool:
+        return "deletionTimestamp" in self.object["metadata"]
+
+    def condition(self, kind: str) -> Json:
+        """A condition of the object by its type; empty when it has none."""
+        conditions = self.object["status"].get("conditions", ())
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def says(self, kind: str, status: str) -> bool:
+        return bool(self.condition(kind).get("status") == status)
+
+    def tainted(self, key: str) -> bool:
+        return any(taint["key"] == key for taint in self.object["spec"].get("taints", ()))
+
+
+class Diary:
+    """Two watches, from now until `close`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._changed = threading.Condition()
+        self._nodes: list[Entry] = []
+        self._pods: list[Entry] = []
+        self._watches = (
+            ListWatch(
+                cluster.transport,
+                "/api/v1/nodes",
+                _Book(self._nodes, self._changed),
+                field_selector=f"metadata.name={cluster.node_name}",
+            ),
+            ListWatch(cluster.transport, cluster.pod_path(), _Book(self._pods, self._changed)),
+        )
+        for watch in self._watches:
+            watch.start()
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.stop()
+
+    def node(self) -> list[Entry]:
+        """Every state of the node, in order."""
+        with self._changed:
+            return sorted(self._nodes, key=lambda entry: entry.version)
+
+    def pods(self, name: str = "") -> list[Entry]:
+        """Every state of the run's pods, or of one of them, in order."""
+        with self._changed:
+            return sorted((e for e in self._pods if not name or e.name == name), key=lambda entry: entry.version)
+
+    def seen(self, holds: Callable[[], object], timeout_s: float) -> bool:
+        """Wait until it holds; looked at whenever something was heard."""
+        with self._changed:
+            return bool(self._changed.wait_for(holds, timeout_s))
+
+    def wait(self, holds: Callable[[], object], what: str, *, timeout_s: float) -> None:
+        """Wait until it holds, or fail saying what was never seen."""
+        if not self.seen(holds, timeout_s):
+            pytest.fail(f"not seen within {timeout_s:.0f}s: {what}")
+
+    def share(self, kind: str, *, own: str, until: float) -> float:
+        """How much of the time in which the agent's own condition was True a standard one was, too: until this moment
+        (time.monotonic()) and by when their changes were heard of."""
+        states = [entry for entry in self.node() if entry.at <= until]
+        ends = [entry.at for entry in states[1:]] + [until]
+        spans = [(entry, end - entry.at) for entry, end in zip(states, ends, strict=True) if entry.says(own, "True")]
+        return sum(s for entry, s in spans if entry.says(kind, "True")) / max(sum(s for _, s in spans), 1e-9)
+
+
+class _Book:
+    """Where one watch writes what it hears."""
+
+    def __init__(self, entries: list[Entry], changed: threading.Condition) -> None:
+        self._entries = entries
+        self._changed = changed
+
+    def replace(self, items: Sequence[msgspec.Raw]) -> None:
+        for item in items:
+            self.apply("ADDED", item)
+
+    def apply(self, kind: str, item: msgspec.Raw) -> None:
+        loaded: Json = json.loads(bytes(item))
+        with self._changed:
+            self._entries.append(Entry(time.monotonic(), int(loaded["metadata"]["resourceVersion"]), kind, loaded))
+
+    def changed(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

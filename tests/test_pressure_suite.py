@@ -1,0 +1,135 @@
+"""The end-to-end suite under pressure works: it passes against the HTTP double with a small kubelet beside it, which
+gives each pod a real cgroup, a real process and a directory on a real file system.
+
+What the suite cannot meet here is a pressure of the whole machine's memory, which its neighbours move.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.apiserver import ApiServer, Json, node_object
+from tests.livenode import MIB, Kubepods, container_id, needs_cgroup_v1
+from tests.sampling.disk.mounts import ext4
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1, pytest.mark.timeout(300)]
+
+IMAGE = "registry.k8s.io/pause:3.10"
+WHOLE_MACHINE = "test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone[memory.available]"
+SUITE = Path(__file__).parent / "e2e" / "test_pressure.py"
+
+
+class Kubelet:
+    """Starts the pods that are bound to the node, and ends those that are being deleted. It knows no pressure, and puts
+    False over whoever says so."""
+
+    def __init__(self, api: ApiServer, kubepods: Kubepods, directory: Path) -> None:
+        self._api = api
+        self._kubepods = kubepods
+        self._directory = directory
+        self._started: set[str] = set()
+        self._over = threading.Event()
+        self._resets = api.kubelet(2.0)
+        self._thread = threading.Thread(target=self._run, name="kubelet")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._resets.set()
+        self._api.wait_for(lambda: True)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._api.wait_for(lambda: self._over.is_set() or self._starting() or self._ending(), 0.2)
+            for key, pod in self._starting():
+                self._start(key, pod["metadata"]["uid"], pod["spec"].get("volumes", ()))
+            for key, pod in self._ending():
+                self._end(key, pod["metadata"]["uid"])
+
+    def _starting(self) -> list[tuple[tuple[str, str], Json]]:
+        return [(key, pod) for key, pod in self._pods() if pod["status"]["phase"] == "Pending" and not _deleted(pod)]
+
+    def _ending(self) -> list[tuple[tuple[str, str], Json]]:
+        return [(key, pod) for key, pod in self._pods() if _deleted(pod)]
+
+    def _pods(self) -> list[tuple[tuple[str, str], Json]]:
+        return list(self._api.store["pods"].items())
+
+    def _start(self, key: tuple[str, str], uid: str, volumes: list[Json]) -> None:
+        for volume in volumes:
+            (self._volumes(uid) / "kubernetes.io~empty-dir" / volume["name"]).mkdir(parents=True)
+        self._kubepods.adopt(uid, subprocess.Popen(["sleep", "86400"], text=True), qos="besteffort")
+        self._started.add(uid)
+
+        def running(pod: Json) -> None:
+            container = {"name": "c", "state": {"running": {}}, "containerID": f"containerd://{container_id(uid)}"}
+            ready = [{"type": "Ready", "status": "True"}]
+            pod["status"].update(phase="Running", conditions=ready, containerStatuses=[container])
+
+        self._api.modify_pod(*key, running)
+
+    def _end(self, key: tuple[str, str], uid: str) -> None:
+        if uid in self._started:
+            self._started.discard(uid)
+            self._kubepods.kill_all(uid)
+            shutil.rmtree(self._directory / "pods" / uid)
+        self._api.delete_pod(*key)
+
+    def _volumes(self, uid: str) -> Path:
+        return self._directory / "pods" / uid / "volumes"
+
+
+def _deleted(pod: Json) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def places(kubepods: Kubepods, disk: Path) -> Json:
+    for name in ("pods", "images", "logs"):
+        (disk / name).mkdir()
+    return {
+        "cgroupRoot": f"/{kubepods.root}",
+        "kubeletDir": str(disk),
+        "imageDir": str(disk / "images"),
+        "podLogsDir": str(disk / "logs"),
+    }
+
+
+def this_node() -> Json:
+    node = node_object(os.uname().nodename.lower())
+    node["status"]["conditions"].append({"type": "Ready", "status": "True", "reason": "KubeletReady"})
+    node["status"]["images"] = [{"names": [IMAGE]}]
+    return node
+
+
+def test_the_suite_passes_under_real_pressure_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    kubepods = Kubepods(limit=1024 * MIB)
+    with ext4(tmp_path, size_mb=1024, inodes=10_000) as disk, ApiServer(node=this_node(), linger_s=None) as api:
+        kubelet = Kubelet(api, kubepods, disk)
+        try:
+            environment = {
+                **os.environ,
+                "NODEAGENT_E2E_KUBECONFIG": str(api.kubeconfig(tmp_path / "kubeconfig")),
+                "NODEAGENT_E2E_SAMPLING": json.dumps(places(kubepods, disk)),
+            }
+            command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-rs"]
+            command += ["--deselect", f"tests/e2e/test_pressure.py::{WHOLE_MACHINE}"]
+            finished = subprocess.run(
+                command, check=False, env=environment, capture_output=True, text=True, timeout=280, cwd=SUITE.parents[2]
+            )
+        finally:
+            kubelet.close()
+            kubepods.close()
+        assert finished.returncode == 0, finished.stdout[-6000:]
+        assert re.search(r"5 passed, 1 deselected", finished.stdout), finished.stdout[-2000:]
+        assert not api.store["namespaces"]
+        assert not api.store["pods"]
+        assert "taints" not in api.node()["spec"]
+        assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
