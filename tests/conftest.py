@@ -34,3 +34,15 @@ def start_agent(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[
     yield start
     for each in started:
         each.kill()
+
+
+@pytest.fixture
+def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
+    """The same, and returns when the agent has published its first verdict."""
+
+    def start(*arguments: str, **changes: object) -> Run:
+        agent = start_agent(*arguments, **changes)
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+        return agent
+
+    return start

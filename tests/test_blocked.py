@@ -1,6 +1,5 @@
 """What the hard tier does when it is blocked: by a disruption budget, or by a pod that takes its time to go."""
 
-import functools
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,18 +24,13 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture
-def run(start_agent: StartAgent) -> StartAgent:
-    return functools.partial(start_agent, **HARD)
-
-
 def test_a_pod_that_its_budget_holds_is_marked_and_deleted_where_that_is_wanted(
-    kubepods: Kubepods, api: ApiServer, run: StartAgent
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="besteffort")
     kubepods.eat(HOG, 400)
-    agent = run(escalation={"onBlocked": "delete"})
+    agent = start_agent(**HARD, escalation={"onBlocked": "delete"})
     assert api.wait_for(lambda: api.sent("DELETE"), 30), agent.events()
     [refused] = api.sent("POST", "/eviction")
     [mark] = api.sent("PATCH", "/pods/hog/status")
@@ -58,13 +52,13 @@ def test_a_pod_that_its_budget_holds_is_marked_and_deleted_where_that_is_wanted(
     assert len(api.sent("DELETE")) == 1
 
 
-def test_otherwise_the_next_candidate_goes(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+def test_otherwise_the_next_candidate_goes(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="besteffort")
     kubepods.start(NEXT, qos="burstable")
     kubepods.eat(HOG, 190)
     kubepods.eat(NEXT, 190)
-    agent = run()
+    agent = start_agent(**HARD)
     assert api.wait_for(lambda: api.sent("POST", "/next/eviction"), 30), agent.events()
     assert api.sent("POST", "/hog/eviction")[0].at < api.sent("POST", "/next/eviction")[0].at
     assert agent.stop() == 0
@@ -77,13 +71,13 @@ def _leaving(entry: Json) -> None:
 
 
 def test_a_terminating_pod_that_holds_what_is_missing_gets_less_time(
-    kubepods: Kubepods, api: ApiServer, run: StartAgent
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", _leaving)
     kubepods.start(HOG, qos="besteffort")
     kubepods.start(NEXT, qos="burstable")
     kubepods.eat(HOG, 400)
-    agent = run()
+    agent = start_agent(**HARD)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
     until(lambda: agent.said("eviction accepted"), "the outcome")
     [request] = api.sent("POST", "/eviction")
@@ -98,11 +92,13 @@ def test_a_terminating_pod_that_holds_what_is_missing_gets_less_time(
     assert agent.stop() == 0
 
 
-def test_its_grace_is_left_alone_where_that_is_wanted(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+def test_its_grace_is_left_alone_where_that_is_wanted(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
+) -> None:
     api.modify_pod("default", "hog", _leaving)
     kubepods.start(HOG, qos="besteffort")
     kubepods.eat(HOG, 400)
-    agent = run(escalation={"shortenTerminating": False})
+    agent = start_agent(**HARD, escalation={"shortenTerminating": False})
     until(lambda: agent.said("not evicting"), "why nobody goes")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")

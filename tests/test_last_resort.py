@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.apiserver import ApiServer, Request, pod
-from tests.livenode import HARD, Kubepods, Run, StartAgent, needs_cgroup_v1, until
+from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -25,16 +25,6 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture
-def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
-    def start(**changes: object) -> Run:
-        agent = start_agent(**{**HARD, **changes})
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
-        return agent
-
-    return start
-
-
 def killed_events(api: ApiServer) -> list[Request]:
     return [r for r in api.sent("POST", "/namespaces/default/events") if r.body["reason"] == "Killed"]
 
@@ -45,7 +35,7 @@ def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is
     kubepods.start(HOG, qos="burstable")
     kubepods.start(SPARED, qos="besteffort")
     kubepods.eat(SPARED, 50)
-    agent = run(**LAST_RESORT)
+    agent = run(**HARD, **LAST_RESORT)
     api.go_down()
     down_at = time.monotonic()
     kubepods.eat(HOG, 400)
@@ -70,7 +60,7 @@ def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = run(escalation={"lastResort": "none", "lastResortAfter": "1s"})
+    agent = run(**HARD, escalation={"lastResort": "none", "lastResortAfter": "1s"})
     api.go_down()
     kubepods.eat(HOG, 400)
     until(lambda: len(agent.said("eviction unreachable")) >= 3, "three attempts, seconds apart")
@@ -85,7 +75,7 @@ def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServe
     kubepods.start(HOG, qos="burstable")
     kubepods.start(again, qos="burstable")
     once = {**LAST_RESORT, "budgets": {"lastResort": {"burst": 1, "perHour": 1}}}
-    first = run(**once)
+    first = run(**HARD, **once)
     api.go_down()
     kubepods.eat(HOG, 400)
     until(lambda: not kubepods.running(HOG), "the first hog has ended")
@@ -94,7 +84,7 @@ def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServe
     first.process.wait()
     api.come_back()
     seen = len(api.requests)
-    second = run(**once)
+    second = run(**HARD, **once)
     watching = "/api/v1/pods"
     assert api.wait_for(lambda: any(r.path == watching and "watch" in r.query for r in api.requests[seen:]), 30)
     until(lambda: any(e["state"] == "ok" for e in second.said("signal")), "it sees the node")

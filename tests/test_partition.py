@@ -24,16 +24,6 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture
-def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
-    def start(**changes: object) -> Run:
-        agent = start_agent(**{**HARD, **changes})
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
-        return agent
-
-    return start
-
-
 def calm(agent: Run) -> bool:
     """The verdict of the agent itself on memory, as last told, is that there is no pressure."""
     told = [line["status"] for line in agent.said("condition") if line["type"] == "MemoryPressure"]
@@ -49,7 +39,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = run()
+    agent = run(**HARD)
     api.go_down()
     kubepods.eat(HOG, 400)
     until(lambda: agent.said("eviction unreachable"), "an eviction that nobody hears")
@@ -74,7 +64,7 @@ def test_pressure_that_lasts_over_an_outage_is_served_from_a_fresh_look_when_it_
     api.add_pod(pod("other", uid=OTHER, owner=("ReplicaSet", "other"), requests={"memory": "50Mi"}))
     kubepods.start(HOG, qos="burstable")
     kubepods.start(OTHER, qos="burstable")
-    agent = run()
+    agent = run(**HARD)
     api.go_down()
     kubepods.eat(HOG, 400)
     until(lambda: agent.said("eviction unreachable"), "an eviction that nobody hears")
@@ -94,7 +84,7 @@ def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = run(cluster={"requestTimeout": "10s"})
+    agent = run(**HARD, cluster={"requestTimeout": "10s"})
     api.delay_s = 30.0
     kubepods.eat(HOG, 400)
     ate_at = time.time()
@@ -115,7 +105,7 @@ def test_a_silent_watch_stops_evictions_when_its_view_is_too_old_and_is_no_outag
 ) -> None:
     """The double sends a bookmark a minute, so a view that may be 3 s old grows too old while all is well otherwise."""
     kubepods.start(HOG, qos="burstable")
-    agent = run(cluster={"podsMaxAge": "3s"}, escalation={"lastResort": "cgroupKill", "lastResortAfter": "1s"})
+    agent = run(**HARD, cluster={"podsMaxAge": "3s"}, escalation={"lastResort": "cgroupKill", "lastResortAfter": "1s"})
     threading.Event().wait(3.5)  # the view grows old
     kubepods.eat(HOG, 400)
     until(lambda: any(line["code"] == "pods-stale" for line in agent.said("not evicting")), "why nobody goes")

@@ -85,16 +85,6 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture
-def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
-    def start(**changes: object) -> Run:
-        agent = start_agent(**changes)
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
-        return agent
-
-    return start
-
-
 def says_no_pressure(api: ApiServer) -> bool:
     own = api.condition("NodeAgentMemoryPressure")
     return own is not None and own["status"] == "False"
