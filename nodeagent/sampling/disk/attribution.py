@@ -458,7 +458,8 @@ def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
         read_at=found.read_at,
         complete=found.complete,
         unknown=found.unknown,
-        deleted_bytes=deleted.bytes if deleted is not None else None,
+        # Where the kernel lets us look at nobody's open files, nothing was looked for.
+        deleted_bytes=deleted.bytes if deleted is not None and (deleted.bytes or deleted.complete) else None,
         deleted_pid=deleted.pid if deleted is not None else None,
         routine=found.routine,
     )

@@ -231,13 +231,30 @@ def _ended(error: Unreadable) -> bool:
 
 def disk_names(host: Host, device: int) -> frozenset[bytes]:
     """The names in io.stat of what a file system with this st_dev is written to: itself, and the disk that it is a
-    partition of. Empty where it is on no block device (btrfs, overlay)."""
-    major, minor = os.major(device), os.minor(device)
-    if major == 0:
+    partition of. Empty where it is on no block device (btrfs, overlay).
+
+    By /proc/partitions, because a container does not see the host's /sys/dev.
+    """
+    if os.major(device) == 0:
         return frozenset()
-    names = {f"{major}:{minor}".encode()}
-    place = f"/sys/dev/block/{major}:{minor}"
-    if host.exists(f"{place}/partition"):
-        with contextlib.suppress(Unreadable):  # then only the partition's own line counts, if there is one
-            names.add(host.read(f"{place}/../dev").strip())
-    return frozenset(names)
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
+    numbers: dict[bytes, bytes] = {}
+    with contextlib.suppress(Unreadable):  # then only the partition's own line counts, if there is one
+        for line in host.read("/proc/partitions").split(b"\n"):
+            words = line.split()
+            if len(words) == 4 and words[0].isdigit():
+                numbers[words[3]] = b"%s:%s" % (words[0], words[1])
+    names = [name for name, other in numbers.items() if other == number]
+    disks = {numbers[disk] for name in names if (disk := _disk_of(name)) in numbers}
+    return frozenset({number, *disks})
+
+
+def _disk_of(partition: bytes) -> bytes:
+    """`sda` of `sda1`, `nvme0n1` of `nvme0n1p1`: the kernel puts a `p` between when the disk's name ends in a digit.
+    Empty when it is no partition's name."""
+    disk = partition.rstrip(b"0123456789")
+    if disk == partition:
+        return b""
+    if disk.endswith(b"p") and disk[-2:-1].isdigit():
+        return disk[:-1]
+    return b"" if disk[-1:].isdigit() else disk

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, QOSClass
-from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply, deleted_files
+from nodeagent.sampling.disk.attribution import DeletedFiles, Meter, PodDisk, apply, deleted_files
 from nodeagent.sampling.disk.places import find_layers, upper_directory
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import SETTLED_S, Count
@@ -348,6 +348,21 @@ def test_usage_without_a_measurement_stays_as_it_is() -> None:
     usage = pod("u1", (ID, "main"))
     assert apply(usage, None) is usage
     assert usage.disk == DiskUsage()
+
+
+@pytest.mark.parametrize(
+    ("deleted", "known"),
+    [
+        (DeletedFiles(0, 0, None, complete=False), None),
+        (DeletedFiles(0, 0, None, complete=True), 0),
+        (DeletedFiles(4096, 1, 7, complete=False), 4096),
+    ],
+)
+def test_open_files_that_nobody_lets_us_see_are_unknown_and_not_none(deleted: DeletedFiles, known: int | None) -> None:
+    found = PodDisk("u1", DiskUsage(), {}, {}, (), 0, 0, 1.0, True, (), deleted)
+    sight = apply(pod("u1"), found).disk_sight
+    assert sight is not None
+    assert sight.deleted_bytes == known
 
 
 # --- the word that a pod wrote nothing

@@ -1,12 +1,13 @@
 """Who writes: from io.stat and memory.stat as a v2 kernel gives them."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sampling.disk.writes import Writes, Written, read_written, sample
+from nodeagent.sampling.disk.writes import Writes, Written, disk_names, read_written, sample
 from nodeagent.sampling.host import Host, Unreadable
 
 
@@ -52,6 +53,54 @@ def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp
     assert [rate.uid for rate in writes.rates()] == ["filler", "steady"]
     rate = writes.rates()[0]
     assert rate.bytes_per_s * rate.over_s == pytest.approx(50_000_000)
+
+
+PARTITIONS = """\
+major minor  #blocks  name
+
+   8        0  268435456 sda
+   8        1  268435456 sda1
+   8       11  268435456 sda11
+  65      160  268435456 sdaa
+  65      161  268435456 sdaa1
+ 259        0  268435456 nvme0n1
+ 259        1  268435456 nvme0n1p1
+ 259        2  268435456 nvme0n11
+ 254        0  268435456 vda
+ 253        0  268435456 dm-0
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ((8, 1), {b"8:1", b"8:0"}),
+        ((8, 11), {b"8:11", b"8:0"}),
+        ((65, 161), {b"65:161", b"65:160"}),
+        ((259, 1), {b"259:1", b"259:0"}),
+        ((259, 2), {b"259:2"}),
+        ((254, 0), {b"254:0"}),
+        ((253, 0), {b"253:0"}),
+        ((9, 9), {b"9:9"}),
+        ((0, 40), set()),
+    ],
+)
+def test_what_is_written_to_a_partition_is_accounted_to_its_disk(
+    tmp_path: Path, device: tuple[int, int], names: set[bytes]
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/partitions").write_text(PARTITIONS)
+    assert disk_names(Host(str(tmp_path)), os.makedev(*device)) == names
+
+
+def test_every_block_device_of_this_machine_has_the_disk_that_the_kernel_says() -> None:
+    listed = [line.split() for line in Path("/proc/partitions").read_text().splitlines()[2:]]
+    assert listed
+    for major, minor, _, _ in listed:
+        place = Path(f"/sys/dev/block/{major}:{minor}")
+        disk = place.resolve().parent if (place / "partition").exists() else place
+        names = {f"{major}:{minor}".encode(), (disk / "dev").read_bytes().strip()}
+        assert disk_names(Host("/"), os.makedev(int(major), int(minor))) == names
 
 
 def test_a_pod_is_quiet_only_since_its_last_write_and_with_nothing_pending() -> None:
