@@ -118,11 +118,17 @@ class Actor:
 
     def _kill(self, plan: Plan, victim: Victim, parts: Parts) -> None:
         """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""
-        trouble = self._holds.end(victim.cgroup, pod_uid=victim.pod.uid)
+        trouble = self._end(victim)
         kind = OutcomeKind.NOT_KILLED if trouble else OutcomeKind.KILLED
         self._settle([self._outcome(plan, victim, kind, trouble)], config=parts.config)
         if not trouble:
             parts.session.killed(plan.id, victim)
+
+    def _end(self, victim: Victim) -> str:
+        """End its processes. Returns why that was not possible; empty when it was."""
+        if self._holds.plan_end(victim.cgroup, pod_uid=victim.pod.uid):
+            self._keeper.save(now=self._boottime(), at_once=True)
+        return self._holds.end(victim.cgroup, pod_uid=victim.pod.uid)
 
     def _outcome(self, plan: Plan, victim: Victim, kind: OutcomeKind, message: str = "") -> Outcome:
         return Outcome(plan.id, victim.pod.uid, kind, message, self._boottime())
@@ -140,7 +146,7 @@ class Actor:
         if outcome.kind is OutcomeKind.ACCEPTED:
             kill = config.escalation.hard_kill is HardKill.CGROUP
             if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:
-                self._holds.end(victim.cgroup, pod_uid=outcome.pod_uid)
+                self._end(victim)
         elif outcome.kind is not OutcomeKind.TIMED_OUT:  # after a time-out it may be terminating: the deadline decides
             self._holds.drop(outcome.pod_uid)
 

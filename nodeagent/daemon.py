@@ -17,8 +17,8 @@ from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import ConfigFile
 from nodeagent.host import cost, notify, protect
-from nodeagent.host.brake import CgroupBrake
-from nodeagent.host.holds import Holds
+from nodeagent.host.brake import CgroupBrake, Hold
+from nodeagent.host.holds import OVERDUE, Holds
 from nodeagent.host.hooks import Hooks
 from nodeagent.host.periodic import Periodic
 from nodeagent.host.wakeup import Wakeups
@@ -38,6 +38,7 @@ from nodeagent.sampling.deadline import PatientStatvfs
 from nodeagent.sampling.disk.watch import DiskWatch
 from nodeagent.sampling.forks import open_meter
 from nodeagent.sampling.host import Host, Unreadable, open_host
+from nodeagent.sampling.pods import find_pods
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _assemble(
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
     guess = identity.local_name(given=config.node_name)
     wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-    store, recorder, kept = _open_state(config, host, log)
+    store, recorder, kept, restored = _open_state(config, host, log)
+    brake = brake_of(host)
     # Conditions are released with a jitter drawn by the node's name: a fleet must not draw the same.
     conditions = kept.policy.conditions._replace(seed=guess.name)
     kept = kept._replace(policy=kept.policy._replace(conditions=conditions))
@@ -115,7 +117,7 @@ def _assemble(
     means = Means(
         file=file,
         alarms=alarms,
-        holds=Holds(brake_of(host), kept.holds),
+        holds=Holds(brake, kept.holds if restored else _left_frozen(host, config, brake)),
         hooks=Hooks(boottime=host.boottime, wake=wakeups.wake, here=lambda path: host.real(host.resolve(path))),
         forks=forks,
         neighbours=lambda: neighbours.latest,
@@ -232,8 +234,8 @@ def _connect(config: Config, guess: identity.Identity, owned: tuple[OwnedConditi
 
 def _open_state(
     config: Config, host: Host, log: "FilteringBoundLogger"
-) -> tuple[StateFile | None, Recorder | None, AgentState]:
-    """The state directory, and what the last process left in it."""
+) -> tuple[StateFile | None, Recorder | None, AgentState, bool]:
+    """The state directory, what the last process left in it, and whether that is all that it left."""
     now, instance = host.boottime(), os.urandom(4).hex()
     directory = Path(config.state_dir)
     try:
@@ -241,7 +243,7 @@ def _open_state(
     except OSError as error:
         log.error("no state directory: budgets will not survive a restart, so the soft tier does not act",
                   directory=str(directory), reason=error.strerror)  # fmt: skip
-        return None, None, AgentState(policy_state.initial(instance, now=now))
+        return None, None, AgentState(policy_state.initial(instance, now=now)), False
     store = StateFile(directory / STATE_FILE, shape=AgentState, boot_id=_boot_id(host))
     loaded = store.load()
     log.info("state", trust=loaded.trust, message=loaded.message)
@@ -251,7 +253,7 @@ def _open_state(
         # What an earlier process had spent is not known, unless there was none.
         spent = loaded.trust is not Trust.FIRST
         kept = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
-    return store, Recorder(directory), kept
+    return store, Recorder(directory), kept, loaded.trust is Trust.RESTORED
 
 
 def _neighbours(host: Host, config: Config) -> tuple[Note, ...]:
@@ -271,6 +273,18 @@ def brake_of(host: Host) -> CgroupBrake:
         freezer = next((Path(host.real(m.point)) for m in mounts if "freezer" in m.super_options.split(",")), None)
     roots = tuple(Path(host.real(root)) for root in (hierarchy.pids, hierarchy.memory) if root is not None)
     return CgroupBrake(unified=None, freezer=freezer, procs_roots=roots)
+
+
+def _left_frozen(host: Host, config: Config, brake: CgroupBrake) -> tuple[Hold, ...]:
+    """What an earlier agent may have left frozen when its state is lost. Nobody else freezes the cgroup of a whole pod:
+    runtimes pause containers."""
+    if host.recorded or config.mode is not Mode.ENFORCE:
+        return ()
+    hierarchy = cgroup.detect(host)
+    kubepods, _ = cgroup.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
+    found = find_pods(host, hierarchy, kubepods) if kubepods is not None else []
+    holds = [brake.frozen(pod.path, pod_uid=pod.uid, until=OVERDUE) for pod in found]
+    return tuple([hold for hold in holds if hold is not None])
 
 
 def _boot_id(host: Host) -> str:

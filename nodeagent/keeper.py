@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 SAVE_EVERY_S: Final = 10.0
-"""State is saved at once when a plan acts, and this often otherwise: what a crash may lose is at most this much of a
-running grace period, which then takes that much longer. A save takes 0.3 ms on a tmpfs."""
+"""How often what moves slowly is saved (growth, trends, the refill of budgets). A save takes 0.3 ms on a tmpfs."""
+NEWS_EVERY_S: Final = 0.5
+"""How often a threshold that was crossed is: a crash then takes no more than this from its grace period, and a signal
+that flutters around its threshold at 50 Hz costs two saves a second."""
 
 
 class AgentState(NamedTuple):
@@ -55,14 +57,18 @@ class Keeper:
         self._metrics = metrics
         self._log = log
         self._saved_at = float("-inf")
+        self._saved: frozenset[str] = frozenset()
+        """Thresholds that were crossed at the last save."""
 
     def save(self, *, now: float, at_once: bool) -> bool:
         """Write all of it, when that is due or `at_once`. False when it could not be."""
         if self._store is None:
             return False
-        if not at_once and now - self._saved_at < SAVE_EVERY_S:
+        crossed = frozenset(self.policy.thresholds.first_observed)
+        every_s = SAVE_EVERY_S if crossed == self._saved else NEWS_EVERY_S
+        if not at_once and now - self._saved_at < every_s:
             return True
-        self._saved_at = now
+        self._saved_at, self._saved = now, crossed
         try:
             with self._metrics.timed(Stage.SAVE):
                 self._store.save(AgentState(self.policy, self._owned(), self._holds.held))

@@ -10,7 +10,8 @@ watch with chunks, bookmarks and 410; evictions with budgets, preconditions, gra
 of node and pod status; taints under a resourceVersion; 401, 403, 409, 415, 422, 429 of both kinds, 500. An evicted pod
 gets its deletionTimestamp and goes away after its grace (`linger_s` overrides it; None: only by `delete_pod`).
 
-Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete; `set_pdb`; `throttle(seconds)`;
+Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete, `at_request(request, done)` before and
+after each request is carried out; `set_pdb`; `throttle(seconds)`;
 `forbid("patch", "nodes/status")`; `tokens` (token -> user); `compact()` and `end_watches()`; `kubelet(every_s)` puts
 False over a foreign pressure condition as a live kubelet does; `delay_s` for every answer; `go_down()`, `come_back()`.
 """
@@ -166,6 +167,8 @@ class ApiServer:
         self.rights: Callable[[str, str, str, str], bool] | None = None
         """Asked for (verb, API group, resource/subresource, namespace) of each request of the agent's; None: allow."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
+        self.at_request: Callable[[Request, bool], None] | None = None
+        """Called with each request, before it is carried out (False) and before it is answered (True)."""
         self.delay_s = 0.0
         self.linger_s = linger_s
         self.bookmark_s = bookmark_s
@@ -1165,8 +1168,12 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if self.api.delay_s:
             threading.Event().wait(self.api.delay_s)
+        if self.api.at_request:
+            self.api.at_request(request, False)
         answer = self.api.answer(request)
         self.api.note(request)
+        if self.api.at_request:
+            self.api.at_request(request, True)
         if isinstance(answer, Answer):
             self._send(answer)
         else:

@@ -69,6 +69,11 @@ class CgroupBrake:
         """The v1 freezer: a signal, SIGKILL too, is delivered only after thawing."""
         return self._unified is None
 
+    @property
+    def freezes_to_kill(self) -> bool:
+        """`kill` freezes the cgroup for as long as it takes."""
+        return self._unified is None and self._freezer is not None
+
     def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> Hold:
         """What holding this cgroup would change. Raises HoldError; changes nothing."""
         control = self._control(cgroup, kind)
@@ -87,6 +92,18 @@ class CgroupBrake:
                 "THAWED" if self._unified is None else "0"
             )  # a freeze that somebody else made is not ours to keep
         return Hold(cgroup, kind, pod_uid, previous, value, until)
+
+    def frozen(self, cgroup: str, *, pod_uid: str, until: float) -> Hold | None:
+        """The hold that has this cgroup frozen by its own file, not by a parent's; None when it is not, or is gone."""
+        try:
+            control = self._control(cgroup, BrakeKind.FREEZE)
+            # v1's freezer.state is that of the parents as well; v2's cgroup.freeze is the wish for this one.
+            itself = control if self._unified is not None else control.parent / "freezer.self_freezing"
+            if itself.read_text().strip() != "1":
+                return None
+            return self.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=until)
+        except (OSError, HoldError):
+            return None
 
     def apply(self, hold: Hold) -> bool:
         """Hold the cgroup. False when it is gone. Raises HoldError when the kernel refuses."""

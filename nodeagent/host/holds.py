@@ -10,6 +10,7 @@ Theory of operation. A hold goes through these states, and every way ends in `go
     held, the request failed      released at once (`drop`)
     held, the re-check refused    released at once (`drop`)
     held, accepted                kept until the pod is gone or the deadline; with `hardKill` ended at once (`end`)
+    not held, to be ended         planned first (`plan_end`) where ending freezes
     held, the deadline passed     released (`expire`)
     held, the process dies        a restart releases it, from its saved state
 
@@ -27,6 +28,9 @@ THAW_AFTER_GRACE_S: Final = 1.0
 """On cgroup v1 a frozen process cannot even be killed: it is let go this long after its grace, when the kubelet has
 sent SIGKILL, which then ends it before it runs again."""
 
+OVERDUE: Final = 0.0
+"""A time that has passed on CLOCK_BOOTTIME. Not minus infinity, which the saved state cannot carry."""
+
 
 class Holds:
     """All holds of one agent."""
@@ -34,7 +38,7 @@ class Holds:
     def __init__(self, brake: CgroupBrake, held: Iterable[Hold] = ()) -> None:
         """`held` is what an earlier process had written down: it is released by the first `expire`, being overdue."""
         self._brake = brake
-        self._held: dict[str, Hold] = {hold.pod_uid: hold._replace(until=float("-inf")) for hold in held}
+        self._held: dict[str, Hold] = {hold.pod_uid: hold._replace(until=OVERDUE) for hold in held}
         self.notes: list[Note] = []
         """What went wrong and has not been told; the reader clears it."""
 
@@ -77,10 +81,22 @@ class Holds:
         try:
             self._brake.release(hold)
         except HoldError as error:
-            self._held[pod_uid] = hold._replace(until=float("-inf"))
+            self._held[pod_uid] = hold._replace(until=OVERDUE)
             self._say(f"{hold.cgroup} could not be let go, trying again: {error}")
             return
         del self._held[pod_uid]
+
+    def plan_end(self, cgroup: str, *, pod_uid: str) -> bool:
+        """True when ending this pod holds it for a moment, and the state is to be saved before `end`: on cgroup v1 it
+        is frozen while it is signalled, and would stay so for ever if we died in between."""
+        if not self._brake.freezes_to_kill or pod_uid in self._held:
+            return False
+        try:
+            hold = self._brake.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=OVERDUE)
+        except HoldError:
+            return False  # its cgroup has gone: there is nothing to end
+        self._held[pod_uid] = hold
+        return True
 
     def end(self, cgroup: str, *, pod_uid: str) -> str:
         """End every process of a pod, held or not. Returns why that was not possible; empty when it was."""

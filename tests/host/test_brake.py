@@ -129,3 +129,17 @@ def test_only_a_pods_cgroup_can_be_held(cgroup: str, tmp_path: Path) -> None:
 def test_a_host_that_lists_no_processes_does_not_claim_to_have_ended_any() -> None:
     with pytest.raises(HoldError, match="no hierarchy"):
         CgroupBrake(unified=None, freezer=None).kill("/kubepods/podx")
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_cgroup_counts_as_frozen_only_by_its_own_file(pod: Path) -> None:
+    brake = CgroupBrake(unified=None, freezer=FREEZER)
+    assert brake.frozen("/" + pod.name, pod_uid="u", until=0.0) is None
+    (pod / "freezer.state").write_text("FROZEN")
+    hold = brake.frozen("/" + pod.name, pod_uid="u", until=0.0)
+    assert hold is not None
+    assert brake.frozen(f"/{pod.name}/container", pod_uid="u", until=0.0) is None
+    brake.release(hold)
+    _until(lambda: (pod / "freezer.state").read_text().strip() == "THAWED", "it is thawed")
+    assert brake.frozen("/gone", pod_uid="u", until=0.0) is None

@@ -6,6 +6,9 @@ import pytest
 
 from nodeagent.host.brake import BrakeKind, CgroupBrake
 from nodeagent.host.holds import Holds
+from nodeagent.journal.state import StateFile
+from nodeagent.keeper import AgentState
+from nodeagent.policy import state as policy_state
 from tests.host.test_brake import FREEZER, _cpu_ticks, _start, _until, pod, real_v1  # noqa: F401 - a fixture
 
 NOW = 100.0
@@ -69,6 +72,36 @@ def test_an_accepted_victim_is_ended_although_it_is_frozen(pod: Path) -> None:  
         holds.end("/" + pod.name, pod_uid="u")
         assert process.wait(20) == -9
         assert not holds.held
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_ending_a_pod_that_is_not_held_is_written_down_first_because_it_freezes(pod: Path) -> None:  # noqa: F811
+    with _start(pod, "while True: pass") as process:
+        holds = Holds(CgroupBrake(unified=None, freezer=FREEZER))
+        assert holds.plan_end("/" + pod.name, pod_uid="u")
+        [hold] = holds.held
+        assert (hold.cgroup, hold.previous) == ("/" + pod.name, "THAWED")
+        assert not holds.plan_end("/" + pod.name, pod_uid="u"), "what is held is written down already"
+        assert holds.end("/" + pod.name, pod_uid="u") == ""
+        assert process.wait(20) == -9
+        assert not holds.held
+
+
+def test_ending_a_pod_on_cgroup_v2_freezes_nothing_and_needs_no_writing(files: Path) -> None:
+    holds = Holds(CgroupBrake(unified=files, freezer=None))
+    assert not holds.plan_end("/pod", pod_uid="u")
+    assert not holds.held
+
+
+def test_what_is_held_can_be_saved_and_read_back_also_when_it_is_overdue(files: Path, tmp_path: Path) -> None:
+    holds = Holds(CgroupBrake(unified=files, freezer=None))
+    holds.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
+    store = StateFile(tmp_path / "state", shape=AgentState, boot_id="boot")
+    for held in (holds.held, Holds(CgroupBrake(unified=files, freezer=None), holds.held).held):
+        saved = AgentState(policy_state.initial("i", now=NOW), holds=held)
+        store.save(saved)
+        assert store.load().value == saved
 
 
 @pytest.fixture
