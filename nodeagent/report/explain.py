@@ -39,6 +39,7 @@ class Story(NamedTuple):
     """Empty when only what became of it is left: the decision itself was dropped with the older file."""
     outcomes: tuple[Record, ...] = ()
     reliefs: tuple[Record, ...] = ()
+    reclaims: tuple[Record, ...] = ()
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -51,8 +52,7 @@ def stories(place: Path) -> tuple[Story, ...]:
         ExplainError: there is no such place, or it cannot be read.
     """
     decisions: dict[str, Record] = {}
-    outcomes: dict[str, list[Record]] = {}
-    reliefs: dict[str, list[Record]] = {}
+    after: dict[str, dict[str, list[Record]]] = {"outcome": {}, "relief": {}, "reclaim": {}}
     order: dict[str, None] = {}
     try:
         for record in records.read(place):
@@ -60,15 +60,15 @@ def stories(place: Path) -> tuple[Story, ...]:
             identity = str(record.get("id" if kind == "decision" else "planId", ""))
             if kind == "decision":
                 decisions[identity] = record
-            elif kind in ("outcome", "relief"):
-                (outcomes if kind == "outcome" else reliefs).setdefault(identity, []).append(record)
+            elif kind in after:
+                after[kind].setdefault(identity, []).append(record)
             else:
                 continue
             order[identity] = None
     except records.RecordsError as error:
         raise ExplainError(str(error)) from error
     return tuple(
-        Story(each, decisions.get(each, {}), tuple(outcomes.get(each, ())), tuple(reliefs.get(each, ())))
+        Story(each, decisions.get(each, {}), *(tuple(records.get(each, ())) for records in after.values()))
         for each in order
     )
 
@@ -112,6 +112,7 @@ def _aftermath(story: Story) -> dict[str, Any]:
     return {
         "outcomes": [{key: value for key, value in each.items() if key != "record"} for each in story.outcomes],
         "reliefs": [{key: value for key, value in each.items() if key != "record"} for each in story.reliefs],
+        "reclaims": [{key: value for key, value in each.items() if key != "record"} for each in story.reclaims],
     }
 
 
@@ -140,7 +141,9 @@ def _list_row(story: Story) -> tuple[Cell, ...]:
     predicted = [victim.get("predictedRelief") for victim in _items(decision, "victims")]
     measured = [each.get("measured") for each in story.reliefs]
     return (
-        Cell(_time(decision) if decision else _time(next(iter((*story.outcomes, *story.reliefs)), {}))),
+        Cell(
+            _time(decision) if decision else _time(next(iter((*story.outcomes, *story.reliefs, *story.reclaims)), {}))
+        ),
         Cell(words.harmless(story.id), STRONG),
         Cell(_subject(decision)),
         _headline(story),
@@ -183,11 +186,12 @@ def sections(story: Story) -> tuple[Section, ...]:
     """Everything about one decision, in reading order."""
     if not story.decision:
         head = Section("", lines=(Cell(f"{words.harmless(story.id)}: the decision itself is not kept any more", WARN),))
-        return (head, _victims(story))
+        return tuple(each for each in (head, _victims(story), _reclaims(story)) if each.rows or each.lines)
     every = (
         _head(story),
         _signals(story),
         _refusals(story),
+        _reclaims(story),
         _victims(story),
         _relief(story),
         _conditions(story),
@@ -317,6 +321,25 @@ def _outcome(outcome: Record) -> Cell:
     status = outcome.get("httpStatus")
     text = words.harmless(kind) + (f" (HTTP {status})" if status is not None else "")
     return Cell(text, GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
+
+
+def _reclaims(story: Story) -> Section:
+    """What was tried before pods, and what it brought back. An action that was ordered and has no report was a
+    rehearsal's, or its gain was not measured yet."""
+    reported = {str(each.get("name")): each for each in story.reclaims}
+    names = dict.fromkeys((*[str(each.get("name")) for each in _items(story.decision, "reclaims")], *reported))
+    lines = []
+    for name in names:
+        each = reported.get(name)
+        if each is None:
+            lines.append(Cell(f"{words.harmless(name)}: no gain recorded", DIM))
+            continue
+        gained = words.quantity(_int(each.get("gained")), unit=_unit_of(each.get("signal")), signed=True)
+        took = words.duration(_number(each.get("tookSeconds")))
+        result = words.harmless(str(each.get("result")))
+        good = result == "done" and (_int(each.get("gained")) or 0) > 0
+        lines.append(Cell(f"{words.harmless(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
+    return Section("TRIED BEFORE PODS" if lines else "", lines=tuple(lines))
 
 
 def _relief(story: Story) -> Section:

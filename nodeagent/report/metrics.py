@@ -100,11 +100,14 @@ _UNIT_WORDS: Final = {
 }
 
 
-def _by_unit(name: str, kind: str, text: str, labels: tuple[str, ...]) -> tuple[Family, ...]:
+_DISK_UNITS: Final = ("bytes", "inodes")
+
+
+def _by_unit(
+    name: str, kind: str, text: str, labels: tuple[str, ...], units: Iterable[str] = tuple(_UNIT_WORDS.values())
+) -> tuple[Family, ...]:
     """One family for each unit, because bytes and inodes in one metric could not be added up."""
-    return tuple(
-        Family(name.replace("UNIT", word), kind, text.replace("UNIT", word), labels) for word in _UNIT_WORDS.values()
-    )
+    return tuple(Family(name.replace("UNIT", word), kind, text.replace("UNIT", word), labels) for word in units)
 
 
 FAMILIES: Final[tuple[Family, ...]] = (
@@ -228,6 +231,33 @@ FAMILIES: Final[tuple[Family, ...]] = (
         HISTOGRAM,
         "From a decision to the first sample after its last victim was gone.",
     ),
+    Family(
+        "nodeagent_reclaims",
+        COUNTER,
+        "Actions of `reclaim.actions` whose gain was measured, by how they ended.",
+        ("action", "result"),
+    ),
+    *_by_unit(
+        "nodeagent_reclaim_gained_UNIT",
+        COUNTER,
+        "What the actions brought back, in UNIT; one after which there was less counts as 0.",
+        ("action",),
+        _DISK_UNITS,
+    ),
+    Family("nodeagent_disk_walk_running", GAUGE, "1: what the pods hold on disk is being counted."),
+    Family("nodeagent_disk_walk_places", GAUGE, "Layers, volumes and log directories of this walk, or of the last."),
+    Family("nodeagent_disk_walk_places_done", GAUGE, "How many of these places have been counted."),
+    Family("nodeagent_disk_walk_entries", GAUGE, "Files and directories that this walk, or the last, has looked at."),
+    Family("nodeagent_disk_walk_duration_seconds", GAUGE, "How long the last walk over all pods took."),
+    Family("nodeagent_disk_walk_age_seconds", GAUGE, "Since the last walk ended."),
+    Family("nodeagent_disk_pods_incomplete", GAUGE, "Pods of which only a part of what they hold on disk is known."),
+    *_by_unit(
+        "nodeagent_disk_unattributed_UNIT",
+        GAUGE,
+        "What of the file system behind the signal was in no pod, in UNIT, when that was last looked at.",
+        _SIGNAL,
+        _DISK_UNITS,
+    ),
     Family("nodeagent_brakes_held", GAUGE, "Pods that are throttled or frozen now."),
     Family("nodeagent_requests_in_flight", GAUGE, "Evictions without an answer yet."),
     # the loop
@@ -281,6 +311,18 @@ class WatchFigures(NamedTuple):
     relists: int
 
 
+class WalkFigures(NamedTuple):
+    """How far the disks' worker is."""
+
+    running: bool
+    places: int
+    done: int
+    entries: int
+    took_s: float
+    finished_at: float | None
+    """CLOCK_BOOTTIME; None before the first walk has ended."""
+
+
 class Figures(NamedTuple):
     """What other rooms count and the loop does not know; asked for at each scrape, from the scraped thread."""
 
@@ -297,6 +339,8 @@ class Figures(NamedTuple):
     log_lines_dropped: int = 0
     brakes_held: int = 0
     requests_in_flight: int = 0
+    walk: WalkFigures | None = None
+    """None: no disk was near a threshold yet."""
 
 
 class Vitals(NamedTuple):
@@ -362,6 +406,8 @@ class Metrics:
         self._predicted = _Counts(1)
         self._measured = _Counts(1)
         self._shortfalls = _Counts(1)
+        self._reclaims = _Counts(2)
+        self._gained = {unit: _Counts(1) for unit in _UNIT_WORDS.values()}
         self._wakeups = _Counts(1)
         self._failures = _Counts(1)
         self._reloads = _Counts(1)
@@ -391,6 +437,9 @@ class Metrics:
             self._measured.add(report.signal, by=max(0, report.measured))
             self._shortfalls.add(report.signal, by=int(2 * report.measured < report.predicted))
             self._relief_duration.observe(report.took_s)
+        for gain in plan.reclaim_reports:
+            self._reclaims.add(gain.name, gain.result)
+            self._gained[_unit(gain.signal)].add(gain.name, by=max(0, gain.gained))
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """What became of a victim of a plan that was observed; of any other only the outcome is known."""
@@ -455,6 +504,8 @@ class Metrics:
                 yield from _signal(verdict, plan, snapshot)
             yield from _node(plan, snapshot)
             yield _Row("nodeagent_sample_age_seconds", (), max(0.0, now - snapshot.taken_at))
+        if figures.walk is not None:
+            yield from _walk(figures.walk, now)
         yield from _cluster(figures, now)
         yield from self._counted()
         yield _Row("nodeagent_turn_age_seconds", (), max(0.0, now - self._turned_at))
@@ -471,6 +522,7 @@ class Metrics:
             ("nodeagent_refusals", self._refusals),
             ("nodeagent_evictions", self._evictions),
             ("nodeagent_relief_shortfalls", self._shortfalls),
+            ("nodeagent_reclaims", self._reclaims),
             ("nodeagent_wakeups", self._wakeups),
             ("nodeagent_failures", self._failures),
             ("nodeagent_config_reloads", self._reloads),
@@ -481,6 +533,9 @@ class Metrics:
             for labels, value in counts.series():
                 unit = _unit(labels[0])
                 yield _Row(f"nodeagent_relief_{word}_{unit}", labels, value)
+        for unit, counts in self._gained.items():
+            for labels, value in counts.series():
+                yield _Row(f"nodeagent_reclaim_gained_{unit}", labels, value)
         for stage, histogram in self._stages.items():
             yield _Row("nodeagent_stage_duration_seconds", (stage,), histogram)
         yield _Row("nodeagent_relief_duration_seconds", (), self._relief_duration)
@@ -553,6 +608,15 @@ def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Row]:
     pods = collections.Counter(view.pod.qos_class for view in snapshot.pods)
     for qos in QOSClass:
         yield _Row("nodeagent_pods", (qos,), pods[qos])
+    sights = [view.usage.disk_sight for view in snapshot.pods if view.usage is not None]
+    if any(sights):
+        yield _Row("nodeagent_disk_pods_incomplete", (), sum(not sight.complete for sight in sights if sight))
+    for rest in snapshot.disk_rests:
+        for signal in rest.signals:
+            if _unit(signal) == "bytes":
+                yield _Row("nodeagent_disk_unattributed_bytes", (signal,), rest.unattributed_bytes)
+            else:
+                yield _Row("nodeagent_disk_unattributed_inodes", (signal,), rest.unattributed_inodes)
     refused = collections.Counter(pod.refusals[0].code for pod in plan.ranking if pod.refusals)
     for code, count in refused.most_common(MOST_SERIES):
         yield _Row("nodeagent_pods_refused", (code,), count)
@@ -578,6 +642,16 @@ def _cluster(figures: Figures, now: float) -> Iterator[_Row]:
         yield _Row("nodeagent_api_watch_failures", (watch.name,), watch.failures)
         yield _Row("nodeagent_api_relists", (watch.name,), watch.relists)
     yield _Row("nodeagent_events_dropped", (), figures.events_dropped)
+
+
+def _walk(walk: WalkFigures, now: float) -> Iterator[_Row]:
+    yield _Row("nodeagent_disk_walk_running", (), int(walk.running))
+    yield _Row("nodeagent_disk_walk_places", (), walk.places)
+    yield _Row("nodeagent_disk_walk_places_done", (), walk.done)
+    yield _Row("nodeagent_disk_walk_entries", (), walk.entries)
+    if walk.finished_at is not None:
+        yield _Row("nodeagent_disk_walk_duration_seconds", (), walk.took_s)
+        yield _Row("nodeagent_disk_walk_age_seconds", (), max(0.0, now - walk.finished_at))
 
 
 def _own_cost(started_wall: float) -> Iterator[_Row]:

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent import cli
-from nodeagent.config.schema import Relief
+from nodeagent.config.schema import Reclaim, ReclaimAction, Relief
 from nodeagent.journal import records
-from nodeagent.model import Amount, Outcome, OutcomeKind, Signal
+from nodeagent.model import Amount, DiskUsage, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
 from nodeagent.policy import engine
 from nodeagent.report import explain, text
-from tests.policy.nodes import GI, NOW, config, hard, snapshot, view
+from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, view
 from tests.report.recorded import Run
 
 CONFIG = config(hard(value=2 * GI))
@@ -115,6 +115,29 @@ def test_text_from_pods_cannot_move_the_cursor(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in story.splitlines())
 
 
+def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: Path) -> None:
+    actions = (ReclaimAction("images", timeout_s=20.0), ReclaimAction("bad\x1b[2J", timeout_s=20.0))
+    made = Run(tmp_path, config(hard(Signal.NODEFS, GI), reclaim=Reclaim(actions, 0.0)))
+    held = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
+    plan = made.decide(snapshot(held, available={Signal.NODEFS: GI // 2}))
+    assert "images: no gain recorded" in told(tmp_path, "last")
+    assert [order.name for order in plan.reclaims] == ["images"]
+    for name, result, gained in (("images", ReclaimResult.DONE, 3 * GI), ("bad\x1b[2J", ReclaimResult.TIMED_OUT, -MI)):
+        made.recorder.reclaim(ReclaimReport(plan.id, name, Signal.NODEFS, result, gained, 2.5), wall_time=1.0)
+    story = told(tmp_path, "last")
+    assert "TRIED BEFORE PODS\nimages (done): +3Gi in 2s" in story
+    assert "(timed-out): -1Mi in 2s" in story
+    assert "\x1b" not in story
+    [reclaim, _] = explain.as_object(explain.find(explain.stories(tmp_path), "last"))["reclaims"]
+    assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
+
+
+def test_a_gain_whose_decision_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
+    report = ReclaimReport("abc-1", "journal", Signal.NODEFS, ReclaimResult.DONE, GI, 1.0)
+    records.Recorder(tmp_path).reclaim(report, wall_time=1.0)
+    assert "journal (done): +1Gi in 1s" in told(tmp_path, "abc-1")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -122,13 +145,14 @@ JSON = st.recursive(
 )
 FIELDS = (
     "id", "wallTime", "madeAt", "signals", "conditions", "actingOn", "deficit", "ranking", "rankedFor", "victims",
-    "refusals", "notes", "rankOrder",
+    "refusals", "notes", "rankOrder", "reclaims",
 )  # fmt: skip
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
 def test_a_record_of_another_version_is_told_as_far_as_it_goes(decision: dict[str, object], outcome: object) -> None:
-    story = explain.Story("x", {"record": "decision", **decision}, (outcome,), (outcome,))  # type: ignore[arg-type]
+    after = (outcome,)
+    story = explain.Story("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
     assert text.render(explain.sections(story))
     assert text.render((explain.list_section([story]),))
     json.dumps(explain.as_object(story))

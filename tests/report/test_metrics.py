@@ -13,10 +13,14 @@ from nodeagent.cluster.conditions import Contest
 from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     ConditionType,
+    DiskRest,
+    DiskSight,
     NodeSnapshot,
     Outcome,
     OutcomeKind,
     Plan,
+    ReclaimReport,
+    ReclaimResult,
     Refusal,
     ReliefReport,
     Signal,
@@ -26,7 +30,7 @@ from nodeagent.model import (
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.report import metrics as module
-from nodeagent.report.metrics import FAMILIES, Failure, Figures, Metrics, Stage, WatchFigures
+from nodeagent.report.metrics import FAMILIES, Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
 from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
 
 CONFIG = config(hard(value=2 * GI), soft(value=4 * GI, grace_s=30.0), hard(Signal.NODEFS_INODES, value=1000))
@@ -55,6 +59,47 @@ def read(metrics: Metrics) -> dict[Any, float]:
             values = tuple(value for _, value in sorted(sample.labels.items()))
             found[(sample.name, *values) if values else sample.name] = sample.value
     return found
+
+
+def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
+    plan, seen = decided(available=3 * GI)
+    gains = (
+        ReclaimReport("a-1", "images", Signal.NODEFS, ReclaimResult.DONE, 3 * GI, 2.0),
+        ReclaimReport("a-1", "images", Signal.NODEFS_INODES, ReclaimResult.DONE, 70, 2.0),
+        ReclaimReport("a-2", "journal", Signal.NODEFS, ReclaimResult.TIMED_OUT, -5, 2.0),
+    )
+    metrics = make()
+    metrics.observe_plan(plan._replace(reclaim_reports=gains), seen)
+    told = read(metrics)
+    assert told["nodeagent_reclaims_total", "images", "done"] == 2
+    assert told["nodeagent_reclaims_total", "journal", "timed-out"] == 1
+    assert told["nodeagent_reclaim_gained_bytes_total", "images"] == 3 * GI
+    assert told["nodeagent_reclaim_gained_inodes_total", "images"] == 70
+    assert told["nodeagent_reclaim_gained_bytes_total", "journal"] == 0
+
+
+def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
+    plan, seen = decided(available=3 * GI)
+    partial = seen.pods[0].usage
+    assert partial is not None
+    pods = (seen.pods[0]._replace(usage=partial._replace(disk_sight=DiskSight(NOW, complete=False))), *seen.pods[1:])
+    signals = (Signal.NODEFS, Signal.NODEFS_INODES)
+    rest = DiskRest(signals, 9 * GI, 4 * GI, 900, 1000, (), NOW)
+    walk = WalkFigures(running=True, places=30, done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
+    metrics = make(Figures(walk=walk))
+    metrics.observe_plan(plan, seen._replace(pods=pods, disk_rests=(rest,)))
+    told = read(metrics)
+    names = ("running", "places", "places_done", "entries", "duration_seconds", "age_seconds")
+    assert [told[f"nodeagent_disk_walk_{name}"] for name in names] == [1, 30, 10, 12_345, 1.5, 10]
+    assert told["nodeagent_disk_pods_incomplete"] == 1
+    assert told["nodeagent_disk_unattributed_bytes", "nodefs.available"] == 5 * GI
+    assert told["nodeagent_disk_unattributed_inodes", "nodefs.inodesFree"] == 0
+
+
+def test_before_any_disk_was_near_there_are_no_figures_of_walks() -> None:
+    metrics = make()
+    metrics.observe_plan(*decided(available=3 * GI))
+    assert not [name for name in read(metrics) if "disk" in str(name)]
 
 
 def test_signals_thresholds_and_headroom_are_told_in_their_own_unit() -> None:

@@ -32,7 +32,7 @@ from nodeagent.sampling.disk import writes
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import Count
-from nodeagent.sampling.disk.worker import DiskWorker, FileSystemOf, Request
+from nodeagent.sampling.disk.worker import DiskWorker, FileSystemOf, Measured, Request
 from nodeagent.sampling.filesystems import Layout
 from nodeagent.sampling.host import Host, Unreadable
 
@@ -129,6 +129,11 @@ class DiskWatch:
                       for view in snapshot.pods])  # fmt: skip
         rests = known.rests if known is not None else ()
         return snapshot._replace(pods=pods, disk_rests=rests, notes=snapshot.notes + self._notes())
+
+    def glance(self) -> Measured | None:
+        """What the worker is at; None before the first need. May be called by any thread."""
+        worker = self._worker
+        return worker.glance() if worker is not None else None
 
     # --- parts
 

@@ -89,7 +89,7 @@ class _Job:
 
 
 class DiskWorker:
-    """Measures in a thread of its own. Its methods belong to one thread, the loop's."""
+    """Measures in a thread of its own. Its methods belong to one thread, the loop's, except `glance`."""
 
     def __init__(
         self,
@@ -137,6 +137,10 @@ class DiskWorker:
     def latest(self) -> Measured:
         """What is known now."""
         self._look_after()
+        return self.glance()
+
+    def glance(self) -> Measured:
+        """The same, for any thread."""
         job = self._job
         with self._lock:
             trouble = self._failure
