@@ -45,6 +45,17 @@ examples:
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
 """
 
+_RUN_DESCRIPTION = """\
+Watch this node and act on its pressure until SIGTERM: publish conditions, keep new pods away with a taint, and evict
+pods when a threshold has been met for its grace period. Without a configuration that says `mode: enforce` it rehearses:
+it decides and logs the same, and sends nothing. SIGHUP, or a changed file, has the configuration read again; an invalid
+one is refused and the old one stays. The log goes to standard output, as JSON unless that is a terminal.
+"""
+
+_CONFIG_DESCRIPTION = """\
+The configuration is one YAML file. Keys that a KubeletConfiguration has keep the kubelet's names and meanings, so that
+its eviction stanza can be pasted; what is left out has a built-in default.
+"""
 
 _EXPLAIN_DESCRIPTION = """\
 Tell why the agent decided as it did, from the records in its state directory: what was seen and how old it was, which
@@ -143,7 +154,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    run = commands.add_parser("run", help="run the agent", description="Watch this node and act on its pressure.")
+    run = commands.add_parser("run", help="run the agent", description=_RUN_DESCRIPTION, formatter_class=_Formatter)
     _add_node_options(run)
     run.add_argument("--dry-run", action="store_true", help="decide and log, send nothing, whatever `mode` says")
     run.add_argument("--once", action="store_true", help="one round of the loop, then exit")
@@ -151,16 +162,35 @@ def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    config = commands.add_parser("config", help="show, validate or describe the configuration")
+    config = commands.add_parser(
+        "config",
+        help="show, validate or describe the configuration",
+        description=_CONFIG_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
     actions = config.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=config.prog)
-    show = actions.add_parser("show", help="the effective configuration with each value's origin")
+    show = actions.add_parser(
+        "show",
+        help="the effective configuration with each value's origin",
+        description="Print what applies: what the file says, and the built-in defaults for the rest. Each value has a "
+        "comment that tells where it comes from.",
+    )
     show.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
     show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
     show.set_defaults(command="config show")
-    validate = actions.add_parser("validate", help="every error of these files; exit 0 valid, 1 not")
+    validate = actions.add_parser(
+        "validate",
+        help="every error of these files; exit 0 valid, 1 not",
+        description="Print every error of every file at once, with line and key. Exits with 0 when all files are valid "
+        "and with 1 when one is not.",
+    )
     validate.add_argument("files", metavar="FILE", nargs="+")
     validate.set_defaults(command="config validate")
-    schema = actions.add_parser("schema", help="the JSON Schema of the configuration, for editors")
+    schema = actions.add_parser(
+        "schema",
+        help="the JSON Schema of the configuration, for editors",
+        description="Print the JSON Schema of the configuration, with which editors complete and check it.",
+    )
     schema.set_defaults(command="config schema")
 
 
