@@ -90,6 +90,6 @@ def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServe
     until(lambda: any(e["state"] == "ok" for e in second.said("signal")), "it sees the node")
     api.go_down()
     kubepods.eat(again, 400)
-    until(lambda: any(e["code"] == "budget-lastResort" for e in second.said("not evicting")), "the empty bucket")
+    until(lambda: any(e["code"] == "budget-last-resort" for e in second.said("not evicting")), "the empty bucket")
     assert kubepods.running(again)
     assert second.stop() == 0

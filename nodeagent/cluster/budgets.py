@@ -23,6 +23,8 @@ KEEP_S: Final = 600.0
 """How long a namespace's budgets are watched after they were last wanted: longer than an episode of soft pressure."""
 MOST_NAMESPACES: Final = 32
 """Watches at once. Beyond it budgets are unknown here and the API server alone decides."""
+ANSWER_S: Final = 15.0
+"""Longest wait for a first answer, after the spread: a request that is repeated once with the usual deadline of 5 s."""
 
 _decoder = msgspec.json.Decoder(objects.BudgetObject)
 
@@ -94,6 +96,14 @@ class BudgetWatch:
             filled.append(pod._replace(budgets=held) if held else pod)
         return tuple(filled)
 
+    def unanswered(self) -> str:
+        """A wanted namespace whose budgets nobody has told of yet; empty when there is none. One that cannot be listed
+        is not waited for: the API server then decides alone."""
+        latest = self._clock() - self._spread_s - ANSWER_S
+        with self._lock:
+            waiting = (name for name, entry in self._watched.items() if entry.begun_at > latest and not entry.told)
+            return next(waiting, "")
+
     def notes(self) -> tuple[Note, ...]:
         """Namespaces whose budgets are not known, and why."""
         with self._lock:
@@ -124,6 +134,7 @@ class _Namespace:
         spread_s: float,
     ) -> None:
         self.wanted_at = 0.0
+        self.begun_at = clock()
         self._wake = wake
         self._budgets: dict[str, objects.BudgetObject] = {}
         self.watch = ListWatch(
@@ -135,6 +146,11 @@ class _Namespace:
             spread_s=spread_s,
         )
         self.watch.start()
+
+    @property
+    def told(self) -> bool:
+        """The budgets were listed, or it is known that they cannot be."""
+        return self.watch.synced_at is not None or self.watch.failures > 0
 
     def budgets_of(self, pod: Pod) -> tuple[DisruptionBudget, ...]:
         # One assignment replaces the dictionary, so that this thread always sees a whole one.

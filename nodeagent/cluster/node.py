@@ -97,6 +97,16 @@ class NodeWatch:
         """What is wrong; empty when nothing is."""
         return self._watch.reason or self._trouble
 
+    @property
+    def failures(self) -> int:
+        """Failed lists and broken watches since the start."""
+        return self._watch.failures
+
+    @property
+    def relists(self) -> int:
+        """Lists since the start."""
+        return self._watch.relists
+
     def learn(self, body: bytes) -> None:
         """Take in the Node that a write of ours was answered with, without waiting for the watch to bring it."""
         self._see(msgspec.Raw(body))

@@ -5,8 +5,8 @@ Promises:
 1. No call waits for the API server. Finding out which node this is, listing, watching and writing are threads' work.
 2. Until the node's identity is confirmed nothing is sent but questions, and the view of the pods is empty and says why.
 3. The fence is asked for before the first victim is handed over. The hard tier does not wait for it: its eviction
-   follows at once. The soft tier waits until the taint was seen back on the Node, at most `FENCE_WAIT_S`, and, where
-   the fleet has seats, until this node has one (`soft_wait`).
+   follows at once. The soft tier waits until the taint was seen back on the Node, at most `FENCE_WAIT_S`, until the
+   pods' budgets are known, and, where the fleet has seats, until this node has one (`soft_wait`).
 4. What is told to people (Events) is never waited for.
 5. `NoCluster` takes the place where there are no credentials, so that the loop has no `if`.
 """
@@ -29,6 +29,7 @@ from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodsView, PodWatch
 from nodeagent.cluster.taint import KEYS, Fence
 from nodeagent.cluster.transport import ApiError, Transport
+from nodeagent.cluster.volumes import VolumeLookup
 from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     SIGNAL_TABLE,
@@ -48,7 +49,7 @@ FENCE_WAIT_S: Final = 2.0
 """Longest wait of the soft tier for its taint. It was seen back 5 to 20 ms after it was asked for; two seconds are what
 a 409 or two and a slow API server make of that, and little against a grace period."""
 WANT_BUDGETS_S: Final = 10.0
-"""How often the namespaces with budgets are looked over while a threshold is near."""
+"""How often the namespaces with budgets are looked over while a threshold is near and the pods stay the same."""
 SPREAD_S: Final = 10.0
 """Longest wait before the budgets are first listed: of 5,000 nodes with five namespaces each 5,000 requests a second
 instead of 50,000 (benchmarks/fleet.py)."""
@@ -56,6 +57,8 @@ SPREAD_EVENTS_S: Final = 3.0
 """Longest wait of an Event, for the same reason; whoever reads it reads minutes later."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
+WAITS: Final = ("fence", "budgets", "lease")
+"""What `soft_wait` names, in this order: the refusals are `waits-for-fence` and so on."""
 _WOULD_ACT: Final = frozenset({"waits-for-fence", "waits-for-lease", "awaiting-release"})
 """Refusals of a soft tier that would evict, now or after what is under way: the seat is needed."""
 _NEWS: Final = {
@@ -209,6 +212,8 @@ class ClusterSession:
         self._pods: PodWatch | None = None
         self._budgets: BudgetWatch | None = None
         self._budgets_wanted_at = float("-inf")
+        self._volumes: VolumeLookup | None = None
+        self._budgets_wanted_for: tuple[Pod, ...] = ()
         self._writers: _Writers | None = None
         self._statuses: dict[ConditionType, ConditionStatus] = {}
         """As last published."""
@@ -225,23 +230,19 @@ class ClusterSession:
         self._thread.start()
 
     def pods(self) -> PodsView:
-        """What is known of the pods, with their budgets once those were wanted."""
+        """What is known of the pods and of the volumes that they mount, with their budgets once those were wanted."""
         lost_at = self._transport.reach.lost_at
         if self._pods is None:
             return PodsView((), None, self._trouble, lost_at=lost_at)
         view = self._pods.view()
-        pods = self._budgets.fill(view.pods) if self._budgets else view.pods
+        pods = self._volumes.fill(view.pods) if self._volumes else view.pods
+        pods = self._budgets.fill(pods) if self._budgets else pods
         return view._replace(pods=pods, lost_at=lost_at)
 
     def soft_wait(self) -> Note | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""
-        writers = self._writers
-        if writers is None:
-            return None
-        waiting = self._fence_wait(writers.fence)
-        if waiting is None and writers.leases is not None and not writers.leases.held():
-            waiting = Note("lease", f"a seat among the nodes that may evict at once: {writers.leases.reason}")
-        return waiting
+        waits = (self._fence_wait, self._budgets_wait, self._seat_wait)
+        return next((Note(what, why) for what, wait in zip(WAITS, waits, strict=True) if (why := wait())), None)
 
     def decided(self, plan: Plan) -> None:
         """A plan was made: tell whom it concerns. Before its victims are handed over."""
@@ -300,10 +301,12 @@ class ClusterSession:
 
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
         """These are the verdicts now. In dry-run nothing is written."""
+        verdicts = tuple(verdicts)
+        if any(verdict.status is ConditionStatus.TRUE for verdict in verdicts):
+            self._want_budgets()
         writers = self._writers
         if writers is None:
             return
-        verdicts = tuple(verdicts)
         writers.conditions.publish(verdicts)
         statuses = {verdict.type: verdict.status for verdict in verdicts}
         if statuses != self._statuses:
@@ -316,12 +319,16 @@ class ClusterSession:
         """Pressure is near: have connections open and know the budgets."""
         if self._writers is not None:
             self._writers.evictor.warm()
+        self._want_budgets()
+
+    def _want_budgets(self) -> None:
+        """Those of all pods' namespaces: now and then, and when there is a new view of the pods."""
         if self._budgets is None or self._pods is None:
             return
-        now = self._clock()
-        if now - self._budgets_wanted_at >= WANT_BUDGETS_S:
-            self._budgets_wanted_at = now
-            self._budgets.want({pod.namespace for pod in self._pods.view().pods if pod.namespace})
+        now, pods = self._clock(), self._pods.view().pods
+        if pods is not self._budgets_wanted_for or now - self._budgets_wanted_at >= WANT_BUDGETS_S:
+            self._budgets_wanted_for, self._budgets_wanted_at = pods, now
+            self._budgets.want({pod.namespace for pod in pods if pod.namespace})
 
     def identity(self) -> Identity | None:
         """Who we are, once the API server confirmed it."""
@@ -342,9 +349,11 @@ class ClusterSession:
     def counts(self) -> Counts:
         """What the threads have counted; from any thread."""
         pods, writers = self._pods, self._writers
+        node = writers.node if writers is not None else None
+        watches = (("pods", pods), ("node", node))
         return Counts(
             pods_synced_at=pods.view().synced_at if pods is not None else None,
-            watches=() if pods is None else (WatchCounts("pods", pods.failures, pods.relists),),
+            watches=tuple(WatchCounts(name, each.failures, each.relists) for name, each in watches if each is not None),
             condition_writes=writers.conditions.writes if writers is not None else 0,
             events_dropped=writers.events.dropped if writers is not None else 0,
             in_flight=writers.evictor.in_flight if writers is not None else 0,
@@ -359,6 +368,7 @@ class ClusterSession:
             parts.append(("node conditions", self._writers.conditions.reason))
             parts.append(("fence", self._fence_trouble(self._writers.fence)))
             parts.append(("events", self._writers.events.reason))
+        parts.append(("volumes", self._volumes.reason if self._volumes else ""))
         budgets = self._budgets.notes() if self._budgets else ()
         return (*[Note(subject, reason) for subject, reason in parts if reason], *budgets, *view.notes)
 
@@ -367,13 +377,23 @@ class ClusterSession:
         self._stopping.set()
         self._thread.join(1.0)
         left = self._stop_writers(self._writers, clear=clear) if self._writers else ""
-        for part in (self._budgets, self._pods):
+        for part in (self._volumes, self._budgets, self._pods):
             if part:
                 part.stop()
         self._transport.close()
         return left
 
-    # --- the fence --------------------------------------------------------------------------------------------------
+    # --- what the soft tier waits for -------------------------------------------------------------------------------
+
+    def _budgets_wait(self) -> str:
+        namespace = self._budgets.unanswered() if self._budgets is not None else ""
+        return f"the PodDisruptionBudgets of {namespace}, which the API server was asked for" if namespace else ""
+
+    def _seat_wait(self) -> str:
+        leases = self._writers.leases if self._writers is not None else None
+        if leases is None or leases.held():
+            return ""
+        return f"a seat among the nodes that may evict at once: {leases.reason}"
 
     def _raise_fence(self, fence: Fence) -> None:
         """Ask for the taints of the conditions that are True. One that is not known keeps what it has."""
@@ -387,17 +407,16 @@ class ClusterSession:
         self._fence_since = {kind: self._fence_since.get(kind, now) for kind in wanted}
         fence.want(wanted)
 
-    def _fence_wait(self, fence: Fence | None) -> Note | None:
+    def _fence_wait(self) -> str:
+        fence = self._writers.fence if self._writers is not None else None
         if fence is None:
-            return None
+            return ""
         up, now = fence.up(), self._clock()
         for kind, since in self._fence_since.items():
             left_s = since + FENCE_WAIT_S - now
             if kind not in up and left_s > 0:
-                return Note(
-                    "fence", f"the taint {KEYS[kind]} is not seen on the node yet; waiting {left_s:.1f}s at most"
-                )
-        return None
+                return f"the taint {KEYS[kind]} is not seen on the node yet; waiting {left_s:.1f}s at most"
+        return ""
 
     def _fence_trouble(self, fence: Fence | None) -> str:
         if fence is not None:
@@ -436,6 +455,8 @@ class ClusterSession:
             self._writers = self._start_writers(confirmed)
         if config.protection.disruption_budgets:
             self._budgets = BudgetWatch(transport, wake=self._wake, spread_s=_spread_s(config))
+        if config.protection.node_bound:
+            self._volumes = VolumeLookup(transport, confirmed.name, spread_s=SPREAD_S)
         pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=config.protection.annotations)
         pods.start()
         self._confirmed = confirmed

@@ -24,7 +24,7 @@ NODE: Final = "node"
 NAMESPACE: Final = "namespace"
 OWNER: Final = "owner"
 SIGNAL: Final = "signal"
-LAST_RESORT: Final = "lastResort"
+LAST_RESORT: Final = "last-resort"
 
 API_BACKOFF_S: Final = 1.0
 """First wait after a request that failed for want of the API; doubles up to `API_BACKOFF_MAX_S`. Short, because a hard
@@ -62,7 +62,7 @@ class Wait(NamedTuple):
 
 class BudgetState(NamedTuple):
     """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
-    `lastResort`."""
+    `last-resort`."""
 
     levels: Mapping[str, Level] = {}
     spent_at: float | None = None

@@ -56,7 +56,7 @@ LIMITS: Final = {
     "budget-namespace": Explained("The bucket of its namespace is empty."),
     "budget-owner": Explained("The bucket of its owner is empty."),
     "budget-signal": Explained("The bucket of the signal is empty."),
-    "budget-lastResort": Explained("The bucket of kills of last resort is empty."),
+    "budget-last-resort": Explained("The bucket of kills of last resort is empty."),
     "owner-backoff": Explained("A pod of the same owner was evicted lately; its siblings are spared for a while."),
 }
 """Why a candidate does not go now."""
@@ -75,6 +75,10 @@ DECISIONS: Final = {
     "pending-release": Explained("What is missing is already being released by terminating pods."),
     "awaiting-release": Explained("Soft tier: an eviction is under way, its relief is looked at before the next."),
     "waits-for-fence": Explained("Soft tier: our taint was not seen on the node yet; two seconds at most."),
+    "waits-for-budgets": Explained(
+        "Soft tier: the PodDisruptionBudgets of the pods were asked for and are not known yet; half the grace and 15 "
+        "seconds at most."
+    ),
     "waits-for-lease": Explained(
         "Soft tier: the node holds no seat of its zone (`fleet.maxConcurrentEvictions`); the message says who does."
     ),

@@ -91,6 +91,11 @@ def victim(session: ClusterSession, *, tier: Tier = Tier.SOFT) -> Victim:
     )
 
 
+def waits_for(session: ClusterSession) -> str | None:
+    waiting = session.soft_wait()
+    return waiting.subject if waiting is not None else None
+
+
 def answer(session: ClusterSession) -> Outcome:
     """What became of the one victim."""
     found: list[Outcome] = []
@@ -169,7 +174,7 @@ def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
         api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
     agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
     agent.publish([TRUE])
-    assert agent.soft_wait() is None
+    assert waits_for(agent) != "fence"
     assert api.wait_for(lambda: taints(api) == [], 5)
 
 
@@ -179,7 +184,7 @@ def test_with_node_credentials_there_is_no_fence_and_it_says_so(
     api.tokens[api.token] = "system:node:lab-node"
     agent = session()
     agent.publish([TRUE])
-    assert agent.soft_wait() is None
+    assert waits_for(agent) != "fence"
     assert any("NodeRestriction" in note.message for note in agent.notes())
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 5)
     assert not api.sent("PATCH", "/nodes/lab-node")
@@ -191,7 +196,7 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
     agent.decided(plan(victim(agent)))
     agent.tell_node("ConfigurationRefused", "x", action="Reloading")
     agent.warm()
-    assert agent.soft_wait() is None
+    assert waits_for(agent) != "fence"
     agent.stop(clear=True)
     assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
 
@@ -213,6 +218,45 @@ def test_budgets_are_not_asked_for_before_pressure_is_near(
     eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 3),))
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_the_soft_tier_waits_until_the_budgets_are_known(
+    api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
+) -> None:
+    api.set_pdb("one", {"app": "hog"}, allowed=0)
+    agent = session(Config(mode=mode, conditions=Conditions(fence=False)))
+    assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
+    api.delay_s = 0.3
+    agent.publish([TRUE])
+    assert waits_for(agent) == "budgets"
+    assert agent.pods().pods[0].budgets == ()
+    eventually(lambda: waits_for(agent) is None)
+    assert agent.pods().pods[0].budgets == (DisruptionBudget("one", 0),)
+
+
+def test_budgets_that_cannot_be_listed_are_not_waited_for(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.forbid("list", "poddisruptionbudgets")
+    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent.warm()
+    eventually(lambda: waits_for(agent) is None)
+    assert any("poddisruptionbudgets" in note.message for note in agent.notes())
+
+
+def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent.warm()
+    eventually(lambda: waits_for(agent) is None)
+    api.set_pdb("other", {"app": "new"}, allowed=0, namespace="later")
+    api.add_pod(pod("new", namespace="later", labels={"app": "new"}))
+    eventually(lambda: len(agent.pods().pods) == 2)
+    agent.warm()
+    assert waits_for(agent) == "budgets"
+    eventually(lambda: [p.budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)])
+
+
 def test_budgets_are_never_asked_for_when_they_protect_nobody(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
@@ -221,6 +265,26 @@ def test_budgets_are_never_asked_for_when_they_protect_nobody(
     agent.publish([FALSE])
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 5)
     assert not api.sent("GET", "/poddisruptionbudgets")
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_and_failures_of_the_nodes_watch_are_counted_as_those_of_the_pods(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+
+    def relists() -> dict[str, int]:
+        return {watch.name: watch.relists for watch in agent.counts().watches}
+
+    eventually(lambda: relists() == {"pods": 1, "node": 1})
+    api.forbid("watch", "nodes")
+    api.compact()
+    api.end_watches()
+    eventually(lambda: next(w.failures for w in agent.counts().watches if w.name == "node") > 0)
+    api.allow("watch", "nodes")
+    eventually(lambda: relists()["node"] > 1, within_s=20.0)
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_the_kill_has_a_budget_of_its_own_and_requests_are_tried_again_when_it_i
     after = answered(plan, after, OutcomeKind.KILLED)
     later, _ = decide(cut_off(view("a", 2 * GI), view("b", 2 * GI), at=NOW + 10), after)
     assert [victim.method for victim in later.victims] == [Method.EVICT]
-    assert "budget-lastResort" in codes(later)
+    assert "budget-last-resort" in codes(later)
 
 
 def test_buckets_that_unanswered_evictions_have_emptied_do_not_hold_the_last_resort() -> None:

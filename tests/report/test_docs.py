@@ -42,7 +42,7 @@ def test_every_code_of_a_refusal_is_explained_and_every_explained_code_exists() 
     written = {code for call in calls("Refusal") if (code := literal(call, 0)) is not None}
     written |= {code for call in calls("Wait") if (code := literal(call, 3)) is not None}
     written |= {row.code for row in (*protection.STANDING, *protection.MOMENTARY)}
-    written |= {code for code in session._WOULD_ACT if code.startswith("waits-for-")}
+    written |= {f"waits-for-{what}" for what in session.WAITS}
     buckets = (budget.NODE, budget.NAMESPACE, budget.OWNER, budget.SIGNAL, budget.LAST_RESORT)
     written |= {f"budget-{kind}" for kind in buckets}
     assert written == set(reasons.REFUSALS)
