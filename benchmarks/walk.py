@@ -1,9 +1,13 @@
 """How the disk walk compares with GNU `du`: ratios of CPU time (user + system), all measured in turns in one run.
 
     python benchmarks/walk.py [--files 200000] [--per-directory 100] [--rounds 7] [--cold] [--keep DIR]
+    python benchmarks/walk.py --memory 1000000 10000000
 
 Each round runs `du -s --block-size=512` and every kind of walk once, so that what disturbs the machine disturbs all.
 Shown are the medians of the ratios within a round. `--cold` (root) empties the kernel's caches before each run.
+
+`--memory` (root) makes trees of so many empty files, each on an ext4 image of its own (10 million take 4 GB and some
+minutes), and shows how much memory a walk of each takes at its peak.
 """
 
 import argparse
@@ -17,7 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.sampling.disk.walk import Count, Remembered, Tally, Walk
+from nodeagent.sampling.disk.walk import REMEMBER_BYTES, Count, Remembered, Tally, Walk
+from tests.sampling.disk.mounts import ext4
 
 REMEMBER = 64 << 20
 GOALS = {
@@ -38,8 +43,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cold", action="store_true", help="drop the kernel's caches before each run (root)")
     parser.add_argument("--keep", type=Path, help="make the tree here, or use the one that is there, and leave it")
+    parser.add_argument("--memory", type=int, nargs="+", metavar="FILES", help="only: memory of walks of so many files")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="walk-") as scratch:
+        if given.memory:
+            for files in given.memory:
+                memory(Path(scratch) / str(files), files=files, per_directory=given.per_directory)
+            return 0
         top = given.keep or Path(scratch) / "tree"
         if not top.exists():
             make_tree(top, files=given.files, per_directory=given.per_directory)
@@ -48,8 +58,8 @@ def main() -> int:
     return 0
 
 
-def make_tree(top: Path, *, files: int, per_directory: int) -> None:
-    """Directories of files, 40 directories in each directory above; every tenth file holds something."""
+def make_tree(top: Path, *, files: int, per_directory: int, content: bytes = b"x" * 100) -> None:
+    """Directories of files, 40 directories in each directory above; every tenth file has this content."""
     made = number = 0
     while made < files:
         place = top / f"branch-{number // 40}" / f"directory-{number % 40}"
@@ -57,12 +67,55 @@ def make_tree(top: Path, *, files: int, per_directory: int) -> None:
         directory = os.open(place, os.O_RDONLY)
         for index in range(min(per_directory, files - made)):
             file = os.open(f"file-{index}.dat", os.O_CREAT | os.O_WRONLY | os.O_EXCL, dir_fd=directory)
-            if index % 10 == 0:
-                os.write(file, b"x" * 100)
+            if index % 10 == 0 and content:
+                os.write(file, content)
             os.close(file)
             made += 1
         os.close(directory)
         number += 1
+
+
+def memory(scratch: Path, *, files: int, per_directory: int) -> None:
+    """Prints the peak of each kind of walk over a tree of so many files."""
+    scratch.mkdir()
+    inodes = files + files // per_directory * 2 + 10_000
+    with ext4(scratch, size_mb=256 + inodes // 1500, inodes=inodes) as place:
+        make_tree(place / "tree", files=files, per_directory=per_directory, content=b"")
+        time.sleep(2.1)
+        kinds: dict[str, Callable[[], Tally]] = {
+            "first walk": lambda: walk(place)[0],
+            "first walk, remembering 8 MiB": lambda: walk(place, remember=REMEMBER_BYTES)[0],
+            "inodes only": lambda: walk(place, count=Count.INODES)[0],
+        }
+        for name, action in kinds.items():
+            seen, grown, cpu_s = peak(action)
+            print(
+                f"{seen:10} inodes: {name:32} {grown / 2**20:6.1f} MiB more than before, {cpu_s:6.1f} s CPU", flush=True
+            )
+
+
+def peak(action: Callable[[], Tally]) -> tuple[int, int, float]:
+    """(inodes, bytes that the largest resident set exceeded the one before, CPU seconds) of a walk in a process of its
+    own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        before, began = status("VmRSS"), cpu()
+        tally = action()
+        os.write(writing, f"{tally.inodes} {status('VmHWM') - before} {cpu() - began}".encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        inodes, grown, cpu_s = answer.read().split()
+    os.waitpid(child, 0)
+    return int(inodes), int(grown), float(cpu_s)
+
+
+def status(name: str) -> int:
+    """Bytes, from /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) << 10
 
 
 def walk(

@@ -218,6 +218,11 @@ class _Frame:
         if self.kept_names > _NAMES:
             self.fit = False
             self.kept.clear()
+            self.drop_unknown()
+
+    def drop_unknown(self) -> None:
+        """Without its names, only subdirectories of which something is remembered are worth keeping."""
+        self.dirs = {name: below for name, below in self.dirs.items() if below is not None}
 
 
 class _Answers:
@@ -656,7 +661,7 @@ class Walk:
         self._inodes += 1
         self._directories += 1
         self._blocks += blocks
-        if self._remembering:
+        if frame.fit:
             frame.dirs[name] = None
         old = frame.old.dirs.get(name) if frame.old is not None else None
         frame.pending.append((name, inode, ctime, old))
@@ -705,7 +710,7 @@ class Walk:
         if frame.fit and self._remember_left > 0:
             names = old.names if old is not None else b"\0".join(frame.kept)
         if names is None:
-            frame.dirs = {name: below for name, below in frame.dirs.items() if below is not None}
+            frame.drop_unknown()
             if not frame.dirs:
                 return None
         self._remember_left -= _RECORD_BYTES + len(names or b"") + 100 * len(frame.dirs)

@@ -131,6 +131,43 @@ def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_pa
         assert peak < 2 << 20, f"{peak} bytes for 100,000 names"
 
 
+@pytest.mark.parametrize(
+    ("count", "remember"), [(Count.BYTES_AND_INODES, 0), (Count.INODES, 0), (Count.BYTES_AND_INODES, 1 << 20)]
+)
+def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: Count, remember: int) -> None:
+    """`benchmarks/walk.py --memory` does the same with ten million files."""
+    made = 0
+    peaks = []
+    for directories in (100, 1000):
+        for number in range(made, directories):
+            place = tmp_path / f"{number % 40}" / f"{number}"
+            place.mkdir(parents=True)
+            for name in range(50):
+                os.mknod(place / f"file-{name}")
+        made = directories
+        tracemalloc.start()
+        with Walk(os.open(tmp_path, os.O_RDONLY), count=count, remember=remember, settled_s=0.0) as walking:
+            assert walking.step()
+            assert walking.tally.inodes == 1 + 40 + directories * 51
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < (remember or 1 << 16), f"{peaks} bytes"
+
+
+def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for number in range(40_000):
+        os.mkdir(f"directory-{number}", dir_fd=here)
+    os.close(here)
+    tracemalloc.start()
+    with Walk(os.open(tmp_path, os.O_RDONLY), remember=1 << 18, settled_s=0.0) as walking:
+        assert walking.step()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert walking.tally.directories == 40_001
+    assert peak < 2 << 20, f"{peak} bytes"
+
+
 def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Path) -> None:
     depth = 3000
     here = os.open(tmp_path, os.O_RDONLY)
