@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from nodeagent.acting import Actor
-from nodeagent.cluster.conditions import OwnedCondition
+from nodeagent.cluster.conditions import Contest, OwnedCondition
 from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode
@@ -67,6 +67,7 @@ class Agent:
             means.store,
             holds=means.holds,
             owned=self._owned,
+            contests=self._contests,
             metrics=self._metrics,
             log=means.log,
         )
@@ -93,6 +94,9 @@ class Agent:
 
     def _owned(self) -> tuple[OwnedCondition, ...]:
         return self._parts.session.owned()
+
+    def _contests(self) -> tuple[Contest, ...]:
+        return self._parts.session.contests()
 
     def serve(self) -> None:
         """Serve metrics and probes where the configuration says. Raises AddressError."""

@@ -9,9 +9,10 @@ Promises:
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.cluster.conditions import OwnedCondition
+from nodeagent.cluster.conditions import Contest, OwnedCondition
 from nodeagent.host.brake import Hold
 from nodeagent.host.holds import Holds
+from nodeagent.journal import contests
 from nodeagent.journal.state import StateFile
 from nodeagent.policy.state import PolicyState
 from nodeagent.report.metrics import Failure, Metrics, Stage
@@ -46,19 +47,23 @@ class Keeper:
         *,
         holds: Holds,
         owned: Callable[[], tuple[OwnedCondition, ...]],
+        contests: Callable[[], tuple[Contest, ...]],
         metrics: Metrics,
         log: "FilteringBoundLogger",
     ) -> None:
-        """`store` is None where there is no directory to write to. `holds` and `owned` are asked at each save."""
+        """`store` is None where there is no directory to write to. `holds`, `owned` and
+        `contests` are asked at each save."""
         self.policy = policy
         self._store = store
         self._holds = holds
         self._owned = owned
+        self._contests = contests
         self._metrics = metrics
         self._log = log
         self._saved_at = float("-inf")
         self._saved: frozenset[str] = frozenset()
         """Thresholds that were crossed at the last save."""
+        self._told_at = float("-inf")
 
     def save(self, *, now: float, at_once: bool) -> bool:
         """Write all of it, when that is due or `at_once`. False when it could not be."""
@@ -72,8 +77,17 @@ class Keeper:
         try:
             with self._metrics.timed(Stage.SAVE):
                 self._store.save(AgentState(self.policy, self._owned(), self._holds.held))
+                if not at_once:  # somebody waits for that
+                    self._tell_contests(self._store.directory, now=now)
         except OSError as error:
             self._metrics.observe_failure(Failure.STATE_SAVE)
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
         return True
+
+    def _tell_contests(self, directory: str, *, now: float) -> None:
+        """For `check`, which cannot ask the running agent. A calm node has nothing to tell."""
+        told = self._contests()
+        if now - self._told_at >= SAVE_EVERY_S and any(each.wanted_s or each.held_by_other for each in told):
+            self._told_at = now
+            contests.write(directory, told, now=now)

@@ -4,13 +4,17 @@ A memory hog drives `nodeagent run` through threshold, grace, condition, evictio
 asserted are the requests that arrived.
 """
 
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodeagent.journal import contests
 from tests.apiserver import ApiServer, pod
 from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
@@ -135,6 +139,25 @@ def test_a_budget_that_refuses_is_respected_and_told(
     assert agent.stop() == 0
     assert api.get_pod("default", "hog") is not None
     assert not api.sent("DELETE")
+
+
+def test_check_tells_that_the_kubelet_resets_a_condition_of_the_running_agent(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    kubepods.eat(HOG, 400)
+    api.kubelet(1.0)
+    agent = start_agent(evictionSoftGracePeriod={"allocatableMemory.available": "10m"})
+    state = tmp_path / "state"
+
+    def resets() -> int:
+        return sum(each.resets for each in contests.read(str(state), now=1e12)[0])
+
+    until(resets, "a reset is told")
+    command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--config", str(tmp_path / "nodeagent.yaml")]
+    report = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
+    assert "MemoryPressure: the kubelet owns this condition: it was reset" in " ".join(report.split()), report
+    assert agent.stop() == 0
 
 
 def test_a_braked_victim_stands_still_when_its_eviction_is_asked_for_and_a_hard_kill_ends_it(

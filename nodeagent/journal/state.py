@@ -76,6 +76,11 @@ class StateFile:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
 
+    @property
+    def directory(self) -> str:
+        """Where the file is; other files of this agent may be put beside it."""
+        return str(self._path.parent)
+
     def load(self) -> Loaded:
         """Read the state. Never raises: whatever is wrong is in the answer."""
         try:

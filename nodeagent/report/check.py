@@ -14,6 +14,7 @@ import time
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, Startup
+from nodeagent.journal import contests
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
@@ -193,9 +194,17 @@ class Observer:
             *report.plan.notes,
             *warnings,
             *self._kubelet_notes,
+            *self._contests(report.snapshot.taken_at),
             *_unjoined(report.snapshot, known),
             *races,
         )
+
+    def _contests(self, now: float) -> tuple[Note, ...]:
+        """What an agent that runs here tells of the conditions that it shares with the kubelet."""
+        if self._host.recorded:
+            return ()
+        told, age_s = contests.read(self._config.state_dir, now=now)
+        return contests.notes(told, age_s=age_s)
 
     # --- pods
 

@@ -25,14 +25,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from nodeagent import __version__
 from nodeagent.config.schema import Config, Mode
+from nodeagent.journal.contests import Contested
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
-    ConditionType,
     NodeSnapshot,
     Outcome,
     Plan,
@@ -285,21 +285,6 @@ _FAMILY: Final = {family.name: family for family in FAMILIES}
 
 
 # --- what is handed in -----------------------------------------------------------------------------------------------
-
-
-class Contested(Protocol):
-    """How a standard condition fares: `cluster.conditions.Contest`."""
-
-    @property
-    def type(self) -> ConditionType: ...
-    @property
-    def resets(self) -> int: ...
-    @property
-    def wanted_s(self) -> float: ...
-    @property
-    def true_s(self) -> float: ...
-    @property
-    def held_by_other(self) -> bool: ...
 
 
 class WatchFigures(NamedTuple):
