@@ -56,6 +56,25 @@ def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is
     assert agent.stop() == 0
 
 
+def test_a_pod_whose_kubelet_restarts_it_is_evicted_as_soon_as_that_can_be_asked_for(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent
+) -> None:
+    kubepods.start(HOG, qos="burstable")
+    agent = run(**HARD, **LAST_RESORT)
+    api.go_down()
+    kubepods.eat(HOG, 400)
+    until(lambda: agent.said("eviction killed"), "the kill")
+    kubepods.kill(HOG)
+    kubepods.start(HOG, qos="burstable")  # the same pod with a new container, and as greedy as the last one
+    kubepods.eat(HOG, 400)
+    api.come_back()
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    [request] = api.sent("POST", "/eviction")
+    assert request.body["deleteOptions"]["preconditions"] == {"uid": HOG}
+    assert len(agent.said("eviction killed")) == 1
+    assert agent.stop() == 0
+
+
 def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
