@@ -8,6 +8,7 @@ from tests.deploy.manifests import REPOSITORY
 
 UNIT: Final = REPOSITORY / "systemd" / "nodeagent.service"
 SLICE: Final = REPOSITORY / "systemd" / "nodeagent.slice"
+BEFORE_253: Final = REPOSITORY / "systemd" / "drop-ins" / "before-253.conf"
 
 CAPABILITIES: Final = {
     "CAP_DAC_READ_SEARCH": ("nodeagent/sampling/disk", r"scandir|openat|dir_fd|os\.open"),
@@ -60,13 +61,16 @@ def test_the_watchdog_leaves_the_loop_time_for_a_slow_turn() -> None:
     from nodeagent.config.schema import Config
 
     (limit,) = settings(UNIT)["WatchdogSec"]
-    assert settings(UNIT)["Type"] == ["notify"]
     assert seconds(limit) >= 3 * Config().sampling.interval_s + Config().cluster.request_timeout_s
 
 
-def test_reload_is_offered_only_when_the_agent_takes_the_signal() -> None:
-    """SIGHUP ends a process that does not handle it."""
-    assert ("ExecReload" in settings(UNIT)) == ("signal.SIGHUP" in code())
+def test_a_reload_is_waited_for_where_systemd_can_and_a_plain_signal_where_it_cannot() -> None:
+    """systemd before 253 ignores a type that it does not know, and keeps the one before. Where there is an ExecReload,
+    later ones do not wait for the agent once that command has ended."""
+    assert settings(UNIT)["Type"] == ["notify", "notify-reload"]
+    assert "ExecReload" not in settings(UNIT)
+    assert settings(BEFORE_253) == {"ExecReload": ["/bin/kill -HUP $MAINPID"]}
+    assert "signal.SIGHUP" in code(), "it ends a process that does not handle it"
 
 
 def test_every_capability_is_used_by_the_code_that_is_named_for_it() -> None:

@@ -1,5 +1,6 @@
-"""One machine for the whole suite, with the project installed as docs/bare-metal.md tells."""
+"""One machine for the whole suite, with the project installed as docs/bare-metal.md tells; a newer one for the unit."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver import ApiServer
-from tests.vm.image import REPOSITORY, image, why_not
+from tests.vm.image import NEWER, OLDER, REPOSITORY, Suite, image, why_not
 from tests.vm.machine import Machine
 from tests.vm.ramps import NODE, Node
 
 
-@pytest.fixture(scope="session")
-def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+@contextlib.contextmanager
+def booted(suite: Suite, directory: Path) -> Iterator[Machine]:
     """A machine that has just booted, without the project."""
-    reason = why_not()
+    reason = why_not(suite)
     if reason:
         pytest.skip(f"needs a virtual machine: {reason}")
-    machine = Machine(image(), directory=tmp_path_factory.mktemp("vm"))
+    machine = Machine(image(suite), directory=directory)
     try:
         machine.wait_until_ready()
         yield machine
@@ -28,8 +29,8 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def machine(bare_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """The machine as a node: the directories of a kubelet and a runtime, and the project from its wheel."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project, as it is installed."""
     wheels = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={wheels}", str(REPOSITORY)],
@@ -40,11 +41,36 @@ def machine(bare_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     assert built.returncode == 0, built.stderr
     (wheel,) = wheels.glob("*.whl")
-    bare_machine.copy(wheel, "/run/vm")
-    bare_machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{wheel.name}", timeout_s=180)
-    bare_machine.copy(Path(REPOSITORY / "systemd"), "/run/vm")
-    bare_machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
-    return bare_machine
+    return wheel
+
+
+def as_node(machine: Machine, wheel: Path) -> Machine:
+    """The machine with the directories of a kubelet and a runtime, and the project from its wheel."""
+    machine.copy(wheel, "/run/vm")
+    machine.run(f"/opt/nodeagent/bin/pip install --quiet --no-index --no-deps /run/vm/{wheel.name}", timeout_s=180)
+    machine.copy(Path(REPOSITORY / "systemd"), "/run/vm")
+    machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
+    return machine
+
+
+@pytest.fixture(scope="session")
+def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The machine of nearly all tests, as it has booted."""
+    with booted(OLDER, tmp_path_factory.mktemp("vm")) as machine:
+        yield machine
+
+
+@pytest.fixture(scope="session")
+def machine(bare_machine: Machine, wheel: Path) -> Machine:
+    """The machine of nearly all tests, as a node."""
+    return as_node(bare_machine, wheel)
+
+
+@pytest.fixture(scope="module")
+def newer_machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Machine]:
+    """A node with a newer kernel, systemd and Python."""
+    with booted(NEWER, tmp_path_factory.mktemp("vm")) as machine:
+        yield as_node(machine, wheel)
 
 
 @pytest.fixture(scope="module")

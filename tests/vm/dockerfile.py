@@ -10,13 +10,15 @@ import os
 import re
 import shutil
 import ssl
+import string
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.vm.image import SUITE
+from tests.vm.image import OLDER
 
+SUITE: Final = OLDER.name
 BASE_IMAGE: Final = f"debian:{SUITE}-slim"
 STEP_TIMEOUT_S: Final = 600.0
 _CERTIFICATES: Final = "etc/build-certificates.pem"
@@ -45,9 +47,13 @@ def build(dockerfile: Path, *, base: Path, scratch: Path) -> Built:
     """Every stage of the Dockerfile, below `scratch`. `base` is a root directory to start stages from."""
     stages: dict[str, Path] = {}
     root, environment, command = scratch, dict[str, str](), ("",)
+    arguments: dict[str, str] = {}
     for name, rest in instructions(dockerfile.read_text(encoding="utf-8")):
-        if name == "FROM":
+        if name == "ARG":
+            arguments |= dict(re.findall(r"(\w+)=(\S+)", rest))
+        elif name == "FROM":
             image, _, alias = rest.partition(" AS ")
+            image = string.Template(image).substitute(arguments)
             if image != BASE_IMAGE:
                 msg = f"FROM {image}: only {BASE_IMAGE} can be made here"
                 raise ValueError(msg)

@@ -1,13 +1,14 @@
-"""Builds the disk image of the test machine from Debian's packages and the project's declared dependencies.
+"""Builds the disk images of the test machines from Debian's packages and the project's declared dependencies.
 
-The machine is a small Debian 12 node without Kubernetes: systemd, cgroup v2, PSI, sshd, and a virtual environment in
+A machine is a small Debian node without Kubernetes: systemd, cgroup v2, PSI, sshd, and a virtual environment in
 /opt/nodeagent that holds what pyproject.toml depends on, but not the project: a test brings that, so that the image
-stays the same while the code changes.
+stays the same while the code changes. Nearly everything runs on `OLDER`, whose kernel gives PSI triggers to nobody
+without CAP_SYS_RESOURCE and whose systemd knows no notify-reload; the unit is exercised on both.
 
 Promises:
 
-1. An image is named by the hash of what it is made from (this file, guest/, the list of dependencies); it is built
-   once, under a lock, and appears whole or not at all.
+1. An image is named by the hash of what it is made from (suite, this file, guest/, the list of dependencies); it is
+   built once, under a lock, and appears whole or not at all.
 2. Everything comes through the ordinary Debian and PyPI clients of the host. The guest never needs a network.
 3. Nothing is written outside the cache directory: $NODEAGENT_VM_CACHE, else nodeagent-vm in $XDG_CACHE_HOME or
    ~/.cache.
@@ -28,9 +29,21 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 REPOSITORY: Final = Path(__file__).parents[2]
-SUITE: Final = "bookworm"
-PYTHON: Final = "3.11"
-"""The suite's Python."""
+
+
+class Suite(NamedTuple):
+    """A release of Debian."""
+
+    name: str
+    python: str
+    """Its Python."""
+    systemd: int
+
+
+OLDER: Final = Suite("bookworm", "3.11", 252)
+"""Linux 6.1."""
+NEWER: Final = Suite("trixie", "3.13", 257)
+"""Linux 6.12."""
 PACKAGES: Final = (
     "busybox-static",
     "containerd",
@@ -49,14 +62,17 @@ PACKAGES: Final = (
     "systemd",
     "systemd-sysv",
     "udev",
+    "xfsprogs",
 )
 ROOT_SIZE: Final = "3G"
 """Of the sparse root file system; 900 MB of it are used. What is left is nodefs for the tests to fill."""
 TOOLS: Final = ("qemu-system-x86_64", "ssh", "ssh-keygen")
 BUILD_TOOLS: Final = ("debootstrap", "mke2fs", "chroot")
-KEPT: Final = 2
-"""Images that stay in the cache, at 740 MB each: this version's and the one before, so that two work trees on one
-machine do not rebuild each other's."""
+DEBOOTSTRAP: Final = Path("/usr/share/debootstrap/scripts")
+"""A file for each release that debootstrap can make."""
+KEPT: Final = 4
+"""Images that stay in the cache, at 740 MB each: this version's of each suite and those of the one before, so that two
+work trees on one machine do not rebuild each other's."""
 STEP_TIMEOUT_S: Final = 900.0
 """Deadline of one build step. The longest, debootstrap, took 65 s with a near mirror."""
 
@@ -91,27 +107,29 @@ class Image(NamedTuple):
     """The guest's public host key, as a known_hosts line has it (`ssh-ed25519 AAAA...`)."""
 
 
-def why_not() -> str:
-    """Why this machine cannot run the suite; empty when it can. Words a person can act on."""
+def why_not(suite: Suite = OLDER) -> str:
+    """Why this machine cannot run the tests; empty when it can. Words a person can act on."""
     if platform.machine() != "x86_64":
         return f"the test machine is x86_64 and this host is {platform.machine()}"
-    tools = TOOLS if _folder().exists() else TOOLS + BUILD_TOOLS
+    tools = TOOLS if _folder(suite).exists() else TOOLS + BUILD_TOOLS
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"missing: {', '.join(missing)} (Debian: qemu-system-x86 debootstrap e2fsprogs openssh-client)"
-    if not _folder().exists() and os.geteuid() != 0:
+    if not _folder(suite).exists() and not (DEBOOTSTRAP / suite.name).exists():
+        return f"this host's debootstrap does not know Debian {suite.name}"
+    if not _folder(suite).exists() and os.geteuid() != 0:
         return "debootstrap needs root to build the image; afterwards any user can run it"
     return ""
 
 
-def image() -> Image:
+def image(suite: Suite = OLDER) -> Image:
     """The image for this version of the recipe, built now if there is none yet (about two minutes)."""
-    folder = _folder()
+    folder = _folder(suite)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / "lock"):
             if not folder.exists():
-                _build(folder)
+                _build(folder, suite)
                 _forget_old(folder.parent)
     return Image(
         kernel=folder / "vmlinuz",
@@ -135,8 +153,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("NODEAGENT_VM_CACHE") or f"{cache}/nodeagent-vm")
 
 
-def _folder() -> Path:
-    recipe = hashlib.sha256(Path(__file__).read_bytes())
+def _folder(suite: Suite) -> Path:
+    recipe = hashlib.sha256(suite.name.encode() + Path(__file__).read_bytes())
     recipe.update("\n".join(dependencies()).encode())
     for path in sorted(path for path in GUEST.rglob("*") if path.is_file()):
         recipe.update(f"\0{path.relative_to(GUEST)}\0".encode() + path.read_bytes())
@@ -156,15 +174,15 @@ def _forget_old(cache: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _build(folder: Path) -> None:
+def _build(folder: Path, suite: Suite) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         root = scratch / "root"
         mirror = [os.environ["NODEAGENT_VM_MIRROR"]] if "NODEAGENT_VM_MIRROR" in os.environ else []
-        _step("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), *mirror)
+        _step("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite.name, str(root), *mirror)
         _configure(root, scratch)
         _step("chroot", str(root), "update-initramfs", "-u")
-        _install_dependencies(root)
+        _install_dependencies(root, suite)
         for name in ("vmlinuz", "initrd.img"):  # links into boot/
             shutil.copyfile(root / (root / name).readlink(), scratch / name)
         shutil.rmtree(root / "var/cache/apt")
@@ -194,7 +212,7 @@ def _configure(root: Path, scratch: Path) -> None:
     _step(*systemctl, "mask", *MASKED)
 
 
-def _install_dependencies(root: Path) -> None:
+def _install_dependencies(root: Path, suite: Suite) -> None:
     _step("chroot", str(root), "python3", "-m", "venv", "/opt/nodeagent")
     _step(
         sys.executable,
@@ -202,8 +220,8 @@ def _install_dependencies(root: Path) -> None:
         "pip",
         "install",
         "--quiet",
-        f"--target={root}/opt/nodeagent/lib/python{PYTHON}/site-packages",
-        f"--python-version={PYTHON}",
+        f"--target={root}/opt/nodeagent/lib/python{suite.python}/site-packages",
+        f"--python-version={suite.python}",
         "--only-binary=:all:",
         *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (12, 17, 24, 26, 27, 28, 34, 36)),
         "--platform=manylinux2010_x86_64",
@@ -234,4 +252,5 @@ if __name__ == "__main__":
     reason = why_not()
     if reason:
         sys.exit(f"no image: {reason}")
-    print(image().root.parent)
+    for each in (OLDER, NEWER):
+        print(image(each).root.parent)

@@ -1,7 +1,10 @@
-"""systemd/nodeagent.service, installed and run by a real systemd: it starts, acts, is watched, and stops."""
+"""systemd/nodeagent.service, installed and run by a real systemd, an older and a newer one: it starts, acts, is
+watched, and stops."""
 
 import contextlib
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +13,19 @@ from typing import Final
 import pytest
 
 from tests.apiserver import ApiServer, Json, pod
+from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine
 from tests.vm.pods import VmPod, kill_pod, start_pod
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 NODE: Final = "vm-node"
+GUARDED: Final = 64 << 20
+"""Bytes: MemoryMin of the unit."""
 WORST_EXPOSURE: Final = 2.2
-"""What `systemd-analyze security` of systemd 252 gives the unit (0 best, 10 worst; an unhardened unit has 9.6)."""
+"""What `systemd-analyze security` gives the unit (0 best, 10 worst; an unhardened unit has 9.6)."""
+WAITS_FOR_RELOADS: Final = 253
+"""The first systemd with Type=notify-reload."""
 
 CONFIGURATION: Final = """\
 apiVersion: nodeagent.io/v1alpha1
@@ -25,6 +33,7 @@ kind: NodeAgentConfiguration
 mode: enforce
 evictionHard: {memory.available: 700Mi}
 evictionPressureTransitionPeriod: 5s
+metrics: {address: "127.0.0.1:9655"}
 startup: {freshSamples: 2}
 protection: {minimumAge: 0s, barePods: false}
 """
@@ -36,9 +45,18 @@ def api() -> Iterator[ApiServer]:
         yield double
 
 
+@pytest.fixture(scope="module", params=[OLDER, NEWER], ids=lambda suite: f"systemd {suite.systemd}")
+def suite(request: pytest.FixtureRequest) -> Suite:
+    found: Suite = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def service(machine: Machine, api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def service(
+    suite: Suite, request: pytest.FixtureRequest, api: ApiServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Machine]:
     """The unit installed as docs/bare-metal.md tells, not started."""
+    machine: Machine = request.getfixturevalue("machine" if suite == OLDER else "newer_machine")
     kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
     machine.write("/etc/nodeagent/kubeconfig", kubeconfig.replace("127.0.0.1", HOST_LOOPBACK), mode=0o600)
     machine.write("/etc/nodeagent/config.yaml", CONFIGURATION)
@@ -46,8 +64,17 @@ def service(machine: Machine, api: ApiServer, tmp_path_factory: pytest.TempPathF
         "install -m 644 /run/vm/systemd/nodeagent.service /run/vm/systemd/nodeagent.slice /etc/systemd/system/ && "
         "systemctl daemon-reload"
     )
+    if suite.systemd < WAITS_FOR_RELOADS:
+        machine.run(
+            "install -D -m 644 -t /etc/systemd/system/nodeagent.service.d /run/vm/systemd/drop-ins/before-253.conf && "
+            "systemctl daemon-reload"
+        )
     yield machine
-    machine.run("systemctl stop nodeagent.service; systemctl reset-failed nodeagent.service", check=False)
+    machine.run(
+        "systemctl stop nodeagent.service; systemctl reset-failed nodeagent.service; "
+        "rm -rf /etc/systemd/system/nodeagent.service.d; systemctl daemon-reload",
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -86,9 +113,16 @@ def wait_for_log(machine: Machine, text: str) -> None:
     assert text in followed.stdout, journal(machine)
 
 
-def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine) -> None:
+def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suite) -> None:
+    """But for the type that an older one does not know: it keeps the one before."""
     verified = service.run("systemd-analyze verify /etc/systemd/system/nodeagent.service")
-    assert verified.stdout + verified.stderr == ""
+    said = (verified.stdout + verified.stderr).splitlines()
+    if suite.systemd >= WAITS_FOR_RELOADS:
+        assert said == []
+        assert show(service, "Type") == "notify-reload"
+    else:
+        assert [line.partition(": ")[2] for line in said] == ["Failed to parse service type, ignoring: notify-reload"]
+        assert show(service, "Type") == "notify"
 
 
 def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
@@ -124,7 +158,7 @@ def test_it_runs_where_nothing_can_take_its_memory_and_the_oom_killer_comes_last
         f"/sys/fs/cgroup/nodeagent.slice/nodeagent.service/memory.min; grep CapBnd /proc/{process}/status"
     ).stdout.split()
     dac_read_search, sys_resource = 1 << 2, 1 << 24
-    assert told[:3] == ["-999", str(64 << 20), str(64 << 20)]
+    assert told[:3] == ["-999", str(GUARDED), str(GUARDED)]
     assert int(told[-1], 16) == dac_read_search | sys_resource
 
 
@@ -144,6 +178,38 @@ def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one
     assert (show(running, "ActiveState"), show(running, "MainPID")) == ("active", before)
 
 
+def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running: Machine, suite: Suite) -> None:
+    """The agent is held in its cgroup, where it cannot answer."""
+    freezer = "/sys/fs/cgroup/nodeagent.slice/nodeagent.service/cgroup.freeze"
+    try:
+        held = running.run(f"echo 1 >{freezer}; timeout 3 systemctl reload nodeagent.service", check=False)
+        assert (held.returncode == 124) == (suite.systemd >= WAITS_FOR_RELOADS)
+    finally:
+        running.run(f"echo 0 >{freezer}")
+    running.run("systemctl reload nodeagent.service")
+    assert show(running, "ActiveState") == "active"
+    assert show(running, "ReloadResult") == "success"
+
+
+def test_its_figures_and_its_health_are_served_on_the_loopback(running: Machine, api: ApiServer) -> None:
+    """In the sandbox too. The kubelet of this node is played by the double."""
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
+    fetch = "import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:9655' + sys.argv[1]).read().decode())"
+    assert [running.run(["python3", "-c", fetch, path]).stdout for path in ("/healthz", "/readyz")] == ["ok\n\n"] * 2
+    scraped = running.run(["python3", "-c", fetch, "/metrics"]).stdout
+    assert re.search(r'^nodeagent_signal_available_bytes\{signal="memory.available"\} [1-9]\d+$', scraped, re.MULTILINE)
+    assert re.search(r'^nodeagent_pressure_stalled_seconds_total\{scope="node"', scraped, re.MULTILINE)
+    resident = re.search(r"^process_resident_memory_bytes (\d+)$", scraped, re.MULTILINE)
+    assert resident
+    assert int(resident[1]) < GUARDED
+    if shutil.which("promtool"):
+        text = scraped.strip() + "\n"
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
 def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machine) -> None:
     before = show(running, "MainPID")
     restarts = int(show(running, "NRestarts"))
@@ -156,6 +222,25 @@ def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machin
     )
     assert int(show(running, "NRestarts")) == restarts + 1
     assert show(running, "MainPID") != before
+
+
+def test_a_crash_loop_goes_on_until_its_cause_is_gone(running: Machine) -> None:
+    """Killed, it comes back; with a configuration that it cannot read it goes on trying."""
+    running.run(f"kill -KILL {show(running, 'MainPID')}")
+    try:
+        running.write("/etc/nodeagent/config.yaml", CONFIGURATION.replace("700Mi", "lots"))
+        running.run(
+            "timeout 100 sh -c 'until test $(systemctl show --value --property=NRestarts nodeagent.service) -ge 3; "
+            "do sleep 0.5; done'",
+            timeout_s=120,
+        )
+        assert show(running, "ActiveState") == "activating"
+    finally:
+        running.write("/etc/nodeagent/config.yaml", CONFIGURATION)
+    running.run(
+        "timeout 60 sh -c 'until systemctl is-active --quiet nodeagent.service; do sleep 0.5; done'", timeout_s=80
+    )
+    assert '"event":"started"' in journal(running)
 
 
 def test_a_bloated_pod_is_evicted_under_real_pressure_and_its_neighbour_lives(service: Machine, api: ApiServer) -> None:
