@@ -448,7 +448,11 @@ class Pod(NamedTuple):
     ready: bool = False
     node_bound: str = ""
     """Why the pod could only come back to this very node (nodeName set at creation, hostname selector or affinity,
-    local PersistentVolume); empty when it is free to go elsewhere."""
+    local PersistentVolume); empty when it is free to go elsewhere, as far as is known."""
+    claims: tuple[str, ...] = ()
+    """The PersistentVolumeClaims that it mounts, without those that end with it."""
+    claims_unknown: str = ""
+    """Why it is not known whether one of them binds the pod to this node; empty when it is known, or nobody asked."""
     empty_dirs: tuple[EmptyDir, ...] = ()
     budgets: tuple[DisruptionBudget, ...] = ()
 

@@ -327,6 +327,15 @@ class ApiServer:
         }
         return self._put("poddisruptionbudgets", entry, "MODIFIED")
 
+    def set_volume(self, claim: str, spec: Json, *, namespace: str = "default", bound: bool = True) -> None:
+        """Create or replace a PersistentVolume `pv-CLAIM` with this spec, and the claim that is bound to it."""
+        volume = f"pv-{claim}"
+        told = {"volumeName": volume} if bound else {}
+        self._put("persistentvolumes", {"metadata": {"name": volume}, "spec": spec}, "MODIFIED")
+        self._put(
+            "persistentvolumeclaims", {"metadata": {"name": claim, "namespace": namespace}, "spec": told}, "MODIFIED"
+        )
+
     def throttle(self, seconds: int, *, path: str = "") -> None:
         """Priority and fairness: refuse requests whose path contains this; 0 ends it."""
         self._throttled = (seconds, path) if seconds else None
@@ -473,6 +482,8 @@ class ApiServer:
         resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
         nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
         allowed = not nobody and (verb, resource) not in self._forbidden
+        if allowed and user.startswith("system:node:") and resource in ("persistentvolumeclaims", "persistentvolumes"):
+            allowed = verb == "get" and self._mounted_on(user.removeprefix("system:node:"), target)
         if allowed and self.rights is not None and resource != "selfsubjectreviews":
             allowed = self.rights(verb, target.group, resource, target.namespace)
         if allowed or resource == "selfsubjectreviews":
@@ -490,6 +501,20 @@ class ApiServer:
             f'in API group "{target.group}" {where}',
             details=details,
         )
+
+    def _mounted_on(self, node: str, target: "_Target") -> bool:
+        """The Node authorizer's graph: pod of the node, its claims, their volumes."""
+        claims = {
+            (namespace, volume["persistentVolumeClaim"]["claimName"])
+            for (namespace, _), pod in self.store["pods"].items()
+            if pod["spec"].get("nodeName") == node
+            for volume in pod["spec"].get("volumes", ())
+            if "persistentVolumeClaim" in volume
+        }
+        if target.resource == "persistentvolumeclaims":
+            return (target.namespace, target.name) in claims
+        bound = (self.store["persistentvolumeclaims"].get(claim, {}) for claim in claims)
+        return any(claim.get("spec", {}).get("volumeName") == target.name for claim in bound)
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -961,6 +986,8 @@ _KINDS = {
     "tokenreviews": "TokenReview",
     "serviceaccounts": "ServiceAccount",
     "namespaces": "Namespace",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
+    "persistentvolumes": "PersistentVolume",
 }
 
 

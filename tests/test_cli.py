@@ -412,6 +412,22 @@ def test_with_an_api_pods_have_real_requests_and_every_fact_its_source(api: ApiS
     assert api.requests[0].query["fieldSelector"] == "spec.nodeName=lab-node"
 
 
+def test_a_check_tells_who_is_bound_by_a_volume_and_what_could_not_be_found_out(api: ApiServer, tmp_path: Path) -> None:
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+    api.modify_pod("default", "hog-guaranteed", lambda pod: pod["spec"].setdefault("volumes", []).append(volume))
+    options = ("check", "--host-root", str(CALM), "--kubeconfig", str(tmp_path / "kubeconfig"), "--api", "always")
+    assert "its claim data is on the local PersistentVolume pv-data" in run(*options).stdout
+    api.forbid("get", "persistentvolumeclaims")
+    told = run(*options).stdout
+    assert "may be bound to this node" in told
+    assert re.search(r"^volumes: .*forbidden", told, re.MULTILINE)
+    file = tmp_path / "pods.json"
+    file.write_text(json.dumps({"metadata": {}, "items": [api.get_pod("default", "hog-guaranteed")]}), encoding="utf-8")
+    told = run("check", "--host-root", str(CALM), "--pods", str(file)).stdout
+    assert re.search(r"^volumes: .*mount claims: 1$", told, re.MULTILINE)
+
+
 def test_with_node_credentials_a_check_says_that_there_will_be_no_fence(api: ApiServer, tmp_path: Path) -> None:
     config = tmp_path / "nodeagent.yaml"
     config.write_text(

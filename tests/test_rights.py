@@ -79,9 +79,11 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
     pods = [
         pod("hog", uid=HOG, owner=("ReplicaSet", "hog"), requests={"memory": "50Mi"}, grace=3),
         pod("blocked", uid=BLOCKED, owner=("ReplicaSet", "blocked"), labels={"app": "blocked"}),
+        pod("db", spec={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}),
     ]
     with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
         server.set_pdb("blocked", {"app": "blocked"}, allowed=0)
+        server.set_volume("data", {"local": {"path": "/mnt/disk1"}})
         yield server
 
 
@@ -92,6 +94,7 @@ def says_no_pressure(api: ApiServer) -> bool:
 
 def soft_episode(kubepods: Kubepods, api: ApiServer, agent: Run) -> None:
     """Calm, pressure, fence, an eviction, recovery, the fence down."""
+    assert api.wait_for(lambda: api.sent("GET", "/persistentvolumes/pv-data"), 30), agent.events()
     kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 30), agent.events()
     [asked] = api.sent("POST", "/hog/eviction")

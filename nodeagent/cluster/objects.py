@@ -21,6 +21,20 @@ class OwnerReference(Struct, rename="camel", gc=False):
     controller: bool | None = None
 
 
+class SpecFields(Struct):
+    node_name: dict[str, Any] | None = msgspec.field(default=None, name="f:nodeName")
+
+
+class Fields(Struct):
+    spec: SpecFields | None = msgspec.field(default=None, name="f:spec")
+
+
+class ManagedFields(Struct):
+    """Which fields somebody has set."""
+
+    fields: Fields | None = msgspec.field(default=None, name="fieldsV1")
+
+
 class Meta(Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
@@ -33,6 +47,7 @@ class Meta(Struct, rename="camel"):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
+    managed_fields: list[ManagedFields] | None = None
 
 
 class ResourceRequirements(Struct, rename="camel"):
@@ -64,9 +79,14 @@ class EmptyDirSource(Struct, rename="camel"):
     size_limit: str | int | None = None
 
 
+class ClaimSource(Struct, rename="camel"):
+    claim_name: str = ""
+
+
 class Volume(Struct, rename="camel"):
     name: str
     empty_dir: EmptyDirSource | None = None
+    persistent_volume_claim: ClaimSource | None = None
 
 
 class Requirement(Struct, rename="camel"):
@@ -84,6 +104,12 @@ class NodeSelectorTerm(Struct, rename="camel"):
 
 class NodeSelector(Struct, rename="camel"):
     node_selector_terms: list[NodeSelectorTerm] | None = None
+
+
+class VolumeNodeAffinity(Struct):
+    """A volume's; a pod's has a longer name for the same."""
+
+    required: NodeSelector | None = None
 
 
 class NodeAffinity(Struct, rename="camel"):
@@ -164,6 +190,28 @@ class NodeObject(Struct):
     metadata: Meta
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+
+class ClaimSpec(Struct, rename="camel"):
+    volume_name: str = ""
+
+
+class ClaimObject(Struct):
+    """A PersistentVolumeClaim."""
+
+    spec: ClaimSpec
+
+
+class VolumeSpec(Struct, rename="camel"):
+    local: dict[str, Any] | None = None
+    host_path: dict[str, Any] | None = None
+    node_affinity: VolumeNodeAffinity | None = None
+
+
+class VolumeObject(Struct):
+    """A PersistentVolume."""
+
+    spec: VolumeSpec
 
 
 class LabelSelector(Struct, rename="camel"):

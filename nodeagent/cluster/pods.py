@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from nodeagent.cluster import objects
+from nodeagent.cluster import objects, placement
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.listwatch import IDLE_S, PAGE, WATCH_S, ListWatch
@@ -41,7 +41,6 @@ MIRROR: Final = "kubernetes.io/config.mirror"
 """On a mirror pod: the UID that the static pod's cgroup and log directory carry."""
 KEPT_ANNOTATIONS: Final = (MIRROR, "kubernetes.io/config.source", "controller.kubernetes.io/pod-deletion-cost")
 KEPT_PREFIX: Final = "nodeagent.io/"
-HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 DEFAULT_GRACE_S: Final = 30.0
 """What the API server sets when terminationGracePeriodSeconds is left out."""
 _NOTES: Final = 20
@@ -242,7 +241,10 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
         labels=meta.labels or {},
         annotations=annotations,
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
-        node_bound=_node_bound(spec, owner),
+        node_bound=placement.node_bound(raw),
+        claims=tuple(
+            v.persistent_volume_claim.claim_name for v in spec.volumes or () if v.persistent_volume_claim is not None
+        ),
         empty_dirs=tuple(
             EmptyDir(v.name, v.empty_dir.medium == "Memory", _whole(v.empty_dir.size_limit))
             for v in spec.volumes or ()
@@ -306,41 +308,6 @@ def _resize_infeasible(status: objects.PodStatus) -> bool:
     return status.resize == "Infeasible" or any(
         c.type == "PodResizePending" and c.reason == "Infeasible" for c in status.conditions or ()
     )
-
-
-def _node_bound(spec: objects.PodSpec, owner: objects.OwnerReference | None) -> str:
-    """Why only this very node would do for the pod's successor.
-
-    A DaemonSet's pods are bound by their controller on every node alike; that they are a DaemonSet's is a protection of
-    its own. A `nodeName` in the pod template cannot be told from the scheduler's choice in the object.
-    """
-    if owner is not None and owner.kind == "DaemonSet":
-        return ""
-    if HOSTNAME_LABEL in (spec.node_selector or {}):
-        return f"nodeSelector {HOSTNAME_LABEL}={(spec.node_selector or {})[HOSTNAME_LABEL]}"
-    affinity = spec.affinity.node_affinity if spec.affinity else None
-    terms = (affinity.required.node_selector_terms or []) if affinity and affinity.required else []
-    # The terms are alternatives: one that leaves a choice frees the pod.
-    if terms and all(_names_one_node(term) for term in terms):
-        names = sorted({name for term in terms for name in _named_nodes(term)})
-        return f"node affinity to {names[0]}" if len(names) == 1 else ""
-    return ""
-
-
-def _named_nodes(term: objects.NodeSelectorTerm) -> list[str]:
-    named = [
-        r.values or []
-        for r in (
-            *(r for r in term.match_fields or () if r.key == "metadata.name"),
-            *(r for r in term.match_expressions or () if r.key == HOSTNAME_LABEL),
-        )
-        if r.operator == "In"
-    ]
-    return min(named, key=len, default=[])
-
-
-def _names_one_node(term: objects.NodeSelectorTerm) -> bool:
-    return len(_named_nodes(term)) == 1
 
 
 def _epoch(moment: datetime | None) -> float | None:

@@ -55,6 +55,8 @@ SPREAD_S: Final = 10.0
 instead of 50,000 (benchmarks/fleet.py)."""
 SPREAD_EVENTS_S: Final = 3.0
 """Longest wait of an Event, for the same reason; whoever reads it reads minutes later."""
+SPREAD_VOLUMES_S: Final = 3.0
+"""Longest wait before the first claim is looked up; until then the pods with claims are protected."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
 WAITS: Final = ("fence", "budgets", "lease")
@@ -456,7 +458,7 @@ class ClusterSession:
         if config.protection.disruption_budgets:
             self._budgets = BudgetWatch(transport, wake=self._wake, spread_s=_spread_s(config))
         if config.protection.node_bound:
-            self._volumes = VolumeLookup(transport, confirmed.name, spread_s=SPREAD_S)
+            self._volumes = VolumeLookup(transport, confirmed.name, spread_s=SPREAD_VOLUMES_S)
         pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=config.protection.annotations)
         pods.start()
         self._confirmed = confirmed

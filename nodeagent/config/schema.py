@@ -205,7 +205,8 @@ class Protection(NamedTuple):
     bare_pods: bool = True
     """Protect pods that no controller would bring back."""
     node_bound: bool = True
-    """Protect pods that could only come back to this very node."""
+    """Protect pods that could only come back to this very node: by `nodeName` in their template, a hostname selector or
+    affinity, or a local PersistentVolume. While it is not known whether a volume is local, its pod is protected."""
     minimum_age_s: Annotated[float, ANY_DURATION] = 60.0
     """Soft tier: protect pods younger than this. In the hard tier the youngest is often the culprit."""
     disruption_budgets: bool = True

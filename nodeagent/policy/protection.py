@@ -5,8 +5,8 @@ Promises:
 1. What is compiled in (`switch` is empty) no configuration can take away: static, mirror, the agent's own pod,
    system-node-critical, priorities of 2000000000 and above, pods that the API could not name, and pods that are no
    candidates at all (finished, terminating, not running, usage unknown).
-2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for is
-   left alone.
+2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for or
+   whose volumes could not be looked up is left alone.
 3. A tenant's wish (`nodeagent.io/evict`) counts only where the administrator says so, and never in the hard tier.
 
 Theory of operation. STANDING protections depend on the pod's object and the configuration alone, so their answer is
@@ -114,7 +114,11 @@ def _bare(pod: Pod, rules: Rules) -> str | None:
 
 
 def _node_bound(pod: Pod, rules: Rules) -> str | None:
-    return f"could only come back to this node: {pod.node_bound}" if rules.node_bound and pod.node_bound else None
+    if not rules.node_bound:
+        return None
+    if pod.node_bound:
+        return f"could only come back to this node: {pod.node_bound}"
+    return f"may be bound to this node: {pod.claims_unknown}" if pod.claims_unknown else None
 
 
 def _label(pod: Pod, rules: Rules) -> str | None:

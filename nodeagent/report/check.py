@@ -14,7 +14,7 @@ import time
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, Startup
-from nodeagent.journal import contests
+from nodeagent.journal import told
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
@@ -26,6 +26,7 @@ from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from nodeagent.cluster.transport import Transport
+    from nodeagent.cluster.volumes import Claim, Place
     from nodeagent.sampling.disk.look import DiskLook
 
 DISKS: Final = frozenset([each for each in Signal if each.partition("fs.")[1]])
@@ -34,6 +35,8 @@ SHORT_DISK_S: Final = 1.0
 monitoring plugin."""
 DISK_S: Final = 30.0
 """The same when it was asked for."""
+CLAIMS_S: Final = 2.0
+"""How long the API is asked about the volumes that pods mount: a few hundred claims on a healthy cluster."""
 REST_S: Final = 10.0
 """How long host directories are walked for each file system when it was asked for."""
 RANKABLE: Final = tuple(signal for signal in Signal if not signal.startswith("containerfs"))
@@ -129,6 +132,7 @@ class Observer:
         )
         self._state: PolicyState | None = None
         self._transport: Transport | None = None
+        self._places: dict[Claim, Place] = {}
         self._disks: DiskLook | None = None
         self._kubelet, self._kubelet_notes = kubelet.find(self._host)
 
@@ -194,17 +198,14 @@ class Observer:
             *report.plan.notes,
             *warnings,
             *self._kubelet_notes,
-            *self._contests(report.snapshot.taken_at),
+            *self._told(report.snapshot.taken_at),
             *_unjoined(report.snapshot, known),
             *races,
         )
 
-    def _contests(self, now: float) -> tuple[Note, ...]:
-        """What an agent that runs here tells of the conditions that it shares with the kubelet."""
-        if self._host.recorded:
-            return ()
-        told, age_s = contests.read(self._config.state_dir, now=now)
-        return contests.notes(told, age_s=age_s)
+    def _told(self, now: float) -> tuple[Note, ...]:
+        """What an agent that runs here says of itself."""
+        return () if self._host.recorded else told.read(self._config.state_dir, now=now)
 
     # --- pods
 
@@ -224,7 +225,10 @@ class Observer:
             listed = podlist.read(path, node_name=self._config.node_name)
         except podlist.PodListError as error:
             raise CheckError(f"--pods {path}: {error}") from error
-        return KnownPods(listed.pods, self._host.boottime(), path, listed.notes)
+        claims = sum(bool(pod.claims) for pod in listed.pods)
+        told = f"a file of pods does not tell whom a local volume binds to this node; pods that mount claims: {claims}"
+        notes = (Note("volumes", told),) if claims and self._config.protection.node_bound else ()
+        return KnownPods(listed.pods, self._host.boottime(), path, listed.notes + notes)
 
     def _from_api(self) -> KnownPods:
         from nodeagent.cluster import credentials
@@ -234,7 +238,7 @@ class Observer:
             if self._wish.api == "always" or self._config.cluster.kubeconfig:
                 raise CheckError(f"the API cannot be asked: {found.reason}")
             return KnownPods(None, None, f"this host alone, {found.reason}")
-        from nodeagent.cluster import identity, pods, transport
+        from nodeagent.cluster import identity, pods, transport, volumes
 
         notes: tuple[Note, ...] = ()
         try:
@@ -242,9 +246,15 @@ class Observer:
                 timeout_s = self._config.cluster.request_timeout_s
                 self._transport = transport.connect(found, request_timeout_s=timeout_s)
             view = pods.list_pods(self._transport, self._node_name)
+            if self._config.protection.node_bound:
+                placed, trouble = volumes.look_up_all(
+                    self._transport, view.pods, node_name=self._node_name, known=self._places, for_s=CLAIMS_S
+                )
+                view = view._replace(pods=placed)
+                notes = (Note("volumes", trouble),) if trouble else ()
             if self._config.mode is Mode.ENFORCE and self._config.conditions.fence:
                 me = identity.Identity(self._node_name, "", identity.whoami(self._transport))
-                notes = (Note("fence", identity.NO_FENCE),) if me.node_credentials else ()
+                notes += (Note("fence", identity.NO_FENCE),) if me.node_credentials else ()
         except (transport.ApiError, transport.CredentialsError) as error:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error

@@ -161,34 +161,6 @@ def test_what_a_resize_has_reached_is_read() -> None:
     assert found.resize_infeasible
 
 
-@pytest.mark.parametrize(
-    ("spec", "bound"),
-    [
-        ({}, False),
-        ({"nodeSelector": {"kubernetes.io/hostname": "lab-node"}}, True),
-        ({"nodeSelector": {"disk": "ssd"}}, False),
-        ([[("matchFields", "metadata.name", "In", ["lab-node"])]], True),
-        ([[("matchExpressions", "kubernetes.io/hostname", "In", ["lab-node"])]], True),
-        ([[("matchExpressions", "kubernetes.io/hostname", "In", ["a", "lab-node"])]], False),
-        ([[("matchExpressions", "kubernetes.io/hostname", "NotIn", ["a"])]], False),
-        ([[("matchFields", "metadata.name", "In", ["a"])], [("matchExpressions", "zone", "In", ["z"])]], False),
-        ([[("matchFields", "metadata.name", "In", ["a"])], [("matchFields", "metadata.name", "In", ["b"])]], False),
-    ],
-)
-def test_a_pod_that_could_only_come_back_here_says_why(spec: Any, bound: bool) -> None:
-    if isinstance(spec, list):
-        terms = []
-        for term in spec:
-            built: dict[str, list[Json]] = {}
-            for kind, key, operator, values in term:
-                built.setdefault(kind, []).append({"key": key, "operator": operator, "values": values})
-            terms.append(built)
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-        spec = {"affinity": {"nodeAffinity": required}}
-    assert bool(read(spec=spec).node_bound) == bound
-    assert read(spec=spec, owner=("DaemonSet", "d")).node_bound == ""
-
-
 def test_volumes_in_memory_are_told_from_those_on_disk() -> None:
     volumes = [
         {"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},

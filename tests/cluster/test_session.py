@@ -287,6 +287,30 @@ def test_lists_and_failures_of_the_nodes_watch_are_counted_as_those_of_the_pods(
     eventually(lambda: relists()["node"] > 1, within_s=20.0)
 
 
+# --- volumes ---------------------------------------------------------------------------------------------------------
+
+
+def mounting(name: str) -> dict[str, Any]:
+    return pod(name, spec={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]})
+
+
+def test_a_pod_with_a_local_volume_is_bound_to_the_node(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+    api.add_pod(mounting("db"))
+    agent = session()
+    eventually(lambda: any(each.node_bound for each in agent.pods().pods if each.name == "db"), within_s=20.0)
+    assert agent.pods().pods is agent.pods().pods
+
+
+def test_nobody_asks_about_volumes_that_protect_nobody(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+    api.add_pod(mounting("db"))
+    agent = session(ENFORCE._replace(protection=Protection(node_bound=False)))
+    agent.publish([FALSE])
+    assert api.wait_for(lambda: api.sent("PATCH", "/status"), 5)
+    assert not api.sent("GET", "/persistentvolumeclaims/data")
+
+
 # --- events ----------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ RIGHTS: Final = {
     "/api/v1/nodes/{}/status": ("", "nodes/status", {"patch"}),
     "/api/v1/namespaces/{}/pods/{}/eviction": ("", "pods/eviction", {"create"}),
     "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": ("policy", "poddisruptionbudgets", {"list", "watch"}),
+    "/api/v1/namespaces/{}/persistentvolumeclaims/{}": ("", "persistentvolumeclaims", {"get"}),
+    "/api/v1/persistentvolumes/{}": ("", "persistentvolumes", {"get"}),
     "/apis/events.k8s.io/v1/namespaces/{}/events": ("events.k8s.io", "events", {"create", "patch"}),
 }
 OPTIONAL_RIGHTS: Final = {
