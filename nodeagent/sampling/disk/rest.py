@@ -5,7 +5,6 @@ until a deadline, so it belongs into a worker.
 """
 
 import os
-import stat
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -13,7 +12,7 @@ from typing import Final, NamedTuple
 from nodeagent.model import DiskRest, HostDirectory, Signal
 from nodeagent.sampling.disk.attribution import PodDisk
 from nodeagent.sampling.disk.walk import Walk
-from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.host import Host, Mount, Unreadable
 
 
 class PodDirectories(NamedTuple):
@@ -29,6 +28,7 @@ class PodDirectories(NamedTuple):
 _OPENED: Final = ("/", "/var", "/var/lib", "/var/log")
 # Mount points of one file system that are looked into; a second one has the same content.
 _MOUNT_POINTS: Final = 1
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NOT_WALKED: Final = frozenset({"/proc", "/sys", "/dev", "/run"})
 
 
@@ -112,49 +112,57 @@ def _less(directory: HostDirectory, held: Iterable[tuple[str, int, int]]) -> Hos
 
 def walk_directories(host: Host, device: int, *, until: float) -> list[HostDirectory]:
     """Host directories on this device (st_dev), with all that is in them; those that time.monotonic() `until` left no
-    time for are missing, the one it cut short is a lower bound."""
-    found = []
-    for path in _candidates(host, device):
-        if time.monotonic() >= until:
-            break
-        try:
-            fd = host.open(path)
-        except Unreadable:
-            continue
-        try:
-            here = os.fstat(fd)
-        except OSError:
-            os.close(fd)
-            continue
-        if here.st_dev != device or not stat.S_ISDIR(here.st_mode):
-            os.close(fd)
-            continue
-        with Walk(fd) as walking:
-            walking.step(until=until)
-            tally = walking.tally
-        found.append(HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete))
-    return found
+    time for are missing, the one it cut short is a lower bound.
 
-
-def _candidates(host: Host, device: int) -> list[str]:
-    """Directories one level below those of _OPENED and below the file system's own mount points, the most likely ones
-    first."""
-    opened = [*_mount_points(host, device), *reversed(_OPENED)]
-    paths = []
-    for top in dict.fromkeys(opened):
-        try:
-            names = [name for name, _ in host.subdirectories(top)]
-        except Unreadable:
-            continue
-        paths += [os.path.join(top, name) for name in sorted(names)]
-    return [path for path in paths if path not in opened and path not in _NOT_WALKED]
-
-
-def _mount_points(host: Host, device: int) -> list[str]:
-    """Where the whole of this file system is mounted; bind mounts of parts of it are found through the whole."""
+    They are directories one level below those of _OPENED and below the file system's own mount point, the most likely
+    ones first. What another file system is mounted on is not touched: its server may be dead.
+    """
     try:
         mounts = host.mounts()
     except Unreadable:
-        return []
-    mine = [mount.point for mount in mounts if mount.root == "/" and mount.point not in _OPENED]
-    return [point for point in mine if _device(host, point) == device][:_MOUNT_POINTS]
+        mounts = []
+    opened = dict.fromkeys([*_own_mount_points(host, device, mounts), *reversed(_OPENED)])
+    avoided = {*opened, *_NOT_WALKED, *(mount.point for mount in mounts if not _may_be(mount, device))}
+    found: list[HostDirectory] = []
+    for top in opened:
+        try:
+            names = [name for name, _ in host.subdirectories(top)]
+            above = host.open(top)
+        except Unreadable:
+            continue
+        try:
+            for name in sorted(names):
+                path = os.path.join(top, name)
+                if time.monotonic() >= until:
+                    return found
+                if path not in avoided and (directory := _walked(above, name, path, device, until)) is not None:
+                    found.append(directory)
+        finally:
+            os.close(above)
+    return found
+
+
+def _walked(above: int, name: str, path: str, device: int, until: float) -> HostDirectory | None:
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=above)
+    except OSError:
+        return None  # gone, or a link now
+    if os.fstat(fd).st_dev != device:
+        os.close(fd)
+        return None
+    with Walk(fd) as walking:
+        walking.step(until=until)
+        tally = walking.tally
+    return HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete)
+
+
+def _own_mount_points(host: Host, device: int, mounts: Iterable[Mount]) -> list[str]:
+    """Where the whole of this file system is mounted; bind mounts of parts of it are found through the whole."""
+    mine = [mount.point for mount in mounts if mount.root == "/" and _may_be(mount, device)]
+    return [point for point in mine if point not in _OPENED and _device(host, point) == device][:_MOUNT_POINTS]
+
+
+def _may_be(mount: Mount, device: int) -> bool:
+    """Whether this may be a mount of the file system with this st_dev. A btrfs has another st_dev for each subvolume,
+    none of which is in the mount table."""
+    return mount.device == device or mount.fstype == "btrfs"

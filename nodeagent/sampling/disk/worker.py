@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nodeagent.host import workers
 from nodeagent.model import DiskRest, PodUsage, Signal
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, Progress
 from nodeagent.sampling.disk.walk import Count
@@ -124,7 +125,7 @@ class DiskWorker:
         self._look_after()
         if self._job is None and len(self._lost) < _ABANDONED:
             self._job = job = _Job(self._make_meter())
-            job.thread = threading.Thread(target=self._run, args=(job,), name="disk", daemon=True)
+            job.thread = workers.thread_of(lambda: self._run(job), name="disk")
             try:
                 job.thread.start()
             except RuntimeError as error:  # no PID left for a thread: the loop goes on without disks
@@ -190,7 +191,9 @@ class DiskWorker:
                 with self._lock:
                     request, self._next = self._next, None
                 if request is not None and self._job is job:
-                    self._measure(job, request)
+                    limit_s = request.budget_s + len(request.rests) * request.rest_budget_s + self._patience_s
+                    with workers.at("a walk", limit_s=limit_s):
+                        self._measure(job, request)
         finally:
             job.meter.close()
 
@@ -201,6 +204,10 @@ class DiskWorker:
         job.deadline = until + len(request.rests) * request.rest_budget_s
         pods: Mapping[str, PodDisk] = {}
         failure = ""
+
+        def unwanted() -> bool:
+            return job.stop.is_set() or self._job is not job
+
         try:
             pods = job.meter.measure(
                 request.pods,
@@ -208,7 +215,7 @@ class DiskWorker:
                 count=request.what,
                 unwritten=self._unwritten,
                 anew=request.anew,
-                stop=job.stop.is_set,
+                stop=unwanted,
             )
         except Exception as error:  # whatever it is, the thread must live, and the report say so
             failure = f"measuring disks failed: {type(error).__name__}: {error}"

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.model import DiskRest
 from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.sampling.disk.rest import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.disk.worker import DiskWorker, Request
 from nodeagent.sampling.host import Host
-from tests.sampling.disk.mounts import ext4, root_only, silent_fuse
+from tests.sampling.disk.mounts import ext4, mounted, root_only, silent_fuse
 from tests.sampling.disk.test_attribution import pod
 from tests.sampling.disk.test_walk import du, walk
 
@@ -71,6 +73,28 @@ def test_a_hanging_mount_below_a_tree_does_not_hold_up_the_walk(tmp_path: Path) 
     thread.join(10)
     assert returned, "the walk waits for a server that never answers"
     assert (tallies[0].mounts, tallies[0].inodes) == (1, 2)
+
+
+def test_a_hanging_mount_is_not_touched_in_the_search_for_what_is_in_no_pod(tmp_path: Path) -> None:
+    found: list[DiskRest] = []
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "tmpfs") as place:
+        (place / "images").mkdir()
+        (place / "images/blob").write_bytes(b"x" * 50_000)
+        (place / "outside").symlink_to("/")
+
+        def look() -> None:
+            where = PodDirectories(f"{place}/kubelet", f"{place}/logs", "")
+            until = time.monotonic() + 0.5
+            found.append(unattributed(Host("/"), str(place), attributed=[], directories=where, until=until))
+
+        with silent_fuse(place / "dead"):
+            thread = threading.Thread(target=look, daemon=True)
+            thread.start()
+            thread.join(20)
+            returned = not thread.is_alive()
+        thread.join(20)
+    assert returned, "it waits for a server that never answers"
+    assert [(each.path, each.bytes, each.inodes) for each in found[0].largest] == [(f"{place}/images", 53_248, 2)]
 
 
 def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(tmp_path: Path) -> None:
