@@ -68,6 +68,17 @@ def test_a_broken_link_and_a_missing_heading_are_found(tmp_path: Path) -> None:
     assert broken(odd) == links(odd), "outside the project nothing counts"
 
 
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    coming = [(ROOT / "README.md").resolve()]
+    while coming:
+        page = coming.pop()
+        seen.add(page)
+        targets = {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
+        coming += [target for target in targets if target.suffix == ".md" and target not in seen]
+    assert {page.resolve() for page in PAGES} - seen <= {(ROOT / "CHANGELOG.md").resolve()}
+
+
 def commands() -> list[str]:
     """Command lines of ours in the code blocks of the pages."""
     found = set()
