@@ -18,6 +18,7 @@ from tests.livenode import Kubepods, Run, StartAgent, needs_cgroup_v1, until
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 DAEMONSET: Final = Path(__file__).parents[1] / "daemonset.yaml"
+FLEET: Final = Path(__file__).parents[1] / "examples" / "fleet-leases.yaml"
 HOG, BLOCKED = str(uuid.uuid4()), str(uuid.uuid4())
 
 
@@ -61,10 +62,11 @@ def rights_of(rules: list[dict[str, Any]], namespace: str = "") -> set[Right]:
 
 
 def manifest(*, optional: bool) -> set[Right]:
-    """The rights in daemonset.yaml; with `optional` also those that stand there commented out."""
+    """The rights in daemonset.yaml; with `optional` also those that stand there commented out, and a fleet's."""
     text = DAEMONSET.read_text(encoding="utf-8")
     if optional:
         text = re.sub(r"^( +)# (- apiGroups|  (?:resources|verbs):)", r"\1\2", text, flags=re.MULTILINE)
+        text += "\n---\n" + FLEET.read_text(encoding="utf-8")
     found: set[Right] = set()
     for document in yaml.safe_load_all(text):
         if document["kind"] == "ClusterRole":

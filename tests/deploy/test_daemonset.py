@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from nodeagent.config.schema import Fleet
 from tests.deploy.manifests import DAEMONSET, REPOSITORY, container, documents, pod_spec, the
 
 CLUSTER: Final = REPOSITORY / "nodeagent" / "cluster"
@@ -27,9 +28,12 @@ RIGHTS: Final = {
     "/apis/events.k8s.io/v1/namespaces/{}/events": ("events.k8s.io", "events", {"create", "patch"}),
 }
 OPTIONAL_RIGHTS: Final = {
-    # Commented out in the ClusterRole: only `escalation.onBlocked: delete` uses the first two, only a fleet the last.
+    # Commented out in the ClusterRole: only `escalation.onBlocked: delete` uses them.
     "/api/v1/namespaces/{}/pods/{}/status": ("", "pods/status", {"patch"}),
     "/api/v1/namespaces/{}/pods/{}": ("", "pods", {"delete"}),
+}
+FLEET_RIGHTS: Final = {
+    # The Role of examples/fleet-leases.yaml: only `fleet.maxConcurrentEvictions` uses them.
     "/apis/coordination.k8s.io/v1/namespaces/{}/leases": (
         "coordination.k8s.io",
         "leases",
@@ -152,14 +156,14 @@ def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
 
 
 def test_every_path_that_the_code_requests_has_its_right() -> None:
-    known = RIGHTS.keys() | OPTIONAL_RIGHTS.keys() | EVERYBODYS
+    known = RIGHTS.keys() | OPTIONAL_RIGHTS.keys() | FLEET_RIGHTS.keys() | EVERYBODYS
     unknown = {(path, module) for path, module in request_paths() if path not in known}
     assert not unknown
 
 
 def test_every_right_is_for_a_path_that_the_code_requests() -> None:
     requested = {path for path, _ in request_paths()}
-    assert not (RIGHTS.keys() | OPTIONAL_RIGHTS.keys()) - requested
+    assert not (RIGHTS.keys() | OPTIONAL_RIGHTS.keys() | FLEET_RIGHTS.keys()) - requested
 
 
 def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
@@ -168,6 +172,17 @@ def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
     rules = yaml.safe_load(commented)
     commented_out = [(rule["apiGroups"][0], rule["resources"][0], set(rule["verbs"])) for rule in rules]
     assert commented_out == list(OPTIONAL_RIGHTS.values())
+
+
+def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -> None:
+    role, binding = yaml.safe_load_all((REPOSITORY / "examples" / "fleet-leases.yaml").read_text(encoding="utf-8"))
+    assert (role["kind"], binding["kind"]) == ("Role", "RoleBinding")
+    [rule] = role["rules"]
+    assert [(rule["apiGroups"][0], rule["resources"][0], set(rule["verbs"]))] == list(FLEET_RIGHTS.values())
+    home = the("Namespace")["metadata"]["name"]
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"], Fleet().lease_namespace} == {home}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == the("ClusterRoleBinding")["subjects"]
 
 
 # --- the pod ---------------------------------------------------------------------------------------------------------
