@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from nodeagent.config.schema import Config, RankingKey
 from nodeagent.lean import NamedTuple
 from nodeagent.model import (
+    DiskLayout,
     SIGNAL_TABLE,
     NodeSnapshot,
     Pod,
@@ -122,7 +123,12 @@ def line_up(
     order = ranking.order_for(config.ranking, signal, snapshot.layout, wishes=wishes)
     standing = memo.standing(snapshot.pods, signal, config=config)
     subjects = _subjects(snapshot, signal, standing, order, tier=tier, config=config, growth=growth)
-    by_writes = tier is Tier.HARD and signal in ranking.DISK_BYTES and all(each.usage is None for each in subjects)
+    by_writes = (
+        tier is Tier.HARD
+        and signal in ranking.DISK_BYTES
+        and snapshot.layout is not DiskLayout.UNKNOWN  # only observed: who knows what the writers fill
+        and all(each.usage is None for each in subjects)
+    )
     if by_writes:
         order = (ranking.WRITE_RATE, *order)
         subjects = _writers(subjects, snapshot, signal, config=config)

@@ -57,6 +57,13 @@ def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_sa
     assert [refusal.code for refusal in plan.ranking[2].refusals] == ["usage-unknown"]
 
 
+@pytest.mark.parametrize(("layout", "victims"), [(DiskLayout.SINGLE, ["filler"]), (DiskLayout.UNKNOWN, [])])
+def test_on_an_unknown_layout_nobody_goes_for_what_he_writes(layout: DiskLayout, victims: list[str]) -> None:
+    seen = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)
+    plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(Signal.NODEFS, GI)))
+    assert [victim.pod.name for victim in plan.victims] == victims
+
+
 def test_the_soft_tier_waits_for_the_walk() -> None:
     plan = decided(filler("filler", rate=150.0 * MI), threshold=soft(Signal.NODEFS, GI))
     assert not plan.victims
