@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from nodeagent.config.schema import Config, RankingKey
 from nodeagent.lean import NamedTuple
 from nodeagent.model import (
-    DiskLayout,
     SIGNAL_TABLE,
+    DiskLayout,
     NodeSnapshot,
     Pod,
     PodSource,
