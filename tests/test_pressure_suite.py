@@ -50,7 +50,7 @@ class Kubelet:
         while not self._over.is_set():
             self._api.wait_for(lambda: self._over.is_set() or self._starting() or self._ending(), 0.2)
             for key, pod in self._starting():
-                self._start(key, pod["metadata"]["uid"], pod["spec"].get("volumes", ()))
+                self._start(key, pod["metadata"]["uid"], pod["spec"]["containers"][0].get("volumeMounts", ()))
             for key, pod in self._ending():
                 self._end(key, pod["metadata"]["uid"])
 
@@ -63,9 +63,9 @@ class Kubelet:
     def _pods(self) -> list[tuple[tuple[str, str], Json]]:
         return list(self._api.store["pods"].items())
 
-    def _start(self, key: tuple[str, str], uid: str, volumes: list[Json]) -> None:
-        for volume in volumes:
-            (self._volumes(uid) / "kubernetes.io~empty-dir" / volume["name"]).mkdir(parents=True)
+    def _start(self, key: tuple[str, str], uid: str, mounts: list[Json]) -> None:
+        for mount in mounts:
+            (self._volumes(uid) / "kubernetes.io~empty-dir" / mount["name"]).mkdir(parents=True)
         self._kubepods.adopt(uid, subprocess.Popen(["sleep", "86400"], text=True), qos="besteffort")
         self._started.add(uid)
 

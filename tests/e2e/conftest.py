@@ -53,12 +53,19 @@ class Cluster:
     def pod_path(self, name: str = "") -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods" + (f"/{name}" if name else "")
 
-    def start_pod(self, name: str, *, labels: dict[str, str] | None = None, spec: Json | None = None) -> Json:
-        """A pod that does nothing, from an image that the node already has; `spec` is merged into its own. Skips when
-        it does not start."""
+    def start_pod(
+        self,
+        name: str,
+        *,
+        labels: dict[str, str] | None = None,
+        spec: Json | None = None,
+        container: Json | None = None,
+    ) -> Json:
+        """A pod that does nothing, from an image that the node already has; `spec` and `container` are merged into its
+        own. Skips when it does not start."""
         problems = []
         for image in self._images():
-            self.post(self.pod_path(), self._pod(name, image, labels or {}, spec or {}))
+            self.post(self.pod_path(), self._pod(name, image, labels or {}, spec or {}, container or {}))
             if self.until(lambda: self._ready(name), timeout_s=60):
                 return self.get(self.pod_path(name))
             problems.append(f"{image}: {json.dumps(self.get(self.pod_path(name))['status'])[:300]}")
@@ -91,8 +98,8 @@ class Cluster:
         images = [image["names"][-1] for image in self.node()["status"].get("images", ()) if image.get("names")]
         return sorted((i for i in images if "pause" in i), key=len)[:2]
 
-    def _pod(self, name: str, image: str, labels: dict[str, str], extra: Json) -> Json:
-        container = {"name": "c", "image": image, "imagePullPolicy": "Never"}
+    def _pod(self, name: str, image: str, labels: dict[str, str], extra: Json, more: Json) -> Json:
+        container = {"name": "c", "image": image, "imagePullPolicy": "Never", **more}
         spec: Json = {
             "nodeName": self.node_name,
             "containers": [container],

@@ -63,8 +63,10 @@ class ThisNode:
 
     def start_pod(self, name: str, *, labels: dict[str, str] | None = None) -> Json:
         """An idle pod that can be loaded."""
-        volumes = {"hostPID": True, "volumes": [{"name": VOLUME, "emptyDir": {}}], "terminationGracePeriodSeconds": 5}
-        return self.cluster.start_pod(name, labels=labels, spec=volumes)
+        spec = {"hostPID": True, "volumes": [{"name": VOLUME, "emptyDir": {}}], "terminationGracePeriodSeconds": 5}
+        # A kubelet makes no directory for a volume that no container mounts.
+        mounts = {"volumeMounts": [{"name": VOLUME, "mountPath": f"/{VOLUME}"}]}
+        return self.cluster.start_pod(name, labels=labels, spec=spec, container=mounts)
 
     def remove_pod(self, name: str) -> None:
         self.cluster.delete(self.cluster.pod_path(name), grace_s=1)
