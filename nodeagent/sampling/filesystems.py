@@ -25,6 +25,14 @@ _DOCKER_ROOT: Final = "/var/lib/docker"
 _SERVICES: Final = tuple(
     f"/sys/fs/cgroup{hierarchy}/system.slice/{{}}/cgroup.procs" for hierarchy in ("", "/systemd", "/unified", "/memory")
 )
+# Distributions that bring a containerd of their own start it in their own service.
+_CONTAINERD_UNITS: Final = (
+    "containerd.service",
+    "k3s.service",
+    "k3s-agent.service",
+    "rke2-server.service",
+    "rke2-agent.service",
+)
 _SOCKETS: Final = {"cri-o": ("/run/crio/crio.sock",), "containerd": ("/run/containerd/containerd.sock",)}
 
 Statvfs = Callable[[str], FileSystem]
@@ -150,7 +158,7 @@ def find_store(host: Host, config: Sampling, statvfs: Statvfs) -> tuple[ImageSto
 
 
 def _containerd(host: Host, statvfs: Statvfs) -> ImageStore | None:
-    words = service_command_line(host, "containerd.service", ("containerd",))
+    words = next(filter(None, (service_command_line(host, unit, ("containerd",)) for unit in _CONTAINERD_UNITS)), ())
     config = _path_flag(words, ("--config", "-config", "-c")) or _CONTAINERD_CONFIG
     root = _path_flag(words, ("--root", "-root")) or _configured(host, config, "", "root") or _CONTAINERD_ROOT
     if not _is_there(root, statvfs):

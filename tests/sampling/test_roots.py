@@ -82,3 +82,13 @@ def test_containerds_root_is_what_its_command_line_or_its_own_configuration_says
     store = tree.detect().store
     assert store is not None
     assert store.images == "/data/c"
+
+
+@pytest.mark.parametrize("unit", ["k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"])
+def test_a_containerd_that_a_distribution_starts_in_its_own_service_is_found(tree: Tree, unit: str) -> None:
+    root = "/var/lib/rancher/agent/containerd"
+    tree.directory(root)
+    tree.service(unit, 99, "containerd", "-c", "/etc/c.toml", "--state", "/run/k3s/containerd", "--root", root)
+    layout = tree.detect()
+    assert layout.store is not None
+    assert (layout.store.runtime, layout.store.images) == ("containerd", root)
