@@ -1,5 +1,6 @@
-"""What the deployment tests read: the documents of daemonset.yaml."""
+"""What the deployment tests read: the documents of daemonset.yaml, and its patch in examples/."""
 
+import copy
 from pathlib import Path
 from typing import Any, Final
 
@@ -7,6 +8,7 @@ import yaml
 
 REPOSITORY: Final = Path(__file__).parents[2]
 DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
+BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
 
 Document = dict[str, Any]
 
@@ -28,8 +30,29 @@ def pod_spec() -> Document:
     return spec
 
 
-def container() -> Document:
-    """Its only container."""
-    (only,) = pod_spec()["containers"]
+def container(daemonset: Document | None = None) -> Document:
+    """Its only container; of daemonset.yaml, or of a changed one."""
+    (only,) = (daemonset or the("DaemonSet"))["spec"]["template"]["spec"]["containers"]
     found: Document = only
     return found
+
+
+def with_brake() -> Document:
+    """The DaemonSet as `kubectl patch` leaves it with the patch of examples/."""
+    patched: Document = _merged(the("DaemonSet"), yaml.safe_load(BRAKE.read_text(encoding="utf-8")))
+    return patched
+
+
+MERGE_KEYS: Final = {"containers": "name", "volumeMounts": "mountPath"}
+"""Lists that a strategic merge patch merges, by what; every other one is replaced (the API's x-kubernetes-patch-*)."""
+
+
+def _merged(old: Any, patch: Any, field: str = "") -> Any:
+    if isinstance(old, dict) and isinstance(patch, dict):
+        return copy.deepcopy(old) | {key: _merged(old.get(key), value, key) for key, value in patch.items()}
+    if isinstance(old, list) and isinstance(patch, list) and field in MERGE_KEYS:
+        by = {each[MERGE_KEYS[field]]: each for each in old}
+        for each in patch:
+            by[each[MERGE_KEYS[field]]] = _merged(by.get(each[MERGE_KEYS[field]]), each)
+        return list(by.values())
+    return patch

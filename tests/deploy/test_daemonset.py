@@ -11,7 +11,7 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.config.schema import Fleet
-from tests.deploy.manifests import DAEMONSET, REPOSITORY, container, documents, pod_spec, the
+from tests.deploy.manifests import DAEMONSET, REPOSITORY, Document, container, documents, pod_spec, the, with_brake
 
 CLUSTER: Final = REPOSITORY / "nodeagent" / "cluster"
 
@@ -81,7 +81,7 @@ def schema_validator() -> Any:
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.36", "1.37"])
 def test_every_document_is_valid_by_the_published_schemas_and_has_no_unknown_field(version: str) -> None:
     validate = schema_validator().validate
-    for document in documents():
+    for document in (*documents(), with_brake()):
         assert validate(document, version, strict=True) == version
 
 
@@ -248,6 +248,35 @@ def test_host_paths_are_read_only_but_for_the_state() -> None:
         if mount["name"] in host_paths and not mount.get("readOnly")
     }
     assert writable == {"/run/nodeagent"}
+
+
+def read_only_with_what_is_below(mount: Document) -> bool:
+    """Whether it asks to be; the API server refuses that for a mount that is writable or takes part in propagation."""
+    asked: bool = mount.get("recursiveReadOnly", "Disabled") != "Disabled"
+    assert not asked or (mount.get("readOnly") is True and "mountPropagation" not in mount), mount
+    return asked
+
+
+def test_hierarchies_below_a_read_only_mount_are_read_only_too() -> None:
+    """A plain readOnly leaves mounts below as they are, and with cgroup v1 each hierarchy is one."""
+    asked = {mount["name"] for mount in container()["volumeMounts"] if read_only_with_what_is_below(mount)}
+    assert asked == {"proc", "cgroup", "kernel-mm", "pod-logs"}
+
+
+def test_the_patch_for_a_brake_opens_the_cgroups_and_allows_signals_and_nothing_else() -> None:
+    plain, patched = the("DaemonSet"), with_brake()
+    before, after = container(plain), container(patched)
+    [cgroup] = [mount for mount in after["volumeMounts"] if not mount.get("readOnly") and mount["name"] == "cgroup"]
+    assert not read_only_with_what_is_below(cgroup)
+    assert [m for m in after["volumeMounts"] if m["name"] != "cgroup"] == [
+        m for m in before["volumeMounts"] if m["name"] != "cgroup"
+    ]
+    [added] = set(after["securityContext"]["capabilities"]["add"]) - CAPABILITIES.keys()
+    assert added == "KILL"
+    assert "os.kill(" in (REPOSITORY / "nodeagent" / "host" / "brake.py").read_text(encoding="utf-8")
+    for each in (before, after):  # all the rest is as it was
+        del each["volumeMounts"], each["securityContext"]["capabilities"]["add"]
+    assert patched == plain
 
 
 def test_each_host_path_stands_under_the_host_root_and_none_is_wide() -> None:

@@ -1,8 +1,9 @@
 """daemonset.yaml's pod, run by a real container runtime (runc): what it mounts and may do is enough, and why it asks.
 
 The container is made from the Dockerfile, whose steps are taken without a container engine, and from the manifest: its
-mounts, capabilities, namespaces and user. Not from them: the seccomp profile, which a kubelet's runtime brings, and the
-network.
+mounts, capabilities, namespaces, user and memory limit. Not from them: the seccomp profile, which a kubelet's runtime
+brings, the network, and the CPU limit, because an emulated core has a tenth of a real one's speed
+(tests/deploy/test_limits.py has it).
 """
 
 import json
@@ -10,11 +11,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.deploy.manifests import REPOSITORY, container, pod_spec
+from nodeagent.config.quantity import parse_quantity
+from tests.deploy.manifests import REPOSITORY, Document, container, pod_spec, the, with_brake
 from tests.vm.dockerfile import Built, base_root, build
 from tests.vm.image import cache_folder
 from tests.vm.machine import Machine
@@ -23,6 +26,10 @@ from tests.vm.pods import VmPod, kill_pod, start_pod
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 BUNDLE: Final = "/var/tmp/bundle"
+PEAK: Final = "/run/vm/peak"
+"""Says how much memory the last container was charged at most."""
+CGROUP: Final = "/nodeagent-container"
+MEMORY_LIMIT: Final = parse_quantity(container()["resources"]["limits"]["memory"])
 CHECK: Final = ("check", "--api", "never", "-o", "json")
 LARGEST_IMAGE: Final = 210 << 20
 """Unpacked. Seen: 196 MB, of which 167 MB are debootstrap's minimal Debian and 29 MB Python and the agent."""
@@ -42,9 +49,11 @@ def image(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return built
 
 
-def runtime_spec(command: tuple[str, ...], environment: dict[str, str], *, host_pid: bool) -> dict[str, Any]:
+def runtime_spec(
+    command: tuple[str, ...], environment: dict[str, str], *, host_pid: bool, daemonset: Document
+) -> dict[str, Any]:
     """The OCI configuration that a kubelet's runtime would make of the manifest."""
-    capabilities = [f"CAP_{name}" for name in container()["securityContext"]["capabilities"]["add"]]
+    capabilities = [f"CAP_{name}" for name in container(daemonset)["securityContext"]["capabilities"]["add"]]
     namespaces = ["mount", "ipc", "uts", "network", "cgroup", *([] if host_pid else ["pid"])]
     return {
         "ociVersion": "1.0.2",
@@ -63,23 +72,24 @@ def runtime_spec(command: tuple[str, ...], environment: dict[str, str], *, host_
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", "nosuid", "noexec"]},
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
-            *host_mounts(),
+            *host_mounts(daemonset),
         ],
         "linux": {
             "namespaces": [{"type": name} for name in namespaces],
-            "resources": {"memory": {"limit": 96 << 20}},
-            "cgroupsPath": "/nodeagent-container",
+            "resources": {"memory": {"limit": MEMORY_LIMIT}},
+            "cgroupsPath": CGROUP,
         },
     }
 
 
-def host_mounts() -> Iterator[dict[str, Any]]:
+def host_mounts(daemonset: Document) -> Iterator[dict[str, Any]]:
     """The manifest's hostPath volumes as bind mounts. A container runtime makes them recursive."""
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod_spec()["volumes"] if "hostPath" in volume}
-    for mount in container()["volumeMounts"]:
+    for mount in container(daemonset)["volumeMounts"]:
         if mount["name"] in paths:
             propagation = "rslave" if mount.get("mountPropagation") == "HostToContainer" else "rprivate"
-            access = "ro" if mount.get("readOnly") else "rw"
+            recursive = mount.get("recursiveReadOnly", "Disabled") != "Disabled"
+            access = "rro" if recursive else "ro" if mount.get("readOnly") else "rw"
             yield {
                 "destination": mount["mountPath"],
                 "type": "bind",
@@ -89,13 +99,21 @@ def host_mounts() -> Iterator[dict[str, Any]]:
 
 
 def run_contained(
-    machine: Machine, image: Built, command: tuple[str, ...], *, host_pid: bool = True
+    machine: Machine,
+    image: Built,
+    command: tuple[str, ...],
+    *,
+    host_pid: bool = True,
+    daemonset: Document | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in the DaemonSet's container; its exit code and output."""
     environment = {"PATH": "/usr/bin:/bin", "NODE_NAME": "vm-node", **image.environment}
-    machine.write(f"{BUNDLE}/config.json", json.dumps(runtime_spec(command, environment, host_pid=host_pid)))
+    spec = runtime_spec(command, environment, host_pid=host_pid, daemonset=daemonset or the("DaemonSet"))
+    machine.write(f"{BUNDLE}/config.json", json.dumps(spec))
     return machine.run(
-        f"timeout 50 runc run --bundle {BUNDLE} nodeagent; s=$?; runc delete --force nodeagent; exit $s", check=False
+        f"timeout 50 runc run --keep --bundle {BUNDLE} nodeagent; s=$?; cat /sys/fs/cgroup{CGROUP}/memory.peak "
+        f">{PEAK}; runc delete --force nodeagent; exit $s",
+        check=False,
     )
 
 
@@ -111,7 +129,8 @@ def pods(machine: Machine) -> Iterator[list[VmPod]]:
 
 
 def check(machine: Machine, image: Built) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the report from inside the container, the report from outside)."""
+    """(the report from inside the container, the report from outside), of a node where no agent has run."""
+    machine.run("rm -rf /run/nodeagent/*")
     contained = run_contained(machine, image, (*image.command, *CHECK, "--host-root", "/host"))
     assert contained.returncode in (0, 1, 2), contained.stderr
     outside = machine.run(("/opt/nodeagent/bin/nodeagent", *CHECK), check=False).stdout
@@ -127,6 +146,16 @@ def test_the_image_is_small_and_has_what_it_needs(machine: Machine, image: Built
     rehearsed = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
     assert rehearsed.returncode == 0, rehearsed.stderr
     assert '"event":"started"' in rehearsed.stdout
+
+
+def test_with_its_own_files_not_yet_in_memory_it_keeps_a_third_of_its_limit_free(
+    machine: Machine, image: Built
+) -> None:
+    """They are charged to whoever reads them first, as on a node that has just pulled the image. Seen: 54 of 96 MiB."""
+    machine.run("sync; echo 3 >/proc/sys/vm/drop_caches")
+    rehearsed = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    assert int(machine.run(f"cat {PEAK}").stdout) < MEMORY_LIMIT * 2 // 3
 
 
 def test_the_container_sees_the_node_as_a_process_of_the_host_does(
@@ -197,3 +226,37 @@ def test_the_container_can_change_nothing_of_the_host_but_its_state(machine: Mac
         assert "Read-only file system" in tried.stderr, path
     kept = run_contained(machine, image, ("sh", "-c", "echo x >/run/nodeagent/probe && rm /run/nodeagent/probe"))
     assert kept.returncode == 0, kept.stderr
+
+
+HOLD_AND_END: Final = """
+import sys
+from pathlib import Path
+from nodeagent.host.brake import BrakeKind, CgroupBrake
+brake = CgroupBrake(unified=Path("/host/sys/fs/cgroup"), freezer=None)
+hold = brake.plan_hold(sys.argv[1], BrakeKind(sys.argv[2]), pod_uid="x", until=0.0)
+brake.apply(hold)
+print(Path("/host/sys/fs/cgroup" + sys.argv[1], "cgroup.events").read_text())
+brake.release(hold)
+brake.kill(sys.argv[1])
+"""
+"""What the agent does to a victim, in the container."""
+
+
+@pytest.mark.parametrize("kind", ["freeze", "throttle"])
+def test_with_the_patch_for_it_the_container_can_hold_and_end_a_pod(machine: Machine, image: Built, kind: str) -> None:
+    victim = start_pod(machine, "victim", work="hold 8 3")
+    try:
+        python = str(Path(image.command[0]).with_name("python"))
+        command = (python, "-c", HOLD_AND_END, victim.cgroup, kind)
+        without = run_contained(machine, image, command)
+        assert "Read-only file system" in without.stderr
+        assert machine.run(f"cat /sys/fs/cgroup{victim.cgroup}/cgroup.events").stdout == "populated 1\nfrozen 0\n"
+        done = run_contained(machine, image, command, daemonset=with_brake())
+        assert done.returncode == 0, done.stderr
+        # A freeze takes effect a moment after it was written, if it does before it is released.
+        assert done.stdout.startswith("populated 1")
+        populated = f'grep -q "populated 1" /sys/fs/cgroup{victim.cgroup}/cgroup.events'
+        gone = machine.run(f"timeout 20 sh -c 'while {populated}; do sleep 0.2; done'", check=False)
+        assert gone.returncode == 0, "its processes live on"
+    finally:
+        kill_pod(machine, victim)

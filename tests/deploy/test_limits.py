@@ -1,0 +1,38 @@
+"""The running agent lives within the memory and CPU that daemonset.yaml gives it, on 110 pods, in calm and pressure."""
+
+from typing import Final
+
+import pytest
+
+from benchmarks.footprint import HOGS, Footprint, limits, measure
+from tests.livenode import needs_cgroup_v1
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+PODS: Final = 110
+"""What a kubelet runs at most by default."""
+MOST: Final = 0.6
+"""Of the memory limit. Seen: 0.34 of it; a fresh node charges the agent's own files as well, some 20 MiB
+(tests/vm/test_container.py)."""
+
+
+@pytest.fixture(scope="module")
+def seen() -> Footprint:
+    return measure(PODS, calm_s=3.0)
+
+
+def test_the_memory_limit_is_never_hit_and_leaves_room(seen: Footprint) -> None:
+    assert seen.limit_hits == 0, seen
+    assert seen.peak < MOST * limits().memory, seen
+
+
+def test_it_is_ready_before_a_probe_could_end_it(seen: Footprint) -> None:
+    """daemonset.yaml: the first probe after 15 s."""
+    start = seen.phases[0]
+    assert start.name == "start"
+    assert start.seconds < 15, seen
+
+
+def test_who_fills_the_memory_is_evicted_in_time_with_so_little_cpu(seen: Footprint) -> None:
+    assert seen.evicted[0] == HOGS[0], seen
+    assert set(seen.evicted) == set(HOGS), seen
