@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from nodeagent.acting import Actor
-from nodeagent.cluster.conditions import Contest, OwnedCondition
+from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import changes
-from nodeagent.host import cost
+from nodeagent.host import cost, workers
 from nodeagent.host.protect import SpareDescriptors
 from nodeagent.host.wakeup import Wakeups
+from nodeagent.journal import contests
 from nodeagent.journal.records import Inputs
 from nodeagent.journal.teller import Teller, status
 from nodeagent.keeper import Keeper
@@ -67,7 +68,7 @@ class Agent:
             means.store,
             holds=means.holds,
             owned=self._owned,
-            contests=self._contests,
+            says=self._says,
             metrics=self._metrics,
             log=means.log,
         )
@@ -95,8 +96,11 @@ class Agent:
     def _owned(self) -> tuple[OwnedCondition, ...]:
         return self._parts.session.owned()
 
-    def _contests(self) -> tuple[Contest, ...]:
-        return self._parts.session.contests()
+    def _says(self) -> tuple[Note, ...]:
+        """What the report of `check` is to say of this agent, beside what it sees itself."""
+        session, means = self._parts.session, self._means
+        own = (*means.found, *workers.notes(), *contests.notes(session.contests()), *session.notes())
+        return (*own, *self._alarms.notes, *means.neighbours())
 
     def serve(self) -> None:
         """Serve metrics and probes where the configuration says. Raises AddressError."""
@@ -118,6 +122,7 @@ class Agent:
             log_lines_dropped=self._means.lines_dropped(),
             brakes_held=len(self._holds.held),
             requests_in_flight=counts.in_flight,
+            workers_stuck=[each.kind for each in workers.stuck()],
             walk=WalkFigures(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )
 
@@ -294,10 +299,11 @@ class Agent:
         self._keeper.save(now=snapshot.taken_at, at_once=False)
 
     def _tell(self, plan: Plan, snapshot: NodeSnapshot, before: PolicyState) -> None:
-        told, self._holds.notes = tuple(self._holds.notes), []
+        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.neighbours())
+        notes += (*workers.notes(), *self._holds.notes)
+        self._holds.notes = []
         if self._forks.storm(snapshot.taken_at):
-            told += (_storm_note(self._forks.rates(snapshot.taken_at)),)
-        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.neighbours(), *told)
+            notes += (_storm_note(self._forks.rates(snapshot.taken_at)),)
         inputs = Inputs(
             snapshot=snapshot,
             state=before,

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import ConfigFile
-from nodeagent.host import cost, notify, protect
+from nodeagent.host import cost, notify, protect, workers
 from nodeagent.host.brake import CgroupBrake, Hold
 from nodeagent.host.holds import OVERDUE, Holds
 from nodeagent.host.hooks import Hooks
@@ -177,7 +176,7 @@ class _Builder:
             # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its
             # own time: the loop does not wait for its threads.
             clear = config.mode is not Mode.ENFORCE
-            threading.Thread(target=before.session.stop, kwargs={"clear": clear}, daemon=True).start()
+            workers.begin(lambda: before.session.stop(clear=clear), name="old session")
         sampler = before.sampler
         if config.sampling != old.sampling or stall.wanted(config.thresholds) != stall.wanted(old.thresholds):
             sampler = self._sampler(config)

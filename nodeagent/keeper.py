@@ -9,11 +9,12 @@ Promises:
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.cluster.conditions import Contest, OwnedCondition
+from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.host.brake import Hold
 from nodeagent.host.holds import Holds
-from nodeagent.journal import contests
+from nodeagent.journal import told
 from nodeagent.journal.state import StateFile
+from nodeagent.model import Note
 from nodeagent.policy.state import PolicyState
 from nodeagent.report.metrics import Failure, Metrics, Stage
 
@@ -47,17 +48,17 @@ class Keeper:
         *,
         holds: Holds,
         owned: Callable[[], tuple[OwnedCondition, ...]],
-        contests: Callable[[], tuple[Contest, ...]],
+        says: Callable[[], tuple[Note, ...]],
         metrics: Metrics,
         log: "FilteringBoundLogger",
     ) -> None:
-        """`store` is None where there is no directory to write to. `holds`, `owned` and
-        `contests` are asked at each save."""
+        """`store` is None where there is no directory to write to. `holds` and `owned` are asked at each save, `says`,
+        what `check` is to tell of the running agent, at each that nobody waits for."""
         self.policy = policy
         self._store = store
         self._holds = holds
         self._owned = owned
-        self._contests = contests
+        self._says = says
         self._metrics = metrics
         self._log = log
         self._saved_at = float("-inf")
@@ -77,17 +78,11 @@ class Keeper:
         try:
             with self._metrics.timed(Stage.SAVE):
                 self._store.save(AgentState(self.policy, self._owned(), self._holds.held))
-                if not at_once:  # somebody waits for that
-                    self._tell_contests(self._store.directory, now=now)
+                if not at_once and now - self._told_at >= SAVE_EVERY_S:
+                    self._told_at = now
+                    told.write(self._store.directory, self._says(), now=now)
         except OSError as error:
             self._metrics.observe_failure(Failure.STATE_SAVE)
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
         return True
-
-    def _tell_contests(self, directory: str, *, now: float) -> None:
-        """For `check`, which cannot ask the running agent. A calm node has nothing to tell."""
-        told = self._contests()
-        if now - self._told_at >= SAVE_EVERY_S and any(each.wanted_s or each.held_by_other for each in told):
-            self._told_at = now
-            contests.write(directory, told, now=now)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.journal import contests
+from nodeagent.journal import told
 from tests.apiserver import ApiServer, pod
 from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
@@ -150,10 +150,7 @@ def test_check_tells_that_the_kubelet_resets_a_condition_of_the_running_agent(
     agent = start_agent(evictionSoftGracePeriod={"allocatableMemory.available": "10m"})
     state = tmp_path / "state"
 
-    def resets() -> int:
-        return sum(each.resets for each in contests.read(str(state), now=1e12)[0])
-
-    until(resets, "a reset is told")
+    until(lambda: "it was reset" in str(told.read(str(state), now=1e12)), "a reset is told")
     command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--config", str(tmp_path / "nodeagent.yaml")]
     report = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
     assert "MemoryPressure: the kubelet owns this condition: it was reset" in " ".join(report.split()), report

@@ -62,6 +62,7 @@ class BudgetWatch:
                     )
                 if namespace in self._watched:
                     self._watched[namespace].wanted_at = now
+                    self._watched[namespace].watch.start()
             stale = [name for name, entry in self._watched.items() if now - entry.wanted_at > KEEP_S]
             ended = [self._watched.pop(name) for name in stale]
             self._changes += bool(ended)
@@ -141,11 +142,10 @@ class _Namespace:
             transport,
             f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
             self,
-            name=f"budgets-{namespace}",
+            name=f"budgets {namespace}",
             clock=clock,
             spread_s=spread_s,
         )
-        self.watch.start()
 
     @property
     def told(self) -> bool:

@@ -37,6 +37,7 @@ from nodeagent.cluster.clock import boottime, stamp
 from nodeagent.cluster.node import NodeCondition, NodeView, NodeWatch
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
 from nodeagent.config.schema import StandardConditions
+from nodeagent.host import workers
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
 
 OWN_PREFIX: Final = "NodeAgent"
@@ -115,7 +116,7 @@ class NodeConditions:
         self.writes = 0
         """Patches sent since the start, for the metrics."""
         node.listen(self._wake)
-        self._thread = threading.Thread(target=self._run, name="conditions", daemon=True)
+        self._thread = workers.thread_of(self._run, name="conditions")
 
     def start(self) -> None:
         """Begin to write; returns at once."""

@@ -21,6 +21,7 @@ import msgspec
 
 from nodeagent.cluster.clock import boottime, micro_stamp
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
 
 QUEUE: Final = 200
@@ -86,7 +87,7 @@ class EventWriter:
         """Events that were not written, for the metrics."""
         self.reason = ""
         """Why the last one was not."""
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._thread = workers.thread_of(self._run, name="events")
 
     def start(self) -> None:
         """Begin to write; returns at once."""

@@ -23,6 +23,7 @@ import msgspec
 
 from nodeagent.cluster.clock import boottime, stamp
 from nodeagent.cluster.transport import JSON, STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.host import workers
 from nodeagent.model import Method, Outcome, OutcomeKind, Victim
 
 WORKERS: Final = 4
@@ -55,7 +56,7 @@ class Evictor:
         *,
         wake: Callable[[], None] = lambda: None,
         timeout_s: float | None = None,
-        workers: int = WORKERS,
+        threads: int = WORKERS,
         clock: Callable[[], float] = boottime,
         dry_run: bool = False,
     ) -> None:
@@ -71,7 +72,7 @@ class Evictor:
         self._counting = threading.Lock()
         self._warming = threading.Lock()
         self._warmed_at = -math.inf
-        self._threads = [threading.Thread(target=self._work, name=f"evict-{n}", daemon=True) for n in range(workers)]
+        self._threads = [workers.thread_of(self._work, name=f"evict-{n}") for n in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -113,7 +114,10 @@ class Evictor:
         if time.monotonic() - self._warmed_at < WARM_FOR_S or not self._warming.acquire(blocking=False):
             return
         self._warmed_at = time.monotonic()
-        threading.Thread(target=self._warm, args=(connections,), name="warm", daemon=True).start()
+        if workers.begin(lambda: self._warm(connections), name="warm") is None:
+            # A fork bomb leaves no PID for a thread, which is no reason not to evict it on a cold connection.
+            self._warmed_at += WARM_AGAIN_S - WARM_FOR_S
+            self._warming.release()
 
     def stop(self) -> None:
         """Let requests in flight end; start no others."""

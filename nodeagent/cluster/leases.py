@@ -36,6 +36,7 @@ from nodeagent.cluster import objects
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime, micro_stamp
 from nodeagent.cluster.transport import ApiError, Transport
+from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
 
 PREFIX: Final = "nodeagent-evictions"
@@ -109,7 +110,7 @@ class Leases:
         self._seen: dict[str, _Seen] = {}
         self.reason = "it has not been asked for yet"
         """Why no seat is held."""
-        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread = workers.thread_of(self._run, name="leases")
 
     def start(self) -> None:
         """Begin; nothing is sent before the first `want`."""

@@ -28,6 +28,7 @@ from nodeagent.cluster import objects
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.transport import ApiError, Stream, Transport
+from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
 
 PAGE: Final = 500
@@ -91,6 +92,7 @@ class ListWatch:
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._spread_s = spread_s
         self._stopping = threading.Event()
+        self._begun = False
         self._stream: Stream | None = None
         self._version = ""
         self._from_cache = True
@@ -102,11 +104,15 @@ class ListWatch:
         """Failed lists and broken watches since the start, for the metrics."""
         self.relists = 0
         """Lists since the start."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = workers.thread_of(self._run, name=name)
 
     def start(self) -> None:
-        """Begin. Returns at once; the handler hears of the first list."""
-        self._thread.start()
+        """Begin. Returns at once; the handler hears of the first list. Where no PID is left for the thread, `reason`
+        says so, and the next call tries again; once begun, a call changes nothing."""
+        if not self._begun:
+            self._begun = workers.start(self._thread)
+            if not self._begun:
+                self.reason = "there is no PID left for its thread"
 
     def stop(self, *, wait_s: float = 2.0) -> None:
         """End the watch and its thread. Waits for the thread for at most this long."""

@@ -31,6 +31,7 @@ from nodeagent.cluster.taint import KEYS, Fence
 from nodeagent.cluster.transport import ApiError, Transport
 from nodeagent.cluster.volumes import VolumeLookup
 from nodeagent.config.schema import Config, Mode
+from nodeagent.host import workers
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
@@ -225,7 +226,7 @@ class ClusterSession:
         """Handed over and not answered yet, by plan and UID."""
         self._untold: list[Event] = []
         """Kills that the API server is told of when it is back."""
-        self._thread = threading.Thread(target=self._begin, name="identity", daemon=True)
+        self._thread = workers.thread_of(self._begin, name="identity")
 
     def start(self) -> None:
         """Begin to find out which node this is, then watch it; returns at once."""

@@ -24,6 +24,7 @@ from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.conditions import FORBIDDEN_S
 from nodeagent.cluster.node import NodeView, NodeWatch
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.host import workers
 from nodeagent.model import ConditionType, OutcomeKind
 
 EFFECT: Final = "NoSchedule"
@@ -63,7 +64,7 @@ class Fence:
         self.reason = ""
         """Why the last write failed; empty when it did not."""
         node.listen(self._wake)
-        self._thread = threading.Thread(target=self._run, name="fence", daemon=True)
+        self._thread = workers.thread_of(self._run, name="fence")
 
     def start(self) -> None:
         """Begin to write; returns at once."""

@@ -16,6 +16,7 @@ Promises:
 A `Transport` is used by many threads at once; each request is driven by the thread that makes it.
 """
 
+import contextlib
 import io
 import json
 import socket
@@ -40,6 +41,7 @@ from urllib3.exceptions import (
 from nodeagent.cluster import official
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import Credentials, CredentialSource
+from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
 
 JSON: Final = "application/json"
@@ -56,6 +58,9 @@ RELOAD_CREDENTIALS_S: Final = 60.0
 RENEW_AFTER_401_S: Final = 5.0
 """At least this long between two renewals that a 401 asks for: exec plugins are slow, a wrong token stays wrong."""
 EXEC_PLUGIN_TIMEOUT_S: Final = 30.0
+PATIENCE_S: Final = EXEC_PLUGIN_TIMEOUT_S + 10.0
+"""A thread that comes back from a request so much later than it should hangs where no deadline reaches: a DNS look-up,
+a file with credentials on a dead mount. An exec plugin may take its own time first."""
 _POOL_SIZE: Final = 12
 """Connections kept open: two or three watches, the evictor's workers, one each for conditions and events."""
 _CHUNK: Final = 64 << 10
@@ -274,6 +279,12 @@ class Transport:
     ) -> Response:
         """One request, answered below 400 within `timeout_s` (default: the transport's) or `ApiError`."""
         limits = self._limits(timeout_s)
+        with _at(method, path, limit_s=limits.idle_s):
+            return self._request(method, path, body, content_type, limits=limits, max_bytes=max_bytes)
+
+    def _request(
+        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: _Limits, max_bytes: int
+    ) -> Response:
         may_renew = True
         while True:
             used = self._authorization
@@ -292,25 +303,30 @@ class Transport:
 
         The headers must come within the transport's request time-out. Raises `ApiError` as `request` does.
         """
+        response, limits = self._open_stream(path)
+        limits.deadline = time.monotonic() + total_s
+        limits.idle_s = idle_s
+        stream = Stream(response, limits)
+        try:
+            with _at("GET", path, limit_s=total_s):
+                yield stream
+        finally:
+            stream.close()
+
+    def _open_stream(self, path: str) -> tuple[urllib3.BaseHTTPResponse, _Limits]:
         may_renew = True
         while True:
             used = self._authorization
             limits = self._limits(None)
-            response = self._send("GET", path, body=None, content_type=JSON, limits=limits)
+            with _at("GET", path, limit_s=limits.idle_s):
+                response = self._send("GET", path, body=None, content_type=JSON, limits=limits)
             if response.status < 400:
-                break
+                return response, limits
             content = _read_all(response, MAX_LINE_BYTES)
             if response.status == 401 and may_renew and self._renew(used):
                 may_renew = False
                 continue
             raise error_of(response.status, response.headers, content)
-        limits.deadline = time.monotonic() + total_s
-        limits.idle_s = idle_s
-        stream = Stream(response, limits)
-        try:
-            yield stream
-        finally:
-            stream.close()
 
     def warm(self, connections: int) -> int:
         """Have this many connections open and idle; returns how many are. Costs that many cheap requests.
@@ -589,6 +605,10 @@ def _authorization(configuration: Any) -> str | None:
     return f"{scheme.capitalize()} {token.strip()}"
 
 
+def _at(method: str, path: str, *, limit_s: float) -> contextlib.AbstractContextManager[None]:
+    return workers.at(f"{method} {path.partition('?')[0]}", limit_s=limit_s + PATIENCE_S)
+
+
 def _within(seconds: float, work: Callable[[], _T]) -> _T:
     """`work` in a thread of its own, for at most this long: the package runs exec plugins without a time-out."""
     result: list[_T] = []
@@ -600,8 +620,10 @@ def _within(seconds: float, work: Callable[[], _T]) -> _T:
         except Exception as error:
             failure.append(error)
 
-    thread = threading.Thread(target=run, name="credentials", daemon=True)
-    thread.start()
+    thread = workers.begin(run, name="credentials")
+    if thread is None:
+        msg = "there is no PID left for the thread that loads the credentials"
+        raise CredentialsError(msg)
     thread.join(seconds)
     if failure:
         raise failure[0]

@@ -28,6 +28,7 @@ from nodeagent.cluster import objects, placement
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.transport import ApiError, Transport
+from nodeagent.host import workers
 from nodeagent.model import Pod
 
 MOST_CLAIMS: Final = 1024
@@ -183,8 +184,7 @@ class VolumeLookup:
             self._places = {claim: self._places.get(claim, Place()) for claim in wanted}
             self._condition.notify_all()
         if wanted and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="volumes", daemon=True)
-            self._thread.start()
+            self._thread = workers.begin(self._run, name="volumes")  # without a PID for it the next call tries again
 
     def _run(self) -> None:
         self._stopping.wait(self._first_wait_s)

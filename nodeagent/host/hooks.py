@@ -20,13 +20,15 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
-from nodeagent.host import podlogs
+from nodeagent.host import podlogs, workers
 from nodeagent.model import SIGNAL_TABLE, ReclaimOrder, ReclaimOutcome, ReclaimResult
 
 _OUTPUT: Final = 2048
 """Bytes of a command's last output that are kept for its message."""
 _LOOK_S: Final = 0.05
 """How long a command that has closed its output may have ended before it is noticed."""
+_ENDS_S: Final = 10.0
+"""A job that has not ended so long after its deadline is told as stuck."""
 _AT_ONCE: Final = 4
 """Jobs at once; the policy orders one at a time, so that this is only reached when they do not end."""
 _OURS: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
@@ -77,12 +79,11 @@ class Hooks:
             self._end(plan_id, name, Ended(ReclaimResult.FAILED, refused))
             return
         until = time.monotonic() + timeout_s
-        try:
-            thread = threading.Thread(target=self._run, args=(plan_id, name, job, until), name=name, daemon=True)
-            thread.start()
+        thread = workers.begin(lambda: self._run(plan_id, name, job, until), name=f"reclaim {name}")
+        if thread is None:
+            self._end(plan_id, name, Ended(ReclaimResult.FAILED, "there is no PID left for a thread"))
+        else:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
-        except RuntimeError as error:  # no PID left for a thread
-            self._end(plan_id, name, Ended(ReclaimResult.FAILED, str(error)))
 
     def closing(self) -> bool:
         """Whether jobs are to end now; may be asked by any thread."""
@@ -103,7 +104,8 @@ class Hooks:
 
     def _run(self, plan_id: str, name: str, job: Job, until: float) -> None:
         try:
-            ended = job(until)
+            with workers.at("its command", limit_s=until - time.monotonic() + _ENDS_S):
+                ended = job(until)
         except Exception as error:  # whatever it is, the decision must not wait for it
             ended = Ended(ReclaimResult.FAILED, f"{type(error).__name__}: {error}")
         self._end(plan_id, name, ended)

@@ -4,7 +4,12 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from nodeagent.host import workers
+
 T = TypeVar("T")
+
+LOOK_S = 60.0
+"""A call that takes longer is told: what is done here takes milliseconds."""
 
 
 class Periodic(Generic[T]):
@@ -20,7 +25,7 @@ class Periodic(Generic[T]):
         self._work = work
         self._every_s = every_s
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = workers.thread_of(self._run, name=name)
         self._thread.start()
 
     def close(self) -> None:
@@ -30,7 +35,8 @@ class Periodic(Generic[T]):
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.latest = self._work()
+                with workers.at("one look", limit_s=LOOK_S):
+                    self.latest = self._work()
                 self.failure = ""
             except Exception as error:
                 self.failure = f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from nodeagent.host import workers
 from nodeagent.journal.utf8 import writable
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ REPEAT_S: Final = 300.0
 REPEAT_KEYS: Final = 2000
 """Bound on remembered keys: a few for each of 500 pods. What does not fit is counted, not written: forgetting a key
 that still repeats would write all of them in every turn of the loop."""
+UNREAD_S: Final = 30.0
+"""A reader that does not read for so long is no pause any more: it is told where it can be, which is not the log."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 Event = MutableMapping[str, Any]
@@ -45,7 +48,7 @@ class LineWriter:
         self._lost = 0
         self._wake = threading.Condition()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._write_out, name="log", daemon=True)
+        self._thread = workers.thread_of(self._write_out, name="log")
         self._thread.start()
 
     @property
@@ -93,7 +96,8 @@ class LineWriter:
                     % dropped
                 )
             try:
-                _write_all(self._fd, b"\n".join(batch) + b"\n")
+                with workers.at("writing the log", limit_s=UNREAD_S):
+                    _write_all(self._fd, b"\n".join(batch) + b"\n")
             except OSError:
                 # The reader is gone or the disk is full. There is nowhere left to say so but the counter.
                 with self._wake:

@@ -260,6 +260,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family("nodeagent_brakes_held", GAUGE, "Pods that are throttled or frozen now."),
     Family("nodeagent_requests_in_flight", GAUGE, "Evictions without an answer yet."),
+    Family(
+        "nodeagent_workers_stuck",
+        GAUGE,
+        "Threads beside the loop that have died or take longer for a step than they may. No series while all work.",
+        ("worker",),
+    ),
     # the loop
     Family("nodeagent_stage_duration_seconds", HISTOGRAM, "How long the stages of a turn take.", ("stage",)),
     Family("nodeagent_turns", COUNTER, "Turns of the loop."),
@@ -324,6 +330,8 @@ class Figures(NamedTuple):
     log_lines_dropped: int = 0
     brakes_held: int = 0
     requests_in_flight: int = 0
+    workers_stuck: Sequence[str] = ()
+    """Kinds of the threads that do not do their work, one for each (`host.workers`)."""
     walk: WalkFigures | None = None
     """None: no disk was near a threshold yet."""
 
@@ -623,6 +631,8 @@ def _cluster(figures: Figures, now: float) -> Iterator[_Row]:
         yield _Row("nodeagent_condition_true_seconds", labels, contest.true_s)
     yield _Row("nodeagent_condition_writes", (), figures.condition_writes)
     yield _Row("nodeagent_requests_in_flight", (), figures.requests_in_flight)
+    for worker, number in collections.Counter(figures.workers_stuck).items():
+        yield _Row("nodeagent_workers_stuck", (worker,), number)
     for watch in figures.watches:
         yield _Row("nodeagent_api_watch_failures", (watch.name,), watch.failures)
         yield _Row("nodeagent_api_relists", (watch.name,), watch.relists)

@@ -16,10 +16,11 @@ time (a slow one then blocks the kubelet's probe). It costs no import that the d
 import contextlib
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
+
+from nodeagent.host import workers
 
 CONNECTIONS: Final = 16
 """Prometheus, two probes and a person with curl: four. Each costs a descriptor and at most a page (30 KiB)."""
@@ -92,7 +93,7 @@ class Server:
         """By descriptor, oldest first."""
         self._taken = 0
         self._second_ends = 0.0
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._thread = workers.thread_of(self._run, name="http")
         self._thread.start()
 
     def close(self) -> None:

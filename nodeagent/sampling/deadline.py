@@ -11,18 +11,20 @@ The threads are daemons, because nothing can end a thread that hangs in the kern
 """
 
 import errno
-import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from nodeagent.host import workers
 from nodeagent.sampling.filesystems import Statvfs
 from nodeagent.sampling.host import FileSystem, Unreadable
 
 # A local file system answers in microseconds, a healthy NFS server in some ms. A sample is late by at most this for
 # each dead mount, and only once.
 DEADLINE_S: Final = 0.2
+# From here on the thread is told of, too: the signal is unknown since the deadline, and a slow disk comes back.
+STUCK_S: Final = 5.0
 
 
 class PatientStatvfs:
@@ -63,12 +65,13 @@ class _Asker:
         self._questions: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[FileSystem | Unreadable] = SimpleQueue()
         self._asked_at: float | None = None
-        threading.Thread(target=self._work, name=f"statvfs {path}", daemon=True).start()
+        self._begun = workers.begin(self._work, name=f"statvfs {path}") is not None
 
     def _work(self) -> None:
         while self._questions.get():
             try:
-                answer: FileSystem | Unreadable = self._read(self._path)
+                with workers.at("statvfs", limit_s=STUCK_S):
+                    answer: FileSystem | Unreadable = self._read(self._path)
             except Unreadable as error:
                 answer = error
             self._answers.put(answer)
@@ -78,6 +81,10 @@ class _Asker:
         return self._asked_at is not None and self._answers.empty()
 
     def ask(self, deadline_s: float) -> FileSystem:
+        if not self._begun:
+            self._begun = workers.begin(self._work, name=f"statvfs {self._path}") is not None
+            if not self._begun:
+                raise Unreadable(self._path, errno.EAGAIN, "there is no PID left for a thread to ask for it")
         if self.hanging:
             raise self._late()
         if self._asked_at is not None:

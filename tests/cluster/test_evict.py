@@ -178,7 +178,7 @@ def test_several_evictions_are_in_flight_at_once(api: ApiServer, evicting: Evict
 
 def test_what_could_not_be_sent_in_time_is_not_sent_later(tmp_path: Path) -> None:
     with ApiServer(pods=[pod("p0"), pod("p1")], linger_s=None) as api:
-        evicting = Evicting(connected(api, tmp_path), workers=1, timeout_s=0.3)
+        evicting = Evicting(connected(api, tmp_path), threads=1, timeout_s=0.3)
         api.delay_s = 0.6
         evicting.evictor.submit("plan", victim(api, "p0"))
         evicting.evictor.submit("plan", victim(api, "p1"))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.credentials import Credentials, CredentialSource, find_credentials
-from nodeagent.cluster.transport import ApiError, CredentialsError, Transport, connect, error_of
+from nodeagent.cluster.transport import PATIENCE_S, ApiError, CredentialsError, Transport, connect, error_of
+from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
 from tests.apiserver import AGENT, ApiServer
 from tests.rawserver import CHUNKED, RawServer, chunk, read_request, response
@@ -85,6 +86,20 @@ def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
         began = time.monotonic()
         assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
         assert time.monotonic() - began < 2
+
+
+def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: server.over.wait()) as server:
+        transport = transport_to(server, tmp_path, timeout_s=5.0)
+        thread = workers.begin(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="asking")
+        assert thread is not None
+        told: list[str] = []
+        while not told and thread.is_alive():
+            much_later = time.monotonic() + 5.0 + PATIENCE_S
+            told = [each.message for each in workers.stuck(much_later) if each.name == "asking"]
+        assert told == ["has been at GET /version for more than 45s"]
+        assert not [each for each in workers.stuck() if each.name == "asking"]
+    thread.join(20)
 
 
 @pytest.mark.parametrize("what", ["headers", "body"])

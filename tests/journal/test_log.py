@@ -3,10 +3,12 @@
 import json
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
 
+from nodeagent.host import workers
 from nodeagent.journal import log
 
 
@@ -171,3 +173,16 @@ def test_what_was_dropped_is_counted_in_the_log(pipe: Pipe) -> None:
     told = [json.loads(line) for line in bytes(received).splitlines() if line.startswith(b"{")]
     assert sum(event["count"] for event in told) >= 10
     assert writer.dropped_total == sum(event["count"] for event in told)
+
+
+def test_a_log_that_nobody_reads_is_told_elsewhere(pipe: Pipe) -> None:
+    logger, writer = log.open_log(level="info", style="json", fd=pipe.writer)
+    logger.info("unread", filler="x" * (1 << 20))  # more than a pipe holds
+    deadline = time.monotonic() + 20
+    while not (told := [each.message for each in workers.stuck(time.monotonic() + 31) if each.name == "log"]):
+        assert time.monotonic() < deadline
+    assert told == ["has been at writing the log for more than 30s"]
+    assert not [each for each in workers.stuck() if each.name == "log"], "a short pause is nothing"
+    os.close(pipe.reader)
+    os.close(pipe.writer)
+    writer.close(timeout_s=20)

@@ -219,6 +219,7 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
         watches=(WatchFigures("pods", 3, 2),),
         brakes_held=1,
         log_lines_dropped=9,
+        workers_stuck=("statvfs", "statvfs", "log"),
     )
     metrics = make(figures, conf=CONFIG._replace(mode=Mode.ENFORCE))
     metrics.observe_plan(*decided(available=GI))
@@ -233,6 +234,8 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
     assert told["nodeagent_api_relists_total", "pods"] == 2
     assert told["nodeagent_brakes_held"] == 1
     assert told["nodeagent_log_lines_dropped_total"] == 9
+    assert told["nodeagent_workers_stuck", "statvfs"] == 2
+    assert told["nodeagent_workers_stuck", "log"] == 1
 
 
 def test_the_loop_its_failures_and_reloads_are_told() -> None:

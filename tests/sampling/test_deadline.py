@@ -1,19 +1,20 @@
 """A file system that does not answer is unknown in time, and costs one outstanding call."""
 
-import ctypes
 import errno
-import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeagent.config.schema import Sampling
+from nodeagent.host import workers
 from nodeagent.model import Signal
-from nodeagent.sampling.deadline import PatientStatvfs
+from nodeagent.sampling.deadline import STUCK_S, PatientStatvfs
 from nodeagent.sampling.host import FileSystem, Host, Unreadable
 from nodeagent.sampling.sampler import Sampler
+from tests.sampling.disk.mounts import silent_fuse
 
 ANSWER = FileSystem(1, 2, 3, 4, 5)
 
@@ -93,22 +94,8 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_a_new_one(mount: Mount) 
 
 @pytest.fixture
 def dead_fuse(tmp_path: Path) -> Iterator[Path]:
-    """A FUSE mount whose server never says a word."""
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("needs root and /dev/fuse")
-    point = tmp_path / "dead"
-    point.mkdir()
-    device = os.open("/dev/fuse", os.O_RDWR)
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(b"dead", bytes(point), b"fuse", 0, options) != 0:
-        os.close(device)
-        pytest.skip(f"cannot mount FUSE here: {os.strerror(ctypes.get_errno())}")
-    try:
+    with silent_fuse(tmp_path / "dead") as point:
         yield point
-    finally:
-        os.close(device)  # the kernel ends every call that waits
-        assert libc.umount2(bytes(point), 2) == 0
 
 
 def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_fuse: Path) -> None:
@@ -123,4 +110,8 @@ def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_
             assert observations[Signal.NODEFS].available is not None
             assert observations[Signal.PID].available is not None
     assert patient.hanging == (str(dead_fuse),)
+    stuck = workers.stuck(time.monotonic() + STUCK_S)
+    assert [each.message for each in stuck if each.name == f"statvfs {dead_fuse}"] == [
+        "has been at statvfs for more than 5s"
+    ]
     assert sum(thread.name == f"statvfs {dead_fuse}" for thread in threading.enumerate()) == 1
