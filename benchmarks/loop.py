@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.realnode import HIERARCHIES, RealNode, real_node
+from nodeagent.agent import CALM_PODS_S
 from nodeagent.config.schema import Config, Startup
-from nodeagent.model import Amount, Pod, Signal, Threshold
+from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import engine, pace, state
 from nodeagent.policy import thresholds as policy_thresholds
 from nodeagent.sampling.host import Host
@@ -140,15 +141,17 @@ class Loop:
         self.memo, self.pace = engine.Memo(), pace.PaceState()
         self.policy = state.initial("benchmark", now=self.now)
 
-    def look(self) -> None:
+    def look(self) -> NodeSnapshot:
         node = self.sampler.sample_node()
         effective = policy_thresholds.effective(self.config, node.layout)
         _, self.pace = pace.look(node, self.pace, now=self.now, thresholds=effective, interval_s=1.0)
+        return node
 
     def turn(self, *, fresh: bool) -> None:
         self.now += 1.0
-        self.look()
-        snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh)
+        node = self.look()
+        within_s = 0.0 if fresh else CALM_PODS_S
+        snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh, pods_within_s=within_s, node=node)
         plan, self.policy = engine.decide(
             snapshot, self.policy, now=self.now, config=self.config, memo=self.memo, always_rank=fresh
         )

@@ -544,6 +544,9 @@ class NodeSnapshot(NamedTuple):
     """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
     disk_rests: tuple[DiskRest, ...] = ()
     """What of each file system is in no pod; empty where nobody looked."""
+    pods_seen_at: float | None = None
+    """When the pods' cgroups were looked at: the numbers of one that barely moved may be older (`PodUsage.read_at`).
+    None: with the sample."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""

@@ -293,7 +293,8 @@ def siblings(pods: Iterable[PodView]) -> Mapping[str, int]:
 def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
     """Keep this snapshot's usage if the newest kept one is old enough."""
     newer = state.newer
-    if newer is not None and 0 <= snapshot.taken_at - newer.at < GROWTH_STEP_S:
+    seen_at = snapshot.pods_seen_at if snapshot.pods_seen_at is not None else snapshot.taken_at
+    if newer is not None and 0 <= seen_at - newer.at < GROWTH_STEP_S:
         return state
     memory: dict[str, int] = {}
     processes: dict[str, int] = {}
@@ -308,9 +309,9 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
             processes[uid] = count
         if usage.disk_sight is not None and (walks := _walks(state.inodes.get(uid, ()), usage)):
             inodes[uid] = walks
-    if newer is not None and not newer.at < snapshot.taken_at:  # another boot's clock
+    if newer is not None and not newer.at < seen_at:  # another boot's clock
         newer = None
-    return GrowthState(newer, GrowthSample(snapshot.taken_at, memory, processes), inodes)
+    return GrowthState(newer, GrowthSample(seen_at, memory, processes), inodes)
 
 
 def _walks(kept: tuple[Walk, ...], usage: PodUsage) -> tuple[Walk, ...]:

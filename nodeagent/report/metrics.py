@@ -62,7 +62,7 @@ class Stage(enum.StrEnum):
     """What is timed."""
 
     SAMPLE = "sample"
-    """A whole sample: node and pods."""
+    """A whole sample, but for the node's own signals: the pods, joined with what the API server says of them."""
     DECIDE = "decide"
     """The policy, from snapshot to plan."""
     SAVE = "save"

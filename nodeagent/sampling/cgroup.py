@@ -88,6 +88,11 @@ class MemoryV2:
         return _numbers(used, inactive, _held_v2(stat), "anon + file of memory.stat", "inactive_file", "anon")
 
 
+# One of each, so that a hierarchy that is found again equals itself.
+V1: Final[MemoryFiles] = MemoryV1()
+V2: Final[MemoryFiles] = MemoryV2()
+
+
 def _held_v2(stat: bytes) -> int | None:
     anon = field(stat, b"anon")
     if anon is None:
@@ -141,13 +146,13 @@ def detect(host: Host) -> Hierarchy:
         controllers = host.read(f"{_V2_AT}/cgroup.controllers").split()
         if b"memory" in controllers and b"pids" in controllers:
             # The usual case by far, told without the mount table, which on a full node is 100 KiB.
-            return Hierarchy("v2", _V2_AT, MemoryV2(), _V2_AT, _V2_AT)
+            return Hierarchy("v2", _V2_AT, V2, _V2_AT, _V2_AT)
     except Unreadable:
         pass  # no v2 at the usual place: the mount table tells what there is
     try:
         mounts = host.mounts()
     except Unreadable as error:
-        return Hierarchy("none", None, MemoryV2(), None, None, f"no cgroup v2 at {_V2_AT}, and {error}")
+        return Hierarchy("none", None, V2, None, None, f"no cgroup v2 at {_V2_AT}, and {error}")
     return from_mounts(host, mounts)
 
 
@@ -169,7 +174,7 @@ def from_mounts(host: Host, mounts: list[Mount]) -> Hierarchy:
             unified = None
     memory = unified if b"memory" in delegated else v1.get("memory")
     pids = unified if b"pids" in delegated else v1.get("pids")
-    files: MemoryFiles = MemoryV2() if memory is not None and memory == unified else MemoryV1()
+    files: MemoryFiles = V2 if memory is not None and memory == unified else V1
     if memory is None:
         version = "none"
     elif "memory" not in v1 and "pids" not in v1:

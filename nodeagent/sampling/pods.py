@@ -7,9 +7,10 @@ roughly, what it asked for. The sandbox is left out of process counts, as in the
 
 Promises of `PodReader`:
 
-1. Every `PodUsage` says in `read_at` when its numbers were read. A pod of an earlier sample is handed out again, with
-   its old `read_at`, only if the caller allows it, its usage and threads barely moved, and it is younger than
-   `_CARRY_S`.
+1. Every `PodUsage` says in `read_at` when its memory was read. A pod of an earlier sample is handed out again, with
+   its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`. When it
+   is read again, what was told of its containers is kept while they are as many and hold as many threads as then, for
+   at most `_INSIDE_S`.
 2. A cgroup that goes away while it is read leaves the sample without it; never an exception, never a pod of zeros.
 3. A removed and re-made cgroup is another pod cgroup: they are told apart by inode number, which cgroupfs never reuses.
 """
@@ -36,14 +37,18 @@ from nodeagent.sampling.pressure import some_avg10
 SANDBOX_ADJ: Final = -998
 """What the kubelet gives a pod's sandbox (pause) container, and no other."""
 
-# How far a pod may move before its other numbers are read again, and for how long they may be handed out otherwise. The
-# kubelet's own per-pod samples are up to 15 s old (KUBELET-CONTRACT); 1 MiB is 1% of the smallest default threshold.
-_CARRY_S: Final = 15.0
+# For how long a pod's reading may be handed out while it barely moves. The kubelet's own per-pod samples are up to 15 s
+# old (KUBELET-CONTRACT).
+CARRY_S: Final = 15.0
 # Pods are read again after 50% to 100% of that, each at its own moment, so that not all come due in one sample (10 ms
 # for 110 pods).
 _CARRY_STEPS: Final = 64
+# How far its usage may move meanwhile: 1% of the smallest default threshold. A thread more is some 30 KiB of kernel
+# memory, a process more at least that, so that a storm of either shows as well, and pids.current needs no look.
 _CARRY_BYTES: Final = 1 << 20
-_CARRY_THREADS: Final = 16
+# How long what is known of a pod's containers may be kept while nothing shows that it changed. Reading it is two thirds
+# of a pod's full reading.
+_INSIDE_S: Final = 60.0
 # A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
 # age on it is taken as final and not read again.
 _SETTLED_S: Final = 5.0
@@ -74,8 +79,14 @@ class ContainerFacts(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """What is in a pod's cgroup."""
+    """What is in a pod's cgroup, but for its memory."""
 
+    read_at: float
+    links: int
+    """Of its directory: its child cgroups are some of them. -1: not known."""
+    limit: int | None
+    threads: int | None
+    """Of the pod, when its containers were about to be read."""
     containers: tuple[ContainerUsage, ...]
     scores: tuple[int | None, ...]
     """oom_score_adj of each container."""
@@ -91,8 +102,10 @@ class _Known(NamedTuple):
 
     usage: PodUsage
     usage_file: str
-    pids_file: str
-    facts: dict[str, ContainerFacts]
+    usage_text: bytes
+    """What it held: the usual pod moves so little that the same text comes again."""
+    inside: Inside | None
+    """None when nothing of the pod could be read."""
 
 
 def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodCgroup]:
@@ -124,15 +137,24 @@ class PodReader:
     """Reads the pods of one hierarchy again and again."""
 
     def __init__(
-        self, host: Host, hierarchy: Hierarchy, kubepods: Kubepods, kept: KeptFiles, *, stalls: bool = True
+        self,
+        host: Host,
+        hierarchy: Hierarchy,
+        kubepods: Kubepods,
+        kept: KeptFiles,
+        *,
+        stalls: bool = True,
+        carry_s: float = CARRY_S,
     ) -> None:
-        """`stalls`: read each pod's own memory pressure as well."""
+        """`stalls`: read each pod's own memory pressure as well. `carry_s`: the age up to which a reading may be handed
+        out again."""
         self._host = host
         self._hierarchy = hierarchy
         self._kubepods = kubepods
         self._kept = kept
         self._last: dict[tuple[str, int], _Known] = {}
         self._pressure_files = stalls
+        self._carry_s = carry_s
 
     def find(self) -> list[PodCgroup]:
         """The pods that are there now. Raises Unreadable when kubepods itself cannot be listed."""
@@ -157,7 +179,7 @@ class PodReader:
             key = (cgroup.path, cgroup.inode)
             before = self._last.get(key)
             if before is None or fresh or not self._unmoved(before, cgroup.inode, now):
-                before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, notes=notes)
+                before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, fresh=fresh, notes=notes)
             if before is not None:
                 known[key] = before
         self._forget(self._last.keys() - known.keys())
@@ -190,25 +212,24 @@ class PodReader:
 
     def _forget(self, keys: Iterable[tuple[str, int]]) -> None:
         for key in keys:
-            known = self._last.pop(key)
-            self._kept.forget(known.usage_file, known.pids_file)
+            self._kept.forget(self._last.pop(key).usage_file)
 
     # --- one pod
 
     def _unmoved(self, known: _Known, inode: int, now: float) -> bool:
         """Whether the last reading of this pod still is about right."""
         last = known.usage
-        due = _CARRY_S * (1 - inode % _CARRY_STEPS / (2 * _CARRY_STEPS))
-        if now - last.read_at >= due or last.memory_usage is None or last.thread_count is None:
+        due = self._carry_s * (1 - inode % _CARRY_STEPS / (2 * _CARRY_STEPS))
+        if now - last.read_at >= due or last.memory_usage is None:
             return False
         try:
-            usage = count(self._kept.read(known.usage_file, _LEVEL))
-            threads = count(self._kept.read(known.pids_file, _LEVEL))
+            text = self._kept.read(known.usage_file, _LEVEL)
         except Unreadable:
             return False
-        if usage is None or threads is None:
-            return False
-        return abs(usage - last.memory_usage) < _CARRY_BYTES and abs(threads - last.thread_count) <= _CARRY_THREADS
+        if text == known.usage_text:
+            return True
+        usage = count(text)
+        return usage is not None and abs(usage - last.memory_usage) < _CARRY_BYTES
 
     def _pod(
         self,
@@ -218,28 +239,30 @@ class PodReader:
         now: float,
         capacity: int | None,
         names: Mapping[str, str],
+        fresh: bool,
         notes: list[Note],
     ) -> _Known | None:
-        """Read one pod; None when its cgroup is gone."""
+        """Read one pod; None when its cgroup is gone. `before` is its last reading."""
         hierarchy, host = self._hierarchy, self._host
         place = f"{hierarchy.memory}{cgroup.path}"
         usage_file = f"{place}/{hierarchy.memory_files.usage}"
-        pids_file = f"{hierarchy.pids}{cgroup.path}/pids.current"
         try:
             usage = self._kept.read(usage_file)
             stat = host.read(f"{place}/{hierarchy.memory_files.stat}")
-            children = host.listdir(place)
+            threads = self._threads(cgroup.path)
+            inside = before.inside if before is not None else None
+            if inside is None or fresh or not self._same_inside(inside, place, threads, names, now):
+                facts = inside.facts if inside is not None else {}
+                inside = self._inside(place, cgroup.qos, threads, facts, names, now)
         except Unreadable as error:
             if not host.exists(place):
                 return None
             notes.append(Note(f"pod {cgroup.uid}", str(error)))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
-            return _Known(unread, usage_file, pids_file, {})
+            return _Known(unread, usage_file, b"", None)
         numbers = hierarchy.memory_files.numbers(usage, stat)
         if numbers.reason:
             notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
-        limit, threads = self._limit(place), self._threads(pids_file)
-        inside = self._inside(place, children, cgroup.qos, before.facts if before else {}, names, now)
         hidden = bool(threads) and not inside.visible
         if hidden:
             notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
@@ -251,15 +274,32 @@ class PodReader:
             memory_working_set=numbers.working_set,
             memory_usage=numbers.usage,
             memory_unreclaimable=numbers.unreclaimable,
-            memory_limit=limit,
+            memory_limit=inside.limit,
             memory_stall_some_avg10=self._stall(cgroup.path),
-            memory_request_estimate=estimate_request(cgroup.qos, inside.scores, limit, capacity),
+            memory_request_estimate=estimate_request(cgroup.qos, inside.scores, inside.limit, capacity),
             process_count=None if hidden else sum([c.process_count or 0 for c in inside.containers]),
             thread_count=threads,
             started_at=inside.started_at,
             containers=inside.containers,
         )
-        return _Known(used, usage_file, pids_file, inside.facts)
+        return _Known(used, usage_file, usage, inside)
+
+    def _same_inside(
+        self, inside: Inside, place: str, threads: int | None, names: Mapping[str, str], now: float
+    ) -> bool:
+        """Whether nothing shows that the pod holds anything else than it did, and nothing more is to be learned."""
+        if threads is None or threads != inside.threads or not 0 <= now - inside.read_at < _INSIDE_S:
+            return False
+        settled = all(fact.read_at - fact.seen_at > _SETTLED_S for fact in inside.facts.values())
+        named = not any(known.name is None and known.container_id in names for known in inside.containers)
+        return settled and named and inside.links == self._links(place)
+
+    def _links(self, place: str) -> int:
+        """Directories of cgroupfs have 2 + (number of children) links."""
+        try:
+            return os.stat(self._host.real(place)).st_nlink
+        except OSError:
+            return -1  # gone meanwhile
 
     def _limit(self, place: str) -> int | None:
         try:
@@ -267,11 +307,11 @@ class PodReader:
         except Unreadable:
             return None  # the model's None: none, or not readable
 
-    def _threads(self, pids_file: str) -> int | None:
+    def _threads(self, path: str) -> int | None:
         if self._hierarchy.pids is None:
             return None
         try:
-            return count(self._kept.read(pids_file))
+            return count(self._host.read(f"{self._hierarchy.pids}{path}/pids.current"))
         except Unreadable:
             return None  # gone, or without the pids controller: the same "not known"
 
@@ -290,14 +330,15 @@ class PodReader:
     def _inside(
         self,
         place: str,
-        children: list[str],
         qos: QOSClass,
+        threads: int | None,
         before: Mapping[str, ContainerFacts],
         names: Mapping[str, str],
         now: float,
     ) -> Inside:
-        """Look at the containers. Those that vanish meanwhile are left out."""
-        children = sorted([name for name in children if len(name) >= CONTAINER_ID_LENGTH])
+        """Look at the containers. Those that vanish meanwhile are left out; raises Unreadable when the pod did."""
+        links = self._links(place)  # before the names: who comes meanwhile makes the next look differ
+        children = sorted([name for name in self._host.listdir(place) if len(name) >= CONTAINER_ID_LENGTH])
         found = [(name, identity) for name in children if (identity := container_id(name)) is not None]
         unnamed = [name for name, identity in found if identity not in names]
         # Every container has a log link but the sandbox. It is asked all the same: a container that was just made has
@@ -328,17 +369,17 @@ class PodReader:
             scores.append(fact.oom_score_adj if fact else None)
             containers.append(ContainerUsage(identity, names.get(identity), None, len(processes)))
         started = sandbox_start if sandbox_start is not None else _earliest(facts.values())
-        return Inside(tuple(containers), tuple(scores), started, visible, facts)
+        limit = self._limit(place)
+        return Inside(now, links, limit, threads, tuple(containers), tuple(scores), started, visible, facts)
 
     def _processes(self, where: str) -> list[bytes]:
         """PIDs in a container's cgroup and those below it (a systemd inside a container makes some)."""
         processes = self._host.read(f"{where}/cgroup.procs").split()
         try:
-            # Directories of cgroupfs have 2 + (number of children) links; spares listing 40 files.
-            if os.stat(self._host.real(where)).st_nlink == 2:
+            if self._links(where) == 2:  # spares listing 40 files
                 return processes
             children = self._host.subdirectories(where)
-        except (OSError, Unreadable):
+        except Unreadable:
             return processes  # gone meanwhile
         for name, _inode in children:
             try:

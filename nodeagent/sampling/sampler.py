@@ -47,6 +47,14 @@ class Surroundings(NamedTuple):
     looked_at: float
 
 
+class _Looked(NamedTuple):
+    """The pods as they were looked at last."""
+
+    at: float
+    usages: tuple[PodUsage, ...]
+    notes: tuple[Note, ...]
+
+
 class Sampler:
     """The node below one host root."""
 
@@ -75,6 +83,8 @@ class Sampler:
         self._names = pods.PodNames(host, pod_logs_dir=config.pod_logs_dir)
         self._around: Surroundings | None = None
         self._pod_reader: pods.PodReader | None = None
+        self._looked: _Looked | None = None
+        self._joined: tuple[tuple[PodUsage, ...], Sequence[Pod] | None, tuple[PodView, ...]] = ((), None, ())
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
@@ -119,21 +129,29 @@ class Sampler:
         pods_synced_at: float | None = None,
         *,
         fresh: bool = True,
+        pods_within_s: float = 0.0,
+        node: NodeSnapshot | None = None,
     ) -> NodeSnapshot:
         """The whole node.
 
         `api_pods` are the pods of this node as the API knows them, current at `pods_synced_at`; None: all pods come
         from the host. With `fresh` every pod is read now; without it a pod that barely moved keeps its last reading
-        (see `PodReader`), with the time of that, which is enough while no threshold is near.
+        (see `PodReader`), with the time of that. Pods that were looked at less than `pods_within_s` ago are not looked
+        at at all (`NodeSnapshot.pods_seen_at` says when they were), which is enough while no threshold is near. `node`
+        is what `sample_node` just gave; without it the node is read.
         """
-        now = self._boottime()
+        snapshot = node if node is not None else self.sample_node()
+        now = snapshot.taken_at
         around = self._surroundings(now)
-        snapshot = self._snapshot(around, now)
-        usages, notes = self._usages(around, now, snapshot.mem_available.capacity, fresh=fresh)
-        if usages and self._names.reason and api_pods is None:
+        looked = self._looked
+        if looked is None or fresh or not 0 <= now - looked.at < pods_within_s:
+            looked = self._looked = self._look(around, now, snapshot.mem_available.capacity, fresh=fresh)
+        notes = looked.notes
+        if looked.usages and self._names.reason and api_pods is None:
             notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
         return snapshot._replace(
-            pods=self._join(usages, api_pods, snapshot),
+            pods=self._join(looked.usages, api_pods, snapshot),
+            pods_seen_at=looked.at,
             pods_synced_at=pods_synced_at if api_pods is not None else None,
             cgroups=self._top_cgroups(around, now),
             notes=snapshot.notes + notes,
@@ -169,13 +187,15 @@ class Sampler:
         files = pressure.files(self._host, hierarchy, kubepods)
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
-            self._pod_reader = (
-                pods.PodReader(self._host, hierarchy, kubepods, self._kept, stalls=self._pod_stalls)
-                if kubepods
-                else None
-            )
+            self._looked = None
+            self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
         self._around = Surroundings(hierarchy, kubepods, missing, layout, files, now)
         return self._around
+
+    def _reader(self, hierarchy: cgroup.Hierarchy, kubepods: cgroup.Kubepods) -> pods.PodReader:
+        # What is handed out again must not be too old for a decision.
+        carry_s = min(pods.CARRY_S, self._config.stale_after_s / 2)
+        return pods.PodReader(self._host, hierarchy, kubepods, self._kept, stalls=self._pod_stalls, carry_s=carry_s)
 
     def _snapshot(self, around: Surroundings, now: float) -> NodeSnapshot:
         facts = signals.NodeFacts(
@@ -199,27 +219,30 @@ class Sampler:
             notes=self._host.notes + _surrounding_notes(around) + stall_notes,
         )
 
-    def _usages(
-        self, around: Surroundings, now: float, capacity: int | None, *, fresh: bool
-    ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
+    def _look(self, around: Surroundings, now: float, capacity: int | None, *, fresh: bool) -> _Looked:
         if self._pod_reader is None:
-            return (), (Note("pods", around.no_kubepods),)
+            return _Looked(now, (), (Note("pods", around.no_kubepods),))
         try:
             found = self._pod_reader.find()
         except Unreadable as error:
             self._around = None
-            return (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),)
-        self._names.refresh(frozenset(cgroup.uid for cgroup in found), now=now)
+            return _Looked(now, (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),))
+        self._names.refresh(frozenset([cgroup.uid for cgroup in found]), now=now)
         names = self._names.containers
         usages, notes = self._pod_reader.read(found, now=now, capacity=capacity, names=names, fresh=fresh)
         self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
-        return usages, notes
+        return _Looked(now, usages, notes)
 
     def _join(
         self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot
     ) -> tuple[PodView, ...]:
-        offset = snapshot.wall_time - snapshot.taken_at
-        return pods.join(usages, api_pods, names=self._names.pods, wall_offset=offset)
+        """Joined once for the same objects: a calm turn has those of the last one."""
+        before, asked, views = self._joined
+        if usages is not before or api_pods is not asked:
+            offset = snapshot.wall_time - snapshot.taken_at
+            views = pods.join(usages, api_pods, names=self._names.pods, wall_offset=offset)
+            self._joined = usages, api_pods, views
+        return views
 
     def _top_cgroups(self, around: Surroundings, now: float) -> tuple[CgroupUsage, ...]:
         """They only say where memory is that no pod holds, so they may be `_TOP_S` old."""
