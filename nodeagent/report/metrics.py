@@ -242,7 +242,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
         COUNTER,
         "What the actions brought back, in UNIT; one after which there was less counts as 0.",
         ("action",),
-        _DISK_UNITS,
     ),
     Family("nodeagent_disk_walk_running", GAUGE, "1: what the pods hold on disk is being counted."),
     Family("nodeagent_disk_walk_places", GAUGE, "Layers, volumes and log directories of this walk, or of the last."),

@@ -67,6 +67,7 @@ def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
         ReclaimReport("a-1", "images", Signal.NODEFS, ReclaimResult.DONE, 3 * GI, 2.0),
         ReclaimReport("a-1", "images", Signal.NODEFS_INODES, ReclaimResult.DONE, 70, 2.0),
         ReclaimReport("a-2", "journal", Signal.NODEFS, ReclaimResult.TIMED_OUT, -5, 2.0),
+        ReclaimReport("a-3", "reap", Signal.PID, ReclaimResult.DONE, 9, 2.0),
     )
     metrics = make()
     metrics.observe_plan(plan._replace(reclaim_reports=gains), seen)
@@ -76,6 +77,7 @@ def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
     assert told["nodeagent_reclaim_gained_bytes_total", "images"] == 3 * GI
     assert told["nodeagent_reclaim_gained_inodes_total", "images"] == 70
     assert told["nodeagent_reclaim_gained_bytes_total", "journal"] == 0
+    assert told["nodeagent_reclaim_gained_pids_total", "reap"] == 9
 
 
 def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
