@@ -163,9 +163,14 @@ class ApiServer:
     ) -> None:
         self.tokens: dict[str, str] = {token: user, "nobody-token": NOBODY}
         self.token = token
+        self._token_nodes: dict[str, str] = {}
+        """Nodes of the pods that tokens are bound to."""
         self.requests: list[Request] = []
         self.rights: Callable[[str, str, str, str], bool] | None = None
         """Asked for (verb, API group, resource/subresource, namespace) of each request of the agent's; None: allow."""
+        self.admit: Callable[[Json, Json, Json | None], list[str]] | None = None
+        """Asked for what admission policies have against a change of a node or a deletion of a pod: an
+        AdmissionReview's request, the old object and the new one."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.at_request: Callable[[Request, bool], None] | None = None
         """Called with each request, before it is carried out (False) and before it is answered (True)."""
@@ -481,6 +486,7 @@ class ApiServer:
             verb = "get" if target.name else ("watch" if watching else "list")
         resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
         nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
+        nobody = nobody and not self._granted(user, verb, target.group, resource)
         allowed = not nobody and (verb, resource) not in self._forbidden
         if allowed and user.startswith("system:node:") and resource in ("persistentvolumeclaims", "persistentvolumes"):
             allowed = verb == "get" and self._mounted_on(user.removeprefix("system:node:"), target)
@@ -515,6 +521,29 @@ class ApiServer:
             return (target.namespace, target.name) in claims
         bound = (self.store["persistentvolumeclaims"].get(claim, {}) for claim in claims)
         return any(claim.get("spec", {}).get("volumeName") == target.name for claim in bound)
+
+    def _granted(self, user: str, verb: str, group: str, resource: str) -> bool:
+        """Whether a ClusterRoleBinding gives this right to a service account."""
+        for binding in self.store["clusterrolebindings"].values():
+            subjects = (f"system:serviceaccount:{s['namespace']}:{s['name']}" for s in binding["subjects"])
+            if user in subjects:
+                rules = self.store["clusterroles"]["", binding["roleRef"]["name"]]["rules"]
+                if any(group in r["apiGroups"] and resource in r["resources"] and verb in r["verbs"] for r in rules):
+                    return True
+        return False
+
+    def _admit(self, request: Request, target: "_Target", old: Json, new: Json | None) -> None:
+        if self.admit is None:
+            return
+        asked: Json = {
+            "operation": "UPDATE" if new is not None else "DELETE",
+            "resource": {"group": target.group, "version": target.version, "resource": target.resource},
+            "userInfo": self._user_info(self._authenticate(request), request),
+            **({"subResource": target.subresource} if target.subresource else {}),
+        }
+        if messages := self.admit(asked, old, new):
+            subject = f'{target.group_resource} "{target.name}" is forbidden'
+            raise RefusedError(403, "Forbidden", f"{subject}: {messages[0]}", details=target.details())
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -780,7 +809,8 @@ class ApiServer:
         if target.resource != "pods":
             self._note(target.resource, self.store[target.resource].pop((target.namespace, target.name)), "DELETED")
             return Answer(200, entry)
-        if options.get("dryRun") == ["All"]:
+        self._admit(request, target, entry, None)
+        if "All" in (*options.get("dryRun", ()), request.query.get("dryRun")):
             return Answer(200, entry)
         stored = self._terminate(entry, options, eviction=False)
         if self.on_eviction:
@@ -850,6 +880,11 @@ class ApiServer:
         _check_version(entry, patch, target)
         if target.resource == "nodes":
             _check_node_patch(target.name, patch)
+            new = copy.deepcopy(entry)
+            _change_node(new, patch, target.subresource)
+            self._admit(request, target, entry, new)
+            if request.query.get("dryRun") == "All":
+                return Answer(200, new)
             stored = self._patch_node(target.name, patch, target.subresource)
         elif target.resource == "pods":
             self._check_pod_patch(entry, patch)
@@ -879,15 +914,7 @@ class ApiServer:
     def _patch_node(self, name: str, patch: Json, subresource: str) -> Json:
         stored = self.store["nodes"]["", name]
         before = copy.deepcopy({k: v for k, v in stored.items() if k != "metadata"})
-        if subresource == "status":
-            _merge_status(stored, patch.get("status", {}))
-        else:
-            taints = patch.get("spec", {}).get("taints")
-            # An atomic list: it is replaced as a whole. A directive inside it is not understood and nothing happens.
-            if taints is not None and not any("$patch" in taint for taint in taints):
-                stored["spec"]["taints"] = copy.deepcopy(taints)
-                if not taints:
-                    del stored["spec"]["taints"]
+        _change_node(stored, patch, subresource)
         if before != {k: v for k, v in stored.items() if k != "metadata"}:
             self._note("nodes", stored, "MODIFIED")
         return stored
@@ -905,7 +932,7 @@ class ApiServer:
         spec = {k: v for k, v in (request.body.get("spec") or {}).items() if v is not None}
         if target.resource == "selfsubjectreviews":
             body["metadata"] = {"creationTimestamp": _stamp()}
-            body["status"] = {"userInfo": self._user_info(user)}
+            body["status"] = {"userInfo": self._user_info(user, request)}
         elif target.resource == "tokenreviews":
             known = self.tokens.get(spec["token"])
             body["spec"] = spec
@@ -927,22 +954,28 @@ class ApiServer:
                 )
         return Answer(201, body)
 
-    def _user_info(self, user: str) -> Json:
+    def _user_info(self, user: str, request: Request | None = None) -> Json:
         if not user.startswith("system:serviceaccount:"):
             groups = ["system:nodes"] if user.startswith("system:node:") else []
             return {"username": user, "groups": [*groups, "system:authenticated"]}
         namespace = user.split(":")[2]
+        extra = {"authentication.kubernetes.io/credential-id": [f"JTI={uuid.uuid4()}"]}
+        token = request.headers.get("authorization", "").partition(" ")[2] if request is not None else ""
+        if token in self._token_nodes:
+            extra["authentication.kubernetes.io/node-name"] = [self._token_nodes[token]]
         return {
             "username": user,
             "uid": str(uuid.uuid4()),
             "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"],
-            "extra": {"authentication.kubernetes.io/credential-id": [f"JTI={uuid.uuid4()}"]},
+            "extra": extra,
         }
 
     def _token_request(self, request: Request, target: "_Target") -> Answer:
         token = uuid.uuid4().hex
         seconds = request.body["spec"]["expirationSeconds"]
         self.tokens[token] = f"system:serviceaccount:{target.namespace}:{target.name}"
+        if bound := request.body["spec"].get("boundObjectRef"):
+            self._token_nodes[token] = self.store["pods"][target.namespace, bound["name"]]["spec"]["nodeName"]
         metadata = {"name": target.name, "namespace": target.namespace, "uid": str(uuid.uuid4())}
         spec = {"audiences": ["https://kubernetes.default.svc"], "expirationSeconds": seconds, "boundObjectRef": None}
         return Answer(
@@ -988,6 +1021,12 @@ _KINDS = {
     "namespaces": "Namespace",
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "persistentvolumes": "PersistentVolume",
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+    "clusterroles": "ClusterRole",
+    "clusterrolebindings": "ClusterRoleBinding",
+    "validatingadmissionpolicies": "ValidatingAdmissionPolicy",
+    "validatingadmissionpolicybindings": "ValidatingAdmissionPolicyBinding",
 }
 
 
@@ -1099,6 +1138,22 @@ def _check_node_patch(name: str, patch: Json) -> None:
                 f'Node "{name}" is invalid: {field}: {text}',
                 details={"name": name, "kind": "Node", "causes": [cause]},
             )
+
+
+def _change_node(node: Json, patch: Json, subresource: str) -> None:
+    for field, added in patch.get("metadata", {}).items():
+        if field in ("labels", "annotations"):
+            node["metadata"].setdefault(field, {}).update(added)
+    if subresource == "status":
+        _merge_status(node, patch.get("status", {}))
+        return
+    node["spec"].update({key: value for key, value in patch.get("spec", {}).items() if key != "taints"})
+    taints = patch.get("spec", {}).get("taints")
+    # An atomic list: it is replaced as a whole. A directive inside it is not understood and nothing happens.
+    if taints is not None and not any("$patch" in taint for taint in taints):
+        node["spec"]["taints"] = copy.deepcopy(taints)
+        if not taints:
+            del node["spec"]["taints"]
 
 
 def _merge_status(stored: Json, status: Json, *, new: Json | None = None) -> None:

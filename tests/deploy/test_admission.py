@@ -58,9 +58,12 @@ def matches(policy: Document, asked: Document) -> bool:
     )
 
 
-def refused(asked: Document, *, old: Document, new: Document | None = None) -> list[str]:
-    """The messages of the validations that fail, of every policy with a binding; empty when the request passes."""
-    made = documents()
+def refused(
+    asked: Document, *, old: Document, new: Document | None = None, made: list[Document] | None = None
+) -> list[str]:
+    """The messages of the validations that fail, of every policy with a binding in `made` (daemonset.yaml); empty when
+    the request passes."""
+    made = documents() if made is None else made
     bound = {each["spec"]["policyName"] for each in made if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy" and matches(each, asked)]
     assert policies, "a request that no policy is about"

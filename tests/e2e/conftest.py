@@ -5,11 +5,13 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from nodeagent.cluster.credentials import find_credentials
+from nodeagent.cluster.credentials import Credentials, find_credentials
 from nodeagent.cluster.identity import host_addresses
 from nodeagent.cluster.transport import ApiError, Transport, connect
 from nodeagent.model import OutcomeKind
@@ -153,3 +155,18 @@ def _has_service_account(cluster: Cluster) -> bool:
             return False
         raise
     return True
+
+
+def with_token(cluster: Cluster, token: str, directory: Path) -> Credentials:
+    """The cluster's kubeconfig with other credentials."""
+    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    # Relative paths in it are relative to the file.
+    for entry in config["clusters"]:
+        authority = entry["cluster"].get("certificate-authority")
+        if authority:
+            entry["cluster"]["certificate-authority"] = str(Path(cluster.kubeconfig).parent / authority)
+    path = directory / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return find_credentials(str(path))

@@ -14,7 +14,6 @@ import pytest
 
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.conditions import NodeConditions
-from nodeagent.cluster.credentials import Credentials, find_credentials
 from nodeagent.cluster.events import Event, EventWriter
 from nodeagent.cluster.evict import Evictor
 from nodeagent.cluster.identity import Identity, IdentityError, resolve
@@ -36,7 +35,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from tests.e2e.conftest import Cluster, Json
+from tests.e2e.conftest import Cluster, Json, with_token
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -221,29 +220,12 @@ def test_missing_rights_are_named(cluster: Cluster, tmp_path: Path) -> None:
     account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
     token = cluster.post(account, request)["status"]["token"]
-    transport = connect(_with_token(cluster, token, tmp_path))
+    transport = connect(with_token(cluster, token, tmp_path))
     with pytest.raises(ApiError) as refused:
         list_pods(transport, cluster.node_name)
     assert refused.value.kind is OutcomeKind.FORBIDDEN
     assert 'cannot list resource "pods"' in refused.value.message
-    transport = connect(_with_token(cluster, "wrong", tmp_path))
+    transport = connect(with_token(cluster, "wrong", tmp_path))
     with pytest.raises(ApiError) as unknown:
         list_pods(transport, cluster.node_name)
     assert unknown.value.kind is OutcomeKind.UNAUTHORIZED
-
-
-def _with_token(cluster: Cluster, token: str, tmp_path: Path) -> Credentials:
-    """The cluster's kubeconfig with other credentials."""
-    import yaml
-
-    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
-    for user in config["users"]:
-        user["user"] = {"token": token}
-    # Relative paths in it are relative to the file.
-    for entry in config["clusters"]:
-        authority = entry["cluster"].get("certificate-authority")
-        if authority:
-            entry["cluster"]["certificate-authority"] = str(Path(cluster.kubeconfig).parent / authority)
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return find_credentials(str(path))

@@ -1,0 +1,286 @@
+"""daemonset.yaml on a real API server: its rights and admission policies hold a pod's token to its own node, and, with
+an image (NODEAGENT_E2E_IMAGE, or one on the node that is called nodeagent), its DaemonSet becomes ready and speaks.
+
+Everything is installed under names of the run's own, so that an installation that is there is not touched, and is taken
+away again. What tries the rights is asked for with dryRun: should it be allowed, it changes nothing all the same.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+import yaml
+
+from nodeagent.cluster.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
+from nodeagent.model import OutcomeKind
+from tests.e2e.conftest import Cluster, Json, with_token
+from tests.e2e.thisnode import marks, wipe
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+DAEMONSET: Final = Path(__file__).parents[2] / "daemonset.yaml"
+ACCOUNT: Final = "nodeagent"
+NODE_CLAIM: Final = "authentication.kubernetes.io/node-name"
+PATHS: Final = {
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
+
+
+class Try(NamedTuple):
+    """A request of the agent's token. `{}` in the path is the run's namespace, `NODE` the node's name."""
+
+    method: str
+    path: str
+    body: Json | None = None
+
+
+STATUS: Final = "/api/v1/nodes/NODE/status?dryRun=All"
+NODE: Final = "/api/v1/nodes/NODE?dryRun=All"
+OWN_TAINT: Final = {"key": "nodeagent.io/pid-pressure", "effect": "NoSchedule"}
+ALLOWED: Final = {
+    "pods of the node": Try("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3DNODE&limit=1"),
+    "its own object": Try("GET", "/api/v1/nodes/NODE"),
+    "budgets": Try("GET", "/apis/policy/v1/namespaces/{}/poddisruptionbudgets?limit=1"),
+    "a condition of its own": Try(
+        "PATCH", STATUS, {"status": {"conditions": [{"type": "NodeAgentPIDPressure", "status": "False"}]}}
+    ),
+    "a pressure condition": Try(
+        "PATCH", STATUS, {"status": {"conditions": [{"type": "PIDPressure", "status": "True", "reason": "Test"}]}}
+    ),
+    "a taint of its own": Try("PATCH", NODE, {"spec": {"taints": ["ALL", OWN_TAINT]}}),
+    "an eviction": Try(
+        "POST",
+        "/api/v1/namespaces/{}/pods/bearer/eviction",
+        {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": "bearer"},
+            "deleteOptions": {"dryRun": ["All"]},
+        },
+    ),
+}
+REFUSED: Final = {
+    "a label": Try("PATCH", NODE, {"metadata": {"labels": {"nodeagent.io/e2e": "x"}}}),
+    "a label by the status": Try("PATCH", STATUS, {"metadata": {"labels": {"nodeagent.io/e2e": "x"}}}),
+    "an annotation": Try("PATCH", NODE, {"metadata": {"annotations": {"nodeagent.io/e2e": "x"}}}),
+    "a cordon": Try("PATCH", NODE, {"spec": {"unschedulable": True}}),
+    "a foreign taint": Try("PATCH", NODE, {"spec": {"taints": ["ALL", {"key": "e2e/x", "effect": "NoSchedule"}]}}),
+    "a foreign condition": Try("PATCH", STATUS, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),
+    "a capacity": Try("PATCH", STATUS, {"status": {"capacity": {"nodeagent.io/e2e": "1"}}}),
+    "another node": Try(
+        "PATCH", STATUS.replace("NODE", "OTHER"), {"status": {"conditions": [{"type": "NodeAgentPIDPressure"}]}}
+    ),
+    "secrets": Try("GET", "/api/v1/namespaces/{}/secrets?limit=1"),
+    "a pod's deletion": Try("DELETE", "/api/v1/namespaces/{}/pods/bearer?dryRun=All"),
+}
+
+
+class Installation:
+    """The documents of daemonset.yaml under the run's names."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.made: list[str] = []
+        text = DAEMONSET.read_text(encoding="utf-8")
+        user = f"system:serviceaccount:{cluster.namespace}:{ACCOUNT}"
+        text = text.replace("system:serviceaccount:nodeagent:nodeagent", user)
+        self.documents = [self._moved(each) for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
+
+    def _moved(self, document: Json) -> Json:
+        ours = self._cluster.namespace
+        metadata = document["metadata"]
+        if "namespace" in metadata:
+            metadata["namespace"] = ours
+        else:
+            metadata["name"] = f"{ours}-{metadata['name']}"
+        for subject in document.get("subjects", ()):
+            subject["namespace"] = ours
+        if "roleRef" in document:
+            document["roleRef"]["name"] = f"{ours}-{document['roleRef']['name']}"
+        if "policyName" in document.get("spec", {}):
+            document["spec"]["policyName"] = f"{ours}-{document['spec']['policyName']}"
+        return document
+
+    def make(self, document: Json) -> None:
+        path = PATHS[document["kind"]].format(self._cluster.namespace)
+        self._cluster.post(path, document)
+        self.made.append(f"{path}/{document['metadata']['name']}")
+
+    def remove(self) -> None:
+        for path in reversed(self.made):
+            self._cluster.delete(path)
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster) -> Iterator[Installation]:
+    """Rights and policies; the DaemonSet is made by the test that needs it."""
+    if int(cluster.get("/version")["minor"].rstrip("+")) < 30:
+        pytest.skip("the admission policies need Kubernetes 1.30")
+    made = Installation(cluster)
+    try:
+        for document in made.documents:
+            if document["kind"] not in ("ConfigMap", "DaemonSet"):
+                made.make(document)
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture(scope="module")
+def agents(cluster: Cluster, installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Transport:
+    """The API server with the token that a pod of the DaemonSet would have on the node."""
+    container = {"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}
+    spec = {
+        "nodeName": cluster.node_name,
+        "serviceAccountName": ACCOUNT,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+    }
+    bearer = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bearer"}, "spec": spec}
+    assert installation.made, "the account is there"
+    pod = cluster.post(cluster.pod_path(), bearer)
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": "bearer", "uid": pod["metadata"]["uid"]}
+    answer = cluster.post(
+        f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/{ACCOUNT}/token",
+        {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 3600, "boundObjectRef": bound},
+        },
+    )
+    directory = tmp_path_factory.mktemp("agent")
+    transport = connect(with_token(cluster, answer["status"]["token"], directory), request_timeout_s=15.0)
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    body = json.dumps(review).encode()
+    me = json.loads(transport.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=body).body)
+    if NODE_CLAIM not in me["status"]["userInfo"].get("extra", {}):
+        pytest.skip("this API server does not write the node into a pod's token (Kubernetes 1.30 does)")
+    return transport
+
+
+def ask(cluster: Cluster, agents: Transport, what: Try) -> ApiError | None:
+    """What the API server has against it."""
+    path = what.path.format(cluster.namespace).replace("NODE", cluster.node_name)
+    body = None if what.body is None else json.dumps(_with_all_taints(cluster, what.body)).encode()
+    kind = STRATEGIC_MERGE if what.method == "PATCH" else JSON
+    try:
+        agents.request(what.method, path, body=body, content_type=kind)
+    except ApiError as error:
+        return error
+    return None
+
+
+def _with_all_taints(cluster: Cluster, body: Json) -> Json:
+    taints = body.get("spec", {}).get("taints", ())
+    if "ALL" not in taints:
+        return body
+    there = cluster.node()["spec"].get("taints", [])
+    return {"spec": {"taints": [*there, *(taint for taint in taints if taint != "ALL")]}}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_a_pods_token_may_do_on_its_own_node(cluster: Cluster, agents: Transport, what: str) -> None:
+    # A new role takes a moment to be known.
+    assert cluster.until(lambda: ask(cluster, agents, ALLOWED[what]) is None, timeout_s=30), ask(
+        cluster, agents, ALLOWED[what]
+    )
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_pods_token_may_not_do(cluster: Cluster, agents: Transport, what: str) -> None:
+    attempt = REFUSED[what]
+    if "OTHER" in attempt.path:
+        names = {node["metadata"]["name"] for node in cluster.get("/api/v1/nodes?limit=2")["items"]}
+        if not (others := sorted(names - {cluster.node_name})):
+            pytest.skip("the cluster has one node")
+        attempt = attempt._replace(path=attempt.path.replace("OTHER", others[0]))
+
+    def refused() -> bool:
+        error = ask(cluster, agents, attempt)
+        return error is not None and error.kind is OutcomeKind.FORBIDDEN
+
+    # A new policy takes a moment to be enforced.
+    assert cluster.until(refused, timeout_s=60), ask(cluster, agents, attempt)
+
+
+# --- the DaemonSet ---------------------------------------------------------------------------------------------------
+
+
+def image(cluster: Cluster) -> str:
+    """The image to install. Skips when there is none."""
+    if named := os.environ.get("NODEAGENT_E2E_IMAGE"):
+        return named
+    names = [name for each in cluster.node()["status"].get("images", ()) for name in each.get("names") or ()]
+    here = [name for name in names if name.rpartition("/")[2].startswith("nodeagent:")]
+    if not here:
+        pytest.skip("NODEAGENT_E2E_IMAGE names no image, and the node has none that is called nodeagent")
+    return str(here[0])
+
+
+def on_one_node(cluster: Cluster, document: Json, named: str) -> Json:
+    """The DaemonSet on the test's node alone; a configuration that can evict nobody but the run's own pods."""
+    if document["kind"] == "DaemonSet":
+        pod = document["spec"]["template"]["spec"]
+        pod["affinity"] = _only(cluster.node_name)
+        pod["containers"][0]["image"] = named
+        return document
+    config = yaml.safe_load(document["data"]["config.yaml"])
+    namespaces = {each["metadata"]["name"] for each in cluster.get("/api/v1/namespaces?limit=1000")["items"]}
+    config["protection"] = {"namespaces": sorted({"kube-system", *namespaces} - {cluster.namespace})}
+    document["data"]["config.yaml"] = json.dumps(config)
+    return document
+
+
+def _only(node: str) -> Json:
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def test_the_daemonset_becomes_ready_answers_and_publishes_its_conditions(
+    cluster: Cluster, installation: Installation
+) -> None:
+    named = image(cluster)
+    if there := marks(cluster.node()):
+        pytest.skip(f"an agent is at work on {cluster.node_name} already: {', '.join(there)}")
+
+    def agent() -> Json:
+        pods = cluster.get(cluster.pod_path())["items"]
+        return next((p for p in pods if p["metadata"].get("labels", {}).get("app.kubernetes.io/name")), {})
+
+    def ready() -> bool:
+        conditions = agent().get("status", {}).get("conditions", ())
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def page(name: str) -> str:
+        path = f"{cluster.pod_path(agent()['metadata']['name'])}:9655/proxy/{name}"
+        body: bytes = cluster.transport.request("GET", path).body
+        return body.decode()
+
+    try:
+        for document in installation.documents:
+            if document["kind"] in ("ConfigMap", "DaemonSet"):
+                installation.make(on_one_node(cluster, document, named))
+        assert cluster.until(ready, timeout_s=240), agent().get("status")
+        assert page("readyz").strip()
+        metrics = page("metrics")
+        assert 'nodeagent_api_relists_total{watch="pods"}' in metrics
+        assert 'nodeagent_api_relists_total{watch="node"}' in metrics
+        for kind in ("NodeAgentMemoryPressure", "NodeAgentDiskPressure", "NodeAgentPIDPressure"):
+            assert cluster.until(lambda kind=kind: cluster.condition(kind), timeout_s=60)  # type: ignore[misc]
+        cluster.delete(f"{PATHS['DaemonSet'].format(cluster.namespace)}/nodeagent")
+        assert cluster.until(lambda: not marks(cluster.node()), timeout_s=90), "a clean end takes everything back"
+    finally:
+        cluster.delete(f"{PATHS['DaemonSet'].format(cluster.namespace)}/nodeagent")
+        cluster.until(lambda: not agent(), timeout_s=90)
+        wipe(cluster)
