@@ -3,8 +3,6 @@
 import base64
 import json
 import shutil
-import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from nodeagent.cluster.pods import PodWatch
 from nodeagent.cluster.transport import ApiError, Transport, connect
 from nodeagent.model import OutcomeKind
 from tests.apiserver import ApiServer, pod
+from tests.certificates import make, server_context
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -23,29 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA, and what it signed: a server on 127.0.0.1 and two clients."""
-    here = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=here, timeout=60)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=ca")
-    (here / "server.ext").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "client", "renewed"):
-        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        extensions = ("-extfile", "server.ext") if name == "server" else ()
-        sign = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *sign, *extensions)
-    return here
+    return make(tmp_path_factory.mktemp("tls"), clients=("client", "renewed"))
 
 
 def serve(certificates: Path, *, client_certificates: bool = False) -> ApiServer:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-    if client_certificates:
-        context.load_verify_locations(certificates / "ca.crt")
-        context.verify_mode = ssl.CERT_REQUIRED
-    return ApiServer(tls=context, pods=[pod("one")])
+    return ApiServer(tls=server_context(certificates, client_certificates=client_certificates), pods=[pod("one")])
 
 
 def trusted(api: ApiServer, certificates: Path, tmp_path: Path, *, ca: str = "ca.crt", client: str = "") -> Transport:
