@@ -10,6 +10,7 @@ being counted. Promises:
 3. Memory and descriptors are bounded: see the constants.
 """
 
+import errno
 import os
 import stat
 import time
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
 from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
 from nodeagent.sampling.disk.quota import Quota, all_confined, quota_devices, read_quotas
-from nodeagent.sampling.disk.walk import Count, Remembered, Tally, Walk
+from nodeagent.sampling.disk.walk import Count, OpenFiles, Remembered, Tally, Walk
 from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.processes import pids_below
 
@@ -486,27 +487,42 @@ def _container(container: ContainerUsage, found: PodDisk) -> ContainerUsage:
 
 def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> DeletedFiles:
     """What these processes hold open of deleted files on these devices (of disks, and of overlay mounts: st_dev). Each
-    file counts once. Processes that end meanwhile, or may not be looked at, are passed over. Never raises."""
+    file counts once. Processes that have ended hold nothing; one that may not be looked at makes the answer incomplete.
+    Never raises."""
+    look = OpenFiles()
     seen: dict[tuple[int, int], tuple[int, int]] = {}
     left = _FDS
     complete = len(pids) <= _PIDS
     for pid in pids[:_PIDS]:
-        directory = host.real(f"/proc/{pid}/fd")
         try:
-            names = os.listdir(directory)
-        except OSError:
-            complete = False
+            directory = os.open(host.real(f"/proc/{pid}/fd"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            complete = complete and error.errno in (errno.ENOENT, errno.ESRCH)
             continue
+        try:
+            names = _descriptors(directory)
+            for name in names[:left]:
+                found = look.nameless(directory, name) if _is_deleted(directory, name) else None
+                if found is not None and found[0] in devices:
+                    seen[found[:2]] = (found[2], pid)
+        finally:
+            os.close(directory)
         complete = complete and len(names) <= left
-        for name in names[:left]:
-            try:
-                if not os.readlink(f"{directory}/{name}").endswith(" (deleted)"):
-                    continue
-                found = os.stat(f"{directory}/{name}")
-            except OSError:
-                continue  # closed meanwhile
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev in devices:
-                seen[found.st_dev, found.st_ino] = (found.st_blocks * 512, pid)
         left -= min(left, len(names))
     largest = max(seen.values(), default=None)
     return DeletedFiles(sum(size for size, _ in seen.values()), len(seen), largest[1] if largest else None, complete)
+
+
+def _descriptors(directory: int) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []  # it has ended
+
+
+def _is_deleted(directory: int, name: str) -> bool:
+    """By the name, which is cheaper to have, and nearly always enough."""
+    try:
+        return os.readlink(name, dir_fd=directory).endswith(" (deleted)")
+    except OSError:
+        return False  # closed meanwhile

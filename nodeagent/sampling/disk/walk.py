@@ -76,7 +76,8 @@ _BIT: Final = tuple(1 << i for i in range(8))
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 # AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC: with the last a mount point that hangs (FUSE, NFS) is seen
 # to be one without asking its server; local file systems ignore it.
-_AT_NOFOLLOW: Final = 0x100 | 0x800 | 0x4000
+_AT_FOLLOW: Final = 0x800 | 0x4000
+_AT_NOFOLLOW: Final = 0x100 | _AT_FOLLOW
 _AT_EMPTY_PATH: Final = 0x1000
 # STATX_TYPE | NLINK | CTIME | INO | SIZE | BLOCKS; device and the attribute MOUNT_ROOT come by themselves.
 _WANTED: Final = 0x0001 | 0x0004 | 0x0080 | 0x0100 | 0x0200 | 0x0400
@@ -86,6 +87,7 @@ _SLOT: Final = 256
 _LONGS, _WORDS = _SLOT // 8, _SLOT // 4
 _INO, _BLOCKS = 4, 6
 _NLINK: Final = 4
+_MAJOR: Final = 34
 _DIRECTORY: Final = struct.Struct("=8xQ16xQQQ40xqI28xQ")
 """stx_attributes, stx_ino, stx_size, stx_blocks, stx_ctime (seconds, nanoseconds), device (major, minor as one)."""
 _TYPE: Final = 29 if sys.byteorder == "little" else 28
@@ -93,6 +95,7 @@ _TYPE: Final = 29 if sys.byteorder == "little" else 28
 _MARK: Final = 9 if sys.byteorder == "little" else 14
 """The byte of stx_attributes with MOUNT_ROOT in it."""
 _ONE: Final = struct.pack("=I", 1)
+_REGULAR: Final = 8
 _IS_DIRECTORY: Final = bytes(byte >> 4 == 4 for byte in range(256))
 # What the kernel says of an entry that is no longer what it was when its name was read.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
@@ -248,6 +251,11 @@ class _Answers:
         reply: int = self._statx(fd, b"", _AT_NOFOLLOW | _AT_EMPTY_PATH, _WANTED, self._references[0])
         return reply == 0
 
+    def ask_through(self, fd: int, name: bytes) -> bool:
+        """Asks for what a link leads to, into slot 0."""
+        reply: int = self._statx(fd, name, _AT_FOLLOW, _WANTED, self._references[0])
+        return reply == 0
+
     def blank(self, slot: int) -> None:
         self.byte[slot * _SLOT : (slot + 1) * _SLOT] = bytes(_SLOT)
 
@@ -284,6 +292,24 @@ class _Answers:
         """What is needed of a directory."""
         mark, inode, size, blocks, seconds, nanoseconds, device = _DIRECTORY.unpack_from(self.byte, slot * _SLOT)
         return mark & _MOUNT_ROOT, inode, size, blocks, (seconds, nanoseconds), device
+
+
+class OpenFiles:
+    """Looks at what the links in /proc/<pid>/fd lead to, by what the kernel knows of it: a file whose server is dead
+    does not hold us up."""
+
+    def __init__(self) -> None:
+        self._answers = _Answers()
+
+    def nameless(self, directory: int, name: str) -> tuple[int, int, int] | None:
+        """(st_dev, inode, bytes) of a regular file that has no name any more; None of anything else."""
+        answers = self._answers
+        if not answers.ask_through(directory, name.encode()):
+            return None  # closed meanwhile
+        if answers.byte[_TYPE] >> 4 != _REGULAR or answers.word[_NLINK]:
+            return None
+        device = os.makedev(answers.word[_MAJOR], answers.word[_MAJOR + 1])
+        return device, answers.inode(0), answers.block(0) * 512
 
 
 _Directory = tuple[int, int, int, int, tuple[int, int], int]

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -410,7 +411,18 @@ def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
         holder.communicate(b"")
     assert found == (102_400, 1, holder.pid, True)
     assert (elsewhere.bytes, elsewhere.files) == (0, 0)
-    assert not deleted_files(Host("/"), [holder.pid], frozenset({device})).complete, "the process has ended"
+    assert deleted_files(Host("/"), [holder.pid], frozenset({device})) == (0, 0, None, True), "the process has ended"
+
+
+@root_only
+def test_open_files_that_may_not_be_looked_at_are_not_passed_off_as_none() -> None:
+    look = (
+        "import os; from nodeagent.sampling.disk.attribution import deleted_files; "
+        "from nodeagent.sampling.host import Host; os.setuid(65534); "
+        "print(deleted_files(Host('/'), [1], frozenset({0})).complete)"
+    )
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
 
 
 def held_open(file: BinaryIO) -> "subprocess.Popen[bytes]":

