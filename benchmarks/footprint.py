@@ -93,9 +93,10 @@ class Cage:
     def __init__(self, most: Limits) -> None:
         name = f"nodeagent-test-{uuid.uuid4().hex[:12]}"
         self.memory, self.cpu, self.account = (
-            Path("/sys/fs/cgroup") / each / name for each in ("memory", "cpu", "cpuacct")
+            Path("/sys/fs/cgroup", each).resolve(strict=True) / name for each in ("memory", "cpu", "cpuacct")
         )
-        for place in (self.memory, self.cpu, self.account):
+        self._places = sorted({self.memory, self.cpu, self.account})  # cpu and cpuacct are one hierarchy on most hosts
+        for place in self._places:
             place.mkdir()
         (self.memory / "memory.limit_in_bytes").write_text(str(most.memory))
         (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
@@ -111,11 +112,11 @@ class Cage:
 
     def command(self, *arguments: str) -> list[str]:
         """What runs Python with these arguments in here from its first instruction on."""
-        places = " ".join(f"{place}/cgroup.procs" for place in (self.memory, self.cpu, self.account))
+        places = " ".join(f"{place}/cgroup.procs" for place in self._places)
         return ["sh", "-c", f'for f in {places}; do echo $$ >$f; done; exec "$@"', "sh", sys.executable, *arguments]
 
     def close(self) -> None:
-        for place in (self.memory, self.cpu, self.account):
+        for place in self._places:
             place.rmdir()
 
 
@@ -127,8 +128,8 @@ def measure(size: int, *, calm_s: float = CALM_S) -> Footprint:
     evicted: list[str] = []
     try:
         with tempfile.TemporaryDirectory() as directory, ApiServer(node="lab-node", pods=told, linger_s=None) as api:
-            for uid in names.values():
-                if uid not in [names[name] for name in HOGS]:
+            for name, uid in names.items():
+                if name not in HOGS:
                     sleeper = subprocess.Popen(
                         ["sleep", "3600"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
                     )
