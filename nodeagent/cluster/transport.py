@@ -509,11 +509,20 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     )
 
 
+_BUDGET_REFUSED: Final = {403: "poddisruptionbudget.policy ", 504: "couldn't update PodDisruptionBudget"}
+"""Further answers by which a budget, and not the server, refuses (KUBELET-CONTRACT §14; the texts are those of
+pkg/registry/core/pod/storage/eviction.go): its allowance is negative or more than 2,000 evictions are unconfirmed (a
+missing right is about `poddisruptionbudgets`); too many others wrote it at once. Nobody was evicted, no right is missing
+and the server is well."""
+
+
 def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
     if status == 429:
         return OutcomeKind.BLOCKED_BY_BUDGET if "DisruptionBudget" in causes else OutcomeKind.THROTTLED
     if status == 500 and "more than one PodDisruptionBudget" in message:
         return OutcomeKind.BUDGET_CONFLICT
+    if _BUDGET_REFUSED.get(status, "\0") in message:
+        return OutcomeKind.BLOCKED_BY_BUDGET
     if status >= 500:
         return OutcomeKind.SERVER_ERROR
     return {

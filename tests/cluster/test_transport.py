@@ -60,6 +60,34 @@ def test_each_recorded_refusal_has_its_own_meaning(name: str, kind: OutcomeKind,
     assert error.message
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (403, "Forbidden", 'poddisruptionbudget.policy "web" is forbidden: pdb disruptions allowed is negative'),
+        (
+            403,
+            "Forbidden",
+            'poddisruptionbudget.policy "web" is forbidden: DisruptedPods map too big - too many evictions not '
+            "confirmed by PDB controller",
+        ),
+        (504, "Timeout", 'Timeout: couldn\'t update PodDisruptionBudget "web" due to conflicts'),
+    ],
+)
+def test_a_budget_that_cannot_be_counted_refuses_for_itself_and_not_for_the_server(
+    status: int, reason: str, message: str
+) -> None:
+    """Not recorded: they take a thousand evictions at once."""
+    body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
+    error = error_of(status, {"Retry-After": "10"}, json.dumps(body).encode())
+    assert (error.kind, error.retry_after_s) == (OutcomeKind.BLOCKED_BY_BUDGET, 10.0)
+    assert "web" in error.message
+
+
+def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
+    message = 'poddisruptionbudgets.policy is forbidden: User "x" cannot list resource "poddisruptionbudgets"'
+    assert error_of(403, {}, json.dumps({"message": message}).encode()).kind is OutcomeKind.FORBIDDEN
+
+
 def test_a_refused_budget_says_which_and_why() -> None:
     recorded = json.loads((RECORDINGS / "eviction-pdb-429.json").read_text())["response"]
     assert "pdb-hog needs 2 healthy pods" in error_of(429, {}, recorded["body"].encode()).message
