@@ -192,8 +192,7 @@ class DiskWatch:
                 self._asked_short = True
             if now - self._asked_at < _LONG_S * 3:
                 return
-        if pods := tuple([usage for usage in self._pods if usage.cgroup_uid in self._anew]):
-            self._anew = frozenset()
+        if pods := self._to_count_anew(known):
             self._asked_at, self._asked_short = now, False
             worker.request(Request(pods, budget_s=_LONG_S, anew=True))
             return
@@ -216,6 +215,12 @@ class DiskWatch:
                 rest_budget_s=_REST_BUDGET_S,
             )
         )
+
+    def _to_count_anew(self, known: Measured) -> tuple[PodUsage, ...]:
+        """Those that were counted while the decision was made that asks for them have no need of it any more."""
+        anew = {uid for uid in self._anew if uid not in known.pods or known.pods[uid].routine}
+        self._anew = frozenset()
+        return tuple([usage for usage in self._pods if usage.cgroup_uid in anew])
 
     def _worker_for(self, hierarchy: Hierarchy, layout: Layout) -> DiskWorker:
         """The worker, made anew when the cgroups or the runtime's store are elsewhere."""

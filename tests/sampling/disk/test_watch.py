@@ -133,6 +133,10 @@ def test_what_is_counted_anew_is_asked_for_although_a_quiet_pods_sums_could_be_t
         assert not found["u1"].disk_sight.routine
         assert found["u1"].disk_sight.read_at > routine["u1"].disk_sight.read_at
         assert found["u2"].disk_sight == routine["u2"].disk_sight, "what is known of the others stays"
+        scene.ended.clear()
+        scene.watch.count_anew(["u1"])  # by a decision that has not seen it
+        scene.tick(Need())
+        assert not scene.ended.wait(0.3), "counted twice"
     finally:
         scene.watch.close()
 
