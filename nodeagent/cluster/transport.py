@@ -511,9 +511,10 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
 
 _BUDGET_REFUSED: Final = {403: "poddisruptionbudget.policy ", 504: "couldn't update PodDisruptionBudget"}
 """Further answers by which a budget, and not the server, refuses (KUBELET-CONTRACT §14; the texts are those of
-pkg/registry/core/pod/storage/eviction.go): its allowance is negative or more than 2,000 evictions are unconfirmed (a
-missing right is about `poddisruptionbudgets`); too many others wrote it at once. Nobody was evicted, no right is missing
-and the server is well."""
+pkg/registry/core/pod/storage/eviction.go): its allowance is negative, or more than 2,000 evictions are unconfirmed (a
+missing right is about `poddisruptionbudgets`); too many others wrote it at once. Nobody was evicted, and the server is
+well.
+"""
 
 
 def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
