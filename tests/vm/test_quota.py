@@ -1,12 +1,14 @@
 """Project quotas of real file systems are read instead of walking, where they tell the truth, and only there."""
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
+from tests.vm.image import REPOSITORY
 from tests.vm.machine import Machine
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
@@ -17,14 +19,41 @@ MAKE: Final = {
     "ext4": "mke2fs -q -t ext4 -O quota,project -E quotatype=prjquota {image}",
     "xfs": "mkfs.xfs -q {image}",
 }
-SCENE: Final = r"""
-import fcntl, json, os, shutil, struct, subprocess, sys, time
+MEASURE: Final = r"""
+import json, sys, time
 from nodeagent.model import ContainerUsage, PodUsage, QOSClass
 from nodeagent.sampling.disk.attribution import Meter
 from nodeagent.sampling.host import open_host
 
 top, cgroups = sys.argv[1], json.loads(sys.argv[2])
 ID = {name: str(number) * 64 for number, name in enumerate(cgroups, start=1)}
+
+
+def pods():
+    return [PodUsage(name, QOSClass.BURSTABLE, cgroup, 1.0, containers=(ContainerUsage(ID[name], "c", None, None),))
+            for name, cgroup in cgroups.items()]
+
+
+def measure():
+    meter = Meter(open_host("/"), kubelet_dir=f"{top}/kubelet", pod_logs_dir=f"{top}/logs", cgroups="/sys/fs/cgroup")
+    found = meter.measure(pods(), until=time.monotonic() + 60)
+    meter.close()
+    return found, meter.progress.entries
+
+
+def volumes(found, pod):
+    return [found[pod].disk.volumes_bytes, found[pod].disk.volumes_inodes]
+
+
+if __name__ == "__main__":
+    found, entries = measure()
+    json.dump([volumes(found, "own"), entries], sys.stdout)
+"""
+SCENE: Final = r"""
+import fcntl, json, os, shutil, struct, subprocess, sys
+from quota_measure import ID, measure, top, volumes
+
+with_rights = json.loads(sys.argv[3])
 FSXATTR, GET, SET, INHERIT = struct.Struct("=IIIII8x"), 0x801C581F, 0x401C5820, 0x200
 
 
@@ -56,22 +85,6 @@ def du(*places):
     return [sum(int(line.split()[0]) for line in text.splitlines()) for text in told]
 
 
-def pods():
-    return [PodUsage(name, QOSClass.BURSTABLE, cgroup, 1.0, containers=(ContainerUsage(ID[name], "c", None, None),))
-            for name, cgroup in cgroups.items()]
-
-
-def measure():
-    meter = Meter(open_host("/"), kubelet_dir=f"{top}/kubelet", pod_logs_dir=f"{top}/logs", cgroups="/sys/fs/cgroup")
-    found = meter.measure(pods(), until=time.monotonic() + 60)
-    meter.close()
-    return found, meter.progress.entries
-
-
-def volumes(found, pod):
-    return [found[pod].disk.volumes_bytes, found[pod].disk.volumes_inodes]
-
-
 told = {}
 os.makedirs(f"{top}/logs")
 # A pod whose processes are in a user namespace: its volume, and its layer as CRI-O marks it, are whole under a project.
@@ -90,6 +103,12 @@ fill(rootfs, 20, 5000)
 os.sync()
 found, entries = measure()
 told["own"] = [volumes(found, "own"), du(volume("own")), entries]
+told["rights"] = {
+    name: json.loads(subprocess.run(
+        ["systemd-run", "--quiet", "--wait", "--pipe", *(f"--property={line}" for line in lines),
+         sys.executable, "/run/vm/quota_measure.py", top, sys.argv[2]], stdout=subprocess.PIPE, check=True).stdout)
+    for name, lines in with_rights.items()
+}
 told["layer"] = [[found["own"].disk.rootfs_bytes, found["own"].disk.rootfs_inodes], du(f"{top}/layers/one")]
 with open(f"{volume('own')}/later", "wb") as file:
     file.write(b"x" * 5_000_000)
@@ -134,6 +153,15 @@ json.dump(told, sys.stdout)
 """
 
 
+def rights() -> dict[str, list[str]]:
+    """Lines of the unit that hold the agent back, and the same with those that docs/disk.md tells to add."""
+    unit = (REPOSITORY / "systemd/nodeagent.service").read_text(encoding="utf-8").splitlines()
+    held = [line for line in unit if re.match("CapabilityBoundingSet|SystemCall|NoNewPrivileges", line)]
+    page = (REPOSITORY / "docs/disk.md").read_text(encoding="utf-8")
+    [added] = re.findall(r"```ini\n\[Service\]\n(.*?)```", page, flags=re.DOTALL)
+    return {"unit": held, "page": held + [line for line in added.splitlines() if not line.startswith("#")]}
+
+
 @pytest.fixture(scope="module", params=MAKE)
 def told(machine: Machine, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What the agent's own code measured in the machine, on a file system with project quotas."""
@@ -146,11 +174,13 @@ def told(machine: Machine, request: pytest.FixtureRequest) -> Iterator[dict[str,
         for name, unit in slices.items():
             confine = "unshare --user --map-root-user" if name == "own" else ""
             machine.run(f"systemd-run --quiet --slice={unit} {confine} sleep 100000")
+        machine.write("/run/vm/quota_measure.py", MEASURE)
         machine.write("/run/vm/quota_scene.py", SCENE)
         machine.run("sleep 1")
         cgroups = {name: f"/quota.slice/{unit}" for name, unit in slices.items()}
         ran = machine.run(
-            ["/opt/nodeagent/bin/python", "/run/vm/quota_scene.py", TOP, json.dumps(cgroups)], timeout_s=200
+            ["/opt/nodeagent/bin/python", "/run/vm/quota_scene.py", TOP, json.dumps(cgroups), json.dumps(rights())],
+            timeout_s=200,
         )
         yield json.loads(ran.stdout)
     finally:
@@ -166,6 +196,14 @@ def test_a_volume_that_is_whole_under_a_project_is_not_walked(told: dict[str, An
     assert by_quota == by_du
     assert by_quota[0] - told["own"][0][0] >= 5_000_000
     assert entries == 0
+
+
+def test_the_agent_as_installed_walks_and_with_the_rights_on_the_page_it_reads_quotas(told: dict[str, Any]) -> None:
+    numbers, by_du, _ = told["own"]
+    assert numbers == by_du
+    walked, entries = told["rights"]["unit"]
+    assert (walked, entries > 300) == (by_du, True)
+    assert told["rights"]["page"] == [by_du, 0]
 
 
 def test_a_layer_counts_with_the_directory_that_carries_its_project(told: dict[str, Any]) -> None:
