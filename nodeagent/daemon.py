@@ -29,7 +29,7 @@ from nodeagent.model import Note
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
-from nodeagent.report import exit_codes
+from nodeagent.report import exit_codes, kubelet
 from nodeagent.report.server import AddressError
 from nodeagent.sampling import cgroup, coexistence
 from nodeagent.sampling.alarms import Alarms
@@ -258,7 +258,9 @@ def _open_state(
 def _neighbours(host: Host, config: Config) -> tuple[Note, ...]:
     """Who else kills on this node."""
     found, _ = cgroup.find_kubepods(host, cgroup.detect(host), cgroup_root=config.sampling.cgroup_root)
-    return coexistence.find(host, kubepods=found.path if found else "")
+    seen, _ = kubelet.find(host)
+    thresholds = seen.thresholds if seen is not None else None
+    return coexistence.find(host, kubepods=found.path if found else "", kubelet=thresholds)
 
 
 def brake_of(host: Host) -> CgroupBrake:

@@ -21,6 +21,7 @@ from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.report import exit_codes, kubelet, layout, nodereport, text
 from nodeagent.report.nodereport import Report
+from nodeagent.sampling import coexistence
 from nodeagent.sampling.host import Host, Unreadable, open_host
 from nodeagent.sampling.sampler import Sampler
 
@@ -198,14 +199,17 @@ class Observer:
             *report.plan.notes,
             *warnings,
             *self._kubelet_notes,
-            *self._told(report.snapshot.taken_at),
+            *self._others(report.snapshot.taken_at),
             *_unjoined(report.snapshot, known),
             *races,
         )
 
-    def _told(self, now: float) -> tuple[Note, ...]:
-        """What an agent that runs here says of itself."""
-        return () if self._host.recorded else told.read(self._config.state_dir, now=now)
+    def _others(self, now: float) -> tuple[Note, ...]:
+        """What an agent that runs here says of itself, and who else kills on this node."""
+        said = () if self._host.recorded else told.read(self._config.state_dir, now=now)
+        around = self._sampler.surroundings()
+        seen = coexistence.find(self._host, kubepods=around.kubepods.path if around.kubepods else "")
+        return (*[note for note in said if note.subject != coexistence.SUBJECT], *seen)
 
     # --- pods
 
