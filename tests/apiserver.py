@@ -28,6 +28,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.request import urlopen
 
 Json = dict[str, Any]
 
@@ -168,6 +169,8 @@ class ApiServer:
         self.requests: list[Request] = []
         self.rights: Callable[[str, str, str, str], bool] | None = None
         """Asked for (verb, API group, resource/subresource, namespace) of each request of the agent's; None: allow."""
+        self.pod_ports: dict[str, str] = {}
+        """What answers for a port of a pod: `pod:port` to a URL."""
         self.admit: Callable[[Json, Json, Json | None], list[str]] | None = None
         """Asked for what admission policies have against a change of a node or a deletion of a pod: an
         AdmissionReview's request, the old object and the new one."""
@@ -548,6 +551,9 @@ class ApiServer:
     # --- reads ------------------------------------------------------------------------------------------------------
 
     def _get(self, request: Request, target: "_Target") -> Answer:
+        if target.subresource == "proxy" and target.resource == "pods":
+            with urlopen(self.pod_ports[target.name] + request.path.partition("/proxy")[2], timeout=10) as page:
+                return Answer(200, page.read(), page.headers["Content-Type"])
         if target.subresource == "proxy":
             return Answer(200, {"node": {"nodeName": target.name}, "pods": []})
         return Answer(200, self._object(target))
@@ -970,12 +976,19 @@ class ApiServer:
             "extra": extra,
         }
 
-    def _token_request(self, request: Request, target: "_Target") -> Answer:
+    def token_of(self, namespace: str, account: str, *, node: str = "") -> str:
+        """A token of a service account, as a pod on this node has it."""
         token = uuid.uuid4().hex
+        self.tokens[token] = f"system:serviceaccount:{namespace}:{account}"
+        if node:
+            self._token_nodes[token] = node
+        return token
+
+    def _token_request(self, request: Request, target: "_Target") -> Answer:
+        bound = request.body["spec"].get("boundObjectRef")
+        pod = self.store["pods"][target.namespace, bound["name"]] if bound else {"spec": {"nodeName": ""}}
+        token = self.token_of(target.namespace, target.name, node=pod["spec"]["nodeName"])
         seconds = request.body["spec"]["expirationSeconds"]
-        self.tokens[token] = f"system:serviceaccount:{target.namespace}:{target.name}"
-        if bound := request.body["spec"].get("boundObjectRef"):
-            self._token_nodes[token] = self.store["pods"][target.namespace, bound["name"]]["spec"]["nodeName"]
         metadata = {"name": target.name, "namespace": target.namespace, "uid": str(uuid.uuid4())}
         spec = {"audiences": ["https://kubernetes.default.svc"], "expirationSeconds": seconds, "boundObjectRef": None}
         return Answer(
@@ -1022,6 +1035,7 @@ _KINDS = {
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "persistentvolumes": "PersistentVolume",
     "configmaps": "ConfigMap",
+    "daemonsets": "DaemonSet",
     "secrets": "Secret",
     "clusterroles": "ClusterRole",
     "clusterrolebindings": "ClusterRoleBinding",

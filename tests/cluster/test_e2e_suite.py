@@ -1,14 +1,19 @@
 """The end-to-end suite itself works: it passes against the HTTP double with a stand-in for the kubelet."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.apiserver import ApiServer, Json, node_object
+from tests.livenode import Run
 
 
 def ready_node(image: str) -> Json:
@@ -59,12 +64,76 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
         assert "no pod starts on node-1" in output
 
 
-def test_the_rights_of_an_installation_are_tried_and_taken_away_again(tmp_path: Path) -> None:
-    """The double asks the policies that the suite has made there, with an evaluator of their language."""
+class DaemonSets:
+    """What makes a pod of a DaemonSet, as far as our own needs it: the program with the ConfigMap's configuration and
+    the token of a pod on the node, and what its readiness probe says. The image is not looked at."""
+
+    def __init__(self, api: ApiServer, directory: Path) -> None:
+        self._api = api
+        self._directory = directory
+        self._running: Run | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="daemonsets")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._over.wait(0.1):
+            sets = list(self._api.store["daemonsets"].items())
+            if sets and self._running is None:
+                ((namespace, name), made) = sets[0]
+                self._start(namespace, name, made["spec"]["template"])
+            if not sets and self._running is not None:
+                self._end()
+        if self._running is not None:
+            self._end()
+
+    def _start(self, namespace: str, name: str, template: Json) -> None:
+        self._key = (namespace, f"{name}-x")
+        spec = {**template["spec"], "nodeName": "node-1"}
+        pod = {"metadata": {**template["metadata"], "name": f"{name}-x", "namespace": namespace}, "spec": spec}
+        uid = self._api.add_pod({**pod, "status": {"phase": "Running", "qosClass": "Guaranteed"}})["metadata"]["uid"]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        config = yaml.safe_load(self._api.store["configmaps"][namespace, name]["data"]["config.yaml"])
+        config |= {"metrics": {"address": address}, "stateDir": str(self._directory / "state")}
+        path = self._directory / "config.yaml"
+        path.write_text(json.dumps(config))
+        token = self._api.token_of(namespace, spec["serviceAccountName"], node="node-1")
+        kubeconfig = self._api.kubeconfig(self._directory / "agents-kubeconfig", token=token)
+        self._running = Run(
+            *("--config", str(path), "--kubeconfig", str(kubeconfig)),
+            log=self._directory / "agent.log",
+            environ={**os.environ, "NODE_NAME": "node-1", "POD_UID": uid},
+        )
+        self._api.pod_ports[f"{name}-x:{spec['containers'][0]['ports'][0]['containerPort']}"] = f"http://{address}"
+        while not self._answers(f"http://{address}/readyz") and not self._over.wait(0.1):
+            continue
+        self._api.modify_pod(*self._key, start)
+
+    def _answers(self, url: str) -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as page:
+                return bool(page.status == 200)
+        except OSError:
+            return False
+
+    def _end(self) -> None:
+        assert self._running is not None
+        self._running.stop()
+        self._api.delete_pod(*self._key)
+        self._running = None
+
+
+def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double grants by the bindings that the suite has made there, and asks its policies with an evaluator of their
+    language."""
     evaluator = pytest.importorskip("tests.deploy.test_admission")
     with ApiServer(node=ready_node(""), linger_s=None) as api:
-        other = node_object("node-2", address="10.0.2.16")
-        api.add_node(other)
+        api.add_node(node_object("node-2", address="10.0.2.16"))
 
         def refused(asked: Json, old: Json, new: Json | None) -> list[str]:
             kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
@@ -73,12 +142,17 @@ def test_the_rights_of_an_installation_are_tried_and_taken_away_again(tmp_path: 
             return found
 
         api.admit = refused
-        output = run_suite(api, tmp_path, "test_installation.py")
-        assert "17 passed, 1 skipped" in output, output
-        assert "NODEAGENT_E2E_IMAGE names no image" in output
-        left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies")
+        monkeypatch.setenv("NODEAGENT_E2E_IMAGE", "nodeagent:0.1.0")
+        daemonsets = DaemonSets(api, tmp_path)
+        try:
+            output = run_suite(api, tmp_path, "test_installation.py")
+        finally:
+            daemonsets.close()
+        assert "18 passed" in output, output
+        left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
         assert not [kind for kind in left if api.store[kind]]
         assert "taints" not in api.node()["spec"]
+        assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
 
 
 def waiting(api: ApiServer, image: str) -> list[tuple[str, str]]:
