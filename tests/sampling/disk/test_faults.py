@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model import DiskRest
-from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.sampling.disk.attribution import DeletedFiles, Meter, deleted_files
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.disk.worker import DiskWorker, Request
 from nodeagent.sampling.host import Host
-from tests.sampling.disk.mounts import ext4, mounted, root_only, silent_fuse
+from tests.sampling.disk.mounts import dying_fuse, ext4, mounted, root_only, silent_fuse
 from tests.sampling.disk.test_attribution import pod
 from tests.sampling.disk.test_walk import du, walk
 
@@ -95,6 +95,21 @@ def test_a_hanging_mount_is_not_touched_in_the_search_for_what_is_in_no_pod(tmp_
         thread.join(20)
     assert returned, "it waits for a server that never answers"
     assert [(each.path, each.bytes, each.inodes) for each in found[0].largest] == [(f"{place}/images", 53_248, 2)]
+
+
+def test_a_deleted_file_of_a_dead_server_that_is_held_open_does_not_hold_us_up(tmp_path: Path) -> None:
+    found: list[DeletedFiles] = []
+    device = os.stat(tmp_path).st_dev
+    with dying_fuse(tmp_path / "dead") as held:
+        assert os.readlink(f"/proc/self/fd/{held}").endswith(" (deleted)")
+        looking = threading.Thread(
+            target=lambda: found.append(deleted_files(Host("/"), [os.getpid()], frozenset({device}))), daemon=True
+        )
+        looking.start()
+        looking.join(10)
+        returned = not looking.is_alive()
+    assert returned, "it waits for a server that never answers"
+    assert found[0].complete
 
 
 def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(tmp_path: Path) -> None:
