@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from nodeagent.cluster import objects
-from nodeagent.cluster.budgets import KEEP_S, BudgetWatch, selects
+from nodeagent.cluster.budgets import ANSWER_S, KEEP_S, BudgetWatch, selects
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.pods import pod_of
 from nodeagent.cluster.transport import connect
@@ -59,6 +59,18 @@ def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: Bu
     budgets.want(["default"])
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query], 5)
     assert {r.path for r in api.requests} == {"/apis/policy/v1/namespaces/default/poddisruptionbudgets"}
+
+
+def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: BudgetWatch, now: list[float]) -> None:
+    api.delay_s = 1.0
+    assert budgets.unanswered() == ""
+    budgets.want(["default"])
+    assert budgets.unanswered() == "default"
+    now[0] += ANSWER_S + 1.0
+    assert budgets.unanswered() == ""
+    now[0] -= ANSWER_S
+    assert budgets.unanswered() == "default"
+    eventually(lambda: budgets.unanswered() == "")
 
 
 def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, budgets: BudgetWatch) -> None:
