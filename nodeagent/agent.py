@@ -37,6 +37,7 @@ from nodeagent.policy.state import PolicyState
 from nodeagent.report.metrics import Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
 from nodeagent.report.pages import Endpoint, pages
 from nodeagent.report.server import AddressError
+from nodeagent.sampling import forks
 from nodeagent.sampling.disk.watch import Need
 
 CALM_PODS_S: Final = 5.0
@@ -279,6 +280,7 @@ class Agent:
             pods_within_s=CALM_PODS_S if calm else 0.0,
             node=node,
         )
+        snapshot = forks.apply(snapshot, self._forks.sustained(snapshot.taken_at))
         return self._parts.disks.apply(snapshot)._replace(
             own_pod_uid=self._means.own_pod_uid,
             api_lost_at=view.lost_at,

@@ -328,6 +328,8 @@ class PodUsage(NamedTuple):
     """pids.current of the pod cgroup."""
     started_at: float | None = None
     """When the pod's cgroup was made."""
+    forks_per_s: float | None = None
+    """New processes and threads a second over the last few, however short they live. None: none, or not known."""
     disk: DiskUsage = DiskUsage()
     containers: tuple[ContainerUsage, ...] = ()
     volumes: tuple[VolumeUsage, ...] = ()

@@ -335,7 +335,8 @@ def growth_of(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: flo
     """How fast pods grow since the kept sample.
 
     A pod that the kept sample does not have has grown from nothing since then. Bytes on disk, whose walks are far
-    apart, grow by what the pod writes; inodes from one walk to the next.
+    apart, grow by what the pod writes; inodes from one walk to the next. For PIDs what a pod forks counts as well,
+    however short it lives: of a bomb with children of milliseconds no sample sees more than a few.
     """
     if signal in DISK_BYTES:
         return lambda usage, now: usage.writing.bytes_per_s if usage is not None and usage.writing else 0.0  # noqa: ARG005
@@ -346,10 +347,19 @@ def growth_of(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: flo
     samples = [sample for sample in (state.newer, state.older) if sample is not None]
     base = next((sample for sample in samples if GROWTH_STEP_S / 2 <= at - sample.at <= GROWTH_OLDEST_S), None)
     if base is None:
-        return lambda usage, now: 0.0  # noqa: ARG005
+        return _forking if signal is Signal.PID else lambda usage, now: 0.0  # noqa: ARG005
     known = base.processes if signal is Signal.PID else base.memory
     since_s = at - base.at
-    return lambda usage, now: 0.0 if usage is None or now is None else (now - known.get(usage.cgroup_uid, 0)) / since_s
+
+    def grown(usage: PodUsage | None, now: int | None) -> float:
+        return 0.0 if usage is None or now is None else (now - known.get(usage.cgroup_uid, 0)) / since_s
+
+    return grown if signal is not Signal.PID else lambda usage, now: max(grown(usage, now), _forking(usage, now))
+
+
+def _forking(usage: PodUsage | None, _now: int | None) -> float:
+    forks = usage.forks_per_s if usage is not None else None
+    return forks if forks is not None and 0.0 <= forks <= ABSURD else 0.0
 
 
 def _inode_growth(kept: Sequence[Walk], usage: PodUsage, now: int | None, signal: Signal, layout: DiskLayout) -> float:
@@ -434,5 +444,5 @@ _TEXTS: Final[Mapping[str, Callable[[_Told], str]]] = {
     RankingKey.RESTART_COUNT: lambda told: f"{abs(told.value):.0f} restarts",
     WISH: lambda told: ("asks to go first", "no wish", "asks to go last")[int(told.value) + 1],
     WRITE_RATE: _writes_text,
-    PROJECTED_USAGE: lambda told: f"{figure(int(-told.value), told.unit)} in {PROJECTION_S:.0f}s at its growth",
+    PROJECTED_USAGE: lambda told: f"{figure(int(-told.value), told.unit)} in {PROJECTION_S:.0f}s as it grows or forks",
 }

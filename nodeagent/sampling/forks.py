@@ -20,11 +20,11 @@ import os
 import select
 import struct
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.model import Note
+from nodeagent.model import NodeSnapshot, Note
 from nodeagent.sampling.connector import Connector, ConnectorError, open_connector
 from nodeagent.sampling.host import Host
 from nodeagent.sampling.origins import Origins
@@ -42,6 +42,9 @@ STORM_LASTS_S: Final = 1.0
 """A storm is remembered for so long, so that a loop that was late still sees it."""
 WINDOW_S: Final = 1.0
 """Rates are means over this."""
+SUSTAINED_S: Final = 5.0
+"""What a pod does all the time is a mean over this: a server that starts its 200 workers at once then forks 40 a
+second, a bomb of 2,000 a second stays one."""
 
 _NEVER: Final = float("-inf")
 
@@ -77,6 +80,7 @@ class ForkMeter(Protocol):
     def drain(self, now: float, /) -> None: ...
     def rates(self, now: float, /) -> Mapping[str, float]: ...
     def thread_rates(self, now: float, /) -> Mapping[str, float]: ...
+    def sustained(self, now: float, /) -> Mapping[str, float]: ...
     def total(self, now: float, /) -> Rate: ...
     def storm(self, now: float, /) -> bool: ...
     def close(self) -> None: ...
@@ -114,6 +118,10 @@ class NoForks:
         return {}
 
     def thread_rates(self, _now: float, /) -> Mapping[str, float]:
+        """Empty."""
+        return {}
+
+    def sustained(self, _now: float, /) -> Mapping[str, float]:
         """Empty."""
         return {}
 
@@ -194,7 +202,7 @@ class ConnectorMeter:
         if found.parents or found.owners or found.lost:
             forks, threads = self._origins.of(found.parents, found.children, found.owners, now=now)
             self._recent.append(_Drained(since, now, forks, threads, found.lost))
-        while self._recent and self._recent[0].at <= now - WINDOW_S:
+        while self._recent and self._recent[0].at <= now - SUSTAINED_S:
             self._recent.popleft()
         number = len(found.parents) + len(found.owners) + found.lost
         # After a sleep the first event comes alone, and `since` is long ago: that is no storm, but worth a look soon.
@@ -220,6 +228,10 @@ class ConnectorMeter:
         """The same for new threads."""
         return self._mean(now, lambda drained: drained.threads)
 
+    def sustained(self, now: float, /) -> Mapping[str, float]:
+        """New processes and threads together, per second over the last `SUSTAINED_S`."""
+        return self._mean(now, lambda drained: Counter(drained.forks) + Counter(drained.threads), SUSTAINED_S)
+
     def total(self, now: float, /) -> Rate:
         """Of the whole machine. Right also when events were lost."""
         lost = self._mean(now, lambda drained: {"": drained.lost}).get("", 0.0)
@@ -233,9 +245,11 @@ class ConnectorMeter:
         """Stop listening."""
         self._opened.close()
 
-    def _mean(self, now: float, what: Callable[[_Drained], Mapping[str, int]]) -> Mapping[str, float]:
+    def _mean(
+        self, now: float, what: Callable[[_Drained], Mapping[str, int]], window_s: float = WINDOW_S
+    ) -> Mapping[str, float]:
         """Events per second. A drain that reaches back beyond the window counts with the share that is inside."""
-        begin = now - WINDOW_S
+        begin = now - window_s
         sums: dict[str, float] = {}
         for drained in self._recent:
             if drained.at <= begin:
@@ -244,8 +258,21 @@ class ConnectorMeter:
             if drained.since < begin:
                 share = (drained.at - begin) / (drained.at - drained.since)
             for origin, number in what(drained).items():
-                sums[origin] = sums.get(origin, 0.0) + share * number / WINDOW_S
+                sums[origin] = sums.get(origin, 0.0) + share * number / window_s
         return sums
+
+
+def apply(snapshot: NodeSnapshot, rates: Mapping[str, float]) -> NodeSnapshot:
+    """The snapshot with the rate of each pod that has one (`ForkMeter.sustained`)."""
+    if not rates:
+        return snapshot
+    pods = [
+        view._replace(usage=view.usage._replace(forks_per_s=rates[view.usage.cgroup_uid]))
+        if view.usage is not None and view.usage.cgroup_uid in rates
+        else view
+        for view in snapshot.pods
+    ]
+    return snapshot._replace(pods=tuple(pods))
 
 
 class _Timer:

@@ -345,4 +345,22 @@ def test_what_is_not_known_is_said_to_be_not_known() -> None:
 
 def test_pids_are_explained_as_counts() -> None:
     texts = explained(processes("a", 4000), signal=Signal.PID, rules=by(RankingKey.USAGE_OVER_REQUEST))
-    assert texts == [("4000 in 10s at its growth", "uses 4000")]
+    assert texts == [("4000 in 10s as it grows or forks", "uses 4000")]
+
+
+def test_a_bomb_whose_children_live_for_milliseconds_is_found_by_what_it_forks() -> None:
+    innocents = [processes(f"innocent-{number:02}", 50, qos=BE) for number in range(50)]
+    bomb = processes("bomb", 12, qos=GUARANTEED)
+    assert bomb.usage is not None
+    bomb = bomb._replace(usage=bomb.usage._replace(forks_per_s=2000.0))
+    for growth in (ranking.GrowthState(), ranking.remember(ranking.GrowthState(), snapshot(bomb, at=NOW - 6))):
+        lineup = lined_up(snapshot(*innocents, bomb), Signal.PID, growth=growth)
+        assert lineup.pods[0].view.pod.name == "bomb"
+
+
+@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -1.0])
+def test_a_fork_rate_that_cannot_be_changes_no_order(absurd: float) -> None:
+    odd = processes("odd", 12)
+    assert odd.usage is not None
+    odd = odd._replace(usage=odd.usage._replace(forks_per_s=absurd))
+    assert names(processes("many", 50), odd, signal=Signal.PID) == ["many", "odd"]

@@ -5,17 +5,20 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from nodeagent.model import NodeSnapshot, Observation, Pod, PodSource, PodUsage, PodView, QOSClass, Signal
 from nodeagent.sampling.connector import open_connector
 from nodeagent.sampling.forks import (
     CALM_S,
     STORM_S,
+    SUSTAINED_S,
     ConnectorMeter,
     NoForks,
+    apply,
     open_meter,
 )
 from nodeagent.sampling.host import Host, open_host
@@ -116,6 +119,35 @@ def test_every_fork_of_a_storm_is_charged_to_its_pod(pods: PodCgroups, meter: Co
     assert meter.events.forks - before.forks == meter.total(1.0).forks
     assert meter.total(1.0).lost == 0
     assert meter.total(1.0).forks >= 1000
+
+
+@real
+@pytest.mark.real_cgroup
+def test_what_a_pod_forks_all_the_time_is_a_mean_over_seconds_and_joins_its_usage(
+    pods: PodCgroups, meter: ConnectorMeter
+) -> None:
+    forking, threading, calm = pods.pod(), pods.pod(), pods.pod()
+    meter.drain(0.0)
+    for uid, program in ((forking, FORKS), (threading, THREADS)):
+        process = pods.run(uid, program.format(number=500))
+        pods.go(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+    meter.drain(SUSTAINED_S)
+    rates = meter.sustained(SUSTAINED_S)
+    assert rates[forking] == pytest.approx(500 / SUSTAINED_S, rel=0.05)
+    assert rates[threading] == pytest.approx(500 / SUSTAINED_S, rel=0.05)
+    seen = {each.usage.cgroup_uid: each.usage.forks_per_s for each in _joined((forking, calm), rates) if each.usage}
+    assert seen == {forking: rates[forking], calm: None}
+    assert meter.sustained(3 * SUSTAINED_S) == {}
+
+
+def _joined(uids: tuple[str, ...], rates: Mapping[str, float]) -> tuple[PodView, ...]:
+    usages = [PodUsage(uid, QOSClass.BEST_EFFORT, f"/{uid}", 0.0) for uid in uids]
+    pods = [Pod(each.cgroup_uid, each.cgroup_uid, "n", "p", PodSource.API, each.qos_class) for each in usages]
+    unread = Observation(Signal.MEMORY, None, None, 0.0, "", "not read")
+    snapshot = NodeSnapshot("n", 0.0, 0.0, {}, unread, pods=tuple(map(PodView, pods, usages)))
+    return apply(snapshot, rates).pods
 
 
 @real
