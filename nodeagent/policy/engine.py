@@ -14,8 +14,9 @@ take out the protected, stop if it would be futile, choose the least harmful set
 evicted for one resource the next one that is due gets its turn. `recheck` asks again right before a request is sent;
 `settle` takes in how the requests ended, `settle_reclaim` how the actions did that are tried before.
 
-With `ranking.order: kubelet` the first unprotected pod goes, one in each decision, whatever it would free, as in the
-kubelet's sync loop (KUBELET-CONTRACT 3); budgets, back-off and pending release still hold.
+With `ranking.order: kubelet` the first unprotected pod goes, one in each decision, whatever it would free, for the most
+urgent threshold and no other, as in the kubelet's sync loop (KUBELET-CONTRACT 3); budgets, back-off and pending release
+still hold.
 """
 
 import math
@@ -228,13 +229,14 @@ def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tu
 def _serve_most_urgent(
     case: _Case, judged: Sequence[SignalVerdict], budgets: budget.BudgetState, *, always_rank: bool
 ) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
-    """Serve the due thresholds in order of urgency until one of them has victims."""
+    """Serve the due thresholds in order of urgency until one of them has victims; with the kubelet's order the first
+    alone."""
     refusals: tuple[Refusal, ...] = ()
     first: _Served | None = None
     for verdict in _due(judged, kubelet=case.config.ranking.kubelet):
         served, budgets = _serve(case, verdict, budgets)
         refusals = (*refusals, *served.refusals)
-        if served.victims or served.reclaims:
+        if served.victims or served.reclaims or case.config.ranking.kubelet:
             return served, refusals, budgets
         first = first or served
     if first is not None:

@@ -116,17 +116,26 @@ class Subject(NamedTuple):
 def usage_of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
     """What the pod uses of the signal's resource; None when not measured or not to be believed.
 
-    Memory is the working set, PIDs are processes, disk is what the pod holds on that file system in this layout. A disk
-    number of which only parts were measured is their sum: a lower bound.
+    Memory is the working set (the pod's own, else the sum of its containers'), PIDs are processes, disk is what the pod
+    holds on that file system in this layout. A disk number of which only parts were measured is their sum: a lower
+    bound.
     """
     if usage is None:
         return None
     if signal in MEMORY_SIGNALS:
         size = usage.memory_working_set
+        if size is None:
+            size = _sum_of_containers(usage)
         return size if type(size) is int and 0 <= size <= most else None  # `sound`, without the call
     if signal is Signal.PID:
         return sound(usage.process_count, most=most)
     return disk_of(usage.disk, signal, layout, most=most)
+
+
+def _sum_of_containers(usage: PodUsage) -> int | None:
+    """For a pod whose own cgroup could not be read; None unless all of its containers were."""
+    each = [sound(container.memory_working_set) for container in usage.containers]
+    return sum(size for size in each if size is not None) if each and None not in each else None
 
 
 def disk_is_old(usage: PodUsage, *, at: float, oldest_s: float = DISK_OLDEST_S) -> bool:

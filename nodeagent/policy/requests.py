@@ -14,7 +14,6 @@ the containers' only for the resources that the pod gives (docs/kubelet-differen
 from collections.abc import Callable, Iterable
 
 from nodeagent.model import (
-    NO_RESOURCES,
     SIGNAL_TABLE,
     Container,
     ContainerKind,
@@ -34,7 +33,7 @@ def effective_requests(pod: Pod) -> Resources:
         containers = _together(
             (each.kind, _resized_request(each, read, infeasible=pod.resize_infeasible)) for each in pod.containers
         )
-        request = _first_known(read(pod.pod_requests or NO_RESOURCES), containers)
+        request = _first_known(_of_the_pod(pod.pod_requests, read), containers)
         overhead = read(pod.overhead)
         return request if overhead is None else (request or 0) + overhead
 
@@ -49,7 +48,7 @@ def effective_limits(pod: Pod) -> Resources:
         containers = _together(
             (each.kind, _resized_limit(each, read, infeasible=pod.resize_infeasible)) for each in pod.containers
         )
-        limit = _first_known(read(pod.pod_limits or NO_RESOURCES), containers)
+        limit = _first_known(_of_the_pod(pod.pod_limits, read), containers)
         return limit + (read(pod.overhead) or 0) if limit else limit
 
     return Resources(field(_cpu), field(_memory), field(_ephemeral_storage))
@@ -69,7 +68,7 @@ def ranking_request(view: PodView, *, signal: Signal) -> int | None:
     if pod.source is PodSource.HOST:
         return view.usage.memory_request_estimate if is_memory and view.usage is not None else None
     read = _memory if is_memory else _ephemeral_storage
-    own = None if pod.pod_requests is None else read(pod.pod_requests)
+    own = _of_the_pod(pod.pod_requests, read)
     if own is None:
         own = _together([(each.kind, allocated_request(each, read)) for each in pod.containers])
     return own + (read(pod.overhead) or 0) if own else 0
@@ -96,6 +95,11 @@ def _memory(resources: Resources) -> int | None:
 
 def _ephemeral_storage(resources: Resources) -> int | None:
     return resources.ephemeral_storage
+
+
+def _of_the_pod(resources: Resources | None, read: _Field) -> int | None:
+    """What the pod as a whole is given: CPU and memory. Disk is its containers' affair, whatever stands there."""
+    return None if resources is None or read is _ephemeral_storage else read(resources)
 
 
 # --- one container ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_a_pod_that_could_only_come_back_here_says_why(spec: Any, bound: bool) -
 
 def created(*fields: str, manager: str = "kube-controller-manager", **more: Any) -> Json:
     """An entry of managedFields as a create leaves it."""
-    spec = {"f:containers": {}, "f:restartPolicy": {}, **{f"f:{name}": {} for name in fields}}
+    spec: Json = {"f:containers": {}, "f:restartPolicy": {}, **{f"f:{name}": {} for name in fields}}
     told = {"f:metadata": {"f:labels": {}}, "f:spec": spec}
     return {"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsV1": told, **more}
 

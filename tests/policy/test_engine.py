@@ -268,8 +268,9 @@ def test_the_hard_tier_does_in_that_case_what_the_configuration_says() -> None:
     assert codes(plan) == ["futile"]
 
 
-def test_evictions_that_do_not_help_stop_with_an_alarm() -> None:
-    settings = config(hard(), relief=Relief(failures_before_stop=2))
+@pytest.mark.parametrize("kubelet", [False, True])
+def test_evictions_that_do_not_help_stop_with_an_alarm(kubelet: bool) -> None:
+    settings = config(hard(), relief=Relief(failures_before_stop=2), ranking=Ranking(kubelet=kubelet))
     pods = [view(f"p{number}", 2 * GI) for number in range(6)]
     after, at, plan = fresh(), NOW, None
     for _ in range(8):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.schema import Config, Ranking
-from nodeagent.model import Container, DiskLayout, DiskUsage, Resources, Signal
+from nodeagent.model import Container, ContainerUsage, DiskLayout, DiskUsage, Resources, Signal
 from nodeagent.policy.engine import decide
 from nodeagent.policy.state import initial
 from tests.config.files import problems
@@ -105,6 +105,28 @@ def test_a_soft_threshold_that_is_not_due_costs_no_pod_when_another_resource_has
     full = {Signal.NODEFS: 10, Signal.PID: 10}
     assert victims(made, hog, available=full) == ["hog"]
     assert victims(made, hog, available=full | {Signal.NODEFS: 1000}) == []
+
+
+def test_the_most_urgent_resource_alone_is_served_even_if_nobody_can_go_for_it() -> None:
+    """No difference: the kubelet, too, ends its sync there. Our own order goes on to the next resource."""
+    hog = view("hog", None, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
+    starved = {Signal.MEMORY: 10, Signal.NODEFS: 10}
+    thresholds = (hard(Signal.MEMORY, 1000), hard(Signal.NODEFS, 1000))
+    assert victims(config(*thresholds, ranking=KUBELET), hog, available=starved) == []
+    assert victims(config(*thresholds), hog, available=starved) == ["hog"]
+
+
+def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_missing() -> None:
+    """No difference either (KUBELET-CONTRACT 1)."""
+
+    def uses(name: str, own: int | None, *containers: int | None) -> object:
+        each = tuple(ContainerUsage(f"{name}{n}", f"c{n}", size, None) for n, size in enumerate(containers))
+        return view(name, own, usage_more={"containers": each})
+
+    made = config(hard(Signal.MEMORY, 1000), ranking=KUBELET)
+    pods = (uses("own", 5 * MI, 90 * MI), uses("sum", None, 4 * MI, 2 * MI), uses("unknown", None, 99 * MI, None))
+    assert order(made, *pods, available={Signal.MEMORY: 10}) == ["sum", "own", "unknown"]
+    assert victims(made, *pods, available={Signal.MEMORY: 10}) == ["sum"]
 
 
 def test_inodes_are_not_held_against_a_request_in_bytes() -> None:

@@ -162,6 +162,16 @@ def test_inodes_and_pids_have_no_request(signal: Signal) -> None:
     assert container_request(made.containers[0], signal=signal) is None
 
 
+def test_the_disk_of_a_pod_is_its_containers_affair_whatever_the_pod_itself_is_given() -> None:
+    """KUBELET-CONTRACT 12: pod-level values are for CPU, memory and huge pages."""
+    each = Container("c", requests=Resources(ephemeral_storage=5), limits=Resources(ephemeral_storage=7))
+    given = Resources(ephemeral_storage=1000)
+    whole = pod(each, pod_requests=given, pod_limits=given)
+    assert effective_requests(whole).ephemeral_storage == 5
+    assert effective_limits(whole).ephemeral_storage == 7
+    assert ranking_request(PodView(whole, None), signal=Signal.NODEFS) == 5
+
+
 def test_resources_of_the_pod_hide_its_containers_only_for_what_it_names() -> None:
     made = pod(
         Container("c", requests=Resources(cpu_milli=5, memory=100, ephemeral_storage=70)),
