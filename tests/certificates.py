@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: a CA, a server and clients."""
+"""Certificates for tests, made by openssl as a cluster's are: a CA, a server and clients."""
 
 import ssl
 import subprocess
@@ -12,13 +12,16 @@ def make(here: Path, *, address: str = "127.0.0.1", clients: tuple[str, ...] = (
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=here, timeout=60)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=ca")
-    (here / "server.ext").write_text(f"subjectAltName=IP:{address}\n")
+    # Python 3.13 wants certificates by the letter of RFC 5280: the usage of the key, and whose it is.
+    usage = "keyUsage=critical,digitalSignature,keyEncipherment"
+    authority = ("-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca", "-addext", f"{usage},keyCertSign")
+    openssl("req", "-x509", *curve, "-days", "2", *authority)
     for name in ("server", *clients):
         openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        extensions = ("-extfile", "server.ext") if name == "server" else ()
-        sign = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *sign, *extensions)
+        names = f"subjectAltName=IP:{address}\n" if name == "server" else ""
+        (here / "extensions").write_text(f"{usage}\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n{names}")
+        sign = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *sign)
     return here
 
 
