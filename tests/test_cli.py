@@ -388,6 +388,36 @@ def test_a_defect_is_70_with_its_traceback_and_never_looks_like_soft_pressure(tm
     assert done.stderr.endswith("RuntimeError: broken\n")
 
 
+def test_in_the_kubelets_mode_a_check_says_what_a_kubelet_would_do_and_write(tmp_path: Path) -> None:
+    recorded = ROOT / "tests" / "data" / "nodes" / "cgroupv2-memory-pressure"
+    config = (ROOT / "examples" / "kubelet-compatible.yaml").read_text(encoding="utf-8")
+    (tmp_path / "kubelet.yaml").write_text(config.replace("100Mi", "900Mi", 1), encoding="utf-8")
+    files = ("--config", str(tmp_path / "kubelet.yaml"), "--pods", str(recorded / "api" / "pods.json"))
+    done = run("check", "--host-root", str(recorded), *files, "-o", "json")
+    assert (done.returncode, done.stderr) == (exit_codes.HARD, "")
+    report = json.loads(done.stdout)
+    assert report["victims"] == [
+        {
+            "namespace": "default",
+            "name": "hog-besteffort",
+            "uid": "0b073eb9-3877-43ca-878b-c9ee8dae71bc",
+            "tier": "hard",
+            "gracePeriodSeconds": 1.0,
+            "message": "The node was low on resource: memory. Threshold quantity: 900Mi, available: 351188Ki. "
+            "Container c was using 1640784Ki, request is 0, has larger consumption of memory. ",
+            "annotations": {
+                "starved_resource": "memory",
+                "offending_containers": "c",
+                "offending_containers_usage": "1640784Ki",
+            },
+        }
+    ]
+    first = report["pods"][0]
+    assert [key["name"] for key in first["keys"]] == ["exceedsRequest", "priority", "usageOverRequest"]
+    condition = next(each for each in report["conditions"] if each["type"] == "MemoryPressure")
+    assert condition["status"] == "True"
+
+
 # --- with an API -----------------------------------------------------------------------------------------------------
 
 

@@ -160,13 +160,25 @@ class Observer:
             plan = _ranked_for(plan, snapshot, self._wish.signal, now=now, config=self._config)
         report = Report(
             snapshot=snapshot,
-            plan=ranking.explained(plan),
+            plan=ranking.explained(self._worded(plan, snapshot)),
             mode=self._config.mode.value,
             config_source=self._wish.config_source,
             pods_source=known.source,
             kubelet=self._kubelet,
         )
         return report._replace(notes=self._notes(report, known))
+
+    def _worded(self, plan: Plan, snapshot: NodeSnapshot) -> Plan:
+        """The plan with the words that its evictions would have: they name what each container uses, which is read for
+        victims only."""
+        going = {view.pod.uid: view for view in snapshot.pods}
+        victims = []
+        for victim in plan.victims:
+            view = going[victim.pod.uid]
+            if view.usage is not None:
+                view = view._replace(usage=self._sampler.with_container_memory(view.usage))
+            victims.append(engine.reworded(victim, view, plan=plan))
+        return plan._replace(victims=tuple(victims))
 
     def _disks_matter(self, plan: Plan) -> bool:
         """Whether somebody wants to know who holds the disks. Walking takes seconds, so nobody else pays for it."""

@@ -59,6 +59,7 @@ def node_report(report: Report) -> Document:
                 "tier": str(victim.tier),
                 "gracePeriodSeconds": victim.grace_period_s,
                 "message": victim.message,
+                "annotations": dict(victim.annotations),
             }
             for victim in plan.victims
         ],

@@ -64,7 +64,7 @@ def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> N
     asked_for = asked_for._replace(usage=asked_for.usage._replace(disk_sight=sight))
     plan, _ = decide(snapshot(counted, asked_for))
     assert names(plan) == ["asked-for"]
-    assert plan.count_anew == (counted.usage.cgroup_uid,)
+    assert plan.count_anew == (counted.pod.cgroup_uid,)
     [refusal] = plan.refusals
     assert refusal.code == "counting-anew"
     assert "shop/counted exceeds emptydirfs.limit: counted 50s ago" in refusal.message

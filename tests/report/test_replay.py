@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent import cli
-from nodeagent.config.schema import Config, Ranking, RankingKey, Startup
+from nodeagent.config.schema import Config, Protection, Ranking, RankingKey, Startup
 from nodeagent.model import QOSClass, Signal
 from nodeagent.report import replay, text
 from tests.policy.nodes import GI, NOW, config, hard, snapshot, soft, view
@@ -49,6 +49,19 @@ def test_with_the_configuration_of_the_time_nothing_differs(
         rows = replay.replay(place, with_config)
         assert len(rows) == recorded
         assert not [row for row in rows if row.trouble or row.differs or row.assumed]
+
+
+def test_with_the_kubelets_order_the_decision_is_the_kubelets(tmp_path: Path) -> None:
+    made = Run(tmp_path, CONFIG)
+    assert [victim.pod.name for victim in made.decide(HARD).victims] == ["best-effort"]
+    kubelet = CONFIG._replace(ranking=Ranking(kubelet=True), protection=Protection(namespaces=()))
+    row = replayed(tmp_path, kubelet)
+    assert row.plan is not None
+    [victim] = row.plan.victims
+    assert victim.pod.name == "system"
+    assert victim.message.startswith("The node was low on resource: memory. Threshold quantity: ")
+    assert victim.annotations["starved_resource"] == "memory"
+    assert [key.name for key in row.plan.ranking[0].keys] == ["exceedsRequest", "priority", "usageOverRequest"]
 
 
 def test_another_order_sends_another_pod_and_both_are_named_with_the_reason(tmp_path: Path) -> None:
