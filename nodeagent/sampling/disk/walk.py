@@ -153,6 +153,21 @@ class _Record:
         """Their blocks; -1 when that is not to be taken over (not counted, or one has several links)."""
         self.dirs: dict[bytes, _Record | None] = frame.dirs
 
+    def is_leaf(self, inode: int, ctime: tuple[int, int]) -> bool:
+        """Whether this is still what a directory without subdirectories holds, if nobody wrote to its files."""
+        return (
+            self.ctime == ctime
+            and self.inode == inode
+            and not self.dirs
+            and self.names is not None
+            and self.file_blocks >= 0
+        )
+
+    @property
+    def size(self) -> int:
+        """About the bytes that it takes, what is below it aside."""
+        return _RECORD_BYTES + len(self.names or b"") + 100 * len(self.dirs)
+
 
 _Pending = tuple[bytes, int, tuple[int, int], _Record | None]
 """Name, inode, ctime, and what is remembered of it."""
@@ -442,9 +457,6 @@ class Walk:
             frame.aside -= 1
             self._set_aside -= 1
         child = _Frame(name, inode, ctime, old)
-        if self._unwritten and child.same and old is not None and not old.dirs and self._take_over(child):
-            frame.dirs[name] = old
-            return
         try:
             child.fd = os.open(name, _OPEN, dir_fd=frame.fd)
         except OSError as error:
@@ -480,7 +492,9 @@ class Walk:
         """Reads a directory, if it is small or remembered; else only opens its stream."""
         if frame.same and frame.old is not None and frame.old.names is not None:
             frame.fit = True
-            if self._unwritten and self._take_over(frame):
+            if self._unwritten and frame.old.file_blocks >= 0:
+                frame.files, frame.file_blocks = frame.old.files, frame.old.file_blocks
+                self._take_over(frame.old)
                 self._count(frame, list(frame.old.dirs))
             elif frame.old.names:
                 self._count(frame, frame.old.names.split(b"\0"))
@@ -496,16 +510,11 @@ class Walk:
         except OSError as error:
             self._lost(frame, error)
 
-    def _take_over(self, frame: _Frame) -> bool:
-        """Counts the files of an unchanged directory by what was remembered of them; False when that is not sound."""
-        old = frame.old
-        if old is None or old.file_blocks < 0:
-            return False
-        frame.files, frame.file_blocks = old.files, old.file_blocks
+    def _take_over(self, old: _Record) -> None:
+        """Counts the files of an unchanged directory by what was remembered of them."""
         self._inodes += old.files
         self._blocks += old.file_blocks
         self._reused += old.files
-        return True
 
     def _park(self, frame: _Frame) -> None:
         """Closes a directory that we shall come back to through its child's `..`, having read it to its end."""
@@ -687,10 +696,22 @@ class Walk:
         self._inodes += 1
         self._directories += 1
         self._blocks += blocks
+        old = frame.old.dirs.get(name) if frame.old is not None else None
+        if self._unwritten and old is not None and old.is_leaf(inode, ctime):
+            self._take_over(old)
+            self._keep(frame, name, old)
+            return
         if frame.fit:
             frame.dirs[name] = None
-        old = frame.old.dirs.get(name) if frame.old is not None else None
         frame.pending.append((name, inode, ctime, old))
+
+    def _keep(self, frame: _Frame, name: bytes, old: _Record) -> None:
+        """Remembers a subdirectory by the record that there is, as far as there is room."""
+        if self._remember_left > 0:
+            frame.dirs[name] = old
+            self._remember_left -= old.size
+        elif frame.fit:
+            frame.dirs[name] = None
 
     # --- what could not be counted
 
@@ -730,7 +751,7 @@ class Walk:
         ):  # a directory of files that is as it was
             old.files = frame.files
             old.file_blocks = -1 if frame.linked else frame.file_blocks
-            self._remember_left -= _RECORD_BYTES + len(old.names or b"")
+            self._remember_left -= old.size
             return old
         names = None
         if frame.fit and self._remember_left > 0:
@@ -739,5 +760,6 @@ class Walk:
             frame.drop_unknown()
             if not frame.dirs:
                 return None
-        self._remember_left -= _RECORD_BYTES + len(names or b"") + 100 * len(frame.dirs)
-        return _Record(frame, names)
+        record = _Record(frame, names)
+        self._remember_left -= record.size
+        return record

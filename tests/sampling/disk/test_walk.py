@@ -446,6 +446,18 @@ def test_files_are_taken_over_only_on_the_word_that_nobody_wrote(tmp_path: Path)
     assert asking.bytes == du(tmp_path)[0]
 
 
+def test_what_is_taken_over_counts_for_what_is_remembered(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number % 5}/{number}").mkdir(parents=True)
+        (tmp_path / f"{number % 5}/{number}/file").write_bytes(b"x")
+    let_settle(tmp_path)
+    _, first = walk(tmp_path)
+    tally, second = walk(tmp_path, previous=first, unwritten=True)
+    assert first is not None
+    assert second is not None
+    assert (tally.reused, second.size) == (50, first.size)
+
+
 def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
