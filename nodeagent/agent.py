@@ -11,7 +11,9 @@ Promises:
 """
 
 import functools
+import math
 import signal
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -45,6 +47,8 @@ CALM_PODS_S: Final = 5.0
 one look that is 2.5 to 60 s old, to tell who grows. 500 pods take 3 ms of CPU each time."""
 STATUS_EVERY_S: Final = 30.0
 """How often the service manager's one-line status is renewed."""
+LATE_S: Final = 1.0
+"""From here on a late turn is told: in it the fastest ramp measured takes a GiB."""
 FORKS_ALONE: Final = frozenset({"forks"})
 FAILURES_IN_A_ROW: Final = 10
 """A turn may fail for a reason that passes; ten in a row will not, and a fresh process may do better."""
@@ -81,6 +85,8 @@ class Agent:
             pages(self._metrics, config=lambda: self._config, boottime=means.boottime),
             failed=lambda trouble: self._log.warning("page not made", reason=trouble, once=trouble),
         )
+        self._refused = ""
+        """Why the newest configuration is not in force."""
         self._spare = SpareDescriptors()
         self._cost: cost.Cost | None = None
         self._stretch = 1.0
@@ -104,6 +110,8 @@ class Agent:
         """What the report of `check` is to say of this agent, beside what it sees itself."""
         session, means = self._parts.session, self._means
         own = (*means.found, *workers.notes(), *contests.notes(session.contests()), *session.notes())
+        if self._refused:
+            own += (Note("configuration", f"a new one was refused, the old one stays: {self._refused}"),)
         return (*own, *self._alarms.notes, *means.neighbours())
 
     def serve(self) -> None:
@@ -199,11 +207,13 @@ class Agent:
     def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float) -> bool:
         """Sleep until something happens; a new configuration is taken here. True when it is time to go."""
         until = began + min(sleep_s, (self._means.notifier.watchdog_s or float("inf")) / 3)
+        planned = time.monotonic() + until - self._boottime()
         reasons, signals = wakeups.wait(until - self._boottime())
         while reasons == FORKS_ALONE and not signals and not self._forks.storm(self._boottime()):
             # Somebody forks: counted, and no reason to look at the node, unless it is a storm.
             reasons, signals = wakeups.wait(until - self._boottime())
         self._woken, self._woke_at = reasons, self._boottime()
+        self._late(time.monotonic() - planned)
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._log.info("stopping", signal=number.name)
@@ -211,6 +221,14 @@ class Agent:
         if signal.SIGHUP in signals or self._means.file.changed(now=self._boottime()):
             self._reload()
         return False
+
+    def _late(self, late_s: float) -> None:
+        """A turn begins this much later than planned. On the clock that stands still while the machine is suspended."""
+        self._metrics.observe_stage(Stage.LATE, max(0.0, late_s))
+        if late_s >= LATE_S:
+            # By powers of two, so that a node that crawls is one line and not one for each turn.
+            at_least_s = 2.0 ** math.floor(math.log2(late_s))
+            self._teller.notes((Note("loop", f"a turn began {at_least_s:g}s or more later than it should have"),))
 
     def _reload(self) -> None:
         """Promise 4."""
@@ -222,9 +240,11 @@ class Agent:
         except (ConfigError, AddressError) as error:
             self._metrics.observe_reload(None)
             problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
+            self._refused = "; ".join(problems)
             self._log.error("configuration refused, the old one stays", problems=problems)
-            self._parts.session.tell_node("ConfigurationRefused", "; ".join(problems), action="Reloading")
+            self._parts.session.tell_node("ConfigurationRefused", self._refused, action="Reloading")
         else:
+            self._refused = ""
             self._teller.changes(changes(self._parts.loaded, loaded))
             self._parts = parts
             self._metrics.observe_reload(parts.config)

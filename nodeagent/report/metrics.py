@@ -71,6 +71,8 @@ class Stage(enum.StrEnum):
     """The second look before acting: another sample, and the policy asked again."""
     TURN = "turn"
     """One turn of the loop, its sleep not included."""
+    LATE = "late"
+    """How much later than planned a turn began; 0 where it was in time or woken before."""
     WAKE_TO_DECISION = "wake-to-decision"
     """From the return of epoll to a plan."""
     DECISION_TO_OUTCOME = "decision-to-outcome"
