@@ -72,16 +72,14 @@ class Actor:
             self._holds.apply(victim.pod.uid)
         return saved
 
-    def evict(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts, *, saved: bool) -> None:
-        """Look a second time and hand the victims over. `snapshot` is what the plan was made on, `saved` the answer of
+    def evict(self, plan: Plan, fresh: NodeSnapshot, parts: Parts, *, saved: bool) -> None:
+        """Judge the victims a second time and hand them over. `fresh` is the answer of `look_again`, `saved` that of
         `hold`."""
         config = parts.config
         if config.mode is Mode.DRY_RUN:
             outcomes = [self._outcome(plan, victim, OutcomeKind.DRY_RUN) for victim in plan.victims]
             self._settle(outcomes, config=config)
             return
-        with self._metrics.timed(Stage.RECHECK):
-            fresh = self._look_again(plan, snapshot, parts)
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
             why = refusal.message if refusal else ""
@@ -96,6 +94,15 @@ class Actor:
                 self._victims[victim.pod.uid] = victim
                 parts.session.evict(plan.id, _reworded(victim, plan, fresh, parts))
 
+    def look_again(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> NodeSnapshot:
+        """The node and the victims once more. `snapshot` is what the plan was made on."""
+        with self._metrics.timed(Stage.RECHECK):
+            view = parts.session.pods()
+            uids = frozenset(victim.pod.uid for victim in plan.victims)
+            again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
+            again = parts.disks.apply(again, whole=False)
+        return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
+
     def _plan_holds(self, plan: Plan, config: Config) -> list[Victim]:
         escalation = config.escalation
         if escalation.brake is Brake.NONE:
@@ -108,13 +115,6 @@ class Actor:
                 until = min(until, plan.made_at + victim.grace_period_s + THAW_AFTER_GRACE_S)
             self._holds.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
         return hard
-
-    def _look_again(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> NodeSnapshot:
-        view = parts.session.pods()
-        uids = frozenset(victim.pod.uid for victim in plan.victims)
-        again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
-        again = parts.disks.apply(again, whole=False)
-        return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
 
     def _kill(self, plan: Plan, victim: Victim, parts: Parts) -> None:
         """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""

@@ -518,26 +518,47 @@ class PodNames:
 # --- the API's view and the kernel's ---------------------------------------------------------------------------------
 
 
+class Joined(NamedTuple):
+    """What was joined, and what came of it."""
+
+    usages: Sequence[PodUsage]
+    api_pods: Sequence[Pod] | None
+    views: tuple[PodView, ...]
+    """Every pod that either side knows, API pods first in their order."""
+    known: Mapping[str, tuple[Pod, PodUsage, PodView]]
+    """By UID, of the API's pods that have a cgroup."""
+
+
 def join(
     usages: Sequence[PodUsage],
     api_pods: Sequence[Pod] | None,
     *,
     names: Mapping[str, PodName],
     wall_offset: float,
-) -> tuple[PodView, ...]:
-    """Every pod that either side knows, API pods first in their order.
+    before: Joined | None = None,
+) -> Joined:
+    """Bring the two sides together.
 
     A pod of the API has the usage of the cgroup that carries its `cgroup_uid`, or None. Cgroups that the API does not
     know, or all when it was not asked (None), become pods with source HOST. `wall_offset` is wall clock minus
-    CLOCK_BOOTTIME, for the start time of those.
+    CLOCK_BOOTTIME, for the start time of those. What was joined `before` is taken over where neither side changed.
     """
     by_uid = {usage.cgroup_uid: usage for usage in usages}
+    last = before.known if before is not None else {}
+    known: dict[str, tuple[Pod, PodUsage, PodView]] = {}
     views = []
     for pod in api_pods or ():
         usage = by_uid.pop(pod.cgroup_uid, None)
-        views.append(PodView(pod, None if usage is None else _named(usage, pod)))
+        if usage is None:
+            views.append(PodView(pod, None))
+            continue
+        same = last.get(pod.uid)
+        if same is None or same[0] is not pod or same[1] is not usage:
+            same = (pod, usage, PodView(pod, _named(usage, pod)))
+        known[pod.uid] = same
+        views.append(same[2])
     views += [PodView(_host_pod(usage, names, wall_offset), usage) for usage in by_uid.values()]
-    return tuple(views)
+    return Joined(usages, api_pods, tuple(views), known)
 
 
 def _named(usage: PodUsage, pod: Pod) -> PodUsage:

@@ -84,7 +84,7 @@ class Sampler:
         self._around: Surroundings | None = None
         self._pod_reader: pods.PodReader | None = None
         self._looked: _Looked | None = None
-        self._joined: tuple[tuple[PodUsage, ...], Sequence[Pod] | None, tuple[PodView, ...]] = ((), None, ())
+        self._joined: pods.Joined | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
@@ -237,12 +237,13 @@ class Sampler:
         self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot
     ) -> tuple[PodView, ...]:
         """Joined once for the same objects: a calm turn has those of the last one."""
-        before, asked, views = self._joined
-        if usages is not before or api_pods is not asked:
+        joined = self._joined
+        if joined is None or usages is not joined.usages or api_pods is not joined.api_pods:
             offset = snapshot.wall_time - snapshot.taken_at
-            views = pods.join(usages, api_pods, names=self._names.pods, wall_offset=offset)
-            self._joined = usages, api_pods, views
-        return views
+            joined = self._joined = pods.join(
+                usages, api_pods, names=self._names.pods, wall_offset=offset, before=joined
+            )
+        return joined.views
 
     def _top_cgroups(self, around: Surroundings, now: float) -> tuple[CgroupUsage, ...]:
         """They only say where memory is that no pod holds, so they may be `_TOP_S` old."""

@@ -16,6 +16,7 @@ import functools
 import os
 import select
 import struct
+import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -70,23 +71,35 @@ def pressure_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> So
 class MemoryLevel:
     """A cgroup v1 memory threshold that can be moved.
 
-    Promises: at most one level is armed; the kernel wakes for crossings in either direction. Moving the level holds the
-    caller for 13 to 32 ms (measured: the kernel waits for a grace period of its readers before it answers the write),
-    so it is skipped for moves that do not matter.
+    Promises:
+
+    1. At most one level is armed, but for the moment in which the next one takes its place; the kernel wakes for
+       crossings in either direction.
+    2. A level that was passed while it was being armed wakes as well.
+    3. `arm` may be called from another thread than the rest. It holds its caller for 13 to 32 ms (measured: the kernel
+       waits for a grace period of its readers before it answers the write), so that `wanted` skips moves that do not
+       matter.
     """
 
     IGNORED_MOVE: Final = 1 << 20
-    """Levels closer than this to the armed one are the same: page cache moves the level a little with every sample, and
-    a MiB is a millisecond of the fastest ramp measured."""
+    """A level that is late by less is right: page cache moves the level a little with every sample, and a MiB is a
+    millisecond of the fastest ramp measured."""
     EARLY: Final = 8
     """How early to wake: by this part of what may still grow. What is armed then serves until it is passed, or would be
-    late; a wake-up that comes early costs one sample, and an eighth of the way is left."""
+    late; a wake-up that comes early costs one sample, and the rest of the way is left."""
+    LEAST_EARLY: Final = 32 << 20
+    """But by at least so much, which is time to arm once more on the fastest ramp; nearer than twice this what is armed
+    is the crossing itself, for what woke a hair before it would wait for the next look."""
+    PAST: Final = 256 << 10
+    """By so much the crossing must be over: a CPU charges a cgroup in batches of 64 pages."""
 
     def __init__(self, directory: str, *, name: str = "memcg") -> None:
         """`directory` is a memory cgroup. Raises OSError where there is no `cgroup.event_control`."""
         self.name = name
         self._usage = os.open(f"{directory}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
         self._control = -1
+        self._lock = threading.Lock()
+        """For the eventfd: its number may be another file's as soon as it is closed."""
         self._eventfd = -1
         self._armed: int | None = None
         # What the loop waits for outlives every level: an epoll that holds the present level's eventfd.
@@ -100,33 +113,43 @@ class MemoryLevel:
     def source(self) -> Source:
         return Source(self.name, self._epoll.fileno(), select.EPOLLIN, self._drain, self.close)
 
-    def arm(self, level: int) -> bool:
-        """Wake when the cgroup's usage crosses `level` bytes. True when the level moved."""
-        if self._armed is not None and abs(level - self._armed) < self.IGNORED_MOVE:
-            return False
-        self._disarm()
-        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        os.write(self._control, b"%d %d %d" % (self._eventfd, self._usage, max(0, level)))
-        self._epoll.register(self._eventfd, select.EPOLLIN)
-        self._armed = level
-        return True
+    def wanted(self, growth: int) -> int | None:
+        """The level to arm so that the loop wakes when the cgroup's usage has grown by `growth` bytes from now, or
+        somewhat before; None when the armed one does that. Raises OSError when the cgroup is gone."""
+        now = self._used()
+        crossing = now + growth + self.PAST
+        if self._armed is not None and now < self._armed < crossing + self.IGNORED_MOVE:
+            return None
+        early = max(growth // self.EARLY, self.LEAST_EARLY)
+        return crossing - early if growth >= 2 * self.LEAST_EARLY else crossing
 
-    def arm_within(self, growth: int) -> bool:
-        """Wake before the cgroup's usage has grown by `growth` bytes from now, or at most `IGNORED_MOVE` after. True
-        when the level moved."""
-        now = int(os.pread(self._usage, 32, 0))
-        if self._armed is not None and now < self._armed < now + growth + self.IGNORED_MOVE:
-            return False
-        return self.arm(now + growth - growth // self.EARLY)
+    def arm(self, level: int) -> None:
+        """Wake when the cgroup's usage crosses `level` bytes. Raises OSError."""
+        eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            os.write(self._control, b"%d %d %d" % (eventfd, self._usage, max(0, level)))
+            if self._used() >= level:
+                os.eventfd_write(eventfd, 1)
+        except OSError:
+            os.close(eventfd)
+            raise
+        with self._lock:
+            self._disarm()
+            self._epoll.register(eventfd, select.EPOLLIN)
+            self._eventfd, self._armed = eventfd, level
 
     def close(self) -> None:
         """Disarm and close. Closing twice is harmless."""
-        self._disarm()
+        with self._lock:
+            self._disarm()
         for fd in (self._usage, self._control):
             if fd >= 0:
                 os.close(fd)
         self._usage = self._control = -1
         self._epoll.close()
+
+    def _used(self) -> int:
+        return int(os.pread(self._usage, 32, 0))
 
     def _disarm(self) -> None:
         if self._eventfd >= 0:
@@ -134,9 +157,10 @@ class MemoryLevel:
         self._eventfd, self._armed = -1, None
 
     def _drain(self) -> None:
-        if self._eventfd >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._eventfd)
+        with self._lock:
+            if self._eventfd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._eventfd)
 
 
 class TreeWatch:

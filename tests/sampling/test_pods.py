@@ -334,7 +334,7 @@ def test_a_kubepods_that_vanishes_is_a_note_and_its_return_is_noticed_at_once(tm
 def test_a_mirror_pod_has_the_usage_of_the_cgroup_with_its_config_hash(tmp_path: Path) -> None:
     static = TreePod("kube-system/etcd-n", uid=STATIC)
     usages = [_usage(view) for view in _sample(write_node(tmp_path, Node(pods=(static,)))).pods]
-    views = join(usages, [_api_pod(static, uid="mirror-uid")], names={}, wall_offset=0.0)
+    views = join(usages, [_api_pod(static, uid="mirror-uid")], names={}, wall_offset=0.0).views
     assert [(view.pod.uid, view.usage) for view in views] == [("mirror-uid", usages[0])]
 
 
@@ -362,5 +362,5 @@ def test_the_api_names_containers_that_the_logs_do_not(tmp_path: Path) -> None:
     pod = TreePod("a/b", logs=False)
     usages = [_usage(view) for view in _sample(write_node(tmp_path, Node(pods=(pod,)))).pods]
     known = Container("web", container_id=container_id(pod, TreeContainer()))
-    views = join(usages, [_api_pod(pod)._replace(containers=(known,))], names={}, wall_offset=0.0)
+    views = join(usages, [_api_pod(pod)._replace(containers=(known,))], names={}, wall_offset=0.0).views
     assert [container.name for container in _usage(views[0]).containers] == ["web"]

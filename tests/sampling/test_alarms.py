@@ -1,0 +1,88 @@
+"""The wake-ups of a host as a whole: real cgroups, moved by a thread of their own."""
+
+import os
+import select
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model import Signal
+from nodeagent.sampling.alarms import Alarms
+from nodeagent.sampling.cgroup import V1, Hierarchy, Kubepods
+from nodeagent.sampling.host import Host
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+MIB = 1 << 20
+
+pytestmark = [
+    pytest.mark.real_cgroup,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK),
+        reason="needs root and a writable cgroup v1 memory hierarchy",
+    ),
+]
+
+
+@pytest.fixture
+def kubepods() -> Iterator[Path]:
+    directory = MEMORY / f"nodeagent-test-{uuid.uuid4().hex}"
+    directory.mkdir()
+    yield directory
+    if directory.exists():
+        directory.rmdir()
+
+
+def _open(kubepods: Path) -> Alarms:
+    alarms = Alarms(Host("/"))
+    alarms.open(Hierarchy("v1", str(MEMORY), V1, None, None), Kubepods(f"/{kubepods.name}", systemd=False))
+    return alarms
+
+
+def _armers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "memory levels"]
+
+
+def _ready(alarms: Alarms, timeout_s: float) -> bool:
+    [source] = [each for each in alarms.sources if Signal.ALLOCATABLE_MEMORY in each.name]
+    with select.epoll() as epoll:
+        epoll.register(source.fd, source.events)
+        return bool(epoll.poll(timeout_s))
+
+
+def test_a_level_is_armed_by_a_thread_of_its_own_which_ends_with_the_alarms(kubepods: Path) -> None:
+    alarms = _open(kubepods)
+    assert _armers() == []
+    alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    assert len(_armers()) == 1
+    pid = os.fork()
+    if pid == 0:
+        (kubepods / "cgroup.procs").write_text("0")
+        held = bytearray(b"x") * (40 * MIB)
+        os._exit(len(held) == 0)
+    assert _ready(alarms, 10)
+    os.waitpid(pid, 0)
+    alarms.close()
+    assert _armers() == []
+
+
+def test_asking_for_a_level_does_not_wait_for_the_kernel(kubepods: Path) -> None:
+    alarms = _open(kubepods)
+    times = []
+    for growth in range(20):
+        began = time.monotonic()
+        alarms.arm({Signal.ALLOCATABLE_MEMORY: (40 - 2 * growth) * MIB})
+        times.append(time.monotonic() - began)
+    alarms.close()
+    assert sorted(times)[10] < 0.005
+
+
+def test_a_cgroup_that_is_gone_is_an_error_once_and_not_a_thread_that_died(kubepods: Path) -> None:
+    alarms = _open(kubepods)
+    kubepods.rmdir()
+    with pytest.raises(OSError, match="No such device"):
+        alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    alarms.close()
