@@ -1,7 +1,9 @@
 """systemd/nodeagent.service, installed and run by a real systemd, an older and a newer one: it starts, acts, is
 watched, and stops."""
 
+import base64
 import contextlib
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from typing import Final
 import pytest
 
 from tests.apiserver import ApiServer, Json, pod
+from tests.certificates import make, server_context
 from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine
 from tests.vm.pods import VmPod, kill_pod, start_pod
@@ -293,6 +296,44 @@ def test_it_stops_within_its_time_and_leaves_no_condition_behind(running: Machin
     assert show(running, "Result") == "success"
     left = api.condition("NodeAgentMemoryPressure")
     assert left is None or left["status"] == "Unknown"
+
+
+PKI: Final = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+"""Where a kubelet keeps its certificate and key, and what kubelet.conf says."""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taints_alone(
+    service: Machine, tmp_path: Path
+) -> None:
+    made = make(tmp_path, address=HOST_LOOPBACK)
+    tls = server_context(made, client_certificates=True)
+    with ApiServer(node=NODE, user=f"system:node:{NODE}", tls=tls, linger_s=None) as strict:
+        conf = json.loads(strict.kubeconfig(tmp_path / "kubelet.conf").read_text(encoding="utf-8"))
+        conf["clusters"][0]["cluster"] = {
+            "server": strict.url.replace("127.0.0.1", HOST_LOOPBACK),
+            "certificate-authority-data": base64.b64encode((made / "ca.crt").read_bytes()).decode(),
+        }
+        # The double tells users apart by token only; without the certificate it talks to nobody.
+        conf["users"][0]["user"] |= {"client-certificate": PKI, "client-key": PKI}
+        service.write(PKI, (made / "client.crt").read_bytes() + (made / "client.key").read_bytes(), mode=0o600)
+        service.write("/etc/kubernetes/kubelet.conf", json.dumps(conf), mode=0o600)
+        service.write("/etc/nodeagent/config.yaml", f"{CONFIGURATION}conditions: {{fence: false}}\n")
+        try:
+            service.run(
+                "install -D -m 644 -t /etc/systemd/system/nodeagent.service.d "
+                "/run/vm/systemd/drop-ins/node-credentials.conf && systemctl daemon-reload"
+            )
+            restart(service)
+            assert strict.wait_for(lambda: strict.condition("NodeAgentMemoryPressure"), 60), journal(service)
+            assert not strict.sent("PATCH", f"/nodes/{NODE}")
+        finally:
+            service.write("/etc/nodeagent/config.yaml", CONFIGURATION)
+            service.run(
+                "systemctl stop nodeagent.service; rm -rf /etc/kubernetes /var/lib/kubelet/pki "
+                "/etc/systemd/system/nodeagent.service.d/node-credentials.conf; systemctl daemon-reload",
+                check=False,
+            )
 
 
 def test_without_its_credentials_it_does_not_start_and_says_why(service: Machine, tmp_path: Path) -> None:
