@@ -21,7 +21,7 @@ from nodeagent.acting import Actor
 from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError
-from nodeagent.config.schema import Config, Mode
+from nodeagent.config.schema import Config, Mode, OnExit
 from nodeagent.config.watch import changes
 from nodeagent.host import cost, workers
 from nodeagent.host.protect import SpareDescriptors
@@ -193,12 +193,14 @@ class Agent:
         return pace.sleep_s
 
     def stop(self) -> None:
-        """Let go what is held, take back what we have set on the Node, and keep the rest for the next process."""
+        """Let go what is held, take back (or mark) what we have set on the Node, and keep the rest for the next
+        process."""
         self._means.notifier.stopping()
         self._endpoint.close()
         self._holds.close()
         self._hooks.close()
-        if left := self._parts.session.stop(clear=True):
+        clear = self._config.conditions.on_exit is OnExit.CLEAR
+        if left := self._parts.session.stop(clear=clear, mark=not clear):
             self._log.warning("left behind", what=left)
         self._keeper.save(now=self._boottime(), at_once=True)
         self._parts.disks.close()

@@ -21,7 +21,7 @@ Promises:
    types; a token bucket bounds that if somebody resets without end.
 3. A True with somebody else's reason is never overwritten and never cleared.
 4. lastTransitionTime moves only when the status that we publish does: asserting again is not a transition.
-5. On `stop` our own types are removed and the True that we set is cleared.
+5. On `stop` our own types are removed and the True that we set is cleared, or both say that we have stopped.
 """
 
 import random
@@ -42,6 +42,7 @@ from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
 
 OWN_PREFIX: Final = "NodeAgent"
 """Of our own condition types, and of every reason that is ours beyond doubt."""
+STOPPED: Final = "NodeAgentStopped"
 MESSAGE_S: Final = 60.0
 """A message whose numbers have changed is written at most this often while its status stays."""
 REASSERT_BURST: Final = 5.0
@@ -135,9 +136,9 @@ class NodeConditions:
                 self._measure()
                 self._changed.notify()
 
-    def stop(self, *, clear: bool = True, timeout_s: float = 3.0) -> None:
-        """Stop the worker. `clear`: remove our own types and clear the True that we set. Raises `ApiError` when the
-        server refuses that."""
+    def stop(self, *, clear: bool = True, mark: bool = False, timeout_s: float = 3.0) -> None:
+        """Stop the worker. `clear`: remove our own types and clear the True that we set; `mark`: leave them, with the
+        reason. Raises `ApiError` when the server refuses that."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -146,6 +147,8 @@ class NodeConditions:
         if clear and (patch := self._farewell()):
             self._send(patch, timeout_s=timeout_s)
             self._written.clear()
+        elif mark and (patch := self._last_words()):
+            self._send(patch, timeout_s=timeout_s)
 
     def contests(self) -> tuple[Contest, ...]:
         """How the standard conditions fare, for the report and the metrics."""
@@ -321,7 +324,19 @@ class NodeConditions:
             if own in self._written_at or _condition(view, own) is not None:
                 writes.append(_Write(own, "", "", "", now))
             if _is_true(view, kind.value) and self._ours(kind.value, _condition(view, kind.value)):
-                writes.append(_Write(kind.value, "False", "NodeAgentStopped", "nodeagent has stopped", now))
+                writes.append(_Write(kind.value, "False", STOPPED, "nodeagent has stopped", now))
+        return writes
+
+    def _last_words(self) -> list["_Write"]:
+        """What a clean exit leaves: everything of ours as it is, and that nobody keeps it up to date."""
+        view = self._node.view()
+        writes = []
+        for kind in [name for each in ConditionType for name in (OWN_PREFIX + each.value, each.value)]:
+            seen = _condition(view, kind)
+            if seen is not None and self._ours(kind, seen) and (kind.startswith(OWN_PREFIX) or seen.status == "True"):
+                since_wall = seen.transition_wall if seen.transition_wall is not None else self._wall()
+                message = f"nodeagent has stopped; before: {seen.message}"
+                writes.append(_Write(kind, seen.status, STOPPED, message, since_wall))
         return writes
 
     def _measure(self) -> None:

@@ -11,6 +11,7 @@ Promises:
 5. `NoCluster` takes the place where there are no credentials, so that the loop has no `if`.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -112,7 +113,7 @@ class Session(Protocol):
     def fenced(self, pressure: ConditionType) -> bool: ...
     def counts(self) -> Counts: ...
     def notes(self) -> tuple[Note, ...]: ...
-    def stop(self, *, clear: bool) -> str: ...
+    def stop(self, *, clear: bool, mark: bool = False) -> str: ...
 
 
 class NoCluster:
@@ -169,7 +170,7 @@ class NoCluster:
     def notes(self) -> tuple[Note, ...]:
         return (Note("api", self._reason),)
 
-    def stop(self, *, clear: bool) -> str:  # noqa: ARG002 - nothing was set
+    def stop(self, *, clear: bool, mark: bool = False) -> str:  # noqa: ARG002 - nothing was set
         """Nothing to stop, nothing left behind."""
         return ""
 
@@ -375,11 +376,12 @@ class ClusterSession:
         budgets = self._budgets.notes() if self._budgets else ()
         return (*[Note(subject, reason) for subject, reason in parts if reason], *budgets, *view.notes)
 
-    def stop(self, *, clear: bool) -> str:
-        """End all threads. `clear` takes back what we have set on the Node. Returns what had to be left there."""
+    def stop(self, *, clear: bool, mark: bool = False) -> str:
+        """End all threads. `clear` takes back what we have set on the Node; else it stays, with `mark` with the reason
+        that we have stopped, without for the session that follows. Returns what had to be left there."""
         self._stopping.set()
         self._thread.join(1.0)
-        left = self._stop_writers(self._writers, clear=clear) if self._writers else ""
+        left = self._stop_writers(self._writers, clear=clear, mark=mark) if self._writers else ""
         for part in (self._volumes, self._budgets, self._pods):
             if part:
                 part.stop()
@@ -496,15 +498,20 @@ class ClusterSession:
         evictor = Evictor(transport, wake=self._wake, timeout_s=config.cluster.request_timeout_s)
         return _Writers(node, conditions, fence, evictor, events, leases)
 
-    def _stop_writers(self, writers: _Writers, *, clear: bool) -> str:
+    def _stop_writers(self, writers: _Writers, *, clear: bool, mark: bool) -> str:
+        stops: list[tuple[str, Callable[[], None]]] = [
+            ("conditions", functools.partial(writers.conditions.stop, clear=clear, mark=mark))
+        ]
+        if writers.fence is not None:
+            stops.append(("taints", functools.partial(writers.fence.stop, clear=clear)))
+        if writers.leases is not None:
+            stops.append(("lease", functools.partial(writers.leases.stop, clear=clear or mark)))
         left = []
-        for what, part in (("conditions", writers.conditions), ("taints", writers.fence), ("lease", writers.leases)):
-            if part is None:
-                continue
+        for what, stop in stops:
             try:
-                part.stop(clear=clear)
+                stop()
             except ApiError as error:
-                left.append(f"{what} not cleared: {error.message}")
+                left.append(f"{what} not {'marked' if mark else 'cleared'}: {error.message}")
         writers.evictor.stop()
         writers.events.stop()
         writers.node.stop()

@@ -97,6 +97,11 @@ class StandardConditions(enum.StrEnum):
     OFF = "off"
 
 
+class OnExit(enum.StrEnum):
+    CLEAR = "clear"
+    KEEP = "keep"
+
+
 class OnBlocked(enum.StrEnum):
     WAIT = "wait"
     DELETE = "delete"
@@ -320,6 +325,10 @@ class Conditions(NamedTuple):
     """Publish NodeAgentMemoryPressure, NodeAgentDiskPressure and NodeAgentPIDPressure, which no kubelet touches."""
     heartbeat_s: Annotated[float, Range(1, LONGEST_S)] = 300.0
     """How often unchanged conditions are written again."""
+    on_exit: OnExit = OnExit.CLEAR
+    """What a clean exit does with the conditions and taints that we have set: `clear` takes them back, `keep` leaves
+    them, the conditions with the reason NodeAgentStopped, so that a node under pressure stays fenced while the agent is
+    replaced. Whoever removes the agent for good then has to remove them as well."""
     fence: bool = True
     """Put up a NoSchedule taint of our own (`nodeagent.io/memory-pressure` and its sisters) before the first eviction,
     and take it down with the condition. Node credentials may not; then only the conditions speak."""
