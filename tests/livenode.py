@@ -3,6 +3,7 @@
 Needs root and cgroup v1 (`needs_cgroup_v1` is the mark for it); everything made is removed again.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -94,8 +95,7 @@ class Kubepods:
         """What a kubelet does with a terminating pod: end its processes, remove its cgroups."""
         process = self._processes.pop(uid)
         process.kill()
-        for state in (HIERARCHIES[2] / self.root / "kubepods").glob(f"*/pod{uid}/freezer.state"):
-            state.write_text("THAWED")  # what a failed test left frozen would not die
+        self._thaw(uid)
         process.communicate()
         for directory in [each for each in reversed(self._made) if f"pod{uid}" in each.parts]:
             _remove(directory)
@@ -106,10 +106,19 @@ class Kubepods:
 
     def kill_all(self, uid: str) -> None:
         """As `kill`, with processes in the pod's container that others have put there."""
+        self._thaw(uid)
         for procs in (HIERARCHIES[0] / self.root / "kubepods").glob(f"*/pod{uid}/*/cgroup.procs"):
-            for pid in procs.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+            # Again and again: one of them may be forking, and another just ending.
+            while pids := procs.read_text().split():
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
         self.kill(uid)
+
+    def _thaw(self, uid: str) -> None:
+        """What a failed test left frozen would not die."""
+        for state in (HIERARCHIES[2] / self.root / "kubepods").glob(f"*/pod{uid}/freezer.state"):
+            state.write_text("THAWED")
 
     def close(self) -> None:
         for uid in list(self._processes):

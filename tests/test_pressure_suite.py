@@ -23,12 +23,17 @@ pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1, pytest.mark.timeout(300)
 
 IMAGE = "registry.k8s.io/pause:3.10"
 WHOLE_MACHINE = "test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone[memory.available]"
+TAINTS = {
+    "MemoryPressure": "node.kubernetes.io/memory-pressure",
+    "DiskPressure": "node.kubernetes.io/disk-pressure",
+    "PIDPressure": "node.kubernetes.io/pid-pressure",
+}
 SUITE = Path(__file__).parent / "e2e" / "test_pressure.py"
 
 
 class Kubelet:
     """Starts the pods that are bound to the node, and ends those that are being deleted. It knows no pressure, and puts
-    False over whoever says so."""
+    False over whoever says so. The taints of the control plane follow the standard conditions."""
 
     def __init__(self, api: ApiServer, kubepods: Kubepods, directory: Path) -> None:
         self._api = api
@@ -48,11 +53,22 @@ class Kubelet:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._api.wait_for(lambda: self._over.is_set() or self._starting() or self._ending(), 0.2)
+            self._api.wait_for(lambda: self._over.is_set() or self._starting() or self._ending(), 0.02)
+            self._taint()
             for key, pod in self._starting():
                 self._start(key, pod["metadata"]["uid"], pod["spec"]["containers"][0].get("volumeMounts", ()))
             for key, pod in self._ending():
                 self._end(key, pod["metadata"]["uid"])
+
+    def _taint(self) -> None:
+        """What the node lifecycle controller does within 10 ms."""
+        with self._api._changed:
+            node = self._api.node()
+            there = node["spec"].get("taints", [])
+            wanted = [{"key": key, "effect": "NoSchedule"} for kind, key in TAINTS.items() if _is_true(node, kind)]
+            others = [taint for taint in there if taint["key"] not in TAINTS.values()]
+            if [taint for taint in there if taint not in others] != wanted:
+                self._api._patch_node(self._api.node_name, {"spec": {"taints": others + wanted}}, "")
 
     def _starting(self) -> list[tuple[tuple[str, str], Json]]:
         return [(key, pod) for key, pod in self._pods() if pod["status"]["phase"] == "Pending" and not _deleted(pod)]
@@ -85,6 +101,10 @@ class Kubelet:
 
     def _volumes(self, uid: str) -> Path:
         return self._directory / "pods" / uid / "volumes"
+
+
+def _is_true(node: Json, kind: str) -> bool:
+    return any(c["type"] == kind and c["status"] == "True" for c in node["status"]["conditions"])
 
 
 def _deleted(pod: Json) -> bool:

@@ -43,6 +43,11 @@ class Pressure(NamedTuple):
     keeps_share: float = 0.0
 
     @property
+    def standard_taint(self) -> str:
+        """What the control plane makes of the standard condition."""
+        return self.taint.replace("nodeagent.io/", "node.kubernetes.io/")
+
+    @property
     def cap(self) -> int:
         """Most that is ever taken."""
         return 2 * self.gap + self.extra
@@ -151,9 +156,9 @@ def check_recovery(node: ThisNode, diary: Diary, pressure: Pressure) -> None:
     def recovered() -> bool:
         last = diary.node()[-1]
         calm = last.says(f"NodeAgent{pressure.condition}", "False") and last.says(pressure.condition, "False")
-        return calm and not last.tainted(pressure.taint)
+        return calm and not last.tainted(pressure.taint) and not last.tainted(pressure.standard_taint)
 
-    diary.wait(recovered, "conditions False and the taint down after the eviction", timeout_s=LONG_S)
+    diary.wait(recovered, "conditions False and the taints down after the eviction", timeout_s=LONG_S)
     assert not any(entry.terminating for entry in diary.pods("idle"))
     assert node.cluster.get(node.cluster.pod_path("idle"))["status"]["phase"] == "Running"
 
@@ -219,6 +224,7 @@ def test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone(
         assert true.version < going.version
         assert fence.version < going.version, "the taint is up before the first eviction"
         assert true.condition(pressure.condition)["reason"].startswith("NodeAgent")
+        assert first(diary.node(), lambda entry: entry.tainted(pressure.standard_taint)) is not None
         # A kubelet puts its own False there every 10 s.
         assert diary.share(pressure.condition, own=f"NodeAgent{pressure.condition}", until=going.at) > 0.9
         check_recovery(node, diary, pressure)
