@@ -82,6 +82,12 @@ def test_every_capability_is_used_by_the_code_that_is_named_for_it() -> None:
         assert any(re.search(fragment, module.read_text(encoding="utf-8")) for module in modules), place
 
 
+def test_fork_rates_have_the_right_that_older_kernels_ask_for() -> None:
+    assert settings(UNIT.parent / "drop-ins" / "fork-rates.conf") == {"CapabilityBoundingSet": ["CAP_NET_ADMIN"]}
+    connector = (REPOSITORY / "nodeagent" / "sampling" / "connector.py").read_text(encoding="utf-8")
+    assert "needs CAP_NET_ADMIN" in connector
+
+
 def test_the_slice_guards_what_the_unit_asks_for() -> None:
     """memory.min has no effect below a cgroup that does not guard as much."""
     assert settings(UNIT)["Slice"] == [SLICE.name]
