@@ -500,29 +500,25 @@ def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> D
             complete = complete and error.errno in (errno.ENOENT, errno.ESRCH)
             continue
         try:
-            names = _descriptors(directory)
+            names = os.listdir(directory)
+            complete = complete and len(names) <= left
             for name in names[:left]:
                 found = look.nameless(directory, name) if _is_deleted(directory, name) else None
                 if found is not None and found[0] in devices:
                     seen[found[:2]] = (found[2], pid)
+            left -= min(left, len(names))
+        except OSError as error:
+            # The kernel lists descriptors to whoever may read the directory, and refuses to say where they lead.
+            complete = complete and error.errno in (errno.ENOENT, errno.ESRCH)
         finally:
             os.close(directory)
-        complete = complete and len(names) <= left
-        left -= min(left, len(names))
     largest = max(seen.values(), default=None)
     return DeletedFiles(sum(size for size, _ in seen.values()), len(seen), largest[1] if largest else None, complete)
 
 
-def _descriptors(directory: int) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []  # it has ended
-
-
 def _is_deleted(directory: int, name: str) -> bool:
-    """By the name, which is cheaper to have, and nearly always enough."""
+    """By the name, which is cheaper to have, and nearly always enough. Raises OSError when we may not know."""
     try:
         return os.readlink(name, dir_fd=directory).endswith(" (deleted)")
-    except OSError:
+    except FileNotFoundError:
         return False  # closed meanwhile

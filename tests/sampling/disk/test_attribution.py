@@ -414,14 +414,29 @@ def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
     assert deleted_files(Host("/"), [holder.pid], frozenset({device})) == (0, 0, None, True), "the process has ended"
 
 
+LOOK = """
+import os
+from nodeagent.sampling.disk.attribution import deleted_files
+from nodeagent.sampling.host import Host
+{become}
+print(deleted_files(Host("/"), [os.getppid()], frozenset({{0}})).complete)
+"""
+WITHOUT_PTRACE = """
+import ctypes, os, sys
+drop_from_bounding_set, sys_ptrace = 24, 19
+assert ctypes.CDLL(None).prctl(drop_from_bounding_set, sys_ptrace, 0, 0, 0) == 0
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+
+
 @root_only
-def test_open_files_that_may_not_be_looked_at_are_not_passed_off_as_none() -> None:
-    look = (
-        "import os; from nodeagent.sampling.disk.attribution import deleted_files; "
-        "from nodeagent.sampling.host import Host; os.setuid(65534); "
-        "print(deleted_files(Host('/'), [1], frozenset({0})).complete)"
-    )
-    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize(
+    "command",
+    [["-c", LOOK.format(become="os.setuid(65534)")], ["-c", WITHOUT_PTRACE, LOOK.format(become="")]],
+    ids=["another user", "root without CAP_SYS_PTRACE"],
+)
+def test_open_files_that_may_not_be_looked_at_are_not_passed_off_as_none(command: list[str]) -> None:
+    told = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
     assert told.stdout == "False\n"
 
 
