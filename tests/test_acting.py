@@ -1,0 +1,109 @@
+"""A victim that the second look spares is let go, and a rehearsal touches nobody: the acts without a cluster."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nodeagent.acting import Actor
+from nodeagent.cluster.session import NoCluster
+from nodeagent.config import load
+from nodeagent.config.schema import Brake, Mode
+from nodeagent.config.watch import ConfigFile
+from nodeagent.host.brake import CgroupBrake
+from nodeagent.host.holds import Holds
+from nodeagent.host.hooks import Hooks
+from nodeagent.host.notify import Silent
+from nodeagent.journal.log import open_log
+from nodeagent.journal.teller import Teller
+from nodeagent.keeper import Keeper
+from nodeagent.model import Amount, Method, Plan, Pod, PodSource, QOSClass, Signal, Threshold, Tier, Victim
+from nodeagent.parts import Means, Parts
+from nodeagent.policy import state as policy_state
+from nodeagent.report.metrics import Metrics
+from nodeagent.sampling.alarms import Alarms
+from nodeagent.sampling.disk.watch import DiskWatch
+from nodeagent.sampling.forks import NoForks
+from nodeagent.sampling.host import Host
+from nodeagent.sampling.sampler import Sampler
+from tests.trees import Node, TreePod, write_node
+
+POD = TreePod("default/web")
+
+
+class Scene(NamedTuple):
+    """A written node with cgroup v2, and the hands of an agent on it."""
+
+    actor: Actor
+    parts: Parts
+    holds: Holds
+    high: Path
+    """memory.high of the pod."""
+    cgroup: str
+
+    def plan(self) -> Plan:
+        pod = Pod(POD.cgroup_uid, POD.cgroup_uid, "default", "web", PodSource.API, QOSClass.BURSTABLE)
+        threshold = Threshold(Signal.MEMORY, Amount(1 << 30, None, "1Gi"))
+        victim = Victim(pod, self.cgroup, threshold, Tier.HARD, Method.EVICT, 1.0, "", {}, 1)
+        return Plan("plan-1", 1.0, 1.0, (), (), victims=(victim,))
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    write_node(tmp_path, Node(pods=(POD,)))
+    host = Host(str(tmp_path))
+    [pod] = (tmp_path / "sys/fs/cgroup").rglob(f"*{POD.cgroup_uid.replace('-', '_')}.slice")
+    (pod / "memory.high").write_text("max\n")
+    loaded = load.load(None, overrides=())
+    escalation = loaded.config.escalation._replace(brake=Brake.THROTTLE)
+    loaded = loaded._replace(config=loaded.config._replace(mode=request.param, escalation=escalation))
+    config = loaded.config
+    log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
+    holds = Holds(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
+    hooks = Hooks(boottime=host.boottime)
+    means = Means(
+        file=ConfigFile(None, overrides=()),
+        alarms=Alarms(host),
+        holds=holds,
+        hooks=hooks,
+        forks=NoForks(),
+        neighbours=tuple,
+        store=None,
+        recorder=None,
+        found=(),
+        log=log,
+        lines_dropped=lambda: 0,
+        notifier=Silent(),
+        boottime=host.boottime,
+    )
+    metrics = Metrics(config, boottime=host.boottime)
+    policy = policy_state.initial("i", now=0.0)
+    keeper = Keeper(policy, None, holds=holds, owned=tuple, says=tuple, metrics=metrics, log=log)
+    actor = Actor(means, keeper=keeper, teller=Teller(log, None), metrics=metrics)
+    with Sampler(host, config.sampling, node_name="n") as sampler:
+        parts = Parts(loaded, sampler, NoCluster("none here"), DiskWatch(host, config.sampling))
+        cgroup = "/" + str(pod.relative_to(tmp_path / "sys/fs/cgroup"))
+        yield Scene(actor, parts, holds, pod / "memory.high", cgroup)
+    writer.close()
+
+
+@pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
+def test_a_victim_that_the_second_look_spares_is_let_go(scene: Scene) -> None:
+    plan = scene.plan()
+    assert not scene.actor.hold(plan, scene.parts), "there is no state to save"
+    assert scene.high.read_text().strip().isdigit(), "it is held"
+    snapshot = scene.parts.sampler.sample(None, None)
+    scene.actor.evict(plan, snapshot, scene.parts, saved=False)  # nobody knows the pods: no ground for an eviction
+    assert scene.high.read_text().startswith("max")  # a kernel's file has no rest of what was written before
+    assert scene.holds.held == ()
+
+
+@pytest.mark.parametrize("scene", [Mode.DRY_RUN], indirect=True)
+def test_a_rehearsal_holds_nobody_and_hands_nobody_over(scene: Scene) -> None:
+    plan = scene.plan()
+    scene.actor.hold(plan, scene.parts)
+    assert scene.high.read_text() == "max\n"
+    scene.actor.evict(plan, scene.parts.sampler.sample(None, None), scene.parts, saved=True)  # NoCluster would raise
+    assert scene.high.read_text() == "max\n"
