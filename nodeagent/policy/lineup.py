@@ -43,11 +43,23 @@ class Memo:
     version of a pod, not in every decision. It changes the speed, never the result.
     """
 
-    __slots__ = ("_config", "_known")
+    __slots__ = ("_config", "_known", "_prepared")
 
     def __init__(self) -> None:
         self._config: Config | None = None
         self._known: dict[str, dict[str, Standing]] = {}
+        self._prepared: Sequence[PodView] = ()
+
+    def __len__(self) -> int:
+        """How many answers are kept."""
+        return sum(map(len, self._known.values()))
+
+    def prepare(self, pods: Sequence[PodView], signal: Signal, *, config: Config) -> None:
+        """Reckon `standing` ahead, while it is calm: otherwise the first decision that matters pays for all pods (4 ms
+        instead of 2 for 500). Nothing to do for the pods of last time."""
+        if pods is not self._prepared or config is not self._config:
+            self.standing(pods, signal, config=config)
+            self._prepared = pods
 
     def standing(self, pods: Sequence[PodView], signal: Signal, *, config: Config) -> list[Standing]:
         """One for each of `pods`, in their order."""

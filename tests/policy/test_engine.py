@@ -100,6 +100,18 @@ def test_a_calm_node_need_not_be_ranked() -> None:
     assert decide(pressed(view("a", GI)), always_rank=False)[0].ranking != ()
 
 
+def test_what_a_decision_asks_of_every_pod_is_known_before_it_matters() -> None:
+    memo, settings, pods = engine.Memo(), config(hard()), (view("a", GI), view("b", GI))
+    decide(snapshot(*pods), settings, memo=memo, always_rank=False)
+    known = len(memo)
+    assert known == len(pods)
+    prepared, _ = decide(pressed(*pods), settings, memo=memo, always_rank=False)
+    assert len(memo) == known
+    assert prepared == decide(pressed(*pods), settings, always_rank=False)[0]
+    decide(snapshot(view("a", GI)), settings, memo=memo, always_rank=False)
+    assert len(memo) == 1, "pods that are gone are forgotten"
+
+
 def test_a_soft_threshold_within_its_grace_evicts_nobody_and_shows_the_order_for_its_resource() -> None:
     node = snapshot(view("a", GI), available={Signal.PID: 10})
     plan, _ = decide(node, config(soft(Signal.PID, 1000, grace_s=60)))
