@@ -12,14 +12,13 @@ own, in this process, protected as the daemon protects itself, so that its stage
     victim    it was saved and looked at a second time; the victim is handed to the API worker
     wire      the request arrived at the API double (another process) on loopback
 
-Beside it, in the same runs, a C program (compiled here, where there is a compiler) which waits for the kernel's own
-notification (`cgroup.event_control`), armed at the same level, with the same priority: the limit.
+In turn with it, on the same pods and with the same priority, a C program (compiled here, where there is a compiler)
+which waits for the kernel's own notification (`cgroup.event_control`), armed at the same level: the limit.
 
     C wake    it returned from its wait
     C ranked  it has read the usage of every pod, through descriptors that it keeps, and knows the largest
 
-The kernel looks at a level once in 128 pages charged on a CPU, and both wait for a core: the allocating process, the
-API double and two that want to wake share this machine's. Prints medians and 99th percentiles in ms; nothing is
+The kernel looks at a level once in 128 pages charged on a CPU. Prints medians and 99th percentiles in ms; nothing is
 asserted.
 """
 
@@ -65,6 +64,7 @@ from tests.livenode import HIERARCHIES, MIB, Kubepods, configuration
 
 LIMIT = 600 * MIB
 THRESHOLD = 300 * MIB
+LEVEL = LIMIT - THRESHOLD
 
 HOG = """
 import sys, time
@@ -134,14 +134,36 @@ int main(int argc, char **argv) {
 
 
 class Stages(NamedTuple):
-    """Seconds from the crossing; None where there is no compiler."""
+    """Seconds from the crossing."""
 
-    c_wake: float | None
-    c_ranked: float | None
     wake: float
     ranked: float
     victim: float
     wire: float
+
+
+class Limit(NamedTuple):
+    """The same of the C program."""
+
+    c_wake: float
+    c_ranked: float
+
+
+class Hog(NamedTuple):
+    """The process that will cross."""
+
+    name: str
+    uid: str
+    process: subprocess.Popen[str]
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def crossed(self) -> float:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline()) / 1e9
 
 
 class StampedSession(ClusterSession):
@@ -200,7 +222,7 @@ class Bench:
         self.directory = directory
         self.waiter = _compiled(directory)
 
-    def measure(self, runs: int) -> list[Stages]:
+    def measure(self, runs: int) -> tuple[list[Stages], list[Limit]]:
         settings = configuration(
             self.directory,
             self.kubepods,
@@ -249,54 +271,63 @@ class Bench:
             for note in protect.protect_process():
                 print(f"{note.subject}: {note.message}")
             protect.freeze_collector()
-            stages = [self._one(agent, wakeups, session, store, number) for number in range(runs + 2)][2:]
+            stages, limits = [], []
+            for number in range(runs + 2):
+                stages.append(self._one(agent, wakeups, session, store, number))
+                if self.waiter is not None:
+                    limits.append(self._limit(self.waiter))
             agent.stop()
             alarms.close()
         writer.close()
-        return stages
+        return stages[2:], limits[2:]
 
     def _one(self, agent: Agent, wakeups: Wakeups, session: StampedSession, store: StampedStore, number: int) -> Stages:
-        name, uid = f"hog-{number}", str(uuid.uuid4())
-        self.pipe.send((name, uid))
-        top = HIERARCHIES[0] / self.kubepods.root / "kubepods"
-        level = LIMIT - THRESHOLD
-        usual = str(-os.getpriority(os.PRIO_PROCESS, 0))  # pods do not have the agent's priority
-        command = ["nice", "-n", usual, sys.executable, "-c", HOG, str(top / "memory.usage_in_bytes"), str(level)]
-        hog = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.kubepods.adopt(uid, hog, qos="besteffort")
-        assert hog.stdin is not None
-        assert hog.stdout is not None
-        hog.stdout.readline()
-        self._turn_until(agent, wakeups, lambda: any(p.uid == uid for p in session.pods().pods))
+        hog = self._hog(f"hog-{number}")
+        self.pipe.send((hog.name, hog.uid))
+        self._turn_until(agent, wakeups, lambda: any(p.uid == hog.uid for p in session.pods().pods))
         for _ in range(4):
             self._turn(agent, wakeups, most_s=0.05)
         session.handed_at, woken = 0.0, []
-        bare = self._wait_in_c(top, level)
-        hog.stdin.write("go\n")
-        hog.stdin.flush()
+        hog.go()
         while not session.handed_at:
             woken.append(_now())
             self._turn(agent, wakeups, most_s=1.0)
-        crossed = int(hog.stdout.readline()) / 1e9
+        crossed = hog.crossed()
         wire = self.pipe.recv()
-        c_wake, c_ranked = _said(bare, crossed)
         began = max(at for at in woken if at <= session.handed_at)
         ranked = store.stamped_at
-        self.kubepods.kill(uid)
-        self.pipe.send((name, ""))
-        self._turn_until(agent, wakeups, lambda: all(p.uid != uid for p in session.pods().pods))
+        self.kubepods.kill(hog.uid)
+        self.pipe.send((hog.name, ""))
+        self._turn_until(agent, wakeups, lambda: all(p.uid != hog.uid for p in session.pods().pods))
         self._turn_until(agent, wakeups, lambda: not session.outcomes())
-        ours = (began - crossed, ranked - crossed, session.handed_at - crossed, wire - crossed)
-        return Stages(c_wake, c_ranked, *ours)
+        return Stages(began - crossed, ranked - crossed, session.handed_at - crossed, wire - crossed)
 
-    def _wait_in_c(self, top: Path, level: int) -> subprocess.Popen[str] | None:
-        if self.waiter is None:
-            return None
-        process = subprocess.Popen([self.waiter, top, str(level)], stdout=subprocess.PIPE, text=True)
+    def _limit(self, waiter: str) -> Limit:
+        hog = self._hog("alone")
+        process = subprocess.Popen([waiter, self._top, str(LEVEL)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         if process.stdout.readline() != "armed\n":
             raise SystemExit("the C program could not wait for a level")
-        return process
+        hog.go()
+        crossed = hog.crossed()
+        woke, ranked = process.communicate(timeout=30)[0].split()
+        self.kubepods.kill(hog.uid)
+        return Limit(float(woke) - crossed, float(ranked) - crossed)
+
+    @property
+    def _top(self) -> Path:
+        return HIERARCHIES[0] / self.kubepods.root / "kubepods"
+
+    def _hog(self, name: str) -> Hog:
+        usual = str(-os.getpriority(os.PRIO_PROCESS, 0))  # pods do not have the agent's priority
+        usage = str(self._top / "memory.usage_in_bytes")
+        command = ["nice", "-n", usual, sys.executable, "-c", HOG, usage, str(LEVEL)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        hog = Hog(name, str(uuid.uuid4()), process)
+        self.kubepods.adopt(hog.uid, process, qos="besteffort")
+        assert process.stdout is not None
+        process.stdout.readline()
+        return hog
 
     def _turn(self, agent: Agent, wakeups: Wakeups, *, most_s: float) -> None:
         agent.watch(wakeups)
@@ -322,13 +353,6 @@ def _compiled(directory: Path) -> str | None:
     (directory / "waiter.c").write_text(WAITER_C)
     subprocess.run([compiler, "-O2", "-o", directory / "waiter", directory / "waiter.c"], check=True)
     return str(directory / "waiter")
-
-
-def _said(waiter: subprocess.Popen[str] | None, crossed: float) -> tuple[float | None, float | None]:
-    if waiter is None:
-        return None, None
-    woke, ranked = waiter.communicate(timeout=30)[0].split()
-    return float(woke) - crossed, float(ranked) - crossed
 
 
 def _kubeconfig(directory: Path, url: str) -> Path:
@@ -358,15 +382,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:  # a tmpfs, as the default /run is
             bench = Bench(Path(directory), count)
             try:
-                stages = bench.measure(options.runs)
+                stages, limits = bench.measure(options.runs)
             finally:
                 bench.close()
-        for field in Stages._fields:
-            values = sorted(1000 * at for each in stages if (at := getattr(each, field)) is not None)
-            if not values:
-                continue
-            p99 = values[min(len(values) - 1, round(0.99 * len(values)))]
-            print(f"{count:5} {field:8} {statistics.median(values):8.2f} {p99:8.2f} {values[-1]:8.2f}")
+        for seen in (stages, limits):
+            for field in type(seen[0])._fields if seen else ():
+                values = sorted(1000 * getattr(each, field) for each in seen)
+                p99 = values[min(len(values) - 1, round(0.99 * len(values)))]
+                print(f"{count:5} {field:8} {statistics.median(values):8.2f} {p99:8.2f} {values[-1]:8.2f}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 On pods in real v1 cgroups (110, 500 and 1,000 of them; needs root), each with a sandbox and a container:
 
 * `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us;
-* `turn`: a whole turn at 1 Hz on a calm node, sampled, joined, judged and decided, CPU ms, mean over 33 of them, in
-  which each pod is read in full about three times;
-* `pressed`: the same with every pod read in full and ranked, as close to a threshold;
-* `C`: a C program (compiled here, where there is a compiler) that reads the same files in the same way, descriptors
-  kept where we keep them, looks for one number in each and does nothing with it: the limit.
+* `turn`: a whole turn at 1 Hz on a calm node, sampled, joined, judged and decided, CPU ms, mean over 65 of them, in
+  which every pod is looked at 13 times, its memory read 5 times and its containers once;
+* `pressed`: the same with every pod read in full and ranked, which is more than a threshold that is crossed asks for;
+* `C`: a C program (compiled here, where there is a compiler) that reads the same files as often and in the same way,
+  descriptors kept where we keep them, looks for one number in each and does nothing with it: the limit;
+* `C all`: the same that reads usage and threads of every pod in every turn, through kept descriptors.
 
 With `--rss`: the running agent (`nodeagent run` against an API double in a process of its own): memory, its share of
 kernel memory, descriptors, CPU and wake-ups on a calm node.
@@ -36,8 +37,13 @@ from nodeagent.sampling.host import Host
 from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)
-SECONDS: Final = 33
-"""Turns of a run: a calm pod's full reading is kept for 7.5 to 15 s, 11 in the mean (sampling/pods.py)."""
+SECONDS: Final = 65
+"""Calm turns of a run: in so many a pod's containers are read once (sampling/pods.py)."""
+SETTLED: Final = 25
+"""Turns after which they are: each of them is read twice before."""
+PRESSED: Final = 11
+LOOKS, MEMORY, CONTAINERS = int(CALM_PODS_S), 13, SECONDS
+"""How many calm turns there are for each of these. Memory is read after 7.5 to 15 s, by looks that come every 5 s."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
 WATCHED_S: Final = 10.0
@@ -53,8 +59,8 @@ READER_C = r"""
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-/* Lines of the list: how, every turn (10) or every eleventh (1), path. k: pread of a kept descriptor, o: open, read and
-   close, d: list a directory, s: statvfs. */
+/* Lines of the list: how, in which of the turns (1: each, 5: every fifth), path. k: pread of a kept descriptor, o:
+   open, read and close, d: list a directory, s: statvfs. */
 struct file { char how; int often; char *path; int fd; };
 static volatile long long sum;
 static void look(char *text, ssize_t length) {
@@ -76,7 +82,7 @@ int main(int argc, char **argv) {
         if (turn == 0) getrusage(RUSAGE_SELF, &before);
         for (int i = 0; i < number; i++) {
             struct file *file = &files[i];
-            if (file->often == 1 && (i + turn) % 11 != 0) continue;
+            if ((i + turn + 1) % file->often != 0) continue;
             if (file->how == 'k') {
                 if (file->fd < 0) file->fd = open(file->path, O_RDONLY);
                 look(text, pread(file->fd, text, sizeof text - 1, 0));
@@ -179,35 +185,41 @@ def measure(node: RealNode) -> Turn:
         loop.turn(fresh=True)
         gc.collect()
         gc.freeze()  # as the agent does after its start
+        for _ in range(SETTLED):
+            loop.turn(fresh=False)
         result = Turn(
             node=mean_ms(loop.look, 200),
             calm=mean_ms(lambda: loop.turn(fresh=False), SECONDS),
-            pressed=mean_ms(lambda: loop.turn(fresh=True), SECONDS),
+            pressed=mean_ms(lambda: loop.turn(fresh=True), PRESSED),
         )
         gc.unfreeze()
     return result
 
 
-def files(node: RealNode, *, fresh: bool) -> list[str]:
-    """The list for the C reader: what one turn reads."""
+def files(node: RealNode, kind: str) -> list[str]:
+    """The list for the C reader: what one turn reads, `calm`, `pressed`, or of `all` pods usage and threads."""
     memory, pids = (f"{top}/{node.root}" for top in HIERARCHIES)
     kubepods, top = f"{memory}/kubepods", str(HIERARCHIES[0])
     rows = [
-        f"k 10 {path}"
+        f"k 1 {path}"
         for path in (
             "/proc/meminfo", "/proc/loadavg", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max",
             *[f"{place}/{name}" for place in (top, kubepods) for name in ("memory.usage_in_bytes", "memory.stat")],
             f"{kubepods}/memory.limit_in_bytes",
         )
     ]  # fmt: skip
-    rows = rows * 2  # a turn looks at the node twice
-    rows += ["s 10 /", "s 10 /"] + [f"d 10 {kubepods}{below}" for below in ("", "/burstable", "/besteffort")]
-    often = 10 if fresh else 1
+    rows.append("s 1 /")
+    looks, memories, containers = (LOOKS, MEMORY, CONTAINERS) if kind == "calm" else (1, 1, 1)
+    rows += [f"d {looks} {kubepods}{below}" for below in ("", "/burstable", "/besteffort")]
     for pod in node.pods:
-        place = f"{memory}/{pod.place}"
-        rows += [f"k 10 {place}/memory.usage_in_bytes", f"k 10 {pids}/{pod.place}/pids.current"]
-        rows += [f"o {often} {place}/memory.stat", f"d {often} {place}", f"o {often} {place}/memory.limit_in_bytes"]
-        rows += [f"o {often} {place}/{each}/cgroup.procs" for each in (pod.sandbox, pod.container)]
+        place, threads = f"{memory}/{pod.place}", f"{pids}/{pod.place}/pids.current"
+        rows += [f"k {looks} {place}/memory.usage_in_bytes"]
+        if kind == "all":
+            rows.append(f"k 1 {threads}")
+            continue
+        rows += [f"o {memories} {place}/memory.stat", f"o {memories} {threads}"]
+        rows += [f"d {containers} {place}", f"o {containers} {place}/memory.limit_in_bytes"]
+        rows += [f"o {containers} {place}/{each}/cgroup.procs" for each in (pod.sandbox, pod.container)]
     return rows
 
 
@@ -220,9 +232,9 @@ def c_reader(directory: Path) -> Path | None:
     return directory / "reader"
 
 
-def c_ms(reader: Path, node: RealNode, *, fresh: bool) -> float:
+def c_ms(reader: Path, node: RealNode, kind: str) -> float:
     listing = reader.parent / "list"
-    listing.write_text("".join(f"{row}\n" for row in files(node, fresh=fresh)))
+    listing.write_text("".join(f"{row}\n" for row in files(node, kind)))
     command = [str(reader), str(listing), str(SECONDS)]
     return min(float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(RUNS))
 
@@ -231,18 +243,22 @@ def turns(sizes: Sequence[int]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         reader = c_reader(Path(directory))
         print(
-            f"{'pods':>5} {'node us':>8} {'turn ms':>8} {'C':>6} {'ratio':>6} {'pressed ms':>11} {'C':>6} {'ratio':>6}"
+            f"{'pods':>5} {'node us':>8} {'turn ms':>8} {'C':>6} {'ratio':>6} {'C all':>6} {'ratio':>6} "
+            f"{'pressed ms':>11} {'C':>6} {'ratio':>6}"
         )
         for size in sizes:
             with real_node(size) as node:
                 ours = measure(node)
-                limits = [c_ms(reader, node, fresh=fresh) if reader else None for fresh in (False, True)]
-            cells = []
-            for mine, limit, width in ((ours.calm, limits[0], 8), (ours.pressed, limits[1], 11)):
-                cells.append(
-                    f"{mine:>{width}.2f} " + (f"{limit:>6.2f} {mine / limit:>6.2f}" if limit else "     -      -")
+                calm, every, pressed = (
+                    c_ms(reader, node, kind) if reader else None for kind in ("calm", "all", "pressed")
                 )
-            print(f"{size:>5} {1000 * ours.node:>8.0f} {' '.join(cells)}")
+            cells = f"{ours.calm:>8.2f} {beside(ours.calm, calm)} {beside(ours.calm, every)} "
+            print(f"{size:>5} {1000 * ours.node:>8.0f} {cells}{ours.pressed:>11.2f} {beside(ours.pressed, pressed)}")
+
+
+def beside(ours: float, limit: float | None) -> str:
+    """A limit and the ratio to it."""
+    return f"{limit:>6.2f} {ours / limit:>6.2f}" if limit else f"{'-':>6} {'-':>6}"
 
 
 # --- the running agent -----------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ class Budget(NamedTuple):
     """What the agent may cost."""
 
     cpu_share: float = 0.03
-    """Of one core, over the time between two readings. Measured (MEASURED.md section 5): 0.07% at 110 pods and 0.25% at
-    500, at 1 Hz; 5.5% in a fork storm of 23,000/s."""
+    """Of one core, over the time between two readings. Measured (benchmarks/loop.py --rss, forks.py): 0.3% at 110 pods
+    and 0.6% at 500, at 1 Hz; 2.2% in a fork storm of 23,000/s."""
     rss: int = 64 << 20
     """Bytes. The goal is 40 MiB at 110 pods and 45 at 500; the manifests' limit is above this."""
 

@@ -26,8 +26,8 @@ _RELOOK_S: Final = 60.0
 # An agent may be up before the kubelet. A minute without a sight of its pods was lost to the OOM killer on a ramp of
 # 50 MiB/s: the pods were known from the API, but not what they use. A relook takes 0.2 ms.
 _MISSING_S: Final = 1.0
-# A kept cgroup descriptor holds 4.3 KiB of kernel memory (MEASURED, the kernel): two for each of 1,000 pods are
-# 8.6 MiB.
+# A kept cgroup descriptor holds 4.3 KiB of kernel memory (MEASURED, the kernel): one for each of 1,000 pods is
+# 4.3 MiB.
 _KEPT_MOST: Final = 2048
 _KEPT_SHARE: Final = 0.5
 # Cgroups outside kubepods that a report names: the largest of the first two levels.
