@@ -21,6 +21,7 @@ from nodeagent.config.schema import (
 from nodeagent.model import (
     Amount,
     CgroupUsage,
+    ContainerUsage,
     DiskUsage,
     DisruptionBudget,
     Method,
@@ -731,6 +732,16 @@ def test_a_pod_with_bad_usage_is_never_a_victim(field: str, number: Any, time: f
     plan, after = decide(node._replace(pods=(PodView(bad.pod, broken), node.pods[1])))
     assert victims(plan) == ["hog"]
     assert msgspec.json.decode(msgspec.json.encode(after), type=PolicyState) == after
+
+
+@settings(deadline=None)
+@given(number=bad_numbers)
+def test_a_pod_that_bad_numbers_of_its_containers_stand_for_is_never_a_victim(number: Any) -> None:
+    each = (ContainerUsage("1", "a", 4 * GI, 1), ContainerUsage("2", "b", number, 1))
+    bad = view("bad", None, qos=BE, usage_more={"containers": each, "memory_unreclaimable": 4 * GI})
+    for made in (config(hard()), config(hard(), ranking=Ranking(kubelet=True))):
+        plan, _ = decide(pressed(bad, view("hog", 2 * GI)), made)
+        assert victims(plan) == ["hog"]
 
 
 @settings(deadline=None)

@@ -69,6 +69,7 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("namespace", {"namespace": "kube-system"}, {"namespaces": ("kube-system",)}),
     ("bare-pod", {"owner": None}, {"bare_pods": True}),
     ("node-bound", {"node_bound": "local volume data"}, {"node_bound": True}),
+    ("node-bound", {"claims_unknown": "whether its claim data is local is not known"}, {"node_bound": True}),
     ("label", {"labels": {"tier": "gold"}}, {"labels": ("tier=gold",)}),
     ("label", {"labels": {"tier": "lead"}}, {"labels": ("tier",)}),
     ("annotation", {"annotations": {"nodeagent.io/keep": "yes"}}, {"annotations": ("nodeagent.io/keep=yes",)}),
