@@ -144,7 +144,9 @@ def test_check_with_text_output_pays_for_nothing_it_does_not_use() -> None:
 
 
 def test_watching_prints_one_json_object_a_line_until_ctrl_c() -> None:
-    command = [sys.executable, "-m", "nodeagent", "check", "--host-root", str(CALM), "--watch", "0.1", "-o", "json"]
+    watch = [sys.executable, "-m", "nodeagent", "check", "--host-root", str(CALM), "--watch", "0.1", "-o", "json"]
+    # A suite that a shell runs in the background has Ctrl-C ignored, which its children inherit.
+    command = ["env", "--default-signal=INT", *watch]
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
