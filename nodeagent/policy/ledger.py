@@ -150,7 +150,7 @@ def observe(state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: C
     confirmed: list[Entry] = []
     expired: list[Entry] = []
     for entry in state.entries:
-        moved = _moved(entry, present.get(entry.pod_uid), snapshot)
+        moved = _moved(entry, present.get(entry.pod_uid), snapshot, kubelet=config.ranking.kubelet)
         certain = moved.stage in (Stage.ACCEPTED, Stage.GONE) and entry.stage in (Stage.PLANNED, Stage.DOUBT)
         if certain and entry.buckets:
             confirmed.append(moved)
@@ -196,14 +196,16 @@ def _grace_left(pod: Pod, snapshot: NodeSnapshot) -> float:
     return left_s if left_s < ABSURD else 0.0  # NaN and nonsense: no grace
 
 
-def _moved(entry: Entry, view: PodView | None, snapshot: NodeSnapshot) -> Entry:
-    """The entry after a look at its pod."""
+def _moved(entry: Entry, view: PodView | None, snapshot: NodeSnapshot, *, kubelet: bool) -> Entry:
+    """The entry after a look at its pod. A kubelet decides anew with the very sample that it takes when its victim is
+    gone; our own order waits for one that is newer than that."""
     if entry.stage is Stage.GONE or snapshot.taken_at <= entry.sample_at:
         return entry
     if view is None or view.usage is None:
         if entry.stage is Stage.PLANNED and view is not None and view.pod.deletion_wall is None:
             return entry  # its cgroup could not be read this once; nothing says that it goes
-        return entry._replace(stage=Stage.GONE, gone_at=snapshot.taken_at)
+        at_once = kubelet and entry.signal not in ranking.DISKS
+        return entry._replace(stage=Stage.GONE, gone_at=entry.sample_at if at_once else snapshot.taken_at)
     if entry.stage in (Stage.PLANNED, Stage.DOUBT) and view.pod.deletion_wall is not None and entry.buckets:
         return entry._replace(stage=Stage.ACCEPTED)
     return entry

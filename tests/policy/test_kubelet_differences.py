@@ -116,6 +116,17 @@ def test_the_most_urgent_resource_alone_is_served_even_if_nobody_can_go_for_it()
     assert victims(config(*thresholds), hog, available=starved) == ["hog"]
 
 
+def test_the_next_pod_goes_with_the_sample_that_finds_the_last_one_gone() -> None:
+    """No difference: the kubelet waits for its victim, then looks at once. Our own order waits for one sample more."""
+    for kubelet, goes in ((True, ["b"]), (False, [])):
+        made = config(hard(Signal.MEMORY, 1000), ranking=Ranking(kubelet=kubelet))
+        first = snapshot(view("a", 5000), view("b", 4000), available={Signal.MEMORY: 10})
+        plan, state = decide(first, initial("t", now=NOW), now=NOW, config=made)
+        assert [victim.pod.name for victim in plan.victims] == ["a"]
+        second = snapshot(view("b", 4000), at=NOW + 10, available={Signal.MEMORY: 10})
+        assert [victim.pod.name for victim in decide(second, state, now=NOW + 10, config=made)[0].victims] == goes
+
+
 def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_missing() -> None:
     """No difference either (KUBELET-CONTRACT 1)."""
 

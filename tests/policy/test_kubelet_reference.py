@@ -31,7 +31,7 @@ from nodeagent.model import (
     Unit,
     VolumeUsage,
 )
-from nodeagent.policy import budget, engine, ledger, requests
+from nodeagent.policy import engine, ledger, requests
 from nodeagent.policy.qos import qos_class
 from nodeagent.policy.state import initial
 from tests.policy import kubelet_reference as reference
@@ -257,7 +257,7 @@ def compare(
         *thresholds,
         ranking=Ranking(kubelet=True),
         protection=OFF,
-        relief=Relief(max_victims=1000),
+        relief=Relief(max_victims=1000, failures_before_stop=1000),
         sampling=Sampling(stale_after_s=1e6),
         enforce_node_allocatable=enforce,
         local_storage_limits=isolation,
@@ -279,9 +279,10 @@ def compare(
             isolation=isolation,
         )
         assert told(plan) == expected(result), f"at step {number}"
-        # As if each victim were gone, and forgotten, by the next sync: what differs there is K2 and K3.
+        # Each victim is gone by the next sync. Its files may not be yet, and are waited for (K3): that is forgotten.
         gone.update(each.uid for each in result.evicted)
-        state = state._replace(ledger=ledger.LedgerState(), budgets=budget.BudgetState())
+        if isolation or any(reference.resource(each.signal) not in ("memory", "pids") for each in thresholds):
+            state = state._replace(ledger=ledger.LedgerState())
 
 
 def node(step: Step, layout: DiskLayout, *, without: set[str]) -> NodeSnapshot:
@@ -289,7 +290,7 @@ def node(step: Step, layout: DiskLayout, *, without: set[str]) -> NodeSnapshot:
     return snapshot(*views, at=step.at, layout=layout)._replace(observations=step.observations)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(st.data())
 def test_over_any_sequence_of_samples_thresholds_conditions_order_and_victims_are_the_kubelets(
     data: st.DataObject,
@@ -303,7 +304,7 @@ def test_over_any_sequence_of_samples_thresholds_conditions_order_and_victims_ar
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(st.data())
 def test_who_goes_for_whatever_is_short_in_which_order_and_with_which_words_is_the_kubelets(
     data: st.DataObject,
@@ -314,10 +315,10 @@ def test_who_goes_for_whatever_is_short_in_which_order_and_with_which_words_is_t
         st.sampled_from(CONFIGURABLE),
         st.sampled_from([hard, hard, soft]),
     )
-    first = data.draw(episodes(steps=1, pressed=True))
-    again = [Step(first[0].at + 1.0, at_once(first[0], first[0].at + 1.0), first[0].views)]
+    [first] = data.draw(episodes(steps=1, pressed=True))
+    moments = [first.at + n for n in range(4)]
     compare(
-        first + again,
+        [Step(at, at_once(first, at), first.views) for at in moments],
         tuple(data.draw(st.lists(short, min_size=1, max_size=2, unique_by=lambda each: each.signal))),
         data.draw(LAYOUTS),
         enforce=data.draw(st.booleans()),
