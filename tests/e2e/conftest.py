@@ -68,7 +68,7 @@ class Cluster:
         problems = []
         for image in self._images():
             self.post(self.pod_path(), self._pod(name, image, labels or {}, spec or {}, container or {}))
-            if self.until(lambda: self._ready(name), timeout_s=60):
+            if self.until(lambda: self._ready(name), timeout_s=120):
                 return self.get(self.pod_path(name))
             problems.append(f"{image}: {json.dumps(self.get(self.pod_path(name))['status'])[:300]}")
             self.delete(self.pod_path(name), grace_s=0)
