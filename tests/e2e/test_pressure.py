@@ -207,6 +207,8 @@ def check_eviction(node: ThisNode, diary: Diary, pressure: Pressure, load: Load,
     assert going.condition("DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
     assert load.ended(LONG_S), "the pod's processes outlive its eviction"
     diary.wait(lambda: diary.pods("hog")[-1].what == "DELETED", "the evicted pod's object goes", timeout_s=LONG_S)
+    # The log is written by another thread than the request.
+    assert node.cluster.until(lambda: run.said("eviction accepted"), timeout_s=LONG_S), last_words(run)
     assert {line["pod"] for line in run.said("evicting")} == {f"{node.cluster.namespace}/hog"}
     [accepted] = run.said("eviction accepted")
     check_events(node.cluster, pressure, going.object, accepted["id"])
