@@ -164,7 +164,7 @@ def test_a_pod_left_frozen_is_let_go_also_when_the_state_was_lost(
 def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
-    grace_s = 6.0
+    grace_s = 10.0
     soft = {"evictionSoftGracePeriod": {"allocatableMemory.available": f"{grace_s:g}s"}}
     kubepods.start(HOG, qos="burstable")
     agent = start_agent(**soft)
@@ -172,14 +172,14 @@ def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
     crossed_at = time.monotonic()
     kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "True"), 30), agent.events()
-    for lives_s in (4.0, 1.0):
+    for lives_s in (7.0, 1.0):
         assert not api.wait_for(lambda: _evictions(api), lives_s)
         agent.kill()
         agent = start_agent(**soft)
     assert api.wait_for(lambda: _evictions(api), 30), agent.events()
     late_s = _evictions(api)[0].at - crossed_at - grace_s
     assert late_s >= 0.0, "its whole grace period is granted"
-    assert late_s < 3.0, "what the first agent had seen of it is not lost"
+    assert late_s < 6.0, "what the first agent had seen of it is not lost"
     assert agent.stop() == 0
 
 
@@ -208,9 +208,7 @@ def _next_agent_pays(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
         api.modify_pod("default", "hog", lambda entry: entry["metadata"].pop("deletionTimestamp"))
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    until(
-        lambda: agent.said("not evicting") or len(_evictions(api)) > accepted or not kubepods.running(HOG), "a decision"
-    )
+    until(lambda: agent.said("not evicting") or len(_evictions(api)) > accepted or _over(kubepods, api), "a decision")
     until(lambda: agent.said("state"), "what the dead agent left")
     assert [line["trust"] for line in agent.said("state")] == ["restored"]
     assert agent.stop() == 0
@@ -219,6 +217,11 @@ def _next_agent_pays(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
     for kind in ("MemoryPressure", "NodeAgentMemoryPressure"):
         assert not _says(api, kind, "True")
     assert not [taint for taint in api.node()["spec"].get("taints", ()) if "nodeagent" in taint["key"]]
+
+
+def _over(kubepods: Kubepods, api: ApiServer) -> bool:
+    """The pod has died of what the dead agent had begun, and the next one has seen that."""
+    return not kubepods.running(HOG) and _says(api, "NodeAgentMemoryPressure", "False")
 
 
 def _evictions(api: ApiServer) -> list[Request]:

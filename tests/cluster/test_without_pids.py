@@ -12,6 +12,7 @@ from tests.rawserver import RawServer
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up root")
 
 LAST_PIDS = """
+import encodings.idna  # which the first connection imports, and nobody may read after setuid
 import os, resource, sys
 from nodeagent.cluster.budgets import BudgetWatch
 from nodeagent.cluster.credentials import find_credentials
