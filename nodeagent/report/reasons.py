@@ -34,7 +34,10 @@ PROTECTIONS: Final = {
     "daemon-set": Explained("Its DaemonSet would bring it back to this very node."),
     "namespace": Explained("Its namespace is protected."),
     "bare-pod": Explained("No controller would bring it back."),
-    "node-bound": Explained("It could only come back to this very node: nodeName, hostname selector, local volume."),
+    "node-bound": Explained(
+        "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local volume; "
+        "or whether a volume that it mounts is local could not be found out (yet)."
+    ),
     "label": Explained("It has a protected label."),
     "annotation": Explained("It has a protected annotation."),
     "terminating": Explained("It is on its way out already; what it releases counts against the deficit."),
