@@ -55,7 +55,7 @@ class Budget(NamedTuple):
 
     cpu_share: float = 0.03
     """Of one core, over the time between two readings. Measured (benchmarks/loop.py --rss, forks.py): 0.3% at 110 pods
-    and 0.6% at 500, at 1 Hz; 2.2% in a fork storm of 23,000/s."""
+    and 0.8% at 500, at 1 Hz; 2.2% in a fork storm of 23,000/s."""
     rss: int = 64 << 20
     """Bytes. The goal is 40 MiB at 110 pods and 45 at 500; the manifests' limit is above this."""
 
