@@ -35,8 +35,8 @@ PROTECTIONS: Final = {
     "namespace": Explained("Its namespace is protected."),
     "bare-pod": Explained("No controller would bring it back."),
     "node-bound": Explained(
-        "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local volume; "
-        "or whether a volume that it mounts is local could not be found out (yet)."
+        "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local "
+        "volume; or whether a volume that it mounts is local could not be found out (yet)."
     ),
     "label": Explained("It has a protected label."),
     "annotation": Explained("It has a protected annotation."),
