@@ -30,6 +30,11 @@ WORST_EXPOSURE: Final = 2.2
 WAITS_FOR_RELOADS: Final = 253
 """The first systemd with Type=notify-reload."""
 
+on_both = pytest.mark.parametrize(
+    "suite", [OLDER, NEWER], ids=lambda suite: f"systemd {suite.systemd}", indirect=True, scope="module"
+)
+"""What may differ; the rest is run on the older machine only, for time's sake."""
+
 CONFIGURATION: Final = """\
 apiVersion: nodeagent.io/v1alpha1
 kind: NodeAgentConfiguration
@@ -43,15 +48,15 @@ protection: {minimumAge: 0s, barePods: false}
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[ApiServer]:
+def suite(request: pytest.FixtureRequest) -> Suite:
+    found: Suite = getattr(request, "param", OLDER)
+    return found
+
+
+@pytest.fixture(scope="module")
+def api(suite: Suite) -> Iterator[ApiServer]:
     with ApiServer(node=NODE, linger_s=None) as double:
         yield double
-
-
-@pytest.fixture(scope="module", params=[OLDER, NEWER], ids=lambda suite: f"systemd {suite.systemd}")
-def suite(request: pytest.FixtureRequest) -> Suite:
-    found: Suite = request.param
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +121,7 @@ def wait_for_log(machine: Machine, text: str) -> None:
     assert text in followed.stdout, journal(machine)
 
 
+@on_both
 def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suite) -> None:
     """But for the type that an older one does not know: it keeps the one before."""
     verified = service.run("systemd-analyze verify /etc/systemd/system/nodeagent.service")
@@ -128,6 +134,7 @@ def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suit
         assert show(service, "Type") == "notify"
 
 
+@on_both
 def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
     told = service.run("systemd-analyze security --no-pager nodeagent.service", check=False).stdout
     exposure = re.search(r"Overall exposure level for nodeagent\.service: ([0-9.]+)", told)
@@ -145,6 +152,7 @@ def test_it_is_started_when_it_says_so_and_systemd_shows_what_it_sees(running: M
     assert api.sent("GET", f"/nodes/{NODE}") or api.sent("GET", "/nodes")
 
 
+@on_both
 def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
     log = journal(running)
     assert "Permission denied" not in log
@@ -181,6 +189,7 @@ def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one
     assert (show(running, "ActiveState"), show(running, "MainPID")) == ("active", before)
 
 
+@on_both
 def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running: Machine, suite: Suite) -> None:
     """The agent is held in its cgroup, where it cannot answer."""
     freezer = "/sys/fs/cgroup/nodeagent.slice/nodeagent.service/cgroup.freeze"
@@ -194,6 +203,7 @@ def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running:
     assert show(running, "ReloadResult") == "success"
 
 
+@on_both
 def test_its_figures_and_its_health_are_served_on_the_loopback(running: Machine, api: ApiServer) -> None:
     """In the sandbox too. The kubelet of this node is played by the double."""
     assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
@@ -246,6 +256,7 @@ def test_a_crash_loop_goes_on_until_its_cause_is_gone(running: Machine) -> None:
     assert '"event":"started"' in journal(running)
 
 
+@on_both
 def test_a_bloated_pod_is_evicted_under_real_pressure_and_its_neighbour_lives(service: Machine, api: ApiServer) -> None:
     restart(service)
     assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(service)
@@ -302,6 +313,7 @@ PKI: Final = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 """Where a kubelet keeps its certificate and key, and what kubelet.conf says."""
 
 
+@on_both
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taints_alone(
     service: Machine, tmp_path: Path
