@@ -178,7 +178,7 @@ class Agent:
             self._pace,
             now=node.taken_at,
             thresholds=self._thresholds(node.layout),
-            interval_s=self._config.sampling.interval_s * self._stretch,
+            interval_s=cost.stretched(self._config.sampling.interval_s, self._stretch),
         )
         if pace.pressed:
             self._parts.session.warm()

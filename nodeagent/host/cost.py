@@ -25,6 +25,8 @@ DESCRIPTORS: Final = 4096
 """Two kept files for each of 1,000 pods, as many again for everything else; the kernel takes 4.3 KiB for each."""
 MOST_STRETCH: Final = 10.0
 """At the default interval of 1 s a calm node is then sampled every 10 s, as a kubelet does."""
+LONGEST_S: Final = 10.0
+"""No interval is stretched beyond this: the probes would take an agent that is only dear for one that is stuck."""
 _FULL: Final = 0.8
 """Share of the descriptor limit from which it is told."""
 _FAULTS_PER_S: Final = 10.0
@@ -66,7 +68,7 @@ class Verdict(NamedTuple):
     cpu_share: float | None
     """Of one core since the reading before; None at the first one, or when the clock stood still."""
     stretch: float
-    """Multiply the calm sampling interval by this, 1 to `MOST_STRETCH`."""
+    """Of the calm sampling interval, 1 to `MOST_STRETCH`: see `stretched`."""
     trim: bool
     """Give memory back: `trim()`."""
     notes: tuple[Note, ...]
@@ -94,6 +96,11 @@ def read(now: float) -> Cost:
         voluntary_switches=switches.voluntary,
         involuntary_switches=switches.involuntary,
     )
+
+
+def stretched(interval_s: float, stretch: float) -> float:
+    """The calm sampling interval under a stretch, seconds."""
+    return max(interval_s, min(interval_s * stretch, LONGEST_S))
 
 
 def judge(before: Cost | None, after: Cost, budget: Budget, *, stretch: float = 1.0) -> Verdict:

@@ -14,7 +14,6 @@ import time
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, Startup
-from nodeagent.journal import told
 from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
@@ -218,7 +217,11 @@ class Observer:
 
     def _others(self, now: float) -> tuple[Note, ...]:
         """What an agent that runs here says of itself, and who else kills on this node."""
-        said = () if self._host.recorded else told.read(self._config.state_dir, now=now)
+        said: tuple[Note, ...] = ()
+        if not self._host.recorded and os.path.isdir(self._config.state_dir):
+            from nodeagent.journal import told
+
+            said = told.read(self._config.state_dir, now=now)
         around = self._sampler.surroundings()
         seen = coexistence.find(self._host, kubepods=around.kubepods.path if around.kubepods else "")
         return (*[note for note in said if note.subject != coexistence.SUBJECT], *seen)

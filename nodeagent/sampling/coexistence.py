@@ -5,7 +5,7 @@ asking makes the budgets and reasons of the other worthless. So each that is fou
 
 Promises:
 
-1. Off the loop: `find` reads /proc once, about 10 us a process and at most `MOST_PROCESSES`; the caller has it done in
+1. Off the loop: `find` reads /proc once, about 5 us a process and at most `MOST_PROCESSES`; the caller has it done in
    a worker, at start and every few minutes.
 2. A process is taken for a killer by its command name *and* its program's name; one that runs inside a pod is told with
    that pod. Whoever fakes both only gets a line in a report.
@@ -19,7 +19,6 @@ from itertools import zip_longest
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note, Threshold
 from nodeagent.sampling.host import Host, Unreadable
-from nodeagent.sampling.origins import HOST, origin
 
 SUBJECT: Final = "coexistence"
 MOST_PROCESSES: Final = 20_000
@@ -79,28 +78,27 @@ def find(host: Host, *, kubepods: str = "", kubelet: Sequence[Threshold] | None 
 def running(host: Host, *, most: int = MOST_PROCESSES) -> tuple[Killer, ...]:
     """The programs of the table that run on the host, by PID; the first of each name and place. Looks at `most`."""
     try:
-        pids = sorted(int(name) for name in host.listdir("/proc") if name.isascii() and name.isdigit())
+        commands = host.commands(most=most)
     except Unreadable:
         return ()
     found: dict[tuple[str, str], Killer] = {}
-    for pid in pids[:most]:
-        killer = _look(host, pid)
+    for pid, command in commands:
+        killer = _look(host, pid, _COMMANDS[command]) if command in _COMMANDS else None
         if killer is not None:
             found.setdefault((killer.name, killer.pod_uid), killer)
     return tuple(found.values())
 
 
-def _look(host: Host, pid: int) -> Killer | None:
+def _look(host: Host, pid: int, name: str) -> Killer | None:
     try:
-        name = _COMMANDS.get(host.read(f"/proc/{pid}/comm").strip())
-        if name is None:
-            return None
         words = tuple(host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
     except Unreadable:
         return None  # ended meanwhile
     # A script's first word is its interpreter.
     if name not in [os.path.basename(word) for word in words[:2]]:
         return None
+    from nodeagent.sampling.origins import HOST, origin
+
     place = origin(host, pid)
     return Killer(name, pid, words, "" if place in (HOST, None) else str(place))
 

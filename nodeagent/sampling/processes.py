@@ -1,4 +1,4 @@
-"""Processes of the host, for people and records: the largest of a pod, and how the kubelet was started.
+"""Processes of the host, for people and records: the largest of a pod.
 
 Off the sampling path: psutil is imported by the function that needs it (26 ms).
 """
@@ -76,24 +76,3 @@ def _from_files(host: Host, pids: list[int]) -> list[ProcessFacts]:
             continue
         found.append(ProcessFacts(pid, head.partition("(")[2], pages * 4096))
     return found
-
-
-def kubelet_command_line(host: Host) -> tuple[str, ...] | None:
-    """Arguments of the kubelet that runs on the host, its own name first; None when there is none to be seen.
-
-    Goes through all of /proc (about 10 us a process); of several (kind on a node) the one with the lowest PID counts.
-    """
-    try:
-        pids = sorted(int(name) for name in host.listdir("/proc") if name.isascii() and name.isdigit())
-    except Unreadable:
-        return None
-    for pid in pids:
-        try:
-            if host.read(f"/proc/{pid}/comm").strip() not in (b"kubelet", b"hyperkube"):
-                continue
-            words = tuple(host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
-        except Unreadable:
-            continue
-        if words[0].rpartition("/")[2] in ("kubelet", "hyperkube"):
-            return words
-    return None

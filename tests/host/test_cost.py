@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.host import cost
-from nodeagent.host.cost import MOST_STRETCH, Budget, Cost, judge
+from nodeagent.host.cost import MOST_STRETCH, Budget, Cost, judge, stretched
 
 CALM = Cost(100.0, 40 << 20, 5.0, 4, 100, 4096, 0, 1000, 500, 3)
 
@@ -146,3 +146,12 @@ def test_the_descriptor_limit_is_raised_or_lowered_to_ours(soft: int, hard: int,
         "print(json.dumps([limit, len(notes), now, opened[-1] + 2, refused]))\n"
     )
     assert json.loads(python(code)) == [limit, notes, [limit, hard], limit, 24]
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "stretch", "taken_s"), [(1.0, 1.0, 1.0), (1.0, 4.0, 4.0), (5.0, 10.0, 10.0), (30.0, 10.0, 30.0)]
+)
+def test_a_stretched_interval_stays_within_what_the_probes_allow(
+    interval_s: float, stretch: float, taken_s: float
+) -> None:
+    assert stretched(interval_s, stretch) == taken_s

@@ -8,29 +8,9 @@ from pathlib import Path
 from nodeagent.model import PodUsage, QOSClass
 from nodeagent.sampling import cgroup
 from nodeagent.sampling.host import Host, open_host
-from nodeagent.sampling.processes import kubelet_command_line, largest
+from nodeagent.sampling.processes import largest
 
 NODES = Path(__file__).parents[1] / "data" / "nodes"
-
-
-def _kubelet(root: Path, pid: int, comm: str, *words: str) -> None:
-    place = root / f"proc/{pid}"
-    place.mkdir(parents=True)
-    (place / "comm").write_text(f"{comm}\n")
-    (place / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
-
-
-def test_the_kubelets_command_line_is_found_with_its_arguments(tmp_path: Path) -> None:
-    _kubelet(tmp_path, 1, "systemd", "/sbin/init")
-    _kubelet(tmp_path, 900, "kubelet", "/usr/bin/kubelet", "--config=/a b.yaml", "")
-    _kubelet(tmp_path, 1200, "kubelet", "/other/kubelet")
-    assert kubelet_command_line(Host(str(tmp_path))) == ("/usr/bin/kubelet", "--config=/a b.yaml")
-
-
-def test_a_process_that_only_calls_itself_kubelet_is_none(tmp_path: Path) -> None:
-    _kubelet(tmp_path, 900, "kubelet", "/opt/evil", "--config=/x")
-    assert kubelet_command_line(Host(str(tmp_path))) is None
-    assert kubelet_command_line(Host(str(tmp_path / "nowhere"))) is None
 
 
 def test_the_largest_process_of_a_recorded_pod_is_told() -> None:
