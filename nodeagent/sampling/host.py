@@ -192,7 +192,7 @@ class Host:
             raise unreadable(path, error) from error
 
     def commands(self, *, most: int | None = None) -> list[tuple[int, bytes]]:
-        """(PID, command name) of every process, by PID, or of so many; 5 us each. Those that end meanwhile are left out;
+        """(PID, command name) of every process, or of so many, by PID; 5 us each. Those that end are left out;
         raises Unreadable when /proc cannot be listed."""
         pids = sorted([int(name) for name in self.listdir("/proc") if name.isascii() and name.isdigit()])
         proc = self._at("/proc/")
