@@ -49,6 +49,7 @@ _CARRY_BYTES: Final = 1 << 20
 # How long what is known of a pod's containers may be kept while nothing shows that it changed. Reading it is two thirds
 # of a pod's full reading.
 _INSIDE_S: Final = 60.0
+_UNKNOWN_LINKS: Final = -1
 # A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
 # age on it is taken as final and not read again.
 _SETTLED_S: Final = 5.0
@@ -83,7 +84,7 @@ class Inside(NamedTuple):
 
     read_at: float
     links: int
-    """Of its directory: its child cgroups are some of them. -1: not known."""
+    """Of its directory: its child cgroups are some of them; or `_UNKNOWN_LINKS`."""
     limit: int | None
     threads: int | None
     """Of the pod, when its containers were about to be read."""
@@ -253,7 +254,9 @@ class PodReader:
             inside = before.inside if before is not None else None
             if inside is None or fresh or not self._same_inside(inside, place, threads, names, now):
                 facts = inside.facts if inside is not None else {}
-                inside = self._inside(place, cgroup.qos, threads, facts, names, now)
+                # Before the names: who comes meanwhile makes the next look differ. A fresh look takes nothing over.
+                links = _UNKNOWN_LINKS if fresh else self._links(place)
+                inside = self._inside(place, cgroup.qos, links, threads, facts, names, now)
         except Unreadable as error:
             if not host.exists(place):
                 return None
@@ -299,7 +302,7 @@ class PodReader:
         try:
             return os.stat(self._host.real(place)).st_nlink
         except OSError:
-            return -1  # gone meanwhile
+            return _UNKNOWN_LINKS  # gone meanwhile
 
     def _limit(self, place: str) -> int | None:
         try:
@@ -331,13 +334,13 @@ class PodReader:
         self,
         place: str,
         qos: QOSClass,
+        links: int,
         threads: int | None,
         before: Mapping[str, ContainerFacts],
         names: Mapping[str, str],
         now: float,
     ) -> Inside:
         """Look at the containers. Those that vanish meanwhile are left out; raises Unreadable when the pod did."""
-        links = self._links(place)  # before the names: who comes meanwhile makes the next look differ
         children = sorted([name for name in self._host.listdir(place) if len(name) >= CONTAINER_ID_LENGTH])
         found = [(name, identity) for name in children if (identity := container_id(name)) is not None]
         unnamed = [name for name, identity in found if identity not in names]

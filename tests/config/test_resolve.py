@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.config.amount import parse_amount
-from nodeagent.config.resolve import LARGEST, resolve
+from nodeagent.config.resolve import LARGEST, float32, resolve
 from nodeagent.model import Amount
 
 
@@ -71,6 +71,22 @@ def test_it_agrees_with_the_fraction_divided_in_single_precision(percentage: flo
     around = [struct.unpack("f", struct.pack("I", each))[0] for each in (max(bits - 1, 0), bits, bits + 1)]
     nearest = min(around, key=lambda each: abs(each * 100 - percentage))
     assert resolve(percent(percentage), capacity=capacity) == int(capacity * nearest)
+
+
+@given(st.floats(0, 1e38))
+@example(1 + 2**-24)  # halfway between two, the lower one even
+@example(1 + 3 * 2**-24)
+@example(2.0**60 + 1)
+@example(0.1)
+def test_a_float32_is_what_the_machine_makes_of_it(value: float) -> None:
+    if value >= 2.0**-126:  # those below have fewer bits and are no percentage of anything
+        assert float32(value) == struct.unpack("f", struct.pack("f", value))[0]
+
+
+@pytest.mark.parametrize("value", [math.inf, float.fromhex("0x1.ffffffp+127"), 1e300])
+def test_what_a_float32_cannot_hold_is_refused(value: float) -> None:
+    with pytest.raises(OverflowError):
+        float32(value)
 
 
 @given(st.floats(0, 100), st.integers(1, 1 << 50), st.integers(0, 1 << 50))
