@@ -194,8 +194,15 @@ class Observer:
 
             around = self._sampler.surroundings()
             self._disks = DiskLook(self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout)
-        rest_s = REST_S if self._wish.disk else 0.0
-        return self._disks.measured(snapshot, for_s=DISK_S if self._wish.disk else SHORT_DISK_S, rest_s=rest_s)
+        if not self._wish.disk:
+            return self._disks.measured(snapshot, for_s=SHORT_DISK_S)
+        from nodeagent.report.progress import ProgressLine
+
+        line = ProgressLine()
+        try:
+            return self._disks.measured(snapshot, for_s=DISK_S, rest_s=REST_S, tell=line.show)
+        finally:
+            line.clear()
 
     def _notes(self, report: Report, known: KnownPods) -> tuple[Note, ...]:
         warnings = tuple(Note("configuration", str(problem)) for problem in self._wish.loaded.warnings)

@@ -1,7 +1,13 @@
 """Who holds the disks, in the report: pods, what is in no pod, and how well it is known."""
 
+import fcntl
 import json
 import os
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -67,37 +73,54 @@ def test_without_a_look_at_the_disks_nothing_is_said_of_them() -> None:
     assert "IN NO POD" not in shown
 
 
-@pytest.mark.real_cgroup
-@needs_cgroup_v1
-@pytest.mark.parametrize(("arguments", "measured"), [(("--signal", "nodefs.available"), True), ((), False)])
-def test_a_check_measures_disks_only_when_somebody_wants_to_know(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], measured: bool
-) -> None:
+@pytest.fixture
+def holder(tmp_path: Path, kubepods: Kubepods) -> Path:
+    """A pod that holds 1 MiB on disk; the configuration that finds it."""
     uid = "6f1c2f6e-0f6e-4b52-9d3a-111111111111"
     volume = tmp_path / f"kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
     volume.mkdir(parents=True)
     (volume / "file").write_bytes(b"x" * MIB)
     for name in ("logs", "images"):
         (tmp_path / name).mkdir()
-    kubepods = Kubepods(limit=600 * MIB)
-    try:
-        kubepods.start(uid, qos="burstable")
-        config = tmp_path / "config.yaml"
-        places = {
-            "kubeletDir": f"{tmp_path}/kubelet",
-            "imageDir": f"{tmp_path}/images",
-            "podLogsDir": f"{tmp_path}/logs",
-        }
-        settings = {
-            "apiVersion": "nodeagent.io/v1alpha1",
-            "kind": "NodeAgentConfiguration",
-            "evictionHard": {"nodefs.available": "1Ki"},
-            "sampling": {"cgroupRoot": f"/{kubepods.root}", **places},
-        }
-        config.write_text(json.dumps(settings))
-        code = cli.main(["check", "--no-api", "-o", "json", "--config", str(config), *arguments])
-    finally:
-        kubepods.close()
+    kubepods.start(uid, qos="burstable")
+    config = tmp_path / "config.yaml"
+    places = {"kubeletDir": f"{tmp_path}/kubelet", "imageDir": f"{tmp_path}/images", "podLogsDir": f"{tmp_path}/logs"}
+    settings = {
+        "apiVersion": "nodeagent.io/v1alpha1",
+        "kind": "NodeAgentConfiguration",
+        "evictionHard": {"nodefs.available": "1Ki"},
+        "sampling": {"cgroupRoot": f"/{kubepods.root}", **places},
+    }
+    config.write_text(json.dumps(settings))
+    return config
+
+
+@pytest.mark.real_cgroup
+@needs_cgroup_v1
+@pytest.mark.parametrize(("arguments", "measured"), [(("--signal", "nodefs.available"), True), ((), False)])
+def test_a_check_measures_disks_only_when_somebody_wants_to_know(
+    holder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], measured: bool
+) -> None:
+    code = cli.main(["check", "--no-api", "-o", "json", "--config", str(holder), *arguments])
     assert code == 0
     [pod] = json.loads(capsys.readouterr().out)["pods"]
+    [volume] = holder.parent.glob("kubelet/pods/*/volumes/*/data")
     assert pod["disk"]["volumesBytes"] == (MIB + os.stat(volume).st_blocks * 512 if measured else None)
+
+
+@pytest.mark.real_cgroup
+@needs_cgroup_v1
+def test_a_long_look_at_disks_says_on_a_terminal_how_far_it_is_and_leaves_no_trace(holder: Path) -> None:
+    command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "-o", "json", "--disk", "--config", str(holder)]
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, timeout=100, check=True)
+    os.close(theirs)
+    written = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    first, *_, last, nothing = written.split("\x1b[K")
+    assert re.fullmatch(r"\rcounting pods on disk: \d+ of \d+ places, \d+ files", first)
+    assert all(len(line) <= 60 for line in written.split("\x1b[K"))
+    assert (last, nothing) == ("\r", "")
+    assert json.loads(done.stdout)["kind"] == "NodeReport"

@@ -4,6 +4,7 @@ The daemon never waits and uses `watch.py`; this is for a report.
 """
 
 import time
+from collections.abc import Callable
 
 from nodeagent.config.schema import Sampling
 from nodeagent.model import DiskRest, NodeSnapshot, Note, Signal
@@ -30,11 +31,25 @@ class DiskLook:
         """Give up what unfinished walks hold open."""
         self._meter.close()
 
-    def measured(self, snapshot: NodeSnapshot, *, for_s: float, rest_s: float = 0.0) -> NodeSnapshot:
+    def measured(
+        self,
+        snapshot: NodeSnapshot,
+        *,
+        for_s: float,
+        rest_s: float = 0.0,
+        tell: Callable[[str], None] = lambda _words: None,
+    ) -> NodeSnapshot:
         """The snapshot with what its pods hold on disk, as far as it can be counted in `for_s` seconds; with `rest_s`
-        also what of each file system is in no pod, for which that much is spent on each."""
+        also what of each file system is in no pod, for which that much is spent on each. `tell` hears often how far
+        that is."""
+
+        def under_way() -> bool:
+            so_far = self._meter.progress
+            tell(f"counting pods on disk: {so_far.done} of {so_far.places} places, {so_far.entries} files")
+            return False
+
         usages = [view.usage for view in snapshot.pods if view.usage is not None]
-        found = self._meter.measure(usages, until=time.monotonic() + for_s) if usages else {}
+        found = self._meter.measure(usages, until=time.monotonic() + for_s, stop=under_way) if usages else {}
         found = {uid: disk._replace(routine=False) for uid, disk in found.items()}  # somebody has asked
         pods = tuple(
             [
@@ -44,13 +59,16 @@ class DiskLook:
         )
         partial = sum(not each.complete for each in found.values())
         notes = (Note("disks", f"of {partial} pods only a part of what they hold is known"),) if partial else ()
-        rests = self._rests(snapshot, found, rest_s) if rest_s > 0 else ()
+        rests = self._rests(snapshot, found, rest_s, tell) if rest_s > 0 else ()
         return snapshot._replace(pods=pods, disk_rests=rests, notes=snapshot.notes + notes)
 
-    def _rests(self, snapshot: NodeSnapshot, found: dict[str, PodDisk], rest_s: float) -> tuple[DiskRest, ...]:
+    def _rests(
+        self, snapshot: NodeSnapshot, found: dict[str, PodDisk], rest_s: float, tell: Callable[[str], None]
+    ) -> tuple[DiskRest, ...]:
         rests = []
         wanted = [signal for signal in Signal if signal in DISKS]
         for each in file_systems(snapshot, wanted, self._layout):
+            tell(f"looking for what is in no pod on the file system of {each.path}, {rest_s:.0f}s at most")
             try:
                 rests.append(
                     unattributed(
