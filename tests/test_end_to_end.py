@@ -4,6 +4,7 @@ A memory hog drives `nodeagent run` through threshold, grace, condition, evictio
 asserted are the requests that arrived.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from nodeagent.journal import told
-from tests.apiserver import ApiServer, pod
+from tests.apiserver import ApiServer, Request, pod
 from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
@@ -225,3 +226,21 @@ def test_budgets_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer,
         again.process.kill()
         again.process.wait()
     assert len(api.sent("POST", "/eviction")) == 1
+
+
+def test_a_configuration_that_is_refused_is_an_event_on_the_node(
+    tmp_path: Path, api: ApiServer, run: StartAgent
+) -> None:
+    agent = run()
+    (tmp_path / "nodeagent.yaml").write_text("mode: perhaps\n")
+    agent.process.send_signal(signal.SIGHUP)
+
+    def told() -> list[Request]:
+        return [each for each in api.sent("POST", "/events") if each.body["reason"] == "ConfigurationRefused"]
+
+    assert api.wait_for(told, 30), agent.events()
+    [event] = told()
+    assert event.body["regarding"]["kind"] == "Node"
+    assert event.body["type"] == "Warning"
+    assert "mode" in event.body["note"]
+    assert agent.stop() == 0
