@@ -25,6 +25,8 @@ from nodeagent.model import SIGNAL_TABLE, ReclaimOrder, ReclaimOutcome, ReclaimR
 
 _OUTPUT: Final = 2048
 """Bytes of a command's last output that are kept for its message."""
+_PIPE: Final = 65536
+"""What a pipe holds (pipe(7))."""
 _LOOK_S: Final = 0.05
 """How long a command that has closed its output may have ended before it is noticed."""
 _ENDS_S: Final = 10.0
@@ -209,7 +211,7 @@ def _follow(pid: int, fd: int, until: float, stop: Callable[[], bool]) -> tuple[
         while True:
             left_s = until - time.monotonic()
             if open_ and selector.select(max(0.0, min(_LOOK_S, left_s))):
-                more = os.read(fd, 65536)
+                more = os.read(fd, _PIPE)
                 output = (output + more)[-_OUTPUT:]
                 if not more:
                     selector.unregister(fd)
@@ -217,9 +219,18 @@ def _follow(pid: int, fd: int, until: float, stop: Callable[[], bool]) -> tuple[
             elif not open_:
                 time.sleep(max(0.0, min(_LOOK_S, left_s)))
             if _has_ended(pid):
-                return output, True
+                return (output + _left_in(fd))[-_OUTPUT:] if open_ else output, True
             if left_s <= 0 or stop():
                 return output, False
+
+
+def _left_in(fd: int) -> bytes:
+    """What a program that has ended left in its pipe. One read is all that a pipe holds; whatever it left running may
+    write on for ever."""
+    try:
+        return os.read(fd, _PIPE)
+    except BlockingIOError:
+        return b""
 
 
 def _has_ended(pid: int) -> bool:
