@@ -1,5 +1,6 @@
 """Who goes, and who does not, when something else than a heap grows: forks, page cache, tmpfs, disk, inodes."""
 
+import json
 from collections.abc import Callable
 from typing import Final
 
@@ -88,6 +89,31 @@ def test_a_cache_full_of_what_was_read_is_no_pressure(node: Node, model: str, ti
     assert condition is not None
     assert condition["status"] == "False"
     assert node.machine.run("systemctl is-active nodeagent.service").stdout == "active\n"
+
+
+def test_where_one_is_not_enough_several_go_in_their_order_and_what_came_back_is_measured(node: Node) -> None:
+    node.start_agent(evictionMinimumReclaim={"memory.available": "1000Mi"})  # more than the bloated one has
+    machine = node.machine
+    with node.cast() as cast:
+        cast.add(start_pod(machine, "chill", work="hold 48 1"))
+        bulky = cast.add(start_pod(machine, "bulky", work="hold 500 1"))
+        bloated = cast.add(start_pod(machine, "bloated", work="flood 400 50"))
+        node.observer.watch()
+        go(machine, bloated)
+        assert node.wait_until_ended(bloated), node.log()
+        assert node.wait_until_ended(bulky), node.log()
+        assert node.observer.report()["oom_kills"] == 0
+        said = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
+        going = [line for line in said if line["event"] == "evicting"]
+        assert [line["pod"] for line in going] == ["shop/bloated", "shop/bulky"], "the larger one first"
+        explain = f"/opt/nodeagent/bin/nodeagent explain {going[0]['id']} -o json --config /etc/nodeagent/config.yaml"
+        machine.run(f"timeout 60 sh -c 'until {explain} | grep -q measured; do sleep 1; done'", timeout_s=90)
+        decision = json.loads(machine.run(explain).stdout)
+        assert cast.alive() == {"chill"}
+    predicted = sum(victim["predictedRelief"] for victim in decision["victims"])
+    [relief] = decision["reliefs"]
+    assert relief["predicted"] == predicted
+    assert 0.8 * predicted < relief["measured"] < 1.2 * predicted
 
 
 def test_what_a_pod_writes_to_a_volume_in_memory_is_its_memory(node: Node) -> None:
