@@ -5,7 +5,6 @@ Skipped with the reason where the tests do not run as root on a node of the clus
 to spare for a load that stays far from a kubelet's own thresholds.
 """
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -170,8 +169,7 @@ def check_recovery(node: ThisNode, diary: Diary, pressure: Pressure) -> None:
 
 def check_end(node: ThisNode, diary: Diary, run: Run) -> None:
     """A clean end takes everything back."""
-    run.process.send_signal(signal.SIGTERM)
-    assert run.process.wait(LONG_S) == 0, last_words(run)
+    assert run.stop() == 0, last_words(run)  # within the 20 s that daemonset.yaml grants
     assert not run.said("left behind")
     diary.wait(lambda: not marks(diary.node()[-1].object), "what is ours is taken back at the end", timeout_s=LONG_S)
     assert not marks(node.cluster.node())
