@@ -33,6 +33,17 @@ from urllib.request import urlopen
 Json = dict[str, Any]
 
 AGENT = "system:serviceaccount:kube-system:nodeagent"
+NODE_USER = "system:node:"
+NODE_RULES = {
+    ("patch", "", "nodes"),
+    ("patch", "", "nodes/status"),
+    ("create", "", "pods/eviction"),
+    ("patch", "", "pods/status"),
+    ("delete", "", "pods"),
+    ("create", "", "events"),
+    ("patch", "", "events"),
+}
+"""What a node's credentials may do without a look at the object. No events.k8s.io, no budgets, no Leases of others."""
 NOBODY = "system:serviceaccount:default:nobody-sa"
 STRATEGIC = "application/strategic-merge-patch+json"
 KUBELET_FALSE = {
@@ -491,8 +502,8 @@ class ApiServer:
         nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
         nobody = nobody and not self._granted(user, verb, target.group, resource)
         allowed = not nobody and (verb, resource) not in self._forbidden
-        if allowed and user.startswith("system:node:") and resource in ("persistentvolumeclaims", "persistentvolumes"):
-            allowed = verb == "get" and self._mounted_on(user.removeprefix("system:node:"), target)
+        if allowed and user.startswith(NODE_USER):
+            allowed = self._node_may(user.removeprefix(NODE_USER), verb, resource, request, target)
         if allowed and self.rights is not None and resource != "selfsubjectreviews":
             allowed = self.rights(verb, target.group, resource, target.namespace)
         if allowed or resource == "selfsubjectreviews":
@@ -510,6 +521,18 @@ class ApiServer:
             f'in API group "{target.group}" {where}',
             details=details,
         )
+
+    def _node_may(self, node: str, verb: str, resource: str, request: Request, target: "_Target") -> bool:
+        """The Node authorizer (plugin/pkg/auth/authorizer/node/node_authorizer.go) and the rules that it falls back to
+        (plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go, NodeRules), as far as an agent asks."""
+        if resource in ("persistentvolumeclaims", "persistentvolumes"):
+            return verb == "get" and self._mounted_on(node, target)
+        if resource in ("nodes", "pods") and verb in ("list", "watch"):
+            field = "metadata.name" if resource == "nodes" else "spec.nodeName"
+            return request.query.get("fieldSelector") == f"{field}={node}"
+        if resource == "nodes" and verb == "get":
+            return target.name == node
+        return (verb, target.group, resource) in NODE_RULES
 
     def _mounted_on(self, node: str, target: "_Target") -> bool:
         """The Node authorizer's graph: pod of the node, its claims, their volumes."""
@@ -536,17 +559,31 @@ class ApiServer:
         return False
 
     def _admit(self, request: Request, target: "_Target", old: Json, new: Json | None) -> None:
+        user = self._authenticate(request)
+        if user.startswith(NODE_USER) and target.resource == "nodes" and new is not None:
+            self._restrict_node(user.removeprefix(NODE_USER), target, old, new)
         if self.admit is None:
             return
         asked: Json = {
             "operation": "UPDATE" if new is not None else "DELETE",
             "resource": {"group": target.group, "version": target.version, "resource": target.resource},
-            "userInfo": self._user_info(self._authenticate(request), request),
+            "userInfo": self._user_info(user, request),
             **({"subResource": target.subresource} if target.subresource else {}),
         }
         if messages := self.admit(asked, old, new):
             subject = f'{target.group_resource} "{target.name}" is forbidden'
             raise RefusedError(403, "Forbidden", f"{subject}: {messages[0]}", details=target.details())
+
+    def _restrict_node(self, node: str, target: "_Target", old: Json, new: Json) -> None:
+        """NodeRestriction (plugin/pkg/admission/noderestriction/admission.go, admitNode)."""
+        why = ""
+        if target.name != node:
+            why = f'node "{node}" is not allowed to modify node "{target.name}"'
+        elif old["spec"].get("taints") != new["spec"].get("taints"):
+            why = f'node "{node}" is not allowed to modify taints'
+        if why:
+            subject = f'{target.group_resource} "{target.name}" is forbidden'
+            raise RefusedError(403, "Forbidden", f"{subject}: {why}", details=target.details())
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
@@ -863,18 +900,10 @@ class ApiServer:
         }
 
     def _complete_event(self, entry: Json, target: "_Target") -> None:
-        name = entry["metadata"]["name"]
+        _check_event(entry, target)
         if target.group:
-            if not entry.get("eventTime"):
-                cause = {"reason": "FieldValueRequired", "message": "Required value", "field": "eventTime"}
-                raise RefusedError(
-                    422,
-                    "Invalid",
-                    f'Event "{name}" is invalid: eventTime: Required value',
-                    details={"name": name, "kind": "Event", "causes": [cause]},
-                )
             entry.update(deprecatedSource={}, deprecatedFirstTimestamp=None, deprecatedLastTimestamp=None)
-        else:
+        elif not entry.get("eventTime"):
             entry.update(eventTime=None, reportingComponent="", reportingInstance="")
 
     def _patch(self, request: Request, target: "_Target") -> Answer:
@@ -900,7 +929,10 @@ class ApiServer:
                 self._note("pods", stored, "MODIFIED")
         else:
             stored = self.store[target.resource][target.namespace, target.name]
-            _merge(stored, {k: v for k, v in patch.items() if k != "metadata"})
+            changes = {k: v for k, v in patch.items() if k != "metadata"}
+            if target.resource == "events":
+                _check_event({**stored, **changes}, target)
+            _merge(stored, changes)
             self._note(target.resource, stored, "MODIFIED")
         return Answer(200, {"kind": target.kind, "apiVersion": target.api_version, **stored})
 
@@ -1152,6 +1184,39 @@ def _check_node_patch(name: str, patch: Json) -> None:
                 f'Node "{name}" is invalid: {field}: {text}',
                 details={"name": name, "kind": "Node", "causes": [cause]},
             )
+
+
+def _check_event(entry: Json, target: _Target) -> None:
+    """pkg/apis/core/validation/events.go: what an Event of the new kind must have, in either group."""
+    modern = bool(entry.get("eventTime"))
+    controller = "reportingController" if target.group else "reportingComponent"
+    problems = []
+    if target.group and not modern:
+        problems.append(("eventTime", "Required value"))
+    for field in (controller, "reportingInstance", "action", "reason") if modern else ():
+        if not entry.get(field):
+            problems.append((field, "Required value"))
+        elif len(entry[field]) > 128 and field != controller:
+            problems.append((field, 'Invalid value: "": can have at most 128 characters'))
+    if modern and len(entry.get("note" if target.group else "message", "").encode()) > 1024:
+        problems.append(("message", 'Invalid value: "": can have at most 1024 characters'))
+    if target.group and entry.get("series") and entry["series"]["count"] < 2:
+        problems.append(("series.count", 'Invalid value: "": should be at least 2'))
+    about = entry.get("regarding" if target.group else "involvedObject", {}).get("namespace") or "default"
+    if about != target.namespace:
+        problems.append(("involvedObject.namespace", f'Invalid value: "{about}": does not match event.namespace'))
+    if not problems:
+        return
+    name = entry["metadata"]["name"]
+    reasons = {True: "FieldValueRequired", False: "FieldValueInvalid"}
+    causes = [{"reason": reasons[t.startswith("Required")], "message": t, "field": f} for f, t in problems]
+    text = "; ".join(f"{field}: {message}" for field, message in problems)
+    raise RefusedError(
+        422,
+        "Invalid",
+        f'Event "{name}" is invalid: {text}',
+        details={"name": name, "kind": "Event", "causes": causes},
+    )
 
 
 def _change_node(node: Json, patch: Json, subresource: str) -> None:

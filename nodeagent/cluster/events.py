@@ -1,5 +1,8 @@
 """Tells people what happened, as events.k8s.io/v1 Events on pods and on the node. Never in the way of an eviction.
 
+With a node's credentials they are written as core/v1, which is the same objects under older names: the API server lets
+a node write no others (its rules name the core group only: bootstrappolicy/policy.go, NodeRules).
+
 Promises:
 
 1. `emit` never blocks. The queue is bounded; when it is full the oldest is dropped and counted: during a storm the
@@ -35,6 +38,12 @@ NOTE_BYTES: Final = 1024
 _SERIES: Final = 256
 """Series remembered; the oldest is forgotten and starts anew."""
 CONTROLLER: Final = "nodeagent.io/nodeagent"
+_CORE_NAMES: Final = {
+    "regarding": "involvedObject",
+    "note": "message",
+    "reportingController": "reportingComponent",
+}
+"""Fields that core/v1 calls otherwise. Those of its own (source, count, first and last time) stay empty in both."""
 
 
 class Event(NamedTuple):
@@ -70,15 +79,22 @@ class EventWriter:
     """The worker."""
 
     def __init__(
-        self, transport: Transport, node_name: str, *, clock: Callable[[], float] = boottime, spread_s: float = 0.0
+        self,
+        transport: Transport,
+        node_name: str,
+        *,
+        core: bool = False,
+        clock: Callable[[], float] = boottime,
+        spread_s: float = 0.0,
     ) -> None:
-        """`spread_s`: after a silence the first Event waits for a random part of this, where a whole fleet may have the
-        same to tell in the same second."""
+        """`core`: write core/v1 Events, as a node's credentials must. `spread_s`: after a silence the first Event waits
+        for a random part of this, where a whole fleet may have the same to tell in the same second."""
         self._transport = transport
         self._clock = clock
         self._spread_s = spread_s
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._node_name = node_name
+        self._core = core
         self._waiting: deque[tuple[Event, float]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -150,8 +166,11 @@ class EventWriter:
     def _create(self, event: Event, wall: float, key: tuple[str, ...], now: float) -> None:
         # Events about a Node, which has no namespace, stand in `default`.
         namespace = event.namespace or "default"
-        name = f"{event.name[:200]}.{uuid.uuid4().hex[:16]}"
+        # A name that is cut must not end in what may not stand before a dot.
+        name = f"{event.name[:200].rstrip('-.')}.{uuid.uuid4().hex[:16]}"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        if self._core:
+            path = f"/api/v1/namespaces/{namespace}/events"
         self._transport.request("POST", path, body=self._body(event, wall, namespace, name))
         self._series[key] = _Series(f"{path}/{name}", now)
         self._series.move_to_end(key)
@@ -162,18 +181,19 @@ class EventWriter:
         regarding = {"kind": event.kind, "apiVersion": "v1", "name": event.name, "uid": event.uid}
         if event.namespace:
             regarding["namespace"] = event.namespace
-        return msgspec.json.encode(
-            {
-                "apiVersion": "events.k8s.io/v1",
-                "kind": "Event",
-                "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
-                "eventTime": micro_stamp(wall),
-                "reportingController": CONTROLLER,
-                "reportingInstance": self._node_name[:128],
-                "action": event.action,
-                "reason": event.reason,
-                "regarding": regarding,
-                "note": event.note.encode()[:NOTE_BYTES].decode("utf-8", "ignore"),
-                "type": "Warning" if event.warning else "Normal",
-            }
-        )
+        body: dict[str, object] = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
+            "eventTime": micro_stamp(wall),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._node_name[:128],
+            "action": event.action,
+            "reason": event.reason,
+            "regarding": regarding,
+            "note": event.note.encode()[:NOTE_BYTES].decode("utf-8", "ignore"),
+            "type": "Warning" if event.warning else "Normal",
+        }
+        if self._core:
+            body = {_CORE_NAMES.get(field, field): value for field, value in body.items()} | {"apiVersion": "v1"}
+        return msgspec.json.encode(body)

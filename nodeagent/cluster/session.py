@@ -480,7 +480,7 @@ class ClusterSession:
             owned=self._owned,
         )
         fence = None if confirmed.node_credentials else Fence(transport, node, wake=self._wake)
-        events = EventWriter(transport, confirmed.name, spread_s=SPREAD_EVENTS_S)
+        events = EventWriter(transport, confirmed.name, core=confirmed.node_credentials, spread_s=SPREAD_EVENTS_S)
         leases = None
         if config.fleet.max_concurrent_evictions:
             leases = Leases(

@@ -1,5 +1,6 @@
 """Events are told once, counted when repeated, bounded, and never waited for."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.events import QUEUE, Event, EventWriter
+from nodeagent.cluster.events import CONTROLLER, QUEUE, REFRESH_S, Event, EventWriter
 from nodeagent.cluster.transport import connect
 from tests.apiserver import ApiServer
 
@@ -95,3 +96,49 @@ def test_a_note_is_cut_to_what_the_server_takes(api: ApiServer, writer: EventWri
     writer.emit(EVICTED._replace(note="ä" * 2000))
     assert api.wait_for(lambda: api.sent("POST"), 5)
     assert len(api.sent("POST")[0].body["note"].encode()) == 1024
+
+
+def test_with_a_nodes_credentials_the_same_is_told_in_the_core_group(
+    api: ApiServer, writer: EventWriter, tmp_path: Path
+) -> None:
+    """The Node authorizer knows no events.k8s.io."""
+    api.tokens[api.token] = "system:node:lab-node"
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.sent("POST"), 5)
+    writer.stop()
+    assert 'in API group "events.k8s.io"' in writer.reason
+
+    now = [0.0]
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "node"))), request_timeout_s=0.5)
+    core = EventWriter(transport, "lab-node", core=True, clock=lambda: now[0])
+    core.start()
+    core.emit(EVICTED)
+    assert api.wait_for(lambda: api.store["events"], 5)
+    now[0] = REFRESH_S + 1
+    core.emit(EVICTED)
+    core.stop()
+    assert core.reason == ""
+    [event] = api.store["events"].values()
+    assert event["involvedObject"] == {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "namespace": "default",
+        "name": "hog",
+        "uid": "uid-1",
+    }
+    assert (event["message"], event["reportingComponent"]) == (EVICTED.note, CONTROLLER)
+    assert event["series"]["count"] == 2
+    assert {request.path for request in api.sent("POST")[1:]} == {"/api/v1/namespaces/default/events"}
+
+
+@pytest.mark.parametrize("last", ["a", "-", ".", "-.-"])
+def test_the_name_of_an_event_is_one_wherever_a_long_pods_name_is_cut(
+    api: ApiServer, writer: EventWriter, last: str
+) -> None:
+    name = "a" * (200 - len(last)) + last + "b" * 50
+    writer.emit(EVICTED._replace(name=name))
+    assert api.wait_for(lambda: api.store["events"], 5)
+    [(_, told)] = api.store["events"]
+    assert len(told) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in told.split(".")), told
+    assert api.sent("POST")[0].body["regarding"]["name"] == name

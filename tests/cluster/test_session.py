@@ -332,6 +332,19 @@ def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
     assert met["metadata"]["annotations"] == {"nodeagent.io/plan": "run-7"}
 
 
+def test_with_node_credentials_an_eviction_is_told_as_well(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.tokens[api.token] = "system:node:lab-node"
+    agent = session()
+    chosen = victim(agent)
+    agent.decided(plan(chosen))
+    agent.evict("run-7", chosen)
+    assert answer(agent).kind is OutcomeKind.ACCEPTED
+    wanted = {"Evicted", "EvictionThresholdMet"}
+    assert api.wait_for(lambda: wanted <= {event["reason"] for event in api.store["events"].values()}, 10)
+
+
 def test_an_eviction_that_is_refused_is_not_told_as_done(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
