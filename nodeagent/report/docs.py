@@ -78,8 +78,8 @@ _EVENTS: Final = f"""# Events
 {_GENERATED.format(page="events", source="nodeagent/report/reasons.py")}
 `events.k8s.io/v1` (with a node's credentials, which may write no others, `v1`), by the controller
 `nodeagent.io/nodeagent`. They are a courtesy: bounded, dropped rather than waited for, and the same thing said again
-within six minutes is one Event whose series grows. In a dry run there are none. The annotation `nodeagent.io/plan` is the
-id that `nodeagent explain` takes.
+within six minutes is one Event whose series grows. In a dry run there are none. The annotation `nodeagent.io/plan` is
+the id that `nodeagent explain` takes.
 
 | reason | on | type | when |
 | --- | --- | --- | --- |
