@@ -84,6 +84,9 @@ class Sampler:
         self._around: Surroundings | None = None
         self._pod_reader: pods.PodReader | None = None
         self._looked: _Looked | None = None
+        self._found: Sequence[pods.PodCgroup] = ()
+        self._uids: frozenset[str] = frozenset()
+        """Of what was found."""
         self._joined: pods.Joined | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
@@ -227,10 +230,13 @@ class Sampler:
         except Unreadable as error:
             self._around = None
             return _Looked(now, (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),))
-        self._names.refresh(frozenset([cgroup.uid for cgroup in found]), now=now)
+        if found is not self._found:
+            self._found, self._uids = found, frozenset([cgroup.uid for cgroup in found])
+        self._names.refresh(self._uids, now=now)
         names = self._names.containers
         usages, notes = self._pod_reader.read(found, now=now, capacity=capacity, names=names, fresh=fresh)
-        self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
+        if self._looked is None or usages is not self._looked.usages:
+            self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
         return _Looked(now, usages, notes)
 
     def _join(

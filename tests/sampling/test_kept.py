@@ -51,3 +51,22 @@ def test_proc_is_read_anew_through_one_descriptor() -> None:
         os.sched_yield()
     assert len(kept) == 1
     kept.close()
+
+
+def test_a_row_of_numbers_is_read_anew_each_time_and_only_while_all_of_it_is_kept(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(f"1{name}\n")
+    kept, row = KeptFiles(Host(str(tmp_path)), limit=2), ["/a", "/b"]
+    assert kept.numbers(row) is None, "none is open yet"
+    for path in ("/a", "/b", "/c"):
+        kept.read(path)
+    assert kept.numbers(row) == [b"1a\n", b"1b\n"]
+    (tmp_path / "b").write_text("22\n")
+    assert kept.numbers(row) == [b"1a\n", b"22\n"]
+    assert kept.numbers(["/a", "/c"]) is None, "one is beyond the limit"
+    kept.forget("/a")
+    assert kept.closed == 1
+    kept.read("/c")  # has the number of the descriptor that was closed
+    assert kept.numbers(row) is None
+    kept.close()
+    assert kept.numbers(["/b"]) is None

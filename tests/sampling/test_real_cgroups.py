@@ -313,6 +313,85 @@ def test_a_cgroup_made_again_under_its_old_name_is_read_anew(kubelet: Kubelet, s
     assert (again.process_count, again.containers) == (0, ())
 
 
+class _Listed(Host):
+    """The live host; counts how often a directory is listed."""
+
+    def __init__(self) -> None:
+        super().__init__("/")
+        self.times = 0
+
+    def subdirectories(self, path: str) -> list[tuple[str, int]]:
+        self.times += 1
+        return super().subdirectories(path)
+
+
+def _gone(path: str) -> None:
+    for top in (MEMORY, PIDS):
+        _rmdir(top / path.lstrip("/"))
+
+
+def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kubelet) -> None:
+    moves = kubelet.pod("moves")
+    for number in range(4):
+        kubelet.pod(f"still-{number}", QOSClass.BEST_EFFORT if number % 2 else QOSClass.GUARANTEED)
+    host, now = _Listed(), 100.0
+    with Sampler(host, kubelet.config(), node_name="n", boottime=lambda: now) as sampler:
+        first = sampler.sample()
+        listed, now = host.times, 101.0
+        assert sampler.sample(fresh=False).pods is first.pods
+        kubelet.container(moves, HOG.format(size=8 * MI), name="c")
+        now = 102.0
+        usages = _usages(sampler.sample(fresh=False))
+        assert {name: usage.read_at for name, usage in usages.items() if usage.read_at != 100.0} == {"moves": 102.0}
+        assert (usages["moves"].memory_working_set or 0) >= 8 * MI
+        assert host.times == listed
+        kubelet.pod("new")
+        assert set(_usages(sampler.sample(fresh=False))) == {*usages, "new"}
+        assert host.times > listed
+        now = 120.0
+        assert {usage.read_at for usage in _usages(sampler.sample(fresh=False)).values()} == {120.0}
+
+
+@pytest.mark.parametrize("old", list(QOSClass))
+@pytest.mark.parametrize("new", list(QOSClass))
+def test_a_pod_that_took_the_place_of_another_is_seen_at_the_next_look(
+    kubelet: Kubelet, sampler: Sampler, old: QOSClass, new: QOSClass
+) -> None:
+    kubelet.pod("stays")
+    goes = kubelet.pod("goes", old)
+    for fresh in (True, False, False):
+        assert set(_usages(sampler.sample(fresh=fresh))) == {"stays", "goes"}
+    _gone(kubelet.path(goes, old))
+    came = kubelet.pod("came", new)
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+    _gone(kubelet.path(came, new))
+    kubelet.mkdir(kubelet.path(goes, old))  # the same name and another cgroup
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "goes"}
+
+
+def test_a_pod_that_took_the_place_of_what_is_no_pod_is_seen_at_the_next_look(
+    kubelet: Kubelet, sampler: Sampler
+) -> None:
+    kubelet.pod("stays")
+    kubelet.mkdir(f"{kubelet.root}/kubepods/burstable/stranger")
+    for _ in range(2):
+        assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    _gone(f"{kubelet.root}/kubepods/burstable/stranger")
+    kubelet.pod("came")
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+
+
+def test_pods_are_found_in_a_class_that_was_made_again(kubelet: Kubelet, sampler: Sampler) -> None:
+    kubelet.pod("stays")
+    for _ in range(2):
+        assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    _gone(f"{kubelet.root}/kubepods/besteffort")
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    kubelet.mkdir(f"{kubelet.root}/kubepods/besteffort")
+    kubelet.pod("came", QOSClass.BEST_EFFORT)
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+
+
 class _Removing(Host):
     """The live host, on which something happens right before a certain file is read."""
 
