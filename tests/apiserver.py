@@ -185,6 +185,8 @@ class ApiServer:
         self.admit: Callable[[Json, Json, Json | None], list[str]] | None = None
         """Asked for what admission policies have against a change of a node or a deletion of a pod: an
         AdmissionReview's request, the old object and the new one."""
+        self.kubelet_configuration: Json = {}
+        """What each node's kubelet says under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.at_request: Callable[[Request, bool], None] | None = None
         """Called with each request, before it is carried out (False) and before it is answered (True)."""
@@ -591,6 +593,8 @@ class ApiServer:
         if target.subresource == "proxy" and target.resource == "pods":
             with urlopen(self.pod_ports[target.name] + request.path.partition("/proxy")[2], timeout=10) as page:
                 return Answer(200, page.read(), page.headers["Content-Type"])
+        if target.subresource == "proxy" and request.path.endswith("/configz"):
+            return Answer(200, {"kubeletconfig": self.kubelet_configuration})
         if target.subresource == "proxy":
             return Answer(200, {"node": {"nodeName": target.name}, "pods": []})
         return Answer(200, self._object(target))

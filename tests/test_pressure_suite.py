@@ -129,26 +129,48 @@ def this_node() -> Json:
     return node
 
 
-def test_the_suite_passes_under_real_pressure_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def run_suite(api: ApiServer, directory: Path, *arguments: str) -> str:
+    """What the suite says at its end, having passed on a node with this much to give."""
     kubepods = Kubepods(limit=1024 * MIB)
-    with ext4(tmp_path, size_mb=1024, inodes=10_000) as disk, ApiServer(node=this_node(), linger_s=None) as api:
+    with ext4(directory, size_mb=1024, inodes=10_000) as disk:
         kubelet = Kubelet(api, kubepods, disk)
         try:
             environment = {
                 **os.environ,
-                "NODEAGENT_E2E_KUBECONFIG": str(api.kubeconfig(tmp_path / "kubeconfig")),
+                "NODEAGENT_E2E_KUBECONFIG": str(api.kubeconfig(directory / "kubeconfig")),
                 "NODEAGENT_E2E_SAMPLING": json.dumps(places(kubepods, disk)),
             }
-            command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-rs"]
-            command += ["--deselect", f"tests/e2e/test_pressure.py::{WHOLE_MACHINE}"]
+            command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-rs", *arguments]
             finished = subprocess.run(
                 command, check=False, env=environment, capture_output=True, text=True, timeout=280, cwd=SUITE.parents[2]
             )
         finally:
             kubelet.close()
             kubepods.close()
-        assert finished.returncode == 0, finished.stdout[-6000:]
-        assert re.search(r"5 passed, 1 deselected", finished.stdout), finished.stdout[-2000:]
+    assert finished.returncode == 0, finished.stdout[-6000:]
+    return finished.stdout
+
+
+def test_a_node_whose_kubelet_would_act_first_is_left_alone(tmp_path: Path) -> None:
+    soft = {"memory.available": "800Mi", "nodefs.available": "600Mi"}
+    with ApiServer(node=this_node(), linger_s=None) as api:
+        api.kubelet_configuration = {
+            "evictionHard": {"allocatableMemory.available": "700Mi"},
+            "evictionSoft": soft,
+            "evictionSoftGracePeriod": dict.fromkeys(soft, "1m"),
+        }
+        said = run_suite(api, tmp_path, "-k", "allocatableMemory or nodefs")
+        assert re.search(r"^2 skipped, \d deselected", said, re.MULTILINE), said
+        for signal in ("allocatableMemory.available", "nodefs.available"):
+            assert re.search(rf"{re.escape(signal)} is \d+; \d+ would not be left for the node and its kubelet", said)
+        assert not api.store["namespaces"]
+        assert not api.store["pods"]
+
+
+def test_the_suite_passes_under_real_pressure_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with ApiServer(node=this_node(), linger_s=None) as api:
+        said = run_suite(api, tmp_path, "--deselect", f"tests/e2e/test_pressure.py::{WHOLE_MACHINE}")
+        assert re.search(r"5 passed, 1 deselected", said), said[-2000:]
         assert not api.store["namespaces"]
         assert not api.store["pods"]
         assert "taints" not in api.node()["spec"]

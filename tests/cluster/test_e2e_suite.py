@@ -1,5 +1,6 @@
 """The end-to-end suite itself works: it passes against the HTTP double with a stand-in for the kubelet."""
 
+import contextlib
 import json
 import os
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,19 +44,9 @@ def run_suite(api: ApiServer, tmp_path: Path, suite: str = "test_cluster.py") ->
 
 @pytest.mark.parametrize("image", ["registry.k8s.io/pause:3.10", ""])
 def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) -> None:
-    over = threading.Event()
     with ApiServer(node=ready_node(image)) as api:
-
-        def kubelet() -> None:
-            """Starts what it has the image of."""
-            while not over.is_set():
-                api.wait_for(lambda: over.is_set() or waiting(api, image), 0.2)
-                for namespace, name in waiting(api, image):
-                    api.modify_pod(namespace, name, start)
-
-        threading.Thread(target=kubelet, daemon=True).start()
-        output = run_suite(api, tmp_path)
-        over.set()
+        with kubelet(api, image, start):
+            output = run_suite(api, tmp_path)
         assert not api.store["namespaces"]
         assert "taints" not in api.node()["spec"]
         assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
@@ -62,6 +54,29 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
         assert "11 passed" in output
     else:
         assert "no pod starts on node-1" in output
+
+
+def test_what_an_agent_has_set_that_is_already_there_is_not_touched(tmp_path: Path) -> None:
+    node = ready_node("")
+    theirs = {"type": "NodeAgentPIDPressure", "status": "False", "reason": "NodeAgentNoPressure"}
+    node["status"]["conditions"].append(theirs)
+    with ApiServer(node=node) as api:
+        output = run_suite(api, tmp_path)
+        assert "an agent is at work on node-1 already: NodeAgentPIDPressure" in output
+        assert not api.sent("PATCH")
+        assert api.condition("NodeAgentPIDPressure") == theirs
+
+
+def test_a_pod_that_cannot_start_is_given_up_at_once_and_the_reason_told(tmp_path: Path) -> None:
+    image = "registry.k8s.io/pause:3.10"
+    why = {"reason": "ErrImageNeverPull", "message": "Container image is not present"}
+
+    def refuse(pod: Json) -> None:
+        pod["status"]["containerStatuses"] = [{"name": "c", "state": {"waiting": why}}]
+
+    with ApiServer(node=ready_node(image)) as api, kubelet(api, image, refuse):
+        output = run_suite(api, tmp_path)
+    assert f"{image}: ErrImageNeverPull: Container image is not present" in output
 
 
 class DaemonSets:
@@ -155,11 +170,33 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
         assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
 
 
+@contextlib.contextmanager
+def kubelet(api: ApiServer, image: str, change: Callable[[Json], None]) -> Iterator[None]:
+    """Does this to each pod of an image that it has."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            api.wait_for(lambda: over.is_set() or waiting(api, image), 0.2)
+            for namespace, name in waiting(api, image):
+                api.modify_pod(namespace, name, change)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def waiting(api: ApiServer, image: str) -> list[tuple[str, str]]:
     return [
         key
         for key, pod in list(api.store["pods"].items())
-        if pod["status"]["phase"] == "Pending" and pod["spec"]["containers"][0]["image"] == image
+        if pod["status"]["phase"] == "Pending"
+        and "containerStatuses" not in pod["status"]
+        and pod["spec"]["containers"][0]["image"] == image
     ]
 
 

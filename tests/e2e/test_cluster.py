@@ -7,6 +7,7 @@ conditions and a taint on the node for a moment. Tests that need a running pod a
 import functools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from nodeagent.model import (
     Victim,
 )
 from tests.e2e.conftest import Cluster, Json, with_token
+from tests.e2e.thisnode import marks, wipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -63,13 +65,11 @@ def evict(cluster: Cluster, target: Victim, *, dry_run: bool = False) -> Outcome
     return evictor.take()[0]
 
 
-def eventually(holds: Callable[[], object], timeout_s: float = 20.0) -> None:
-    pause = threading.Event()
-    for _ in range(int(timeout_s * 20)):
-        if holds():
-            return
+def eventually(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
+    pause, end = threading.Event(), time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
         pause.wait(0.05)
-    pytest.fail("it never came true")
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,13 @@ def running(cluster: Cluster) -> Json:
 
 @pytest.fixture
 def node(cluster: Cluster) -> Iterator[NodeWatch]:
+    """The node's object, to be written to. What an agent that runs there has set must not be taken from it."""
+    if there := marks(cluster.node()):
+        pytest.skip(f"an agent is at work on {cluster.node_name} already: {', '.join(there)}")
     watch = NodeWatch(cluster.transport, cluster.node_name)
     yield watch
     watch.stop()
+    wipe(cluster)
 
 
 def test_the_node_is_recognised_and_a_wrong_name_refused(cluster: Cluster) -> None:
@@ -91,12 +95,16 @@ def test_the_node_is_recognised_and_a_wrong_name_refused(cluster: Cluster) -> No
 
 
 def test_the_nodes_pods_are_listed_as_the_api_has_them(cluster: Cluster) -> None:
-    view = list_pods(cluster.transport, cluster.node_name)
-    assert not view.notes
     selector = f"fieldSelector=spec.nodeName%3D{cluster.node_name}"
-    assert {p.uid for p in view.pods} == {
-        item["metadata"]["uid"] for item in cluster.get(f"/api/v1/pods?{selector}")["items"]
-    }
+
+    def the_same() -> bool:
+        view = list_pods(cluster.transport, cluster.node_name)
+        assert not view.notes
+        listed = cluster.get(f"/api/v1/pods?{selector}")["items"]
+        return {p.uid for p in view.pods} == {item["metadata"]["uid"] for item in listed}
+
+    # On a cluster that others use, too, pods come and go between two lists.
+    eventually(the_same)
 
 
 def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
@@ -113,7 +121,7 @@ def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
     key = f"{cluster.namespace}/seen"
     eventually(lambda: key in {p.key for p in watch.view().pods})
     cluster.delete(cluster.pod_path("seen"), grace_s=0)
-    eventually(lambda: key not in {p.key for p in watch.view().pods}, 40)
+    eventually(lambda: key not in {p.key for p in watch.view().pods})
     assert watch.view().reason == ""
     watch.stop()
 
@@ -177,6 +185,7 @@ def test_the_standard_condition_holds_against_the_kubelet_and_is_given_back(clus
     conditions = NodeConditions(cluster.transport, node, own=False)
     node.start()
     conditions.start()
+    eventually(node.view)  # the time until then is nobody's reset
     kind = ConditionType.PID_PRESSURE
     conditions.publish([ConditionVerdict(kind, ConditionStatus.TRUE, "NodeAgentTest", "end-to-end test", boottime())])
     eventually(lambda: (cluster.condition("PIDPressure") or {}).get("status") == "True")
@@ -210,10 +219,10 @@ def test_an_event_is_told(cluster: Cluster) -> None:
     writer = EventWriter(cluster.transport, cluster.node_name)
     writer.start()
     writer.emit(Event("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))
-    writer.stop(timeout_s=10)
+    writer.stop(timeout_s=30)
     assert writer.reason == ""
     events = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")["items"]
-    assert any(e["note"] == "end-to-end test" for e in events)
+    assert any(e.get("note") == "end-to-end test" for e in events)
 
 
 def test_missing_rights_are_named(cluster: Cluster, tmp_path: Path) -> None:

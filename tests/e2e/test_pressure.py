@@ -39,10 +39,12 @@ class Pressure(NamedTuple):
     """What is taken beyond the threshold, so that it stays met."""
     step: int
     keeps: int
-    """What has to be left, whatever the rest of the node does; a kubelet begins at 100Mi, and at 15% of a disk."""
+    """What has to be left, whatever the rest of the node does and however low the kubelet's own thresholds are."""
     keeps_share: float = 0.0
     slack: int = 128
     """What may be taken beyond gap and extra where the rest of the node gives back as much meanwhile."""
+    drains: tuple[str, ...] = ()
+    """Further signals that the load takes from, where their file system is the same."""
 
     @property
     def standard_taint(self) -> str:
@@ -56,12 +58,12 @@ class Pressure(NamedTuple):
 
 
 MEMORY = Pressure(
-    "memory.available", "MemoryPressure", "nodeagent.io/memory-pressure", "memory", "memory", MIB, 128, 64, 16, 384
-)
-PODS_MEMORY = MEMORY._replace(signal="allocatableMemory.available")
+    "memory.available", "MemoryPressure", "nodeagent.io/memory-pressure", "memory", "memory", MIB, 192, 64, 16, 384
+)._replace(drains=("allocatableMemory.available",))
+PODS_MEMORY = MEMORY._replace(signal="allocatableMemory.available", drains=("memory.available",))
 DISK = Pressure(
     "nodefs.available", "DiskPressure", "nodeagent.io/disk-pressure", "ephemeral-storage", "disk", MIB, 128, 64, 16, 512
-)._replace(keeps_share=0.25)
+)._replace(keeps_share=0.25, drains=("imagefs.available",))
 PIDS = Pressure(
     "pid.available", "PIDPressure", "nodeagent.io/pid-pressure", "pids", "pids", 1, 200, 100, 50, 1000, slack=1000
 )
@@ -115,14 +117,33 @@ def bloat(node: ThisNode) -> Iterator[Callable[[Pressure], Load]]:
 
 def threshold(node: ThisNode, pressure: Pressure, directory: Path, *, soft_grace: str) -> Threshold:
     """Just below what is available now. Skips where that or the load would come near to what the node needs."""
-    seen = node.figures(directory)[pressure.signal]
+    figures = node.figures(directory)
+    seen = figures[pressure.signal]
     if seen["available"] is None:
         pytest.skip(f"this node has no {pressure.signal}: {seen['reason']}")
-    left = seen["available"] - pressure.cap * pressure.unit
-    needed = max(pressure.keeps * pressure.unit, int(pressure.keeps_share * seen["capacity"]))
-    if left < needed:
-        pytest.skip(f"{pressure.signal} is {seen['available']}; {needed} would not be left for the node itself")
+    for name in (pressure.signal, *pressure.drains):
+        if name == pressure.signal or taken_from(figures[name], seen):
+            check_spare(node, pressure, figures[name])
     return Threshold(pressure.signal, str(seen["available"] - pressure.gap * pressure.unit), soft_grace)
+
+
+def taken_from(figure: Json, seen: Json) -> bool:
+    """Whether what one signal has is known, and the other one's load takes from it, too."""
+    same = figure["name"].startswith(("memory.", "allocatableMemory.")) or figure["capacity"] == seen["capacity"]
+    return figure["available"] is not None and same
+
+
+def check_spare(node: ThisNode, pressure: Pressure, figure: Json) -> None:
+    """Skips where the load would leave too little, or bring the kubelet's own thresholds near."""
+    left = figure["available"] - pressure.cap * pressure.unit
+    kubelets = node.kubelets(figure["name"], figure["capacity"])
+    if kubelets:
+        kubelets += pressure.extra * pressure.unit
+    needed = max(pressure.keeps * pressure.unit, int(pressure.keeps_share * figure["capacity"]), kubelets)
+    if left < needed:
+        pytest.skip(
+            f"{figure['name']} is {figure['available']}; {needed} would not be left for the node and its kubelet"
+        )
 
 
 def wait_until_calm(diary: Diary, pressure: Pressure, run: Run) -> None:
@@ -217,8 +238,8 @@ def check_eviction(node: ThisNode, diary: Diary, pressure: Pressure, load: Load,
 def test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone(
     node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path, pressure: Pressure
 ) -> None:
-    limit = threshold(node, pressure, tmp_path, soft_grace="3s")
     load = bloat(pressure)
+    limit = threshold(node, pressure, tmp_path, soft_grace="3s")
     with agent(node, tmp_path, limit) as run:
         wait_until_calm(diary, pressure, run)
         press(diary, pressure, load, run)
@@ -240,8 +261,8 @@ def test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone(
 def test_a_hard_threshold_does_not_wait_and_leaves_a_second(
     node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
-    limit = threshold(node, PIDS, tmp_path, soft_grace="")
     load = bloat(PIDS)
+    limit = threshold(node, PIDS, tmp_path, soft_grace="")
     with agent(node, tmp_path, limit) as run:
         wait_until_calm(diary, PIDS, run)
         press(diary, PIDS, load, run)
@@ -257,8 +278,8 @@ def test_a_disruption_budget_holds_the_soft_tier_as_long_as_it_is_there(
 ) -> None:
     pressure = PIDS
     budgets = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
-    limit = threshold(node, pressure, tmp_path, soft_grace="3s")
     load = bloat(pressure)
+    limit = threshold(node, pressure, tmp_path, soft_grace="3s")
     selector = {"matchLabels": {"app": "hog"}}
     cluster.post(
         budgets,
@@ -290,8 +311,8 @@ def test_a_disruption_budget_holds_the_soft_tier_as_long_as_it_is_there(
 def test_an_agent_that_ends_under_pressure_takes_back_what_it_has_set_and_evicts_nobody(
     node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
-    limit = threshold(node, PIDS, tmp_path, soft_grace="10m")
     load = bloat(PIDS)
+    limit = threshold(node, PIDS, tmp_path, soft_grace="10m")
     with agent(node, tmp_path, limit) as run:
         wait_until_calm(diary, PIDS, run)
         press(diary, PIDS, load, run)

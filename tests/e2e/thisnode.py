@@ -21,7 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodeagent.cluster.transport import STRATEGIC_MERGE
+from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError
+from nodeagent.config import kubelet
+from nodeagent.config.resolve import resolve
 from tests.e2e.conftest import Cluster, Json, is_this_machine
 from tests.livenode import Run
 
@@ -81,6 +83,16 @@ class ThisNode:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
         assert done.stdout, done.stderr
         return {each["name"]: each for each in json.loads(done.stdout)["signals"]}
+
+    def kubelets(self, signal: str, capacity: int) -> int:
+        """The kubelet's highest threshold of this signal; of a kubelet with its defaults when it does not say."""
+        path = f"/api/v1/nodes/{self.cluster.node_name}/proxy/configz"
+        try:
+            text = self.cluster.transport.request("GET", path).body.decode()
+        except ApiError:
+            text = ""
+        theirs = [each.value for each in kubelet.read(text).thresholds if each.signal.value == signal]
+        return max((resolve(value, capacity=capacity) or 0 for value in theirs), default=0)
 
     def volume(self, pod: Json) -> Path:
         """The pod's emptyDir."""
