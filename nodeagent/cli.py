@@ -139,10 +139,10 @@ def _completion(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
-    from nodeagent.report import check
-
     if options.watch is None:
         gc.disable()
+    from nodeagent.report import check
+
     try:
         wish = check.wish(
             host_root=options.host_root,

@@ -8,7 +8,7 @@ of the CPU time of a whole report: 54 ms with typing, 38 ms with this, where `py
 * Type checkers see typing's own names: nothing here weakens a check.
 * While running, `Final`, `Any` and `Protocol` only have to exist. `Annotated` keeps what it was given, for `unwrapped`.
 * `NamedTuple` makes classes that behave as typing's do in every way this project uses; tests/test_lean.py compares
-  them. The constructor is compiled once for each number of fields and then only given the fields' names.
+  them. There is one constructor for each number of fields, which is then only given the fields' names.
 
 Modules that no report imports use typing itself.
 """
@@ -49,11 +49,48 @@ else:
 
     _new = tuple.__new__
 
+    # A constructor for each number of fields, compiled with this module: compiling one takes 0.05 ms or more, every
+    # time. A record with still more fields has to wait for that.
+    # fmt: off
+    _CONSTRUCTORS = (
+        lambda _: _new(_, ()),
+        lambda _,a: _new(_,(a,)),
+        lambda _,a,b: _new(_,(a,b)),
+        lambda _,a,b,c: _new(_,(a,b,c)),
+        lambda _,a,b,c,d: _new(_,(a,b,c,d)),
+        lambda _,a,b,c,d,e: _new(_,(a,b,c,d,e)),
+        lambda _,a,b,c,d,e,f: _new(_,(a,b,c,d,e,f)),
+        lambda _,a,b,c,d,e,f,g: _new(_,(a,b,c,d,e,f,g)),
+        lambda _,a,b,c,d,e,f,g,h: _new(_,(a,b,c,d,e,f,g,h)),
+        lambda _,a,b,c,d,e,f,g,h,i: _new(_,(a,b,c,d,e,f,g,h,i)),
+        lambda _,a,b,c,d,e,f,g,h,i,j: _new(_,(a,b,c,d,e,f,g,h,i,j)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k: _new(_,(a,b,c,d,e,f,g,h,i,j,k)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t,u: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t,u)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t,u,v: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t,u,v)),
+        lambda _,a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t,u,v,w: _new(_,(a,b,c,d,e,f,g,h,i,j,k,m,n,o,p,q,r,s,t,u,v,w)),
+    )
+    # fmt: on
+
     @cache
     def _constructor(count):
-        """A function that makes a tuple of its `count` arguments, which are called a0, a1 and so on."""
+        """A function that makes a tuple of its `count` arguments."""
+        if count < len(_CONSTRUCTORS):
+            return _CONSTRUCTORS[count]
         names = "".join([f"a{number}, " for number in range(count)])
         return eval(f"lambda _cls, {names}: _new(_cls, ({names}))", {"_new": _new})  # noqa: S307 - our own text only
+
+    @cache
+    def _getters(count):
+        """What reads the first, the second and so on of so many fields; the same for every record."""
+        return [_tuplegetter(number, "") for number in range(count)]
 
     class _Fields(tuple):
         """What all records can do."""
@@ -68,7 +105,7 @@ else:
             return made
 
         def _replace(self, /, **changes):
-            made = _new(type(self), [changes.pop(name, value) for name, value in zip(self._fields, self, strict=True)])
+            made = _new(type(self), map(changes.pop, self._fields, self))
             if changes:
                 raise ValueError(f"Got unexpected field names: {list(changes)!r}")
             return made
@@ -94,8 +131,7 @@ else:
             template = _constructor(len(fields))
             code = template.__code__.replace(co_varnames=("_cls", *fields), co_name="__new__")
             body["__new__"] = type(template)(code, template.__globals__, "__new__", tuple(defaults.values()))
-            for number, field in enumerate(fields):
-                body[field] = _tuplegetter(number, "")
+            body.update(zip(fields, _getters(len(fields)), strict=True))
             body |= {"__slots__": (), "__match_args__": fields, "_fields": fields, "_field_defaults": defaults}
             return type(name, (_Fields,), body)
 

@@ -78,6 +78,18 @@ def test_records_refuse_what_typings_refuse(made: Any) -> None:
         made("a", 1).name = "b"
 
 
+@pytest.mark.parametrize("count", [1, 2, 12, 21, 22, 23, 24, 40])
+def test_records_of_any_width_take_fields_by_place_and_by_name(count: int) -> None:
+    names = [f"field_{number}" for number in range(count)]
+    made: Any = types_new(lean.NamedTuple, {"__annotations__": dict.fromkeys(names, int), names[-1]: -1})
+    values = range(count)
+    assert made._make(values) == made(*values) == made(**dict(zip(names, values, strict=True))) == tuple(values)
+    assert [getattr(made(*values), name) for name in names] == list(values)
+    assert made(*values[:-1])[-1] == -1
+    with pytest.raises(TypeError):
+        made(*values, count)
+
+
 @BOTH
 def test_records_survive_copies_and_pickles(made: Any) -> None:
     record = made("a", None, 0.25, {"x": "y"})

@@ -400,58 +400,51 @@ def explained(plan: Plan) -> Plan:
 def keys_of(pod: RankedPod, order: Sequence[str], *, unit: Unit) -> tuple[RankKey, ...]:
     """The keys that put `pod` where it stands, with texts."""
     return tuple(
-        [
-            RankKey(name, value, _text(name, _Told(value, pod, unit)))
-            for name, value in zip(order, pod.values, strict=True)
-        ]
+        [RankKey(name, value, _text(name, value, pod, unit)) for name, value in zip(order, pod.values, strict=True)]
     )
 
 
-class _Told(NamedTuple):
-    """What a text is made of."""
-
-    value: float
-    pod: RankedPod
-    unit: Unit
-
-
-def _text(name: str, told: _Told) -> str:
-    if told.value == LAST:
+def _text(name: str, value: float, pod: RankedPod, unit: Unit) -> str:
+    if value == LAST:
         return {RankingKey.AGE: "age not known", WRITE_RATE: "writes not known"}.get(name, "usage not known")
-    return _TEXTS[name](told)
+    return _TEXTS[name](value, pod, unit)
 
 
-def _writes_text(told: _Told) -> str:
-    return f"writes {figure(int(-told.value))} a second; what it holds is not measured yet"
+def _writes_text(value: float, _pod: RankedPod, _unit: Unit) -> str:
+    return f"writes {figure(int(-value))} a second; what it holds is not measured yet"
 
 
-def _exceeds_text(told: _Told) -> str:
-    if told.value == 2.0:
+def _exceeds_text(value: float, pod: RankedPod, unit: Unit) -> str:
+    if value == 2.0:
         return "usage not known"
-    if told.pod.request is None:
-        return "uses some" if told.value == 0.0 else "uses none"
-    return f"{'over' if told.value == 0.0 else 'within'} its request of {figure(told.pod.request, told.unit)}"
+    if pod.request is None:
+        return "uses some" if value == 0.0 else "uses none"
+    return f"{'over' if value == 0.0 else 'within'} its request of {figure(pod.request, unit)}"
 
 
-def _over_text(told: _Told) -> str:
-    amount = figure(int(abs(told.value)), told.unit)
-    if told.pod.request is None:
+def _over_text(value: float, pod: RankedPod, unit: Unit) -> str:
+    amount = figure(int(abs(value)), unit)
+    if pod.request is None:
         return f"uses {amount}"
-    return f"uses {amount} {'over' if told.value <= 0 else 'less than'} its request"
+    return f"uses {amount} {'over' if value <= 0 else 'less than'} its request"
 
 
-_TEXTS: Final[Mapping[str, Callable[[_Told], str]]] = {
-    RankingKey.QOS: lambda told: told.pod.view.pod.qos_class.value,
+_TEXTS: Final[Mapping[str, Callable[[float, RankedPod, Unit], str]]] = {
+    RankingKey.QOS: lambda _value, pod, _unit: pod.view.pod.qos_class.value,
     RankingKey.EXCEEDS_REQUEST: _exceeds_text,
-    RankingKey.PRIORITY: lambda told: f"priority {told.value:.0f}",
+    RankingKey.PRIORITY: lambda value, _pod, _unit: f"priority {value:.0f}",
     RankingKey.USAGE_OVER_REQUEST: _over_text,
-    RankingKey.USAGE: lambda told: f"uses {figure(int(-told.value), told.unit)}",
-    RankingKey.GROWTH: lambda told: f"grows by {figure(int(-told.value), told.unit)} a second",
-    RankingKey.POD_DELETION_COST: lambda told: f"deletion cost {told.value:.0f}",
-    RankingKey.AGE: lambda told: f"started {told.value:.0f}s ago",
-    RankingKey.DUPLICATE_ON_NODE: lambda told: "has a sibling here" if told.value == 0.0 else "no sibling here",
-    RankingKey.RESTART_COUNT: lambda told: f"{abs(told.value):.0f} restarts",
-    WISH: lambda told: ("asks to go first", "no wish", "asks to go last")[int(told.value) + 1],
+    RankingKey.USAGE: lambda value, _pod, unit: f"uses {figure(int(-value), unit)}",
+    RankingKey.GROWTH: lambda value, _pod, unit: f"grows by {figure(int(-value), unit)} a second",
+    RankingKey.POD_DELETION_COST: lambda value, _pod, _unit: f"deletion cost {value:.0f}",
+    RankingKey.AGE: lambda value, _pod, _unit: f"started {value:.0f}s ago",
+    RankingKey.DUPLICATE_ON_NODE: lambda value, _pod, _unit: (
+        "has a sibling here" if value == 0.0 else "no sibling here"
+    ),
+    RankingKey.RESTART_COUNT: lambda value, _pod, _unit: f"{abs(value):.0f} restarts",
+    WISH: lambda value, _pod, _unit: ("asks to go first", "no wish", "asks to go last")[int(value) + 1],
     WRITE_RATE: _writes_text,
-    PROJECTED_USAGE: lambda told: f"{figure(int(-told.value), told.unit)} in {PROJECTION_S:.0f}s as it grows or forks",
+    PROJECTED_USAGE: lambda value, _pod, unit: (
+        f"{figure(int(-value), unit)} in {PROJECTION_S:.0f}s as it grows or forks"
+    ),
 }

@@ -4,7 +4,7 @@
 this program (names, paths, messages) has been through `words.harmless`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
@@ -308,7 +308,8 @@ def _pods(report: Report) -> Section:
 
 def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
     pod = ranked.view.pod
-    protected = any(each.code not in _HOST_ONLY for each in ranked.refusals)
+    reasons = [each.message for each in ranked.refusals if each.code not in _HOST_ONLY]
+    protected = bool(reasons)
     return (
         Cell(str(ranked.rank), DIM if protected else STRONG),
         Cell(words.harmless(pod.key), DIM if protected else STRONG),
@@ -317,19 +318,16 @@ def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
         Cell(words.quantity(ranked.usage, unit=unit)),
         Cell(_request_text(ranked, unit, signal)),
         Cell(words.quantity(ranked.relief, unit=unit)),
-        Cell(_why(ranked), DIM if protected else ""),
+        Cell(words.harmless(_why(ranked, reasons)), DIM if protected else ""),
     )
 
 
-def _why(ranked: RankedPod) -> str:
+def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
     """The reasons of a protected pod, else the keys that put it there.
 
     A pod that only this host knows is not evicted because of that; said once in the legend, its keys tell more here.
     """
-    reasons = [each.message for each in ranked.refusals if each.code not in _HOST_ONLY]
-    if reasons:
-        return "protected: " + words.harmless("; ".join(reasons))
-    return words.harmless("; ".join(key.text for key in ranked.keys))
+    return "protected: " + "; ".join(reasons) if reasons else "; ".join([key.text for key in ranked.keys])
 
 
 def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:

@@ -28,9 +28,9 @@ def quantity(amount: int | None, *, unit: Unit = Unit.BYTES, signed: bool = Fals
     if value >= 999.5 and scale + 1 < len(_BINARY_UNITS):  # 1023.9Mi reads better as 1Gi
         scale += 1
         value /= 1024
-    text = f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
+    if value >= 99.95:
+        return f"{sign}{value:.0f}{_BINARY_UNITS[scale]}"
+    text = (f"{value:.2f}" if value < 9.995 else f"{value:.1f}").rstrip("0").rstrip(".")
     return f"{sign}{text}{_BINARY_UNITS[scale]}"
 
 

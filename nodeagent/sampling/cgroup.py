@@ -109,12 +109,14 @@ def _held_v2(stat: bytes) -> int | None:
 def _numbers(
     used: int | None, inactive: int | None, held: int | None, usage_name: str, inactive_name: str, anon_name: str
 ) -> MemoryNumbers:
+    working_set = None if used is None or inactive is None else max(0, used - inactive)
+    if working_set is not None and held is not None:
+        return MemoryNumbers(used, working_set, held, "")
     missing = [
         f"{name} is missing or no number"
         for name, value in ((usage_name, used), (inactive_name, inactive), (anon_name, held))
         if value is None
     ]
-    working_set = None if used is None or inactive is None else max(0, used - inactive)
     return MemoryNumbers(used, working_set, held, "; ".join(missing))
 
 

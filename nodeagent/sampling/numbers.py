@@ -30,7 +30,7 @@ def field(data: bytes, key: bytes) -> int | None:
 
 def total(data: bytes, keys: tuple[bytes, ...]) -> int:
     """Sum of those fields that are there: older kernels lack some."""
-    return sum(value for key in keys if (value := field(data, key)) is not None)
+    return sum([field(data, key) or 0 for key in keys])
 
 
 def percent(text: bytes) -> float | None:
