@@ -61,6 +61,10 @@ DISK_RELEASE_S: Final = 30.0
 judges its own eviction (podCleanupTimeout)."""
 REMOVED: Final = 0.9
 """Share of the predicted relief from which on a pod's files count as removed before that."""
+BEYOND: Final = 1024
+"""How many times what the node has a kubelet's order takes a pod's usage to be possible. A kubelet believes any number,
+and files that share blocks or are compressed do add up to more than their disk; a number that has gone wrong is usually
+off by far more."""
 ENOUGH: Final = 0.5
 """Measured relief below this share of the predicted one is a failure."""
 
@@ -98,6 +102,9 @@ class Entry(NamedTuple):
     buckets: tuple[str, ...]
     """Where its tokens came from; empty when the pod was only shortened."""
     gone_at: float | None = None
+    cleaned: bool = False
+    """Its files went with it: the kubelet removes a pod's object only after its containers and volumes. Told in the
+    kubelet's order alone; ours waits until the sample shows it."""
     limit: str = ""
     """Set when the pod goes for a limit of its own: nothing was predicted, so nothing is measured."""
 
@@ -198,14 +205,18 @@ def _grace_left(pod: Pod, snapshot: NodeSnapshot) -> float:
 
 def _moved(entry: Entry, view: PodView | None, snapshot: NodeSnapshot, *, kubelet: bool) -> Entry:
     """The entry after a look at its pod. A kubelet decides anew with the very sample that it takes when its victim is
-    gone; our own order waits for one that is newer than that."""
-    if entry.stage is Stage.GONE or snapshot.taken_at <= entry.sample_at:
+    cleaned up, files included; our own order waits for one that is newer than that."""
+    if snapshot.taken_at <= entry.sample_at:
         return entry
+    if entry.stage is Stage.GONE:
+        return entry._replace(cleaned=True) if kubelet and view is None and not entry.cleaned else entry
     if view is None or view.usage is None:
         if entry.stage is Stage.PLANNED and view is not None and view.pod.deletion_wall is None:
             return entry  # its cgroup could not be read this once; nothing says that it goes
-        at_once = kubelet and entry.signal not in ranking.DISKS
-        return entry._replace(stage=Stage.GONE, gone_at=entry.sample_at if at_once else snapshot.taken_at)
+        cleaned = kubelet and view is None
+        at_once = cleaned or (kubelet and entry.signal not in ranking.DISKS)
+        gone_at = entry.sample_at if at_once else snapshot.taken_at
+        return entry._replace(stage=Stage.GONE, gone_at=gone_at, cleaned=cleaned)
     if entry.stage in (Stage.PLANNED, Stage.DOUBT) and view.pod.deletion_wall is not None and entry.buckets:
         return entry._replace(stage=Stage.ACCEPTED)
     return entry
@@ -248,7 +259,7 @@ def _released(entry: Entry, snapshot: NodeSnapshot) -> bool:
     seen = _look(entry, snapshot)
     if entry.gone_at is None or not seen.read_at > entry.gone_at:
         return False
-    if entry.signal not in ranking.DISKS or seen.read_at - entry.gone_at >= DISK_RELEASE_S:
+    if entry.cleaned or entry.signal not in ranking.DISKS or seen.read_at - entry.gone_at >= DISK_RELEASE_S:
         return True
     return (seen.available or 0) - entry.available >= REMOVED * entry.predicted
 
@@ -322,7 +333,7 @@ def pending(
     """What terminating pods and evictions under way will release of `signal`'s resource within this tier's patience."""
     if not state.departing and not state.entries:
         return Pending(0, (), ())
-    most = usage_limit(snapshot, signal)
+    most = usage_limit(snapshot, signal, config=config)
     soft_s = max(SOFT_PATIENCE_S, config.eviction_max_pod_grace_period_s)
     patience_s = HARD_PATIENCE_S if tier is Tier.HARD else soft_s
     entries = {entry.pod_uid: entry for entry in state.entries}
@@ -358,7 +369,7 @@ def pending(
 
 def _entry_counts(entry: Entry, snapshot: NodeSnapshot, *, now: float) -> bool:
     if entry.stage is Stage.GONE:
-        return not _released(entry, snapshot)
+        return not entry.cleaned and not _released(entry, snapshot)
     return entry.planned_at <= now <= entry.until
 
 
@@ -409,11 +420,14 @@ def replace(state: LedgerState, entry: Entry, *, by: Entry | None) -> LedgerStat
     return state._replace(entries=tuple([each for each in entries if each is not None]))
 
 
-def usage_limit(snapshot: NodeSnapshot, signal: Signal) -> int:
-    """More than this of the resource cannot be in one pod: the node's memory, the file system, the PID limit."""
+def usage_limit(snapshot: NodeSnapshot, signal: Signal, *, config: Config) -> int:
+    """More than this of the resource is not believed of one pod: the node's memory, the file system, the PID limit; in
+    the kubelet's order `BEYOND` times that."""
     if signal in ranking.MEMORY_SIGNALS:
         capacity = snapshot.memory.total if snapshot.memory is not None else None
         capacity = capacity or snapshot.observations[Signal.MEMORY].capacity
     else:
         capacity = snapshot.observations[signal].capacity
-    return capacity if type(capacity) is int and capacity > 0 else ABSURD
+    if type(capacity) is not int or capacity <= 0:
+        return ABSURD
+    return min(ABSURD, capacity * BEYOND) if config.ranking.kubelet else capacity

@@ -146,7 +146,7 @@ def line_up(
         subjects = _writers(subjects, snapshot, signal, config=config)
     scene = protection.Scene(rules, tier, SIGNAL_TABLE[signal].resource, snapshot.taken_at, snapshot.wall_time)
     asked, own_uid, layout = protection.asked(scene), snapshot.own_pod_uid, snapshot.layout
-    most = ledger.usage_limit(snapshot, signal)
+    most = ledger.usage_limit(snapshot, signal, config=config)
     reasons = {known.pod.uid: known.refusals for known in standing}
     pods = []
     for rank, (values, subject) in enumerate(ranking.ranked(subjects, order), 1):
@@ -165,7 +165,8 @@ def _writers(
     subjects: Sequence[ranking.Subject], snapshot: NodeSnapshot, signal: Signal, *, config: Config
 ) -> list[ranking.Subject]:
     """The subjects with what they have written in place of what they hold, which nobody knows yet."""
-    most, oldest_s, at = ledger.usage_limit(snapshot, signal), config.sampling.stale_after_s, snapshot.taken_at
+    most = ledger.usage_limit(snapshot, signal, config=config)
+    oldest_s, at = config.sampling.stale_after_s, snapshot.taken_at
     return [
         each._replace(usage=ranking.written_of(each.view.usage, at=at, oldest_s=oldest_s, most=most))
         for each in subjects
@@ -185,7 +186,7 @@ def _subjects(
     """Every pod with its numbers. A usage that is stale, absurd or held against an impossible request is not known."""
     rules, layout, wall_time, taken_at = config.protection, snapshot.layout, snapshot.wall_time, snapshot.taken_at
     oldest, newest = taken_at - config.sampling.stale_after_s, taken_at + FUTURE_S
-    most = ledger.usage_limit(snapshot, signal)
+    most = ledger.usage_limit(snapshot, signal, config=config)
     growing = ranking.growth_of(growth, signal, layout, at=taken_at) if _needs_growth(order) else None
     owners = ranking.siblings(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None
     wishes, has_request = ranking.WISH in order, SIGNAL_TABLE[signal].unit is Unit.BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.schema import Config, Ranking
-from nodeagent.model import Container, ContainerUsage, DiskLayout, DiskUsage, Resources, Signal
+from nodeagent.model import Container, ContainerUsage, DiskLayout, DiskUsage, PodView, Resources, Signal
 from nodeagent.policy.engine import decide
 from nodeagent.policy.state import initial
 from tests.config.files import problems
@@ -116,15 +116,54 @@ def test_the_most_urgent_resource_alone_is_served_even_if_nobody_can_go_for_it()
     assert victims(config(*thresholds), hog, available=starved) == ["hog"]
 
 
-def test_the_next_pod_goes_with_the_sample_that_finds_the_last_one_gone() -> None:
-    """No difference: the kubelet waits for its victim, then looks at once. Our own order waits for one sample more."""
+@pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.NODEFS_INODES])
+def test_the_next_pod_goes_with_the_sample_that_finds_the_last_one_gone(signal: Signal) -> None:
+    """No difference: the kubelet waits for its victim, then looks at once. Our own order waits for one sample more, and
+    for the files."""
+    held = {"disk": DiskUsage(5000, 5000, 0, 0, 0, 0), "process_count": 5000, "thread_count": 5000}
+    a, b = view("a", 5000, usage_more=held, priority=-1), view("b", 4000, usage_more=held)
     for kubelet, goes in ((True, ["b"]), (False, [])):
-        made = config(hard(Signal.MEMORY, 1000), ranking=Ranking(kubelet=kubelet))
-        first = snapshot(view("a", 5000), view("b", 4000), available={Signal.MEMORY: 10})
-        plan, state = decide(first, initial("t", now=NOW), now=NOW, config=made)
+        made = config(hard(signal, 1000), ranking=Ranking(kubelet=kubelet))
+        plan, state = decide(snapshot(a, b, available={signal: 10}), initial("t", now=NOW), now=NOW, config=made)
         assert [victim.pod.name for victim in plan.victims] == ["a"]
-        second = snapshot(view("b", 4000), at=NOW + 10, available={Signal.MEMORY: 10})
+        second = snapshot(b, at=NOW + 10, available={signal: 10})
         assert [victim.pod.name for victim in decide(second, state, now=NOW + 10, config=made)[0].victims] == goes
+
+
+def test_the_files_of_a_pod_whose_object_is_still_there_are_waited_for_as_long_as_the_kubelet_does() -> None:
+    """A kubelet removes the object last of all: while it is there the files may be, too."""
+    held = {"disk": DiskUsage(5000, 5, 0, 0, 0, 0)}
+    a, b = view("a", usage_more=held, priority=-1), view("b", usage_more=held)
+    made = config(hard(Signal.NODEFS, 1000), ranking=KUBELET)
+    plan, state = decide(snapshot(a, b, available={Signal.NODEFS: 10}), initial("t", now=NOW), now=NOW, config=made)
+    assert [victim.pod.name for victim in plan.victims] == ["a"]
+    stopped = PodView(a.pod, None)
+    for later_s, goes in ((2, []), (20, []), (33, ["b"])):
+        node = snapshot(stopped, b, at=NOW + later_s, available={Signal.NODEFS: 10})
+        plan, state = decide(node, state, now=NOW + later_s, config=made)
+        assert [victim.pod.name for victim in plan.victims] == goes
+    plan, state = decide(snapshot(a, b, available={Signal.NODEFS: 10}), initial("t", now=NOW), now=NOW, config=made)
+    for later_s, pods, goes in ((2, (stopped, b), []), (4, (b,), ["b"])):
+        node = snapshot(*pods, at=NOW + later_s, available={Signal.NODEFS: 10})
+        plan, state = decide(node, state, now=NOW + later_s, config=made)
+        assert [victim.pod.name for victim in plan.victims] == goes
+
+
+@pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.IMAGEFS_INODES])
+def test_a_pod_that_seems_to_use_more_than_there_is_goes_in_the_kubelets_order_alone(signal: Signal) -> None:
+    """A kubelet believes it. So does its order here, within reason: only what is off by orders of magnitude is a number
+    gone wrong. Our own order takes it for one at once."""
+    capacity = snapshot().observations[signal].capacity
+    assert capacity is not None
+
+    def pod_with(name: str, amount: int) -> PodView:
+        held = {"disk": DiskUsage(amount, amount, 0, 0, 0, 0), "process_count": amount, "thread_count": amount}
+        return view(name, amount, usage_more=held)
+
+    for times, kubelet, goes in ((4, True, "much"), (4, False, "some"), (5000, True, "some"), (5000, False, "some")):
+        made = config(hard(signal, 1000), ranking=Ranking(kubelet=kubelet))
+        much, some = pod_with("much", times * capacity), pod_with("some", capacity // 4)
+        assert victims(made, much, some, available={signal: 10}) == [goes], (times, kubelet)
 
 
 def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_missing() -> None:

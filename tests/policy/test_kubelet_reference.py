@@ -31,7 +31,7 @@ from nodeagent.model import (
     Unit,
     VolumeUsage,
 )
-from nodeagent.policy import engine, ledger, requests
+from nodeagent.policy import engine, requests
 from nodeagent.policy.qos import qos_class
 from nodeagent.policy.state import initial
 from tests.policy import kubelet_reference as reference
@@ -279,10 +279,7 @@ def compare(
             isolation=isolation,
         )
         assert told(plan) == expected(result), f"at step {number}"
-        # Each victim is gone by the next sync. Its files may not be yet, and are waited for (K3): that is forgotten.
-        gone.update(each.uid for each in result.evicted)
-        if isolation or any(reference.resource(each.signal) not in ("memory", "pids") for each in thresholds):
-            state = state._replace(ledger=ledger.LedgerState())
+        gone.update(each.uid for each in result.evicted)  # cleaned up by the next sync, as the kubelet waits for it
 
 
 def node(step: Step, layout: DiskLayout, *, without: set[str]) -> NodeSnapshot:
