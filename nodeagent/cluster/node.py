@@ -55,6 +55,7 @@ class NodeWatch:
         backoff: Backoff | None = None,
     ) -> None:
         self.node_name = node_name
+        self._transport = transport
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._view: NodeView | None = None
@@ -87,6 +88,12 @@ class NodeWatch:
         """The node as last seen; None before that, and when there is no such node (`reason`)."""
         return self._view
 
+    def look(self, *, timeout_s: float) -> None:
+        """Ask for the node if it was not seen yet. Raises `ApiError`."""
+        if self._view is None:
+            path = f"/api/v1/nodes/{self.node_name}"
+            self.learn(self._transport.request("GET", path, timeout_s=timeout_s).body)
+
     @property
     def synced_at(self) -> float | None:
         """CLOCK_BOOTTIME at which the view was last known to be current."""
@@ -118,9 +125,7 @@ class NodeWatch:
             with self._lock:
                 self._view, self._trouble = None, f"there is no node {self.node_name}"
             return
-        with self._lock:
-            self._view = None
-        self._see(items[0])
+        self._see(items[0], listed=True)
 
     def apply(self, kind: str, item: msgspec.Raw) -> None:
         if kind == "DELETED":
@@ -133,7 +138,7 @@ class NodeWatch:
         for listener in self._listeners:
             listener()
 
-    def _see(self, item: msgspec.Raw) -> None:
+    def _see(self, item: msgspec.Raw, *, listed: bool = False) -> None:
         try:
             view = node_of(item)
         except (msgspec.DecodeError, ValueError) as error:
@@ -141,8 +146,9 @@ class NodeWatch:
                 self._trouble = f"the Node object cannot be read: {error}"
             return
         with self._lock:
-            # Our own write's answer may be newer than what the watch brings a moment later.
-            if self._view is None or not older(view.resource_version, self._view.resource_version):
+            # Our own write's answer may be newer than what the watch brings a moment later. A list is the truth, older
+            # or not: the server may have been set back.
+            if listed or self._view is None or not older(view.resource_version, self._view.resource_version):
                 self._view, self._trouble = view, ""
 
 

@@ -59,6 +59,8 @@ SPREAD_EVENTS_S: Final = 3.0
 """Longest wait of an Event, for the same reason; whoever reads it reads minutes later."""
 SPREAD_VOLUMES_S: Final = 3.0
 """Longest wait before the first claim is looked up; until then the pods with claims are protected."""
+LOOK_S: Final = 3.0
+"""Longest wait of a clean exit for a Node that was not seen yet; nothing else of the exit waits longer."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
 WAITS: Final = ("fence", "budgets", "lease")
@@ -507,6 +509,9 @@ class ClusterSession:
         if writers.leases is not None:
             stops.append(("lease", functools.partial(writers.leases.stop, clear=clear or mark)))
         left = []
+        if clear or mark:
+            # What an earlier process had set is ours as well, and this one may be stopped before it has seen the Node.
+            stops.insert(0, ("node", functools.partial(writers.node.look, timeout_s=LOOK_S)))
         for what, stop in stops:
             try:
                 stop()

@@ -29,7 +29,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from tests.apiserver import ApiServer, pod
+from tests.apiserver import ApiServer, Request, pod
 
 MEMORY = ConditionType.MEMORY_PRESSURE
 TAINT = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
@@ -163,6 +163,24 @@ def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., Clust
     agent = session()
     agent.publish([TRUE])
     eventually(lambda: agent.fenced(MEMORY))
+    assert agent.stop(clear=True) == ""
+    assert taints(api) == []
+
+
+def test_a_process_that_is_stopped_before_it_has_seen_its_node_takes_down_what_an_earlier_one_left(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    with api._changed:
+        api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
+
+    def lose_the_lists_of_nodes(request: Request, carried_out: bool) -> None:
+        if request.path == "/api/v1/nodes" and not carried_out:
+            raise ConnectionAbortedError
+
+    api.at_request = lose_the_lists_of_nodes
+    agent = session()
+    eventually(lambda: any(note.subject == "node object" for note in agent.notes()))
+    assert taints(api) == [TAINT]
     assert agent.stop(clear=True) == ""
     assert taints(api) == []
 
