@@ -225,8 +225,7 @@ def _over(kubepods: Kubepods, api: ApiServer) -> bool:
 
 
 def _evictions(api: ApiServer) -> list[Request]:
-    """Those that arrived whole: headers and body are sent one after the other, and an agent killed between them has
-    asked for nothing."""
+    """Those that arrived whole: who was killed in the middle of asking has asked for nothing."""
     return [request for request in api.sent("POST", "/eviction") if isinstance(request.body, dict)]
 
 

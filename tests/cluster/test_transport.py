@@ -102,6 +102,24 @@ def test_a_body_that_is_no_status_still_makes_an_error(body: bytes) -> None:
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_request_arrives_in_one_piece(tmp_path: Path) -> None:
+    """An agent that is killed while it asks has asked for all of it, or for nothing."""
+    pieces: list[bytes] = []
+
+    def answer(connection: socket.socket, number: int) -> None:
+        while piece := connection.recv(1 << 20):
+            pieces.append(piece)
+            connection.sendall(response(b"{}"))
+
+    body = json.dumps({"kind": "Eviction", "padding": "x" * 2000}).encode()
+    with RawServer(answer) as server:
+        transport = transport_to(server, tmp_path)
+        for _ in range(20):
+            transport.request("POST", "/api/v1/namespaces/default/pods/hog/eviction", body=body)
+    assert len(pieces) == 20
+    assert all(piece.startswith(b"POST /api/v1/") and piece.endswith(body) for piece in pieces)
+
+
 def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: None) as server:
         transport = transport_to(server, tmp_path)
