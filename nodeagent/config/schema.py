@@ -279,7 +279,8 @@ class ReclaimAction(NamedTuple):
         Signal.CONTAINERFS,
         Signal.CONTAINERFS_INODES,
     )
-    """The signals that it may help."""
+    """The signals that it may help. `images` and `containerLogs` are not run for those of a file system that has none
+    of them."""
     timeout_s: Annotated[float, Range(0.1, 3600)] = 30.0
     """It is ended, with all processes of its group, after this; no decision waits longer for it."""
     min_interval_s: Annotated[float, ANY_DURATION] = 600.0

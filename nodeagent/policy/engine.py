@@ -288,6 +288,7 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
             verdict,
             observation,
             deficit,
+            layout=snapshot.layout,
             trend=case.trends.get(signal),
             plan_id=case.plan_id,
             now=now,

@@ -2,8 +2,8 @@
 
 Promises:
 
-1. An action runs for a signal that it is meant for, while something is missing, and not again before its
-   `minInterval`. What is written down here before it starts holds across crashes.
+1. An action runs for a signal that it is meant for and can help, while something is missing, and not again before
+   its `minInterval`. What is written down here before it starts holds across crashes.
 2. An eviction waits for an action at most until the action's deadline, then for one sample that shows its gain. The
    hard tier waits for each action once in one pressure, and no longer when the resource would be gone before the
    deadline and within `MARGIN_S`.
@@ -20,12 +20,13 @@ image garbage collection is given `waitForKubelet` from the moment a disk thresh
 
 from collections.abc import Mapping
 
-from nodeagent.config.schema import Config, ReclaimAction
+from nodeagent.config.schema import Config, ReclaimAction, ReclaimKind
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionType,
     Deficit,
+    DiskLayout,
     NodeSnapshot,
     Observation,
     ReclaimOrder,
@@ -47,6 +48,17 @@ LOST_S: Final = 5.0
 MARGIN_S: Final = 15.0
 """How long an eviction may take to bring something back: the kubelet's slowest release that was measured took 12.9 s
 (MEASURED 1). The hard tier waits for nothing when there is not more time than this."""
+
+_NODEFS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
+_IMAGEFS: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
+_ALL: Final = frozenset(Signal)
+IN_VAIN: Final[Mapping[tuple[ReclaimKind, DiskLayout], frozenset[Signal]]] = {
+    (ReclaimKind.IMAGES, DiskLayout.DEDICATED_IMAGEFS): _NODEFS,
+    (ReclaimKind.IMAGES, DiskLayout.SPLIT): _ALL - _IMAGEFS,
+    (ReclaimKind.CONTAINER_LOGS, DiskLayout.DEDICATED_IMAGEFS): _ALL - _NODEFS,
+    (ReclaimKind.CONTAINER_LOGS, DiskLayout.SPLIT): _IMAGEFS,
+}
+"""Signals of file systems that have no images, or no logs (KUBELET-CONTRACT 4). What commands clean nobody knows."""
 
 
 class Run(NamedTuple):
@@ -120,6 +132,7 @@ def attempt(
     observation: Observation,
     deficit: Deficit,
     *,
+    layout: DiskLayout,
     trend: Trend | None,
     plan_id: str,
     now: float,
@@ -129,7 +142,7 @@ def attempt(
     tier = Tier.HARD if verdict.threshold.hard else Tier.SOFT
     if (kubelet := _kubelets_turn(verdict, tier, now=now, config=config)) is not None:
         return Tried(state, (), kubelet)
-    mine = [action for action in config.reclaim.actions if deficit.signal in action.signals]
+    mine = [action for action in config.reclaim.actions if _may_help(action, deficit.signal, layout)]
     known = [(action, state.runs[action.name]) for action in mine if action.name in state.runs]
     for action, run in known:
         if not run.measured:
@@ -148,6 +161,10 @@ def attempt(
         after = ReclaimState({**state.runs, action.name: run})
         return Tried(after, (order,), _waiting(action, run, tier, trend, now=now))
     return Tried(state)
+
+
+def _may_help(action: ReclaimAction, signal: Signal, layout: DiskLayout) -> bool:
+    return signal in action.signals and signal not in IN_VAIN.get((action.kind, layout), ())
 
 
 def _kubelets_turn(verdict: ThresholdVerdict, tier: Tier, *, now: float, config: Config) -> Refusal | None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Config, Ranking, Reclaim, ReclaimAction
+from nodeagent.config.schema import Config, Ranking, Reclaim, ReclaimAction, ReclaimKind
 from nodeagent.model import (
+    DiskLayout,
     DiskUsage,
     NodeSnapshot,
     Plan,
@@ -74,6 +75,41 @@ def test_an_action_runs_first_and_nobody_goes_when_it_helps() -> None:
     assert (report.name, report.gained, report.took_s) == ("images", 3 * GI - 900 * MI, 3.0)
     assert any("images (done) took 3.0s and brought back 2.1Gi" in note.message for note in after.notes)
     assert not node.look(5, available=3 * GI).reclaim_reports, "told once"
+
+
+@pytest.mark.parametrize(
+    ("layout", "images", "logs"),
+    [
+        (DiskLayout.SINGLE, {"nodefs", "imagefs", "containerfs"}, {"nodefs", "imagefs", "containerfs"}),
+        (DiskLayout.DEDICATED_IMAGEFS, {"imagefs", "containerfs"}, {"nodefs"}),
+        (DiskLayout.SPLIT, {"imagefs"}, {"nodefs", "containerfs"}),
+    ],
+)
+@pytest.mark.parametrize("short", ["available", "inodesFree"])
+def test_images_and_logs_are_removed_only_where_they_are(
+    layout: DiskLayout, images: set[str], logs: set[str], short: str
+) -> None:
+    tried: dict[ReclaimKind, set[str]] = {kind: set() for kind in ReclaimKind}
+    for kind in ReclaimKind:
+        action = ReclaimAction("it", kind)
+        for name in ("nodefs", "imagefs", "containerfs"):
+            # containerfs has the threshold of the file system that it is on
+            source = (
+                name if name != "containerfs" else "imagefs" if layout is DiskLayout.DEDICATED_IMAGEFS else "nodefs"
+            )
+            made = config(hard(Signal(f"{source}.{short}"), 1000), reclaim=Reclaim((action,), 0.0))
+            seen = snapshot(holder(NOW), layout=layout, available={Signal(f"{name}.{short}"): 10})
+            plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=made)
+            assert plan.acting_on is not None
+            if plan.reclaims:
+                tried[kind].add(name)
+    everywhere = {"nodefs", "imagefs", "containerfs"}
+    assert tried == {
+        ReclaimKind.IMAGES: images,
+        ReclaimKind.CONTAINER_LOGS: logs,
+        ReclaimKind.JOURNAL: everywhere,
+        ReclaimKind.COMMAND: everywhere,
+    }
 
 
 def test_actions_run_one_after_another_and_then_a_pod_goes() -> None:
