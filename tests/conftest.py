@@ -1,12 +1,18 @@
-"""What the end-to-end tests share: pods in real cgroups, and the program as a process that ends with the test."""
+"""What tests share: how properties are tried, pods in real cgroups, the program as a process that ends with a test."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.apiserver import ApiServer
 from tests.livenode import MIB, Kubepods, Run, StartAgent, configuration
+
+# The same examples in every run, however busy the machine is. `--hypothesis-profile=search` looks for others.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", settings.get_profile("steady"), derandomize=False, max_examples=1000)
+settings.load_profile("steady")
 
 
 @pytest.fixture

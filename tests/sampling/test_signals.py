@@ -296,7 +296,9 @@ def test_any_text_has_a_toml_string_or_not(text: str, section: str) -> None:
 # --- whatever a tree says
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
+)
 @given(data=st.data())
 def test_a_node_with_any_file_replaced_by_any_bytes_is_still_sampled(tmp_path: Path, data: st.DataObject) -> None:
     root = write_node(tmp_path, Node(pods=(TreePod("a/b"), TreePod("a/c", logs=False))))
