@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.sampling.disk.walk import REMEMBER_BYTES, Count, Remembered, Tally, Walk
+from nodeagent.sampling.disk.remembered import REMEMBER_BYTES, Remembered
+from nodeagent.sampling.disk.walk import Count, Tally, Walk
 from tests.sampling.disk.mounts import ext4
 
 REMEMBER = 64 << 20

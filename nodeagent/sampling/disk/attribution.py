@@ -21,7 +21,9 @@ from typing import Final, NamedTuple
 from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
 from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
 from nodeagent.sampling.disk.quota import Quota, all_confined, quota_devices, read_quotas
-from nodeagent.sampling.disk.walk import Count, OpenFiles, Remembered, Tally, Walk
+from nodeagent.sampling.disk.remembered import Remembered
+from nodeagent.sampling.disk.statx import OpenFiles
+from nodeagent.sampling.disk.walk import Count, Tally, Walk
 from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.processes import pids_below
 
@@ -504,8 +506,8 @@ def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> D
             complete = complete and len(names) <= left
             for name in names[:left]:
                 found = look.nameless(directory, name) if _is_deleted(directory, name) else None
-                if found is not None and found[0] in devices:
-                    seen[found[:2]] = (found[2], pid)
+                if found is not None and found.device in devices:
+                    seen[found.device, found.inode] = (found.bytes, pid)
             left -= min(left, len(names))
         except OSError as error:
             # The kernel lists descriptors to whoever may read the directory, and refuses to say where they lead.

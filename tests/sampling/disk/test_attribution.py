@@ -15,8 +15,9 @@ import pytest
 from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, QOSClass
 from nodeagent.sampling.disk.attribution import DeletedFiles, Meter, PodDisk, apply, deleted_files
 from nodeagent.sampling.disk.places import find_layers, upper_directory
+from nodeagent.sampling.disk.remembered import SETTLED_S
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
-from nodeagent.sampling.disk.walk import SETTLED_S, Count
+from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.host import Host, parse_mounts
 from tests.sampling.disk.mounts import mounted, root_only
 

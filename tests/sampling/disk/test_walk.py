@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.sampling.disk.walk import REMEMBER_BYTES, Count, Remembered, Tally, Walk
+from nodeagent.sampling.disk.remembered import REMEMBER_BYTES, Remembered
+from nodeagent.sampling.disk.walk import Count, Tally, Walk
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
