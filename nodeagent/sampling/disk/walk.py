@@ -17,8 +17,8 @@ read. Only the deepest `_OPEN_FRAMES` directories are held open: a parent that w
 child's `..`.
 
 Entries are asked for in batches (`statx.py`), and a second walk need not read the directories that are as they were
-(`remembered.py`). Files with several links are told apart by `links.py`. Measured with 200,000 files, Linux 6.18, Python
-3.11, in CPU time of `du`; the floor is a loop that only opens, lists where it must, asks and closes:
+(`remembered.py`). Files with several links are told apart by `links.py`. Measured with 200,000 files, Linux 6.18,
+Python 3.11, in CPU time of `du`; the floor is a loop that only opens, lists where it must, asks and closes:
 
 | | first walk | floor | second walk | floor | inodes only | floor |
 | --- | --- | --- | --- | --- | --- | --- |
