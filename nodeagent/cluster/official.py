@@ -13,6 +13,7 @@ slower, never broken.
 
 import importlib
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -38,6 +39,45 @@ class Official(NamedTuple):
     """The parent packages were not executed."""
 
 
+class _Later(types.ModuleType):
+    """Stands for a module until something else of it is wanted than what was given: then it is imported."""
+
+    def __init__(self, name: str, **given: Any) -> None:
+        super().__init__(name)
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by every import
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _version(distribution: str) -> str:
+    from importlib import metadata
+
+    return metadata.version(distribution)
+
+
+@contextmanager
+def without_ballast() -> Iterator[None]:
+    """While it lasts, two modules are not loaded that others want for one function each: 1.1 MiB of the running agent.
+
+    urllib3 asks for the version of h2 (`importlib.metadata`, which loads zipfile and csv) before it speaks HTTP/2,
+    `kubernetes.client.configuration` counts CPUs (`multiprocessing`, which loads pickle). Both work as ever.
+    """
+    ballast = [_Later("importlib.metadata", version=_version), _Later("multiprocessing", cpu_count=os.cpu_count)]
+    light = {module.__name__: module for module in ballast if module.__name__ not in sys.modules}
+    sys.modules.update(light)
+    try:
+        yield
+    finally:
+        for name, module in light.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
 def load(*, kubeconfig: bool, light: bool = True) -> Official:
     """Import what is needed. `kubeconfig` also loads the kubeconfig loader (PyYAML); `light` False forces the whole
     package, which kubeconfigs with an `auth-provider` need.
@@ -46,7 +86,7 @@ def load(*, kubeconfig: bool, light: bool = True) -> Official:
     """
     if light and not any(name in sys.modules for name in _PARENTS):
         try:
-            with _bare_parents():
+            with without_ballast(), _bare_parents():
                 return _collect(kubeconfig=kubeconfig, light=True)
         except (ImportError, AttributeError, TypeError):
             # This release does not import in parts. Forget the parts and take it whole.

@@ -27,22 +27,23 @@ from contextlib import contextmanager
 from http.client import HTTPResponse as _StdResponse
 from typing import Any, Final, NamedTuple, TypeVar
 
-import urllib3
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    NewConnectionError,
-    ProtocolError,
-    ProxyError,
-    ReadTimeoutError,
-    SSLError,
-)
-
 from nodeagent.cluster import official
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import Credentials, CredentialSource
 from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
+
+with official.without_ballast():
+    import urllib3
+    from urllib3.exceptions import (
+        ConnectTimeoutError,
+        HTTPError,
+        NewConnectionError,
+        ProtocolError,
+        ProxyError,
+        ReadTimeoutError,
+        SSLError,
+    )
 
 JSON: Final = "application/json"
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"

@@ -35,6 +35,24 @@ def test_the_whole_package_can_still_be_imported_afterwards() -> None:
     )
 
 
+def test_what_is_wanted_for_one_function_alone_is_loaded_when_more_of_it_is_wanted() -> None:
+    run(
+        "import os, sys\n"
+        "from nodeagent.cluster import official, transport\n"
+        "parts = official.load(kubeconfig=True)\n"
+        "assert parts.light\n"
+        "heavy = {'importlib.metadata', 'zipfile', 'multiprocessing', 'multiprocessing.context'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "import urllib3.http2, kubernetes.client.configuration as configuration\n"
+        "from importlib import metadata\n"
+        "assert urllib3.http2.version('urllib3') == metadata.version('urllib3')\n"
+        "counted = sys.modules['kubernetes.client.configuration'].multiprocessing\n"
+        "assert counted.cpu_count() == os.cpu_count()\n"
+        "import multiprocessing\n"
+        "assert counted.Queue is not None and multiprocessing.get_context and multiprocessing is not counted\n"
+    )
+
+
 def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
     # A finder that hides one submodule as long as the parent is a bare module: as if a release had moved it.
     run(
