@@ -122,7 +122,13 @@ def container_cgroups(pod: Json) -> list[Path]:
         for name in [each for each in directories if names.search(each)]:
             directories.remove(name)
             found += [each for each in (Path(top) / name).iterdir() if identity in each.name and each.is_dir()]
-    return found
+    return [_with_processes(each) for each in found]
+
+
+def _with_processes(place: Path) -> Path:
+    """Where a container's own processes are: with crun one level below what the runtime made."""
+    inner = [each for each in place.iterdir() if each.is_dir()]
+    return inner[0] if inner and not (place / "cgroup.procs").read_text().strip() else place
 
 
 class Load:
