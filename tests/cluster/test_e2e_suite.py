@@ -163,7 +163,7 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
             output = run_suite(api, tmp_path, "test_installation.py")
         finally:
             daemonsets.close()
-        assert "18 passed" in output, output
+        assert "19 passed" in output, output
         left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
         assert not [kind for kind in left if api.store[kind]]
         assert "taints" not in api.node()["spec"]

@@ -2,6 +2,9 @@
 sees them."""
 
 import copy
+import json
+import re
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -22,6 +25,8 @@ NODE: Final[Document] = {
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
         "nodeInfo": {"kubeletVersion": "v1.36.2", "machineID": "1"},
         "images": [{"names": ["registry.k8s.io/pause:3.10"], "sizeBytes": 320368}],
+        "runtimeHandlers": [{"name": "runc", "features": {"userNamespaces": True}}],
+        "features": {"supplementalGroupsPolicy": True},
     },
 }
 POD: Final[Document] = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"nodeName": "node-a"}}
@@ -91,8 +96,8 @@ def changed(node: Document, part: str, **values: Any) -> Document:
 
 OWN_NODE: Final = "nodeagent may change only its own node"
 OWN_PODS: Final = "nodeagent may change only pods of its own node"
-METADATA: Final = "nodeagent may not change a node's metadata or cordon it"
-TAINTS: Final = "nodeagent may change no taints but nodeagent.io/*"
+METADATA: Final = "nodeagent may not change a node's metadata, cordon it or say which machine it is"
+TAINTS: Final = "nodeagent may change no taints but nodeagent.io/* with NoSchedule"
 STATUS: Final = "nodeagent may change nothing of a node's status but conditions"
 CONDITIONS: Final = "nodeagent may change no conditions but those of memory, disk and PID pressure"
 FENCE: Final = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
@@ -164,11 +169,31 @@ def test_a_foreign_taint_may_neither_come_nor_go() -> None:
     assert refused(request("nodes"), old=NODE, new=drained) == [TAINTS]
 
 
+def test_an_own_taint_may_not_drive_out_the_pods_that_run() -> None:
+    for effect in ("NoExecute", "PreferNoSchedule"):
+        driven = changed(NODE, "spec", taints=[*NODE["spec"]["taints"], {**FENCE, "effect": effect}])
+        assert refused(request("nodes"), old=NODE, new=driven) == [TAINTS]
+
+
+def test_the_policy_knows_every_field_of_a_nodes_status() -> None:
+    """Conditions have a rule of their own."""
+    schemas = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate (dependency group test)")
+    [versions] = Path(schemas.__file__).parent.glob("kubernetes-json-schema")
+    [policy] = [d for d in documents() if d["kind"].endswith("Policy") and d["metadata"]["name"].endswith("-node")]
+    [rule] = [each["expression"] for each in policy["spec"]["validations"] if each["message"] == STATUS]
+    compared = set(re.findall(r"[(! ]object\.status\.(\w+)", rule)) & set(re.findall(r"oldObject\.status\.(\w+)", rule))
+    newest = max(versions.glob("v1.*"), key=lambda path: int(path.name.split(".")[1]))
+    fields = json.loads((newest / "nodestatus-v1.json").read_text())["properties"].keys()
+    assert compared == fields - {"conditions"}, newest.name
+
+
 @pytest.mark.parametrize("sub", ["", "status"])
 @pytest.mark.parametrize(
     ("part", "values"),
     [
         ("spec", {"unschedulable": True}),
+        ("spec", {"providerID": "aws:///us-east-1a/i-0123"}),
+        ("spec", {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"]}),
         ("metadata", {"labels": {"kubernetes.io/hostname": "node-a", "tier": "gold"}}),
         ("metadata", {"labels": None}),
         ("metadata", {"annotations": {"a": "b"}}),
@@ -193,8 +218,15 @@ def test_metadata_may_not_change_by_either_way(part: str, values: Document, sub:
         {"volumesAttached": [{"name": "x", "devicePath": "y"}]},
         {"nodeInfo": {"kubeletVersion": "v1.0.0", "machineID": "1"}},
         {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}},
+        {"runtimeHandlers": [{"name": "kata"}]},
+        {"runtimeHandlers": None},
+        {"declaredFeatures": ["InPlacePodVerticalScaling"]},
+        {"features": {"supplementalGroupsPolicy": False}},
+        {"features": None},
+        {"config": {"error": "x"}},
+        {"phase": "Running"},
     ],
-    ids=lambda values: next(iter(values)),
+    ids=lambda values: "-".join(f"{name}-gone" if value is None else name for name, value in values.items()),
 )
 def test_nothing_else_of_the_status_may_change(values: Document) -> None:
     assert refused(request("nodes", sub="status"), old=NODE, new=changed(NODE, "status", **values)) == [STATUS]

@@ -74,6 +74,9 @@ REFUSED: Final = {
     "an annotation": Try("PATCH", NODE, {"metadata": {"annotations": {"nodeagent.io/e2e": "x"}}}),
     "a cordon": Try("PATCH", NODE, {"spec": {"unschedulable": True}}),
     "a foreign taint": Try("PATCH", NODE, {"spec": {"taints": ["ALL", {"key": "e2e/x", "effect": "NoSchedule"}]}}),
+    "an own taint that drives pods out": Try(
+        "PATCH", NODE, {"spec": {"taints": ["ALL", OWN_TAINT | {"effect": "NoExecute"}]}}
+    ),
     "a foreign condition": Try("PATCH", STATUS, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),
     "a capacity": Try("PATCH", STATUS, {"status": {"capacity": {"nodeagent.io/e2e": "1"}}}),
     "another node": Try(
