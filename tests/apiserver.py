@@ -288,7 +288,7 @@ class ApiServer:
         with self._changed:
             return [r for r in self.requests if r.method == method and r.path.endswith(ending)]
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> bool:
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> bool:
         """Wait until the condition holds; looked at whenever a request came or an object changed."""
         with self._changed:
             return bool(self._changed.wait_for(condition, timeout_s))

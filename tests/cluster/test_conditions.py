@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.conditions import NodeConditions, OwnedCondition
+from nodeagent.cluster.conditions import REASSERT_BURST, REASSERT_PER_S, NodeConditions, OwnedCondition
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.transport import connect
@@ -28,6 +28,13 @@ def verdict(
 
 PRESSURE = ConditionStatus.TRUE
 CALM = ConditionStatus.FALSE
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline = boottime() + 30
+    while not holds():
+        assert boottime() < deadline, "it never came true"
+        threading.Event().wait(0.005)
 
 
 class Publisher:
@@ -50,17 +57,16 @@ class Publisher:
             condition = self.api.condition(kind)
             return (condition["status"] if condition else None) == status
 
-        assert self.api.wait_for(holds, 5), self.api.condition(kind)
+        assert self.api.wait_for(holds, 30), self.api.condition(kind)
 
     def knows(self, status: str) -> None:
         """Wait until the writer has seen the standard condition so."""
-        deadline = boottime() + 5
-        while boottime() < deadline:
+
+        def seen() -> bool:
             view = self.node.view()
-            if view is not None and view.conditions["MemoryPressure"].status == status:
-                return
-            threading.Event().wait(0.005)
-        pytest.fail(f"the writer never saw {status}")
+            return view is not None and view.conditions["MemoryPressure"].status == status
+
+        eventually(seen)
 
     def patches(self) -> list[Any]:
         return [r.body["status"]["conditions"] for r in self.api.sent("PATCH", "/status")]
@@ -125,7 +131,7 @@ def test_the_end_of_pressure_clears_what_we_set(api: ApiServer, start: Callable[
     publisher.publish(verdict(CALM))
     publisher.reads("MemoryPressure", "False")
     publisher.knows("False")
-    assert api.wait_for(lambda: publisher.conditions.owned == (), 0.5) or publisher.conditions.owned == ()
+    eventually(lambda: publisher.conditions.owned == ())
 
 
 def test_a_reset_is_answered_at_once_by_one_write(api: ApiServer, start: Callable[..., Publisher]) -> None:
@@ -160,15 +166,19 @@ def test_the_condition_is_true_nearly_all_the_time_against_a_kubelet_that_resets
     api: ApiServer, start: Callable[..., Publisher]
 ) -> None:
     publisher = start()
-    stop = api.kubelet(1.0)
+    stop = api.kubelet(2.0)
     publisher.publish(verdict(PRESSURE))
-    assert api.wait_for(lambda: publisher.conditions.contests()[0].resets >= 4, 20)
-    publisher.reads("MemoryPressure", "True")
+
+    def holds_its_own() -> bool:
+        memory = publisher.conditions.contests()[0]
+        return memory.resets >= 3 and (memory.wanted_s - memory.true_s) / memory.resets < 1.0
+
+    # The real one resets every 10 s: a tenth of that is lost at most. A moment in which this machine was busy is made
+    # up for.
+    assert api.wait_for(holds_its_own, 80), publisher.conditions.contests()[0]
     stop.set()
-    memory = publisher.conditions.contests()[0]
-    # The real one resets every 10 s, ten times less often. On a busy machine a write takes some 10 ms.
-    assert memory.true_s / memory.wanted_s > 0.9
-    assert len(publisher.patches()) <= 2 * memory.resets + 1
+    publisher.reads("MemoryPressure", "True")
+    assert len(publisher.patches()) <= 2 * publisher.conditions.contests()[0].resets + 1
 
 
 def test_somebody_who_resets_without_end_is_not_fought_without_end(
@@ -177,12 +187,15 @@ def test_somebody_who_resets_without_end_is_not_fought_without_end(
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads("MemoryPressure", "True")
+    began = boottime()
     stop = api.kubelet(0.01)
     publisher.settle()
     publisher.settle()
     publisher.settle()
     stop.set()
-    assert len(publisher.patches()) <= 8, "a burst of five, then one in two seconds"
+    patches = len(publisher.patches())
+    later = (boottime() - began) * REASSERT_PER_S
+    assert patches <= 1 + REASSERT_BURST + later + 1, "the first, a burst, then one in two seconds"
 
 
 def test_once_means_once(api: ApiServer, start: Callable[..., Publisher]) -> None:
@@ -238,14 +251,16 @@ def test_what_an_earlier_process_set_is_cleared_by_the_next(api: ApiServer, star
 
 
 def test_unchanged_verdicts_are_written_by_the_heartbeat_only(api: ApiServer, start: Callable[..., Publisher]) -> None:
+    began = boottime()
     publisher = start(heartbeat_s=0.3)
     publisher.publish(verdict(CALM, since=1.0))
     publisher.reads(OWN, "False")
     for _ in range(20):
         publisher.publish(verdict(CALM, since=1.0))
     publisher.settle()
-    assert len(publisher.patches()) <= 2
-    assert api.wait_for(lambda: len(publisher.patches()) >= 3, 5)
+    patches = len(publisher.patches())
+    assert patches <= 2 + (boottime() - began) / (0.3 * 0.9), "the first, and one a heartbeat"
+    assert api.wait_for(lambda: len(publisher.patches()) >= 3, 30)
 
 
 def test_a_clean_exit_removes_ours_and_clears_what_we_set(api: ApiServer, start: Callable[..., Publisher]) -> None:
@@ -289,8 +304,8 @@ def test_a_missing_right_is_said_and_not_asked_for_again_soon(api: ApiServer, st
     for n in range(10):
         publisher.publish(verdict(PRESSURE, message=str(n)))
     publisher.settle()
+    eventually(lambda: "cannot patch" in publisher.conditions.reason)
     assert len(publisher.patches()) == 1
-    assert "cannot patch" in publisher.conditions.reason
 
 
 def test_a_node_that_does_not_exist_is_never_written(tmp_path: Path, api: ApiServer) -> None:
@@ -302,7 +317,7 @@ def test_a_node_that_does_not_exist_is_never_written(tmp_path: Path, api: ApiSer
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
     conditions.publish([verdict(PRESSURE)])
     threading.Event().wait(0.2)
+    eventually(lambda: "no node another-node" in node.reason)
     assert not api.sent("PATCH")
-    assert "no node another-node" in node.reason
     conditions.stop()
     node.stop()

@@ -51,7 +51,7 @@ class Watched:
         with self.changed:
             self.changed.notify_all()
 
-    def until(self, holds: Callable[[PodsView], object], timeout_s: float = 10.0) -> PodsView:
+    def until(self, holds: Callable[[PodsView], object], timeout_s: float = 30.0) -> PodsView:
         with self.changed:
             assert self.changed.wait_for(lambda: holds(self.watch.view()), timeout_s), self.watch.view()
             return self.watch.view()
@@ -356,7 +356,7 @@ def test_a_watch_that_always_fails_is_asked_ever_more_slowly_and_the_pods_are_ke
 
     with RawServer(scripted(answer)) as server:
         watched = Watched(connected(server, tmp_path))
-        assert enough.wait(10)
+        assert enough.wait(30)
         view = watched.watch.view()
         assert len(view.pods) == 1
         before, began = watches[0], time.monotonic()
