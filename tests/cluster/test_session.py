@@ -154,6 +154,7 @@ def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[...,
     agent = session(ENFORCE._replace(protection=Protection(disruption_budgets=False)), clock=lambda: now[0])
     agent.publish([TRUE])
     now[0] += FENCE_WAIT_S - 0.1
+    agent.publish([TRUE])
     assert waits_for(agent) == "fence"
     now[0] += 0.2
     assert waits_for(agent) is None
@@ -407,6 +408,8 @@ def test_conditions_that_change_are_told_as_a_kubelet_would(
 def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session()
     chosen = victim(agent, tier=Tier.HARD)._replace(method=Method.KILL)
+    agent.tell_node("Before", "the outage: what follows is not spread", action="Testing")
+    assert api.wait_for(lambda: "Before" in events(api))
     api.go_down()
     eventually(lambda: agent.pods().lost_at is not None)
     agent.killed("run-8", chosen)
