@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -136,13 +137,13 @@ def container_id(uid: str) -> str:
 
 
 def _remove(directory: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline, patience = time.monotonic() + 60, threading.Event()
     while directory.exists():
         assert time.monotonic() < deadline, f"{directory} stays busy"
         try:
             directory.rmdir()
         except OSError:
-            os.sched_yield()
+            patience.wait(0.005)
 
 
 class Run:
@@ -163,9 +164,14 @@ class Run:
         """The log lines with this event."""
         return [line for line in self.events() if line.get("event") == event]
 
+    def heard(self, event: str) -> list[dict[str, Any]]:
+        """The same, waited for: what an API server or a kernel has seen of an act may be ahead of the log."""
+        until(lambda: self.said(event), f"{event} in the log")
+        return self.said(event)
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(40)
 
     def kill(self) -> None:
         """End it at once, if it has not ended."""
@@ -185,11 +191,11 @@ HARD: dict[str, Any] = {
 """Half of what the pods of the `kubepods` fixture may have."""
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
+def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    deadline, patience = time.monotonic() + timeout_s, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, f"never seen: {what}"
-        os.sched_yield()
+        patience.wait(0.005)
 
 
 def configuration(directory: Path, kubepods: Kubepods, **changes: object) -> Path:

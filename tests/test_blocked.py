@@ -86,7 +86,7 @@ def test_a_terminating_pod_that_holds_what_is_missing_gets_less_time(
     left = api.get_pod("default", "hog")
     assert left is not None
     assert left["metadata"]["deletionGracePeriodSeconds"] == 1
-    assert api.wait_for(lambda: [r for r in api.sent("POST", "/events") if r.body["regarding"].get("uid") == HOG], 10)
+    assert api.wait_for(lambda: [r for r in api.sent("POST", "/events") if r.body["regarding"].get("uid") == HOG], 30)
     [told] = [r.body for r in api.sent("POST", "/events") if r.body["regarding"].get("uid") == HOG]
     assert told["reason"] == "EvictionGraceShortened", "it was not we who sent it away"
     assert agent.stop() == 0

@@ -117,10 +117,10 @@ def repeat_an_event(api: ApiServer, tmp_path: Path) -> None:
     event = Event("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
     before = len(api.sent("POST", "/events"))
     writer.emit(event)
-    assert api.wait_for(lambda: len(api.sent("POST", "/events")) > before, 10)
+    assert api.wait_for(lambda: len(api.sent("POST", "/events")) > before, 30)
     now[0] = REFRESH_S + 1
     writer.emit(event)
-    assert api.wait_for(lambda: [r for r in api.requests if r.method == "PATCH" and "/events/" in r.path], 10)
+    assert api.wait_for(lambda: [r for r in api.requests if r.method == "PATCH" and "/events/" in r.path], 30)
     writer.stop()
     transport.close()
 

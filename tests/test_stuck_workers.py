@@ -40,7 +40,7 @@ def test_a_dead_mount_is_told_everywhere_and_stops_nothing(
         sampling = {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}", "imageDir": str(dead)}
         agent = run(**HARD, sampling=sampling, metrics={"address": f"127.0.0.1:{port}"})
         kubepods.eat(HOG, 400)
-        assert api.wait_for(lambda: api.sent("POST", "/eviction"), 20), agent.events()
+        assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
 
         told = f"the thread statvfs {dead} has been at statvfs for more than"
         until(lambda: told in str([line for line in agent.said("note") if line["subject"] == "workers"]), "the note")
