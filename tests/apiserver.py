@@ -288,6 +288,11 @@ class ApiServer:
         with self._changed:
             return [r for r in self.requests if r.method == method and r.path.endswith(ending)]
 
+    def watched(self, path: str, *, since: int = 0) -> bool:
+        """Whether this was watched in a request after so many: whoever watches has the list."""
+        with self._changed:
+            return any(r.path == path and "watch" in r.query for r in self.requests[since:])
+
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> bool:
         """Wait until the condition holds; looked at whenever a request came or an object changed."""
         with self._changed:

@@ -44,11 +44,13 @@ def start_agent(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[
 
 @pytest.fixture
 def run(start_agent: StartAgent, api: ApiServer) -> StartAgent:
-    """The same, and returns when the agent has published its first verdict."""
+    """The same, and returns when the agent has published its first verdict and knows its pods."""
 
     def start(*arguments: str, **changes: object) -> Run:
+        seen = len(api.requests)
         agent = start_agent(*arguments, **changes)
-        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), agent.events()
+        assert api.wait_for(lambda: api.watched("/api/v1/pods", since=seen), 60), agent.events()
         return agent
 
     return start

@@ -98,10 +98,10 @@ def test_an_agent_killed_as(
     killer = _kill_at(call, file, agent.process.pid)
     try:
         kubepods.eat(HOG, 400, to_the_end=False)
-        assert agent.process.wait(30) == -signal.SIGKILL, agent.events()
+        assert agent.process.wait(60) == -signal.SIGKILL, agent.events()
     finally:
         agent.kill()
-        killer.communicate(timeout=10)
+        killer.communicate(timeout=40)
     assert kubepods.frozen(HOG, qos="burstable") is call.frozen
     _next_agent_pays(kubepods, api, start_agent)
 
@@ -121,7 +121,7 @@ def test_an_agent_killed_while(sent: Sent, kubepods: Kubepods, api: ApiServer, s
 
     api.at_request = kill
     kubepods.eat(HOG, 400, to_the_end=False)
-    assert agent.process.wait(30) == -signal.SIGKILL, agent.events()
+    assert agent.process.wait(60) == -signal.SIGKILL, agent.events()
     _next_agent_pays(kubepods, api, start_agent)
 
 
@@ -133,14 +133,15 @@ def test_an_agent_killed_in_the_middle_of_the_last_resort_leaves_nothing_frozen(
     escalation = {"lastResort": "cgroupKill", "lastResortAfter": "1s"}
     agent = start_agent(**HARD, escalation=escalation)
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: api.watched("/api/v1/pods")), agent.events()
     killer = _kill_at(Call("", "kill", "", frozen=True), None, agent.process.pid)
     api.go_down()
     try:
         kubepods.eat(HOG, 400, to_the_end=False)
-        assert agent.process.wait(30) == -signal.SIGKILL, agent.events()
+        assert agent.process.wait(60) == -signal.SIGKILL, agent.events()
     finally:
         agent.kill()
-        killer.communicate(timeout=10)
+        killer.communicate(timeout=40)
     assert kubepods.frozen(HOG, qos="burstable")
     start_agent(**HARD, escalation=escalation)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
@@ -157,14 +158,14 @@ def test_a_pod_left_frozen_is_let_go_also_when_the_state_was_lost(
     agent.kill()
     (tmp_path / "state" / "state").write_bytes(b"not a state")
     agent = start_agent(**ACTING)
-    until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go", timeout_s=10)
-    assert [line["trust"] for line in agent.said("state")] == ["corrupt"]
+    until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
+    assert [line["trust"] for line in agent.heard("state")] == ["corrupt"]
 
 
 def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
-    grace_s = 10.0
+    grace_s = 15.0
     soft = {"evictionSoftGracePeriod": {"allocatableMemory.available": f"{grace_s:g}s"}}
     kubepods.start(HOG, qos="burstable")
     agent = start_agent(**soft)
@@ -172,14 +173,14 @@ def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
     crossed_at = time.monotonic()
     kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "True"), 30), agent.events()
-    for lives_s in (7.0, 1.0):
-        assert not api.wait_for(lambda: _evictions(api), lives_s)
+    for lives_s in (10.0, 1.0):
+        api.wait_for(lambda: _evictions(api), lives_s)
         agent.kill()
         agent = start_agent(**soft)
     assert api.wait_for(lambda: _evictions(api), 30), agent.events()
     late_s = _evictions(api)[0].at - crossed_at - grace_s
     assert late_s >= 0.0, "its whole grace period is granted"
-    assert late_s < 6.0, "what the first agent had seen of it is not lost"
+    assert late_s < 9.0, "what the first agent had seen of it is not lost"
     assert agent.stop() == 0
 
 
@@ -209,8 +210,7 @@ def _next_agent_pays(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     until(lambda: agent.said("not evicting") or len(_evictions(api)) > accepted or _over(kubepods, api), "a decision")
-    until(lambda: agent.said("state"), "what the dead agent left")
-    assert [line["trust"] for line in agent.said("state")] == ["restored"]
+    assert [line["trust"] for line in agent.heard("state")] == ["restored"]
     assert agent.stop() == 0
     assert len(_evictions(api)) <= 1
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "nothing is left frozen")

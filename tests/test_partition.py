@@ -47,8 +47,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     until(lambda: calm(agent), "recovery")
     seen = len(api.requests)
     api.come_back()
-    watching = "/api/v1/pods"
-    assert api.wait_for(lambda: any(r.path == watching and "watch" in r.query for r in api.requests[seen:]), 60)
+    assert api.wait_for(lambda: api.watched("/api/v1/pods", since=seen), 60)
     assert agent.stop() == 0
     after = [r for r in api.requests[seen:] if r.method != "GET"]
     assert not [r for r in after if r.path.endswith("/eviction")]

@@ -96,16 +96,16 @@ def says_no_pressure(api: ApiServer) -> bool:
 
 def soft_episode(kubepods: Kubepods, api: ApiServer, agent: Run) -> None:
     """Calm, pressure, fence, an eviction, recovery, the fence down."""
-    assert api.wait_for(lambda: api.sent("GET", "/persistentvolumes/pv-data"), 30), agent.events()
+    assert api.wait_for(lambda: api.sent("GET", "/persistentvolumes/pv-data"), 60), agent.events()
     kubepods.eat(HOG, 400)
-    assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 30), agent.events()
+    assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 60), agent.events()
     [asked] = api.sent("POST", "/hog/eviction")
     fences = api.sent("PATCH", "/nodes/lab-node")
     assert fences[0].at < asked.at, "the fence is up before the first eviction"
     kubepods.kill(HOG)
     api.delete_pod("default", "hog")
-    assert api.wait_for(lambda: says_no_pressure(api), 30), agent.events()
-    assert api.wait_for(lambda: not api.node()["spec"].get("taints"), 30), agent.events()
+    assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
+    assert api.wait_for(lambda: not api.node()["spec"].get("taints"), 60), agent.events()
 
 
 def repeat_an_event(api: ApiServer, tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
     assert (namespace, seat["spec"]["holderIdentity"]) == ("nodeagent", "lab-node")
 
     kubepods.eat(BLOCKED, 520, to_the_end=False)
-    assert api.wait_for(lambda: api.sent("DELETE", "/pods/blocked"), 30), agent.events()
+    assert api.wait_for(lambda: api.sent("DELETE", "/pods/blocked"), 60), agent.events()
     until(lambda: not kubepods.running(BLOCKED), "the end of the blocked pod")
     api.delete_pod("default", "blocked")
-    assert api.wait_for(lambda: says_no_pressure(api), 30), agent.events()
+    assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
     assert agent.stop() == 0
     assert api.store["leases"]["nodeagent", seat["metadata"]["name"]]["spec"]["holderIdentity"] == ""
     repeat_an_event(api, tmp_path)

@@ -22,7 +22,7 @@ def _free_port() -> int:
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", path)
     answer = connection.getresponse()
     body = answer.read().decode()
@@ -38,7 +38,9 @@ def _write(path: Path, port: int) -> None:
         "stateDir": str(path.parent / "state"),
         "metrics": {"address": f"127.0.0.1:{port}"},
     }
-    path.write_text(json.dumps(settings))
+    written = path.with_name("next")
+    written.write_text(json.dumps(settings))
+    written.replace(path)
 
 
 @pytest.fixture
@@ -98,5 +100,5 @@ def test_an_address_that_is_taken_is_refused_at_the_start_with_its_key(tmp_path:
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)}
         arguments = ("--config", str(tmp_path / "config.yaml"), "--node-name", "n")
         run = Run(*arguments, log=tmp_path / "log", environ=environ)
-        assert run.process.wait(30) == 78
+        assert run.process.wait(60) == 78
     assert "metrics.address" in (tmp_path / "log").read_text()

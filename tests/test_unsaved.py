@@ -40,7 +40,7 @@ def test_the_soft_tier_evicts_nobody_until_the_disk_has_room_again(
     kubepods.eat(HOG, 400)
     until(lambda: agent.said("eviction recheck-refused"), "the refusal")
     assert agent.said("eviction recheck-refused")[0]["message"] == "the state could not be saved"
-    assert agent.said("state not saved")
+    assert agent.heard("state not saved")
     assert not api.sent("POST", "/eviction")
     filler.unlink()
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()

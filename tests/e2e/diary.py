@@ -90,13 +90,15 @@ class Diary:
         if not self.seen(holds, timeout_s):
             pytest.fail(f"not seen within {timeout_s:.0f}s: {what}")
 
-    def share(self, kind: str, *, own: str, until: float) -> float:
-        """How much of the time in which the agent's own condition was True a standard one was, too: until this moment
-        (time.monotonic()) and by when their changes were heard of."""
+    def lost_s(self, kind: str, *, own: str, until: float) -> float:
+        """How long a standard condition was not True while the agent's own one was, for each time that this began:
+        until this moment (time.monotonic()) and by when their changes were heard of."""
         states = [entry for entry in self.node() if entry.at <= until]
         ends = [entry.at for entry in states[1:]] + [until]
         spans = [(entry, end - entry.at) for entry, end in zip(states, ends, strict=True) if entry.says(own, "True")]
-        return sum(s for entry, s in spans if entry.says(kind, "True")) / max(sum(s for _, s in spans), 1e-9)
+        lost = [not entry.says(kind, "True") for entry, _ in spans]
+        begun = sum(now and not before for before, now in zip([False, *lost], lost, strict=False))
+        return sum(s for (_, s), gone in zip(spans, lost, strict=True) if gone) / max(begun, 1)
 
 
 class _Book:
