@@ -278,7 +278,7 @@ def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: b
 def ranked(subjects: Sequence[Subject], order: Sequence[str]) -> list[tuple[tuple[float, ...], Subject]]:
     """The subjects in eviction order, each with the values of the keys in `order`."""
     # Column by column and zipped: half the time of building a tuple of values for each subject.
-    columns: list[Sequence[object]] = [[KEYS[name](subject) for subject in subjects] for name in order]
+    columns: list[Sequence[object]] = [list(map(KEYS[name], subjects)) for name in order]
     pods = [subject.pod for subject in subjects]
     columns += [[pod.namespace or "" for pod in pods], [pod.name or "" for pod in pods], [pod.uid for pod in pods]]
     rows = sorted(zip(*columns, range(len(pods)), strict=True))  # the last is never compared: UIDs differ

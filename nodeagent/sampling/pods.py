@@ -8,9 +8,9 @@ roughly, what it asked for. The sandbox is left out of process counts, as in the
 Promises of `PodReader`:
 
 1. Every `PodUsage` says in `read_at` when its memory was read. A pod of an earlier sample is handed out again, with
-   its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`. When it
-   is read again, what was told of its containers is kept while they are as many and hold as many threads as then, for
-   at most `_INSIDE_S`.
+   its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`, or a third
+   of that more where haste is asked for. When it is read again, what was told of its containers is kept while they are
+   as many and hold as many threads as then, for at most `_INSIDE_S`.
 2. A cgroup that goes away while it is read leaves the sample without it; never an exception, never a pod of zeros.
 3. A removed and re-made cgroup is another pod cgroup: they are told apart by inode number, which cgroupfs never reuses.
 4. The tree is listed again unless it is certain that the same pods are there: as many directories as then, and the
@@ -237,11 +237,15 @@ class PodReader:
         capacity: int | None,
         names: Mapping[str, str],
         fresh: bool,
+        late_s: float = 0.0,
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """Those pods, and what could not be read. `capacity` is MemTotal, `names` maps container ids to names, `fresh`
-        forbids to hand out anything read before `now`. The same tuple again where no pod was read anew."""
-        if not fresh and cgroups is self._row.pods and self._now_in is not None:
-            answer = self._read_moved(self._now_in, now=now, capacity=capacity, names=names)
+        forbids to hand out anything read before `now`, `late_s` allows to hand out for so much longer what has not
+        moved, but no longer than a third of `carry_s`. The same tuple again where no pod was read anew."""
+        due = now - min(late_s, self._carry_s / 3)
+        texts, self._now_in = self._now_in, None
+        if not fresh and cgroups is self._row.pods and texts is not None:
+            answer = self._read_moved(texts, now=now, due=due, capacity=capacity, names=names)
             if answer is not None:
                 return answer
         known: dict[tuple[str, int], _Known] = {}
@@ -252,7 +256,7 @@ class PodReader:
         for cgroup in cgroups:
             key = (cgroup.path, cgroup.inode)
             before = self._last.get(key)
-            if before is None or fresh or not self._unmoved(before, now):
+            if before is None or fresh or not self._unmoved(before, due):
                 before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, fresh=fresh, notes=notes)
             if before is not None:
                 known[key] = before
@@ -272,14 +276,14 @@ class PodReader:
         return self._usages, tuple(notes)
 
     def _read_moved(
-        self, texts: Sequence[bytes], *, now: float, capacity: int | None, names: Mapping[str, str]
+        self, texts: Sequence[bytes], *, now: float, due: float, capacity: int | None, names: Mapping[str, str]
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]] | None:
-        """The same for the pods of the row, whose files hold `texts` now: those that moved or are due are read. None
-        when one of them has gone."""
+        """The same for the pods of the row, whose files hold `texts` now: those that moved, or were to be read anew by
+        the time `due`, are read. None when one of them has gone."""
         row, notes, closed = self._row, list[Note](), self._kept.closed
         changed = False
         for index, (text, before, due_at) in enumerate(zip(texts, row.texts, row.due_at, strict=True)):
-            if now < due_at and (text == before or _about(row.known[index], text)):
+            if due < due_at and (text == before or _about(row.known[index], text)):
                 continue
             cgroup, known = row.pods[index], row.known[index]
             pod = self._pod(cgroup, known, now=now, capacity=capacity, names=names, fresh=False, notes=notes)
@@ -324,9 +328,9 @@ class PodReader:
 
     # --- one pod
 
-    def _unmoved(self, known: _Known, now: float) -> bool:
-        """Whether the last reading of this pod still is about right."""
-        if now >= known.due_at:
+    def _unmoved(self, known: _Known, due: float) -> bool:
+        """Whether the last reading of this pod still is about right, and was not to be taken anew by the time `due`."""
+        if due >= known.due_at:
             return False
         try:
             text = self._kept.read(known.usage_file)

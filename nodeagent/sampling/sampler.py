@@ -134,22 +134,24 @@ class Sampler:
         *,
         fresh: bool = True,
         pods_within_s: float = 0.0,
+        late_s: float = 0.0,
         node: NodeSnapshot | None = None,
     ) -> NodeSnapshot:
         """The whole node.
 
         `api_pods` are the pods of this node as the API knows them, current at `pods_synced_at`; None: all pods come
         from the host. With `fresh` every pod is read now; without it a pod that barely moved keeps its last reading
-        (see `PodReader`), with the time of that. Pods that were looked at less than `pods_within_s` ago are not looked
-        at at all (`NodeSnapshot.pods_seen_at` says when they were), which is enough while no threshold is near. `node`
-        is what `sample_node` just gave; without it the node is read.
+        (see `PodReader`), with the time of that; for `late_s` longer than usual where there is haste. Pods that were
+        looked at less than `pods_within_s` ago are not looked at at all (`NodeSnapshot.pods_seen_at` says when they
+        were), which is enough while no threshold is near. `node` is what `sample_node` just gave; without it the node
+        is read.
         """
         snapshot = node if node is not None else self.sample_node()
         now = snapshot.taken_at
         around = self._surroundings(now)
         looked = self._looked
         if looked is None or fresh or not 0 <= now - looked.at < pods_within_s:
-            looked = self._looked = self._look(around, now, snapshot.mem_available.capacity, fresh=fresh)
+            looked = self._looked = self._look(around, now, snapshot.mem_available.capacity, fresh=fresh, late_s=late_s)
         notes = looked.notes
         if looked.usages and self._names.reason and api_pods is None:
             notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
@@ -223,7 +225,7 @@ class Sampler:
             notes=self._host.notes + _surrounding_notes(around) + stall_notes,
         )
 
-    def _look(self, around: Surroundings, now: float, capacity: int | None, *, fresh: bool) -> _Looked:
+    def _look(self, around: Surroundings, now: float, capacity: int | None, *, fresh: bool, late_s: float) -> _Looked:
         if self._pod_reader is None:
             return _Looked(now, (), (Note("pods", around.no_kubepods),))
         try:
@@ -235,7 +237,9 @@ class Sampler:
             self._found, self._uids = found, frozenset([cgroup.uid for cgroup in found])
         self._names.refresh(self._uids, now=now)
         names = self._names.containers
-        usages, notes = self._pod_reader.read(found, now=now, capacity=capacity, names=names, fresh=fresh)
+        usages, notes = self._pod_reader.read(
+            found, now=now, capacity=capacity, names=names, fresh=fresh, late_s=late_s
+        )
         if self._looked is None or usages is not self._looked.usages:
             self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
         return _Looked(now, usages, notes)

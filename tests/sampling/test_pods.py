@@ -213,6 +213,25 @@ def test_nothing_older_than_half_of_what_a_decision_believes_is_handed_out_again
             assert now - _usage(view).read_at < 2.0
 
 
+@pytest.mark.parametrize("stale_after_s", [30.0, 6.0, 0.5])
+def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
+    tmp_path: Path, stale_after_s: float
+) -> None:
+    root = write_node(tmp_path, Node(pods=tuple(TreePod(f"a/p{number}") for number in range(9))))
+    now, config = 100.0, Sampling(stale_after_s=stale_after_s)
+    ages: dict[float, list[float]] = {}
+    with Sampler(open_host(root), config, node_name="n", boottime=lambda: now) as sampler:
+        for late_s in (0.0, 5.0):
+            sampler.sample()
+            ages[late_s] = []
+            for _ in range(120):
+                now += stale_after_s / 60
+                views = sampler.sample(fresh=False, late_s=late_s).pods
+                ages[late_s] += [now - _usage(view).read_at for view in views]
+    assert max(ages[0.0]) < stale_after_s * 0.51
+    assert max(ages[0.0]) < max(ages[5.0]) < stale_after_s * 0.68
+
+
 def test_pods_that_were_looked_at_lately_are_not_looked_at_while_it_is_calm(tmp_path: Path) -> None:
     pod, new = TreePod("a/pod"), TreePod("a/new")
     root, now = write_node(tmp_path, Node(pods=(pod,))), 100.0
