@@ -244,7 +244,7 @@ def _serve_most_urgent(
     met = [verdict for verdict in judged if any(each.met for each in verdict.thresholds)]
     signal = min((each.signal for each in met), key=lambda each: SIGNAL_TABLE[each].urgency, default=Signal.MEMORY)
     if not met and not always_rank:
-        case.memo.prepare(case.snapshot.pods, signal, config=case.config)
+        case.memo.prepare(case.snapshot, config=case.config)
         return _Served(signal), (), budgets
     lineup = case.line_up(signal, tier=Tier.SOFT)
     return _Served(signal, lineup.order, tuple(lineup.pods)), (), budgets

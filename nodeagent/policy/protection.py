@@ -215,34 +215,44 @@ def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> s
     return f"asks for it: {WISH_ANNOTATION}=never" if pod.annotations.get(WISH_ANNOTATION) == "never" else None
 
 
-MOMENTARY: Final = (
+_ALWAYS: Final = (
     Momentary("terminating", "", _terminating),
     Momentary("not-running", "", _not_running),
     Momentary("usage-unknown", "", _not_measured),
+)
+"""Asked in every scene. They say nothing of a pod that is not terminating and whose usage is known, and but for
+`terminating` they do not look at the time."""
+MOMENTARY: Final = (
+    *_ALWAYS,
     Momentary("too-young", "protection.minimumAge", _young),
     Momentary("disruption-budget", "protection.disruptionBudgets", _disruption_budget),
     Momentary("wish-never", "protection.trustedNamespaces", _wish),
 )
 
 Asked = tuple[Momentary, ...]
+_OTHERS: Final[Asked] = MOMENTARY[len(_ALWAYS) :]
 
 
 def asked(scene: Scene) -> Asked:
-    """The rows of MOMENTARY that could say anything in this scene, so that 500 pods are not asked in vain."""
+    """The rows of MOMENTARY, beside those asked in every scene, that could say anything in this one: so that 500 pods
+    are not asked in vain."""
     soft = scene.tier is Tier.SOFT
     silent = {
         "too-young": not (soft and scene.rules.minimum_age_s > 0),
         "disruption-budget": not (soft and scene.rules.disruption_budgets),
         "wish-never": not (soft and scene.rules.trusted_namespaces),
     }
-    return tuple([row for row in MOMENTARY if not silent.get(row.code, False)])
+    return tuple([row for row in _OTHERS if not silent[row.code]])
 
 
 def momentary(
-    pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene, rows: Asked = MOMENTARY
+    pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene, rows: Asked = _OTHERS
 ) -> tuple[Refusal, ...]:
-    """Every reason of this instant why `pod` is not to be evicted. `used` is its usage of the starved resource."""
+    """Every reason of this instant why `pod` is not to be evicted. `used` is its usage of the starved resource, `rows`
+    the answer of `asked`."""
     refusals: tuple[Refusal, ...] = ()
+    if used is None or pod.deletion_wall is not None:
+        rows = (*_ALWAYS, *rows)
     for code, _, reason in rows:
         text = reason(pod, usage, used, scene)
         if text is not None:

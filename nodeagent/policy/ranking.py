@@ -256,6 +256,18 @@ KEYS: Final[Mapping[str, Callable[[Subject], float]]] = {
 }
 """Smaller is evicted first: BestEffort, over its request, low priority, most over its request, most usage, fastest
 growth, cheapest deletion, youngest, a replica with a sibling here, most restarts (least work lost)."""
+TIMELESS: Final = frozenset(
+    {
+        RankingKey.QOS,
+        RankingKey.EXCEEDS_REQUEST,
+        RankingKey.PRIORITY,
+        RankingKey.USAGE_OVER_REQUEST,
+        RankingKey.USAGE,
+        RankingKey.POD_DELETION_COST,
+        RankingKey.RESTART_COUNT,
+    }
+)
+"""Those that look at the pod, its usage and its request alone: neither at the time nor at other pods."""
 
 
 def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: bool) -> tuple[str, ...]:
@@ -275,15 +287,19 @@ def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: b
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
-def ranked(subjects: Sequence[Subject], order: Sequence[str]) -> list[tuple[tuple[float, ...], Subject]]:
-    """The subjects in eviction order, each with the values of the keys in `order`."""
+Values = tuple[float, ...]
+"""Of each key in an order, in that order. Smaller goes first."""
+Standing = tuple[object, ...]
+"""Where a pod stands: its values, then namespace, name and UID."""
+
+
+def standings(subjects: Sequence[Subject], order: Sequence[str]) -> tuple[list[Values], list[Standing]]:
+    """What the keys in `order` are for each of the subjects, and where it stands by them."""
     # Column by column and zipped: half the time of building a tuple of values for each subject.
-    columns: list[Sequence[object]] = [list(map(KEYS[name], subjects)) for name in order]
+    columns = [list(map(KEYS[name], subjects)) for name in order]
     pods = [subject.pod for subject in subjects]
-    columns += [[pod.namespace or "" for pod in pods], [pod.name or "" for pod in pods], [pod.uid for pod in pods]]
-    rows = sorted(zip(*columns, range(len(pods)), strict=True))  # the last is never compared: UIDs differ
-    keys = len(order)
-    return [(row[:keys], subjects[row[-1]]) for row in rows]
+    names = [pod.namespace or "" for pod in pods], [pod.name or "" for pod in pods], [pod.uid for pod in pods]
+    return list(zip(*columns, strict=True)), list(zip(*columns, *names, strict=True))
 
 
 def siblings(pods: Iterable[PodView]) -> Mapping[str, int]:
