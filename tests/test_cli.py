@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent import __version__, arguments, cli
+from nodeagent.model import Signal
 from nodeagent.report import exit_codes
 from tests.apiserver import ApiServer
 
@@ -281,11 +282,17 @@ def test_a_terminal_gets_colours_and_bars_in_its_width() -> None:
     assert max(map(len, plain.splitlines())) <= 160
 
 
-def test_a_narrow_terminal_still_shows_every_signal() -> None:
-    plain = ESCAPES.sub("", on_terminal("check", "--host-root", str(FULL), columns=80))
-    assert max(map(len, plain.splitlines())) <= 80
-    assert "imagefs" in plain
-    assert "hard" in plain
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_a_narrow_terminal_shows_every_name_in_one_piece(columns: int) -> None:
+    plain = ESCAPES.sub("", on_terminal("check", "--host-root", str(FULL), columns=columns))
+    assert max(map(len, plain.splitlines())) <= columns
+    names = ("STATE", "RELIEF", "NodeAgentHasSufficientMemory", "default/quiet", "/system.slice/kubelet.service")
+    for name in (*Signal, *names):
+        assert name in plain
+    lines = plain.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("pid.available"))
+    assert "soft for 30s" in lines[first]
+    assert any("/proc/sys/kernel/threads-max" in line for line in lines[first : first + 6])
 
 
 def test_no_color_and_dumb_terminals_are_respected() -> None:

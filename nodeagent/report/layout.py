@@ -168,7 +168,7 @@ def _signals(report: Report) -> Section:
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
     """One row for the signal with its leading threshold, one more for each further threshold."""
     leading = nodereport.leading(report.snapshot, verdict)
-    thresholds = sorted(verdict.thresholds, key=lambda each: each is not leading)
+    thresholds = sorted(verdict.thresholds, key=lambda each: (each is not leading, each.threshold.hard))
     seen, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
     share = None if seen.available is None or not seen.capacity else max(0.0, seen.available / seen.capacity)
     first = thresholds[0] if thresholds else None

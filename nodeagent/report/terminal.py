@@ -1,10 +1,11 @@
 """The report on a terminal: colours, bars, tables that fit the width. The only module that imports rich, and late."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from nodeagent.lean import TYPE_CHECKING, Final
 from nodeagent.report import layout
-from nodeagent.report.layout import Cell, Section
+from nodeagent.report.layout import Cell, Column, Section
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,8 +22,10 @@ _STYLES: Final = {
 }
 
 _BAR_WIDTH: Final = 8
-_NARROW: Final = 110
-"""Below this many columns there are no bars, and every cell may wrap: a table of eight columns needs the room."""
+_GAP: Final = 2
+_REMARK: Final = 30
+"""The last column stands beside the others if it has this many columns of the terminal, else below each row."""
+_INDENT: Final = 4
 
 _FULL, _EMPTY = "\u2588", "\u2591"
 
@@ -41,45 +44,93 @@ def draw(target: "Console", sections: Iterable[Section]) -> None:
     for number, section in enumerate(sections):
         if number:
             target.print()
-        for part in _parts(section, wide=target.width >= _NARROW):
+        for part in _parts(section, target.width):
             target.print(part)
 
 
-def _parts(section: Section, *, wide: bool) -> Iterable["RenderableType"]:
+def _parts(section: Section, width: int) -> Iterable["RenderableType"]:
     from rich.text import Text
 
     if section.title:
         yield Text(section.title, style="bold cyan")
     if section.rows:
-        yield _table(section, wide=wide)
+        yield from _table(section, width)
     for line in section.lines:
         yield Text(line.text, style=_STYLES[line.style])
 
 
-def _table(section: Section, *, wide: bool) -> "Table":
+def _table(section: Section, width: int) -> Iterable["RenderableType"]:
+    """The rows, with bars where there is room for them. A last column of texts is folded in what the others leave;
+    where that is too little it stands below."""
+    for bars in (True, False):
+        widths = _widths(section, bars=bars)
+        last = widths[-1] if section.columns[-1].right else min(widths[-1], _REMARK)
+        if _total([*widths[:-1], last]) <= width:
+            grid = _grid(section.columns, widths[:-1])
+            for row in section.rows:
+                grid.add_row(*[_text(cell, bars=bars) for cell in row])
+            yield grid
+            return
+    yield from _stacked(section, _folded(section, _widths(section, bars=False)[:-1], width))
+
+
+def _stacked(section: Section, widths: list[int]) -> Iterable["RenderableType"]:
+    """Each row without its last cell, and that cell below; where rows without a first cell follow, below those."""
+    from rich.padding import Padding
+
+    columns = section.columns[:-1]
+    remarks: list[Text] = []
+    grid = _grid(columns, widths)
+    for number, row in enumerate(section.rows):
+        if number and row[0].text and remarks:
+            yield grid
+            yield from [Padding(remark, (0, 0, 0, _INDENT)) for remark in remarks]
+            grid, remarks = _grid(columns, widths, header=False), []
+        grid.add_row(*[_text(cell, bars=False) for cell in row[:-1]])
+        if row[-1].text:
+            remarks.append(_text(row[-1], bars=False))
+    yield grid
+    yield from [Padding(remark, (0, 0, 0, _INDENT)) for remark in remarks]
+
+
+def _grid(columns: Sequence[Column], widths: Sequence[int], *, header: bool = True) -> "Table":
+    """An empty table with columns of these widths; one more column takes what is left."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    last = len(section.columns) - 1
-    for number, column in enumerate(section.columns):
-        free = number == last and not column.right
-        table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=not free and wide,
-            overflow="fold",
-            ratio=1 if free and wide else None,
-        )
-    for row in section.rows:
-        table.add_row(*(_text(cell, wide=wide) for cell in row))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_header=header)
+    for column, width in zip_longest(columns, widths):
+        table.add_column(column.title, justify="right" if column.right else "left", width=width, overflow="fold")
     return table
 
 
-def _text(cell: Cell, *, wide: bool) -> "Text":
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _widths(section: Section, *, bars: bool) -> list[int]:
+    """What each column needs to show all of it on one line."""
+    table = [[column.title for column in section.columns]]
+    table += [[_text(cell, bars=bars).plain for cell in row] for row in section.rows]
+    return [max(map(len, column)) for column in zip(*table, strict=True)]
+
+
+def _folded(section: Section, widths: list[int], width: int) -> list[int]:
+    """The widths for a terminal that is narrower still: the widest column of texts is folded, one of several words
+    rather than one of names."""
+    excess = _total(widths) - width
+    if excess <= 0:
+        return widths
+    texts = [number for number in range(len(widths)) if not section.columns[number].right]
+    words = [number for number in texts if any(" " in row[number].text for row in section.rows)]
+    widest = max(words or texts, key=lambda number: widths[number])
+    return [max(8, each - excess) if number == widest else each for number, each in enumerate(widths)]
+
+
+def _text(cell: Cell, *, bars: bool) -> "Text":
     from rich.text import Text
 
     text = Text(cell.text, style=_STYLES[cell.style])
-    if cell.share is None or not wide:
+    if cell.share is None or not bars:
         return text
     filled = round(min(1.0, cell.share) * _BAR_WIDTH)
     bar = Text(_FULL * filled + _EMPTY * (_BAR_WIDTH - filled) + " ", style=_bar_style(cell.share))
