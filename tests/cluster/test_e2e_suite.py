@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.apiserver import ApiServer, Json, node_object
+from nodeagent.cluster.credentials import find_credentials
+from nodeagent.cluster.transport import connect
+from tests.apiserver import ApiServer, Json, Request, node_object
+from tests.e2e.conftest import Cluster
+from tests.e2e.thisnode import wipe
 from tests.livenode import Run
 
 
@@ -65,6 +69,29 @@ def test_what_an_agent_has_set_that_is_already_there_is_not_touched(tmp_path: Pa
         assert "an agent is at work on node-1 already: NodeAgentPIDPressure" in output
         assert not api.sent("PATCH")
         assert api.condition("NodeAgentPIDPressure") == theirs
+
+
+def test_what_a_lost_agent_left_is_taken_off_while_the_control_plane_writes_too(tmp_path: Path) -> None:
+    node = ready_node("")
+    ours, theirs = (
+        {"key": f"{owner}/pid-pressure", "effect": "NoSchedule"} for owner in ("nodeagent.io", "example.com")
+    )
+    node["status"]["conditions"].append({"type": "NodeAgentPIDPressure", "status": "True", "reason": "NodeAgentX"})
+    node["spec"]["taints"] = [ours]
+    refused: list[Request] = []
+    with ApiServer(node=node) as api:
+
+        def meanwhile(request: Request, done: bool) -> None:
+            if request.method == "PATCH" and request.path.endswith("/node-1") and not done and not refused:
+                refused.append(request)
+                api._patch_node("node-1", {"spec": {"taints": [ours, theirs]}}, "")
+
+        api.at_request = meanwhile
+        kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig"))
+        wipe(Cluster(connect(find_credentials(kubeconfig)), kubeconfig))
+        assert refused
+        assert api.condition("NodeAgentPIDPressure") is None
+        assert api.node()["spec"]["taints"] == [theirs]
 
 
 def test_a_pod_that_cannot_start_is_given_up_at_once_and_the_reason_told(tmp_path: Path) -> None:

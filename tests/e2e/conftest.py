@@ -173,6 +173,7 @@ def cluster() -> Iterator[Cluster]:
     kubeconfig = os.environ.get(KUBECONFIG, "")
     if not kubeconfig:
         pytest.skip(f"{KUBECONFIG} names no cluster")
+    kubeconfig = os.path.expanduser(kubeconfig)
     cluster = Cluster(connect(find_credentials(kubeconfig), request_timeout_s=15.0), kubeconfig)
     namespaces = "/api/v1/namespaces"
     # Pods under load share the host's process ids (thisnode.py), which the `baseline` level would refuse.

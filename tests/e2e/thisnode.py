@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError
 from nodeagent.config import kubelet
 from nodeagent.config.resolve import resolve
+from nodeagent.model import OutcomeKind
 from tests.e2e.conftest import Cluster, Json, is_this_machine
 from tests.livenode import Run
 
@@ -259,11 +260,26 @@ def wipe(cluster: Cluster) -> None:
     if changes:
         body = json.dumps({"status": {"conditions": changes}}).encode()
         cluster.transport.request("PATCH", f"{path}/status", body=body, content_type=STRATEGIC_MERGE)
+    # Written by the version that was read: the control plane may be about to take a taint of its own away.
+    cluster.until(lambda: _without_our_taints(cluster), timeout_s=30)
+
+
+def _without_our_taints(cluster: Cluster) -> bool:
+    """Whether they are gone; False when somebody else wrote the Node at the same time."""
     node = cluster.node()
-    kept = [taint for taint in node["spec"].get("taints", ()) if not taint["key"].startswith("nodeagent.io/")]
-    version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-    body = json.dumps({"metadata": version, "spec": {"taints": kept}}).encode()
-    cluster.transport.request("PATCH", path, body=body, content_type=STRATEGIC_MERGE)
+    taints = node["spec"].get("taints", ())
+    kept = [taint for taint in taints if not taint["key"].startswith("nodeagent.io/")]
+    if len(kept) == len(taints):
+        return True
+    body = json.dumps({"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, "spec": {"taints": kept}})
+    path = f"/api/v1/nodes/{cluster.node_name}"
+    try:
+        cluster.transport.request("PATCH", path, body=body.encode(), content_type=STRATEGIC_MERGE)
+    except ApiError as error:
+        if error.kind is not OutcomeKind.REPLACED:
+            raise
+        return False
+    return True
 
 
 def why_not(cluster: Cluster) -> str:
