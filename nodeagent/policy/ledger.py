@@ -358,6 +358,8 @@ def pending(
             freed = relief.of(view.usage, signal, snapshot.layout, most=most)
             if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
                 freed = _to_come(entry, snapshot)
+            if entry is not None and entry.signal is signal is Signal.PID:
+                freed = max(freed or 0, _to_come(entry, snapshot))  # with the children that are never all seen
             amount += freed or 0
             pods.append(pod.key)
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete

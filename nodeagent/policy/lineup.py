@@ -345,10 +345,14 @@ def _rows_of(
     """Where each subject stands, and what is known of it."""
     signal, scene, asked, most, layout = look.signal, look.scene, look.asked, look.most, look.snapshot.layout
     values, places = ranking.standings(subjects, look.order)
+    # Children of milliseconds are in the node's count and in no pod's: without them a bomb would bring next to nothing.
+    unseen = relief.unseen_pids(look.snapshot) if signal is Signal.PID and not look.config.ranking.kubelet else 0
     rows, new = [], tuple.__new__
     for each, subject, known in zip(values, subjects, standing, strict=True):
         view, pod, used, request = subject[:4]
         freed = None if used is None else used if by_writes else relief.of(view.usage, signal, layout, most=most)
+        if unseen and freed is not None:
+            freed += min(unseen, ranking.forked(view.usage))
         refusals = known.refusals + protection.momentary(pod, view.usage, used, scene, asked)
         rows.append(new(_Row, (view, used, request, freed, refusals, each)))
     return places, rows

@@ -387,6 +387,11 @@ def _forking(usage: PodUsage | None, _now: int | None) -> float:
     return forks if forks is not None and 0.0 <= forks <= ABSURD else 0.0
 
 
+def forked(usage: PodUsage | None) -> int:
+    """Children that the pod brings forth in `PROJECTION_S`, however short they live."""
+    return int(min(_forking(usage, None) * PROJECTION_S, ABSURD))
+
+
 def _inode_growth(kept: Sequence[Walk], usage: PodUsage, now: int | None, signal: Signal, layout: DiskLayout) -> float:
     """From the walk before the one in `usage`, or from nothing when the pod has started since; 0 when neither is known
     or it is too long ago."""

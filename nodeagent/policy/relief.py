@@ -44,7 +44,8 @@ TOP_CGROUPS: Final = 3
 def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
     """What evicting the pod is expected to free: bytes, inodes or (for `pid.available`) threads.
 
-    None: not known. For memory it is `memory_unreclaimable`, else half of the working set.
+    None: not known. For memory it is `memory_unreclaimable`, else half of the working set. For a pod that forks
+    `line_up` adds children that were not seen.
     """
     if usage is None:
         return None
@@ -60,6 +61,16 @@ def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int 
         threads = sound(usage.thread_count, most=most)
         return threads if threads is not None else sound(usage.process_count, most=most)
     return ranking.disk_of(usage.disk, signal, layout, most=most)
+
+
+def unseen_pids(snapshot: NodeSnapshot) -> int:
+    """PIDs in use that neither a pod nor another known cgroup was seen to hold: those of the kernel, of what is not
+    listed, and of children that were gone when their pod was counted, a moment after the node."""
+    seen = snapshot.observations[Signal.PID]
+    if type(seen.available) is not int or (capacity := sound(seen.capacity)) is None:
+        return 0
+    held = [of(usage, Signal.PID, snapshot.layout) for _, usage in snapshot.pods]
+    return max(0, capacity - seen.available - _sum_of([*held, *(group.process_count for group in snapshot.cgroups)]))
 
 
 def minimum(rules: Relief, deficit: int) -> int:

@@ -186,6 +186,34 @@ def test_when_nobody_can_help_with_memory_the_next_resource_has_its_turn() -> No
     assert codes(plan) == ["futile"] or codes(plan) == ["no-candidates"]
 
 
+@pytest.mark.parametrize("seen", [3, 30])
+def test_a_bomb_whose_children_are_gone_when_it_is_counted_goes_and_fifty_innocents_stay(seen: int) -> None:
+    """What fills the table is in the node's count and in no pod's."""
+    innocents = [
+        view(f"innocent-{n:02}", MI, qos=BE, usage_more={"process_count": 20, "thread_count": 40}) for n in range(50)
+    ]
+    forks = {"process_count": seen, "thread_count": seen, "forks_per_s": 3000.0}
+    node = snapshot(*innocents, view("bomb", MI, usage_more=forks), available={Signal.PID: 500})
+    settings = config(hard(Signal.PID, 2000))
+    plan, after = decide(node, settings)
+    assert victims(plan) == ["bomb"]
+    after = settled(plan, after, OutcomeKind.ACCEPTED, settings)
+    still = snapshot(*node.pods, at=NOW + 1, available={Signal.PID: 400})
+    assert victims(decide(still, settings, after)[0]) == [], "its end is waited for"
+
+
+def test_who_forks_a_little_brings_no_more_than_nobody_is_seen_to_hold() -> None:
+    """The kernel's own threads are nobody's: the pod that leaks is taken, not the one that runs scripts."""
+    leak = {"process_count": 900, "thread_count": 31_000}
+    scripts = {"process_count": 9, "thread_count": 10, "forks_per_s": 200.0}
+    node = snapshot(
+        view("leak", MI, usage_more=leak), view("scripts", MI, usage_more=scripts), available={Signal.PID: 1500}
+    )
+    plan, _ = decide(node, config(hard(Signal.PID, 2000)))
+    assert {each.view.pod.name: each.relief for each in plan.ranking} == {"leak": 31_000, "scripts": 10 + 258}
+    assert victims(plan) == ["leak"]
+
+
 def test_a_fork_bomb_goes_and_fifty_innocents_stay() -> None:
     innocents = [
         view(f"i{number:02}", MI, qos=BE, usage_more={"process_count": 12, "thread_count": 20}) for number in range(50)
