@@ -18,6 +18,7 @@ from nodeagent.cluster.conditions import NodeConditions
 from nodeagent.cluster.events import Event, EventWriter
 from nodeagent.cluster.evict import Evictor
 from nodeagent.cluster.identity import Identity, IdentityError, resolve
+from nodeagent.cluster.leases import Leases
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodWatch, list_pods, pod_of
 from nodeagent.cluster.taint import Fence
@@ -37,6 +38,7 @@ from nodeagent.model import (
     Victim,
 )
 from tests.e2e.conftest import Cluster, Json, with_token
+from tests.e2e.diary import Diary
 from tests.e2e.thisnode import marks, wipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -70,6 +72,18 @@ def eventually(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came true"
         pause.wait(0.05)
+
+
+def idle_pod(cluster: Cluster, name: str) -> Json:
+    """A pod that never starts: bound to the node it is one of its pods all the same."""
+    spec = {
+        "nodeName": cluster.node_name,
+        "terminationGracePeriodSeconds": 30,
+        "automountServiceAccountToken": False,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 @pytest.fixture(scope="module")
@@ -111,19 +125,61 @@ def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
     watch = PodWatch(cluster.transport, cluster.node_name)
     watch.start()
     eventually(lambda: watch.view().synced_at)
-    # It need not start: bound to the node it is one of its pods.
-    spec = {
-        "nodeName": cluster.node_name,
-        "terminationGracePeriodSeconds": 1,
-        "containers": [{"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}],
-    }
-    cluster.post(cluster.pod_path(), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "seen"}, "spec": spec})
+    cluster.post(cluster.pod_path(), idle_pod(cluster, "seen"))
     key = f"{cluster.namespace}/seen"
     eventually(lambda: key in {p.key for p in watch.view().pods})
     cluster.delete(cluster.pod_path("seen"), grace_s=0)
     eventually(lambda: key not in {p.key for p in watch.view().pods})
     assert watch.view().reason == ""
     watch.stop()
+
+
+def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_grace_that_was_asked_for(cluster: Cluster) -> None:
+    """What `escalation.onBlocked: delete` does. The pod need not run for it."""
+    diary = Diary(cluster)
+    try:
+        target = victim(cluster.post(cluster.pod_path(), idle_pod(cluster, "marked")), method=Method.DELETE)
+        eventually(lambda: diary.pods("marked"))
+        assert evict(cluster, target).kind is OutcomeKind.ACCEPTED
+        diary.wait(lambda: any(e.terminating for e in diary.pods("marked")), "the deletion", timeout_s=60)
+        going = next(entry for entry in diary.pods("marked") if entry.terminating)
+        assert going.condition("DisruptionTarget")["reason"] == "TerminationByNodeAgent"
+        assert going.condition("DisruptionTarget")["message"] == target.message
+        assert going.object["metadata"]["deletionGracePeriodSeconds"] == 1
+        diary.wait(lambda: diary.pods("marked")[-1].what == "DELETED", "the end of the pod", timeout_s=60)
+    finally:
+        diary.close()
+
+
+def test_a_seat_is_taken_kept_from_others_and_given_back(cluster: Cluster) -> None:
+    """What `fleet.maxConcurrentEvictions` does."""
+    one, other = (
+        Leases(
+            cluster.transport,
+            holder=holder,
+            zone=lambda: "e2e",
+            seats=1,
+            namespace=cluster.namespace,
+            duration_s=60.0,
+            look_s=(0.1, 1.0),
+        )
+        for holder in ("one", "other")
+    )
+
+    def wanted(leases: Leases) -> bool:
+        leases.want()
+        return leases.held()
+
+    for each in (one, other):
+        each.start()
+    eventually(lambda: wanted(one))
+    eventually(lambda: not wanted(other) and "taken, by one" in other.reason)
+    one.stop()
+    eventually(lambda: wanted(other))
+    other.stop()
+    [lease] = cluster.get(f"/apis/coordination.k8s.io/v1/namespaces/{cluster.namespace}/leases")["items"]
+    assert lease["spec"].get("holderIdentity", "") == ""
+    assert lease["spec"]["leaseTransitions"] == 1
 
 
 def test_a_dry_run_eviction_is_accepted_and_changes_nothing(cluster: Cluster, running: Json) -> None:
