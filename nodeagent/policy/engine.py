@@ -136,7 +136,7 @@ def decide(
         ranking=served.ranking,
         ranked_for=served.signal,
         victims=served.victims,
-        refusals=refusals,
+        refusals=tuple(dict.fromkeys(refusals)),  # several signals may have the same to say
         notes=(
             *served.notes,
             *[_relief_note(report) for report in seen.reports],

@@ -101,20 +101,21 @@ def summary(report: Report) -> str:
         return f"OK {node}: every signal is above its thresholds"
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
     shared = _repeated(report)
-    causes = [
-        _cause(report, verdict)
-        for verdict in verdicts.values()
-        if verdict.state is worst
-        and (worst is not SignalState.UNKNOWN or nodereport.blind(verdict, verdicts, report.snapshot))
-        and verdict.signal not in shared
-    ]
-    return f"{worst.upper()} {node}: " + "; ".join(causes)
+    bad = [verdict for verdict in verdicts.values() if verdict.state is worst and verdict.signal not in shared]
+    if worst is not SignalState.UNKNOWN:
+        return f"{worst.upper()} {node}: " + "; ".join([_cause(report, verdict) for verdict in bad])
+    blind: dict[str, list[str]] = {}
+    for verdict in bad:
+        if nodereport.blind(verdict, verdicts, report.snapshot):
+            blind.setdefault(verdict.observation.reason, []).append(verdict.signal)
+    return f"{worst.upper()} {node}: " + "; ".join(
+        f"{' and '.join(signals)} {'is' if len(signals) == 1 else 'are'} unknown ({words.harmless(reason)})"
+        for reason, signals in blind.items()
+    )
 
 
 def _cause(report: Report, verdict: SignalVerdict) -> str:
     unit = SIGNAL_TABLE[verdict.signal].unit
-    if verdict.state is SignalState.UNKNOWN:
-        return f"{verdict.signal} is unknown ({words.harmless(verdict.observation.reason)})"
     leading = nodereport.leading(report.snapshot, verdict)
     if leading is None:
         return str(verdict.signal)

@@ -708,6 +708,14 @@ def test_without_a_current_view_of_the_pods_nobody_is_evicted(code: str, more: d
     assert plan.ranking[0].view.pod.name == "hog"
 
 
+def test_what_is_refused_for_several_signals_for_the_same_reason_is_told_once() -> None:
+    node = snapshot(view("hog", 2 * GI), available={**FULL, Signal.PID: 10}, pods_synced_at=None)
+    plan, _ = decide(node, config(hard(), hard(Signal.PID, 1000)))
+    due = {each.threshold.signal for verdict in plan.signals for each in verdict.thresholds if each.due}
+    assert due == {Signal.MEMORY, Signal.PID}
+    assert codes(plan) == ["pods-never-synced"]
+
+
 def test_stale_usage_of_a_pod_is_no_usage() -> None:
     stale = view("stale", 4 * GI)
     assert stale.usage is not None

@@ -154,3 +154,8 @@ def test_a_machine_without_runtime_and_pods_does_not_miss_its_image_file_system(
     known = reports.report(signals=(verdict,), layout=DiskLayout.DEDICATED_IMAGEFS)
     assert nodereport.state(known) is SignalState.UNKNOWN
     assert printed(known).startswith("UNKNOWN node-1: imagefs.available is unknown (no container runtime)")
+    inodes = seen._replace(signal=Signal.IMAGEFS_INODES)
+    other = reports.judged(inodes, SignalState.UNKNOWN, (threshold._replace(signal=Signal.IMAGEFS_INODES), None))
+    both = reports.report(signals=(verdict, other), layout=DiskLayout.DEDICATED_IMAGEFS)
+    said = "imagefs.available and imagefs.inodesFree are unknown (no container runtime)"
+    assert printed(both).splitlines()[0] == f"UNKNOWN node-1: {said}"
