@@ -112,7 +112,7 @@ class Agent:
         own = (*means.found, *workers.notes(), *contests.notes(session.contests()), *session.notes())
         if self._refused:
             own += (Note("configuration", f"a new one was refused, the old one stays: {self._refused}"),)
-        return (*own, *self._alarms.notes, *means.neighbours())
+        return (*own, *self._parts.missing, *self._alarms.notes, *means.neighbours())
 
     def serve(self) -> None:
         """Serve metrics and probes where the configuration says. Raises AddressError."""
@@ -338,7 +338,7 @@ class Agent:
 
     def _tell(self, plan: Plan, snapshot: NodeSnapshot, before: PolicyState) -> None:
         notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.neighbours())
-        notes += (*workers.notes(), *self._holds.notes)
+        notes += (*workers.notes(), *self._holds.notes, *self._parts.missing)
         self._holds.notes = []
         if self._forks.storm(snapshot.taken_at):
             notes += (_storm_note(self._forks.rates(snapshot.taken_at)),)

@@ -15,7 +15,7 @@ from nodeagent.config.load import Loaded
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import ConfigFile
-from nodeagent.host import cost, notify, protect, workers
+from nodeagent.host import cost, hooks, notify, protect, workers
 from nodeagent.host.brake import CgroupBrake, Hold
 from nodeagent.host.holds import OVERDUE, Holds
 from nodeagent.host.hooks import Hooks
@@ -153,7 +153,8 @@ class _Builder:
         """Everything anew. Raises CannotRunError."""
         session = _connect(loaded.config, self._guess, owned, self._wakeups)
         session.start()
-        return Parts(loaded, self._sampler(loaded.config), session, self._disks(loaded.config))
+        config = loaded.config
+        return Parts(loaded, self._sampler(config), session, self._disks(config), hooks.missing(config.reclaim.actions))
 
     def rebuild(self, before: Parts, loaded: Loaded) -> Parts:
         """The parts of a new configuration; what it does not concern stays as it is.
@@ -185,7 +186,8 @@ class _Builder:
         if config.sampling != old.sampling or config.local_storage_limits != old.local_storage_limits:
             disks = self._disks(config)
             before.disks.close(timeout_s=0.0)
-        return Parts(loaded._replace(config=config), sampler, session, disks)
+        missing = hooks.missing(config.reclaim.actions)
+        return Parts(loaded._replace(config=config), sampler, session, disks, missing)
 
     def close(self) -> None:
         self._statvfs.close()

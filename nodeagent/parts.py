@@ -30,6 +30,8 @@ class Parts(NamedTuple):
     sampler: Sampler
     session: Session
     disks: DiskWatch
+    missing: tuple[Note, ...] = ()
+    """Programs that the configuration names and this machine does not have."""
 
     @property
     def config(self) -> Config:

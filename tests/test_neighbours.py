@@ -1,4 +1,4 @@
-"""Who else kills or evicts on the node is said by the report, and by the agent as it starts."""
+"""Who else kills or evicts on the node is said by the report, and by the agent as it starts; and what it will miss."""
 
 import json
 import os
@@ -50,6 +50,7 @@ def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
         f"stateDir: {tmp_path / 'state'}\nlogging: {{format: json}}\n"
+        "reclaim: {actions: [{name: tidy, command: [no-such-program]}]}\n"
     )
     arguments = ("--dry-run", "--config", str(config), "--host-root", str(node))
     agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
@@ -57,6 +58,9 @@ def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(
         until(lambda: len(_neighbours(agent)) == 2, "who else kills")
         killer, kubelet = _neighbours(agent)
         assert killer.startswith("earlyoom runs (PID 400)")
+        assert [line["message"].split(":")[0] for line in agent.said("note") if line["subject"] == "reclaim"] == [
+            "tidy will fail"
+        ]
         assert kubelet.startswith("the kubelet's own eviction is on (memory.available<500Mi)")
         assert agent.stop() == 0
     finally:

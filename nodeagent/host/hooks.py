@@ -16,12 +16,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
 from nodeagent.host import podlogs, workers
-from nodeagent.model import SIGNAL_TABLE, ReclaimOrder, ReclaimOutcome, ReclaimResult
+from nodeagent.model import SIGNAL_TABLE, Note, ReclaimOrder, ReclaimOutcome, ReclaimResult
 
 _OUTPUT: Final = 2048
 """Bytes of a command's last output that are kept for its message."""
@@ -156,6 +156,24 @@ def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) 
         return Ended(ReclaimResult.FAILED, f"{directory}: {error.strerror}")
     result = ReclaimResult.DONE if removed.complete else ReclaimResult.TIMED_OUT
     return Ended(result, f"removed {removed.files} files, {removed.bytes} bytes")
+
+
+def missing(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
+    """Which of these actions will fail because their program is not on this machine, as far as we see it. To be told
+    before they are needed. Looks at the file system."""
+    programs = ((action.name, (action.command or _BUILT_IN.get(action.kind, ("",)))[0]) for action in actions)
+    return tuple(
+        Note("reclaim", f"{name} will fail: there is no program {program} where the agent runs")
+        for name, program in programs
+        if program and not _is_there(program)
+    )
+
+
+def _is_there(program: str) -> bool:
+    """Whether a command of this name can be run, in `/` as commands are."""
+    folders = [""] if "/" in program else os.get_exec_path()
+    places = (os.path.join("/", folder, program) for folder in folders)
+    return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places)
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

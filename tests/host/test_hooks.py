@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
-from nodeagent.host.hooks import Ended, Hooks, Job, command, job_of, run
-from nodeagent.model import ReclaimOrder, ReclaimResult, Signal, Tier
+from nodeagent.host.hooks import Ended, Hooks, Job, command, job_of, missing, run
+from nodeagent.model import Note, ReclaimOrder, ReclaimResult, Signal, Tier
 
 ORDER = ReclaimOrder("a", Signal.NODEFS, Tier.SOFT, 1234, 99, 0.0)
 
@@ -41,6 +41,22 @@ def test_a_command_gets_resource_signal_deficit_and_what_is_available() -> None:
 def test_a_built_in_command_can_be_replaced() -> None:
     ended = job(ReclaimAction("a", kind=ReclaimKind.IMAGES, command=script("print('mine')")))(soon())
     assert ended.message == "mine"
+
+
+def test_a_program_that_is_not_there_is_told_before_it_is_needed(tmp_path: Path) -> None:
+    plain = tmp_path / "no-program"
+    plain.touch(mode=0o644)
+    actions = [
+        ReclaimAction("python", command=(sys.executable, "-c", "")),
+        ReclaimAction("shell", command=("sh", "-c", "")),
+        ReclaimAction("logs", kind=ReclaimKind.CONTAINER_LOGS),
+        ReclaimAction("gone", kind=ReclaimKind.IMAGES, command=("no-such-program", "rmi", "--prune")),
+        ReclaimAction("plain", command=(str(plain),)),
+        ReclaimAction("folder", command=(str(tmp_path),)),
+    ]
+    notes = missing(actions)
+    assert [note.message.split()[0] for note in notes] == ["gone", "plain", "folder"]
+    assert notes[0] == Note("reclaim", "gone will fail: there is no program no-such-program where the agent runs")
 
 
 def test_a_failure_is_told_with_its_code_and_its_last_words() -> None:
