@@ -44,7 +44,7 @@ class _Job(NamedTuple):
     path: str
     body: bytes
     deadline: float
-    """time.monotonic()."""
+    """CLOCK_BOOTTIME: what the machine was suspended counts."""
 
 
 class Evictor:
@@ -91,7 +91,7 @@ class Evictor:
                 victim,
                 f"{path}/eviction" if evict else path,
                 eviction_body(victim, dry_run=self._dry_run) if evict else _options(victim, dry_run=self._dry_run),
-                time.monotonic() + self._timeout_s,
+                self._clock() + self._timeout_s,
             )
         )
 
@@ -152,13 +152,13 @@ class Evictor:
             self._answer(job.plan_id, job.victim, kind, message, error)
 
     def _send(self, job: _Job) -> None:
-        # A deadline that has passed in the queue makes the transport refuse before it sends.
-        left = job.deadline - time.monotonic()
+        # A deadline that has passed in the queue, or in suspend, makes the transport refuse before it sends.
+        left = job.deadline - self._clock()
         if job.victim.method is Method.EVICT:
             self._transport.request("POST", job.path, body=job.body, timeout_s=left)
             return
         self._mark(job, timeout_s=left * _MARK_SHARE)
-        left = job.deadline - time.monotonic()
+        left = job.deadline - self._clock()
         self._transport.request("DELETE", job.path, body=job.body, content_type=JSON, timeout_s=left)
 
     def _mark(self, job: _Job, *, timeout_s: float) -> None:

@@ -178,24 +178,37 @@ def _bounded(connection: Any) -> Any:
     return Bounded
 
 
+SUSPENDED_S: Final = 0.1
+"""The two clocks are read one after the other: less is no suspend."""
+
+
 class Reach:
     """Since when the API server has not answered.
 
     Only requests tell: a stream that is silent may be a watch on which nothing happens, so it is the next request that
-    finds out. Any HTTP answer, whatever its status, counts as one.
+    finds out. Any HTTP answer, whatever its status, counts as one. Time that the machine was suspended is no outage.
     """
 
-    def __init__(self, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, boot: Callable[[], float] = boottime) -> None:
+        """`clock` stands still while the machine is suspended, `boot` does not."""
         self.clock = clock
+        self._boot = boot
+        self._suspended_s = boot() - clock()
         self._lock = threading.Lock()
         self._answered_at = float("-inf")
         self._lost_at: float | None = None
 
     @property
     def lost_at(self) -> float | None:
-        """CLOCK_BOOTTIME at which the first of the requests was begun that have all gone unanswered; None when the last
-        one was answered, or none was sent."""
-        return self._lost_at
+        """CLOCK_BOOTTIME at which the first of the requests was begun that have all gone unanswered, later by what the
+        machine was suspended since; None when the last one was answered, or none was sent."""
+        lost_at = self._lost_at
+        if lost_at is None:
+            return None
+        suspended_s = self._boot() - self.clock()
+        if suspended_s > self._suspended_s + SUSPENDED_S:
+            self._suspended_s = suspended_s
+        return lost_at + self._suspended_s
 
     def answered(self) -> None:
         """A request was answered, now."""
@@ -204,7 +217,8 @@ class Reach:
             self._lost_at = None
 
     def unanswered(self, begun_at: float) -> None:
-        """A request was given up. It says nothing when another one, sent beside it, was answered."""
+        """A request that was begun at `begun_at` on `clock` was given up. It says nothing when another one, sent beside
+        it, was answered."""
         with self._lock:
             if self._lost_at is None and begun_at >= self._answered_at:
                 self._lost_at = begun_at

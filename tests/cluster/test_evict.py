@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.evict import Evictor
 from nodeagent.cluster.pods import pod_of
@@ -84,6 +85,29 @@ def evicting(api: ApiServer, tmp_path: Path) -> Iterator[Evicting]:
     evicting = Evicting(connected(api, tmp_path))
     yield evicting
     evicting.evictor.stop()
+
+
+def test_what_waited_through_a_suspend_is_not_sent(api: ApiServer, tmp_path: Path) -> None:
+    suspended_s, asked, go_on = [0.0], threading.Event(), threading.Event()
+    evicting = Evicting(connected(api, tmp_path), threads=1, clock=lambda: boottime() + suspended_s[0])
+
+    def hold(request: Request, done: bool) -> None:
+        if request.path.endswith("/eviction") and not done:
+            asked.set()
+            _wait(go_on)
+
+    api.at_request = hold
+    evicting.evictor.submit("plan-1", victim(api, "p0"))
+    evicting.evictor.submit("plan-1", victim(api, "p1"))
+    assert asked.wait(30)
+    suspended_s[0] = 3600.0
+    go_on.set()
+    first, second = evicting.outcomes(2)
+    evicting.evictor.stop()
+    assert (first.kind, second.kind) == (OutcomeKind.ACCEPTED, OutcomeKind.UNREACHABLE)
+    assert [request.path for request in api.sent("POST", "/eviction")] == [
+        "/api/v1/namespaces/default/pods/p0/eviction"
+    ]
 
 
 def test_an_eviction_carries_uid_and_grace_in_its_body(api: ApiServer, evicting: Evicting) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.pods import PodWatch
 from nodeagent.cluster.transport import ApiError, Reach, Transport, connect
@@ -30,7 +31,7 @@ def test_it_is_lost_since_the_first_request_that_went_unanswered_and_found_with_
         transport = transport_to(api, tmp_path)
         ask(transport)
         api.go_down()
-        before = transport.reach.clock()
+        before = boottime()
         for _ in range(2):
             with pytest.raises(ApiError):
                 ask(transport)
@@ -57,7 +58,7 @@ def test_a_server_that_accepts_and_never_answers_is_out_of_reach(tmp_path: Path)
 
 def test_one_lost_request_beside_one_that_was_answered_says_nothing() -> None:
     now = [0.0]
-    reach = Reach(lambda: now[0])
+    reach = Reach(lambda: now[0], boot=lambda: now[0])
     now[0] = 3.0
     reach.answered()
     now[0] = 5.0
@@ -66,6 +67,17 @@ def test_one_lost_request_beside_one_that_was_answered_says_nothing() -> None:
         reach.unanswered(begun_at)
         seen.append(reach.lost_at)
     assert seen == [None, 3.5, 3.5]
+
+
+def test_the_time_that_the_machine_was_suspended_is_no_outage() -> None:
+    awake_s, suspended_s = [100.0], [0.0]
+    reach = Reach(lambda: awake_s[0], boot=lambda: awake_s[0] + suspended_s[0])
+    begun_at = reach.clock()
+    awake_s[0], suspended_s[0] = 103.0, 3600.0
+    reach.unanswered(begun_at)
+    assert reach.lost_at == 100.0 + 3600.0, "lost for three seconds"
+    awake_s[0], suspended_s[0] = 110.0, 7200.0
+    assert reach.lost_at == 100.0 + 7200.0, "lost for ten"
 
 
 def test_a_watch_on_which_nothing_happens_is_no_outage(tmp_path: Path) -> None:
