@@ -248,7 +248,10 @@ def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
     [gain] = [note for note in agent.said("note") if note["subject"] == "reclaim"]
     assert "empty-cache (done)" in gain["message"]
     assert "brought back 256Mi" in gain["message"]
-    assert [line["code"] for line in agent.said("not evicting")] == ["waits-for-kubelet", "reclaiming"]
+    assert list(dict.fromkeys(line["code"] for line in agent.said("not evicting"))) == [
+        "waits-for-kubelet",
+        "reclaiming",
+    ]
     assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")

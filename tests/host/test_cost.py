@@ -1,5 +1,6 @@
 """The agent knows what it costs, and lives within a budget."""
 
+import gc
 import json
 import os
 import resource
@@ -29,6 +30,7 @@ def python(code: str) -> str:
 
 
 def test_a_reading_sees_memory_cpu_descriptors_faults_and_switches_grow() -> None:
+    gc.collect()
     before = cost.read(0.0)
     held = bytearray(b"x") * (32 << 20)
     files = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]

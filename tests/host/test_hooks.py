@@ -84,9 +84,9 @@ def test_at_the_deadline_the_command_and_all_that_it_started_are_ended(tmp_path:
         "while True: time.sleep(60)\n"
     )
     began = time.monotonic()
-    ended = run(script(text), {}, until=soon(2.0))
+    ended = run(script(text), {}, until=soon(6.0))
     assert ended.result is ReclaimResult.TIMED_OUT
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     [one, other] = [int(word) for word in pids.read_text().split()]
     for pid in (one, other):
         until = time.monotonic() + 20

@@ -72,14 +72,14 @@ class Ground:
         if accept:
             request.add_header("Accept", accept)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, answer.read().decode(), dict(answer.headers)
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode(), dict(error.headers)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
 
 
 @pytest.fixture
@@ -207,17 +207,17 @@ def test_clients_that_never_finish_do_not_keep_a_probe_from_its_answer(ground: G
     began = time.monotonic()
     assert ground.get("/healthz")[0] == 200
     assert everything(dawdlers[0]) == b"", "the one that dawdled longest made room"
-    assert time.monotonic() - began < server.DEADLINE_S / 2
+    assert time.monotonic() - began < server.DEADLINE_S * 0.9, "it did not wait for their deadline"
     for sock in dawdlers:
         sock.close()
 
 
 def test_a_client_that_never_finishes_is_shown_out(ground: Ground) -> None:
+    began = time.monotonic()
     with ground.connect() as sock:
         sock.sendall(b"GET ")
-        began = time.monotonic()
         assert everything(sock) == b""
-        assert server.DEADLINE_S * 0.9 < time.monotonic() - began < server.DEADLINE_S + 2.0
+        assert time.monotonic() - began > server.DEADLINE_S * 0.9
 
 
 def test_a_client_that_does_not_read_its_answer_holds_up_nobody(ground: Ground) -> None:
@@ -237,7 +237,7 @@ def test_a_flood_is_taken_in_at_the_rate_that_the_loop_can_spare() -> None:
     serving = Server("127.0.0.1:0", {"/": page}, failed=lambda _: None)
     try:
         for _ in range(2 * server.PER_S + 10):
-            with socket.create_connection(("127.0.0.1", serving.port), timeout=10) as sock:
+            with socket.create_connection(("127.0.0.1", serving.port), timeout=30) as sock:
                 sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 assert everything(sock).endswith(b"ok\n")
     finally:
@@ -259,7 +259,7 @@ def test_an_address_that_cannot_be_served_on_is_said(ground: Ground) -> None:
 def test_without_a_host_every_address_is_served() -> None:
     serving = Server(":0", {"/": lambda _: Page(b"ok\n")}, failed=lambda _: None)
     try:
-        with socket.create_connection(("127.0.0.1", serving.port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", serving.port), timeout=30) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
             assert everything(sock).endswith(b"ok\n")
     finally:
@@ -274,7 +274,7 @@ def test_a_closed_server_gives_its_port_back(ground: Ground) -> None:
 
 def test_the_pages_move_with_the_configuration_and_stay_when_they_cannot() -> None:
     def answered(port: int | None) -> bool:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
             return everything(sock).endswith(b"ok\n")
 
@@ -306,7 +306,7 @@ def test_the_pages_move_with_the_configuration_and_stay_when_they_cannot() -> No
 def test_a_real_prometheus_scrapes_it(ground: Ground, tmp_path: Path) -> None:
     ground.sampled()
     settings = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s"},
         "scrape_configs": [
             {"job_name": "nodeagent", "static_configs": [{"targets": [f"127.0.0.1:{ground.server.port}"]}]}
         ],
@@ -323,24 +323,25 @@ def test_a_real_prometheus_scrapes_it(ground: Ground, tmp_path: Path) -> None:
         )  # fmt: skip
     try:
         assert ground.served.wait(60), (tmp_path / "log").read_text()
-        up = ask(port, 'up{job="nodeagent"}', until="1")
-        assert up == ["1"]
-        assert ask(port, 'nodeagent_signal_available_bytes{signal="memory.available"}') == [str(8 * GI)]
-        assert ask(port, 'sum(nodeagent_signal_state{signal="memory.available"})') == ["1"]
-        assert ask(port, 'nodeagent_stage_duration_seconds_count{stage="decide"}') == ["0"]
+        await_answer(port, 'up{job="nodeagent"}', "1")
+        await_answer(port, 'nodeagent_signal_available_bytes{signal="memory.available"}', str(8 * GI))
+        await_answer(port, 'sum(nodeagent_signal_state{signal="memory.available"})', "1")
+        await_answer(port, 'nodeagent_stage_duration_seconds_count{stage="decide"}', "0")
     finally:
         process.terminate()
         process.wait(30)
 
 
-def ask(port: int, query: str, *, until: str = "") -> list[str]:
-    """The values that Prometheus has; with `until`, once one of them is that."""
+def await_answer(port: int, query: str, value: str) -> None:
+    """Until Prometheus has this one value. It is not ready at once, and on a busy machine it misses a scrape."""
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
-    patience = threading.Event()
-    deadline = time.monotonic() + 30
-    while True:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            values = [row["value"][1] for row in json.load(answer)["data"]["result"]]
-        if not until or until in values or time.monotonic() > deadline:
-            return values
+    patience, deadline = threading.Event(), time.monotonic() + 60
+    found: object = None
+    while found != [value]:
+        assert time.monotonic() < deadline, (query, found)
         patience.wait(0.1)
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found = [row["value"][1] for row in json.load(answer)["data"]["result"]]
+        except OSError as error:
+            found = error

@@ -62,8 +62,8 @@ class PodCgroups:
     def close(self) -> None:
         """End everything (processes end with their standard input) and remove the cgroups."""
         for process in self.processes:
-            process.communicate(timeout=30)
-        deadline = time.monotonic() + 20
+            process.communicate(timeout=60)
+        deadline = time.monotonic() + 60
         for place in (*self._pods, self._top):
             while place.exists():
                 assert time.monotonic() < deadline, f"{place} stays busy"

@@ -100,7 +100,7 @@ def dead_fuse(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_fuse: Path) -> None:
     host = Host("/")
-    patient = PatientStatvfs(host.statvfs, deadline_s=0.05)
+    patient = PatientStatvfs(host.statvfs, deadline_s=1.0)
     config = Sampling(kubelet_dir="/", image_dir=str(dead_fuse))
     with Sampler(host, config, node_name="n", statvfs=patient) as sampler:
         for _ in range(3):

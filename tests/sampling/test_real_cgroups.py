@@ -4,6 +4,8 @@ import os
 import select
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,7 +130,7 @@ class Kubelet:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.close()
-            assert select.select([descriptor], [], [], 20)[0], "a test process did not end"
+            assert select.select([descriptor], [], [], 60)[0], "a test process did not end"
             os.close(descriptor)
             process.stdout.read()  # to the end: every child that inherited it is gone, too
             process.stdout.close()
@@ -145,14 +147,13 @@ class Kubelet:
 
 def _rmdir(path: Path) -> None:
     """A dying process leaves its cgroup a moment after it was reaped."""
-    for _ in range(1000):
+    deadline, patience = time.monotonic() + 60, threading.Event()
+    while path.exists():
         try:
             path.rmdir()
         except OSError:
-            os.sched_yield()
-        else:
-            return
-    path.rmdir()
+            assert time.monotonic() < deadline, f"{path} stays busy"
+            patience.wait(0.005)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def cgroup() -> Iterator[Path]:
     directory = MEMORY / f"nodeagent-test-{uuid.uuid4().hex}"
     directory.mkdir()
     yield directory
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while directory.exists():
         assert time.monotonic() < deadline, f"{directory} stays busy"
         try:
@@ -88,7 +88,7 @@ def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Pat
         eater.eat(10)
         assert not _ready(source, 0.2)
         eater.eat(120)
-        assert _ready(source, 10)
+        assert _ready(source, 60)
         assert not _ready(source, 0), "one crossing is one wake-up"
     source.close()
 
@@ -104,7 +104,7 @@ def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
         eater.eat(100)
         assert not _ready(source, 0.2)
         eater.eat(150)
-        assert _ready(source, 10)
+        assert _ready(source, 60)
     source.close()
 
 
@@ -116,7 +116,7 @@ def test_a_level_that_was_passed_before_it_was_armed_wakes(cgroup: Path) -> None
     with Eater(cgroup) as eater:
         eater.eat(50)
         level.arm(40 * MIB)
-        assert _ready(source, 10)
+        assert _ready(source, 60)
         assert not _ready(source, 0)
     source.close()
 
@@ -186,7 +186,7 @@ def test_where_there_is_no_event_control_opening_fails_and_leaks_nothing(tmp_pat
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         wake.MemoryLevel(str(tmp_path))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 THRASHER = """
@@ -251,9 +251,9 @@ def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
     assert watch.follow({str(cgroup)}, set()) == ()
     assert not _ready(source, 0)
     (cgroup / "pod1").mkdir()
-    assert _ready(source, 10)
+    assert _ready(source, 60)
     (cgroup / "pod1").rmdir()
-    assert _ready(source, 10)
+    assert _ready(source, 60)
     assert watch.follow(set(), set()) == ()
     _ready(source, 0)
     (cgroup / "pod1").mkdir()
@@ -269,14 +269,14 @@ def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_i
     source = watch.source()
     watch.follow(set(), {str(events)})
     events.write_text("high 1\n")
-    assert _ready(source, 10)
+    assert _ready(source, 60)
     events.unlink()
     _ready(source, 1)
     events.write_text("high 2\n")
     _ready(source, 0)
     watch.follow(set(), {str(events)})
     events.write_text("high 3\n")
-    assert _ready(source, 10)
+    assert _ready(source, 60)
     source.close()
 
 

@@ -75,7 +75,7 @@ def test_nothing_is_walked_and_nothing_is_shown_while_no_disk_is_near(scene: Sce
     before = threading.active_count()
     for _ in range(3):
         found = usages(scene.tick(Need(crossed=frozenset({Signal.MEMORY, Signal.PID}))))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before, "one of an earlier test may have ended meanwhile"
     assert found["u1"].disk_sight is None
     assert found["u1"].writing is None
 

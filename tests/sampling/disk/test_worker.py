@@ -50,8 +50,8 @@ def test_a_closed_worker_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> N
     working.request(Request((pod("u1"),), budget_s=30.0))
     assert ended.wait(30)
     working.close(timeout_s=30.0)
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() <= threads, "one of an earlier test may have ended meanwhile"
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_measurement_that_fails_is_told_and_the_next_one_is_made(tmp_path: Path) -> None:
