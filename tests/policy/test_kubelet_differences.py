@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.config.load import load
 from nodeagent.config.schema import Config, Ranking
-from nodeagent.model import Container, ContainerUsage, DiskLayout, DiskUsage, PodView, Resources, Signal
+from nodeagent.model import Container, ContainerUsage, DiskLayout, DiskUsage, Owner, PodView, Resources, Signal
 from nodeagent.policy.engine import decide
 from nodeagent.policy.state import initial
 from tests.config.files import problems
-from tests.policy.nodes import MI, NOW, config, hard, pod, snapshot, soft, usage, view
+from tests.policy.nodes import GI, MI, NOW, config, hard, pod, snapshot, soft, usage, view
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kubelet-differences.md").read_text()
@@ -164,6 +165,25 @@ def test_a_pod_that_seems_to_use_more_than_there_is_goes_in_the_kubelets_order_a
         made = config(hard(signal, 1000), ranking=Ranking(kubelet=kubelet))
         much, some = pod_with("much", times * capacity), pod_with("some", capacity // 4)
         assert victims(made, much, some, available={signal: 10}) == [goes], (times, kubelet)
+
+
+def test_the_compatible_example_evicts_pod_after_pod_whoever_owns_them_and_however_little_that_helps() -> None:
+    """As a kubelet does: nothing but what is compiled in spares them, and nothing counts them."""
+    made = load(str(ROOT / "examples" / "kubelet-compatible.yaml")).config
+    daemon = Owner("DaemonSet", "d", "ds-d")
+    pods = [view(f"{n:02}", GI, namespace="kube-system", owner=daemon, age_s=1.0) for n in range(12)]
+    pods += [view("bare", GI, owner=None), view("mirror", GI, annotations={"kubernetes.io/config.mirror": ""})]
+    state, at = initial("t", now=NOW), NOW
+    gone: list[str | None] = []
+    while len(gone) < 13:
+        plan, state = decide(snapshot(*pods, at=at, available={Signal.MEMORY: MI}), state, now=at, config=made)
+        [victim] = plan.victims
+        gone.append(victim.pod.name)
+        pods = [each for each in pods if each.pod is not victim.pod]
+        at += 10
+    assert gone == [f"{n:02}" for n in range(12)] + ["bare"]
+    plan, _ = decide(snapshot(*pods, at=at, available={Signal.MEMORY: MI}), state, now=at, config=made)
+    assert not plan.victims, "but for the mirror of a static pod"
 
 
 def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_missing() -> None:
