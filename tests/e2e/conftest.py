@@ -22,6 +22,8 @@ NODE = "NODEAGENT_E2E_NODE"
 POD_IMAGE = "NODEAGENT_E2E_POD_IMAGE"
 """An image that waits when it is started, for a node that has no `pause` or may not use the one it has."""
 Json = dict[str, Any]
+WIPE = "NODEAGENT_E2E_WIPE"
+"""Set: whatever an agent has put on the node is taken off before the tests begin. For what a lost one has left."""
 START_S = 100.0
 """For a pod that the kubelet knows of: two to ten seconds were seen, an emulated node needs more. Two images of it are
 within a test's limit."""
@@ -175,6 +177,10 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(f"{KUBECONFIG} names no cluster")
     kubeconfig = os.path.expanduser(kubeconfig)
     cluster = Cluster(connect(find_credentials(kubeconfig), request_timeout_s=15.0), kubeconfig)
+    if os.environ.get(WIPE):
+        from tests.e2e.thisnode import wipe
+
+        wipe(cluster)
     namespaces = "/api/v1/namespaces"
     # Pods under load share the host's process ids (thisnode.py), which the `baseline` level would refuse.
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}

@@ -39,7 +39,7 @@ from nodeagent.model import (
 )
 from tests.e2e.conftest import Cluster, Json, with_token
 from tests.e2e.diary import Diary
-from tests.e2e.thisnode import marks, wipe
+from tests.e2e.thisnode import at_work, wipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -94,8 +94,8 @@ def running(cluster: Cluster) -> Json:
 @pytest.fixture
 def node(cluster: Cluster) -> Iterator[NodeWatch]:
     """The node's object, to be written to. What an agent that runs there has set must not be taken from it."""
-    if there := marks(cluster.node()):
-        pytest.skip(f"an agent is at work on {cluster.node_name} already: {', '.join(there)}")
+    if reason := at_work(cluster):
+        pytest.skip(reason)
     watch = NodeWatch(cluster.transport, cluster.node_name)
     yield watch
     watch.stop()

@@ -17,7 +17,7 @@ import yaml
 from nodeagent.cluster.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
 from nodeagent.model import OutcomeKind
 from tests.e2e.conftest import Cluster, Json, with_token
-from tests.e2e.thisnode import marks, wipe
+from tests.e2e.thisnode import at_work, marks, wipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -258,8 +258,8 @@ def test_the_daemonset_becomes_ready_answers_and_publishes_its_conditions(
     cluster: Cluster, installation: Installation
 ) -> None:
     named = image(cluster)
-    if there := marks(cluster.node()):
-        pytest.skip(f"an agent is at work on {cluster.node_name} already: {', '.join(there)}")
+    if reason := at_work(cluster):
+        pytest.skip(reason)
 
     def agent() -> Json:
         pods = cluster.get(cluster.pod_path())["items"]
