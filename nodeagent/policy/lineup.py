@@ -136,6 +136,7 @@ class Memo:
         views = [pods[index] for index in changed]
         answers = [_answer(known, view, look.signal, look.config) for view in views]
         known.update(zip([view.pod.uid for view in views], answers, strict=True))
+        self._kept = None  # until every one of them is moved
         _move(kept, *_rows(look, views, answers))
         restless = kept.restless.difference([view.pod.uid for view in views]) | _restless(views)
         oldest, newest = min(kept.oldest, span[0]), max(kept.newest, span[1])
