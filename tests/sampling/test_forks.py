@@ -95,10 +95,9 @@ def test_a_fork_storm_in_a_pod_wakes_the_loop_and_names_the_pod(pods: PodCgroups
     process = pods.run(storming, FORKS.format(number=1000))
     meter.drain(now())
     pods.go(process)
-    follow(meter, lambda: meter.storm(now()))
-    rates = meter.rates(now())
-    assert max(rates, key=lambda origin: rates[origin]) == storming
-    assert calm not in rates
+    # Whatever else runs on this machine may be a storm before it, and fork more.
+    follow(meter, lambda: meter.storm(now()) and storming in meter.rates(now()))
+    assert calm not in meter.rates(now())
     assert storming not in meter.thread_rates(now())
 
 
