@@ -189,7 +189,7 @@ class Damping(NamedTuple):
     """No condition is held longer than this after it was last observed."""
     jitter: Annotated[float, SHARE] = 0.1
     """A release is delayed by up to this share of the transition period, so that a fleet does not release at once."""
-    max_transitions_per_hour: Annotated[int, COUNT] = 12
+    max_transitions_per_hour: Annotated[int, Range(2, 100_000)] = 12
     """Bound on changes of one condition, whatever the signal does; a change to True is never refused by it."""
 
 

@@ -173,6 +173,7 @@ BAD: Final = (
     Wrong("relief: {maxVictims: 2.5}", "relief.maxVictims", "whole number"),
     Wrong("damping: {jitter: .nan}", "damping.jitter", "plain decimal", False),
     Wrong("damping: {jitter: 1.1}", "damping.jitter", "must be from 0 to 1"),
+    Wrong("damping: {maxTransitionsPerHour: 1}", "damping.maxTransitionsPerHour", "must be from 2"),
     Wrong("damping: {penalty: .inf}", "damping.penalty", "plain decimal"),
     Wrong("damping: {penalty: -1}", "damping.penalty", "must be from 1"),
     Wrong("damping: {halfLife: 0s}", "damping.halfLife", "must be from 1ms", False),
