@@ -165,6 +165,9 @@ def measure(pods: int) -> tuple[float, float, float, float]:
 
 
 def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return
     sizes = [int(each) for each in arguments] or list(SIZES)
     rows = {pods: measure(pods) for pods in sizes}
     base = rows.get(500, rows[sizes[0]])[0] / (500 if 500 in rows else sizes[0])

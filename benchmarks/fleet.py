@@ -494,6 +494,9 @@ SCENARIOS = (
 
 
 def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return
     nodes = int(arguments[0]) if arguments else NODES
     hour = calm()
     print(f"one node in calm, requests an hour (measured {MEASURED_S:.0f} s at {COMPRESSION:.0f} times the pace):")

@@ -215,6 +215,9 @@ def _watch(
 
 
 def main(arguments: Sequence[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return
     most = limits()
     print(f"limits: {most.memory / MIB:.0f} MiB, {most.cpu:g} of a core")
     for size in [int(each) for each in arguments] or SIZES:

@@ -208,6 +208,9 @@ def by_c(drain: str, storm: Maker) -> Result:
 
 
 def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return
     rates = [int(each) for each in arguments] or list(RATES)
     with tempfile.TemporaryDirectory() as directory:
         ready = prepare(Path(directory))
