@@ -8,6 +8,7 @@ Promises:
    waits: the kernel takes 13 to 32 ms for a move, which a thread of its own waits for, one move after the other.
 """
 
+import errno
 from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Final
@@ -58,11 +59,20 @@ class Alarms:
     def arm(self, headroom: Mapping[Signal, int]) -> None:
         """Wake when usage has grown by this many bytes: the distance to the next threshold of each memory signal.
 
-        Raises OSError when a level could not be read, or not be armed the last time; the next call tries again."""
+        Where a cgroup has gone, all sources are `stale` from now on; levels that cannot be armed for another reason are
+        given up with a note."""
         levels = [(level, headroom[signal]) for signal, level in self._levels.items() if signal in headroom]
-        if levels:
-            self._armer = self._armer or _Armer()
+        if not levels:
+            return
+        self._armer = self._armer or _Armer()
+        try:
             self._armer.arm(levels)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                self._opened = None
+            else:
+                self._levels = {}
+                self.notes += (Note("wake-ups", f"no memory level can be armed: {error.strerror}"),)
 
     def close(self) -> None:
         """Close every source."""

@@ -50,8 +50,12 @@ def kubepods() -> Iterator[Path]:
 
 def _open(kubepods: Path) -> Alarms:
     alarms = Alarms(Host("/"))
-    alarms.open(Hierarchy("v1", str(MEMORY), V1, None, None), Kubepods(f"/{kubepods.name}", systemd=False))
+    alarms.open(*_where(kubepods))
     return alarms
+
+
+def _where(kubepods: Path) -> tuple[Hierarchy, Kubepods]:
+    return Hierarchy("v1", str(MEMORY), V1, None, None), Kubepods(f"/{kubepods.name}", systemd=False)
 
 
 def _armers() -> list[threading.Thread]:
@@ -90,9 +94,19 @@ def test_asking_for_a_level_does_not_wait_for_the_kernel(kubepods: Path) -> None
     assert sorted(times)[5] < 0.015
 
 
-def test_a_cgroup_that_is_gone_is_an_error_once_and_not_a_thread_that_died(kubepods: Path) -> None:
+def test_a_cgroup_that_is_gone_makes_the_sources_stale_and_fails_nobody(kubepods: Path) -> None:
+    """A loop that failed for it would never come to open them anew."""
     alarms = _open(kubepods)
+    where = _where(kubepods)
+    assert not alarms.stale(*where)
     kubepods.rmdir()
-    with pytest.raises(OSError, match="No such device"):
-        alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    assert alarms.stale(*where)
+    alarms.open(*where)
+    assert any("no memory level" in note.message for note in alarms.notes)
+    alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    assert not alarms.stale(*where), "and it is not tried again in every turn"
+    kubepods.mkdir()
+    alarms.open(*where)
+    assert not any("no memory level" in note.message for note in alarms.notes)
     alarms.close()
