@@ -210,7 +210,6 @@ def files(node: RealNode, kind: str) -> list[str]:
     ]  # fmt: skip
     rows.append("s 1 /")
     looks, memories, containers = (LOOKS, MEMORY, CONTAINERS) if kind == "calm" else (1, 1, 1)
-    rows += [f"d {looks} {kubepods}{below}" for below in ("", "/burstable", "/besteffort")]
     for pod in node.pods:
         place, threads = f"{memory}/{pod.place}", f"{pids}/{pod.place}/pids.current"
         rows += [f"k {looks} {place}/memory.usage_in_bytes"]
