@@ -17,17 +17,16 @@ A `Transport` is used by many threads at once; each request is driven by the thr
 """
 
 import contextlib
-import io
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPResponse as _StdResponse
 from typing import Any, Final, NamedTuple, TypeVar
 
 from nodeagent.cluster import official
+from nodeagent.cluster.bounded import BoundedResponse, Limits, bounded, current
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import Credentials, CredentialSource
 from nodeagent.host import workers
@@ -100,83 +99,7 @@ class Response(NamedTuple):
     body: bytes
 
 
-class _Limits:
-    """What the request that a thread is driving may take. Shared with the socket reader below."""
-
-    __slots__ = ("deadline", "idle_s", "socket")
-
-    def __init__(self, *, deadline: float, idle_s: float) -> None:
-        self.deadline = deadline
-        """On time.monotonic()."""
-        self.idle_s = idle_s
-        self.socket: socket.socket | None = None
-
-
-_current = threading.local()
 _T = TypeVar("_T")
-
-
-class _BoundedReader(io.RawIOBase):
-    """Reads a socket so that no read outlives the request's deadline."""
-
-    def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: _Limits) -> None:
-        self._raw = raw
-        self._sock = sock
-        self._limits = limits
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._limits.deadline - time.monotonic()
-        if left <= 0:
-            msg = "the request's deadline has passed"
-            raise TimeoutError(msg)
-        self._sock.settimeout(min(left, self._limits.idle_s))
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _BoundedResponse(_StdResponse):
-    """http.client's response, reading its headers and its body through `_BoundedReader`."""
-
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        limits: _Limits = _current.limits
-        limits.socket = sock
-        raw = self.fp.detach()
-        self.fp = io.BufferedReader(_BoundedReader(raw, sock, limits))
-
-
-def _bounded(connection: Any) -> Any:
-    """The official package's kind of connection, with `_BoundedResponse`, and with each request sent as one piece:
-    http.client sends head and body one after the other, and an agent that is stopped in between (killed, or by its own
-    CPU limit) leaves half a request with the server. It is no faster: 145 us to loopback and back either way."""
-
-    class Bounded(connection):  # type: ignore[misc]
-        response_class = _BoundedResponse
-        _pieces: list[bytes] | None = None
-
-        def request(self, *args: Any, **kwargs: Any) -> None:
-            self._pieces = []
-            try:
-                super().request(*args, **kwargs)
-                whole = b"".join(self._pieces)
-            finally:
-                self._pieces = None
-            super().send(whole)
-
-        def send(self, data: Any) -> None:
-            if self._pieces is None:
-                super().send(data)
-            else:
-                self._pieces.append(data)
-
-    return Bounded
-
 
 SUSPENDED_S: Final = 0.1
 """The two clocks are read one after the other: less is no suspend."""
@@ -227,7 +150,7 @@ class Reach:
 class Stream:
     """The lines of a streaming answer, as they arrive. Iterate in one thread; `abort` from any."""
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, limits: _Limits) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, limits: Limits) -> None:
         self._response = response
         self._limits = limits
         self._aborted = False
@@ -325,7 +248,7 @@ class Transport:
             return self._request(method, path, body, content_type, limits=limits, max_bytes=max_bytes)
 
     def _request(
-        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: _Limits, max_bytes: int
+        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: Limits, max_bytes: int
     ) -> Response:
         may_renew = True
         while True:
@@ -355,7 +278,7 @@ class Transport:
         finally:
             stream.close()
 
-    def _open_stream(self, path: str) -> tuple[urllib3.BaseHTTPResponse, _Limits]:
+    def _open_stream(self, path: str) -> tuple[urllib3.BaseHTTPResponse, Limits]:
         may_renew = True
         while True:
             used = self._authorization
@@ -401,12 +324,12 @@ class Transport:
         """Close idle connections. Streams in use are closed by their owners."""
         self._pool.clear()
 
-    def _limits(self, timeout_s: float | None) -> _Limits:
+    def _limits(self, timeout_s: float | None) -> Limits:
         seconds = self.request_timeout_s if timeout_s is None else timeout_s
-        return _Limits(deadline=time.monotonic() + seconds, idle_s=seconds)
+        return Limits(deadline=time.monotonic() + seconds, idle_s=seconds)
 
     def _send(
-        self, method: str, path: str, *, body: bytes | None, content_type: str, limits: _Limits
+        self, method: str, path: str, *, body: bytes | None, content_type: str, limits: Limits
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": JSON, "User-Agent": _user_agent()}
         if authorization := self._current_authorization():
@@ -418,7 +341,7 @@ class Transport:
             left = limits.deadline - time.monotonic()
             if left <= 0:
                 raise ApiError(OutcomeKind.UNREACHABLE, "the deadline passed before the request was sent")
-            _current.limits = limits
+            current.limits = limits
             begun_at = self.reach.clock()
             try:
                 response = self._http_pool().urlopen(
@@ -445,8 +368,8 @@ class Transport:
 
     def _http_pool(self) -> Any:
         pool = self._pool.connection_from_url(self.server)
-        if pool.ConnectionCls.response_class is not _BoundedResponse:
-            pool.ConnectionCls = _bounded(pool.ConnectionCls)
+        if pool.ConnectionCls.response_class is not BoundedResponse:
+            pool.ConnectionCls = bounded(pool.ConnectionCls)
         return pool
 
     # --- credentials ------------------------------------------------------------------------------------------------
