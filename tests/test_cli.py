@@ -282,6 +282,11 @@ def test_a_terminal_gets_colours_and_bars_in_its_width() -> None:
     assert max(map(len, plain.splitlines())) <= 160
 
 
+def test_a_report_says_why_nobody_would_be_evicted_under_pressure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--host-root", str(FULL)]) == exit_codes.HARD
+    assert "\nNobody would be evicted: the API has not told which pods run here.\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("columns", [80, 100, 120])
 def test_a_narrow_terminal_shows_every_name_in_one_piece(columns: int) -> None:
     plain = ESCAPES.sub("", on_terminal("check", "--host-root", str(FULL), columns=columns))

@@ -349,7 +349,8 @@ def _pod_legend(report: Report) -> tuple[Cell, ...]:
         f"Would be evicted now: {words.harmless(victim.pod.key)} ({victim.tier}, grace {victim.grace_period_s:.0f}s)."
         for victim in report.plan.victims
     ]
-    lines += [f"Nobody more would be evicted: {words.harmless(each.message)}." for each in report.plan.refusals]
+    nobody = "Nobody more" if report.plan.victims else "Nobody"
+    lines += [f"{nobody} would be evicted: {words.harmless(each.message)}." for each in report.plan.refusals]
     if from_host:
         which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
         lines.append(
