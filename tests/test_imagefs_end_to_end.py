@@ -28,7 +28,7 @@ KUBELET_S = 1.5
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """The image file system; the kubelet's directory and the logs are elsewhere."""
     (tmp_path / "imagefs").mkdir()
-    with ext4(tmp_path / "imagefs", size_mb=1200, inodes=40_000) as place:
+    with ext4(tmp_path / "imagefs", size_mb=2400, inodes=40_000) as place:
         made = Disk(place)
         try:
             yield made
@@ -65,13 +65,13 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-BYTES = {"hard": {"imagefs.available": "650Mi"}, "soft": {"imagefs.available": "900Mi"}}
+BYTES = {"hard": {"imagefs.available": "1500Mi"}, "soft": {"imagefs.available": "1900Mi"}}
 INODES = {"hard": {"imagefs.inodesFree": "20k"}, "soft": {"imagefs.inodesFree": "30k"}}
 
 
 @pytest.mark.parametrize("hard_kill", ["cgroup", "none"])
 @pytest.mark.parametrize(
-    ("program", "per_s", "thresholds"), [(WRITER, 60.0, BYTES), (LITTERER, 2000.0, INODES)], ids=["bytes", "inodes"]
+    ("program", "per_s", "thresholds"), [(WRITER, 150.0, BYTES), (LITTERER, 2000.0, INODES)], ids=["bytes", "inodes"]
 )
 def test_who_fills_the_image_file_system_goes_before_it_is_full(
     tmp_path: Path,
