@@ -1,32 +1,27 @@
 """A container of a real containerd fills its own disk of images and layers; it goes before that is full."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
 
+from tests.vm.disks import free, watched
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, go
 from tests.vm.ramps import MIB, Node
 from tests.vm.test_containerd import IMAGE, MAKE_IMAGE
-from tests.vm.test_pressure import free, raised_before_the_eviction
+from tests.vm.test_pressure import raised_before_the_eviction
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 STORE: Final = "/var/lib/containerd"
-LOWEST: Final = """\
-import os, select, sys
-lowest = 1 << 62
-print("up")
-while not select.select([sys.stdin], [], [], 0.01)[0]:
-    numbers = os.statvfs(sys.argv[1])
-    lowest = min(lowest, numbers.f_bavail * numbers.f_frsize)
-print(lowest)
-"""
-"""Says what was left at least, when its stdin is closed."""
 FILL: Final = "dd if=/dev/zero bs=1048576 count=15 >>/grows && sleep 0.1"
 """150 MiB/s, where the machine can do that: as fast as the disk that a kubelet was seen to lose."""
+LITTER: Final = (
+    "for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4; do : >/n$n-$i$j; done; done; n=$((n+1)); sleep 0.1"
+)
+"""At most 500 files a second."""
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +45,42 @@ def start_container(machine: Machine, name: str, script: str) -> VmPod:
     return pod
 
 
-def test_a_container_that_fills_the_image_file_system_goes_before_it_is_full(containerd: Machine, node: Node) -> None:
+def bytes_left(machine: Machine) -> tuple[str, str, str]:
+    """A signal, what is short of it and what is nearly."""
+    assert free(machine, "avail", STORE) > 350 * MIB
+    return "imagefs.available", "250Mi", "330Mi"
+
+
+def inodes_left(machine: Machine) -> tuple[str, str, str]:
+    """The same for files, with 50 s and more from where it is short to where there are none."""
+    left = free(machine, "iavail", STORE)
+    assert left > 20_000
+    return "imagefs.inodesFree", f"{left - 6000}", f"{left - 1500}"
+
+
+@pytest.mark.parametrize(("fill", "thresholds"), [(FILL, bytes_left), (LITTER, inodes_left)], ids=["bytes", "inodes"])
+def test_a_container_that_fills_the_image_file_system_goes_before_it_is_full(
+    containerd: Machine, node: Node, fill: str, thresholds: Callable[[Machine], tuple[str, str, str]]
+) -> None:
     machine = containerd
-    left = free(machine, "avail", STORE)
-    assert left > 350 * MIB
+    signal, hard, soft = thresholds(machine)
     node.start_agent(
-        evictionHard={"imagefs.available": "250Mi"},
-        evictionSoft={"imagefs.available": "330Mi"},  # publishes the condition and never acts here
-        evictionSoftGracePeriod={"imagefs.available": "10m"},
+        evictionHard={signal: hard},
+        evictionSoft={signal: soft},  # publishes the condition and never acts here
+        evictionSoftGracePeriod={signal: "10m"},
         signals={},
         escalation={"hardKill": "cgroup"},
     )
     made: list[VmPod] = []
-    with node.cast() as cast, machine.start(f"python3 -u -c '{LOWEST}' {STORE}") as watcher:
-        assert watcher.stdout is not None
-        assert watcher.stdout.readline() == "up\n"
+    with node.cast() as cast, watched(machine, STORE) as least:
         try:
             for name, script in (
                 ("chill", "dd if=/dev/zero of=/held bs=1048576 count=20"),
-                ("filler", f"trap : USR1; sleep 100000 & wait; while {FILL}; do :; done"),
+                ("filler", f"trap : USR1; sleep 100000 & wait; while {fill}; do :; done"),
             ):
                 made.append(cast.add(start_container(machine, name, script)))
             go(machine, made[1])
             assert node.wait_until_ended(made[1]), node.log()
-            lowest = int(watcher.communicate(timeout=60)[0])
             # Before its layer is removed below the disk stays short, and chill would be the next one.
             assert cast.victims == ["filler"], node.log()
             assert cast.alive() == {"chill"}
@@ -87,4 +94,5 @@ def test_a_container_that_fills_the_image_file_system_goes_before_it_is_full(con
                     check=False,
                     timeout_s=120,
                 )
-    assert lowest > 20 * MIB, f"{lowest >> 20} MiB of {left >> 20} were left\n{node.log()}"
+    assert least.bytes > 20 * MIB, f"{least.bytes >> 20} MiB were left\n{node.log()}"
+    assert least.inodes > 0, node.log()

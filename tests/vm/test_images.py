@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
+from tests.vm.disks import free
 from tests.vm.machine import Machine
 from tests.vm.pods import start_pod
 from tests.vm.ramps import MIB, Node
-from tests.vm.test_pressure import free
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 

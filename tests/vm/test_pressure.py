@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from tests.apiserver import ApiServer
+from tests.vm.disks import free, watched
 from tests.vm.machine import Machine
 from tests.vm.pods import go, start_pod
 from tests.vm.ramps import MIB, Node
@@ -22,12 +23,6 @@ def threads_left(machine: Machine) -> int:
     """PIDs that the node has left, as the kernel counts."""
     told = machine.run("cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max /proc/loadavg").stdout.split()
     return min(int(told[0]), int(told[1])) - int(told[5].split("/")[1])
-
-
-def free(machine: Machine, what: str, path: str) -> int:
-    """`avail` bytes or `iavail` inodes of a file system."""
-    unit = "--block-size=1 " if what == "avail" else ""
-    return int(machine.run(f"df {unit}--output={what} {path}").stdout.split()[-1])
 
 
 def raised_before_the_eviction(api: ApiServer, condition: str) -> bool:
@@ -146,7 +141,7 @@ def test_who_fills_the_disk_goes_and_the_condition_is_up_before(
     node: Node, work: str, threshold: Callable[[Machine], dict[str, str]]
 ) -> None:
     node.start_agent(evictionHard=threshold(node.machine), evictionSoft={}, evictionSoftGracePeriod={}, signals={})
-    with node.cast() as cast:
+    with node.cast() as cast, watched(node.machine, "/var/lib/kubelet") as least:
         for name in IDLE:
             cast.add(start_pod(node.machine, name))
         filler = cast.add(start_pod(node.machine, "filler", work=work, volume="disk"))
@@ -155,3 +150,4 @@ def test_who_fills_the_disk_goes_and_the_condition_is_up_before(
         assert cast.victims == ["filler"], node.log()
         assert cast.alive() == set(IDLE)
     assert raised_before_the_eviction(node.api, "NodeAgentDiskPressure")
+    assert min(least.bytes, least.inodes) > 0, "the file system was full"
