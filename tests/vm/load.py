@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MIB = 1 << 20
+CATCH_UP_S = 0.05
 STEPS_PER_S = 100
 """A fast ramp grows in this many pieces a second: fewer than a MiB each are not worth a turn under emulation."""
 
@@ -31,19 +32,25 @@ def hold(mebibytes: int, processes: int) -> None:
 
 def ramp(mebibytes: int, per_second: int) -> None:
     """Grows to so much, at so many MiB a second."""
-    began = time.monotonic()
-    held = 0
+    held, due = 0, time.monotonic()
     while held < mebibytes:
         piece = min(max(1, per_second // STEPS_PER_S), mebibytes - held)
         touch(piece)
         held += piece
-        time.sleep(max(0.0, began + held / per_second - time.monotonic()))
+        due = wait(due + piece / per_second)
 
 
 def fill(leave: int) -> None:
     """Grows until the node has only so many MiB available."""
     while (available := mem_available()) > leave:
         touch(min(64, available - leave))
+
+
+def wait(due: float) -> float:
+    """Until then; returns from when the next piece counts. What a host that stood still has cost is not made up for:
+    after that it would come all at once."""
+    time.sleep(max(0.0, due - time.monotonic()))
+    return max(due, time.monotonic() - CATCH_UP_S)
 
 
 def touch(mebibytes: int) -> None:
@@ -68,22 +75,20 @@ def bomb(most: int) -> None:
 
 def write(directory: str, per_second: int) -> None:
     """Writes a file, at so many MiB a second, until there is no room."""
-    began, written = time.monotonic(), 0
-    piece = bytes(MIB)
+    piece, due = bytes(MIB), time.monotonic()
     with open(f"{directory}/grows", "wb", buffering=0) as file:
         while True:
             file.write(piece)
-            written += 1
-            time.sleep(max(0.0, began + written / per_second - time.monotonic()))
+            due = wait(due + 1 / per_second)
 
 
 def litter(directory: str, per_second: int) -> None:
     """Makes empty files, so many a second."""
-    began, made = time.monotonic(), 0
+    made, due = 0, time.monotonic()
     while True:
         os.close(os.open(f"{directory}/{made}", os.O_CREAT | os.O_WRONLY))
         made += 1
-        time.sleep(max(0.0, began + made / per_second - time.monotonic()))
+        due = wait(due + 1 / per_second)
 
 
 def read(path: str, times: int) -> None:

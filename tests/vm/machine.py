@@ -25,9 +25,9 @@ from tests.vm.image import Image
 
 HOST_LOOPBACK: Final = "10.0.2.2"
 """The host's 127.0.0.1, seen from the guest."""
-BOOT_TIMEOUT_S: Final = 180.0
+BOOT_TIMEOUT_S: Final = 400.0
 """A boot took 13 s on an idle host with two cores; the rest is for a busy one."""
-COMMAND_TIMEOUT_S: Final = 60.0
+COMMAND_TIMEOUT_S: Final = 180.0
 _KERNEL_ARGUMENTS: Final = (
     "root=/dev/vda rw console=ttyS0 quiet psi=1 systemd.unified_cgroup_hierarchy=1 net.ifnames=0 mitigations=off "
     "clearcpuid=112"
@@ -161,7 +161,7 @@ class Machine:
     def _ssh(self, *more: str) -> list[str]:
         options = {
             "BatchMode": "yes",
-            "ConnectTimeout": "20",
+            "ConnectTimeout": "60",
             "ControlPath": f"{self._sockets.name}/ssh",
             "HostKeyAlias": "vm",
             "HostName": "127.0.0.1",

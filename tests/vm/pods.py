@@ -70,7 +70,7 @@ def start_pod(
     machine.run(
         f"mkdir -p {log} && echo started >{log}/0.log && mkfifo {fifo} && "
         f"(systemd-run --quiet --collect --scope --slice={pod.slice} --unit=cri-containerd-{pod.container_id} "
-        f"sh -c '{script}' </dev/null >{log}/0.log 2>&1 &) && timeout 50 cat {fifo} && rm {fifo}"
+        f"sh -c '{script}' </dev/null >{log}/0.log 2>&1 &) && timeout 150 cat {fifo} && rm {fifo}"
     )
     return pod
 

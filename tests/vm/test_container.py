@@ -111,7 +111,7 @@ def run_contained(
     spec = runtime_spec(command, environment, host_pid=host_pid, daemonset=daemonset or the("DaemonSet"))
     machine.write(f"{BUNDLE}/config.json", json.dumps(spec))
     return machine.run(
-        f"timeout 50 runc run --keep --bundle {BUNDLE} nodeagent; s=$?; cat /sys/fs/cgroup{CGROUP}/memory.peak "
+        f"timeout 150 runc run --keep --bundle {BUNDLE} nodeagent; s=$?; cat /sys/fs/cgroup{CGROUP}/memory.peak "
         f">{PEAK}; runc delete --force nodeagent; exit $s",
         check=False,
     )
@@ -192,7 +192,7 @@ print([line for line in text.splitlines() if " /host{LATER} " in line][-1])
 def test_a_volume_that_is_mounted_later_is_seen(machine: Machine, image: Built) -> None:
     """A long-lived container gets the mounts of pods that come after it (HostToContainer)."""
     machine.run(f"mkdir -p {LATER} /run/nodeagent && mkfifo /run/nodeagent/ready")
-    machine.run(f"(timeout 50 cat /run/nodeagent/ready && mount -t tmpfs later {LATER}) >/dev/null 2>&1 &")
+    machine.run(f"(timeout 150 cat /run/nodeagent/ready && mount -t tmpfs later {LATER}) >/dev/null 2>&1 &")
     try:
         waited = run_contained(machine, image, ("python3", "-c", WAIT_FOR_MOUNT))
         assert waited.returncode == 0, waited.stderr
@@ -256,7 +256,7 @@ def test_with_the_patch_for_it_the_container_can_hold_and_end_a_pod(machine: Mac
         # A freeze takes effect a moment after it was written, if it does before it is released.
         assert done.stdout.startswith("populated 1")
         populated = f'grep -q "populated 1" /sys/fs/cgroup{victim.cgroup}/cgroup.events'
-        gone = machine.run(f"timeout 20 sh -c 'while {populated}; do sleep 0.2; done'", check=False)
+        gone = machine.run(f"timeout 120 sh -c 'while {populated}; do sleep 0.2; done'", check=False)
         assert gone.returncode == 0, "its processes live on"
     finally:
         kill_pod(machine, victim)

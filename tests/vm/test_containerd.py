@@ -52,8 +52,8 @@ WRITTEN_MIB: Final = {"writer": 48, "frugal": 3}
 @pytest.fixture(scope="module")
 def containers(machine: Machine) -> Iterator[dict[str, VmPod]]:
     """Two running containers that have written to their root file systems."""
-    machine.run("systemctl start containerd", timeout_s=120)
-    machine.run(MAKE_IMAGE, timeout_s=120)
+    machine.run("systemctl start containerd", timeout_s=240)
+    machine.run(MAKE_IMAGE, timeout_s=240)
     made = {}
     for name, mebibytes in WRITTEN_MIB.items():
         pod = VmPod("shop", name, str(uuid.uuid4()), "BestEffort", uuid.uuid4().hex * 2)
@@ -66,9 +66,9 @@ def containers(machine: Machine) -> Iterator[dict[str, VmPod]]:
             ["ctr", "-n", "k8s.io", "run", "--detach", "--runc-systemd-cgroup",
              f"--cgroup={pod.slice}:cri-containerd:{pod.container_id}", IMAGE, pod.container_id,
              "/bin/sh", "-c", script],
-            timeout_s=120,
+            timeout_s=240,
         )  # fmt: skip
-        machine.run(f"timeout 50 sh -c 'until test -s {upper(machine, pod)}/done; do sleep 0.2; done'")
+        machine.run(f"timeout 150 sh -c 'until test -s {upper(machine, pod)}/done; do sleep 0.2; done'")
         made[name] = pod
     machine.run("sync")
     yield made
@@ -111,7 +111,7 @@ def test_containers_are_found_with_the_memory_that_the_kernel_charges_them(
 
 
 def test_a_container_holds_what_lies_in_its_writable_layer(machine: Machine, containers: dict[str, VmPod]) -> None:
-    found = json.loads(machine.run(["/opt/nodeagent/bin/python", "-c", ATTRIBUTE], timeout_s=120).stdout)
+    found = json.loads(machine.run(["/opt/nodeagent/bin/python", "-c", ATTRIBUTE], timeout_s=240).stdout)
     assert found.keys() == {pod.uid for pod in containers.values()}
     for name, pod in containers.items():
         directory = upper(machine, pod)

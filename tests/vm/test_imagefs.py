@@ -26,8 +26,8 @@ LITTER: Final = (
 
 @pytest.fixture(scope="module")
 def containerd(machine: Machine) -> Iterator[Machine]:
-    machine.run("systemctl start containerd", timeout_s=120)
-    machine.run(MAKE_IMAGE, timeout_s=120)
+    machine.run("systemctl start containerd", timeout_s=240)
+    machine.run(MAKE_IMAGE, timeout_s=240)
     yield machine
     machine.run("systemctl stop containerd; rm -rf /var/tmp/image")
 
@@ -40,7 +40,7 @@ def start_container(machine: Machine, name: str, script: str) -> VmPod:
     machine.run(
         ["ctr", "-n", "k8s.io", "run", "--detach", "--runc-systemd-cgroup",
          f"--cgroup={pod.slice}:cri-containerd:{pod.container_id}", IMAGE, pod.container_id, "/bin/sh", "-c", script],
-        timeout_s=120,
+        timeout_s=240,
     )  # fmt: skip
     return pod
 
@@ -92,7 +92,7 @@ def test_a_container_that_fills_the_image_file_system_goes_before_it_is_full(
                     f"ctr -n k8s.io containers delete {pod.container_id}; "
                     f"ctr -n k8s.io snapshots delete {pod.container_id}",
                     check=False,
-                    timeout_s=120,
+                    timeout_s=240,
                 )
     assert least.bytes > 20 * MIB, f"{least.bytes >> 20} MiB were left\n{node.log()}"
     assert least.inodes > 0, node.log()

@@ -72,7 +72,7 @@ def test_a_cache_full_of_what_was_read_is_no_pressure(node: Node, model: str, ti
         try:
             machine.run(f"mkfifo /run/vm/{reader.uid}.done")
             go(machine, reader)
-            machine.run(f"timeout 100 cat /run/vm/{reader.uid}.done", timeout_s=120)
+            machine.run(f"timeout 200 cat /run/vm/{reader.uid}.done", timeout_s=240)
             kernel = dict(line.split(":") for line in machine.run("cat /proc/meminfo").stdout.splitlines())
             assert int(kernel["MemFree"].split()[0]) < CACHED_HARD_MIB * 1024, "the cache has taken what was free"
             machine.run("sleep 3")  # three looks of the agent at least
@@ -102,7 +102,7 @@ def test_where_one_is_not_enough_several_go_in_their_order_and_what_came_back_is
         going = [line for line in said if line["event"] == "evicting"]
         assert [line["pod"] for line in going] == ["shop/bloated", "shop/bulky"], "the larger one first"
         explain = f"/opt/nodeagent/bin/nodeagent explain {going[0]['id']} -o json --config /etc/nodeagent/config.yaml"
-        machine.run(f"timeout 60 sh -c 'until {explain} | grep -q measured; do sleep 1; done'", timeout_s=90)
+        machine.run(f"timeout 150 sh -c 'until {explain} | grep -q measured; do sleep 1; done'", timeout_s=180)
         decision = json.loads(machine.run(explain).stdout)
         assert cast.alive() == {"chill"}
     predicted = sum(victim["predictedRelief"] for victim in decision["victims"])

@@ -183,14 +183,14 @@ def told(machine: Machine, request: pytest.FixtureRequest) -> Iterator[dict[str,
     kind = request.param
     image = f"{TOP}.img"
     slices = {name: f"quota-{uuid.uuid4().hex}.slice" for name in ("own", "host")}
-    machine.run(f"truncate -s 400M {image} && {MAKE[kind].format(image=image)}", timeout_s=120)
+    machine.run(f"truncate -s 400M {image} && {MAKE[kind].format(image=image)}", timeout_s=240)
     machine.run(f"mkdir -p {TOP} && mount -o loop,prjquota {image} {TOP}")
     try:
         for name, unit in slices.items():
             machine.run(f"systemd-run --quiet --slice={unit} {WORK[name]}")
         machine.write("/run/vm/quota_measure.py", MEASURE)
         machine.write("/run/vm/quota_scene.py", SCENE)
-        machine.run(f"timeout 50 sh -c 'until test -e {TOP}/own -a -e {TOP}/host; do sleep 0.1; done'")
+        machine.run(f"timeout 150 sh -c 'until test -e {TOP}/own -a -e {TOP}/host; do sleep 0.1; done'")
         cgroups = {name: f"/quota.slice/{unit}" for name, unit in slices.items()}
         ran = machine.run(
             ["/opt/nodeagent/bin/python", "/run/vm/quota_scene.py", TOP, json.dumps(cgroups), json.dumps(rights())],

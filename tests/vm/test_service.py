@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -90,13 +91,13 @@ def running(service: Machine) -> Iterator[Machine]:
     """The service, started anew."""
     restart(service)
     yield service
-    stopped = service.run("systemctl stop nodeagent.service", timeout_s=60, check=False)
+    stopped = service.run("systemctl stop nodeagent.service", timeout_s=180, check=False)
     assert stopped.returncode == 0
 
 
 def restart(machine: Machine) -> None:
     """Starts the service, or fails with what it logged."""
-    started = machine.run("systemctl restart nodeagent.service", timeout_s=120, check=False)
+    started = machine.run("systemctl restart nodeagent.service", timeout_s=240, check=False)
     assert started.returncode == 0, machine.run("journalctl -n 40 --unit=nodeagent.service").stdout
 
 
@@ -112,13 +113,10 @@ def journal(machine: Machine) -> str:
 
 
 def wait_for_log(machine: Machine, text: str) -> None:
-    """Returns when the service has logged this; follows the journal rather than asking again and again."""
-    followed = machine.run(
-        "timeout 30 journalctl --follow --lines=all --output=cat --unit=nodeagent.service _SYSTEMD_INVOCATION_ID="
-        f"$(systemctl show --value --property=InvocationID nodeagent.service) | grep --max-count=1 -F '{text}'",
-        check=False,
-    )
-    assert text in followed.stdout, journal(machine)
+    """Returns when the service has logged this."""
+    deadline = time.monotonic() + 180
+    while text not in (said := journal(machine)):
+        assert time.monotonic() < deadline, said
 
 
 @on_both
@@ -145,7 +143,7 @@ def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
 def test_it_is_started_when_it_says_so_and_systemd_shows_what_it_sees(running: Machine, api: ApiServer) -> None:
     assert show(running, "ActiveState") == "active"
     assert "pods" in show(running, "StatusText")
-    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 180), journal(running)
     condition = api.condition("NodeAgentMemoryPressure")
     assert condition is not None
     assert condition["status"] == "False"
@@ -206,7 +204,7 @@ def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running:
 @on_both
 def test_its_figures_and_its_health_are_served_on_the_loopback(running: Machine, api: ApiServer) -> None:
     """In the sandbox too. The kubelet of this node is played by the double."""
-    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 180), journal(running)
     fetch = "import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:9655' + sys.argv[1]).read().decode())"
     assert [running.run(["python3", "-c", fetch, path]).stdout for path in ("/healthz", "/readyz")] == ["ok\n\n"] * 2
     scraped = running.run(["python3", "-c", fetch, "/metrics"]).stdout
@@ -229,9 +227,9 @@ def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machin
     # Stopped as a whole it cannot say that it is alive, as when its loop hangs. The journal tells when it is back.
     running.run(f"kill -STOP {before}")
     running.run(
-        "timeout 100 sh -c 'until journalctl --no-pager --unit=nodeagent.service --since=-2min | grep -q \"Watchdog "
+        "timeout 200 sh -c 'until journalctl --no-pager --unit=nodeagent.service --since=-2min | grep -q \"Watchdog "
         "timeout\"; do sleep 1; done; until systemctl is-active --quiet nodeagent.service; do sleep 1; done'",
-        timeout_s=120,
+        timeout_s=240,
     )
     assert int(show(running, "NRestarts")) == restarts + 1
     assert show(running, "MainPID") != before
@@ -243,15 +241,15 @@ def test_a_crash_loop_goes_on_until_its_cause_is_gone(running: Machine) -> None:
     try:
         running.write("/etc/nodeagent/config.yaml", CONFIGURATION.replace("700Mi", "lots"))
         running.run(
-            "timeout 100 sh -c 'until test $(systemctl show --value --property=NRestarts nodeagent.service) -ge 3; "
+            "timeout 200 sh -c 'until test $(systemctl show --value --property=NRestarts nodeagent.service) -ge 3; "
             "do sleep 0.5; done'",
-            timeout_s=120,
+            timeout_s=240,
         )
         assert show(running, "ActiveState") == "activating"
     finally:
         running.write("/etc/nodeagent/config.yaml", CONFIGURATION)
     running.run(
-        "timeout 60 sh -c 'until systemctl is-active --quiet nodeagent.service; do sleep 0.5; done'", timeout_s=80
+        "timeout 150 sh -c 'until systemctl is-active --quiet nodeagent.service; do sleep 0.5; done'", timeout_s=180
     )
     assert '"event":"started"' in journal(running)
 
@@ -259,7 +257,7 @@ def test_a_crash_loop_goes_on_until_its_cause_is_gone(running: Machine) -> None:
 @on_both
 def test_a_bloated_pod_is_evicted_under_real_pressure_and_its_neighbour_lives(service: Machine, api: ApiServer) -> None:
     restart(service)
-    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(service)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 180), journal(service)
     calm = start_pod(service, "calm", work="hold 48 1")
     bloated = start_pod(service, "bloated", work="ramp 1400 50")
     try:
@@ -274,13 +272,13 @@ def test_a_bloated_pod_is_evicted_under_real_pressure_and_its_neighbour_lives(se
         api.on_eviction = lambda evicted, body: threading.Thread(target=as_a_kubelet_does, args=(evicted, body)).start()
         for each in (calm, bloated):
             api.add_pod(_object(each))
-        assert api.wait_for(lambda: api.sent("POST", "/eviction"), 120), journal(service)
+        assert api.wait_for(lambda: api.sent("POST", "/eviction"), 180), journal(service)
         (request,) = api.sent("POST", "/eviction")
         assert request.path.endswith("/namespaces/shop/pods/bloated/eviction")
         assert request.body["deleteOptions"]["preconditions"]["uid"] == bloated.uid
-        assert ended.wait(60)
-        assert api.wait_for(lambda: _status(api, "NodeAgentMemoryPressure") == "True", 30), journal(service)
-        assert api.wait_for(lambda: _status(api, "NodeAgentMemoryPressure") == "False", 90), journal(service)
+        assert ended.wait(180)
+        assert api.wait_for(lambda: _status(api, "NodeAgentMemoryPressure") == "True", 180), journal(service)
+        assert api.wait_for(lambda: _status(api, "NodeAgentMemoryPressure") == "False", 180), journal(service)
         assert service.run(f"cat /sys/fs/cgroup{calm.cgroup}/cgroup.events").stdout.startswith("populated 1")
         assert "oom-kill" not in service.run("dmesg").stdout
     finally:
@@ -302,8 +300,8 @@ def _status(api: ApiServer, kind: str) -> str:
 
 
 def test_it_stops_within_its_time_and_leaves_no_condition_behind(running: Machine, api: ApiServer) -> None:
-    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 60), journal(running)
-    running.run("systemctl stop nodeagent.service", timeout_s=30)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 180), journal(running)
+    running.run("systemctl stop nodeagent.service", timeout_s=180)
     assert show(running, "Result") == "success"
     left = api.condition("NodeAgentMemoryPressure")
     assert left is None or left["status"] == "Unknown"
@@ -337,7 +335,7 @@ def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taint
                 "/run/vm/systemd/drop-ins/node-credentials.conf && systemctl daemon-reload"
             )
             restart(service)
-            assert strict.wait_for(lambda: strict.condition("NodeAgentMemoryPressure"), 60), journal(service)
+            assert strict.wait_for(lambda: strict.condition("NodeAgentMemoryPressure"), 180), journal(service)
             assert not strict.sent("PATCH", f"/nodes/{NODE}")
         finally:
             service.write("/etc/nodeagent/config.yaml", CONFIGURATION)
@@ -351,7 +349,7 @@ def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taint
 def test_without_its_credentials_it_does_not_start_and_says_why(service: Machine, tmp_path: Path) -> None:
     service.run("systemctl stop nodeagent.service; mv /etc/nodeagent/kubeconfig /etc/nodeagent/away")
     try:
-        assert service.run("systemctl start nodeagent.service", check=False, timeout_s=120).returncode != 0
+        assert service.run("systemctl start nodeagent.service", check=False, timeout_s=240).returncode != 0
         assert "CREDENTIALS" in service.run("systemctl status nodeagent.service", check=False).stdout
     finally:
         service.run("mv /etc/nodeagent/away /etc/nodeagent/kubeconfig; systemctl stop nodeagent.service")
