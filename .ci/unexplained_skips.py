@@ -61,6 +61,9 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _unexplained and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif _unexplained and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        # Not one of the failures that get another chance, in which this would be forgotten.
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -37,6 +37,14 @@ def test_a_skip_without_an_excuse_fails_the_run_and_is_named(tmp_path: Path) -> 
     assert re.search(r"=+ 1 passed, 1 skipped", ran.stdout.splitlines()[-1])
 
 
+def test_beside_a_failure_a_skip_without_an_excuse_is_not_forgotten_when_that_is_run_again(tmp_path: Path) -> None:
+    ran = run_pytest(
+        tmp_path,
+        "import pytest\ndef test_a(): assert 0\n@pytest.mark.skip(reason='not in the mood')\ndef test_b(): pass\n",
+    )
+    assert ran.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+
+
 def test_a_module_that_skips_itself_needs_an_excuse_too(tmp_path: Path) -> None:
     ran = run_pytest(
         tmp_path, "import pytest\npytest.skip('no such library', allow_module_level=True)\ndef test_a(): pass\n"
