@@ -77,8 +77,8 @@ def test_an_api_server_that_hangs_never_makes_the_teller_wait(api: ApiServer, wr
     began = time.monotonic()
     for n in range(QUEUE * 2):
         writer.emit(EVICTED._replace(uid=str(n)))
-    assert time.monotonic() - began < 20, "one request alone is waited for 5 s"
-    assert writer.dropped >= QUEUE - 6
+    assert time.monotonic() - began < 5, "one request alone is waited for 5 s"
+    assert writer.dropped >= QUEUE - 2
     assert len(writer._waiting) <= QUEUE
     answered.set()
 

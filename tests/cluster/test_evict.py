@@ -230,7 +230,7 @@ def test_a_partition_gives_outcomes_in_time_and_afterwards_all_is_well(tmp_path:
         kinds = {o.kind for o in evicting.outcomes(8)}
         assert kinds <= {OutcomeKind.TIMED_OUT, OutcomeKind.UNREACHABLE}
         assert OutcomeKind.TIMED_OUT in kinds
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 4
     assert evicting.one(victim(None, "p")).kind is OutcomeKind.UNREACHABLE
 
 

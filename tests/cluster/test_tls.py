@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -79,5 +80,7 @@ def test_a_watch_over_tls_ends_at_once_when_stopped(certificates: Path, tmp_path
         watch.start()
         assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
         before = [t for t in threading.enumerate() if t.name == "pods"]
+        began = time.monotonic()
         watch.stop()
+        assert time.monotonic() - began < 1
         assert len([t for t in before if t.is_alive()]) == len(before) - 1

@@ -131,7 +131,7 @@ def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
         transport = transport_to(server, tmp_path, timeout_s=1.0)
         began = time.monotonic()
         assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 3
 
 
 def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_server_that_drips_bytes_cannot_outlast_the_deadline(tmp_path: Path, w
         transport = transport_to(server, tmp_path, timeout_s=1.0)
         began = time.monotonic()
         assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 3
 
 
 def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_stream_that_drips_without_end_is_ended(tmp_path: Path) -> None:
     with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=20, total_s=1.0) as stream:
         began = time.monotonic()
         assert failure(lambda: list(stream.lines())).kind is OutcomeKind.TIMED_OUT
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 3
 
 
 def test_a_stream_can_be_aborted_from_another_thread(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_clients_that_never_finish_do_not_keep_a_probe_from_its_answer(ground: G
     began = time.monotonic()
     assert ground.get("/healthz")[0] == 200
     assert everything(dawdlers[0]) == b"", "the one that dawdled longest made room"
-    assert time.monotonic() - began < server.DEADLINE_S * 0.9, "it did not wait for their deadline"
+    assert time.monotonic() - began < server.DEADLINE_S / 2, "it did not wait for their deadline"
     for sock in dawdlers:
         sock.close()
 
@@ -217,7 +217,7 @@ def test_a_client_that_never_finishes_is_shown_out(ground: Ground) -> None:
     with ground.connect() as sock:
         sock.sendall(b"GET ")
         assert everything(sock) == b""
-        assert time.monotonic() - began > server.DEADLINE_S * 0.9
+        assert server.DEADLINE_S * 0.9 < time.monotonic() - began < server.DEADLINE_S + 2.0
 
 
 def test_a_client_that_does_not_read_its_answer_holds_up_nobody(ground: Ground) -> None:

@@ -90,8 +90,8 @@ def test_asking_for_a_level_does_not_wait_for_the_kernel(kubepods: Path) -> None
         alarms.arm({Signal.ALLOCATABLE_MEMORY: (40 - 2 * growth) * MIB})
         times.append(time.monotonic() - began)
     alarms.close()
-    # The kernel takes 16 to 36 ms for each but the first; some of ours may have been taken off the processor.
-    assert sorted(times)[5] < 0.015
+    # The kernel takes 16 to 36 ms for each but the first.
+    assert sorted(times)[10] < 0.005
 
 
 def test_a_cgroup_that_is_gone_makes_the_sources_stale_and_fails_nobody(kubepods: Path) -> None:

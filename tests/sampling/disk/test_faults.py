@@ -134,7 +134,7 @@ def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(
         assert worker.latest().finished_at is None
         asked = time.monotonic()
         worker.request(Request((pod("u1"),), budget_s=10.0))
-        assert time.monotonic() - asked < 20, "the request waited"
+        assert time.monotonic() - asked < 1.0, "the request waited"
         assert ended.wait(40)
         latest = worker.latest()
         assert latest.pods["u1"].other_inodes == 1
