@@ -253,14 +253,13 @@ def _config_validate(options: Options) -> int:
 
     valid = True
     for path in options.files:
-        try:
-            loaded = load.load(path)
-        except problems.ConfigError as error:
-            valid = False
-            sys.stderr.write(show.explain_problems(error))
-            continue
-        sys.stderr.write(show.explain_warnings(loaded))
-        print(f"{path}: valid")
+        for name, found in load.load_held(path):
+            if isinstance(found, problems.ConfigError):
+                valid = False
+                sys.stderr.write(show.explain_problems(found))
+            else:
+                sys.stderr.write(show.explain_warnings(found))
+                print(f"{name}: valid")
     return 0 if valid else 1
 
 

@@ -24,12 +24,12 @@ def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amoun
     if count == 0 and rule is AmountRule.THRESHOLD:
         raise ValueError('it is zero: a threshold must be above zero (write "0%" to have none)')
     if count == MAX_QUANTITY:
-        raise ValueError("it is larger than 64 bits can hold")
+        raise ValueError(f"it is {MAX_QUANTITY} or more, all that 64 bits can hold: no node has as much")
     return Amount(count, None, text)
 
 
 def _percentage(text: str, *, rule: AmountRule) -> float:
-    number = text[:-1]
+    number = text.rstrip("%")  # as the kubelet, to whom `15%%` is 15%
     if not _is_number(number):
         raise ValueError(f"{number!r} is not a plain number")
     value = float(number)

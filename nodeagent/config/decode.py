@@ -23,6 +23,9 @@ from nodeagent.model import Amount, Signal
 MAX_SHOWN: Final = 60
 """Characters of the user's text that a message repeats."""
 
+MAX_PLACES: Final = 4
+"""Places that a message names for a misplaced key: `burst` and `perHour` have four."""
+
 _BAD: Final = object()
 _KUBELET: Final = "kubelet"
 _INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
@@ -70,9 +73,8 @@ def read_keys(
             if found is not _BAD:
                 values[key.field] = found
         elif name not in besides:
-            reader.complain(
-                key_node, join(path, shown(name, quote="")), "unknown key", suggest(name, [*by_name, *besides])
-            )
+            mend = _belongs(name) or suggest(name, [*by_name, *besides])
+            reader.complain(key_node, join(path, shown(name, quote="")), "unknown key", mend)
     for key in by_name.values():
         if key.required and key.name not in seen:
             reader.complain(node, join(path, key.name), "is missing", f"add `{key.name}:`")
@@ -103,6 +105,17 @@ def shown(text: str, *, quote: str = '"') -> str:
     """The user's text, short and printable."""
     printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_SHOWN])
     return f"{quote}{printable}{'...' if len(text) > MAX_SHOWN else ''}{quote}"
+
+
+def _belongs(name: str) -> str:
+    """Where a key belongs that is unknown only where it stands: the usual sign of wrong indentation."""
+    if name in list(Signal):
+        return "signals stand below evictionHard, evictionSoft and their like: indent it by two more spaces"
+    places = [path for path, wanted in keys.sections() if any(key.name == name for key in wanted)]
+    if not places:
+        return ""
+    below = "below " + ", ".join(f"`{path}`" for path in places[:MAX_PLACES])
+    return f"it belongs {'at the left margin' if '' in places else below}: check the indentation"
 
 
 def suggest(word: str, known: list[str]) -> str:
@@ -160,7 +173,9 @@ def _read_section(reader: Reader, node: Node, path: str, section: Any, *, base: 
 def _read_signals(reader: Reader, node: Node, path: str, key: Key, value_type: Any) -> Any:
     """A map whose keys are eviction signals."""
     if node.tag != "map":
-        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", "must be a map of eviction signals")
+        example = "200Mi" if value_type is Amount else "30s" if key.duration else "..."
+        mend = f"must be a map of eviction signals, a line each: `{Signal.MEMORY}: {example}`"
+        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
         return _BAD
     known = [str(signal) for signal in Signal]
     values: dict[Signal, Any] = {}

@@ -20,6 +20,8 @@ MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 16
 """The schema needs 4; the kubelet's own files 6."""
 
+_WRONG_FILE: Final = "is it the right file?"
+
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER: Final[Any] = yaml.resolver.Resolver()
 _PREFIX: Final = "tag:yaml.org,2002:"
@@ -38,6 +40,10 @@ class Node(NamedTuple):
     """Keys and values of a map, all of them, in the file's order."""
     elements: tuple["Node", ...] = ()
     """Elements of a sequence."""
+
+
+class SeveralDocumentsError(ConfigError):
+    """There is more than one document where one is expected."""
 
 
 class _Open:
@@ -61,19 +67,29 @@ class _Open:
 
 
 def parse(data: bytes, *, name: str) -> Node:
-    """The root of the one document in `data`. Raises ConfigError with the one reason why there is none."""
+    """The root of the one document in `data`. Raises ConfigError with the one reason why there is none,
+    SeveralDocumentsError when there are others."""
+    return _roots(data, name=name, most=1)[0]
+
+
+def parse_all(data: bytes, *, name: str) -> tuple[Node, ...]:
+    """The roots of all documents that are not empty. Raises ConfigError with the one reason why there is none."""
+    return _roots(data, name=name)
+
+
+def _roots(data: bytes, *, name: str, most: int | None = None) -> tuple[Node, ...]:
     if len(data) > MAX_BYTES:
-        raise _fail(name, f"the file is larger than {MAX_BYTES // 1024} KiB", "is it the right file?")
+        raise _fail(name, f"the file is larger than {MAX_BYTES // 1024} KiB", _WRONG_FILE)
     text = _decode(data, name=name)
     try:
-        root = _build(_events(text), name=name)
+        roots = tuple([root for root in _build(_events(text), name=name, most=most) if root.tag != "null"])
     except yaml.MarkedYAMLError as error:
         raise _syntax(error, text, name=name) from error
     except yaml.YAMLError as error:
-        raise _fail(name, f"not YAML: {error}".replace("\n", " "), "remove unprintable characters") from error
-    if root is None or root.tag == "null":
+        raise _unprintable(error, text, name=name) from error
+    if not roots:
         raise _fail(name, "the file is empty", "it needs at least apiVersion and kind")
-    return root
+    return roots
 
 
 def _decode(data: bytes, *, name: str) -> str:
@@ -82,16 +98,17 @@ def _decode(data: bytes, *, name: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        raise _fail(name, "not UTF-8 text", "save the file as UTF-8", line=line, column=column) from error
+        mend = f"save the file as UTF-8; {_WRONG_FILE}"
+        raise _fail(name, "not UTF-8 text", mend, line=line, column=column) from error
 
 
 def _events(text: str) -> Iterable[Any]:
     return yaml.parse(text, Loader=_Loader)
 
 
-def _build(events: Iterable[Any], *, name: str) -> Node | None:
-    """The first document's root; None when the stream has no document."""
-    root: Node | None = None
+def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[Node]:
+    """The roots of the documents."""
+    roots: list[Node] = []
     stack: list[_Open] = []
     anchors: dict[str, Node] = {}
     documents = 0
@@ -100,12 +117,14 @@ def _build(events: Iterable[Any], *, name: str) -> Node | None:
         mark, anchor = event.start_mark, getattr(event, "anchor", None)
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
-            if documents > 1:
-                raise _at(event, name, "more than one document", "keep one and remove the '---' between them")
+            anchors = {}
+            if most is not None and documents > most:
+                several = _at(event, name, "more than one document", "keep one and remove the '---' between them")
+                raise SeveralDocumentsError(several.problems)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             stack.append(_Open("map" if isinstance(event, yaml.MappingStartEvent) else "seq", event))
             if len(stack) > MAX_DEPTH:
-                raise _at(event, name, f"nested deeper than {MAX_DEPTH} levels", "is it the right file?")
+                raise _at(event, name, f"nested deeper than {MAX_DEPTH} levels", _WRONG_FILE)
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             opened = stack.pop()
             node = opened.close()
@@ -124,8 +143,8 @@ def _build(events: Iterable[Any], *, name: str) -> Node | None:
             if stack:
                 stack[-1].children.append(node)
             else:
-                root = node
-    return root
+                roots.append(node)
+    return roots
 
 
 def _tag(event: Any) -> str:
@@ -145,6 +164,15 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, *, name: str) -> ConfigError
         return _fail(name, "a tab", "YAML is indented with spaces", line=line, column=column)
     message = " ".join(part for part in (error.context, error.problem) if part)
     return _fail(name, f"not YAML: {message}", "check indentation, quotes and brackets", line=line, column=column)
+
+
+def _unprintable(error: yaml.YAMLError, text: str, *, name: str) -> ConfigError:
+    found = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if found is None:
+        return _fail(name, f"not YAML: {error}".replace("\n", " "), _WRONG_FILE)
+    line, column = text.count("\n", 0, found.start()) + 1, found.start() - text.rfind("\n", 0, found.start())
+    message = f"not YAML: the character U+{ord(found.group()):04X}"
+    return _fail(name, message, f"remove it; {_WRONG_FILE}", line=line, column=column)
 
 
 def _at(event: Any, name: str, message: str, mend: str) -> ConfigError:

@@ -6,6 +6,7 @@ the schema or with each other.
 
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from nodeagent import lean
@@ -57,6 +58,22 @@ def top_level() -> tuple[Key, ...]:
 def is_section(type_: Any) -> bool:
     """The value is a map with keys of its own."""
     return isinstance(type_, type) and hasattr(type_, "_fields") and type_ is not Amount
+
+
+def sections() -> Iterator[tuple[str, tuple[Key, ...]]]:
+    """The path of every section and its keys, first the file itself; `*` stands for any signal."""
+    return _sections_of(top_level(), "")
+
+
+def _sections_of(own: tuple[Key, ...], path: str) -> Iterator[tuple[str, tuple[Key, ...]]]:
+    yield path, own
+    for key in own:
+        here = f"{path}.{key.name}" if path else key.name
+        if typing.get_origin(key.type) is Mapping:
+            here += ".*"
+        for type_ in (key.type, *typing.get_args(key.type)):
+            if is_section(type_):
+                yield from _sections_of(keys_of(type_), here)
 
 
 _SECONDS: Final = "_s"

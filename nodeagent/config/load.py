@@ -11,7 +11,7 @@ then refines what there is. Not done here, because they need the node: the copie
 for allocatableMemory.available, and all containerfs thresholds, which follow nodefs or imagefs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
@@ -66,28 +66,65 @@ def load(path: str | None, *, overrides: Iterable[Override] = ()) -> Loaded:
     """The file's configuration; `None` is no file. Raises ConfigError with every problem found."""
     if path is None:
         return defaults(overrides=overrides)
+    return loads(_read(path), name=path, overrides=overrides)
+
+
+def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError]]:
+    """The configuration in this file, or each one in the ConfigMaps of this manifest: what to call it, and what it says
+    or why it cannot be used."""
+    from nodeagent.config import document, manifest
+
+    try:
+        raw = _read(path)
+        found = manifest.held(document.parse_all(raw, name=path), raw, name=path)
+    except ConfigError as error:
+        yield path, error
+        return
+    if not found:
+        yield path, _tried(raw, path)
+    for each in found:
+        result = _tried(each.text, path)
+        if isinstance(result, ConfigError):
+            result = ConfigError(tuple(map(each.of_file, result.problems)))
+        else:
+            result = result._replace(warnings=tuple(map(each.of_file, result.warnings)))
+        yield f"{path}: {each.place}", result
+
+
+def _tried(data: bytes | str, name: str) -> Loaded | ConfigError:
+    try:
+        return loads(data, name=name)
+    except ConfigError as error:
+        return error
+
+
+def _read(path: str) -> bytes:
+    """As much of the file as it takes to see that it is too large. Raises ConfigError."""
     from nodeagent.config import document
 
     try:
         with open(path, "rb") as file:
-            # Never more than it takes to see that it is too large: it may be a log or a device.
-            data = file.read(document.MAX_BYTES + 1)
+            return file.read(document.MAX_BYTES + 1)  # it may be a log or a device
     except OSError as error:
         mend = {FileNotFoundError: "is the path right?", IsADirectoryError: "name a file in it"}.get(type(error), "")
         message = f"cannot be read: {error.strerror or error}"
         raise ConfigError((Problem(Origin(path), "", message, mend),)) from error
     except ValueError as error:  # a null byte in the path
         raise ConfigError((Problem(Origin(repr(path)), "", f"cannot be read: {error}"),)) from error
-    return loads(data, name=path, overrides=overrides)
 
 
 def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Override] = ()) -> Loaded:
     """The configuration in this YAML text; `name` is what messages call the file. Raises ConfigError."""
-    from nodeagent.config import decode, document, keys, rules
+    from nodeagent.config import decode, document, keys, manifest, rules
 
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    root = document.parse(raw, name=name)
+    try:
+        root = document.parse(raw, name=name)
+    except document.SeveralDocumentsError as error:
+        raise manifest.refusal(document.parse_all(raw, name=name), raw, name=name) or error from None
     reader = decode.Reader(name)
+    if (refusal := manifest.refusal((root,), raw, name=name)) is not None:
+        raise refusal
     _check_header(reader, root)
     top = keys.top_level()
     values = decode.read_keys(reader, root, "", top, besides=("apiVersion", "kind"))
@@ -146,18 +183,14 @@ def _overridden(
 
 
 def _check_header(reader: "Reader", root: "Node") -> None:
-    """apiVersion and kind. Raises ConfigError at once when this is no map, or some other kind of object: every other
-    complaint would be noise."""
+    """apiVersion and kind. Raises ConfigError at once when this is no map: every other complaint would be noise."""
     from nodeagent.config.decode import shown
+    from nodeagent.config.manifest import HEADER
 
     if root.tag != "map":
         origin = reader.origin(root)
-        raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with {_HEADER}"),))
+        raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with {HEADER}"),))
     header = {key.text: (key, value) for key, value in root.items}
-    if "kind" in header and header["kind"][1].text == "KubeletConfiguration":
-        origin = reader.origin(header["kind"][1])
-        mend = f"copy its eviction... keys, as they are, into a file that begins with {_HEADER}"
-        raise ConfigError((Problem(origin, "kind", "this is a kubelet's configuration, not nodeagent's", mend),))
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if name not in header:
             reader.complain(root, name, "is missing", f"add `{name}: {wanted}`")
@@ -191,9 +224,6 @@ def _config(values: dict[str, Any], eviction: Eviction) -> Config:
         enforce_node_allocatable="pods" in eviction.enforce_node_allocatable,
         eviction_pressure_transition_period_s=period_s,
     )
-
-
-_HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
 
 
 def _matches(shape: Shape, value: str) -> bool:

@@ -352,7 +352,8 @@ class Metrics(NamedTuple):
 
 class Sampling(NamedTuple):
     interval_s: Annotated[float, Range(0.02, 60)] = 1.0
-    """Time between samples while no threshold is near."""
+    """Time between looks at the node while no threshold is near; the nearer one is, the shorter. While none is crossed
+    the pods are looked at every 5 s at most."""
     cgroup_root: Annotated[str, DIRECTORY_OR_NONE] = ""
     """Cgroup that holds `kubepods`, as the kubelet's cgroupRoot; found by itself when empty."""
     kubelet_dir: Annotated[str, DIRECTORY] = "/var/lib/kubelet"
@@ -505,4 +506,5 @@ class Config(NamedTuple):
     logging: Logging = Logging()
     """What is logged, and how."""
     state_dir: Annotated[str, DIRECTORY] = "/run/nodeagent"
-    """Where state that must survive a restart is kept."""
+    """Where state that must survive a restart is kept: on a file system in memory, for an eviction waits until it is
+    written."""

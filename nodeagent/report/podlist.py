@@ -11,6 +11,10 @@ MAX_BYTES: Final = 256 << 20
 """A pod is about 20 KiB: some 10,000 pods, a whole cluster's list. More is a wrong file."""
 
 
+class _List(objects.ObjectList):
+    kind: str = "List"
+
+
 class PodListError(Exception):
     """The file cannot be read or is no PodList."""
 
@@ -38,10 +42,12 @@ def read(path: str, *, node_name: str = "") -> PodList:
     if len(data) > MAX_BYTES:
         raise PodListError(f"is larger than {MAX_BYTES >> 20} MiB")
     try:
-        items = msgspec.json.decode(data, type=objects.ObjectList).items or []
+        listed = msgspec.json.decode(data, type=_List)
     except msgspec.DecodeError as error:
         raise PodListError(f"is no PodList in JSON (kubectl get pods -o json): {error}") from error
-    return _of_one_node(items, node_name)
+    if listed.kind not in ("List", "PodList"):
+        raise PodListError(f"is no PodList in JSON (kubectl get pods -o json) but a {listed.kind}")
+    return _of_one_node(listed.items or [], node_name)
 
 
 def _of_one_node(items: list[msgspec.Raw], node_name: str) -> PodList:

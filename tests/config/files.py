@@ -46,6 +46,7 @@ GOOD: Final = (
     "evictionHard:",
     "evictionHard: {memory.available: '0%', nodefs.available: '100%'}",
     "evictionHard: {memory.available: '100.0%', nodefs.available: 00%, pid.available: 1e3}",
+    "evictionHard: {memory.available: 15%%, nodefs.available: 0%%, imagefs.available: 7Ei}",
     "evictionHard: {memory.available: .5Gi, containerfs.available: 10%, allocatableMemory.available: +1G}",
     "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 1m30s, pid.available: 1.5h}",
     "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 0s}",
@@ -95,7 +96,7 @@ BAD: Final = (
     Wrong("evictionHard: {memory.available: NaN}", "evictionHard.memory.available", "plain digits"),
     Wrong("evictionHard: {memory.available: nan%}", "evictionHard.memory.available", "not a plain number"),
     Wrong("evictionHard: {memory.available: '%'}", "evictionHard.memory.available", "not a plain number"),
-    Wrong("evictionHard: {memory.available: 10%%}", "evictionHard.memory.available", "not a plain number"),
+    Wrong("evictionHard: {memory.available: 10%5%}", "evictionHard.memory.available", "not a plain number"),
     Wrong("evictionHard: {memory.available: ''}", "evictionHard.memory.available", "empty"),
     Wrong("evictionHard: {memory.available: }", "evictionHard.memory.available", "is nothing"),
     Wrong("evictionHard: {memory.available: {a: b}}", "evictionHard.memory.available", "is a map"),
@@ -104,6 +105,9 @@ BAD: Final = (
     Wrong("evictionHard: {memory.available: '0'}", "evictionHard.memory.available", "zero", False),
     Wrong("evictionHard: {memory.available: 100.1%}", "evictionHard.memory.available", "above 100%", False),
     Wrong("evictionHard: {memory.available: 16Ei}", "evictionHard.memory.available", "64 bits", False),
+    Wrong(
+        "evictionMinimumReclaim: {memory.available: 8Ei}", "evictionMinimumReclaim.memory.available", "64 bits", False
+    ),
     Wrong("evictionHard: {pid.available: 1%, pid.available: 2%}", "evictionHard.pid.available", "set already", False),
     Wrong("evictionSoft: {memory.available: 1Gi}", "evictionSoft.memory.available", "no grace period", False),
     Wrong(

@@ -17,6 +17,8 @@ from nodeagent.config.schema import AmountRule
         ("5.%", None, 5.0),
         ("1e1%", None, 10.0),
         ("+10%", None, 10.0),
+        ("15%%", None, 15.0),
+        ("9223372036854775806", 2**63 - 2, None),
         ("0%", None, 0.0),
         ("-0%", None, 0.0),
         ("100.0%", None, 100.0),
@@ -28,11 +30,19 @@ def test_a_threshold_is_a_quantity_or_a_percentage(text: str, quantity: int | No
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "-1", "-1%", "100.1%", "nan%", "inf%", "1e99%", "0x1%", "1_0%", " 1%", "%", "", "\uff11%"]
+    "text",
+    ["0", "-1", "-1%", "100.1%", "nan%", "inf%", "1e99%", "0x1%", "1_0%", " 1%", "1% %", "%", "%%", "", "\uff11%"],
 )
 def test_a_threshold_that_a_kubelet_refuses_or_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_amount(text)
+
+
+@pytest.mark.parametrize("text", ["8Ei", "10E", "9223372036854775807", "1e30", "nan%", "0x8p0%"])
+@pytest.mark.parametrize("rule", [AmountRule.THRESHOLD, AmountRule.RECLAIM])
+def test_what_a_kubelet_takes_although_no_node_can_have_it_is_refused(text: str, rule: AmountRule) -> None:
+    with pytest.raises(ValueError, match=r"no node has as much|not a plain number"):
+        parse_amount(text, rule=rule)
 
 
 def test_minimum_reclaim_may_be_zero_and_more_than_all_but_not_zero_percent() -> None:

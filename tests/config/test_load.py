@@ -80,6 +80,23 @@ def test_an_unknown_word_comes_with_the_one_that_was_probably_meant(wrong: str, 
     assert f"did you mean `{meant}`?" in problems(wrong)[0].mend
 
 
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ("evictionHard:\nmemory.available: 1Gi", "signals stand below evictionHard"),
+        ("relief:\nmaxVictims: 3", "it belongs below `relief`"),
+        ("protection: {mode: enforce}", "it belongs at the left margin"),
+        ("budgets: {burst: 3}", "it belongs below `budgets.node`, `budgets.namespace`, `budgets.owner`"),
+        ("signals: {memory.available: {atLeast: 3}}", "it belongs below `signals.*.requireStall`"),
+        ("evictionHard:\n  memory.available<1Gi", "a line each: `memory.available: 200Mi`"),
+        ("evictionSoftGracePeriod:\n  memory.available=30s", "a line each: `memory.available: 30s`"),
+    ],
+)
+def test_a_line_that_is_not_indented_right_is_told_where_it_belongs(wrong: str, place: str) -> None:
+    [problem] = problems(wrong)
+    assert place in problem.mend
+
+
 def test_a_soft_threshold_whose_grace_is_wrong_is_not_also_told_to_have_none() -> None:
     found = problems("evictionSoft: {pid.available: 5%}\nevictionSoftGracePeriod: {pid.available: 1d}")
     assert [problem.key for problem in found] == ["evictionSoftGracePeriod.pid.available"]
@@ -99,7 +116,9 @@ def test_a_soft_threshold_whose_grace_is_wrong_is_not_also_told_to_have_none() -
         (HEADER.encode() + b"mode: dry-run\n---\nmode: enforce\n", "4:1: more than one document"),
         (HEADER.encode() + b"mode: *nowhere", "*nowhere refers to nothing"),
         (HEADER.encode() + b"damping: &x {a: *x}", "*x refers to nothing"),
-        (HEADER.encode() + b"mode: \x07", "not YAML"),
+        (HEADER.encode() + b"# a\nmode: \x07", "4:7: not YAML: the character U+0007"),
+        (b"\0\0", "1:1: not YAML: the character U+0000; remove it; is it the right file?"),
+        (b"\x7fELF\x02\xb8", "1:6: not UTF-8 text; save the file as UTF-8; is it the right file?"),
         (b"[" * 100_000, "nested deeper than 16"),
         (b"a: " * 50_000, "not YAML"),
         (b"#" * (MAX_BYTES + 1), "larger than 256 KiB"),

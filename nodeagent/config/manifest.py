@@ -1,0 +1,94 @@
+"""Kubernetes objects where a configuration is expected: what they are, and the configurations that ConfigMaps hold."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from nodeagent.config.decode import shown
+from nodeagent.config.document import Node
+from nodeagent.config.problems import ConfigError, Origin, Problem
+from nodeagent.config.schema import API_VERSION, KIND
+
+HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
+_KUBELETS = "KubeletConfiguration"
+
+
+class Held(NamedTuple):
+    """A configuration that a ConfigMap holds."""
+
+    place: str
+    """`ConfigMap nodeagent, data.config.yaml`."""
+    origin: Origin
+    """Of the key's value."""
+    text: str
+    in_place: bool
+    """`text` has the lines and columns of the file. False: it stands there otherwise, in quotes for example."""
+
+    def of_file(self, problem: Problem) -> Problem:
+        """The problem, found in `text`, as one of the file."""
+        if self.in_place:
+            key = f"{self.place}: {problem.key}" if problem.key else self.place
+            return problem._replace(key=key)
+        line = f" line {problem.origin.line}" if problem.origin.line is not None else ""
+        key = f": {problem.key}" if problem.key else ""
+        return problem._replace(origin=self.origin, key=f"{self.place}{line}{key}")
+
+
+def held(roots: Sequence[Node], data: bytes, *, name: str) -> tuple[Held, ...]:
+    """The configurations in the ConfigMaps of a file whose documents are `roots`."""
+    lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+    found = []
+    for thing in _objects(roots):
+        if _word(thing, "kind") != "ConfigMap":
+            continue
+        owner = f"ConfigMap {shown(_word(_field(thing, 'metadata'), 'name'), quote='')}".rstrip()
+        for key, value in _field(thing, "data").items:
+            if value.tag == "str" and KIND in value.text:
+                there = "\n".join(lines[value.line : value.line + len(value.text.splitlines())]) + "\n"
+                verbatim = textwrap.dedent(there).rstrip() == textwrap.dedent(value.text).rstrip()
+                text = "\n" * value.line + there if verbatim else value.text
+                place = f"{owner}, data.{shown(key.text, quote='')}"
+                found.append(Held(place, Origin(name, value.line, value.column), text, verbatim))
+    return tuple(found)
+
+
+def refusal(roots: Sequence[Node], data: bytes, *, name: str) -> ConfigError | None:
+    """Why these documents cannot be a configuration of ours: they are other objects. None when they seem to be meant as
+    one: there is no kind, or it or the apiVersion is ours."""
+    strangers = [root for root in roots if _word(root, "kind") and not _ours(root)]
+    if not strangers or len(strangers) < len(roots):
+        return None
+    kind = _field(strangers[0], "kind")
+    origin, where = Origin(name, kind.line, kind.column), "kind"
+    what = f"these are {len(roots)} Kubernetes objects" if len(roots) > 1 else f"this is a {shown(kind.text, quote='')}"
+    message, mend = f"{what}, not nodeagent's configuration", f"name a file that begins with {HEADER}"
+    if kind.text == _KUBELETS:
+        message = "this is a kubelet's configuration, not nodeagent's"
+        mend = f"copy its eviction... keys, as they are, into a file that begins with {HEADER}"
+    if inside := held(roots, data, name=name):
+        origin, where = inside[0].origin, inside[0].place
+        message = f"{what}; only this key is nodeagent's configuration"
+        mend = "`nodeagent config validate` reads it where it is; to use it, copy it into a file of its own"
+    return ConfigError((Problem(origin, where, message, mend),))
+
+
+def _ours(root: Node) -> bool:
+    return _word(root, "kind") == KIND or _word(root, "apiVersion").startswith(API_VERSION.partition("/")[0])
+
+
+def _objects(roots: Sequence[Node]) -> Iterator[Node]:
+    """The objects in these documents and in their Lists."""
+    for root in roots:
+        yield root
+        yield from _field(root, "items").elements
+
+
+_NOTHING = Node("null", "", 1, 1)
+
+
+def _field(node: Node, name: str) -> Node:
+    return next((value for key, value in node.items if key.text == name), _NOTHING)
+
+
+def _word(node: Node, name: str) -> str:
+    return _field(node, name).text
