@@ -16,12 +16,11 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
 
 _PARENTS: Final = ("kubernetes", "kubernetes.client", "kubernetes.config", "kubernetes.utils")
-_OAUTH: Final = ("oauthlib", "oauthlib.oauth2", "requests_oauthlib")
 
 
 class Official(NamedTuple):
@@ -61,21 +60,27 @@ def _version(distribution: str) -> str:
 
 
 @contextmanager
-def without_ballast() -> Iterator[None]:
+def _standing_in(modules: Iterable[types.ModuleType]) -> Iterator[None]:
+    """While it lasts, these stand in `sys.modules` for the real ones that are not loaded yet."""
+    there = {module.__name__: module for module in modules if module.__name__ not in sys.modules}
+    sys.modules.update(there)
+    try:
+        yield
+    finally:
+        for name, module in there.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+def without_ballast() -> AbstractContextManager[None]:
     """While it lasts, two modules are not loaded that others want for one function each: 1.1 MiB of the running agent.
 
     urllib3 asks for the version of h2 (`importlib.metadata`, which loads zipfile and csv) before it speaks HTTP/2,
     `kubernetes.client.configuration` counts CPUs (`multiprocessing`, which loads pickle). Both work as ever.
     """
-    ballast = [_Later("importlib.metadata", version=_version), _Later("multiprocessing", cpu_count=os.cpu_count)]
-    light = {module.__name__: module for module in ballast if module.__name__ not in sys.modules}
-    sys.modules.update(light)
-    try:
-        yield
-    finally:
-        for name, module in light.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
+    return _standing_in(
+        (_Later("importlib.metadata", version=_version), _Later("multiprocessing", cpu_count=os.cpu_count))
+    )
 
 
 def load(*, kubeconfig: bool, light: bool = True) -> Official:
@@ -115,30 +120,22 @@ def _collect(*, kubeconfig: bool, light: bool) -> Official:
     )
 
 
-@contextmanager
-def _bare_parents() -> Iterator[None]:
+def _bare_parents() -> AbstractContextManager[None]:
+    """While it lasts, modules that only know their directory stand for the parents, and empty ones for the OAuth stack.
+    Raises ImportError when the package is not installed."""
     spec = importlib.util.find_spec("kubernetes")
     if spec is None or not spec.submodule_search_locations:
         msg = "the kubernetes package is not installed"
         raise ImportError(msg)
     root = spec.submodule_search_locations[0]
-    bare: dict[str, types.ModuleType] = {}
-    for name in _PARENTS:
-        module = types.ModuleType(name)
-        module.__path__ = ["/".join((root, *name.split(".")[1:]))]
-        bare[name] = module
-    for name in _OAUTH:
-        if name not in sys.modules:
-            bare[name] = types.ModuleType(name)
-    bare_any: dict[str, Any] = dict(bare)
-    if "oauthlib" in bare:
-        bare_any["oauthlib"].oauth2 = bare["oauthlib.oauth2"]
-    if "requests_oauthlib" in bare:
-        bare_any["requests_oauthlib"].OAuth2Session = None
-    sys.modules.update(bare)
-    try:
-        yield
-    finally:
-        for name, module in bare.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
+    parents = [_bare(name, __path__=["/".join((root, *name.split(".")[1:]))]) for name in _PARENTS]
+    oauth2 = _bare("oauthlib.oauth2")
+    return _standing_in(
+        (*parents, _bare("oauthlib", oauth2=oauth2), oauth2, _bare("requests_oauthlib", OAuth2Session=None))
+    )
+
+
+def _bare(name: str, **given: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__dict__.update(given)
+    return module

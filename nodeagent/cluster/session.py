@@ -11,7 +11,6 @@ Promises:
 5. `NoCluster` takes the place where there are no credentials, so that the loop has no `if`.
 """
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,16 +20,14 @@ from nodeagent.cluster import identity
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.budgets import BudgetWatch
 from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.conditions import Contest, NodeConditions, OwnedCondition
-from nodeagent.cluster.events import Event, EventWriter
-from nodeagent.cluster.evict import Evictor
+from nodeagent.cluster.conditions import Contest, OwnedCondition
+from nodeagent.cluster.events import Event
 from nodeagent.cluster.identity import NO_FENCE, Identity, IdentityError
-from nodeagent.cluster.leases import Leases
-from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodsView, PodWatch
 from nodeagent.cluster.taint import KEYS, Fence
 from nodeagent.cluster.transport import ApiError, Transport
 from nodeagent.cluster.volumes import VolumeLookup
+from nodeagent.cluster.writers import Writers, start_writers
 from nodeagent.config.schema import Config, Mode
 from nodeagent.host import workers
 from nodeagent.model import (
@@ -55,12 +52,8 @@ WANT_BUDGETS_S: Final = 10.0
 SPREAD_S: Final = 10.0
 """Longest wait before the budgets are first listed: of 5,000 nodes with five namespaces each 5,000 requests a second
 instead of 50,000 (benchmarks/fleet.py)."""
-SPREAD_EVENTS_S: Final = 3.0
-"""Longest wait of an Event, for the same reason; whoever reads it reads minutes later."""
 SPREAD_VOLUMES_S: Final = 3.0
 """Longest wait before the first claim is looked up; until then the pods with claims are protected."""
-LOOK_S: Final = 3.0
-"""Longest wait of a clean exit for a Node that was not seen yet; nothing else of the exit waits longer."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
 WAITS: Final = ("fence", "budgets", "lease")
@@ -177,18 +170,6 @@ class NoCluster:
         return ""
 
 
-class _Writers(NamedTuple):
-    """What writes to the API server; there is none of it in a dry run."""
-
-    node: NodeWatch
-    conditions: NodeConditions
-    fence: Fence | None
-    """None with node credentials, which may not change taints."""
-    evictor: Evictor
-    events: EventWriter
-    leases: Leases | None
-
-
 class ClusterSession:
     """One API server, one node."""
 
@@ -220,7 +201,7 @@ class ClusterSession:
         self._budgets_wanted_at = float("-inf")
         self._volumes: VolumeLookup | None = None
         self._budgets_wanted_for: tuple[Pod, ...] = ()
-        self._writers: _Writers | None = None
+        self._writers: Writers | None = None
         self._statuses: dict[ConditionType, ConditionStatus] = {}
         """As last published."""
         self._fence_since: dict[ConditionType, float] = {}
@@ -383,7 +364,7 @@ class ClusterSession:
         that we have stopped, without for the session that follows. Returns what had to be left there."""
         self._stopping.set()
         self._thread.join(1.0)
-        left = self._stop_writers(self._writers, clear=clear, mark=mark) if self._writers else ""
+        left = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
         for part in (self._volumes, self._budgets, self._pods):
             if part:
                 part.stop()
@@ -459,7 +440,7 @@ class ClusterSession:
     def _open(self, confirmed: Identity) -> None:
         config, transport = self._config, self._transport
         if config.mode is Mode.ENFORCE:
-            self._writers = self._start_writers(confirmed)
+            self._writers = start_writers(transport, config, confirmed, owned=self._owned, wake=self._wake)
         if config.protection.disruption_budgets:
             self._budgets = BudgetWatch(transport, wake=self._wake, spread_s=_spread_s(config))
         if config.protection.node_bound:
@@ -469,58 +450,6 @@ class ClusterSession:
         self._confirmed = confirmed
         self._pods = pods
         self._wake()
-
-    def _start_writers(self, confirmed: Identity) -> _Writers:
-        config, transport = self._config, self._transport
-        node = NodeWatch(transport, confirmed.name)
-        conditions = NodeConditions(
-            transport,
-            node,
-            standard=config.conditions.standard,
-            own=config.conditions.own,
-            heartbeat_s=config.conditions.heartbeat_s,
-            owned=self._owned,
-        )
-        fence = None if confirmed.node_credentials else Fence(transport, node, wake=self._wake)
-        events = EventWriter(transport, confirmed.name, core=confirmed.node_credentials, spread_s=SPREAD_EVENTS_S)
-        leases = None
-        if config.fleet.max_concurrent_evictions:
-            leases = Leases(
-                transport,
-                holder=confirmed.name,
-                zone=lambda: view.zone if (view := node.view()) is not None else None,
-                seats=config.fleet.max_concurrent_evictions,
-                namespace=config.fleet.lease_namespace,
-                duration_s=config.fleet.lease_duration_s,
-                wake=self._wake,
-            )
-        for part in (node, conditions, fence, events, leases):
-            if part is not None:
-                part.start()
-        evictor = Evictor(transport, wake=self._wake, timeout_s=config.cluster.request_timeout_s)
-        return _Writers(node, conditions, fence, evictor, events, leases)
-
-    def _stop_writers(self, writers: _Writers, *, clear: bool, mark: bool) -> str:
-        stops: list[tuple[str, Callable[[], None]]] = [
-            ("conditions", functools.partial(writers.conditions.stop, clear=clear, mark=mark))
-        ]
-        if writers.fence is not None:
-            stops.append(("taints", functools.partial(writers.fence.stop, clear=clear)))
-        if writers.leases is not None:
-            stops.append(("lease", functools.partial(writers.leases.stop, clear=clear or mark)))
-        left = []
-        if clear or mark:
-            # What an earlier process had set is ours as well, and this one may be stopped before it has seen the Node.
-            stops.insert(0, ("node", functools.partial(writers.node.look, timeout_s=LOOK_S)))
-        for what, stop in stops:
-            try:
-                stop()
-            except ApiError as error:
-                left.append(f"{what} not {'marked' if mark else 'cleared'}: {error.message}")
-        writers.evictor.stop()
-        writers.events.stop()
-        writers.node.stop()
-        return "; ".join(left)
 
 
 def _spread_s(config: Config) -> float:

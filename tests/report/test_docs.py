@@ -10,7 +10,7 @@ import pytest
 from nodeagent.cluster import session
 from nodeagent.model import OutcomeKind
 from nodeagent.policy import budget, protection
-from nodeagent.report import docs, metrics, reasons
+from nodeagent.report import docs, families, metrics, reasons
 from nodeagent.report.exposition import sample_name
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +81,12 @@ def test_every_outcome_stage_and_failure_has_a_meaning() -> None:
 
 def test_every_series_is_on_the_page_under_the_name_that_prometheus_has() -> None:
     page = docs.metrics_page()
-    for family in metrics.FAMILIES:
+    for family in families.FAMILIES:
         assert f"| `{sample_name(family)}` |" in page
 
 
 def test_the_alerts_on_the_page_use_series_that_exist() -> None:
-    names = {sample_name(family) for family in metrics.FAMILIES}
+    names = {sample_name(family) for family in families.FAMILIES}
     alerts = docs.metrics_page().partition("## Worth an alert")[2]
     used = set(re.findall(r"\b(?:nodeagent|process)_\w+", alerts))
     assert used

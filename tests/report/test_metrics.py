@@ -30,7 +30,8 @@ from nodeagent.model import (
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.report import metrics as module
-from nodeagent.report.metrics import FAMILIES, Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
+from nodeagent.report.families import FAMILIES
+from nodeagent.report.metrics import Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
 from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
 
 CONFIG = config(hard(value=2 * GI), soft(value=4 * GI, grace_s=30.0), hard(Signal.NODEFS_INODES, value=1000))
