@@ -13,7 +13,6 @@ Promises:
 import functools
 import math
 import signal
-import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -32,7 +31,7 @@ from nodeagent.journal.teller import Teller, status
 from nodeagent.keeper import Keeper
 from nodeagent.model import ConditionType, DiskLayout, NodeSnapshot, Note, Plan, Threshold
 from nodeagent.parts import Means, Parts
-from nodeagent.policy import engine, thresholds
+from nodeagent.policy import engine, ledger, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
@@ -42,9 +41,9 @@ from nodeagent.report.server import AddressError
 from nodeagent.sampling import forks
 from nodeagent.sampling.disk.watch import Need
 
-CALM_PODS_S: Final = 5.0
-"""While no threshold is crossed pods are looked at this often: ranking is what needs them, and of the past it needs
-one look that is 2.5 to 60 s old, to tell who grows. 500 pods take 3 ms of CPU each time."""
+API_FIRST_S: Final = 3.0
+"""For how long after its start a calm agent looks at no pod before the API has told of them, which takes 0.3 s: what it
+tells need not be asked of each pod's processes."""
 STATUS_EVERY_S: Final = 30.0
 """How often the service manager's one-line status is renewed."""
 LATE_S: Final = 1.0
@@ -93,11 +92,14 @@ class Agent:
         """Of the calm sampling interval, while the agent costs more than it should."""
         self._memo = engine.Memo()
         self._pace = pacing.PaceState()
+        self._counting = False
+        """Whether the last decision waits for what pods hold on disk."""
         self._effective: dict[DiskLayout, tuple[Threshold, ...]] = {}
         self._status_at = float("-inf")
         self._woken: frozenset[str] = frozenset()
         """Why the present turn was taken, and when."""
         self._woke_at = means.boottime()
+        self._began_at = means.monotonic()
 
     @property
     def _config(self) -> Config:
@@ -146,6 +148,8 @@ class Agent:
             wakeups.register(source.fd, source.name, source.drain, source.events)
         self._teller.notes(self._means.found)
         self._means.notifier.ready()
+        if turns is not None:
+            self._began_at = float("-inf")  # each of so few turns is to decide
         failures = 0
         while turns is None or turns > 0:
             turns = None if turns is None else turns - 1
@@ -173,12 +177,15 @@ class Agent:
         self._look_after_itself()
         self._actor.settle(self._parts)
         node = self._parts.sampler.sample_node()
+        before, sampling = self._pace, self._config.sampling
         pace, self._pace = pacing.look(
             node,
-            self._pace,
+            before,
             now=node.taken_at,
             thresholds=self._thresholds(node.layout),
-            interval_s=cost.stretched(self._config.sampling.interval_s, self._stretch),
+            interval_s=cost.stretched(sampling.interval_s, self._stretch, stale_after_s=sampling.stale_after_s),
+            calm_s=min(pacing.CALM_S, sampling.stale_after_s / 2),
+            unsettled=self._unsettled(node.taken_at),
         )
         if pace.pressed:
             self._parts.session.warm()
@@ -186,11 +193,18 @@ class Agent:
         need = Need(crossed=pace.crossed, near=pace.near)
         self._parts.disks.tick(node, need, hierarchy=around.hierarchy, layout=around.layout)
         # What an eviction brought back is measured as soon as its pod is gone, before others take it.
-        waits = bool(self._keeper.policy.ledger.entries)
-        if pace.whole or waits:
-            self._decide(node, calm=not (pace.pressed or waits))
+        waits = ledger.watched(self._keeper.policy.ledger)
+        calm = not (pace.pressed or waits)
+        times = []
+        if calm and (left_s := self._awaits_api_s()) > 0.0:
+            self._pace = before._replace(seen=self._pace.seen)  # what is due now stays so
+            times.append(node.taken_at + left_s)
+        elif pace.whole or waits:
+            self._decide(node, calm=calm)
         self._alarms.arm(pace.headroom)
-        return pace.sleep_s
+        # What has a time of its own does not wait for the next look, which may be a minute away.
+        times += [hold.until for hold in self._holds.held]
+        return min([pace.sleep_s, *[at - node.taken_at for at in times if at > node.taken_at]])
 
     def stop(self) -> None:
         """Let go what is held, take back (or mark) what we have set on the Node, and keep the rest for the next
@@ -202,20 +216,20 @@ class Agent:
         clear = self._config.conditions.on_exit is OnExit.CLEAR
         if left := self._parts.session.stop(clear=clear, mark=not clear):
             self._log.warning("left behind", what=left)
-        self._keeper.save(now=self._boottime(), at_once=True)
+        self._keeper.close(now=self._boottime())
         self._parts.disks.close()
         self._parts.sampler.close()
 
     def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float) -> bool:
         """Sleep until something happens; a new configuration is taken here. True when it is time to go."""
         until = began + min(sleep_s, (self._means.notifier.watchdog_s or float("inf")) / 3)
-        planned = time.monotonic() + until - self._boottime()
+        planned = self._means.monotonic() + until - self._boottime()
         reasons, signals = wakeups.wait(until - self._boottime())
         while reasons == FORKS_ALONE and not signals and not self._forks.storm(self._boottime()):
             # Somebody forks: counted, and no reason to look at the node, unless it is a storm.
             reasons, signals = wakeups.wait(until - self._boottime())
         self._woken, self._woke_at = reasons, self._boottime()
-        self._late(time.monotonic() - planned)
+        self._late(self._means.monotonic() - planned)
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._log.info("stopping", signal=number.name)
@@ -251,6 +265,7 @@ class Agent:
             self._parts = parts
             self._metrics.observe_reload(parts.config)
             self._effective.clear()
+            self._pace = self._pace._replace(whole_at=None, calm=0)
             policy = self._keeper.policy
             self._keeper.policy = policy_state.restored(policy, instance=policy.instance)
         self._means.notifier.ready()
@@ -288,9 +303,19 @@ class Agent:
             self._effective[layout] = thresholds.effective(self._config, layout)
         return self._effective[layout]
 
+    def _unsettled(self, now: float) -> bool:
+        """Whether decisions follow something that goes on although no threshold is crossed."""
+        policy = self._keeper.policy
+        measuring = any(not run.measured for run in policy.reclaims.runs.values())
+        return bool(policy.thresholds.first_observed) or measuring or self._counting or self._forks.storm(now)
+
+    def _awaits_api_s(self) -> float:
+        left_s = self._began_at + API_FIRST_S - self._means.monotonic()
+        return left_s if self._parts.session.pods().synced_at is None else 0.0
+
     def _sample(self, node: NodeSnapshot, *, calm: bool) -> NodeSnapshot:
         """Every pod that moved is read now; one that barely did keeps its last reading (0.6 ms instead of 10 ms for 110
-        pods), which stands where it stood in any order. While it is `calm` they are only looked at now and then."""
+        pods), which stands where it stood in any order."""
         # Asked first: when nothing is waited for, the budgets are in the view that is read after it.
         soft_waits_for = self._parts.session.soft_wait()
         view = self._parts.session.pods()
@@ -299,11 +324,13 @@ class Agent:
             view.pods if known else None,
             view.synced_at,
             fresh=False,
-            pods_within_s=CALM_PODS_S if calm else 0.0,
             # What has come due since the last calm look may wait: of 500 pods that would be 100, 0.1 ms each.
-            late_s=0.0 if calm else CALM_PODS_S,
+            late_s=0.0 if calm else pacing.CALM_S,
             node=node,
         )
+        if ledger.watched(self._keeper.policy.ledger):
+            # Gone from its victim and not yet free on the node, what comes back would look like a need for one more.
+            snapshot = self._parts.sampler.node_last(snapshot)
         snapshot = forks.apply(snapshot, self._forks.sustained(snapshot.taken_at))
         return self._parts.disks.apply(snapshot)._replace(
             own_pod_uid=self._means.own_pod_uid,
@@ -333,6 +360,7 @@ class Agent:
         if plan.reclaims:
             self._actor.reclaim(plan, snapshot, self._parts)
         self._parts.disks.count_anew(plan.count_anew)
+        self._counting = bool(plan.count_anew)
         self._tell(plan, snapshot, before)
         self._keeper.save(now=snapshot.taken_at, at_once=False)
 

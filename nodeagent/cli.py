@@ -173,7 +173,9 @@ def _run(options: Options) -> int:
             dry_run=options.dry_run,
             once=options.once,
         )
-    except (ConfigError, IdentityError, daemon.CannotRunError) as error:
+    except daemon.CannotRunError as error:
+        raise _FailureError(str(error), error.code) from error
+    except (ConfigError, IdentityError) as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
 
 

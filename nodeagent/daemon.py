@@ -16,8 +16,8 @@ from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import ConfigFile
 from nodeagent.host import cost, hooks, notify, protect, workers
-from nodeagent.host.brake import CgroupBrake, Hold
-from nodeagent.host.holds import OVERDUE, Holds
+from nodeagent.host.brake import CgroupBrake
+from nodeagent.host.holds import Holds, left_behind
 from nodeagent.host.hooks import Hooks
 from nodeagent.host.periodic import Periodic
 from nodeagent.host.wakeup import Wakeups
@@ -37,7 +37,7 @@ from nodeagent.sampling.deadline import PatientStatvfs
 from nodeagent.sampling.disk.watch import DiskWatch
 from nodeagent.sampling.forks import open_meter
 from nodeagent.sampling.host import Host, Unreadable, open_host
-from nodeagent.sampling.pods import find_pods
+from nodeagent.sampling.pods import PodCgroup, find_pods
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ NEEDS_RESTART: Final = ("node_name", "state_dir", "logging")
 class CannotRunError(Exception):
     """The agent cannot do what it was asked to; the message says why and what to do about it."""
 
+    def __init__(self, message: str, code: int = exit_codes.CONFIG) -> None:
+        super().__init__(message)
+        self.code = code
+        """Exit code of the command."""
+
 
 def run(
     *, config_path: str | None, host_root: str, node_name: str | None, kubeconfig: str | None, dry_run: bool, once: bool
@@ -64,6 +69,10 @@ def run(
         CannotRunError: it can, but not on this machine.
         IdentityError: the name that was given cannot be a node's.
     """
+    try:
+        host = open_host(host_root)
+    except Unreadable as error:
+        raise CannotRunError(f"--host-root: {error}", exit_codes.USAGE) from error
     overrides = load.overrides_from(
         os.environ, mode="dry-run" if dry_run else None, node_name=node_name, kubeconfig=kubeconfig
     )
@@ -74,7 +83,7 @@ def run(
         stack.callback(writer.close)
         for problem in loaded.warnings:
             log.warning("configuration", problem=str(problem))
-        agent, wakeups = _assemble(loaded, file, open_host(host_root), log, writer, stack)
+        agent, wakeups = _assemble(loaded, file, host, log, writer, stack)
         try:
             agent.run(wakeups, turns=1 if once else None)
         finally:
@@ -116,7 +125,7 @@ def _assemble(
     means = Means(
         file=file,
         alarms=alarms,
-        holds=Holds(brake, kept.holds if restored else _left_frozen(host, config, brake)),
+        holds=_take_over(host, config, brake, kept, restored=restored),
         hooks=Hooks(boottime=host.boottime, wake=wakeups.wake, here=lambda path: host.real(host.resolve(path))),
         forks=forks,
         neighbours=lambda: neighbours.latest,
@@ -193,12 +202,14 @@ class _Builder:
         self._statvfs.close()
 
     def _sampler(self, config: Config) -> Sampler:
+        stalls = stall.wanted(config.thresholds)
         return Sampler(
             self._host,
             config.sampling,
             node_name=self._guess.name,
             statvfs=self._statvfs,
-            pod_stalls=stall.wanted(config.thresholds),
+            pod_stalls=stalls,
+            pod_limits=stalls,
         )
 
     def _disks(self, config: Config) -> DiskWatch:
@@ -278,16 +289,21 @@ def brake_of(host: Host) -> CgroupBrake:
     return CgroupBrake(unified=None, freezer=freezer, procs_roots=roots)
 
 
-def _left_frozen(host: Host, config: Config, brake: CgroupBrake) -> tuple[Hold, ...]:
-    """What an earlier agent may have left frozen when its state is lost. Nobody else freezes the cgroup of a whole pod:
-    runtimes pause containers."""
-    if host.recorded or config.mode is not Mode.ENFORCE:
-        return ()
-    hierarchy = cgroup.detect(host)
-    kubepods, _ = cgroup.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
-    found = find_pods(host, hierarchy, kubepods) if kubepods is not None else []
-    holds = [brake.frozen(pod.path, pod_uid=pod.uid, until=OVERDUE) for pod in found]
-    return tuple([hold for hold in holds if hold is not None])
+def _take_over(host: Host, config: Config, brake: CgroupBrake, kept: AgentState, *, restored: bool) -> Holds:
+    """What an earlier agent may have left held, to be let go."""
+    pods: list[PodCgroup] = []
+    if not host.recorded:
+        hierarchy = cgroup.detect(host)
+        kubepods, _ = cgroup.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
+        with contextlib.suppress(Unreadable):  # it went as it was found: without it there is no pod
+            pods = find_pods(host, hierarchy, kubepods) if kubepods is not None else []
+    held, notes = left_behind(
+        brake,
+        [(pod.path, pod.uid) for pod in pods],
+        saved=kept.holds if restored else None,
+        acts=config.mode is Mode.ENFORCE,
+    )
+    return Holds(brake, held, notes=notes)
 
 
 def _boot_id(host: Host) -> str:

@@ -72,13 +72,14 @@ class Keeper:
             return False
         crossed = frozenset(self.policy.thresholds.first_observed)
         every_s = SAVE_EVERY_S if crossed == self._saved else NEWS_EVERY_S
-        if not at_once and now - self._saved_at < every_s:
+        tells = not at_once and now - self._told_at >= SAVE_EVERY_S
+        if not (at_once or tells) and now - self._saved_at < every_s:
             return True
         self._saved_at, self._saved = now, crossed
         try:
             with self._metrics.timed(Stage.SAVE):
                 self._store.save(AgentState(self.policy, self._owned(), self._holds.held))
-                if not at_once and now - self._told_at >= SAVE_EVERY_S:
+                if tells:
                     self._told_at = now
                     told.write(self._store.directory, self._says(), now=now)
         except OSError as error:
@@ -86,3 +87,9 @@ class Keeper:
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
         return True
+
+    def close(self, *, now: float) -> bool:
+        """Save at the end; from now on no running agent has anything to say. The same answer."""
+        if self._store is not None:
+            told.forget(self._store.directory)
+        return self.save(now=now, at_once=True)

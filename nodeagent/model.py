@@ -317,17 +317,17 @@ class PodUsage(NamedTuple):
     """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty
     file pages."""
     memory_limit: int | None = None
-    """The pod cgroup's own limit; None when it has none or it could not be read."""
+    """The pod cgroup's own limit; None when it has none, it could not be read, or nobody needs it."""
     memory_stall_some_avg10: float | None = None
     memory_request_estimate: int | None = None
     """Bytes, reckoned from oom_score_adj (Burstable, to 0.1% of the node) or the cgroup limit (Guaranteed); 0 for
-    BestEffort."""
+    BestEffort. Of a pod that the API tells of it may be None because nobody asked: nothing goes by it there."""
     process_count: int | None = None
     """Sum of cgroup.procs over the pod's cgroups: processes, not threads."""
     thread_count: int | None = None
     """pids.current of the pod cgroup."""
     started_at: float | None = None
-    """When the pod's cgroup was made."""
+    """When the pod's sandbox was made; for a pod that the API tells of it may be status.startTime, a little earlier."""
     forks_per_s: float | None = None
     """New processes and threads a second over the last few, however short they live. None: none, or not known."""
     disk: DiskUsage = DiskUsage()
@@ -443,6 +443,8 @@ class Pod(NamedTuple):
     pod_limits: Resources | None = None
     overhead: Resources = NO_RESOURCES
     resize_infeasible: bool = False
+    ephemeral: bool = False
+    """The spec has ephemeral containers, which `containers` leaves out: they ask for nothing."""
     owner: Owner | None = None
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
@@ -546,9 +548,8 @@ class NodeSnapshot(NamedTuple):
     """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
     disk_rests: tuple[DiskRest, ...] = ()
     """What of each file system is in no pod; empty where nobody looked."""
-    pods_seen_at: float | None = None
-    """When the pods' cgroups were looked at: the numbers of one that barely moved may be older (`PodUsage.read_at`).
-    None: with the sample."""
+    suspended_s: float = 0.0
+    """For how long the machine was suspended since it booted, in all."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""

@@ -1,6 +1,7 @@
 """What the loop is put together from: parts that a new configuration replaces, and means that last as long as the
 process."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,3 +61,5 @@ class Means(NamedTuple):
     notifier: Notifier
     boottime: Callable[[], float]
     own_pod_uid: str = ""
+    monotonic: Callable[[], float] = time.monotonic
+    """The process' own time: `boottime` is the host's, and that of a recording stands still."""

@@ -86,6 +86,11 @@ class Kubepods:
         if to_the_end:
             assert process.stdout.readline() == "ate\n"
 
+    def freeze(self, uid: str) -> None:
+        """As somebody does who is no agent."""
+        [state] = (HIERARCHIES[2] / self.root / "kubepods").glob(f"*/pod{uid}/freezer.state")
+        state.write_text("FROZEN")
+
     def frozen(self, uid: str, *, qos: str) -> bool:
         return (self._pod(HIERARCHIES[2], uid, qos) / "freezer.state").read_text().strip() != "THAWED"
 
@@ -99,10 +104,10 @@ class Kubepods:
         self._thaw(uid)
         process.communicate()
         for directory in [each for each in reversed(self._made) if f"pod{uid}" in each.parts]:
-            _remove(directory)
+            remove_cgroup(directory)
             self._made.remove(directory)
         for directory in [each for each in reversed(self._made) if f"pod{uid}" in str(each)]:
-            _remove(directory)
+            remove_cgroup(directory)
             self._made.remove(directory)
 
     def kill_all(self, uid: str) -> None:
@@ -125,7 +130,7 @@ class Kubepods:
         for uid in list(self._processes):
             self.kill_all(uid)
         for directory in reversed(self._made):
-            _remove(directory)
+            remove_cgroup(directory)
 
     def _pod(self, hierarchy: Path, uid: str, qos: str) -> Path:
         return hierarchy / self.root / "kubepods" / qos / f"pod{uid}"
@@ -136,7 +141,8 @@ def container_id(uid: str) -> str:
     return uuid.uuid5(uuid.NAMESPACE_DNS, uid).hex.ljust(64, "0")
 
 
-def _remove(directory: Path) -> None:
+def remove_cgroup(directory: Path) -> None:
+    """Remove it as soon as its processes have left it: a dying one does so a moment after it was reaped."""
     deadline, patience = time.monotonic() + 60, threading.Event()
     while directory.exists():
         assert time.monotonic() < deadline, f"{directory} stays busy"

@@ -14,20 +14,18 @@ from nodeagent.config.schema import Brake, Mode
 from nodeagent.config.watch import ConfigFile
 from nodeagent.host.brake import CgroupBrake
 from nodeagent.host.holds import Holds
-from nodeagent.host.hooks import Hooks
-from nodeagent.host.notify import Silent
 from nodeagent.journal.log import open_log
 from nodeagent.journal.teller import Teller
 from nodeagent.keeper import Keeper
 from nodeagent.model import Amount, Method, Plan, Pod, PodSource, QOSClass, Signal, Threshold, Tier, Victim
-from nodeagent.parts import Means, Parts
+from nodeagent.parts import Parts
 from nodeagent.policy import state as policy_state
 from nodeagent.report.metrics import Metrics
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.disk.watch import DiskWatch
-from nodeagent.sampling.forks import NoForks
 from nodeagent.sampling.host import Host
 from nodeagent.sampling.sampler import Sampler
+from tests.means import bare_means
 from tests.trees import Node, TreePod, write_node
 
 POD = TreePod("default/web")
@@ -62,22 +60,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     config = loaded.config
     log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
     holds = Holds(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
-    hooks = Hooks(boottime=host.boottime)
-    means = Means(
-        file=ConfigFile(None, overrides=()),
-        alarms=Alarms(host),
-        holds=holds,
-        hooks=hooks,
-        forks=NoForks(),
-        neighbours=tuple,
-        store=None,
-        recorder=None,
-        found=(),
-        log=log,
-        lines_dropped=lambda: 0,
-        notifier=Silent(),
-        boottime=host.boottime,
-    )
+    means = bare_means(host, file=ConfigFile(None, overrides=()), alarms=Alarms(host), holds=holds, log=log)
     metrics = Metrics(config, boottime=host.boottime)
     policy = policy_state.initial("i", now=0.0)
     keeper = Keeper(policy, None, holds=holds, owned=tuple, says=tuple, metrics=metrics, log=log)

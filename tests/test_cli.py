@@ -326,6 +326,7 @@ def test_colour_can_be_asked_for_in_a_pipe() -> None:
         ["check", "--signal", "memory.free"],
         ["check", "--signal", "containerfs.available"],
         ["check", "--host-root", "/does/not/exist"],
+        ["run", "--once", "--host-root", "/does/not/exist"],
         ["config"],
         ["completion", "powershell"],
     ],
@@ -360,6 +361,10 @@ def test_a_missing_configuration_and_a_broken_pod_list_are_told_in_one_line(tmp_
     assert (done.returncode, done.stdout) == (exit_codes.UNKNOWN, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"nodeagent: --pods {broken}: is no PodList in JSON")
+    broken.write_text('{"kind": "Pod", "metadata": {"name": "web"}, "spec": {}}')  # kubectl get pod web -o json
+    done = run("check", "--host-root", str(CALM), "--pods", str(broken))
+    assert (done.returncode, done.stdout) == (exit_codes.UNKNOWN, "")
+    assert "is no PodList in JSON (kubectl get pods -o json) but a Pod" in done.stderr
 
 
 def test_a_demanded_api_without_credentials_is_an_error_and_an_offered_one_is_not(tmp_path: Path) -> None:
@@ -509,6 +514,20 @@ def test_validate_prints_every_error_of_every_file_and_exits_1(tmp_path: Path) -
     assert f"{bad}:3:" in done.stderr
     assert f"{bad}:4:" in done.stderr
     assert run("config", "validate", str(good)).returncode == 0
+
+
+def test_validate_reads_the_configuration_in_a_manifest(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text((ROOT / "daemonset.yaml").read_text())
+    done = run("config", "validate", str(manifest))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{manifest}: ConfigMap nodeagent, data.config.yaml: valid\n"
+    text = manifest.read_text().replace("    mode: enforce\n", "    mode: enforced\n")
+    manifest.write_text(text)
+    line = text.splitlines().index("    mode: enforced") + 1
+    done = run("config", "validate", str(manifest))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f'{manifest}:{line}:11: ConfigMap nodeagent, data.config.yaml: mode: "enforced"')
 
 
 def test_show_prints_the_effective_configuration_that_validates_again(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The pods' directories are on a loop-mounted ext4; what is asserted are the reque
 the file system meanwhile.
 """
 
+import datetime as dt
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.policy.pace import CALM_S
 from tests.apiserver import ApiServer, pod
 from tests.livenode import MIB, Kubepods, Run, StartAgent, needs_cgroup_v1, until
 from tests.sampling.disk.mounts import ext4
@@ -327,4 +329,23 @@ def test_a_pod_over_its_own_limit_goes_while_the_disk_has_room(
     [request] = api.sent("POST", "/eviction")
     assert request.path.endswith("/filler/eviction")
     assert 'Usage of EmptyDir volume "data" exceeds the limit "10Mi"' in agent.heard("evicting")[0]["message"]
+    assert agent.stop() == 0
+
+
+def test_a_calm_agent_does_not_tarry_with_a_pod_that_has_come_to_exceed_its_limit(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    def limited(entry: dict[str, Any]) -> None:
+        entry["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "10Mi"}}]
+
+    api.modify_pod("default", "filler", limited)
+    _idle(kubepods, disk, FILLER, files=2, mib=4)
+    agent = run(**DISK_HARD, localStorageLimits=True)
+    threading.Event().wait(CALM_S + 2.0)
+    (disk.volume(FILLER) / "more").write_bytes(b"x" * 20 * MIB)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    [counting, *_] = [line for line in agent.said("not evicting") if line["code"] == "counting-anew"]
+    [evicting] = agent.heard("evicting")
+    passed = dt.datetime.fromisoformat(evicting["timestamp"]) - dt.datetime.fromisoformat(counting["timestamp"])
+    assert passed.total_seconds() < CALM_S / 2, "what was counted anew is decided upon at the next look"
     assert agent.stop() == 0

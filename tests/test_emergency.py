@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.apiserver import ApiServer, pod
-from tests.livenode import HARD, HIERARCHIES, MIB, Kubepods, configuration, needs_cgroup_v1, until
+from tests.livenode import HARD, HIERARCHIES, MIB, Kubepods, configuration, needs_cgroup_v1, remove_cgroup, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -45,15 +45,7 @@ def own_cgroup() -> Iterator[Path]:
     directory = HIERARCHIES[0] / f"nodeagent-test-{uuid.uuid4().hex[:12]}"
     directory.mkdir()
     yield directory
-    until(lambda: _removed(directory), "the agent's cgroup is empty")
-
-
-def _removed(directory: Path) -> bool:
-    try:
-        directory.rmdir()
-    except OSError:
-        return not directory.exists()
-    return True
+    remove_cgroup(directory)
 
 
 def test_the_request_goes_out_without_memory_disk_descriptors_or_a_reader_of_the_log(

@@ -22,7 +22,7 @@ from tests.livenode import HARD, HIERARCHIES, Kubepods, Run, StartAgent, needs_c
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
-HOG = str(uuid.uuid4())
+HOG, OTHERS = str(uuid.uuid4()), str(uuid.uuid4())
 ACTING: dict[str, Any] = {
     **HARD,
     "escalation": {"brake": "freeze", "brakeDeadline": "10m", "hardKill": "cgroup"},
@@ -54,11 +54,13 @@ CALLS = (
     Call("the state reaches the disk", "fsync", "state.new", frozen=False),
     Call("the new state takes the old one's place", "rename", "state.new", frozen=False),
     Call("the directory reaches the disk", "fsync", "directory", frozen=False),
+    Call("the pod is marked", "setxattr", "pod", frozen=False),
     Call("the pod is held", "write", "freezer.state", frozen=False),
     Call("the decision is recorded", "openat", "decisions.jsonl", frozen=True),
     Call("the pod is frozen to be ended", "write", "freezer.state", frozen=True, number=2),
     Call("its processes are signalled", "kill", "", frozen=True),
     Call("it is thawed to die", "write", "freezer.state", frozen=True, number=3),
+    Call("its mark is taken away", "removexattr", "pod", frozen=False),
     Call("the processes of a pod that was not held are signalled", "kill", "", frozen=True, brake="none"),
 )
 
@@ -91,10 +93,10 @@ def test_an_agent_killed_as(
     call: Call, kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     freezer = HIERARCHIES[2] / kubepods.root / "kubepods" / "burstable" / f"pod{HOG}" / "freezer.state"
-    files = {"freezer.state": freezer, "directory": tmp_path / "state", "": None}
+    files = {"freezer.state": freezer, "pod": freezer.parent, "directory": tmp_path / "state", "": None}
     file = files.get(call.file, tmp_path / "state" / call.file)
     kubepods.start(HOG, qos="burstable")
-    agent = _calm(api, start_agent, brake=call.brake)
+    agent = _calm(api, start_agent, tmp_path, brake=call.brake)
     killer = _kill_at(call, file, agent.process.pid)
     try:
         kubepods.eat(HOG, 400, to_the_end=False)
@@ -107,9 +109,11 @@ def test_an_agent_killed_as(
 
 
 @pytest.mark.parametrize("sent", REQUESTS, ids=lambda sent: sent.step)
-def test_an_agent_killed_while(sent: Sent, kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
+def test_an_agent_killed_while(
+    sent: Sent, kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
+) -> None:
     kubepods.start(HOG, qos="burstable")
-    agent = _calm(api, start_agent)
+    agent = _calm(api, start_agent, tmp_path)
 
     def kill(request: Request, carried_out: bool) -> None:
         asked = (request.method, carried_out) == (sent.method, sent.carried_out)
@@ -126,8 +130,9 @@ def test_an_agent_killed_while(sent: Sent, kubepods: Kubepods, api: ApiServer, s
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace (Debian: strace) is not installed")
+@pytest.mark.parametrize("lost", [False, True], ids=["the state is there", "the state is lost"])
 def test_an_agent_killed_in_the_middle_of_the_last_resort_leaves_nothing_frozen(
-    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path, lost: bool
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     escalation = {"lastResort": "cgroupKill", "lastResortAfter": "1s"}
@@ -143,23 +148,33 @@ def test_an_agent_killed_in_the_middle_of_the_last_resort_leaves_nothing_frozen(
         agent.kill()
         killer.communicate(timeout=40)
     assert kubepods.frozen(HOG, qos="burstable")
+    if lost:
+        (tmp_path / "state" / "state").unlink()
     start_agent(**HARD, escalation=escalation)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
 
 
-def test_a_pod_left_frozen_is_let_go_also_when_the_state_was_lost(
-    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
+@pytest.mark.parametrize("state", [b"not a state", None], ids=["corrupt", "lost"])
+def test_a_pod_left_frozen_is_let_go_also_when_the_state_is(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path, state: bytes | None
 ) -> None:
+    """And one that somebody else has frozen is not."""
     api.delay_s = 2.0  # the request hangs in the server while the agent dies
+    kubepods.start(OTHERS, qos="besteffort")
+    kubepods.freeze(OTHERS)
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent(**ACTING)
     until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is held")
     agent.kill()
-    (tmp_path / "state" / "state").write_bytes(b"not a state")
+    (tmp_path / "state" / "state").unlink()
+    if state is not None:
+        (tmp_path / "state" / "state").write_bytes(state)
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    assert [line["trust"] for line in agent.heard("state")] == ["corrupt"]
+    assert [line["trust"] for line in agent.heard("state")] == ["lost" if state is None else "corrupt"]
+    until(lambda: "not by this agent" in str(agent.events()), "the other one is told")
+    assert kubepods.frozen(OTHERS, qos="besteffort")
 
 
 def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
@@ -184,9 +199,11 @@ def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
     assert agent.stop() == 0
 
 
-def _calm(api: ApiServer, start_agent: StartAgent, *, brake: str = "freeze") -> Run:
+def _calm(api: ApiServer, start_agent: StartAgent, directory: Path, *, brake: str = "freeze") -> Run:
+    """An agent that has published its conditions and saved its state for the first time."""
     agent = start_agent(**{**ACTING, "escalation": {**ACTING["escalation"], "brake": brake}})
     assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    until((directory / "state" / "state").exists, "the first state")
     return agent
 
 

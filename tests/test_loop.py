@@ -51,3 +51,4 @@ def test_a_refused_configuration_is_what_check_tells(agent: Run, config: Path) -
     state = str(config.parent / "state")
     until(lambda: "a new one was refused, the old one stays" in str(told.read(state, now=1e12)), "the refusal")
     assert agent.stop() == 0
+    assert not told.read(state, now=1e12), "and of an agent that has ended nothing"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver import ApiServer, pod
-from tests.livenode import Kubepods, StartAgent, needs_cgroup_v1, until
+from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 from tests.sampling.disk.mounts import mounted
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
@@ -57,4 +57,25 @@ def test_without_a_state_directory_the_soft_tier_says_so_at_the_start_and_does_n
     until(lambda: agent.said("eviction recheck-refused"), "the refusal")
     assert "the soft tier does not act" in str(agent.events())
     assert not api.sent("POST", "/eviction")
+    assert agent.stop() == 0
+
+
+def test_what_was_held_though_it_could_not_be_saved_is_let_go_by_the_next_agent(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, small_disk: Path
+) -> None:
+    """The state that it finds is whole, and from before the hold: only the mark tells of it."""
+    changes = {**HARD, "escalation": {"brake": "freeze", "brakeDeadline": "10m"}, "stateDir": str(small_disk / "state")}
+    kubepods.start(HOG, qos="burstable")
+    agent = start_agent(**changes)
+    assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+    filler = small_disk / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
+    api.delay_s = 2.0  # the request hangs in the server while the agent dies
+    kubepods.eat(HOG, 400, to_the_end=False)
+    until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is held")
+    agent.kill()
+    filler.unlink()
+    agent = start_agent(**{**changes, "escalation": {"brake": "none"}})
+    until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
+    assert [line["trust"] for line in agent.heard("state")] == ["restored"]
     assert agent.stop() == 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodeagent.model import QOSClass
-from nodeagent.sampling.pods import SANDBOX_ADJ
+from nodeagent.sampling.inside import SANDBOX_ADJ
 
 KI: Final = 1 << 10
 MI: Final = 1 << 20

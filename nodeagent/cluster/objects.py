@@ -123,6 +123,7 @@ class Affinity(Struct, rename="camel"):
 class PodSpec(Struct, rename="camel"):
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
+    ephemeral_containers: list[msgspec.Raw] | None = None
     volumes: list[Volume] | None = None
     resources: ResourceRequirements | None = None
     overhead: dict[str, str | int] | None = None

@@ -237,6 +237,7 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
         pod_limits=None if pod_level is None else _resources(pod_level.limits),
         overhead=_resources(spec.overhead),
         resize_infeasible=_resize_infeasible(status),
+        ephemeral=bool(spec.ephemeral_containers),
         owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid),
         labels=meta.labels or {},
         annotations=annotations,

@@ -98,9 +98,10 @@ def read(now: float) -> Cost:
     )
 
 
-def stretched(interval_s: float, stretch: float) -> float:
-    """The calm sampling interval under a stretch, seconds."""
-    return max(interval_s, min(interval_s * stretch, LONGEST_S))
+def stretched(interval_s: float, stretch: float, *, stale_after_s: float) -> float:
+    """The calm sampling interval under a stretch, seconds: no sample is to be stale before the next one, however dear
+    they are."""
+    return max(interval_s, min(interval_s * stretch, LONGEST_S, stale_after_s / 2))
 
 
 def judge(before: Cost | None, after: Cost, budget: Budget, *, stretch: float = 1.0) -> Verdict:

@@ -3,8 +3,8 @@
 Theory of operation. A hold goes through these states, and every way ends in `gone`:
 
     plan      written into the saved state, nothing changed yet
-    held      applied; the victim stands still or grows no further
-    gone      let go, or its cgroup is gone
+    held      marked on the cgroup and applied; the victim stands still or grows no further
+    gone      let go and the mark taken away, or its cgroup is gone
 
     planned, the process dies     a restart releases it: putting back what was there is harmless
     held, the request failed      released at once (`drop`)
@@ -12,7 +12,7 @@ Theory of operation. A hold goes through these states, and every way ends in `go
     held, accepted                kept until the pod is gone or the deadline; with `hardKill` ended at once (`end`)
     not held, to be ended         planned first (`plan_end`) where ending freezes
     held, the deadline passed     released (`expire`)
-    held, the process dies        a restart releases it, from its saved state
+    held, the process dies        a restart releases it, from its saved state or by its mark (`left_behind`)
 
 Promises: nothing stays held longer than its deadline while a process of ours runs; what could not be released is tried
 again at every `expire`, and told.
@@ -21,7 +21,7 @@ again at every `expire`, and told.
 from collections.abc import Iterable
 from typing import Final
 
-from nodeagent.host.brake import BrakeKind, CgroupBrake, Hold, HoldError
+from nodeagent.host.brake import BrakeKind, CgroupBrake, Hold, HoldError, NoMarksError
 from nodeagent.model import Note
 
 THAW_AFTER_GRACE_S: Final = 1.0
@@ -35,11 +35,12 @@ OVERDUE: Final = 0.0
 class Holds:
     """All holds of one agent."""
 
-    def __init__(self, brake: CgroupBrake, held: Iterable[Hold] = ()) -> None:
-        """`held` is what an earlier process had written down: it is released by the first `expire`, being overdue."""
+    def __init__(self, brake: CgroupBrake, held: Iterable[Hold] = (), *, notes: Iterable[Note] = ()) -> None:
+        """`held` is what an earlier process had written down: it is released by the first `expire`, being overdue.
+        `notes` are told as if they were ours."""
         self._brake = brake
         self._held: dict[str, Hold] = {hold.pod_uid: hold._replace(until=OVERDUE) for hold in held}
-        self.notes: list[Note] = []
+        self.notes: list[Note] = list(notes)
         """What went wrong and has not been told; the reader clears it."""
 
     @property
@@ -66,6 +67,7 @@ class Holds:
         hold = self._held.get(pod_uid)
         if hold is None:
             return
+        self._mark(hold)
         try:
             if not self._brake.apply(hold):
                 del self._held[pod_uid]
@@ -99,13 +101,16 @@ class Holds:
         return True
 
     def end(self, cgroup: str, *, pod_uid: str) -> str:
-        """End every process of a pod, held or not. Returns why that was not possible; empty when it was."""
+        """End every process of a pod, held or not, and let go what is left of it: a kubelet that cannot be told may put
+        new containers into its cgroup. Returns why that was not possible; empty when it was."""
+        if (hold := self._held.get(pod_uid)) is not None:
+            self._mark(hold)
         try:
             self._brake.kill(cgroup)
         except HoldError as error:
             self._say(f"{cgroup} could not be ended: {error}")
             return str(error)
-        self._held.pop(pod_uid, None)
+        self.drop(pod_uid)
         return ""
 
     def expire(self, *, now: float) -> None:
@@ -118,5 +123,47 @@ class Holds:
         for pod_uid in list(self._held):
             self.drop(pod_uid)
 
+    def _mark(self, hold: Hold) -> None:
+        """A hold without a mark is as good, while the saved state lasts."""
+        try:
+            self._brake.mark(hold)
+        except HoldError as error:
+            self._say(f"{hold.cgroup} cannot be marked as held: {error}")
+
     def _say(self, message: str) -> None:
         self.notes.append(Note("brake", message))
+
+
+def left_behind(
+    brake: CgroupBrake, pods: Iterable[tuple[str, str]], *, saved: Iterable[Hold] | None, acts: bool = True
+) -> tuple[tuple[Hold, ...], tuple[Note, ...]]:
+    """What an earlier process has left held, and what there is to say about it.
+
+    A cgroup with our mark is ours, of whatever kind its hold was. One that is frozen without a mark was frozen by
+    somebody else, and stays so: it is not known what for. Only a kernel that keeps no marks cannot tell the two apart;
+    there, when the state was lost, what is frozen is ours, for runtimes pause containers and not whole pods.
+
+    Args:
+        pods: path of the cgroup, and UID, of every pod.
+        saved: what the state of that process says, which may be older than the last hold; None when it is lost.
+        acts: in a dry run only what was saved is let go.
+    """
+    holds, notes = {hold.cgroup: hold for hold in saved or ()}, []
+    for cgroup, pod_uid in pods:
+        if cgroup in holds:
+            continue
+        frozen = brake.frozen(cgroup, pod_uid=pod_uid, until=OVERDUE) if saved is None and acts else None
+        try:
+            hold, others = brake.marked(cgroup, pod_uid=pod_uid, until=OVERDUE), frozen
+        except NoMarksError:
+            hold, others = frozen, None
+        except HoldError as error:
+            notes.append(Note("brake", f"{cgroup} is left as it is: {error}"))
+            continue
+        if hold is not None and acts:
+            holds[cgroup] = hold
+        elif hold is not None:
+            notes.append(Note("brake", f"{cgroup} is marked as held ({hold.kind}): a dry run does not let it go"))
+        elif others is not None:
+            notes.append(Note("brake", f"{cgroup} is frozen, and not by this agent: it is left as it is"))
+    return tuple(holds.values()), tuple(notes)

@@ -68,7 +68,8 @@ class Wakeups:
             reason, drain = self._sources[fd]
             drain()
             reasons.add(reason)
-        signals, self._pending_signals = tuple(self._pending_signals), []
+        signals = tuple(self._pending_signals)
+        del self._pending_signals[: len(signals)]  # another one may have come since
         return frozenset(reasons or {TIMER}), signals
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

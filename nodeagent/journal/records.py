@@ -12,6 +12,7 @@ Promises:
 
 import base64
 import enum
+import itertools
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -109,9 +110,12 @@ def read(place: Path) -> Iterator[dict[str, Any]]:
         paths = [place / OLDER_FILE, place / FILE] if place.is_dir() else [place]
         if not place.exists():
             raise RecordsError(f"{place}: there is no such file or directory")
-        for path in paths:
-            if path.exists():
-                yield from _lines(path)
+        found = False
+        for record in itertools.chain.from_iterable(_lines(path) for path in paths if path.exists()):
+            found = True
+            yield record
+        if not found and place.is_file() and place.stat().st_size:
+            raise RecordsError(f"{place}: there is no record in this file; is it the right one?")
     except OSError as error:
         raise RecordsError(f"{error.filename or place}: {error.strerror}") from error
 
@@ -129,7 +133,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 record = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and "record" in record:
                 yield record
 
 

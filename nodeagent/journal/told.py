@@ -4,6 +4,7 @@ A file of a few lines beside the saved state, which is far dearer to read: `chec
 state: nobody decides by it, and a reader who cannot make sense of it has nothing to tell.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -13,6 +14,9 @@ from nodeagent.model import Note
 FILE: Final = "told"
 MAX_BYTES: Final = 16384
 """Some fifty notes."""
+
+SILENT_S: Final = 120.0
+"""Who has told nothing for so long will not: the longest sampling interval is a minute."""
 
 
 def write(directory: str, notes: Iterable[Note], *, now: float) -> None:
@@ -30,6 +34,12 @@ def write(directory: str, notes: Iterable[Note], *, now: float) -> None:
     os.rename(temporary, path)
 
 
+def forget(directory: str) -> None:
+    """An agent that ends has nothing to say any more. Never raises."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(directory, FILE))
+
+
 def read(directory: str, *, now: float) -> tuple[Note, ...]:
     """What the agent told last, each with how long ago. Nothing when there is nothing that can be read, or it was told
     before the last reboot."""
@@ -41,8 +51,9 @@ def read(directory: str, *, now: float) -> tuple[Note, ...]:
         return ()
     if not age_s >= -1.0:
         return ()
+    who = "the running agent" if age_s <= SILENT_S else "an agent that was killed or hangs"
     words = [line.partition("\t") for line in lines]
-    return tuple([Note(what, f"{message} (the running agent, {age_s:.0f}s ago)") for what, _, message in words])
+    return tuple([Note(what, f"{message} ({who}, {age_s:.0f}s ago)") for what, _, message in words])
 
 
 def _word(text: str) -> str:

@@ -220,6 +220,8 @@ def _after(entry: Entry, kind: OutcomeKind, *, now: float) -> Entry | None:
         return entry._replace(stage=Stage.KILLED, until=now + ledger.KILLED_S)
     if kind in (OutcomeKind.TIMED_OUT, OutcomeKind.SERVER_ERROR):
         return entry._replace(stage=Stage.DOUBT, until=until)
+    if kind is OutcomeKind.DRY_RUN:
+        return entry._replace(stage=Stage.REHEARSED, until=until)
     return None
 
 

@@ -41,6 +41,7 @@ from nodeagent.model import (
     Refusal,
     ReliefReport,
     Signal,
+    SignalState,
     SignalVerdict,
     Threshold,
     ThresholdVerdict,
@@ -66,7 +67,7 @@ from nodeagent.policy.aftermath import nobody, recheck, settle, settle_reclaim, 
 from nodeagent.policy.figures import ABSURD, figure
 from nodeagent.policy.ledger import Entry, Stage
 from nodeagent.policy.lineup import Lineup, Memo, Minimum, line_up
-from nodeagent.policy.state import PolicyState
+from nodeagent.policy.state import PolicyState, awake
 
 __all__ = ["Memo", "decide", "grace_s", "recheck", "settle", "settle_reclaim"]
 
@@ -96,6 +97,7 @@ def decide(
     """
     if not math.isfinite(now):
         raise ValueError(f"the time of a decision must be finite, not {now!r}")
+    state = awake(state, snapshot.suspended_s, now=now)
     # 1-3: signals, thresholds, since when
     judged, threshold_state = thresholds.judge(
         snapshot, state.thresholds, now=now, config=config, thresholds=thresholds.effective(config, snapshot.layout)
@@ -103,7 +105,8 @@ def decide(
     # 4: conditions and their damping
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     # what earlier decisions have become
-    seen = ledger.observe(state.ledger, snapshot, now=now, config=config)
+    fine = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
+    seen = ledger.observe(state.ledger, snapshot, now=now, config=config, fine=fine)
     tried = reclaim.observe(state.reclaims, snapshot, now=now)
     budgets = budget.pruned(state.budgets, now=now, budgets=config.budgets)
     for entry in seen.confirmed:
@@ -157,6 +160,7 @@ def decide(
         budgets=budgets,
         growth=ranking.remember(state.growth, snapshot),
         reclaims=served.reclaim_state if served.reclaim_state is not None else tried.state,
+        suspended_s=state.suspended_s,
     )
     return plan, after
 

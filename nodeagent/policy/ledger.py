@@ -15,6 +15,9 @@ Theory of operation. An `Entry` is made when a decision is made, before anything
     planned -> (removed)    the request is proven to have evicted nothing
     planned -> killed       its processes were ended without the API; not a failure when its time is up, because its
                             pod and cgroup may well stay
+    planned -> rehearsed    nothing was sent: what the pod holds counts as released until its signal is all right again
+                            or the pod is really gone, so that a rehearsal names those who would go and nobody more.
+                            Forgotten where evictions are meant, and never measured: what comes back is not its doing
     any     -> gone         the pod's cgroup is absent from a snapshot; its files may follow later
     any     -> (removed)    not gone when its time was up: a failure if it had been accepted
 
@@ -25,9 +28,9 @@ evictions, and enough of them in a row trip the breaker for that signal.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
-from nodeagent.config.schema import Config
+from nodeagent.config.schema import Config, Mode
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
@@ -74,6 +77,7 @@ class Stage(enum.StrEnum):
     ACCEPTED = "accepted"
     DOUBT = "doubt"
     KILLED = "killed"
+    REHEARSED = "rehearsed"
     GONE = "gone"
 
 
@@ -145,8 +149,10 @@ class Observed(NamedTuple):
 # --- what a snapshot changes -----------------------------------------------------------------------------------------
 
 
-def observe(state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: Config) -> Observed:
-    """Bring the ledger up to date with what is seen."""
+def observe(
+    state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: Config, fine: Container[Signal] = ()
+) -> Observed:
+    """Bring the ledger up to date with what is seen. `fine`: signals above all their thresholds."""
     departing = _departing(state.departing, snapshot, now=now)
     if not state.entries:
         if departing is not state.departing:
@@ -157,6 +163,11 @@ def observe(state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: C
     confirmed: list[Entry] = []
     expired: list[Entry] = []
     for entry in state.entries:
+        if entry.stage is Stage.REHEARSED:
+            wanted = entry.limit or now <= entry.until or entry.signal not in fine
+            if config.mode is Mode.DRY_RUN and entry.pod_uid in present and entry.planned_at <= now and wanted:
+                entries.append(entry)
+            continue
         moved = _moved(entry, present.get(entry.pod_uid), snapshot, kubelet=config.ranking.kubelet)
         certain = moved.stage in (Stage.ACCEPTED, Stage.GONE) and entry.stage in (Stage.PLANNED, Stage.DOUBT)
         if certain and entry.buckets:
@@ -176,6 +187,20 @@ def observe(state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: C
         else:
             failures = {signal: each for signal, each in failures.items() if signal != report.signal.value}
     return Observed(LedgerState(tuple(kept), departing, failures), reports, tuple(confirmed))
+
+
+def slept(state: LedgerState, slept_s: float, *, now: float) -> LedgerState:
+    """The ledger after so long a sleep of the machine: whoever ends the pods has slept as well. No entry is given more
+    than its whole time from now on, for its outcome may have come in since."""
+    entries = [
+        entry._replace(
+            until=max(entry.until, min(entry.until + slept_s, now + entry.grace_s + SLACK_S)),
+            gone_at=min(entry.gone_at + slept_s, now) if entry.gone_at is not None else None,
+        )
+        for entry in state.entries
+    ]
+    departing = {uid: each._replace(ends_at=each.ends_at + slept_s) for uid, each in state.departing.items()}
+    return state._replace(entries=tuple(entries), departing=departing)
 
 
 def _departing(known: Mapping[str, Departing], snapshot: NodeSnapshot, *, now: float) -> Mapping[str, Departing]:
@@ -266,7 +291,7 @@ def _released(entry: Entry, snapshot: NodeSnapshot) -> bool:
 
 def _to_come(entry: Entry, snapshot: NodeSnapshot) -> int:
     """What of the predicted relief is not in the sample yet."""
-    if entry.stage is not Stage.GONE or entry.signal not in ranking.DISKS:
+    if entry.signal not in ranking.DISKS:
         return entry.predicted
     came = (_look(entry, snapshot).available or 0) - entry.available
     return min(entry.predicted, max(0, entry.predicted - came))
@@ -358,10 +383,10 @@ def pending(
             freed = relief.of(view.usage, signal, snapshot.layout, most=most)
             if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
                 freed = _to_come(entry, snapshot)
-            if entry is not None and entry.signal is signal is Signal.PID:
-                freed = max(freed or 0, _to_come(entry, snapshot))  # with the children that are never all seen
+            if entry is not None and _outlasts(entry, signal, snapshot):
+                freed = max(freed or 0, _to_come(entry, snapshot))
             amount += freed or 0
-            pods.append(pod.key)
+            pods.append(f"{pod.key} (rehearsed)" if entry is not None and entry.stage is Stage.REHEARSED else pod.key)
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
         if same_resource(entry.signal, signal, snapshot) and _entry_counts(entry, snapshot, now=now):
             amount += _to_come(entry, snapshot)
@@ -369,10 +394,25 @@ def pending(
     return Pending(amount, tuple(pods), tuple(slow))
 
 
+def _outlasts(entry: Entry, signal: Signal, snapshot: NodeSnapshot) -> bool:
+    """Whether more is to come than its pod's usage still says: of PIDs the children that are never all seen, of a disk
+    the files of containers whose cgroups have gone already, for they cannot be measured any more."""
+    if entry.signal in ranking.DISKS:
+        return same_resource(entry.signal, signal, snapshot)
+    return entry.signal is signal is Signal.PID
+
+
 def _entry_counts(entry: Entry, snapshot: NodeSnapshot, *, now: float) -> bool:
     if entry.stage is Stage.GONE:
         return not entry.cleaned and not _released(entry, snapshot)
+    if entry.stage is Stage.REHEARSED:
+        return True
     return entry.planned_at <= now <= entry.until
+
+
+def watched(state: LedgerState) -> bool:
+    """Whether something was really evicted that may go any moment, and what it brings back is to be measured then."""
+    return any(entry.stage is not Stage.REHEARSED for entry in state.entries)
 
 
 def awaited(state: LedgerState, snapshot: NodeSnapshot, *, now: float, signal: Signal | None) -> Refusal | None:
@@ -381,6 +421,8 @@ def awaited(state: LedgerState, snapshot: NodeSnapshot, *, now: float, signal: S
     what is has had its time."""
     for entry in state.entries:
         ours = signal is None or same_resource(entry.signal, signal, snapshot)
+        if entry.stage is Stage.REHEARSED and now > entry.until:
+            continue  # by now it would be gone
         if ours and _entry_counts(entry, snapshot, now=now):
             until = entry.gone_at + DISK_RELEASE_S if entry.gone_at is not None else entry.until
             return Refusal(

@@ -10,9 +10,10 @@ between `SHORTEST_S` and `sampling.interval`. Headroom is the distance to the ne
 crossed the distance to exhaustion. The fastest fill to be expected keeps a calm node from sleeping through a ramp that
 nobody has seen yet: cgroup v2 wakes nobody for a level.
 
-A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, every
-`SOFT_LOOK_S` below soft ones alone, and every `sampling.interval`. While a hard one is about to be crossed the others
-wait a little: what they set going would be in the way.
+A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
+`SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
+`sampling.interval`, the others every `CALM_S` or more. While a hard one is about to be crossed the others wait a
+little: what they set going would be in the way.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
 from nodeagent.model import SIGNAL_TABLE as TABLE
-from nodeagent.model import ConditionType, NodeSnapshot, Signal, Threshold, Unit
+from nodeagent.model import ConditionType, MemoryModel, NodeSnapshot, Signal, Threshold, Unit
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
@@ -40,6 +41,15 @@ on must not reach the hard threshold while the loop decides once more that it ha
 where a decision took 100 ms) 1 GiB/s went 190 MiB below the hard threshold unseen."""
 
 
+CALM_S: Final = 5.0
+"""While no threshold is crossed the pods are looked at and a decision is made no more often than this: ranking is what
+needs them, and of the past it needs one look that is 2.5 to 60 s old, to tell who grows. For 500 pods both take 10
+times the CPU of a look at the node alone."""
+SETTLED: Final = 5
+"""So many whole samples in a row that find no threshold crossed make it calm: a start waits for some fresh ones
+(`startup.freshSamples`), and what was crossed a moment ago may be so again."""
+
+
 IMMINENT_S: Final = 0.5
 """A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately."""
 LATEST_S: Final = 1.25
@@ -53,8 +63,12 @@ NEAR: Final = 0.1
 """A disk is near its threshold as well while its headroom is less than this share of the threshold's value."""
 
 
+Stream = tuple[Signal, MemoryModel]
+"""What a threshold looks at."""
+
+
 class Seen(NamedTuple):
-    """One signal at the last look."""
+    """One stream at the last look."""
 
     available: int
     read_at: float
@@ -65,11 +79,13 @@ class Seen(NamedTuple):
 class PaceState(NamedTuple):
     """What looking remembers."""
 
-    seen: Mapping[str, Seen] = {}
-    below: frozenset[str] = frozenset()
-    """Thresholds that were crossed at the last whole sample, by signal and value."""
+    seen: Mapping[Stream, Seen] = {}
+    below: frozenset[tuple[Signal, MemoryModel, int]] = frozenset()
+    """Thresholds that were crossed at the last whole sample, by what they look at and value."""
     whole_at: float | None = None
     """When a whole sample was last asked for."""
+    calm: int = 0
+    """How many of them in a row found none crossed; counted up to `SETTLED`."""
 
 
 class Pace(NamedTuple):
@@ -95,51 +111,57 @@ def look(
     now: float,
     thresholds: tuple[Threshold, ...],
     interval_s: float,
+    calm_s: float = CALM_S,
+    unsettled: bool = False,
 ) -> tuple[Pace, PaceState]:
-    """Take in a sample. A signal that is unknown has no say: the whole sample every `interval_s` reports it."""
+    """Take in a sample. A signal that is unknown has no say: the next whole sample reports it. `calm_s` replaces
+    `CALM_S`. `unsettled`: decisions follow something that goes on although no threshold is crossed, such as one that is
+    still met by its minimum reclaim."""
     sleep_s = interval_s
-    seen: dict[str, Seen] = {}
-    below: set[str] = set()
+    seen: dict[Stream, Seen] = {}
+    below: set[tuple[Signal, MemoryModel, int]] = set()
     nearest: dict[Signal, int] = {}
     crossed: set[Signal] = set()
     near: set[Signal] = set()
     urgent = imminent = False
     for threshold in thresholds:
-        observation = snapshot.observe(threshold.signal, threshold.memory_model)
-        value = resolve(threshold.value, capacity=observation.capacity)
-        if observation.available is None or value is None:
+        signal, model = threshold.signal, threshold.memory_model
+        observation = snapshot.observe(signal, model)
+        available, value = observation.available, resolve(threshold.value, capacity=observation.capacity)
+        if available is None or value is None:
             continue
-        stream = f"{threshold.signal}/{threshold.memory_model}"
+        stream = (signal, model)
         if stream not in seen:
-            seen[stream] = _filled(state.seen.get(stream), observation.available, observation.read_at)
-        headroom = observation.available - value
+            seen[stream] = _filled(state.seen.get(stream), available, observation.read_at)
+        fill_per_s, row = seen[stream].fill_per_s, TABLE[signal]
+        headroom = available - value
         if headroom < 0:
-            below.add(f"{stream}<{value}")
-            crossed.add(threshold.signal)
+            below.add((signal, model, value))
+            crossed.add(signal)
             urgent = urgent or threshold.hard
-            headroom = observation.available
+            headroom = available
         else:
-            imminent = imminent or (threshold.hard and headroom < seen[stream].fill_per_s * IMMINENT_S)
-            nearest[threshold.signal] = min(headroom, nearest.get(threshold.signal, headroom))
-            disk = TABLE[threshold.signal].condition is ConditionType.DISK_PRESSURE
-            if disk and headroom <= max(NEAR * value, seen[stream].fill_per_s * AHEAD_S):
-                near.add(threshold.signal)
-        fastest = max(seen[stream].fill_per_s, _expected(threshold.signal))
-        sleep_s = min(sleep_s, SAFETY * headroom / fastest)
-    every_s = min(interval_s, SOFT_LOOK_S) if below else interval_s
-    sleep_s = min(sleep_s, every_s)
+            imminent = imminent or (threshold.hard and headroom < fill_per_s * IMMINENT_S)
+            nearest[signal] = min(headroom, nearest.get(signal, headroom))
+            disk = row.condition is ConditionType.DISK_PRESSURE
+            if disk and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
+                near.add(signal)
+        sleep_s = min(sleep_s, SAFETY * headroom / max(fill_per_s, FASTEST[row.unit]))
+    if below:
+        every_s = min(interval_s, SOFT_LOOK_S)
+        sleep_s = min(sleep_s, every_s)
+    else:
+        every_s = interval_s if unsettled or state.calm < SETTLED else max(interval_s, calm_s)
     age_s = now - state.whole_at if state.whole_at is not None else -1.0
     waits = imminent and below >= state.below and 0.0 <= age_s < LATEST_S
     due = not 0.0 <= age_s < every_s or below != state.below
     whole = urgent or (due and not waits)
-    after = PaceState(seen, frozenset(below) if whole else state.below, now if whole else state.whole_at)
+    after = state._replace(seen=seen)
+    if whole:
+        after = PaceState(seen, frozenset(below), now, 0 if below or unsettled else min(state.calm + 1, SETTLED))
     return Pace(
         max(SHORTEST_S, sleep_s), whole, bool(below), nearest, crossed=frozenset(crossed), near=frozenset(near)
     ), after
-
-
-def _expected(signal: Signal) -> float:
-    return FASTEST[TABLE[signal].unit]
 
 
 def _filled(before: Seen | None, available: int, read_at: float) -> Seen:

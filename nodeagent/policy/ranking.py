@@ -317,8 +317,7 @@ def siblings(pods: Iterable[PodView]) -> Mapping[str, int]:
 
 def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
     """Keep this snapshot's usage if the newest kept one is old enough."""
-    newer = state.newer
-    seen_at = snapshot.pods_seen_at if snapshot.pods_seen_at is not None else snapshot.taken_at
+    newer, seen_at = state.newer, snapshot.taken_at
     if newer is not None and 0 <= seen_at - newer.at < GROWTH_STEP_S:
         return state
     memory: dict[str, int] = {}

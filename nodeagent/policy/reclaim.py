@@ -117,6 +117,15 @@ def observe(state: ReclaimState, snapshot: NodeSnapshot, *, now: float) -> Seen:
     return Seen(ReclaimState(runs), tuple(reports))
 
 
+def slept(state: ReclaimState, slept_s: float) -> ReclaimState:
+    """The runs after so long a sleep of the machine: those under way have their time yet."""
+    runs = {
+        name: run._replace(until=run.until + slept_s) if run.ended_at is None else run
+        for name, run in state.runs.items()
+    }
+    return ReclaimState(runs)
+
+
 def settle(state: ReclaimState, outcome: ReclaimOutcome) -> ReclaimState:
     """Take in how an action ended. One that belongs to no run under way changes nothing."""
     run = state.runs.get(outcome.name)

@@ -152,11 +152,12 @@ def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     pods = _sum_of(of_pods)
     rest = max(0, capacity - available - pods)
     parts = [f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}"]
-    for directory in _host_directories(signal, snapshot)[:TOP_DIRECTORIES]:
-        size = directory.bytes if unit is Unit.BYTES else directory.inodes
+    for size, directory in _host_directories(signal, snapshot)[:TOP_DIRECTORIES]:
         parts.append(f"{directory.path} {'' if directory.complete else 'at least '}{figure(size, unit)}")
     held = [
-        (usage.disk_sight.deleted_bytes or 0, pod.key) for pod, usage in snapshot.pods if usage and usage.disk_sight
+        (sound(usage.disk_sight.deleted_bytes) or 0, pod.key)
+        for pod, usage in snapshot.pods
+        if usage and usage.disk_sight
     ]
     deleted, who = max(held, default=(0, ""))
     if unit is Unit.BYTES and deleted > 0:
@@ -164,15 +165,14 @@ def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _host_directories(signal: Signal, snapshot: NodeSnapshot) -> list[HostDirectory]:
-    """The largest directories of that file system, those that hold nothing left out."""
+def _host_directories(signal: Signal, snapshot: NodeSnapshot) -> list[tuple[int, HostDirectory]]:
+    """Size and directory, the largest of that file system, those that hold nothing left out."""
     rest = next((rest for rest in snapshot.disk_rests if signal in rest.signals), None)
     if rest is None:
         return []
-    if SIGNAL_TABLE[signal].unit is Unit.BYTES:
-        return [directory for directory in rest.largest if directory.bytes > 0]
-    found = [directory for directory in rest.largest if directory.inodes > 0]
-    return sorted(found, key=lambda directory: (-directory.inodes, directory.path))
+    in_bytes = SIGNAL_TABLE[signal].unit is Unit.BYTES
+    sizes = [(sound(each.bytes if in_bytes else each.inodes) or 0, each) for each in rest.largest]
+    return sorted([row for row in sizes if row[0]], key=lambda row: (-row[0], row[1].path))
 
 
 def _top_cgroups(snapshot: NodeSnapshot) -> tuple[str, ...]:
@@ -187,11 +187,12 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
         return ()
     pods = _sum_of([usage.memory_working_set for _, usage in snapshot.pods if usage is not None])
     groups = _sum_of([group.memory_working_set for group in snapshot.cgroups])
-    available = sound(snapshot.observations[Signal.MEMORY].available)
-    parts = [("pods", pods), ("shmem", memory.shmem), ("slab", memory.slab_reclaimable + memory.slab_unreclaimable)]
-    parts.append(("hugepages", memory.hugetlb))
-    if available is not None:
-        parts.append(("not attributed", max(0, memory.total - available - pods - groups)))
+    total, available = sound(memory.total), sound(snapshot.observations[Signal.MEMORY].available)
+    parts = [("pods", pods), ("shmem", _sum_of([memory.shmem]))]
+    parts.append(("slab", _sum_of([memory.slab_reclaimable, memory.slab_unreclaimable])))
+    parts.append(("hugepages", _sum_of([memory.hugetlb])))
+    if total is not None and available is not None:
+        parts.append(("not attributed", max(0, total - available - pods - groups)))
     return tuple([f"{name} {figure(size, Unit.BYTES)}" for name, size in parts if size > 0])
 
 

@@ -4,13 +4,17 @@ It is persisted *before* a plan is acted upon: tokens are taken and evictions wr
 so that a process that dies at any step spends nothing twice.
 """
 
-from nodeagent.lean import NamedTuple
+from nodeagent.lean import Final, NamedTuple
+from nodeagent.policy import ledger, reclaim, thresholds
 from nodeagent.policy.budget import BudgetState
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.ledger import LedgerState
 from nodeagent.policy.ranking import GrowthState
 from nodeagent.policy.reclaim import ReclaimState
 from nodeagent.policy.thresholds import ThresholdState, observe_only
+
+SUSPENDED_S: Final = 0.1
+"""Less than this is no suspend: two clocks are read one after the other."""
 
 
 class PolicyState(NamedTuple):
@@ -25,6 +29,8 @@ class PolicyState(NamedTuple):
     budgets: BudgetState = BudgetState()
     growth: GrowthState = GrowthState()
     reclaims: ReclaimState = ReclaimState()
+    suspended_s: float | None = None
+    """Of the machine, in all, at the last decision."""
 
 
 def initial(instance: str, *, now: float, budgets_spent: bool = False) -> PolicyState:
@@ -44,3 +50,23 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
     """
     sequence = state.sequence if state.instance == instance else 0
     return state._replace(instance=instance, sequence=sequence, thresholds=observe_only(state.thresholds))
+
+
+def awake(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
+    """The state after a sleep of the machine, if there was one since the last decision.
+
+    CLOCK_BOOTTIME went on in it, but nobody looked, so a grace period has not passed; and the kubelet's timers stood
+    still, so what it was ending has as much time left as before. Budgets, back-off and damping have passed: they say
+    how often something may happen in the time that people live in.
+    """
+    slept_s = suspended_s - state.suspended_s if state.suspended_s is not None else 0.0
+    if state.suspended_s is not None and abs(slept_s) < SUSPENDED_S:
+        return state
+    state = state._replace(suspended_s=suspended_s)
+    if not slept_s > 0.0:
+        return state
+    return state._replace(
+        thresholds=thresholds.slept(state.thresholds, slept_s, now=now),
+        ledger=ledger.slept(state.ledger, slept_s, now=now),
+        reclaims=reclaim.slept(state.reclaims, slept_s),
+    )

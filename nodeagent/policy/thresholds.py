@@ -22,6 +22,7 @@ With `v` its value and `r` its minimum reclaim for the observed capacity, `a` wh
     any       unknown                   unchanged, its clock stopped  unknown is never pressure, nor relief
     any       unknown for too long      clear                        `sampling.staleAfter`; so is a gap between samples
                                                                      (suspend, the agent was down)
+    any       the machine slept         unchanged, its clock stopped  a shorter sleep than that (`slept`)
     any       not configured any more   (forgotten)                  identity: signal, model, grace period, value
 
 This is the kubelet's sync loop (KUBELET-CONTRACT, one sync, steps 5 to 11) but for the unknown samples: the kubelet
@@ -245,6 +246,14 @@ def _unknown_since(name: str, state: ThresholdState, *, now: float, tolerance_s:
     if tolerance_s and now - last > tolerance_s:
         since = min(since, last)
     return min(since, now)
+
+
+def slept(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdState:
+    """The state after so long a sleep of the machine, in which no grace period passed."""
+    return state._replace(
+        first_observed={key: min(at + slept_s, now) for key, at in state.first_observed.items()},
+        unknown_since={name: min(at + slept_s, now) for name, at in state.unknown_since.items()},
+    )
 
 
 def _fresh_samples(config: Config) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.config.schema import API_VERSION, Config
+from nodeagent.config.schema import API_VERSION, Config, Mode
 from nodeagent.journal import records
 from nodeagent.model import Plan, RankedPod, Victim
 from nodeagent.policy import engine, ranking, thresholds
@@ -94,6 +94,8 @@ def _again(record: Mapping[str, Any], config: Config, packer: records.Packer) ->
     known = {thresholds.identity(each) for each in inputs.thresholds}
     news = [each for each in now_in_force if thresholds.identity(each) not in known]
     state = _prepared(inputs, config, since={thresholds.identity(each): each.grace_period_s for each in news})
+    # Here nobody is evicted, and what a rehearsal remembered counts as it did then.
+    config = config._replace(mode=Mode.DRY_RUN)
     try:
         plan, _ = engine.decide(inputs.snapshot, state, now=inputs.now, config=config)
     except ValueError as error:

@@ -13,7 +13,7 @@ import functools
 from nodeagent.lean import Final, NamedTuple, Protocol
 from nodeagent.model import CgroupUsage, Note
 from nodeagent.sampling.host import Host, Mount, Unreadable
-from nodeagent.sampling.numbers import count, field, total
+from nodeagent.sampling.numbers import count, fields, keys
 
 _V2_AT: Final = "/sys/fs/cgroup"
 # How deep and how wide to look for a `kubepods` that is at none of the usual places: a node in a container of a
@@ -22,6 +22,24 @@ _SEARCH_DEPTH: Final = 5
 _SEARCH_WIDTH: Final = 4096
 CONTAINER_ID_LENGTH: Final = 64
 _USUAL_PARENTS: Final = ("", "/kubelet", "/kubelet.slice")
+
+
+_INACTIVE_V1: Final = keys("total_inactive_file")
+_HELD_V1: Final = keys("total_inactive_file", "total_rss", "total_shmem", "total_dirty", "total_writeback")
+_INACTIVE_V2: Final = keys("inactive_file")
+_ROOT_V2: Final = keys("inactive_file", "anon", "file")
+_HELD_V2: Final = keys(
+    "inactive_file", "anon", "kernel", "slab_reclaimable", "shmem", "sock", "file_dirty", "file_writeback"
+)
+_KERNEL_V2: Final = keys("kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "slab_unreclaimable")
+"""Before Linux 5.18, which brought `kernel`."""
+
+
+class WorkingSet(NamedTuple):
+    """max(0, usage - inactive_file) in bytes, as the kubelet reckons it; None has its reason beside it."""
+
+    value: int | None
+    reason: str = ""
 
 
 class MemoryNumbers(NamedTuple):
@@ -47,7 +65,10 @@ class MemoryFiles(Protocol):
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
         """From the contents of `usage` and `stat`."""
 
-    def root_numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
+    def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
+        """Of those only the working set, at a fifth of the cost."""
+
+    def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         """The same for the hierarchy's root: all of the node. `usage` is empty where there is no such file."""
 
 
@@ -59,14 +80,16 @@ class MemoryV1:
     limit: str = "memory.limit_in_bytes"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        used = count(usage)
-        inactive = field(stat, b"total_inactive_file")
-        anon = field(stat, b"total_rss")
-        held = None if anon is None else anon + total(stat, (b"total_shmem", b"total_dirty", b"total_writeback"))
-        return _numbers(used, inactive, held, self.usage, "total_inactive_file", "total_rss")
+        inactive, anon, *others = fields(stat, _HELD_V1)
+        held = None if anon is None else anon + _sum(others)
+        return _numbers(count(usage), inactive, held, self.usage, "total_inactive_file", "total_rss")
 
-    def root_numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        return self.numbers(usage, stat)
+    def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
+        [inactive] = fields(stat, _INACTIVE_V1)
+        return _working_set(count(usage), inactive, self.usage, "total_inactive_file")
+
+    def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
+        return self.working_set(usage, stat)
 
 
 class MemoryV2:
@@ -77,15 +100,22 @@ class MemoryV2:
     limit: str = "memory.max"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive = field(stat, b"inactive_file")
-        return _numbers(count(usage), inactive, _held_v2(stat), self.usage, "inactive_file", "anon")
+        inactive, anon, kernel, reclaimable, *others = fields(stat, _HELD_V2)
+        held = None
+        if anon is not None:
+            fixed = _sum(fields(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
+            held = anon + fixed + _sum(others)
+        return _numbers(count(usage), inactive, held, self.usage, "inactive_file", "anon")
 
-    def root_numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:  # noqa: ARG002 - v1 has one
+    def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
+        [inactive] = fields(stat, _INACTIVE_V2)
+        return _working_set(count(usage), inactive, self.usage, "inactive_file")
+
+    def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:  # noqa: ARG002 - v1 has one
         """The root has no memory.current: the kubelet takes anon + file instead."""
-        anon, file = field(stat, b"anon"), field(stat, b"file")
+        inactive, anon, file = fields(stat, _ROOT_V2)
         used = None if anon is None or file is None else anon + file
-        inactive = field(stat, b"inactive_file")
-        return _numbers(used, inactive, _held_v2(stat), "anon + file of memory.stat", "inactive_file", "anon")
+        return _working_set(used, inactive, "anon + file of memory.stat", "inactive_file")
 
 
 # One of each, so that a hierarchy that is found again equals itself.
@@ -93,17 +123,15 @@ V1: Final[MemoryFiles] = MemoryV1()
 V2: Final[MemoryFiles] = MemoryV2()
 
 
-def _held_v2(stat: bytes) -> int | None:
-    anon = field(stat, b"anon")
-    if anon is None:
-        return None
-    kernel = field(stat, b"kernel")  # since Linux 5.18
-    if kernel is None:
-        parts = (b"kernel_stack", b"pagetables", b"sec_pagetables", b"percpu", b"vmalloc", b"slab_unreclaimable")
-        fixed = total(stat, parts)
-    else:
-        fixed = max(0, kernel - (field(stat, b"slab_reclaimable") or 0))
-    return anon + fixed + total(stat, (b"shmem", b"sock", b"file_dirty", b"file_writeback"))
+def _sum(numbers: list[int | None]) -> int:
+    """Of those that are there: older kernels lack some."""
+    return sum([number or 0 for number in numbers])
+
+
+def _working_set(used: int | None, inactive: int | None, usage_name: str, inactive_name: str) -> WorkingSet:
+    if used is not None and inactive is not None:
+        return WorkingSet(max(0, used - inactive))
+    return WorkingSet(None, _missing((usage_name, used), (inactive_name, inactive)))
 
 
 def _numbers(
@@ -112,12 +140,12 @@ def _numbers(
     working_set = None if used is None or inactive is None else max(0, used - inactive)
     if working_set is not None and held is not None:
         return MemoryNumbers(used, working_set, held, "")
-    missing = [
-        f"{name} is missing or no number"
-        for name, value in ((usage_name, used), (inactive_name, inactive), (anon_name, held))
-        if value is None
-    ]
-    return MemoryNumbers(used, working_set, held, "; ".join(missing))
+    missing = _missing((usage_name, used), (inactive_name, inactive), (anon_name, held))
+    return MemoryNumbers(used, working_set, held, missing)
+
+
+def _missing(*parts: tuple[str, int | None]) -> str:
+    return "; ".join([f"{name} is missing or no number" for name, value in parts if value is None])
 
 
 def parse_limit(data: bytes) -> int | None:

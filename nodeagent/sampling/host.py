@@ -104,6 +104,10 @@ class Host:
         """Seconds on CLOCK_BOOTTIME."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    def suspended(self) -> float:
+        """Seconds that the machine was suspended since it booted, give or take what lies between two readings."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
     def wall(self) -> float:
         """Seconds since the epoch."""
         return time.time()
@@ -316,6 +320,9 @@ class RecordedHost(Host):
 
     def boottime(self) -> float:
         return self._uptime
+
+    def suspended(self) -> float:
+        return 0.0
 
     def wall(self) -> float:
         return self._wall

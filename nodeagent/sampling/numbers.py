@@ -16,21 +16,24 @@ def count(text: bytes) -> int | None:
     return value if value < ABSURD else None
 
 
-def field(data: bytes, key: bytes) -> int | None:
-    """The number of the line `key number` in a flat keyed file (memory.stat)."""
-    if data.startswith(key + b" "):
-        start = 0
-    else:
-        start = data.find(b"\n" + key + b" ") + 1
-        if start == 0:
-            return None
-    end = data.find(b"\n", start)
-    return count(data[start + len(key) + 1 : end if end >= 0 else len(data)])
+def keys(*names: str) -> tuple[bytes, ...]:
+    """Keys as `fields` looks for them."""
+    return tuple([f"\n{name} ".encode() for name in names])
 
 
-def total(data: bytes, keys: tuple[bytes, ...]) -> int:
-    """Sum of those fields that are there: older kernels lack some."""
-    return sum([field(data, key) or 0 for key in keys])
+def fields(data: bytes, wanted: tuple[bytes, ...]) -> list[int | None]:
+    """The number of each line `key number` in a flat keyed file (memory.stat), for the `keys` that are wanted, in their
+    order. Looks for them in C instead of splitting 50 lines."""
+    data = b"\n" + data + b"\n"
+    found: list[int | None] = []
+    for key in wanted:
+        start = data.find(key)
+        if start < 0:
+            found.append(None)
+        else:
+            start += len(key)
+            found.append(count(data[start : data.find(b"\n", start)]))
+    return found
 
 
 def percent(text: bytes) -> float | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from nodeagent.config.schema import Sampling
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Pod, PodUsage, PodView
-from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals
+from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals, who
 from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
 
@@ -45,15 +45,8 @@ class Surroundings(NamedTuple):
     no_kubepods: str
     layout: filesystems.Layout
     stall_files: pressure.StallFiles
-    looked_at: float
-
-
-class _Looked(NamedTuple):
-    """The pods as they were looked at last."""
-
-    at: float
-    usages: tuple[PodUsage, ...]
     notes: tuple[Note, ...]
+    looked_at: float
 
 
 class Sampler:
@@ -69,10 +62,12 @@ class Sampler:
         wall: Callable[[], float] | None = None,
         statvfs: filesystems.Statvfs | None = None,
         pod_stalls: bool = True,
+        pod_limits: bool = True,
     ) -> None:
         """`boottime` and `wall` default to the host's clocks, `statvfs` to a direct call, which may hang on a dead
         mount: a daemon gives one with a deadline. `pod_stalls`: read each pod's own memory pressure as well, one file
-        more for each, which only a threshold with `requireStall` needs."""
+        more for each, which only a threshold with `requireStall` needs. `pod_limits`: read each pod's own memory limit
+        also where the API tells of the pod: for the same threshold, and for reports."""
         self._host = host
         self._config = config
         self._node_name = node_name
@@ -80,15 +75,17 @@ class Sampler:
         self._wall = wall or host.wall
         self._statvfs = statvfs or host.statvfs
         self._pod_stalls = pod_stalls
+        self._pod_limits = pod_limits
         self._kept = KeptFiles(host, limit=_kept_limit())
-        self._names = pods.PodNames(host, pod_logs_dir=config.pod_logs_dir)
+        self._names = who.PodNames(host, pod_logs_dir=config.pod_logs_dir)
         self._around: Surroundings | None = None
         self._pod_reader: pods.PodReader | None = None
-        self._looked: _Looked | None = None
+        self._usages: tuple[PodUsage, ...] = ()
+        """Of the last sample."""
         self._found: Sequence[pods.PodCgroup] = ()
         self._uids: frozenset[str] = frozenset()
         """Of what was found."""
-        self._joined: pods.Joined | None = None
+        self._joined: who.Joined | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
@@ -123,7 +120,7 @@ class Sampler:
     # --- samples
 
     def sample_node(self) -> NodeSnapshot:
-        """Only the node's signals and stalls: no pods, no cgroups."""
+        """Only the node's signals: no stalls, no memory by kind, no pods, no cgroups."""
         now = self._boottime()
         return self._snapshot(self._surroundings(now), now)
 
@@ -133,7 +130,6 @@ class Sampler:
         pods_synced_at: float | None = None,
         *,
         fresh: bool = True,
-        pods_within_s: float = 0.0,
         late_s: float = 0.0,
         node: NodeSnapshot | None = None,
     ) -> NodeSnapshot:
@@ -141,26 +137,36 @@ class Sampler:
 
         `api_pods` are the pods of this node as the API knows them, current at `pods_synced_at`; None: all pods come
         from the host. With `fresh` every pod is read now; without it a pod that barely moved keeps its last reading
-        (see `PodReader`), with the time of that; for `late_s` longer than usual where there is haste. Pods that were
-        looked at less than `pods_within_s` ago are not looked at at all (`NodeSnapshot.pods_seen_at` says when they
-        were), which is enough while no threshold is near. `node` is what `sample_node` just gave; without it the node
-        is read.
+        (see `PodReader`), with the time of that; for `late_s` longer than usual where there is haste. `node` is what
+        `sample_node` just gave; without it the node is read.
         """
         snapshot = node if node is not None else self.sample_node()
         now = snapshot.taken_at
         around = self._surroundings(now)
-        looked = self._looked
-        if looked is None or fresh or not 0 <= now - looked.at < pods_within_s:
-            looked = self._looked = self._look(around, now, snapshot.mem_available.capacity, fresh=fresh, late_s=late_s)
-        notes = looked.notes
-        if looked.usages and self._names.reason and api_pods is None:
+        stalls, stall_notes = pressure.read(self._kept, around.stall_files, now=now)
+        usages, notes = self._look(around, snapshot, api_pods, fresh=fresh, late_s=late_s)
+        if usages and self._names.reason and api_pods is None:
             notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
         return snapshot._replace(
-            pods=self._join(looked.usages, api_pods, snapshot),
-            pods_seen_at=looked.at,
+            memory=memory.read_node(self._host, self._kept),
+            stalls=stalls,
+            pods=self._join(usages, api_pods, snapshot),
             pods_synced_at=pods_synced_at if api_pods is not None else None,
             cgroups=self._top_cgroups(around, now),
-            notes=snapshot.notes + notes,
+            notes=snapshot.notes + stall_notes + notes,
+        )
+
+    def node_last(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+        """The snapshot with the node's signals read now, after its pods: what a pod lets go of meanwhile is counted
+        twice, as held and as free, and not as neither. It is of that time: looking at the pods of a node in trouble may
+        take a second, and what is newer than its snapshot is not believed."""
+        node = self.sample_node()
+        return snapshot._replace(
+            taken_at=node.taken_at,
+            wall_time=node.wall_time,
+            observations=node.observations,
+            mem_available=node.mem_available,
+            suspended_s=node.suspended_s,
         )
 
     def look_again(
@@ -193,56 +199,77 @@ class Sampler:
         files = pressure.files(self._host, hierarchy, kubepods)
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
-            self._looked = None
             self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
-        self._around = Surroundings(hierarchy, kubepods, missing, layout, files, now)
+        notes = cgroup.notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
+        self._around = Surroundings(hierarchy, kubepods, missing, layout, files, notes, now)
         return self._around
 
     def _reader(self, hierarchy: cgroup.Hierarchy, kubepods: cgroup.Kubepods) -> pods.PodReader:
         # What is handed out again must not be too old for a decision.
         carry_s = min(pods.CARRY_S, self._config.stale_after_s / 2)
-        return pods.PodReader(self._host, hierarchy, kubepods, self._kept, stalls=self._pod_stalls, carry_s=carry_s)
+        return pods.PodReader(
+            self._host,
+            hierarchy,
+            kubepods,
+            self._kept,
+            stalls=self._pod_stalls,
+            limits=self._pod_limits,
+            carry_s=carry_s,
+        )
 
     def _snapshot(self, around: Surroundings, now: float) -> NodeSnapshot:
         facts = signals.NodeFacts(
-            memory=memory.read(
-                self._host, self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods
-            ),
+            memory=memory.read(self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods),
             pids=pids.read(self._kept, now=now),
             disks=filesystems.read(around.layout, self._statvfs),
             now=now,
         )
-        stalls, stall_notes = pressure.read(self._kept, around.stall_files, now=now)
         return NodeSnapshot(
             node=self._node_name,
             taken_at=now,
             wall_time=self._wall(),
             observations=signals.observe(facts),
             mem_available=signals.observe_mem_available(facts),
-            memory=facts.memory.node,
-            stalls=stalls,
             layout=around.layout.kind,
-            notes=self._host.notes + _surrounding_notes(around) + stall_notes,
+            notes=self._host.notes + around.notes,
+            suspended_s=self._host.suspended(),
         )
 
-    def _look(self, around: Surroundings, now: float, capacity: int | None, *, fresh: bool, late_s: float) -> _Looked:
+    def _look(
+        self,
+        around: Surroundings,
+        snapshot: NodeSnapshot,
+        api_pods: Sequence[Pod] | None,
+        *,
+        fresh: bool,
+        late_s: float,
+    ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
+        """The pods as the kernel knows them; the same tuple as long as none was read anew."""
+        now = snapshot.taken_at
         if self._pod_reader is None:
-            return _Looked(now, (), (Note("pods", around.no_kubepods),))
+            return (), (Note("pods", around.no_kubepods),)
         try:
             found = self._pod_reader.find()
         except Unreadable as error:
             self._around = None
-            return _Looked(now, (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),))
+            return (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),)
         if found is not self._found:
             self._found, self._uids = found, frozenset([cgroup.uid for cgroup in found])
         self._names.refresh(self._uids, now=now)
-        names = self._names.containers
         usages, notes = self._pod_reader.read(
-            found, now=now, capacity=capacity, names=names, fresh=fresh, late_s=late_s
+            found,
+            now=now,
+            capacity=snapshot.mem_available.capacity,
+            names=self._names.containers,
+            fresh=fresh,
+            late_s=late_s,
+            api_pods=api_pods,
+            wall_offset=snapshot.wall_time - now,
         )
-        if self._looked is None or usages is not self._looked.usages:
+        if usages is not self._usages:
+            self._usages = usages
             self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
-        return _Looked(now, usages, notes)
+        return usages, notes
 
     def _join(
         self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot
@@ -251,7 +278,7 @@ class Sampler:
         joined = self._joined
         if joined is None or usages is not joined.usages or api_pods is not joined.api_pods:
             offset = snapshot.wall_time - snapshot.taken_at
-            joined = self._joined = pods.join(
+            joined = self._joined = who.join(
                 usages, api_pods, names=self._names.pods, wall_offset=offset, before=joined
             )
         return joined.views
@@ -262,13 +289,6 @@ class Sampler:
             self._top = cgroup.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
             self._top_at = now
         return self._top
-
-
-def _surrounding_notes(around: Surroundings) -> tuple[Note, ...]:
-    notes = cgroup.notes(around.hierarchy, around.kubepods)
-    if around.layout.note:
-        notes += (Note("disks", around.layout.note),)
-    return notes
 
 
 def _kept_limit() -> int:

@@ -22,16 +22,16 @@ class NodeFacts(NamedTuple):
 
 def _memory(facts: NodeFacts) -> Observation:
     memory = facts.memory
-    used = memory.root.working_set if memory.root is not None else None
+    used = memory.root.value
     if memory.total is None or used is None:
-        reason = memory.meminfo_reason if memory.total is None else memory.root_reason
+        reason = memory.meminfo_reason if memory.total is None else memory.root.reason
         return Observation(Signal.MEMORY, None, memory.total, facts.now, memory.root_source, reason)
     return Observation(Signal.MEMORY, max(0, memory.total - used), memory.total, facts.now, memory.root_source)
 
 
 def _allocatable_memory(facts: NodeFacts) -> Observation:
     memory, signal = facts.memory, Signal.ALLOCATABLE_MEMORY
-    used, limit = memory.pods.working_set if memory.pods is not None else None, memory.pods_limit
+    used, limit = memory.pods.value, memory.pods_limit
     if limit is None or used is None:
         return Observation(signal, None, limit, facts.now, memory.pods_source, memory.pods_reason)
     return Observation(signal, max(0, limit - used), limit, facts.now, memory.pods_source)

@@ -147,6 +147,14 @@ def test_containers_of_every_kind_are_told_apart() -> None:
     assert kinds == {"c": ContainerKind.REGULAR, "i": ContainerKind.INIT, "s": ContainerKind.SIDECAR}
 
 
+def test_a_pod_with_ephemeral_containers_says_so() -> None:
+    one = pod("web", spec={"ephemeralContainers": [{"name": "debugger", "image": "x"}]})
+    told = pod_of(json.dumps(one).encode())
+    assert told.ephemeral
+    assert [container.name for container in told.containers] == ["c"]
+    assert not pod_of(json.dumps(pod("web")).encode()).ephemeral
+
+
 def test_what_a_resize_has_reached_is_read() -> None:
     status = {
         "containerStatuses": [

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.brake import BrakeKind, CgroupBrake, HoldError
+from nodeagent.host.brake import MARK, BrakeKind, CgroupBrake, HoldError, NoMarksError
+from tests.sampling.disk.mounts import mounted
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -143,3 +144,140 @@ def test_a_cgroup_counts_as_frozen_only_by_its_own_file(pod: Path) -> None:
     brake.release(hold)
     _until(lambda: (pod / "freezer.state").read_text().strip() == "THAWED", "it is thawed")
     assert brake.frozen("/gone", pod_uid="u", until=0.0) is None
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_held_cgroup_says_so_itself_until_it_is_let_go(pod: Path) -> None:
+    brake = CgroupBrake(unified=None, freezer=FREEZER)
+    cgroup = "/" + pod.name
+    hold = brake.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid="u", until=0.0)
+    assert brake.marked(cgroup, pod_uid="u", until=0.0) is None, "planning must change nothing"
+    brake.mark(hold)
+    assert (pod / "freezer.state").read_text() == "THAWED\n", "nor does the mark hold anything"
+    brake.apply(hold)
+    assert brake.marked(cgroup, pod_uid="u", until=0.0) == hold
+    assert brake.marked(f"{cgroup}/container", pod_uid="u", until=0.0) is None, "it says nothing of its children"
+    assert brake.release(hold)
+    assert MARK not in os.listxattr(pod)
+
+
+WITHOUT_POWERS = """
+import sys
+from pathlib import Path
+from nodeagent.host.brake import BrakeKind, CgroupBrake
+brake = CgroupBrake(unified=None, freezer=Path(sys.argv[1]))
+hold = brake.plan_hold(sys.argv[2], BrakeKind.FREEZE, pod_uid="u", until=0.0)
+brake.mark(hold)
+brake.apply(hold)
+assert brake.marked(sys.argv[2], pod_uid="u", until=0.0) == hold
+brake.release(hold)
+assert brake.marked(sys.argv[2], pod_uid="u", until=0.0) is None
+print(Path("/proc/self/status").read_text())
+"""
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_root_needs_no_capability_to_hold_to_mark_and_to_let_go(pod: Path) -> None:
+    program = [sys.executable, "-c", WITHOUT_POWERS, str(FREEZER), "/" + pod.name]
+    command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *program]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "CapEff:\t0000000000000000" in ran.stdout
+
+
+@pytest.fixture
+def unified(tmp_path: Path) -> Path:
+    """A v2 pod cgroup as plain files: what is written must be as long as what was there."""
+    pod = tmp_path / "pod"
+    pod.mkdir()
+    for name, text in {"memory.high": "max", "memory.current": "819", "cgroup.freeze": "0"}.items():
+        (pod / name).write_text(text + "\n")
+    try:
+        os.setxattr(pod, "user.any", b"")
+    except OSError as error:
+        pytest.skip(f"{tmp_path} keeps no extended attributes: {error.strerror}")
+    return tmp_path
+
+
+def test_the_mark_of_a_throttled_pod_tells_what_to_put_back(unified: Path) -> None:
+    brake = CgroupBrake(unified=unified, freezer=None)
+    (unified / "pod" / "memory.high").write_text("500\n")
+    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
+    brake.mark(hold)
+    brake.apply(hold)
+    found = brake.marked("/pod", pod_uid="u", until=0.0)
+    assert found == hold
+    assert found.previous == "500"
+
+
+@pytest.mark.parametrize(("limit", "held"), [("max", "819"), ("900", "819"), ("500", "500")])
+def test_a_throttled_pod_is_never_given_more_than_it_had(unified: Path, limit: str, held: str) -> None:
+    (unified / "pod" / "memory.high").write_text(f"{limit}\n")
+    brake = CgroupBrake(unified=unified, freezer=None)
+    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
+    assert (hold.previous, hold.value) == (limit, held)
+
+
+def test_a_limit_that_somebody_has_set_since_is_not_overwritten(unified: Path) -> None:
+    """A pod that was resized in place while nobody lived who could have let it go."""
+    brake = CgroupBrake(unified=unified, freezer=None)
+    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
+    brake.mark(hold)
+    brake.apply(hold)
+    (unified / "pod" / "memory.high").write_text("524288000\n")
+    found = brake.marked("/pod", pod_uid="u", until=0.0)
+    assert found is not None
+    brake.release(found)
+    assert (unified / "pod" / "memory.high").read_text().strip() == "524288000"
+    assert brake.marked("/pod", pod_uid="u", until=0.0) is None
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        b"",
+        b"throttle",
+        b"2 throttle max 8192",
+        b"1 squeeze max 8192",
+        b"1 throttle  8192",
+        b"1 throttle lots 8192",
+        b"1 throttle -1 8192",
+        b"1 throttle 1e9 8192",
+        b"1 throttle max 8192 more",
+        b"1 throttle max\n8192 x",
+        "1 throttle \N{ARABIC-INDIC DIGIT FOUR} 8192".encode(),
+        b"1 throttle " + b"9" * 100 + b" 8192",
+        b"1 freeze 1 0",
+        b"1 freeze THAWED FROZEN",
+        b"\xff\xfe",
+    ],
+)
+def test_a_mark_that_no_agent_writes_is_an_error_and_nothing_to_go_by(unified: Path, mark: bytes) -> None:
+    os.setxattr(unified / "pod", MARK, mark)
+    with pytest.raises(HoldError, match=MARK) as raised:
+        CgroupBrake(unified=unified, freezer=None).marked("/pod", pod_uid="u", until=0.0)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_mark_of_a_throttle_is_impossible_where_nothing_can_be_throttled(pod: Path) -> None:
+    os.setxattr(pod, MARK, b"1 throttle max 8192")
+    with pytest.raises(HoldError, match=MARK):
+        CgroupBrake(unified=None, freezer=FREEZER).marked("/" + pod.name, pod_uid="u", until=0.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_a_kernel_that_keeps_no_marks_holds_all_the_same(tmp_path: Path) -> None:
+    with mounted(tmp_path / "ram", "-t", "ramfs", "ramfs") as root:
+        (root / "pod").mkdir()
+        (root / "pod" / "cgroup.freeze").write_text("0\n")
+        brake = CgroupBrake(unified=root, freezer=None)
+        hold = brake.plan_hold("/pod", BrakeKind.FREEZE, pod_uid="u", until=0.0)
+        brake.mark(hold)
+        assert brake.apply(hold)
+        with pytest.raises(NoMarksError):
+            brake.marked("/pod", pod_uid="u", until=0.0)
+        assert brake.release(hold)

@@ -151,9 +151,17 @@ def test_the_descriptor_limit_is_raised_or_lowered_to_ours(soft: int, hard: int,
 
 
 @pytest.mark.parametrize(
-    ("interval_s", "stretch", "taken_s"), [(1.0, 1.0, 1.0), (1.0, 4.0, 4.0), (5.0, 10.0, 10.0), (30.0, 10.0, 30.0)]
+    ("interval_s", "stretch", "stale_after_s", "taken_s"),
+    [
+        (1.0, 1.0, 30.0, 1.0),
+        (1.0, 4.0, 30.0, 4.0),
+        (5.0, 10.0, 30.0, 10.0),
+        (30.0, 10.0, 31.0, 30.0),
+        (1.0, 10.0, 6.0, 3.0),
+        (5.0, 10.0, 6.0, 5.0),
+    ],
 )
 def test_a_stretched_interval_stays_within_what_the_probes_allow(
-    interval_s: float, stretch: float, taken_s: float
+    interval_s: float, stretch: float, stale_after_s: float, taken_s: float
 ) -> None:
-    assert stretched(interval_s, stretch) == taken_s
+    assert stretched(interval_s, stretch, stale_after_s=stale_after_s) == taken_s

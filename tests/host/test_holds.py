@@ -1,15 +1,17 @@
 """Whatever happens to a held pod's eviction, the pod is let go; a real frozen process is the witness."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from nodeagent.host.brake import BrakeKind, CgroupBrake
-from nodeagent.host.holds import Holds
+from nodeagent.host.brake import MARK, BrakeKind, CgroupBrake
+from nodeagent.host.holds import Holds, left_behind
 from nodeagent.journal.state import StateFile
 from nodeagent.keeper import AgentState
 from nodeagent.policy import state as policy_state
-from tests.host.test_brake import FREEZER, _cpu_ticks, _start, _until, pod, real_v1  # noqa: F401 - a fixture
+from tests.host.test_brake import FREEZER, _cpu_ticks, _start, _until, pod, real_v1, unified  # noqa: F401 - fixtures
+from tests.sampling.disk.mounts import mounted
 
 NOW = 100.0
 
@@ -146,3 +148,117 @@ def test_a_host_that_cannot_brake_is_a_note_and_the_eviction_goes_on() -> None:
     holds.apply("u")
     assert not holds.held
     assert "no freezer" in holds.notes[0].message
+
+
+def _let_go(brake: CgroupBrake, *, saved: bool = False, acts: bool = True) -> list[str]:
+    """What a new process finds and lets go of `/pod`. Returns what there was to say."""
+    held, notes = left_behind(brake, [("/pod", "u")], saved=() if saved else None, acts=acts)
+    holds = Holds(brake, held, notes=notes)
+    holds.expire(now=0.0)
+    assert holds.held == ()
+    return [note.message for note in holds.notes]
+
+
+@pytest.mark.parametrize("kind", list(BrakeKind))
+@pytest.mark.parametrize("saved", [False, True], ids=["no state", "a state from before the hold"])
+def test_what_is_marked_is_let_go_without_a_saved_hold(unified: Path, kind: BrakeKind, saved: bool) -> None:  # noqa: F811
+    brake, control = CgroupBrake(unified=unified, freezer=None), unified / "pod"
+    dead = Holds(brake)
+    dead.plan("/pod", kind, pod_uid="u", until=NOW)
+    dead.apply("u")
+    assert ((control / "memory.high").read_text().strip(), (control / "cgroup.freeze").read_text().strip()) != (
+        "max",
+        "0",
+    )
+    assert _let_go(brake, saved=saved) == []
+    assert (control / "memory.high").read_text().strip() == "max"
+    assert (control / "cgroup.freeze").read_text().strip() == "0"
+    assert MARK not in os.listxattr(control)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_somebody_else_has_frozen_stays_so(unified: Path, saved: bool) -> None:  # noqa: F811
+    (unified / "pod" / "cgroup.freeze").write_text("1\n")
+    said = _let_go(CgroupBrake(unified=unified, freezer=None), saved=saved)
+    assert (unified / "pod" / "cgroup.freeze").read_text() == "1\n"
+    assert said == ([] if saved else ["/pod is frozen, and not by this agent: it is left as it is"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+@pytest.mark.parametrize("saved", [False, True])
+def test_where_the_kernel_keeps_no_marks_what_is_frozen_is_let_go_if_the_state_was_lost(
+    tmp_path: Path, saved: bool
+) -> None:
+    with mounted(tmp_path / "ram", "-t", "ramfs", "ramfs") as root:
+        (root / "pod").mkdir()
+        (root / "pod" / "cgroup.freeze").write_text("1\n")
+        assert _let_go(CgroupBrake(unified=root, freezer=None), saved=saved) == []
+        assert (root / "pod" / "cgroup.freeze").read_text().strip() == ("1" if saved else "0")
+
+
+def test_a_mark_that_says_nonsense_is_one_note_and_nothing_is_written(unified: Path) -> None:  # noqa: F811
+    pod = unified / "pod"  # noqa: F811
+    os.setxattr(pod, MARK, b"1 throttle lots 8192")
+    before = {file.name: (file.read_text(), file.stat().st_mtime_ns) for file in pod.iterdir()}
+    [said] = _let_go(CgroupBrake(unified=unified, freezer=None))
+    assert said.startswith("/pod is left as it is: ")
+    assert "lots" in said
+    assert {file.name: (file.read_text(), file.stat().st_mtime_ns) for file in pod.iterdir()} == before
+    assert os.getxattr(pod, MARK) == b"1 throttle lots 8192"
+
+
+def test_a_dry_run_says_what_is_held_and_lets_nothing_go(unified: Path) -> None:  # noqa: F811
+    brake = CgroupBrake(unified=unified, freezer=None)
+    dead = Holds(brake)
+    dead.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
+    dead.apply("u")
+    assert _let_go(brake, acts=False) == ["/pod is marked as held (throttle): a dry run does not let it go"]
+    assert (unified / "pod" / "memory.high").read_text().strip() == "819"
+
+
+def test_what_was_saved_is_let_go_as_it_was_saved(unified: Path) -> None:  # noqa: F811
+    brake = CgroupBrake(unified=unified, freezer=None)
+    dead = Holds(brake)
+    dead.plan("/pod", BrakeKind.THROTTLE, pod_uid="of the API", until=NOW)
+    dead.apply("of the API")
+    held, notes = left_behind(brake, [("/pod", "of the cgroup")], saved=dead.held)
+    assert (held, notes) == (dead.held, ())
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_pod_is_marked_for_as_long_as_it_is_held(pod: Path) -> None:  # noqa: F811
+    holds = _frozen(pod)
+    assert MARK in os.listxattr(pod)
+    holds.drop("u")
+    assert MARK not in os.listxattr(pod)
+    holds.plan_end("/" + pod.name, pod_uid="u")
+    assert MARK not in os.listxattr(pod)
+    holds.end("/" + pod.name, pod_uid="u")
+    assert MARK not in os.listxattr(pod)
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_what_cannot_be_marked_is_held_and_told(pod: Path) -> None:  # noqa: F811
+    for number in range(128):  # as many as the kernel keeps of one cgroup
+        os.setxattr(pod, f"user.{number}", b"")
+    holds = _frozen(pod)
+    assert ["cannot be marked" in note.message for note in holds.notes] == [True]
+    holds.drop("u")
+    _until(lambda: _state(pod) == "THAWED", "the pod is thawed")
+
+
+def test_a_throttled_pod_that_was_ended_is_let_go_for_the_containers_that_come_after(unified: Path) -> None:  # noqa: F811
+    """The last resort ends processes, not pods: without an API server nobody takes the cgroup away."""
+    brake, control = CgroupBrake(unified=unified, freezer=None), unified / "pod"
+    (control / "cgroup.kill").write_text("")
+    for kind in BrakeKind:
+        holds = Holds(brake)
+        holds.plan("/pod", kind, pod_uid="u", until=NOW)
+        holds.apply("u")
+        assert holds.end("/pod", pod_uid="u") == ""
+        assert (control / "cgroup.kill").read_text() == "1"
+        assert (control / "memory.high").read_text().strip() == "max"
+        assert (control / "cgroup.freeze").read_text().strip() == "0"
+        assert not holds.held

@@ -4,20 +4,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from nodeagent.host import workers
-
-
-def _until(condition: Callable[[], object], what: str) -> None:
-    ended = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        ended.wait(0.01)
-    raise AssertionError(f"never seen: {what}")
+from tests.livenode import until
 
 
 @pytest.fixture
@@ -45,7 +37,7 @@ def test_a_step_that_takes_longer_than_it_may_is_told_with_its_name_until_it_end
 
     thread = workers.begin(work, name="walker-7")
     assert thread is not None
-    _until(lambda: _named("walker-7"), "the stuck thread")
+    until(lambda: _named("walker-7"), "the stuck thread", 20.0)
     [found] = [each for each in workers.stuck() if each.name == "walker-7"]
     assert found.kind == "walker"
     assert found.message == "has been at a walk for more than 0s"
@@ -76,7 +68,7 @@ def test_a_step_inside_a_step_leaves_the_outer_one_running(release: threading.Ev
             release.wait()
 
     workers.begin(work, name="nested")
-    _until(lambda: _named("nested"), "the stuck thread")
+    until(lambda: _named("nested"), "the stuck thread", 20.0)
     assert "the whole" in _named("nested")[0]
 
 
@@ -89,7 +81,7 @@ def test_a_thread_that_died_is_told_with_its_error_until_a_successor_is_begun(re
     thread.join(20)
     assert _named("mortal") == ["has died: ValueError: no such thing"]
     workers.begin(release.wait, name="mortal")
-    _until(lambda: not _named("mortal"), "the successor")
+    until(lambda: not _named("mortal"), "the successor", 20.0)
 
 
 def test_a_thread_that_ends_by_itself_is_not_told() -> None:
@@ -107,6 +99,7 @@ def test_steps_of_the_main_thread_are_not_watched() -> None:
 PROGRAM = """
 import os, resource
 from nodeagent.host import workers
+from tests.livenode import until
 os.setuid(65534)  # the limit on processes does not hold for root
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 print(workers.begin(lambda: None, name="late"), [each.message[:18] for each in workers.stuck()])

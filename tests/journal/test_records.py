@@ -178,3 +178,13 @@ def test_one_file_can_be_read_by_itself_and_a_missing_one_is_said(tmp_path: Path
     assert [record["id"] for record in records.read(tmp_path / records.FILE)] == ["abc-1"]
     with pytest.raises(records.RecordsError, match="no such file"):
         list(records.read(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("other", [b"\x7fELF\0\n\1", b"kind: Pod\n", b'{"kind": "PodList"}\n', b"\n"])
+def test_a_file_of_something_else_is_said_and_an_empty_one_is_read(other: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "other"
+    file.write_bytes(other)
+    with pytest.raises(records.RecordsError, match="is it the right one"):
+        list(records.read(file))
+    file.write_bytes(b"")
+    assert list(records.read(file)) == []

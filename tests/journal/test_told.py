@@ -25,6 +25,19 @@ def test_only_the_newest_is_told(tmp_path: Path) -> None:
     assert told.read(str(tmp_path), now=1002.0) == ()
 
 
+def test_who_has_told_nothing_for_minutes_is_not_called_running(tmp_path: Path) -> None:
+    told.write(str(tmp_path), NOTES[:1], now=1000.0)
+    words = "the thread disk hangs (an agent that was killed or hangs, 121s ago)"
+    assert told.read(str(tmp_path), now=1121.0) == (Note("workers", words),)
+
+
+def test_an_agent_that_has_ended_says_nothing(tmp_path: Path) -> None:
+    told.write(str(tmp_path), NOTES, now=1000.0)
+    told.forget(str(tmp_path))
+    assert told.read(str(tmp_path), now=1001.0) == ()
+    told.forget(str(tmp_path))
+
+
 def test_where_no_agent_has_told_anything_there_is_nothing(tmp_path: Path) -> None:
     assert told.read(str(tmp_path), now=1.0) == ()
 

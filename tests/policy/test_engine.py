@@ -12,6 +12,7 @@ from nodeagent.config.schema import (
     Bucket,
     Config,
     Escalation,
+    Mode,
     OnBlocked,
     OnFutile,
     Protection,
@@ -34,6 +35,7 @@ from nodeagent.model import (
     QOSClass,
     Resources,
     Signal,
+    Threshold,
     Tier,
     Victim,
 )
@@ -559,7 +561,72 @@ def test_every_kind_of_outcome_is_settled() -> None:
         plan, after = decide(pressed(view("a", 2 * GI)))
         left = settled(plan, after, kind).ledger.entries
         stages = [entry.stage for entry in left]
-        assert stages in ([], [Stage.ACCEPTED], [Stage.DOUBT], [Stage.KILLED])
+        assert stages in ([], [Stage.ACCEPTED], [Stage.DOUBT], [Stage.KILLED], [Stage.REHEARSED])
+
+
+# --- a rehearsal -----------------------------------------------------------------------------------------------------
+
+
+REHEARSAL = config(hard(), mode=Mode.DRY_RUN)
+
+
+def rehearsed(*pods: PodView, settings: Config = REHEARSAL) -> PolicyState:
+    """The state after a rehearsal that named the first of these pods."""
+    plan, after = decide(pressed(*pods), settings)
+    assert victims(plan) == ["hog"]
+    return settled(plan, after, OutcomeKind.DRY_RUN, settings)
+
+
+@pytest.mark.parametrize("order", [Ranking(), Ranking(kubelet=True)])
+@pytest.mark.parametrize("threshold", [hard(), soft()])
+def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(order: Ranking, threshold: Threshold) -> None:
+    settings = config(threshold, mode=Mode.DRY_RUN, ranking=order)
+    pods = [view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED)]
+    named: list[str | None] = []
+    after = fresh()
+    for at in [NOW + second for second in range(120)]:
+        plan, after = decide(pressed(*pods, at=at), settings, after)
+        named += victims(plan)
+        told = [outcome(plan, OutcomeKind.DRY_RUN, index=index, at=at) for index in range(len(plan.victims))]
+        after = engine.settle(after, told, now=at, config=settings)
+    assert len(named) == 1
+    assert codes(plan) == ["pending-release"]
+    assert f"are being released by shop/{named[0]} (rehearsed)" in plan.refusals[0].message
+
+
+def test_a_rehearsal_names_the_next_one_when_more_is_missing_than_the_first_would_have_brought() -> None:
+    before = rehearsed(view("hog", GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
+    grown = [view("hog", GI, qos=BE), view("next", 4 * GI, qos=GUARANTEED)]
+    settings = config(hard(value=2 * GI), mode=Mode.DRY_RUN)
+    assert victims(decide(pressed(*grown, at=NOW + 1), settings, before)[0]) == ["next"]
+
+
+def test_what_a_rehearsal_named_counts_no_longer_when_it_is_really_gone() -> None:
+    before = rehearsed(view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
+    plan, after = decide(pressed(view("next", 3 * GI, qos=GUARANTEED), at=NOW + 1), REHEARSAL, before)
+    assert victims(plan) == ["next"]
+    assert plan.relief_reports == (), "it was not its doing"
+    assert [entry.pod for entry in after.ledger.entries] == ["shop/next"]
+
+
+def test_a_rehearsal_is_forgotten_with_the_pressure() -> None:
+    hog = view("hog", 2 * GI, qos=BE)
+    before = rehearsed(hog)
+    _, soon = decide(snapshot(hog, at=NOW + 5), REHEARSAL, before)
+    assert soon.ledger.entries, "an eviction would still be on its way"
+    plan, after = decide(snapshot(hog, at=NOW + 600), REHEARSAL, soon)
+    assert after.ledger.entries == ()
+    assert plan.relief_reports == ()
+    assert after.ledger.failures == {}
+    assert victims(decide(pressed(hog, at=NOW + 1200), REHEARSAL, after)[0]) == ["hog"]
+
+
+def test_where_evictions_are_meant_a_rehearsal_counts_for_nothing() -> None:
+    hog = view("hog", 2 * GI, qos=BE)
+    enforce = config(hard(), mode=Mode.ENFORCE)
+    _, after = decide(pressed(hog, at=NOW + 1), enforce, rehearsed(hog))
+    assert after.ledger.entries == ()
+    assert victims(decide(pressed(hog, at=NOW + 600), enforce, after)[0]) == ["hog"], "its owner is spared no longer"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.model import MemoryModel, NodeSnapshot, PodView, Signal, Tier
+from nodeagent.model import DiskUsage, MemoryModel, NodeSnapshot, PodView, Signal, Tier
 from nodeagent.policy import ledger
 from nodeagent.policy.ledger import Entry, Failures, LedgerState, Stage
 from tests.policy.nodes import GI, MI, NOW, WALL, config, snapshot, view
@@ -120,6 +120,11 @@ def test_a_planned_eviction_whose_pod_terminates_was_heard() -> None:
     assert [each.pod_uid for each in after.confirmed] == ["uid-shop-hog"]
 
 
+@pytest.mark.parametrize("stage", Stage)
+def test_whatever_was_evicted_is_watched_until_it_is_measured_and_a_rehearsal_is_not(stage: Stage) -> None:
+    assert ledger.watched(LedgerState(entries=(entry("one", stage=stage),))) is (stage is not Stage.REHEARSED)
+
+
 def test_the_snapshot_of_the_decision_itself_changes_nothing() -> None:
     state = LedgerState((entry("hog", stage=Stage.PLANNED),))
     assert observed(state, snapshot()).state.entries == state.entries
@@ -223,6 +228,20 @@ def test_the_files_of_a_gone_pod_are_waited_for_and_count_as_they_come() -> None
         assert ledger.awaited(seen.state, node, now=node.taken_at, signal=Signal.NODEFS) is not None
     [report] = observed(state, disks(NOW + 7, GI + 1900 * MI)).reports
     assert report.measured == 1900 * MI
+
+
+def test_the_files_of_containers_whose_cgroups_went_before_the_pods_still_come() -> None:
+    """A container that is killed leaves nothing to measure it by; its files stay until its pod is gone."""
+    nothing = DiskUsage(rootfs_bytes=0, logs_bytes=0, volumes_bytes=0)
+    emptied = view("filler", 0, usage_more={"disk": nothing})
+    filler = on_disk("filler")._replace(pod_uid=emptied.pod.uid)
+    node = disks(NOW + 1, GI)._replace(pods=(emptied,))
+    state = observed(LedgerState((filler,)), node).state
+    assert state.entries[0].stage is Stage.ACCEPTED
+    for signal in (Signal.NODEFS, Signal.IMAGEFS):
+        found = ledger.pending(state, node, signal, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        assert found.amount == 2 * GI
+    assert ledger.pending(state, node, Signal.MEMORY, tier=Tier.HARD, now=node.taken_at, config=CONFIG).amount == 0
 
 
 def test_files_that_never_go_are_waited_for_only_so_long() -> None:

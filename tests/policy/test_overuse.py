@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Bucket, Config, Relief
+from nodeagent.config.schema import Bucket, Config, Mode, Relief
 from nodeagent.model import (
     DiskSight,
     EmptyDir,
@@ -142,3 +142,12 @@ def test_the_re_check_looks_at_the_limit(used: int, code: str | None) -> None:
 
 def test_without_a_current_view_of_the_pods_nobody_goes() -> None:
     assert names(decide(snapshot(over("a"), pods_synced_at=None))[0]) == []
+
+
+def test_in_a_rehearsal_it_is_named_once() -> None:
+    settings = LIMITS._replace(mode=Mode.DRY_RUN)
+    plan, after = decide(snapshot(over("a")), settings)
+    answer = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW)
+    after = engine.settle(after, answer, now=NOW, config=settings)
+    again, _ = engine.decide(snapshot(over("a"), at=NOW + 3600), after, now=NOW + 3600, config=settings)
+    assert names(again) == []

@@ -36,6 +36,29 @@ def test_far_from_every_threshold_it_sleeps_the_whole_interval() -> None:
     assert _look(_node(300 * MIB + 40 * GIB, at=10.0), state)[0].whole
 
 
+def test_while_it_is_calm_decisions_are_rarer_than_looks_and_no_look_is_late() -> None:
+    def wholes(seconds: range, mib: int, state: PaceState, *, unsettled: bool = False) -> tuple[list[int], PaceState]:
+        taken = []
+        for second in seconds:
+            node = _node(mib * MIB, at=float(second))
+            verdict, state = pace.look(
+                node, state, now=node.taken_at, thresholds=(SOFT,), interval_s=1.0, unsettled=unsettled
+            )
+            assert verdict.sleep_s <= 1.0
+            taken += [second] if verdict.whole else []
+        return taken, state
+
+    taken, state = wholes(range(20), 8000, PaceState())
+    assert taken == [0, 1, 2, 3, 4, 9, 14, 19], "a start settles first"
+    taken, state = wholes(range(20, 23), 400, state)
+    assert taken == [20, 21, 22], "below a threshold it is not calm"
+    taken, state = wholes(range(23, 40), 8000, state)
+    assert taken == [23, 24, 25, 26, 27, 32, 37], "nor right after"
+    taken, state = wholes(range(40, 43), 8000, state, unsettled=True)
+    assert taken == [40, 41, 42], "nor while the minimum reclaim is missing"
+    assert wholes(range(43, 60), 8000, state)[0] == [43, 44, 45, 46, 47, 52, 57]
+
+
 def test_close_to_a_threshold_it_looks_at_fifty_hertz() -> None:
     assert _look(_node(301 * MIB, at=0.0), PaceState())[0].sleep_s == pace.SHORTEST_S
 

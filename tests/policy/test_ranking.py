@@ -230,13 +230,6 @@ def test_growth_is_reckoned_over_at_least_half_a_step() -> None:
     assert rate(now, 108) == pytest.approx(1.0)
 
 
-def test_growth_is_reckoned_from_when_the_pods_were_looked_at() -> None:
-    calm = snapshot(processes("one", 100), at=NOW - 2)._replace(pods_seen_at=NOW - 6)
-    growth = ranking.remember(ranking.GrowthState(), calm)
-    rate = ranking.growth_of(growth, Signal.PID, DiskLayout.SINGLE, at=NOW)
-    assert rate(processes("one", 160).usage, 160) == pytest.approx(10.0)
-
-
 # --- the kubelet's order ---------------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,25 @@
 """What evictions would free, and the least harmful set that covers what is missing."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import Relief
-from nodeagent.model import Amount, CgroupUsage, DiskLayout, DiskUsage, Signal
+from nodeagent.model import (
+    Amount,
+    CgroupUsage,
+    DiskLayout,
+    DiskRest,
+    DiskSight,
+    DiskUsage,
+    HostDirectory,
+    Signal,
+)
 from nodeagent.policy import relief
-from tests.policy.nodes import CAPACITY, GI, MI, pod, snapshot, usage, view
+from tests.policy.nodes import CAPACITY, GI, MI, NOW, pod, snapshot, usage, view
 
 # --- what an eviction frees ------------------------------------------------------------------------------------------
 
@@ -135,3 +145,22 @@ def test_futility_tells_how_much_disk_no_pod_holds() -> None:
 def test_futility_tells_who_has_the_processes() -> None:
     node = snapshot(view("a"), cgroups=(CgroupUsage("/system.slice/cron.service", None, 30_000),))
     assert relief.elsewhere(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
+
+
+@pytest.mark.parametrize("bad", [1e300, float("nan"), 1 << 63, -1, "4Gi"])
+def test_futility_leaves_out_what_no_directory_and_no_deleted_file_can_hold(bad: Any) -> None:
+    of = view("a", usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_sight": DiskSight(NOW, True, (), bad)})
+    found = (HostDirectory("/absurd", bad, bad, True), HostDirectory("/var/log", GI, 9, False))
+    rest = DiskRest((Signal.NODEFS, Signal.NODEFS_INODES), 0, 0, 0, 0, found, NOW)
+    node = snapshot(of, available={Signal.NODEFS: 0}, disk_rests=(rest,))
+    assert relief.elsewhere(Signal.NODEFS, node)[2:] == ("/var/log at least 1Gi",)
+    assert relief.elsewhere(Signal.NODEFS_INODES, node)[2:] == ("/var/log at least 9",)
+
+
+@pytest.mark.parametrize("field", ["total", "shmem", "slab_unreclaimable", "hugetlb"])
+def test_futility_leaves_out_memory_that_no_node_has(field: str) -> None:
+    node = snapshot(view("small", 100 * MI), available={Signal.MEMORY: 200 * MI})
+    assert node.memory is not None
+    absurd: dict[str, Any] = {field: 1e300}
+    node = node._replace(memory=node.memory._replace(**absurd))
+    assert relief.elsewhere(Signal.MEMORY, node)[0] == "pods 100Mi"

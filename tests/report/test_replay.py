@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent import cli
-from nodeagent.config.schema import Config, Protection, Ranking, RankingKey, Startup
-from nodeagent.model import QOSClass, Signal
+from nodeagent.config.schema import Config, Mode, Protection, Ranking, RankingKey, Startup
+from nodeagent.model import Outcome, OutcomeKind, QOSClass, Signal
+from nodeagent.policy import engine
 from nodeagent.report import replay, text
 from tests.policy.nodes import GI, NOW, config, hard, snapshot, soft, view
 from tests.report.recorded import Run
@@ -49,6 +50,16 @@ def test_with_the_configuration_of_the_time_nothing_differs(
         rows = replay.replay(place, with_config)
         assert len(rows) == recorded
         assert not [row for row in rows if row.trouble or row.differs or row.assumed]
+
+
+def test_a_rehearsal_that_was_recorded_does_not_differ_from_the_file_that_says_enforce(tmp_path: Path) -> None:
+    made = Run(tmp_path, CONFIG)
+    [victim] = made.decide(HARD).victims
+    named = Outcome("abc-1", victim.pod.uid, OutcomeKind.DRY_RUN, "", NOW)
+    made.state = engine.settle(made.state, named, now=NOW, config=CONFIG)
+    assert made.decide(snapshot(*PODS, at=NOW + 1, available={Signal.MEMORY: GI})).victims == ()
+    rows = replay.replay(tmp_path, CONFIG._replace(mode=Mode.ENFORCE))
+    assert [row.differs for row in rows] == [False, False]
 
 
 def test_with_the_kubelets_order_the_decision_is_the_kubelets(tmp_path: Path) -> None:

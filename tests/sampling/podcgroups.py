@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Final
+
+from tests.livenode import remove_cgroup
 
 PIDS: Final = Path("/sys/fs/cgroup/pids")
 NEEDS: Final = "needs root and a writable cgroup v1 pids hierarchy"
@@ -63,11 +64,5 @@ class PodCgroups:
         """End everything (processes end with their standard input) and remove the cgroups."""
         for process in self.processes:
             process.communicate(timeout=60)
-        deadline = time.monotonic() + 60
         for place in (*self._pods, self._top):
-            while place.exists():
-                assert time.monotonic() < deadline, f"{place} stays busy"
-                try:
-                    place.rmdir()
-                except OSError:
-                    os.sched_yield()
+            remove_cgroup(place)

@@ -6,8 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,28 +32,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def kubepods() -> Iterator[Path]:
-    directory = MEMORY / f"nodeagent-test-{uuid.uuid4().hex}"
-    directory.mkdir()
-    yield directory
-    deadline = time.monotonic() + 60
-    while directory.exists():
-        assert time.monotonic() < deadline, f"{directory} stays busy"
-        try:
-            directory.rmdir()
-        except OSError:
-            os.sched_yield()
-
-
-def _open(kubepods: Path) -> Alarms:
+def _open(cgroup: Path) -> Alarms:
     alarms = Alarms(Host("/"))
-    alarms.open(*_where(kubepods))
+    alarms.open(*_where(cgroup))
     return alarms
 
 
-def _where(kubepods: Path) -> tuple[Hierarchy, Kubepods]:
-    return Hierarchy("v1", str(MEMORY), V1, None, None), Kubepods(f"/{kubepods.name}", systemd=False)
+def _where(cgroup: Path) -> tuple[Hierarchy, Kubepods]:
+    return Hierarchy("v1", str(MEMORY), V1, None, None), Kubepods(f"/{cgroup.name}", systemd=False)
 
 
 def _armers() -> list[threading.Thread]:
@@ -69,21 +53,21 @@ def _ready(alarms: Alarms, timeout_s: float) -> bool:
         return bool(epoll.poll(timeout_s))
 
 
-def test_a_level_is_armed_by_a_thread_of_its_own_which_ends_with_the_alarms(kubepods: Path) -> None:
-    alarms = _open(kubepods)
+def test_a_level_is_armed_by_a_thread_of_its_own_which_ends_with_the_alarms(cgroup: Path) -> None:
+    alarms = _open(cgroup)
     assert _armers() == []
     alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
     assert len(_armers()) == 1
     with subprocess.Popen([sys.executable, "-c", EATER], stdin=subprocess.PIPE) as eater:
-        (kubepods / "cgroup.procs").write_text(str(eater.pid))
+        (cgroup / "cgroup.procs").write_text(str(eater.pid))
         eater.communicate(b"go")
     assert _ready(alarms, 60)
     alarms.close()
     assert _armers() == []
 
 
-def test_asking_for_a_level_does_not_wait_for_the_kernel(kubepods: Path) -> None:
-    alarms = _open(kubepods)
+def test_asking_for_a_level_does_not_wait_for_the_kernel(cgroup: Path) -> None:
+    alarms = _open(cgroup)
     times = []
     for growth in range(20):
         began = time.monotonic()
@@ -94,19 +78,19 @@ def test_asking_for_a_level_does_not_wait_for_the_kernel(kubepods: Path) -> None
     assert sorted(times)[10] < 0.005
 
 
-def test_a_cgroup_that_is_gone_makes_the_sources_stale_and_fails_nobody(kubepods: Path) -> None:
+def test_a_cgroup_that_is_gone_makes_the_sources_stale_and_fails_nobody(cgroup: Path) -> None:
     """A loop that failed for it would never come to open them anew."""
-    alarms = _open(kubepods)
-    where = _where(kubepods)
+    alarms = _open(cgroup)
+    where = _where(cgroup)
     assert not alarms.stale(*where)
-    kubepods.rmdir()
+    cgroup.rmdir()
     alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
     assert alarms.stale(*where)
     alarms.open(*where)
     assert any("no memory level" in note.message for note in alarms.notes)
     alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
     assert not alarms.stale(*where), "and it is not tried again in every turn"
-    kubepods.mkdir()
+    cgroup.mkdir()
     alarms.open(*where)
     assert not any("no memory level" in note.message for note in alarms.notes)
     alarms.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodeagent.sampling import cgroup
 from nodeagent.sampling.cgroup import MemoryV1, MemoryV2
 from nodeagent.sampling.host import Host, open_host
-from nodeagent.sampling.numbers import count, field, percent
+from nodeagent.sampling.numbers import count, fields, keys, percent
 from tests.trees import Node, TreePod, write_node
 
 UID = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
@@ -174,8 +174,7 @@ def test_v2_memory_is_split_into_working_set_and_what_only_a_kill_frees() -> Non
 
 
 def test_v2_root_usage_is_anon_and_file() -> None:
-    numbers = MemoryV2().root_numbers(b"", V2_STAT)
-    assert (numbers.usage, numbers.working_set) == (170, 130)
+    assert MemoryV2().root_working_set(b"", V2_STAT) == (130, "")
 
 
 def test_v2_of_an_older_kernel_sums_up_the_kernel_memory() -> None:
@@ -216,9 +215,13 @@ def test_a_stat_without_inactive_file_leaves_the_working_set_unknown(files: cgro
 @given(st.binary(), st.binary())
 def test_any_bytes_are_memory_numbers_or_none(usage: bytes, stat: bytes) -> None:
     for files in (MemoryV1(), MemoryV2()):
-        for numbers in (files.numbers(usage, stat), files.root_numbers(usage, stat)):
-            assert all(value is None or value >= 0 for value in numbers[:3])
-            assert numbers.reason or None not in numbers[:3]
+        numbers = files.numbers(usage, stat)
+        assert all(value is None or value >= 0 for value in numbers[:3])
+        assert numbers.reason or None not in numbers[:3]
+        assert files.working_set(usage, stat).value == numbers.working_set
+        root = files.root_working_set(usage, stat)
+        assert (root.value is None) == bool(root.reason)
+        assert root.value is None or root.value >= 0
 
 
 @given(st.integers(0, (1 << 62) - 1), st.integers(0, (1 << 62) - 1))
@@ -234,7 +237,17 @@ def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
     assert share is None or 0.0 <= share <= 100.0
 
 
-@given(st.binary(), st.binary(min_size=1).filter(lambda key: b"\n" not in key and b" " not in key))
-def test_any_bytes_have_a_field_or_not(data: bytes, key: bytes) -> None:
-    found = field(data, key)
-    assert found is None or key in data
+@given(
+    st.lists(st.tuples(st.sampled_from(["anon", "file", "file_dirty", "anon_thp"]), st.integers(0, (1 << 62) - 1))),
+    st.booleans(),
+)
+def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], ends: bool) -> None:
+    text = "\n".join(f"{name} {number}" for name, number in lines) + "\n" * ends
+    first = dict(reversed(lines))
+    assert fields(text.encode(), keys("file", "anon")) == [first.get("file"), first.get("anon")]
+
+
+@given(st.binary())
+def test_any_bytes_have_a_field_or_not(data: bytes) -> None:
+    [found] = fields(data, keys("anon"))
+    assert found is None or b"anon " in data

@@ -47,15 +47,6 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def pods() -> Iterator[PodCgroups]:
-    made = PodCgroups()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def meter() -> Iterator[ConnectorMeter]:
     # os.fork makes between 400 (a busy machine) and 3,000 processes a second.
     opened = ConnectorMeter(open_connector(), Host("/"), storm_per_s=100)

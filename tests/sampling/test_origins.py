@@ -1,7 +1,6 @@
 """Processes are charged to the pods they are in, with few looks."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from nodeagent.sampling.origins import HOST, LOOK_UPS, UNKNOWN, Origins, origin
 from tests.sampling.podcgroups import NEEDS, PodCgroups, usable
 
 real = pytest.mark.skipif(not usable(), reason=NEEDS)
-
-
-@pytest.fixture
-def pods() -> Iterator[PodCgroups]:
-    made = PodCgroups()
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @real

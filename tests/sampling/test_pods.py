@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from nodeagent.config.schema import Sampling
 from nodeagent.model import (
     Container,
+    ContainerKind,
     NodeSnapshot,
     Pod,
     PodSource,
     PodUsage,
     PodView,
     QOSClass,
+    Signal,
 )
 from nodeagent.sampling.host import open_host
-from nodeagent.sampling.pods import PodName, estimate_request, join, parse_log_directory, parse_log_link
+from nodeagent.sampling.inside import certain_sandbox, estimate_request, told
 from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.who import PodName, join, parse_log_directory, parse_log_link
 from tests.trees import GI, MI, Node, TreeContainer, TreePod, container_id, pod_cgroup, write_node
 
 STATIC = "40752f5e63399d9c92ea85f4b6e74059"
@@ -232,33 +235,12 @@ def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
     assert max(ages[0.0]) < max(ages[5.0]) < stale_after_s * 0.68
 
 
-def test_pods_that_were_looked_at_lately_are_not_looked_at_while_it_is_calm(tmp_path: Path) -> None:
-    pod, new = TreePod("a/pod"), TreePod("a/new")
-    root, now = write_node(tmp_path, Node(pods=(pod,))), 100.0
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
-        assert sampler.sample().pods_seen_at == 100.0
-        write_node(tmp_path, Node(pods=(pod._replace(working_set=30 * MI), new)))
-        now = 104.0
-        calm = sampler.sample(fresh=False, pods_within_s=5.0)
-        assert (calm.taken_at, calm.pods_seen_at) == (104.0, 100.0)
-        assert [_usage(view).memory_working_set for view in calm.pods] == [10 * MI]
-        near = sampler.sample(fresh=False)
-        assert near.pods_seen_at == 104.0
-        assert {view.pod.name: _usage(view).memory_working_set for view in near.pods} == {
-            "pod": 30 * MI,
-            "new": 10 * MI,
-        }
-        now = 109.0
-        assert sampler.sample(fresh=False, pods_within_s=5.0).pods_seen_at == 109.0
-        assert sampler.sample(pods_within_s=5.0).pods_seen_at == 109.0
-
-
 def test_the_api_servers_newest_view_is_joined_with_pods_that_were_looked_at_before(tmp_path: Path) -> None:
     pod = TreePod("a/pod")
     root, api = write_node(tmp_path, Node(pods=(pod,))), _api_pod(pod)
     with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
         sampler.sample([api], 1.0)
-        [view] = sampler.sample([api._replace(priority=7)], 2.0, fresh=False, pods_within_s=60.0).pods
+        [view] = sampler.sample([api._replace(priority=7)], 2.0, fresh=False).pods
         assert view.pod.priority == 7
         assert view.usage is not None
 
@@ -269,8 +251,22 @@ def test_a_sample_takes_the_look_at_the_node_that_it_is_given(tmp_path: Path) ->
         node = sampler.sample_node()
         now = 101.0
         snapshot = sampler.sample(node=node)
-        assert (snapshot.taken_at, snapshot.pods_seen_at, snapshot.observations) == (100.0, 100.0, node.observations)
+        assert (snapshot.taken_at, snapshot.observations) == (100.0, node.observations)
         assert len(snapshot.pods) == 1
+
+
+def test_the_node_can_be_looked_at_after_its_pods(tmp_path: Path) -> None:
+    pod, now = TreePod("a/pod", working_set=300 * MI), 100.0
+    root = write_node(tmp_path, Node(memory_available=GI, pods=(pod,)))
+    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+        snapshot, now = sampler.sample(), 101.0
+        write_node(tmp_path, Node(memory_available=GI + 300 * MI, pods=(pod._replace(working_set=0),)))
+        after = sampler.node_last(snapshot)
+        seen = [each.observations[Signal.MEMORY] for each in (snapshot, after)]
+        assert [each.read_at for each in seen] == [100.0, 101.0]
+        assert (seen[1].available or 0) - (seen[0].available or 0) == 300 * MI
+        assert (after.mem_available.available or 0) - (snapshot.mem_available.available or 0) == 300 * MI
+        assert (after.taken_at, after.pods) == (101.0, snapshot.pods)
 
 
 def test_containers_are_read_again_when_anything_shows_that_they_changed(tmp_path: Path) -> None:
@@ -345,6 +341,155 @@ def test_a_kubepods_that_vanishes_is_a_note_and_its_return_is_noticed_at_once(tm
         write_node(tmp_path, node)
         sampler.relook()
         assert len(sampler.sample().pods) == 1
+
+
+# --- what the API tells
+
+
+STARTED = 1_800_000_000.0 - 3600.0
+"""Wall clock, an hour before the moment of the trees."""
+
+
+def _running(tree: TreePod) -> Pod:
+    """As the API has a pod that runs."""
+    containers = tuple(Container(each.name, container_id=container_id(tree, each)) for each in tree.containers)
+    return _api_pod(tree)._replace(started_wall=STARTED, containers=containers)
+
+
+def _without_processes(root: Path) -> None:
+    """Nothing can be asked of any process."""
+    for pid in range(1000, 1100):
+        shutil.rmtree(root / f"proc/{pid}", ignore_errors=True)
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_of_a_pod_that_the_api_tells_of_no_process_is_asked(tmp_path: Path, logs: bool) -> None:
+    pod = TreePod("a/pod", request=GI, containers=(TreeContainer("x", 3), TreeContainer("y", 2)), logs=logs)
+    root = write_node(tmp_path, Node(pods=(pod,)))
+    _without_processes(tmp_path)
+    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+        [view] = sampler.sample([_running(pod)], 1.0).pods
+    usage = _usage(view)
+    assert (usage.process_count, usage.started_at) == (5, 100_000.0 - 3600.0)
+    assert {container.name for container in usage.containers} == {"x", "y"}
+    assert usage.memory_request_estimate is None
+
+
+@pytest.mark.parametrize("view", ["lost", "without the pod", "without its start"])
+def test_when_the_api_tells_of_a_pod_no_more_its_processes_are_asked_at_once(tmp_path: Path, view: str) -> None:
+    pod, other = TreePod("a/pod", request=GI, started_s_ago=100.0), TreePod("a/other")
+    root = write_node(tmp_path, Node(pods=(pod, other)))
+    known, now = [_running(pod), _running(other)], 100_000.0
+    then = {"lost": None, "without the pod": known[1:], "without its start": [known[0]._replace(started_wall=None)]}
+    with Sampler(
+        open_host(root),
+        Sampling(),
+        node_name="n",
+        boottime=lambda: now,
+        wall=lambda: now + STARTED + 3600.0 - 100_000.0,
+        pod_limits=False,
+    ) as sampler:
+        for _ in range(3):
+            now += 1.0
+            before = _usage(sampler.sample(known, now, fresh=False).pods[0])
+        assert (before.started_at, before.memory_request_estimate) == (100_000.0 - 3600.0, None)
+        now += 1.0
+        after = {each.pod.cgroup_uid: _usage(each) for each in sampler.sample(then[view], now, fresh=False).pods}
+        asked = after[pod.cgroup_uid]
+        assert asked.started_at == 100_000.0 - 100.0
+        assert asked.memory_request_estimate == pytest.approx(GI, abs=8 * GI // 1000)
+        assert asked.process_count == 1
+
+
+def test_the_limit_of_a_pod_that_the_api_tells_of_is_read_only_for_who_needs_it(tmp_path: Path) -> None:
+    pod, stranger = (TreePod(f"a/{name}", QOSClass.GUARANTEED, request=100 * MI) for name in ("pod", "stranger"))
+    root = write_node(tmp_path, Node(pods=(pod, stranger)))
+    limits = {}
+    for needed in (True, False):
+        with Sampler(open_host(root), Sampling(), node_name="n", pod_limits=needed) as sampler:
+            limits[needed] = {view.pod.name: _usage(view).memory_limit for view in sampler.sample([_running(pod)]).pods}
+            if not needed:
+                assert {_usage(view).memory_limit for view in sampler.sample(fresh=False).pods} == {100 * MI}
+    assert limits == {
+        True: {"pod": 100 * MI, "stranger": 100 * MI},
+        False: {"pod": None, "stranger": 100 * MI},
+    }
+
+
+def test_a_container_that_the_api_does_not_know_yet_is_not_taken_for_the_sandbox(tmp_path: Path) -> None:
+    """A runtime without sandboxes has just made the second container again; nobody names it."""
+    old, new = TreeContainer("old"), TreeContainer("new", processes=4)
+    pod = TreePod("a/pod", containers=(TreeContainer("x"), new), sandbox=False, logs=False)
+    known = _running(pod._replace(containers=(TreeContainer("x"), old)))
+    with Sampler(open_host(write_node(tmp_path, Node(pods=(pod,)))), Sampling(), node_name="n") as sampler:
+        [view] = sampler.sample([known]).pods
+    assert _usage(view).process_count == 5
+
+
+def test_what_was_taken_for_the_sandbox_is_looked_at_again_when_a_log_link_names_it(tmp_path: Path) -> None:
+    first, second = TreeContainer("first"), TreeContainer("second", processes=4)
+    pod = TreePod("a/pod", containers=(first, second), sandbox=False, logs=False)
+    known = _running(pod)._replace(containers=(Container("first", container_id=container_id(pod, first)),))
+    root, now = write_node(tmp_path, Node(pods=(pod,))), 100_000.0
+    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+        [view] = sampler.sample([known], fresh=False).pods
+        assert _usage(view).process_count == 1, "as far as anybody could tell"
+        links = tmp_path / "var/log/containers"
+        links.mkdir(parents=True, exist_ok=True)
+        (links / f"pod_a_second-{container_id(pod, second)}.log").symlink_to("nowhere")
+        now += 30.0
+        assert _usage(sampler.sample([known], fresh=False).pods[0]).process_count == 5
+
+
+@pytest.mark.parametrize(
+    ("found", "names", "containers", "ephemeral", "sandbox"),
+    [
+        ("sa", "", "a", False, "s"),
+        ("sab", "", "ab", False, "s"),
+        ("sab", "b", "ab", False, "s"),
+        ("sa", "s", "a", False, None),  # a log link names it
+        ("a", "", "a", False, None),  # no sandbox
+        ("sn", "", "a", False, None),  # a new one that the API does not have yet
+        ("sna", "", "a", False, None),  # two without a name
+        ("san", "n", "a", False, "s"),
+        ("sa", "", "ab", False, None),  # one of the two does not run
+        ("sa", "", "a-", False, None),  # one was never made
+        ("sa", "", "a", True, None),
+        ("s", "", "", False, None),
+    ],
+)
+def test_the_sandbox_is_told_where_nobody_else_can_be_without_a_name(
+    found: str, names: str, containers: str, ephemeral: bool, sandbox: str | None
+) -> None:
+    known = tuple(Container(name, container_id="" if name == "-" else name) for name in containers)
+    pod = _api_pod(TreePod("a/b"))._replace(containers=known, ephemeral=ephemeral)
+    assert certain_sandbox(list(found), dict.fromkeys(names, "named"), pod) == sandbox
+
+
+def test_an_init_container_that_is_through_does_not_hide_the_sandbox() -> None:
+    known = (Container("a", container_id="a"), Container("i", ContainerKind.INIT, container_id="i"))
+    pod = _api_pod(TreePod("a/b"))._replace(containers=known)
+    assert certain_sandbox(["s", "a"], {}, pod) == "s"
+    assert certain_sandbox(["s", "a", "i"], {}, pod) == "s"
+    sidecar = pod._replace(containers=(known[0], known[1]._replace(kind=ContainerKind.SIDECAR)))
+    assert certain_sandbox(["s", "a"], {}, sidecar) is None
+
+
+def test_a_start_that_cannot_be_in_this_boot_is_not_believed() -> None:
+    pod = _api_pod(TreePod("a/b"))
+    for wall, start in ((1000.0, 0.0), (1500.0, 500.0), (999.0, None), (1501.0, None), (None, None)):
+        known = told([pod._replace(started_wall=wall)], now=500.0, wall_offset=1000.0, before={})
+        assert [each.started_at for each in known.values()] == ([] if start is None else [start])
+
+
+def test_a_start_stays_where_it_was_when_the_wall_clock_jumps() -> None:
+    pod = _api_pod(TreePod("a/b"))._replace(started_wall=1300.0)
+    first = told([pod], now=500.0, wall_offset=1000.0, before={})
+    newer = pod._replace(priority=7)
+    [kept] = told([newer], now=510.0, wall_offset=0.0, before=first).values()
+    assert (kept.started_at, kept.pod) == (300.0, newer)
+    [again] = told([pod._replace(started_wall=1400.0)], now=510.0, wall_offset=1000.0, before=first).values()
+    assert again.started_at == 400.0
 
 
 # --- join

@@ -4,8 +4,6 @@ import os
 import select
 import subprocess
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import Final
 import pytest
 
 from nodeagent.config.schema import Sampling
-from nodeagent.model import NodeSnapshot, PodUsage, QOSClass, Signal
+from nodeagent.model import Container, NodeSnapshot, Pod, PodSource, PodUsage, QOSClass, Signal
 from nodeagent.sampling.host import Host
 from nodeagent.sampling.sampler import Sampler
+from tests.livenode import remove_cgroup
 
 MI = 1 << 20
 MEMORY: Final = Path("/sys/fs/cgroup/memory")
@@ -141,19 +140,8 @@ class Kubelet:
         self.stop()
         for path in reversed(self.made):
             if path.exists():
-                _rmdir(path)
+                remove_cgroup(path)
         self.made.clear()
-
-
-def _rmdir(path: Path) -> None:
-    """A dying process leaves its cgroup a moment after it was reaped."""
-    deadline, patience = time.monotonic() + 60, threading.Event()
-    while path.exists():
-        try:
-            path.rmdir()
-        except OSError:
-            assert time.monotonic() < deadline, f"{path} stays busy"
-            patience.wait(0.005)
 
 
 @pytest.fixture
@@ -280,7 +268,7 @@ def test_a_cgroup_that_goes_leaves_the_sample_and_its_descriptors(kubelet: Kubel
     assert set(_usages(sampler.sample())) == {"stays", "goes"}
     held = sampler.kept_descriptors
     for top in (MEMORY, PIDS):
-        _rmdir(top / kubelet.path(goes).lstrip("/"))
+        remove_cgroup(top / kubelet.path(goes).lstrip("/"))
     assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
     assert sampler.kept_descriptors == held - 1
 
@@ -292,7 +280,7 @@ def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: Kubel
     assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 256 * MI
     for gone in ("/burstable", "/besteffort", ""):
         for top in (MEMORY, PIDS):
-            _rmdir(top / f"{place}{gone}".lstrip("/"))
+            remove_cgroup(top / f"{place}{gone}".lstrip("/"))
     kubelet.mkdir(place)
     limit.write_text(str(128 * MI))
     assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 128 * MI
@@ -305,7 +293,7 @@ def test_a_cgroup_made_again_under_its_old_name_is_read_anew(kubelet: Kubelet, s
     kubelet.stop()
     for gone in (path, kubelet.path(uid)):
         for top in (MEMORY, PIDS):
-            _rmdir(top / gone.lstrip("/"))
+            remove_cgroup(top / gone.lstrip("/"))
     kubelet.mkdir(kubelet.path(uid))
     again = _usages(sampler.sample(fresh=False))["b"]
     assert large is not None
@@ -328,7 +316,7 @@ class _Listed(Host):
 
 def _gone(path: str) -> None:
     for top in (MEMORY, PIDS):
-        _rmdir(top / path.lstrip("/"))
+        remove_cgroup(top / path.lstrip("/"))
 
 
 def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kubelet) -> None:
@@ -351,6 +339,43 @@ def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kub
         assert host.times > listed
         now = 120.0
         assert {usage.read_at for usage in _usages(sampler.sample(fresh=False)).values()} == {120.0}
+
+
+class _Asked(Host):
+    """The live host; remembers what of processes was read."""
+
+    def __init__(self) -> None:
+        super().__init__("/")
+        self.files: list[str] = []
+
+    def read(self, path: str) -> bytes:
+        if path.startswith("/proc/") and path.split("/")[2].isdigit() and path.split("/")[2] != "1":
+            self.files.append(path)
+        return super().read(path)
+
+
+def test_processes_are_asked_as_soon_as_the_api_does_not_tell_of_their_pod_and_not_before(kubelet: Kubelet) -> None:
+    host, pods = _Asked(), []
+    for name in ("web", "other"):
+        uid = kubelet.pod(name)
+        kubelet.container(uid, HOG.format(size=1), name="POD")
+        [link] = kubelet.logs.glob("containers/x_default_POD-*")
+        link.unlink()  # the sandbox has none
+        known = Container("c", container_id=Path(kubelet.container(uid, HOG.format(size=1), name="c")).name)
+        pods.append(Pod(uid, uid, "default", name, PodSource.API, QOSClass.BURSTABLE, containers=(known,)))
+    began = host.boottime()
+    pods = [pod._replace(started_wall=host.wall() - 60.0) for pod in pods]
+    with Sampler(host, kubelet.config(), node_name="n") as sampler:
+        for _ in range(3):
+            usages = _usages(sampler.sample(pods, fresh=False))
+            assert {name: usage.process_count for name, usage in usages.items()} == {"web": 1, "other": 1}
+            assert usages["web"].started_at == pytest.approx(began - 60.0, abs=5.0)
+        assert host.files == []
+        usages = _usages(sampler.sample(pods[1:], fresh=False))
+        assert {path.rsplit("/", 1)[1] for path in host.files} == {"stat", "oom_score_adj"}
+        assert len(host.files) == 3  # of the sandbox both, of the container the score
+        assert (usages["web"].started_at or 0.0) > began - 30.0
+        assert usages["other"].started_at == pytest.approx(began - 60.0, abs=5.0)
 
 
 @pytest.mark.parametrize("old", list(QOSClass))
@@ -413,7 +438,7 @@ def test_a_cgroup_removed_while_it_is_read_is_not_in_the_sample(kubelet: Kubelet
 
     def remove() -> None:
         for top in (MEMORY, PIDS):
-            _rmdir(top / kubelet.path(goes).lstrip("/"))
+            remove_cgroup(top / kubelet.path(goes).lstrip("/"))
 
     host = _Removing(f"pod{goes}/memory.stat", remove)
     with Sampler(host, kubelet.config(), node_name="n") as sampler:
@@ -431,7 +456,7 @@ def test_a_container_removed_while_its_pod_is_read_is_left_out(kubelet: Kubelet)
 
     def remove() -> None:
         for top in (MEMORY, PIDS):
-            _rmdir(top / empty.lstrip("/"))
+            remove_cgroup(top / empty.lstrip("/"))
 
     host = _Removing(f"{'ab' * 32}/cgroup.procs", remove)
     with Sampler(host, kubelet.config(), node_name="n") as sampler:

@@ -4,9 +4,6 @@ import os
 import select
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,20 +26,6 @@ for line in sys.stdin:
     held.append(bytearray(b"x") * (int(line) << 20))
     print("ate", flush=True)
 """
-
-
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    directory = MEMORY / f"nodeagent-test-{uuid.uuid4().hex}"
-    directory.mkdir()
-    yield directory
-    deadline = time.monotonic() + 60
-    while directory.exists():
-        assert time.monotonic() < deadline, f"{directory} stays busy"
-        try:
-            directory.rmdir()
-        except OSError:
-            os.sched_yield()
 
 
 class Eater:

@@ -268,6 +268,12 @@ class Cast:
                 self._node.api.delete_pod(each.namespace, each.name)
 
 
+def mem_available_mib(machine: Machine) -> int:
+    """MiB that the machine has left."""
+    told = machine.run("grep MemAvailable /proc/meminfo").stdout
+    return int(told.split()[1]) // 1024
+
+
 def as_object(made: VmPod) -> Json:
     """The pod as the API has it."""
     return pod(

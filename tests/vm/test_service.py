@@ -152,6 +152,7 @@ def test_it_is_started_when_it_says_so_and_systemd_shows_what_it_sees(running: M
 
 @on_both
 def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
+    wait_for_log(running, '"event":"signal"')  # it has looked at everything
     log = journal(running)
     assert "Permission denied" not in log
     assert "Operation not permitted" not in log

@@ -1,0 +1,189 @@
+"""While it is calm the loop decides more rarely than it looks: nothing that has a time of its own waits for that."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nodeagent.agent import API_FIRST_S, Agent
+from nodeagent.cluster.session import NoCluster
+from nodeagent.config.watch import ConfigFile
+from nodeagent.host.brake import BrakeKind, CgroupBrake
+from nodeagent.host.holds import Holds
+from nodeagent.host.wakeup import Wakeups
+from nodeagent.journal.log import open_log
+from nodeagent.model import Plan, Signal
+from nodeagent.parts import Parts
+from nodeagent.policy import pace
+from nodeagent.policy import state as policy_state
+from nodeagent.policy.reclaim import ReclaimState, Run
+from nodeagent.sampling.alarms import Alarms
+from nodeagent.sampling.connector import open_connector
+from nodeagent.sampling.disk.watch import DiskWatch
+from nodeagent.sampling.forks import ConnectorMeter, ForkMeter, NoForks
+from nodeagent.sampling.host import open_host
+from nodeagent.sampling.sampler import Sampler
+from tests.means import bare_means
+from tests.sampling.podcgroups import NEEDS, usable
+from tests.trees import Node, TreePod, write_node
+
+POD = TreePod("a/web")
+BEGAN = 100_000.0
+HEAD = (
+    "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nevictionSoft: {}\nevictionSoftGracePeriod: {}\n"
+)
+FAR = "evictionHard: {nodefs.available: 1Gi}\n"
+"""Nothing that could be crossed within 20 s."""
+
+
+class Clock:
+    """It stands still while nobody sets it."""
+
+    now = BEGAN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Decisions(NoCluster):
+    """When they were made."""
+
+    def __init__(self) -> None:
+        super().__init__("none here")
+        self.at: list[float] = []
+
+    def decided(self, plan: Plan) -> None:
+        self.at.append(plan.made_at - BEGAN)
+
+
+class Loop(NamedTuple):
+    """An agent without an API server, on a calm node."""
+
+    agent: Agent
+    clock: Clock
+    config: Path
+    holds: Holds
+    decisions: Decisions
+
+    def turn(self, after_s: float) -> float:
+        """Take one so long after the start; how long the agent would sleep then."""
+        self.clock.now = BEGAN + after_s
+        return self.agent.turn()
+
+    def settle(self) -> float:
+        """Until it is calm; when that was."""
+        at = max([API_FIRST_S, *self.decisions.at])
+        while self.decisions.at[-2:] != [at - pace.CALM_S, at]:
+            at += 1.0
+            self.turn(at)
+            assert at < 120.0
+        return at
+
+
+StartLoop = Callable[..., Loop]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartLoop]:
+    """Keywords are keys of `sampling`."""
+    clock = Clock()
+    (tmp_path / "node").mkdir()
+    host = open_host(write_node(tmp_path / "node", Node(pods=(POD,))))
+    log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
+    holds = Holds(CgroupBrake(unified=tmp_path / "node/sys/fs/cgroup", freezer=None))
+    config = tmp_path / "nodeagent.yaml"
+    started: list[Agent] = []
+
+    def loop(*, forks: ForkMeter | None = None, reclaims: ReclaimState | None = None, **sampling: str) -> Loop:
+        config.write_text(f"{HEAD}{FAR}sampling: {sampling}\n")
+        file = ConfigFile(str(config), overrides=())
+        means = bare_means(host, file=file, alarms=Alarms(host), holds=holds, log=log)
+        means = means._replace(boottime=clock, monotonic=clock, forks=forks or NoForks())
+        loaded, decisions = file.load(), Decisions()
+        sampler = Sampler(host, loaded.config.sampling, node_name="n", boottime=clock)
+        parts = Parts(loaded, sampler, decisions, DiskWatch(host, loaded.config.sampling))
+        policy = policy_state.initial("i", now=clock())._replace(reclaims=reclaims or ReclaimState())
+        rebuild: Any = lambda before, loaded: before._replace(loaded=loaded)  # noqa: E731
+        agent = Agent(parts, means, rebuild=rebuild, policy=policy)
+        started.append(agent)
+        return Loop(agent, clock, config, holds, decisions)
+
+    yield loop
+    for agent in started:
+        agent.stop()
+    writer.close()
+
+
+def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at(
+    start: StartLoop, tmp_path: Path
+) -> None:
+    loop = start(interval="20s")
+    [freeze] = (tmp_path / "node/sys/fs/cgroup").glob(f"**/*pod{POD.cgroup_uid.replace('-', '[-_]')}*")
+    (freeze / "cgroup.freeze").write_text("0")
+    cgroup = f"/{freeze.relative_to(tmp_path / 'node/sys/fs/cgroup')}"
+    loop.holds.plan(cgroup, BrakeKind.FREEZE, pod_uid="u", until=BEGAN + 14.0)
+    loop.holds.apply("u")
+    assert loop.turn(10.0) == pytest.approx(4.0)
+    loop.turn(14.0)
+    assert not loop.holds.held
+    assert loop.turn(14.0) == 20.0, "and then nothing is waited for"
+
+
+def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:
+    loop = start(interval="20s")
+    assert loop.turn(1.0) == pytest.approx(API_FIRST_S - 1.0)
+    loop.turn(API_FIRST_S)
+    assert loop.decisions.at == [API_FIRST_S]
+
+
+@pytest.mark.parametrize("stale_after_s", [2.0, 8.0])
+def test_no_whole_sample_is_stale_before_the_next_one(start: StartLoop, stale_after_s: float) -> None:
+    loop = start(staleAfter=f"{stale_after_s:g}s")
+    for second in range(60):
+        loop.turn(float(second))
+    gaps = [later - earlier for earlier, later in zip(loop.decisions.at, loop.decisions.at[1:], strict=False)]
+    assert max(gaps) <= stale_after_s / 2
+    assert min(gaps[10:]) >= min(pace.CALM_S, stale_after_s / 2) - 1.0, "and none without need"
+
+
+def test_a_new_configuration_is_decided_by_at_the_next_turn(start: StartLoop) -> None:
+    loop = start()
+    calm_at = loop.settle()
+    with Wakeups((signal.SIGHUP,)) as wakeups:
+        loop.clock.now = BEGAN + calm_at + 1.0
+        loop.config.write_text(f"{HEAD}evictionHard: {{nodefs.available: 2Gi}}\n")
+        os.kill(os.getpid(), signal.SIGHUP)
+        loop.agent.run(wakeups, turns=1)
+    assert loop.decisions.at[-1] == calm_at, "not in the turn that took it"
+    loop.turn(calm_at + 1.0)
+    assert loop.decisions.at[-1] == calm_at + 1.0
+
+
+def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(start: StartLoop) -> None:
+    until = BEGAN + 30.0
+    loop = start(reclaims=ReclaimState({"tidy": Run("p", Signal.NODEFS, BEGAN, until, 1, BEGAN)}))
+    for second in range(60):
+        loop.turn(float(second))
+    # Nothing was heard of it, so it counts as having ended when its time was up.
+    assert set(range(3, 31)) <= set(loop.decisions.at)
+    assert loop.settle() < 70.0
+
+
+@pytest.mark.real_cgroup
+@pytest.mark.skipif(not usable(), reason=NEEDS)
+def test_a_fork_storm_is_no_calm(start: StartLoop) -> None:
+    clock = Clock()
+    meter = ConnectorMeter(open_connector(), open_host("/"), clock=clock, storm_per_s=1.0)
+    try:
+        loop = start(forks=meter)
+        calm_at = loop.settle()
+        for _ in range(20):
+            os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        meter.drain(BEGAN + calm_at + 1.5)
+        loop.turn(calm_at + 2.0)
+        assert loop.decisions.at[-1] == calm_at + 2.0
+    finally:
+        meter.close()
