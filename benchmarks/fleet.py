@@ -38,8 +38,9 @@ from nodeagent.cluster.leases import Leases
 from nodeagent.cluster.listwatch import WATCH_S
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.pods import PodWatch
-from nodeagent.cluster.session import FENCE_WAIT_S, SPREAD_EVENTS_S, SPREAD_S, ClusterSession
+from nodeagent.cluster.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
 from nodeagent.cluster.transport import ApiError, Response, connect
+from nodeagent.cluster.writers import SPREAD_EVENTS_S
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import Conditions, Config, Damping, Fleet, Mode, StandardConditions, Startup

@@ -44,23 +44,21 @@ from nodeagent.config.watch import ConfigFile
 from nodeagent.daemon import brake_of
 from nodeagent.host import protect
 from nodeagent.host.holds import Holds
-from nodeagent.host.hooks import Hooks
-from nodeagent.host.notify import Silent
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.state import StateFile
 from nodeagent.keeper import AgentState
 from nodeagent.model import Victim
-from nodeagent.parts import Means, Parts
+from nodeagent.parts import Parts
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.deadline import PatientStatvfs
 from nodeagent.sampling.disk.watch import DiskWatch
-from nodeagent.sampling.forks import NoForks
 from nodeagent.sampling.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from tests.apiserver import ApiServer, pod
 from tests.livenode import HIERARCHIES, MIB, Kubepods, configuration
+from tests.means import bare_means
 
 LIMIT = 600 * MIB
 THRESHOLD = 300 * MIB
@@ -250,21 +248,8 @@ class Bench:
             kept = AgentState(policy_state.initial("bench", now=_now()))
             (self.directory / "state").mkdir()
             store = StampedStore(self.directory / "state" / "state", shape=AgentState, boot_id="bench")
-            means = Means(
-                file=file,
-                alarms=alarms,
-                holds=Holds(brake_of(host)),
-                hooks=Hooks(boottime=host.boottime),
-                forks=NoForks(),
-                neighbours=tuple,
-                store=store,
-                recorder=None,
-                found=(),
-                log=log,
-                lines_dropped=lambda: 0,
-                notifier=Silent(),
-                boottime=host.boottime,
-            )
+            holds = Holds(brake_of(host))
+            means = bare_means(host, file=file, alarms=alarms, holds=holds, log=log)._replace(store=store)
             parts = Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling))
             agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=kept.policy)
             session.start()

@@ -2,13 +2,16 @@
 
 On pods in real v1 cgroups (110, 500 and 1,000 of them; needs root), each with a sandbox and a container:
 
-* `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us;
-* `turn`: a whole turn at 1 Hz on a calm node, sampled, joined, judged and decided, CPU ms, mean over 65 of them, in
-  which every pod is looked at 13 times, its memory read 5 times and its containers once;
-* `pressed`: the same with every pod read in full and ranked, which is more than a threshold that is crossed asks for;
-* `C`: a C program (compiled here, where there is a compiler) that reads the same files as often and in the same way,
-  descriptors kept where we keep them, looks for one number in each and does nothing with it: the limit;
-* `C all`: the same that reads usage and threads of every pod in every turn, through kept descriptors.
+* `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us, again and again;
+* `turn`: a turn of the loop at 1 Hz on a calm node, CPU ms, mean over 65 s: in each the look, in every fifth all pods,
+  joined, judged and decided; of each pod the usage is read 13 times, its memory 5 times and its containers once.
+  Between two turns a second passes, in which others have the caches: without it they would be four times as fast;
+* `C same`: a C program (compiled here, where there is a compiler) in the same seconds, half a second apart, that reads
+  the same files as often and in the same way, descriptors kept where we keep them, looks for one number in each and
+  does nothing with it: the limit;
+* `C all`: the same that reads usage and threads of every pod in every turn, through kept descriptors;
+* `pressed`: a turn with every pod read in full and ranked, again and again, which is more than a threshold that is
+  crossed asks for, and C for that.
 
 With `--rss`: the running agent (`nodeagent run` against an API double in a process of its own): memory, its share of
 kernel memory, descriptors, CPU and wake-ups on a calm node.
@@ -28,7 +31,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.realnode import HIERARCHIES, RealNode, real_node
-from nodeagent.agent import CALM_PODS_S
 from nodeagent.config.schema import Config, Startup
 from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import engine, pace, state
@@ -42,7 +44,7 @@ SECONDS: Final = 65
 SETTLED: Final = 25
 """Turns after which they are: each of them is read twice before."""
 PRESSED: Final = 11
-LOOKS, MEMORY, CONTAINERS = int(CALM_PODS_S), 13, SECONDS
+WHOLE, MEMORY, CONTAINERS = int(pace.CALM_S), 13, SECONDS
 """How many calm turns there are for each of these. Memory is read after 7.5 to 15 s, by looks that come every 5 s."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
@@ -71,7 +73,7 @@ static void look(char *text, ssize_t length) {
 int main(int argc, char **argv) {
     static char text[65536], line[4096];
     FILE *list = fopen(argv[1], "r");
-    int turns = atoi(argv[2]), number = 0;
+    int turns = atoi(argv[2]), number = 0, apart_us = atoi(argv[3]);
     struct file *files = calloc(100000, sizeof *files);
     while (fgets(line, sizeof line, list)) {
         line[strcspn(line, "\n")] = 0;
@@ -80,6 +82,7 @@ int main(int argc, char **argv) {
     struct rusage before, after;
     for (int turn = -1; turn < turns; turn++) {
         if (turn == 0) getrusage(RUSAGE_SELF, &before);
+        if (apart_us) usleep(apart_us);
         for (int i = 0; i < number; i++) {
             struct file *file = &files[i];
             if ((i + turn + 1) % file->often != 0) continue;
@@ -107,10 +110,14 @@ int main(int argc, char **argv) {
 }
 """
 API = """
-import json, sys
+import json, sys, time
 from tests.apiserver import ApiServer, pod
-small = {"memory": "16Mi"}
-pods = [pod(name, uid=uid, owner=("ReplicaSet", name), requests=small) for name, uid in json.load(sys.stdin)]
+small, started = {"memory": "16Mi"}, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def running(name, uid, container):
+    state = {"name": "c", "state": {"running": {}}, "containerID": f"containerd://{container}"}
+    status = {"startTime": started, "containerStatuses": [state]}
+    return pod(name, uid=uid, node="bench-node", owner=("ReplicaSet", name), requests=small, status=status)
+pods = [running(*each) for each in json.load(sys.stdin)]
 with ApiServer(node="bench-node", pods=pods) as api:
     api.kubeconfig(__import__("pathlib").Path(sys.argv[1]))
     print("ready", flush=True)
@@ -124,7 +131,10 @@ class Turn(NamedTuple):
 
     node: float
     calm: float
+    same: float | None
+    every: float | None
     pressed: float
+    pressed_c: float | None
 
 
 def thresholds() -> tuple[Threshold, ...]:
@@ -146,24 +156,30 @@ class Loop:
         self.pods: Sequence[Pod] = node.api_pods()
         self.memo, self.pace = engine.Memo(), pace.PaceState()
         self.policy = state.initial("benchmark", now=self.now)
+        self.effective: tuple[Threshold, ...] | None = None
 
-    def look(self) -> NodeSnapshot:
+    def look(self) -> tuple[NodeSnapshot, bool]:
+        """The node, and whether a whole sample is due."""
         node = self.sampler.sample_node()
-        effective = policy_thresholds.effective(self.config, node.layout)
-        _, self.pace = pace.look(node, self.pace, now=self.now, thresholds=effective, interval_s=1.0)
-        return node
+        if self.effective is None:
+            self.effective = policy_thresholds.effective(self.config, node.layout)
+        verdict, self.pace = pace.look(node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0)
+        return node, verdict.whole
 
-    def turn(self, *, fresh: bool) -> None:
+    def turn(self, *, fresh: bool = False) -> bool:
+        """A second later. Returns whether it was a whole one."""
         self.now += 1.0
-        node = self.look()
-        within_s = 0.0 if fresh else CALM_PODS_S
-        snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh, pods_within_s=within_s, node=node)
+        node, whole = self.look()
+        if not (whole or fresh):
+            return False
+        snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh, node=node)
         plan, self.policy = engine.decide(
             snapshot, self.policy, now=self.now, config=self.config, memo=self.memo, always_rank=fresh
         )
         seen = [view for view in snapshot.pods if view.usage is not None and view.usage.memory_working_set is not None]
         if len(seen) != len(self.pods) or bool(plan.ranking) is not fresh:
             raise SystemExit("not the turn that was meant to be measured")
+        return True
 
 
 def mean_ms(work: Callable[[], object], times: int) -> float:
@@ -177,7 +193,20 @@ def mean_ms(work: Callable[[], object], times: int) -> float:
     return 1000 * best
 
 
-def measure(node: RealNode) -> Turn:
+def a_second_each(loop: Loop) -> float:
+    """Mean CPU ms of calm turns at 1 Hz."""
+    spent = wholes = 0.0
+    for _ in range(SECONDS):
+        time.sleep(1.0)
+        begin = time.process_time()
+        wholes += loop.turn()
+        spent += time.process_time() - begin
+    if wholes != SECONDS / WHOLE:
+        raise SystemExit(f"{wholes} whole turns in {SECONDS}")
+    return 1000 * spent / SECONDS
+
+
+def measure(node: RealNode, readers: "Readers | None") -> Turn:
     import gc
 
     loop = Loop(node)
@@ -186,18 +215,24 @@ def measure(node: RealNode) -> Turn:
         gc.collect()
         gc.freeze()  # as the agent does after its start
         for _ in range(SETTLED):
-            loop.turn(fresh=False)
+            loop.turn()
+        beside = readers.start(node) if readers else None
+        calm = a_second_each(loop)
+        same, every = beside() if beside else (None, None)
         result = Turn(
             node=mean_ms(loop.look, 200),
-            calm=mean_ms(lambda: loop.turn(fresh=False), SECONDS),
+            calm=calm,
+            same=same,
+            every=every,
             pressed=mean_ms(lambda: loop.turn(fresh=True), PRESSED),
+            pressed_c=readers.pressed(node) if readers else None,
         )
         gc.unfreeze()
     return result
 
 
 def files(node: RealNode, kind: str) -> list[str]:
-    """The list for the C reader: what one turn reads, `calm`, `pressed`, or of `all` pods usage and threads."""
+    """The list for the C reader: what a turn reads, `calm`, `pressed`, or of `all` pods usage and threads."""
     memory, pids = (f"{top}/{node.root}" for top in HIERARCHIES)
     kubepods, top = f"{memory}/kubepods", str(HIERARCHIES[0])
     rows = [
@@ -209,7 +244,7 @@ def files(node: RealNode, kind: str) -> list[str]:
         )
     ]  # fmt: skip
     rows.append("s 1 /")
-    looks, memories, containers = (LOOKS, MEMORY, CONTAINERS) if kind == "calm" else (1, 1, 1)
+    looks, memories, containers = (WHOLE, MEMORY, CONTAINERS) if kind == "calm" else (1, 1, 1)
     for pod in node.pods:
         place, threads = f"{memory}/{pod.place}", f"{pids}/{pod.place}/pids.current"
         rows += [f"k {looks} {place}/memory.usage_in_bytes"]
@@ -222,37 +257,46 @@ def files(node: RealNode, kind: str) -> list[str]:
     return rows
 
 
-def c_reader(directory: Path) -> Path | None:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        return None
-    (directory / "reader.c").write_text(READER_C)
-    subprocess.run([compiler, "-O2", "-o", str(directory / "reader"), str(directory / "reader.c")], check=True)
-    return directory / "reader"
+class Readers:
+    """The C program, compiled."""
 
+    def __init__(self, directory: Path, compiler: str) -> None:
+        (directory / "reader.c").write_text(READER_C)
+        self._directory = directory
+        self._program = directory / "reader"
+        subprocess.run([compiler, "-O2", "-o", str(self._program), str(directory / "reader.c")], check=True)
 
-def c_ms(reader: Path, node: RealNode, kind: str) -> float:
-    listing = reader.parent / "list"
-    listing.write_text("".join(f"{row}\n" for row in files(node, kind)))
-    command = [str(reader), str(listing), str(SECONDS)]
-    return min(float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(RUNS))
+    def start(self, node: RealNode) -> Callable[[], tuple[float, float]]:
+        """Begin what reads the same and what reads all, in the seconds from now on; the answer waits for both."""
+        same, every = (self._run(node, kind, after_s=after_s) for kind, after_s in (("calm", 0.3), ("all", 0.3)))
+        return lambda: (float(same.communicate()[0]), float(every.communicate()[0]))
+
+    def pressed(self, node: RealNode) -> float:
+        return min(float(self._run(node, "pressed").communicate()[0]) for _ in range(RUNS))
+
+    def _run(self, node: RealNode, kind: str, *, after_s: float = 0.0) -> subprocess.Popen[str]:
+        listing = self._directory / kind
+        listing.write_text("".join(f"{row}\n" for row in files(node, kind)))
+        time.sleep(after_s)
+        apart_us = 1_000_000 if after_s else 0
+        command = [str(self._program), str(listing), str(SECONDS), str(apart_us)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def turns(sizes: Sequence[int]) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
     with tempfile.TemporaryDirectory() as directory:
-        reader = c_reader(Path(directory))
+        readers = Readers(Path(directory), compiler) if compiler else None
         print(
-            f"{'pods':>5} {'node us':>8} {'turn ms':>8} {'C':>6} {'ratio':>6} {'C all':>6} {'ratio':>6} "
+            f"{'pods':>5} {'node us':>8} {'turn ms':>8} {'C same':>6} {'ratio':>6} {'C all':>6} {'ratio':>6} "
             f"{'pressed ms':>11} {'C':>6} {'ratio':>6}"
         )
         for size in sizes:
             with real_node(size) as node:
-                ours = measure(node)
-                calm, every, pressed = (
-                    c_ms(reader, node, kind) if reader else None for kind in ("calm", "all", "pressed")
-                )
-            cells = f"{ours.calm:>8.2f} {beside(ours.calm, calm)} {beside(ours.calm, every)} "
-            print(f"{size:>5} {1000 * ours.node:>8.0f} {cells}{ours.pressed:>11.2f} {beside(ours.pressed, pressed)}")
+                ours = measure(node, readers)
+            cells = f"{ours.calm:>8.2f} {beside(ours.calm, ours.same)} {beside(ours.calm, ours.every)} "
+            pressed = f"{ours.pressed:>11.2f} {beside(ours.pressed, ours.pressed_c)}"
+            print(f"{size:>5} {1000 * ours.node:>8.0f} {cells}{pressed}", flush=True)
 
 
 def beside(ours: float, limit: float | None) -> str:
@@ -304,7 +348,7 @@ def watch(node: RealNode) -> Running:
         f"sampling:\n  interval: 1s\n  cgroupRoot: /{node.root}\n  podLogsDir: {work / 'pods'}\n"
         f"stateDir: {work / 'state'}\n"
     )
-    names = json.dumps([(pod.name, pod.uid) for pod in node.pods])
+    names = json.dumps([(pod.name, pod.uid, pod.container) for pod in node.pods])
     own = HIERARCHIES[0] / f"{node.root}/agent"
     own.mkdir()
     api = subprocess.Popen(
