@@ -15,10 +15,11 @@ from nodeagent.host.brake import BrakeKind, CgroupBrake
 from nodeagent.host.holds import Holds
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
-from nodeagent.model import Plan, Signal
+from nodeagent.model import NodeSnapshot, Plan, Signal
 from nodeagent.parts import Parts
 from nodeagent.policy import pace
 from nodeagent.policy import state as policy_state
+from nodeagent.policy.ledger import Entry, LedgerState
 from nodeagent.policy.reclaim import ReclaimState, Run
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.connector import open_connector
@@ -27,8 +28,9 @@ from nodeagent.sampling.forks import ConnectorMeter, ForkMeter, NoForks
 from nodeagent.sampling.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from tests.means import bare_means
+from tests.policy.test_ledger import entry
 from tests.sampling.podcgroups import NEEDS, usable
-from tests.trees import Node, TreePod, write_node
+from tests.trees import GI, Node, TreePod, write_node
 
 POD = TreePod("a/web")
 BEGAN = 100_000.0
@@ -54,9 +56,11 @@ class Decisions(NoCluster):
     def __init__(self) -> None:
         super().__init__("none here")
         self.at: list[float] = []
+        self.last: Plan | None = None
 
     def decided(self, plan: Plan) -> None:
         self.at.append(plan.made_at - BEGAN)
+        self.last = plan
 
 
 class Loop(NamedTuple):
@@ -97,7 +101,13 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
     config = tmp_path / "nodeagent.yaml"
     started: list[Agent] = []
 
-    def loop(*, forks: ForkMeter | None = None, reclaims: ReclaimState | None = None, **sampling: str) -> Loop:
+    def loop(
+        *,
+        forks: ForkMeter | None = None,
+        reclaims: ReclaimState | None = None,
+        leaving: tuple[Entry, ...] = (),
+        **sampling: str,
+    ) -> Loop:
         config.write_text(f"{HEAD}{FAR}sampling: {sampling}\n")
         file = ConfigFile(str(config), overrides=())
         means = bare_means(host, file=file, alarms=Alarms(host), holds=holds, log=log)
@@ -105,7 +115,9 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         loaded, decisions = file.load(), Decisions()
         sampler = Sampler(host, loaded.config.sampling, node_name="n", boottime=clock)
         parts = Parts(loaded, sampler, decisions, DiskWatch(host, loaded.config.sampling))
-        policy = policy_state.initial("i", now=clock())._replace(reclaims=reclaims or ReclaimState())
+        policy = policy_state.initial("i", now=clock())._replace(
+            reclaims=reclaims or ReclaimState(), ledger=LedgerState(leaving)
+        )
         rebuild: Any = lambda before, loaded: before._replace(loaded=loaded)  # noqa: E731
         agent = Agent(parts, means, rebuild=rebuild, policy=policy)
         started.append(agent)
@@ -170,6 +182,32 @@ def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(st
     # Nothing was heard of it, so it counts as having ended when its time was up.
     assert set(range(3, 31)) <= set(loop.decisions.at)
     assert loop.settle() < 70.0
+
+
+@pytest.mark.parametrize("is_leaving", [True, False], ids=["a pod is on its way out", "none is"])
+def test_the_node_is_read_after_its_pods_while_one_of_them_is_on_its_way_out(
+    start: StartLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_leaving: bool
+) -> None:
+    left = entry("web", planned_at=BEGAN, sample_at=BEGAN, until=BEGAN + 60.0)
+    loop = start(leaving=(left,) if is_leaving else ())
+    look = Sampler.sample
+
+    def slow_look(sampler: Sampler, *arguments: Any, **keywords: Any) -> NodeSnapshot:
+        seen = look(sampler, *arguments, **keywords)
+        write_node(tmp_path / "node", Node(memory_available=6 * GI, pods=(POD,)))
+        loop.clock.now += 1.0
+        return seen
+
+    write_node(tmp_path / "node", Node(memory_available=4 * GI, pods=(POD,)))
+    monkeypatch.setattr(Sampler, "sample", slow_look)
+    loop.turn(API_FIRST_S)
+    plan = loop.decisions.last
+    assert plan is not None
+    [memory] = [each.observation for each in plan.signals if each.signal is Signal.MEMORY]
+    assert (memory.available, plan.snapshot_taken_at - BEGAN - API_FIRST_S) == (
+        (6 if is_leaving else 4) * GI,
+        is_leaving,
+    )
 
 
 @pytest.mark.real_cgroup

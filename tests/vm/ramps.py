@@ -152,9 +152,12 @@ class Node:
         )
 
     def close(self) -> None:
-        self.stop_agent()
-        self.observer.stop()
-        self.machine.run(f"rm -r {_UNIT_FILES}/nodeagent.service.d && systemctl daemon-reload", check=False)
+        with contextlib.ExitStack() as last:  # what comes after a step that fails is done all the same
+            last.callback(
+                self.machine.run, f"rm -r {_UNIT_FILES}/nodeagent.service.d && systemctl daemon-reload", check=False
+            )
+            last.callback(self.observer.stop)
+            self.stop_agent()
 
     def start_agent(self, **changes: Any) -> None:
         """The agent anew, without a memory of before; returns when it has published that all is well."""
