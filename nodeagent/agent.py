@@ -251,8 +251,13 @@ class Agent:
         self._means.notifier.reloading()
         try:
             loaded = self._means.file.load()
-            parts = self._rebuild(self._parts, loaded)
-            self._endpoint.move(parts.config.metrics.address)
+            # First: what `rebuild` has replaced does not come back.
+            self._endpoint.move(loaded.config.metrics.address)
+            try:
+                parts = self._rebuild(self._parts, loaded)
+            except ConfigError:
+                self._endpoint.move(self._config.metrics.address)
+                raise
         except (ConfigError, AddressError) as error:
             self._metrics.observe_reload(None)
             problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.agent import Agent
+from nodeagent.agent import API_FIRST_S, Agent
 from nodeagent.cluster import credentials, identity
 from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.cluster.session import ClusterSession, NoCluster, Session
@@ -119,9 +121,6 @@ def _assemble(
     forks, without = open_meter(host)
     stack.callback(forks.close)
     found = (*protect.protect_process(), *bounds, *without)
-    none: tuple[Note, ...] = ()
-    neighbours = Periodic(lambda: _neighbours(host, config), first=none, every_s=NEIGHBOURS_EVERY_S, name="neighbours")
-    stack.callback(neighbours.close)
     means = Means(
         file=file,
         alarms=alarms,
@@ -138,7 +137,13 @@ def _assemble(
         boottime=host.boottime,
         own_pod_uid=os.environ.get("POD_UID", ""),
     )
-    agent = Agent(builder.build(loaded, kept.owned), means, rebuild=builder.rebuild, policy=kept.policy)
+    parts = builder.build(loaded, kept.owned)
+    none: tuple[Note, ...] = ()
+    neighbours = Periodic(
+        lambda: _neighbours(host, config, builder.session), first=none, every_s=NEIGHBOURS_EVERY_S, name="neighbours"
+    )
+    stack.callback(neighbours.close)
+    agent = Agent(parts, means, rebuild=builder.rebuild, policy=kept.policy)
     try:
         agent.serve()
     except AddressError as error:
@@ -157,10 +162,12 @@ class _Builder:
         self._wakeups = wakeups
         self._log = log
         self._statvfs = PatientStatvfs(host.statvfs)
+        self.session: Session = NoCluster("not connected yet")
+        """The newest."""
 
     def build(self, loaded: Loaded, owned: tuple[OwnedCondition, ...]) -> Parts:
         """Everything anew. Raises CannotRunError."""
-        session = _connect(loaded.config, self._guess, owned, self._wakeups)
+        session = self.session = _connect(loaded.config, self._guess, owned, self._wakeups)
         session.start()
         config = loaded.config
         return Parts(loaded, self._sampler(config), session, self._disks(config), hooks.missing(config.reclaim.actions))
@@ -183,6 +190,7 @@ class _Builder:
             except CannotRunError as error:
                 raise ConfigError((Problem(Origin("this machine"), "mode", str(error)),)) from error
             session.start()
+            self.session = session
             # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its
             # own time: the loop does not wait for its threads.
             clear = config.mode is not Mode.ENFORCE
@@ -268,12 +276,16 @@ def _open_state(
     return store, Recorder(directory), kept, loaded.trust is Trust.RESTORED
 
 
-def _neighbours(host: Host, config: Config) -> tuple[Note, ...]:
-    """Who else kills on this node."""
+def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...]:
+    """Who else kills on this node. Waits a little for the API to tell which pods' processes see no others."""
+    patience, until = threading.Event(), time.monotonic() + API_FIRST_S
+    while (view := session.pods()).synced_at is None and time.monotonic() < until:
+        patience.wait(0.1)
+    harmless = frozenset(pod.cgroup_uid for pod in view.pods if not pod.host_pid)
     found, _ = cgroup.find_kubepods(host, cgroup.detect(host), cgroup_root=config.sampling.cgroup_root)
     seen, _ = kubelet.find(host)
     thresholds = seen.thresholds if seen is not None else None
-    return coexistence.find(host, kubepods=found.path if found else "", kubelet=thresholds)
+    return coexistence.find(host, kubepods=found.path if found else "", kubelet=thresholds, harmless=harmless)
 
 
 def brake_of(host: Host) -> CgroupBrake:

@@ -445,6 +445,8 @@ class Pod(NamedTuple):
     resize_infeasible: bool = False
     ephemeral: bool = False
     """The spec has ephemeral containers, which `containers` leaves out: they ask for nothing."""
+    host_pid: bool = False
+    """spec.hostPID: its processes see those of the whole node."""
     owner: Owner | None = None
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +173,20 @@ def test_a_new_configuration_is_decided_by_at_the_next_turn(start: StartLoop) ->
     assert loop.decisions.at[-1] == calm_at, "not in the turn that took it"
     loop.turn(calm_at + 1.0)
     assert loop.decisions.at[-1] == calm_at + 1.0
+
+
+def test_a_configuration_whose_address_is_taken_replaces_nothing(
+    start: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start()
+    rebuilt: list[object] = []
+    monkeypatch.setattr(loop.agent, "_rebuild", lambda before, loaded: rebuilt.append(loaded) or before)
+    with socket.create_server(("127.0.0.1", 0)) as taken, Wakeups((signal.SIGHUP,)) as wakeups:
+        for address in (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:0"):
+            loop.config.write_text(f"{HEAD}{FAR}metrics: {{address: '{address}'}}\n")
+            os.kill(os.getpid(), signal.SIGHUP)
+            loop.agent.run(wakeups, turns=1)
+    assert len(rebuilt) == 1, "the second one"
 
 
 def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(start: StartLoop) -> None:

@@ -133,6 +133,7 @@ class PodSpec(Struct, rename="camel"):
     node_name: str = ""
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
+    host_pid: bool = msgspec.field(default=False, name="hostPID")
 
 
 class Condition(Struct, rename="camel"):

@@ -238,6 +238,7 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
         overhead=_resources(spec.overhead),
         resize_infeasible=_resize_infeasible(status),
         ephemeral=bool(spec.ephemeral_containers),
+        host_pid=spec.host_pid,
         owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid),
         labels=meta.labels or {},
         annotations=annotations,

@@ -8,6 +8,7 @@ below each of them, so one path names a pod's cgroup everywhere.
 `MemoryFiles` is the protocol that both versions answer; v1 numbers are the hierarchical ones (`total_...`).
 """
 
+import contextlib
 import functools
 
 from nodeagent.lean import Final, NamedTuple, Protocol
@@ -311,6 +312,20 @@ def _pods_in(host: Host, path: str) -> int:
         if place == path:
             todo += [f"{place}/{name}" for name in names if qos_of(name) is not None]
     return number
+
+
+def processes_outside(host: Host, hierarchy: Hierarchy, pod_uids: frozenset[str]) -> list[int]:
+    """PID of every process but those in these pods' cgroups. What vanishes meanwhile is left out."""
+    found: list[int] = []
+    top = hierarchy.pids or hierarchy.memory
+    todo = [top] if top is not None else []
+    for place in todo:
+        # A threaded cgroup of v2 has none to tell: they are its parent's.
+        with contextlib.suppress(Unreadable):
+            found += [int(pid) for pid in host.read(f"{place}/cgroup.procs").split()]
+        with contextlib.suppress(Unreadable):
+            todo += [f"{place}/{name}" for name, _ in host.subdirectories(place) if pod_uid(name) not in pod_uids]
+    return [pid for pid in found if pid]  # 0: outside of our PID namespace
 
 
 def largest_outside(

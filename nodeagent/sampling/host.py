@@ -14,6 +14,7 @@ Promises:
 import errno
 import os
 import time
+from collections.abc import Iterable
 
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note
@@ -195,13 +196,15 @@ class Host:
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
 
-    def commands(self, *, most: int | None = None) -> list[tuple[int, bytes]]:
-        """(PID, command name) of every process, or of so many, by PID; 5 us each. Those that end are left out;
-        raises Unreadable when /proc cannot be listed."""
-        pids = sorted([int(name) for name in self.listdir("/proc") if name.isascii() and name.isdigit()])
+    def processes(self) -> list[int]:
+        """PID of every process. Raises Unreadable when /proc cannot be listed."""
+        return [int(name) for name in self.listdir("/proc") if name.isascii() and name.isdigit()]
+
+    def commands(self, pids: Iterable[int]) -> list[tuple[int, bytes]]:
+        """(PID, command name) of these processes; 5 us each. Those that end are left out."""
         proc = self._at("/proc/")
         found = []
-        for pid in pids[:most]:
+        for pid in pids:
             try:
                 descriptor = os.open(f"{proc}{pid}/comm", _FLAGS)
             except OSError:

@@ -147,6 +147,12 @@ def test_containers_of_every_kind_are_told_apart() -> None:
     assert kinds == {"c": ContainerKind.REGULAR, "i": ContainerKind.INIT, "s": ContainerKind.SIDECAR}
 
 
+@pytest.mark.parametrize("spec", [{}, {"hostPID": False}, {"hostPID": True}])
+def test_a_pod_that_sees_the_nodes_processes_says_so(spec: dict[str, bool]) -> None:
+    told = pod_of(json.dumps(pod("web", spec=spec)).encode())
+    assert told.host_pid == spec.get("hostPID", False)
+
+
 def test_a_pod_with_ephemeral_containers_says_so() -> None:
     one = pod("web", spec={"ephemeralContainers": [{"name": "debugger", "image": "x"}]})
     told = pod_of(json.dumps(one).encode())

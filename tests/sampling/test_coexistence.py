@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config import kubelet
+from nodeagent.sampling import cgroup
 from nodeagent.sampling.coexistence import SUBJECT, earlyoom_level, find, running
 from nodeagent.sampling.host import Host, open_host
 from tests.trees import Node, TreePod, write_node
@@ -76,6 +78,40 @@ def test_one_that_runs_in_a_pod_is_told_with_the_pod_and_threads_of_workers_are_
     assert len(told) == 2
     assert f"(PID 800 in pod {POD})" in told[0]
     assert "(PID 900)" in told[1]
+
+
+def test_processes_of_pods_that_see_only_themselves_may_be_left_out(tmp_path: Path) -> None:
+    one, other = TreePod("default/one"), TreePod("default/other")
+    write_node(tmp_path, Node(pods=(one, other)))
+    unit(tmp_path, "sys/fs/cgroup/system.slice/x.service/cgroup.procs", "400\n0\n")
+    seen = Counting(str(tmp_path))
+    running(seen, harmless=frozenset({one.cgroup_uid}))
+    places = (tmp_path / "sys/fs/cgroup").rglob(f"*{other.cgroup_uid.replace('-', '_')}*/*/cgroup.procs")
+    in_other = {int(pid) for place in places for pid in place.read_text().split()}
+    assert in_other
+    assert seen.asked == in_other | {400}
+    running(seen)
+    assert seen.asked > in_other, "every process"
+
+
+class Counting(Host):
+    """Whose command names were read."""
+
+    asked: frozenset[int] = frozenset()
+
+    def commands(self, pids: Iterable[int]) -> list[tuple[int, bytes]]:
+        self.asked = frozenset(pids)
+        return super().commands(sorted(self.asked))
+
+
+def test_without_pods_to_leave_out_every_process_of_this_machine_is_in_some_cgroup() -> None:
+    host = Host("/")
+    hierarchy = cgroup.detect(host)
+    if hierarchy.pids is None and hierarchy.memory is None:
+        pytest.skip(hierarchy.reason)
+    before = set(host.processes())
+    outside = set(cgroup.processes_outside(host, hierarchy, frozenset()))
+    assert before & set(host.processes()) <= outside
 
 
 def test_the_walk_is_bounded_and_begins_with_the_oldest(tmp_path: Path) -> None:
