@@ -39,13 +39,13 @@ from nodeagent.sampling.host import Host
 from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)
-SECONDS: Final = 65
+SECONDS: Final = 60
 """Calm turns of a run: in so many a pod's containers are read once (sampling/pods.py)."""
-SETTLED: Final = 25
+SETTLED: Final = 45
 """Turns after which they are: each of them is read twice before."""
 PRESSED: Final = 11
-WHOLE, MEMORY, CONTAINERS = int(pace.CALM_S), 13, SECONDS
-"""How many calm turns there are for each of these. Memory is read after 7.5 to 15 s, by looks that come every 5 s."""
+WHOLE, MEMORY, CONTAINERS = int(pace.CALM_S), 20, SECONDS
+"""How many calm turns there are for each of these. Memory is read after 15 s, by looks that come every 10 s."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
 WATCHED_S: Final = 10.0

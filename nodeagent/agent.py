@@ -29,7 +29,7 @@ from nodeagent.journal import contests
 from nodeagent.journal.records import Inputs
 from nodeagent.journal.teller import Teller, status
 from nodeagent.keeper import Keeper
-from nodeagent.model import ConditionType, DiskLayout, NodeSnapshot, Note, Plan, Threshold
+from nodeagent.model import ConditionStatus, ConditionType, DiskLayout, NodeSnapshot, Note, Plan, Threshold
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import engine, ledger, thresholds
 from nodeagent.policy import pace as pacing
@@ -312,7 +312,8 @@ class Agent:
         """Whether decisions follow something that goes on although no threshold is crossed."""
         policy = self._keeper.policy
         measuring = any(not run.measured for run in policy.reclaims.runs.values())
-        return bool(policy.thresholds.first_observed) or measuring or self._counting or self._forks.storm(now)
+        held = any(each.status is ConditionStatus.TRUE for each in policy.conditions.conditions.values())
+        return bool(policy.thresholds.first_observed) or held or measuring or self._counting or self._forks.storm(now)
 
     def _awaits_api_s(self) -> float:
         left_s = self._began_at + API_FIRST_S - self._means.monotonic()

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ from nodeagent.host.brake import BrakeKind, CgroupBrake
 from nodeagent.host.holds import Holds
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
-from nodeagent.model import NodeSnapshot, Plan, Signal
+from nodeagent.model import ConditionStatus, ConditionType, NodeSnapshot, Plan, Signal
 from nodeagent.parts import Parts
 from nodeagent.policy import pace
 from nodeagent.policy import state as policy_state
+from nodeagent.policy.conditions import ConditionState, Memory
 from nodeagent.policy.ledger import Entry, LedgerState
 from nodeagent.policy.reclaim import ReclaimState, Run
 from nodeagent.sampling.alarms import Alarms
@@ -107,6 +108,7 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         forks: ForkMeter | None = None,
         reclaims: ReclaimState | None = None,
         leaving: tuple[Entry, ...] = (),
+        conditions: Mapping[str, Memory] | None = None,
         **sampling: str,
     ) -> Loop:
         config.write_text(f"{HEAD}{FAR}sampling: {sampling}\n")
@@ -117,7 +119,9 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         sampler = Sampler(host, loaded.config.sampling, node_name="n", boottime=clock)
         parts = Parts(loaded, sampler, decisions, DiskWatch(host, loaded.config.sampling))
         policy = policy_state.initial("i", now=clock())._replace(
-            reclaims=reclaims or ReclaimState(), ledger=LedgerState(leaving)
+            reclaims=reclaims or ReclaimState(),
+            ledger=LedgerState(leaving),
+            conditions=ConditionState(conditions or {}),
         )
         rebuild: Any = lambda before, loaded: before._replace(loaded=loaded)  # noqa: E731
         agent = Agent(parts, means, rebuild=rebuild, policy=policy)
@@ -187,6 +191,22 @@ def test_a_configuration_whose_address_is_taken_replaces_nothing(
             os.kill(os.getpid(), signal.SIGHUP)
             loop.agent.run(wakeups, turns=1)
     assert len(rebuilt) == 1, "the second one"
+
+
+def test_a_condition_is_taken_back_at_its_time_and_not_at_the_next_rare_decision(start: StartLoop) -> None:
+    memory = Memory(ConditionStatus.TRUE, BEGAN, "low", last_seen=BEGAN)
+    loop = start(conditions={ConditionType.MEMORY_PRESSURE: memory})
+    left: list[float] = []
+    for second in range(4, 400):
+        loop.turn(float(second))
+        plan = loop.decisions.last
+        assert plan is not None
+        [verdict] = [each for each in plan.conditions if each.type is ConditionType.MEMORY_PRESSURE]
+        if verdict.status is not ConditionStatus.TRUE:
+            break
+        left.append(plan.made_at)
+    assert 300.0 <= loop.clock.now - BEGAN <= 330.0, "the transition period and its jitter"
+    assert loop.clock.now - left[-1] == 1.0
 
 
 def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(start: StartLoop) -> None:

@@ -41,10 +41,10 @@ on must not reach the hard threshold while the loop decides once more that it ha
 where a decision took 100 ms) 1 GiB/s went 190 MiB below the hard threshold unseen."""
 
 
-CALM_S: Final = 5.0
+CALM_S: Final = 10.0
 """While no threshold is crossed the pods are looked at and a decision is made no more often than this: ranking is what
 needs them, and of the past it needs one look that is 2.5 to 60 s old, to tell who grows. For 500 pods both take 10
-times the CPU of a look at the node alone."""
+times the CPU of a look at the node alone. A kubelet looks as rarely (KUBELET-CONTRACT, one sync)."""
 SETTLED: Final = 5
 """So many whole samples in a row that find no threshold crossed make it calm: a start waits for some fresh ones
 (`startup.freshSamples`), and what was crossed a moment ago may be so again."""
@@ -116,7 +116,7 @@ def look(
 ) -> tuple[Pace, PaceState]:
     """Take in a sample. A signal that is unknown has no say: the next whole sample reports it. `calm_s` replaces
     `CALM_S`. `unsettled`: decisions follow something that goes on although no threshold is crossed, such as one that is
-    still met by its minimum reclaim."""
+    still met by its minimum reclaim or a condition that is to be taken back."""
     sleep_s = interval_s
     seen: dict[Stream, Seen] = {}
     below: set[tuple[Signal, MemoryModel, int]] = set()
