@@ -53,6 +53,7 @@ from nodeagent.policy import (
     budget,
     choice,
     conditions,
+    counting,
     last_resort,
     ledger,
     local_storage,
@@ -303,6 +304,7 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
             return served._replace(ranking=tuple(lineup.pods), refusals=(tried.waits,)), budgets
     stop = None if deficit.amount else _is_coming(missing, pending, signal)
     stop = _stop(case, budgets, signal, kill=kill) or stop or _look_again(case, signal, tier)
+    stop = stop or counting.waits(snapshot, verdict, case.trends.get(signal), now=now, config=config)
     if stop is not None:
         return served._replace(ranking=tuple(lineup.pods), refusals=(stop, *spent)), budgets
 

@@ -92,7 +92,9 @@ DECISIONS: Final = {
         "Soft tier, disks: the kubelet's own image garbage collection has its turn first (`reclaim.waitForKubelet`)."
     ),
     "counting-anew": Explained(
-        "A pod exceeds a limit of its own by a walk made in its turn; it goes if a walk made for it says the same."
+        "Disks: what pods hold was counted before the threshold was crossed; a new count is waited for, at most 3 "
+        "seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own by a count made "
+        "in its turn; it goes if one made for it says the same."
     ),
     "no-candidates": Explained(
         "No pod may be evicted for it; the message says where the resource is instead.",

@@ -36,10 +36,16 @@ def filler(
     return nodes.view(name, usage_more=usage, **more)
 
 
-def decided(*pods: PodView, threshold: Any = None, signal: Signal = Signal.NODEFS, **more: Any) -> Any:
-    threshold = threshold or hard(signal, GI)
-    seen = snapshot(*pods, available={signal: GI - 100 * MI})
-    plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(threshold, **more))
+def decided(
+    *pods: PodView, threshold: Any = None, signal: Signal = Signal.NODEFS, crossed_s: float = 10.0, **more: Any
+) -> Any:
+    """The threshold was crossed so long ago: 100 MiB are missing, or of inodes 100."""
+    value, left = (1000, 900) if signal is Signal.NODEFS_INODES else (GI, GI - 100 * MI)
+    settings = config(threshold or hard(signal, value), **more)
+    below = {signal: left}
+    began = NOW - crossed_s
+    _, state = engine.decide(snapshot(at=began, available=below), initial("t", now=began), now=began, config=settings)
+    plan, _ = engine.decide(snapshot(*pods, available=below), state, now=NOW, config=settings)
     return ranking.explained(plan)
 
 
@@ -83,9 +89,7 @@ def test_who_wrote_too_little_to_matter_is_left_alone() -> None:
 
 
 def test_writes_say_nothing_of_inodes() -> None:
-    plan = decided(
-        filler("filler", rate=150.0 * MI), signal=Signal.NODEFS_INODES, threshold=hard(Signal.NODEFS_INODES, 2 * GI)
-    )
+    plan = decided(filler("filler", rate=150.0 * MI), signal=Signal.NODEFS_INODES)
     assert not plan.victims
 
 
@@ -103,6 +107,63 @@ def test_a_measure_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
     assert bool(plan.victims) is goes
     if not goes:
         assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
+
+
+@pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.NODEFS_INODES])
+@pytest.mark.parametrize(
+    ("crossed_s", "ages_s", "goes"),
+    [
+        (0.5, (0.6, 0.6), False),
+        (0.5, (0.4, 0.6), False),
+        (0.5, (0.4, None), False),
+        (0.5, (0.4, 0.4), True),
+        (2.9, (9.0, 9.0), False),
+        (3.0, (9.0, 9.0), True),
+        (0.5, (None, None), True),
+    ],
+    ids=[
+        "counted before",
+        "one counted before",
+        "one not counted",
+        "all counted since",
+        "still being counted",
+        "counted for too long",
+        "nothing counted at all",
+    ],
+)
+def test_who_was_counted_before_a_disk_ran_short_goes_only_when_a_new_count_does_not_come(
+    signal: Signal, crossed_s: float, ages_s: tuple[float | None, ...], goes: bool
+) -> None:
+    pods = [
+        filler(f"p{number}", 2 * GI, age_s=age_s) if age_s is not None else filler(f"p{number}", rate=150.0 * MI)
+        for number, age_s in enumerate(ages_s)
+    ]
+    plan = decided(*pods, signal=signal, crossed_s=crossed_s)
+    by_writes = goes and signal is Signal.NODEFS
+    assert bool(plan.victims) is (by_writes if None in ages_s else goes)
+    assert any(refusal.code == "counting-anew" for refusal in plan.refusals) is not goes
+
+
+def test_a_disk_that_will_soon_be_full_is_waited_for_less_long() -> None:
+    settings = config(hard(Signal.NODEFS, GI))
+    pods = [filler("holder", 2 * GI, age_s=20.0)]
+    state, victims = initial("t", now=NOW - 8.0), {}
+    for step in range(40):
+        at = NOW - 8.0 + step * 0.25
+        available = int(2 * GI - step * 0.25 * GI / 4)  # of 1 GiB a quarter is gone each second
+        plan, state = engine.decide(
+            snapshot(*pods, at=at, available={Signal.NODEFS: available}), state, now=at, config=settings
+        )
+        victims[at - NOW] = [victim.pod.name for victim in plan.victims]
+        if plan.victims:
+            break
+    waited_s = max(victims) - min(at for at in victims if 2 * GI - (at + 8.0) * GI / 4 < GI)
+    assert 0.5 <= waited_s <= 1.25, "a quarter of the four seconds that are left"
+
+
+def test_a_kubelets_order_does_not_wait_for_a_count() -> None:
+    pods = (filler("holder", 2 * GI, age_s=9.0),)
+    assert decided(*pods, crossed_s=0.5, ranking=Ranking(kubelet=True)).victims
 
 
 def test_growth_of_a_disk_is_what_a_pod_writes() -> None:

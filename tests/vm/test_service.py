@@ -70,6 +70,7 @@ def service(
     machine.write("/etc/nodeagent/kubeconfig", kubeconfig.replace("127.0.0.1", HOST_LOOPBACK), mode=0o600)
     machine.write("/etc/nodeagent/config.yaml", CONFIGURATION)
     machine.run(
+        "rm -rf /etc/systemd/system/nodeagent.service.d && "
         "install -m 644 /run/vm/systemd/nodeagent.service /run/vm/systemd/nodeagent.slice /etc/systemd/system/ && "
         "systemctl daemon-reload"
     )
@@ -119,6 +120,14 @@ def wait_for_log(machine: Machine, text: str) -> None:
         assert time.monotonic() < deadline, said
 
 
+def wait_until_reloaded(machine: Machine) -> None:
+    """Returns when systemd knows of no reload under way any more: an older one goes on before the agent is done."""
+    machine.run(
+        "timeout 60 sh -c 'while test $(systemctl show --value --property=ActiveState nodeagent.service) = reloading; "
+        "do sleep 0.1; done'; systemctl is-active nodeagent.service"
+    )
+
+
 @on_both
 def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suite) -> None:
     """But for the type that an older one does not know: it keeps the one before."""
@@ -156,7 +165,9 @@ def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
     log = journal(running)
     assert "Permission denied" not in log
     assert "Operation not permitted" not in log
-    assert "Read-only file system" not in log
+    # What the drop-in for brakes opens as well. Whether there are pods to be watched the tests before this one decide.
+    pods_stalls = "no PSI trigger on /sys/fs/cgroup/kubepods.slice/memory.pressure: Read-only file system"
+    assert log.count("Read-only file system") == log.count(pods_stalls) <= 1
     assert '"event":"started"' in log
     assert '"level":"error"' not in log
 
@@ -185,7 +196,8 @@ def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one
         wait_for_log(running, "configuration refused")
     finally:
         running.write("/etc/nodeagent/config.yaml", CONFIGURATION)
-    assert (show(running, "ActiveState"), show(running, "MainPID")) == ("active", before)
+    wait_until_reloaded(running)
+    assert show(running, "MainPID") == before
 
 
 @on_both
@@ -198,7 +210,9 @@ def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running:
     finally:
         running.run(f"echo 0 >{freezer}")
     running.run("systemctl reload nodeagent.service")
-    assert show(running, "ActiveState") == "active"
+    if suite.systemd >= WAITS_FOR_RELOADS:
+        assert show(running, "ActiveState") == "active"
+    wait_until_reloaded(running)
     assert show(running, "ReloadResult") == "success"
 
 

@@ -175,7 +175,8 @@ class DiskWorker:
     def _look_after(self) -> None:
         self._lost = [job for job in self._lost if job.thread is not None and job.thread.is_alive()]
         job = self._job
-        if job is not None and job.deadline is not None and time.monotonic() > job.deadline + self._patience_s:
+        deadline = job.deadline if job is not None else None  # once: the thread takes it away when it is done
+        if job is not None and deadline is not None and time.monotonic() > deadline + self._patience_s:
             job.stop.set()
             self._lost.append(job)
             self._job = None
