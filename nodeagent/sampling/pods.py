@@ -6,9 +6,10 @@ children are the containers (`inside`). Their names, and what the API says of th
 Promises of `PodReader`:
 
 1. Every `PodUsage` says in `read_at` when its memory was read. A pod of an earlier sample is handed out again, with
-   its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`, or a third
-   of that more where haste is asked for. When it is read again, what was told of its containers is kept while they are
-   as many and hold as many threads as then, for at most a minute, and while the API tells of the pod if it did then.
+   its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`, or two
+   thirds of that more where haste is asked for. When it is read again, what was told of its containers is kept while
+   they are as many and hold as many threads as then, for at most a minute, and while the API tells of the pod if it did
+   then.
 2. A cgroup that goes away while it is read leaves the sample without it; never an exception, never a pod of zeros.
 3. A removed and re-made cgroup is another pod cgroup: they are told apart by inode number, which cgroupfs never reuses.
 4. The tree is listed again unless it is certain that the same pods are there: as many directories as then, and the
@@ -204,9 +205,9 @@ class PodReader:
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """Those pods, and what could not be read. `capacity` is MemTotal, `names` maps container ids to names, `fresh`
         forbids to hand out anything read before `now`, `late_s` allows to hand out for so much longer what has not
-        moved, but no longer than a third of `carry_s`. What `api_pods` tell is not asked of the host; None: nothing.
+        moved, but no longer than two thirds of `carry_s`. What `api_pods` tell is not asked of the host; None: nothing.
         `wall_offset` is wall clock minus CLOCK_BOOTTIME. The same tuple again where no pod was read anew."""
-        due = now - min(late_s, self._carry_s / 3)
+        due = now - min(late_s, self._carry_s * 2 / 3)
         texts, self._now_in = self._now_in, None
         if api_pods is not self._api_pods and self._hear(api_pods, now=now, wall_offset=wall_offset):
             texts = None
@@ -319,12 +320,14 @@ class PodReader:
         return text == known.usage_text or _about(known, text)
 
     def _due_at(self, usage: PodUsage, cgroup: PodCgroup, before: _Known | None) -> float:
-        """When a pod is to be read again though it did not move; at once when its memory is not known."""
+        """When a pod is to be read again though it did not move; at once when its memory is not known. One that was due
+        keeps its turn, however late it came: else all would come due at once after some rare samples."""
         if usage.memory_usage is None:
             return float("-inf")
-        was_due = before is not None and usage.read_at >= before.due_at
-        share = 1.0 if was_due else 1 - 2 / 3 * (cgroup.inode % _CARRY_STEPS) / _CARRY_STEPS
-        return usage.read_at + self._carry_s * share
+        now, carry_s = usage.read_at, self._carry_s
+        if before is not None and now - carry_s * 2 / 3 <= before.due_at <= now:
+            return before.due_at + carry_s
+        return now + carry_s * (1 - 2 / 3 * (cgroup.inode % _CARRY_STEPS) / _CARRY_STEPS)
 
     def _pod(
         self,

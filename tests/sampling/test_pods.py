@@ -224,7 +224,7 @@ def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
     now, config = 100.0, Sampling(stale_after_s=stale_after_s)
     ages: dict[float, list[float]] = {}
     with Sampler(open_host(root), config, node_name="n", boottime=lambda: now) as sampler:
-        for late_s in (0.0, 5.0):
+        for late_s in (0.0, 10.0):
             sampler.sample()
             ages[late_s] = []
             for _ in range(120):
@@ -232,7 +232,21 @@ def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
                 views = sampler.sample(fresh=False, late_s=late_s).pods
                 ages[late_s] += [now - _usage(view).read_at for view in views]
     assert max(ages[0.0]) < stale_after_s * 0.51
-    assert max(ages[0.0]) < max(ages[5.0]) < stale_after_s * 0.68
+    assert max(ages[0.0]) < max(ages[10.0]) < stale_after_s * 0.86
+
+
+def test_pods_that_did_not_move_do_not_come_due_at_once_after_rare_samples(tmp_path: Path) -> None:
+    root = write_node(tmp_path, Node(pods=tuple(TreePod(f"a/p{number}") for number in range(40))))
+    now, read = 100.0, []
+    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+        for step in range(400):
+            now += 10.0 if step < 60 else 1.0
+            views = sampler.sample(fresh=False).pods
+            read.append(sum(_usage(view).read_at == now for view in views))
+        assert max(read[60:]) < 12, "when they are frequent again"
+        now += 10.0
+        views = sampler.sample(fresh=False, late_s=10.0).pods
+        assert not any(_usage(view).read_at == now for view in views), "nor where there is haste after a rare one"
 
 
 def test_the_api_servers_newest_view_is_joined_with_pods_that_were_looked_at_before(tmp_path: Path) -> None:
