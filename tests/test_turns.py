@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.agent import API_FIRST_S, Agent
 from nodeagent.cluster.session import NoCluster
+from nodeagent.config.load import Loaded
 from nodeagent.config.watch import ConfigFile
 from nodeagent.host.brake import BrakeKind, CgroupBrake
 from nodeagent.host.holds import Holds
@@ -183,8 +184,13 @@ def test_a_configuration_whose_address_is_taken_replaces_nothing(
     start: StartLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = start()
-    rebuilt: list[object] = []
-    monkeypatch.setattr(loop.agent, "_rebuild", lambda before, loaded: rebuilt.append(loaded) or before)
+    rebuilt: list[Loaded] = []
+
+    def rebuild(before: Parts, loaded: Loaded) -> Parts:
+        rebuilt.append(loaded)
+        return before
+
+    monkeypatch.setattr(loop.agent, "_rebuild", rebuild)
     with socket.create_server(("127.0.0.1", 0)) as taken, Wakeups((signal.SIGHUP,)) as wakeups:
         for address in (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:0"):
             loop.config.write_text(f"{HEAD}{FAR}metrics: {{address: '{address}'}}\n")

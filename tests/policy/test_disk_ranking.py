@@ -42,7 +42,7 @@ def decided(
     """The threshold was crossed so long ago: 100 MiB are missing, or of inodes 100."""
     value, left = (1000, 900) if signal is Signal.NODEFS_INODES else (GI, GI - 100 * MI)
     settings = config(threshold or hard(signal, value), **more)
-    below = {signal: left}
+    below: dict[Signal, int | None] = {signal: left}
     began = NOW - crossed_s
     _, state = engine.decide(snapshot(at=began, available=below), initial("t", now=began), now=began, config=settings)
     plan, _ = engine.decide(snapshot(*pods, available=below), state, now=NOW, config=settings)
