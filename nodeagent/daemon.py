@@ -277,8 +277,10 @@ def _open_state(
 
 
 def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...]:
-    """Who else kills on this node. Waits a little for the API to tell which pods' processes see no others."""
-    patience, until = threading.Event(), time.monotonic() + API_FIRST_S
+    """Who else kills on this node. Waits a little for the API, if there is one, to tell which pods' processes see no
+    others."""
+    wait_s = 0.0 if isinstance(session, NoCluster) else API_FIRST_S
+    patience, until = threading.Event(), time.monotonic() + wait_s
     while (view := session.pods()).synced_at is None and time.monotonic() < until:
         patience.wait(0.1)
     harmless = frozenset(pod.cgroup_uid for pod in view.pods if not pod.host_pid)
