@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,38 @@ def test_a_damaged_recording_is_an_error_not_a_live_host(tmp_path: Path) -> None
 def test_a_root_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="not a directory"):
         open_host(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("stalled", range(3))
+def test_standing_still_between_two_clocks_is_no_sleep_of_the_machine(
+    stalled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before the reading of that number the process does not run for a second."""
+    slept_s, stalls = 300.0, {stalled}
+    now = 1000.0
+    reading = 0
+
+    def clock_gettime(clock: int) -> float:
+        nonlocal now, reading
+        now += 1.0 if reading in stalls else 50e-9
+        reading += 1
+        return now if clock == time.CLOCK_BOOTTIME else now - slept_s
+
+    monkeypatch.setattr("nodeagent.sampling.host.time.clock_gettime", clock_gettime)
+    assert Host("/").suspended() == pytest.approx(slept_s, abs=0.001)
+
+
+def test_a_process_that_hardly_runs_takes_its_best_reading_of_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = iter([0.0, 0.5, 0.5, 0.0, 0.01, 0.01, *[0.3] * 9])
+    now = 1000.0
+
+    def clock_gettime(clock: int) -> float:
+        nonlocal now
+        now += next(apart)
+        return now if clock == time.CLOCK_BOOTTIME else now - 300.0
+
+    monkeypatch.setattr("nodeagent.sampling.host.time.clock_gettime", clock_gettime)
+    assert Host("/").suspended() == pytest.approx(300.0, abs=0.02)
 
 
 def test_mounts_are_parsed_with_their_escapes() -> None:
