@@ -3,8 +3,8 @@
 On pods in real v1 cgroups (110, 500 and 1,000 of them; needs root), each with a sandbox and a container:
 
 * `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us, again and again;
-* `turn`: a turn of the loop at 1 Hz on a calm node, CPU ms, mean over 65 s: in each the look, in every fifth all pods,
-  joined, judged and decided; of each pod the usage is read 13 times, its memory 5 times and its containers once.
+* `turn`: a turn of the loop at 1 Hz on a calm node, CPU ms, mean over 60 s: in each the look, in every tenth all pods,
+  joined, judged and decided; of each pod the usage is read 6 times, its memory 3 times and its containers once.
   Between two turns a second passes, in which others have the caches: without it they would be four times as fast;
 * `C same`: a C program (compiled here, where there is a compiler) in the same seconds, half a second apart, that reads
   the same files as often and in the same way, descriptors kept where we keep them, looks for one number in each and
@@ -61,7 +61,7 @@ READER_C = r"""
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-/* Lines of the list: how, in which of the turns (1: each, 5: every fifth), path. k: pread of a kept descriptor, o:
+/* Lines of the list: how, in which of the turns (1: each, 10: every tenth), path. k: pread of a kept descriptor, o:
    open, read and close, d: list a directory, s: statvfs. */
 struct file { char how; int often; char *path; int fd; };
 static volatile long long sum;
