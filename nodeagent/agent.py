@@ -98,8 +98,7 @@ class Agent:
         self._status_at = float("-inf")
         self._woken: frozenset[str] = frozenset()
         """Why the present turn was taken, and when."""
-        self._woke_at = means.boottime()
-        self._began_at = means.monotonic()
+        self._woke_at = self._began_at = means.monotonic()
 
     @property
     def _config(self) -> Config:
@@ -153,7 +152,7 @@ class Agent:
         failures = 0
         while turns is None or turns > 0:
             turns = None if turns is None else turns - 1
-            began = self._boottime()
+            began, began_awake = self._boottime(), self._means.monotonic()
             try:
                 sleep_s = self.turn()
                 self.watch(wakeups)
@@ -168,8 +167,8 @@ class Agent:
                 failures = 0
                 self._means.notifier.alive()
                 self._metrics.observe_turn(at=began, reasons=self._woken)
-                self._metrics.observe_stage(Stage.TURN, self._boottime() - began)
-            if self._pause(wakeups, sleep_s, began=began):
+                self._metrics.observe_stage(Stage.TURN, self._means.monotonic() - began_awake)
+            if self._pause(wakeups, sleep_s, began=began, began_awake=began_awake):
                 return
 
     def turn(self) -> float:
@@ -220,16 +219,18 @@ class Agent:
         self._parts.disks.close()
         self._parts.sampler.close()
 
-    def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float) -> bool:
-        """Sleep until something happens; a new configuration is taken here. True when it is time to go."""
-        until = began + min(sleep_s, (self._means.notifier.watchdog_s or float("inf")) / 3)
-        planned = self._means.monotonic() + until - self._boottime()
+    def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float, began_awake: float) -> bool:
+        """Sleep until something happens; a new configuration is taken here. True when it is time to go. The turn began
+        at `began`, `began_awake` on the clock that stands still while the machine is suspended: it may have slept in
+        the middle of the turn."""
+        sleep_s = min(sleep_s, (self._means.notifier.watchdog_s or float("inf")) / 3)
+        until = began + sleep_s
         reasons, signals = wakeups.wait(until - self._boottime())
         while reasons == FORKS_ALONE and not signals and not self._forks.storm(self._boottime()):
             # Somebody forks: counted, and no reason to look at the node, unless it is a storm.
             reasons, signals = wakeups.wait(until - self._boottime())
-        self._woken, self._woke_at = reasons, self._boottime()
-        self._late(self._means.monotonic() - planned)
+        self._woken, self._woke_at = reasons, self._means.monotonic()
+        self._late(self._woke_at - (began_awake + sleep_s))
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._log.info("stopping", signal=number.name)
@@ -239,7 +240,7 @@ class Agent:
         return False
 
     def _late(self, late_s: float) -> None:
-        """A turn begins this much later than planned. On the clock that stands still while the machine is suspended."""
+        """A turn begins this much later than planned, while the machine was awake."""
         self._metrics.observe_stage(Stage.LATE, max(0.0, late_s))
         if late_s >= LATE_S:
             # By powers of two, so that a node that crawls is one line and not one for each turn.
@@ -352,7 +353,7 @@ class Agent:
             plan, self._keeper.policy = engine.decide(
                 snapshot, before, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
             )
-        self._metrics.observe_stage(Stage.WAKE_TO_DECISION, self._boottime() - self._woke_at)
+        self._metrics.observe_stage(Stage.WAKE_TO_DECISION, self._means.monotonic() - self._woke_at)
         # What holds a victim in place comes before everything that wakes other threads or takes time to tell.
         saved = self._actor.hold(plan, self._parts) if plan.victims else True
         # So does the second look: while others are awake each of its reads may wait for them (3 ms instead of 0.4).

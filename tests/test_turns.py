@@ -16,7 +16,7 @@ from nodeagent.config.watch import ConfigFile
 from nodeagent.host.brake import BrakeKind, CgroupBrake
 from nodeagent.host.holds import Holds
 from nodeagent.host.wakeup import Wakeups
-from nodeagent.journal.log import open_log
+from nodeagent.journal.log import LineWriter, open_log
 from nodeagent.model import ConditionStatus, ConditionType, NodeSnapshot, Plan, Signal
 from nodeagent.parts import Parts
 from nodeagent.policy import pace
@@ -48,9 +48,18 @@ class Clock:
     """It stands still while nobody sets it."""
 
     now = BEGAN
+    slept_s = 0.0
 
     def __call__(self) -> float:
         return self.now
+
+    def awake(self) -> float:
+        """The other clock, which does not count sleep."""
+        return self.now - self.slept_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept_s += seconds
 
 
 class Decisions(NoCluster):
@@ -74,6 +83,13 @@ class Loop(NamedTuple):
     config: Path
     holds: Holds
     decisions: Decisions
+    log: Path
+    writer: LineWriter
+
+    def said(self) -> str:
+        """What it has logged; it logs no more."""
+        self.writer.close(60.0)
+        return self.log.read_text()
 
     def turn(self, after_s: float) -> float:
         """Take one so long after the start; how long the agent would sleep then."""
@@ -99,7 +115,8 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
     clock = Clock()
     (tmp_path / "node").mkdir()
     host = open_host(write_node(tmp_path / "node", Node(pods=(POD,))))
-    log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
+    log_path = tmp_path / "log"
+    log, writer = open_log(level="info", style="json", fd=os.open(log_path, os.O_WRONLY | os.O_CREAT))
     holds = Holds(CgroupBrake(unified=tmp_path / "node/sys/fs/cgroup", freezer=None))
     config = tmp_path / "nodeagent.yaml"
     started: list[Agent] = []
@@ -115,7 +132,7 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         config.write_text(f"{HEAD}{FAR}sampling: {sampling}\n")
         file = ConfigFile(str(config), overrides=())
         means = bare_means(host, file=file, alarms=Alarms(host), holds=holds, log=log)
-        means = means._replace(boottime=clock, monotonic=clock, forks=forks or NoForks())
+        means = means._replace(boottime=clock, monotonic=clock.awake, forks=forks or NoForks())
         loaded, decisions = file.load(), Decisions()
         sampler = Sampler(host, loaded.config.sampling, node_name="n", boottime=clock)
         parts = Parts(loaded, sampler, decisions, DiskWatch(host, loaded.config.sampling))
@@ -127,7 +144,7 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         rebuild: Any = lambda before, loaded: before._replace(loaded=loaded)  # noqa: E731
         agent = Agent(parts, means, rebuild=rebuild, policy=policy)
         started.append(agent)
-        return Loop(agent, clock, config, holds, decisions)
+        return Loop(agent, clock, config, holds, decisions, log_path, writer)
 
     yield loop
     for agent in started:
@@ -178,6 +195,27 @@ def test_a_new_configuration_is_decided_by_at_the_next_turn(start: StartLoop) ->
     assert loop.decisions.at[-1] == calm_at, "not in the turn that took it"
     loop.turn(calm_at + 1.0)
     assert loop.decisions.at[-1] == calm_at + 1.0
+
+
+@pytest.mark.parametrize(("slept_s", "busy_s"), [(25.0, 0.0), (0.0, 25.0)], ids=["asleep", "busy"])
+def test_a_machine_that_sleeps_in_the_middle_of_a_turn_keeps_nobody_from_turning(
+    start: StartLoop, monkeypatch: pytest.MonkeyPatch, slept_s: float, busy_s: float
+) -> None:
+    loop = start()
+    look = Sampler.sample_node
+
+    def look_and_sleep(sampler: Sampler) -> NodeSnapshot:
+        seen = look(sampler)
+        loop.clock.now += busy_s
+        loop.clock.sleep(slept_s)
+        return seen
+
+    monkeypatch.setattr(Sampler, "sample_node", look_and_sleep)
+    with Wakeups((signal.SIGHUP,)) as wakeups:
+        loop.agent.run(wakeups, turns=1)
+    said = loop.said()
+    assert '"event":"condition"' in said
+    assert ("later than it should have" in said) is (busy_s > 0.0)
 
 
 def test_a_configuration_whose_address_is_taken_replaces_nothing(

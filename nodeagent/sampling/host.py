@@ -54,6 +54,15 @@ class Unreadable(Exception):  # noqa: N818 - named for what is the matter
         return Unreadable, (self.path, self.errno, self.reason)
 
 
+class Clocks(NamedTuple):
+    """One instant."""
+
+    boottime: float
+    """Seconds on CLOCK_BOOTTIME."""
+    suspended_s: float
+    """Of them, those in which the machine was suspended."""
+
+
 class FileSystem(NamedTuple):
     """One file system's numbers, in bytes and inodes."""
 
@@ -108,19 +117,19 @@ class Host:
         """Seconds on CLOCK_BOOTTIME."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def suspended(self) -> float:
-        """Seconds that the machine was suspended since it booted. If we did not run between the readings of its two
-        clocks, which would look like a sleep, they are read again, a few times at most."""
-        shortest_s, found_s = float("inf"), 0.0
+    def clocks(self) -> Clocks:
+        """CLOCK_BOOTTIME, and how far it is ahead of CLOCK_MONOTONIC by the same reading. If we did not run between
+        the readings of the two, which would look like a sleep, they are read again, a few times at most."""
+        shortest_s, found = float("inf"), Clocks(0.0, 0.0)
         for _ in range(_CLOCK_TRIES):
             before = time.clock_gettime(time.CLOCK_MONOTONIC)
             boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
             took_s = time.clock_gettime(time.CLOCK_MONOTONIC) - before
             if took_s < shortest_s:
-                shortest_s, found_s = took_s, boottime - before
+                shortest_s, found = took_s, Clocks(boottime, boottime - before)
             if took_s < _CLOCKS_APART_S:
                 break
-        return found_s
+        return found
 
     def wall(self) -> float:
         """Seconds since the epoch."""
@@ -337,8 +346,8 @@ class RecordedHost(Host):
     def boottime(self) -> float:
         return self._uptime
 
-    def suspended(self) -> float:
-        return 0.0
+    def clocks(self) -> Clocks:
+        return Clocks(self._uptime, 0.0)
 
     def wall(self) -> float:
         return self._wall

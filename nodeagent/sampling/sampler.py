@@ -20,7 +20,7 @@ from nodeagent.config.schema import Sampling
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Pod, PodUsage, PodView
 from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals, who
-from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.host import Clocks, Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
 
 _RELOOK_S: Final = 60.0
@@ -71,7 +71,7 @@ class Sampler:
         self._host = host
         self._config = config
         self._node_name = node_name
-        self._boottime = boottime or host.boottime
+        self._clocks = host.clocks if boottime is None else lambda: Clocks(boottime(), 0.0)
         self._wall = wall or host.wall
         self._statvfs = statvfs or host.statvfs
         self._pod_stalls = pod_stalls
@@ -110,7 +110,7 @@ class Sampler:
 
     def surroundings(self) -> Surroundings:
         """Where the controllers, the pods and the disks are, as the samples see them."""
-        return self._surroundings(self._boottime())
+        return self._surroundings(self._clocks().boottime)
 
     def with_container_memory(self, usage: PodUsage) -> PodUsage:
         """`usage` with each container's working set read now: what the text of an eviction names. A sample leaves them
@@ -121,8 +121,25 @@ class Sampler:
 
     def sample_node(self) -> NodeSnapshot:
         """Only the node's signals: no stalls, no memory by kind, no pods, no cgroups."""
-        now = self._boottime()
-        return self._snapshot(self._surroundings(now), now)
+        # At once: of a machine that sleeps between two of them it would not be known when.
+        (now, suspended_s), wall_time = self._clocks(), self._wall()
+        around = self._surroundings(now)
+        facts = signals.NodeFacts(
+            memory=memory.read(self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods),
+            pids=pids.read(self._kept, now=now),
+            disks=filesystems.read(around.layout, self._statvfs),
+            now=now,
+        )
+        return NodeSnapshot(
+            node=self._node_name,
+            taken_at=now,
+            wall_time=wall_time,
+            observations=signals.observe(facts),
+            mem_available=signals.observe_mem_available(facts),
+            layout=around.layout.kind,
+            notes=self._host.notes + around.notes,
+            suspended_s=suspended_s,
+        )
 
     def sample(
         self,
@@ -215,24 +232,6 @@ class Sampler:
             stalls=self._pod_stalls,
             limits=self._pod_limits,
             carry_s=carry_s,
-        )
-
-    def _snapshot(self, around: Surroundings, now: float) -> NodeSnapshot:
-        facts = signals.NodeFacts(
-            memory=memory.read(self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods),
-            pids=pids.read(self._kept, now=now),
-            disks=filesystems.read(around.layout, self._statvfs),
-            now=now,
-        )
-        return NodeSnapshot(
-            node=self._node_name,
-            taken_at=now,
-            wall_time=self._wall(),
-            observations=signals.observe(facts),
-            mem_available=signals.observe_mem_available(facts),
-            layout=around.layout.kind,
-            notes=self._host.notes + around.notes,
-            suspended_s=self._host.suspended(),
         )
 
     def _look(

@@ -181,7 +181,9 @@ def test_standing_still_between_two_clocks_is_no_sleep_of_the_machine(
         return now if clock == time.CLOCK_BOOTTIME else now - slept_s
 
     monkeypatch.setattr("nodeagent.sampling.host.time.clock_gettime", clock_gettime)
-    assert Host("/").suspended() == pytest.approx(slept_s, abs=0.001)
+    boottime, suspended_s = Host("/").clocks()
+    assert suspended_s == pytest.approx(slept_s, abs=0.001)
+    assert boottime == pytest.approx(now, abs=1.1)
 
 
 def test_a_process_that_hardly_runs_takes_its_best_reading_of_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +196,7 @@ def test_a_process_that_hardly_runs_takes_its_best_reading_of_a_sleep(monkeypatc
         return now if clock == time.CLOCK_BOOTTIME else now - 300.0
 
     monkeypatch.setattr("nodeagent.sampling.host.time.clock_gettime", clock_gettime)
-    assert Host("/").suspended() == pytest.approx(300.0, abs=0.02)
+    assert Host("/").clocks().suspended_s == pytest.approx(300.0, abs=0.02)
 
 
 def test_mounts_are_parsed_with_their_escapes() -> None:
