@@ -242,6 +242,8 @@ def _connect(config: Config, guess: identity.Identity, owned: tuple[OwnedConditi
     if not found.found:
         if config.mode is Mode.ENFORCE:
             raise CannotRunError(f"mode enforce needs the API server, but there are no credentials: {found.reason}")
+        if config.cluster.kubeconfig:
+            raise CannotRunError(f"the API cannot be asked: {found.reason}")
         return NoCluster(f"no credentials for an API server: {found.reason}")
     from nodeagent.cluster import transport
 

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from nodeagent.journal.state import StateFile
 from nodeagent.keeper import AgentState
+from nodeagent.report import exit_codes
 from tests.trees import Node, TreePod, write_node
+
+
+def rehearse(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """One round of the loop, by a user who has no credentials."""
+    kept = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
+    environ = {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(home)}
+    command = [sys.executable, "-m", "nodeagent", "run", "--once", "--dry-run", *arguments]
+    return subprocess.run(command, env=environ, check=False, timeout=60, capture_output=True, text=True)
 
 
 def test_the_jitter_of_conditions_is_drawn_by_the_nodes_name_when_it_is_the_hostname(tmp_path: Path) -> None:
@@ -21,10 +30,7 @@ def test_the_jitter_of_conditions_is_drawn_by_the_nodes_name_when_it_is_the_host
         "stateDir": str(tmp_path / "s"),
     }
     config.write_text(json.dumps(settings))
-    kept = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
-    environ = {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "nodeagent", "run", "--once", "--dry-run", "--config", str(config)]
-    subprocess.run(command, env=environ, check=True, timeout=60, capture_output=True)
+    rehearse(tmp_path, "--config", str(config)).check_returncode()
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     loaded = StateFile(tmp_path / "s" / "state", shape=AgentState, boot_id=boot_id).load()
     assert loaded.value.policy.conditions.seed == socket.gethostname().lower(), loaded.message
@@ -37,15 +43,20 @@ def test_one_round_of_the_loop_decides_without_waiting_for_the_api(tmp_path: Pat
     config = tmp_path / "nodeagent.json"
     settings = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfiguration", "logging": {"format": "json"}}
     config.write_text(json.dumps(settings | {"stateDir": str(tmp_path / "s")}))
-    command = [sys.executable, "-m", "nodeagent", "run", "--once", "--dry-run", "--host-root", str(root)]
-    kept = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG")
-    environ = {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(tmp_path)}
-    ran = subprocess.run(
-        [*command, "--config", str(config)], env=environ, check=True, timeout=60, capture_output=True, text=True
-    )
+    ran = rehearse(tmp_path, "--host-root", str(root), "--config", str(config))
+    ran.check_returncode()
     said = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
     assert {line["type"] for line in said if line["event"] == "condition"} == {
         "MemoryPressure",
         "DiskPressure",
         "PIDPressure",
     }
+
+
+def test_a_kubeconfig_that_was_named_and_is_not_there_is_an_error_in_a_rehearsal_too(tmp_path: Path) -> None:
+    config = tmp_path / "nodeagent.yaml"
+    head = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+    config.write_text(f"{head}stateDir: {tmp_path / 's'}\n")
+    ran = rehearse(tmp_path, "--config", str(config), "--kubeconfig", str(tmp_path / "nowhere"))
+    assert ran.returncode == exit_codes.CONFIG
+    assert f"kubeconfig names {tmp_path / 'nowhere'}, which is not there" in ran.stderr
