@@ -188,7 +188,8 @@ class _Builder:
             try:
                 session = _connect(config, self._guess, before.session.owned(), self._wakeups)
             except CannotRunError as error:
-                raise ConfigError((Problem(Origin("this machine"), "mode", str(error)),)) from error
+                key = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
+                raise ConfigError((Problem(Origin("this machine"), key, str(error)),)) from error
             session.start()
             self.session = session
             # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its

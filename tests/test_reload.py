@@ -88,12 +88,24 @@ def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: R
     assert agent.stop() == 0
 
 
-def test_what_this_machine_cannot_do_is_refused_like_a_mistake(agent: Run, config: Path) -> None:
-    rewrite(config, config.read_text() + "mode: enforce\n")
+@pytest.mark.parametrize(
+    ("line", "key", "why"),
+    [
+        ("mode: enforce", "mode", "no credentials"),
+        ("cluster: {kubeconfig: /nowhere}", "cluster.kubeconfig", "/nowhere, which is not there"),
+    ],
+    ids=["mode", "kubeconfig"],
+)
+def test_what_this_machine_cannot_do_is_refused_like_a_mistake(
+    agent: Run, config: Path, line: str, key: str, why: str
+) -> None:
+    rewrite(config, config.read_text() + f"{line}\n")
     agent.process.send_signal(signal.SIGHUP)
     until(lambda: agent.said("configuration refused, the old one stays"), "the refusal")
     refused, *_ = agent.said("configuration refused, the old one stays")
-    assert "no credentials" in str(refused["problems"])
+    [problem] = refused["problems"]
+    assert f" {key}: " in problem
+    assert why in problem
     assert agent.process.poll() is None
     assert agent.stop() == 0
 

@@ -183,7 +183,7 @@ def test_standing_still_between_two_clocks_is_no_sleep_of_the_machine(
     monkeypatch.setattr("nodeagent.sampling.host.time.clock_gettime", clock_gettime)
     boottime, suspended_s = Host("/").clocks()
     assert suspended_s == pytest.approx(slept_s, abs=0.001)
-    assert boottime == pytest.approx(now, abs=1.1)
+    assert boottime == pytest.approx(now, abs=0.001)
 
 
 def test_a_process_that_hardly_runs_takes_its_best_reading_of_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
