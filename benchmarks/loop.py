@@ -36,6 +36,7 @@ from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import engine, pace, state
 from nodeagent.policy import thresholds as policy_thresholds
 from nodeagent.sampling.host import Host
+from nodeagent.sampling.pods import CARRY_S
 from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)
@@ -44,8 +45,8 @@ SECONDS: Final = 60
 SETTLED: Final = 45
 """Turns after which they are: each of them is read twice before."""
 PRESSED: Final = 11
-WHOLE, MEMORY, CONTAINERS = int(pace.CALM_S), 20, SECONDS
-"""How many calm turns there are for each of these. Memory is read after 15 s, by looks that come every 10 s."""
+WHOLE, MEMORY, CONTAINERS = int(pace.CALM_S), int(CARRY_S), SECONDS
+"""How many calm turns there are for each of these."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
 WATCHED_S: Final = 10.0
@@ -152,7 +153,14 @@ class Loop:
     def __init__(self, node: RealNode) -> None:
         self.now = Host("/").boottime()
         self.config = Config(thresholds=thresholds(), startup=Startup(fresh_samples=1), sampling=node.config())
-        self.sampler = Sampler(Host("/"), node.config(), node_name="bench-node", boottime=lambda: self.now)
+        self.sampler = Sampler(
+            Host("/"),
+            node.config(),
+            node_name="bench-node",
+            boottime=lambda: self.now,
+            pod_stalls=False,  # as the agent reads without a threshold that asks for them
+            pod_limits=False,
+        )
         self.pods: Sequence[Pod] = node.api_pods()
         self.memo, self.pace = engine.Memo(), pace.PaceState()
         self.policy = state.initial("benchmark", now=self.now)
@@ -251,8 +259,7 @@ def files(node: RealNode, kind: str) -> list[str]:
         if kind == "all":
             rows.append(f"k 1 {threads}")
             continue
-        rows += [f"o {memories} {place}/memory.stat", f"o {memories} {threads}"]
-        rows += [f"d {containers} {place}", f"o {containers} {place}/memory.limit_in_bytes"]
+        rows += [f"o {memories} {place}/memory.stat", f"o {containers} {threads}", f"d {containers} {place}"]
         rows += [f"o {containers} {place}/{each}/cgroup.procs" for each in (pod.sandbox, pod.container)]
     return rows
 

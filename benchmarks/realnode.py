@@ -56,8 +56,8 @@ class RealNode(NamedTuple):
                 QOSClass.BURSTABLE,
                 priority=0,
                 phase="Running",
-                created_wall=1.8e9,
-                started_wall=1.8e9,
+                created_wall=time.time() - 60,
+                started_wall=time.time() - 60,
                 containers=(
                     Container("c", requests=Resources(100, 16 * MI), container_id=pod.container, running=True),
                 ),

@@ -63,8 +63,8 @@ class Inside(NamedTuple):
     """Some process was seen; false in an empty pod, or when all of them are outside our PID namespace."""
     facts: dict[str, ContainerFacts]
     """By the name of the container's cgroup, to be handed in again at the next reading."""
-    told: bool
-    """The API told of the pod: what it tells may not have been read."""
+    pod: Pod | None
+    """What the API told of the pod, which was not asked of the host then."""
     sandbox: str | None
     """The container id that was taken for the sandbox because nobody names it; None when the processes were asked."""
 
@@ -78,23 +78,15 @@ class Insides:
         self._hierarchy = hierarchy
         self._limits = limits
 
-    def same(
-        self,
-        inside: Inside,
-        place: str,
-        threads: int | None,
-        names: Mapping[str, str],
-        known: Told | None,
-        now: float,
-    ) -> bool:
-        """Whether nothing shows that the pod holds anything else than it did, and nothing more is to be learned."""
-        if threads is None or threads != inside.threads or not 0 <= now - inside.read_at < _INSIDE_S:
+    def lasts(self, inside: Inside, names: Mapping[str, str], known: Told | None, now: float) -> bool:
+        """Whether what was told may still be right, and nothing more is to be learned, as far as that is to be seen
+        without a look at the pod."""
+        if inside.threads is None or not 0 <= now - inside.read_at < _INSIDE_S:
             return False
-        if (inside.told and known is None) or inside.sandbox in names:
+        if inside.pod is not (known.pod if known is not None else None) or inside.sandbox in names:
             return False
         settled = all(fact.read_at - fact.seen_at > _SETTLED_S for fact in inside.facts.values())
-        named = not any(each.name is None and each.container_id in names for each in inside.containers)
-        return settled and named and inside.links == self.links(place)
+        return settled and not any(each.name is None and each.container_id in names for each in inside.containers)
 
     def read(
         self,
@@ -156,7 +148,7 @@ class Insides:
             started_at=started,
             visible=visible,
             facts=facts,
-            told=known is not None,
+            pod=known.pod if known is not None else None,
             sandbox=certain,
         )
 

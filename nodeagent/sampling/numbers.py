@@ -10,7 +10,7 @@ def count(text: bytes) -> int | None:
     """A whole file or field that is one non-negative decimal number below 2^62."""
     text = text.strip()
     # isdigit of bytes is ASCII only; the length is checked first because int() is quadratic.
-    if not text.isdigit() or len(text) > 19:
+    if len(text) > 19 or not text.isdigit():
         return None
     value = int(text)
     return value if value < ABSURD else None
@@ -23,16 +23,20 @@ def keys(*names: str) -> tuple[bytes, ...]:
 
 def fields(data: bytes, wanted: tuple[bytes, ...]) -> list[int | None]:
     """The number of each line `key number` in a flat keyed file (memory.stat), for the `keys` that are wanted, in their
-    order. Looks for them in C instead of splitting 50 lines."""
+    order; cheapest in that of the file. Looks for them in C instead of splitting 50 lines. A line that is there twice,
+    which no kernel writes, may be told by either."""
     data = b"\n" + data + b"\n"
-    found: list[int | None] = []
+    find, start, found = data.find, 0, list[int | None]()
     for key in wanted:
-        start = data.find(key)
-        if start < 0:
+        start = find(key, start)
+        if start < 0 and (start := find(key)) < 0:
             found.append(None)
-        else:
-            start += len(key)
-            found.append(count(data[start : data.find(b"\n", start)]))
+            start = 0
+            continue
+        start += len(key)
+        text = data[start : find(b"\n", start)]
+        # What `count` does, for the usual number without a call: twice as fast.
+        found.append(int(text) if len(text) < 19 and text.isdigit() else count(text))
     return found
 
 

@@ -7,9 +7,9 @@ Promises of `PodReader`:
 
 1. Every `PodUsage` says in `read_at` when its memory was read. A pod of an earlier sample is handed out again, with
    its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`, or two
-   thirds of that more where haste is asked for. When it is read again, what was told of its containers is kept while
-   they are as many and hold as many threads as then, for at most a minute, and while the API tells of the pod if it did
-   then.
+   fifths of that more where haste is asked for. When it is read again, what was told of its containers and threads is
+   kept for at most a minute: while its usage barely moved, or its containers are as many and hold as many threads as
+   then; and only while the API tells the same of the pod as then.
 2. A cgroup that goes away while it is read leaves the sample without it; never an exception, never a pod of zeros.
 3. A removed and re-made cgroup is another pod cgroup: they are told apart by inode number, which cgroupfs never reuses.
 4. The tree is listed again unless it is certain that the same pods are there: as many directories as then, and the
@@ -34,12 +34,11 @@ from nodeagent.sampling.kept import KeptFiles
 from nodeagent.sampling.numbers import count
 from nodeagent.sampling.pressure import some_avg10
 
-# For how long a pod's reading may be handed out while it barely moves. The kubelet's own per-pod samples are up to 15 s
-# old (KUBELET-CONTRACT).
-CARRY_S: Final = 15.0
-# The first time at any moment in the last two thirds of that, so that not all come due in one sample (10 ms for 110
-# pods).
-_CARRY_STEPS: Final = 64
+# For how long a pod's reading may be handed out while it barely moves: every second calm look. (The kubelet's own
+# per-pod samples are up to 15 s old, however much they moved: KUBELET-CONTRACT.)
+CARRY_S: Final = 20.0
+# How much longer where there is haste, as a share of it.
+_HASTE: Final = 0.4
 # How far its usage may move meanwhile: 1% of the smallest default threshold. A thread more is some 30 KiB of kernel
 # memory, a process more at least that, so that a storm of either shows as well, and pids.current needs no look.
 _CARRY_BYTES: Final = 1 << 20
@@ -88,6 +87,16 @@ class _Row(NamedTuple):
     """What each file held."""
     due_at: list[float]
     """When each is to be read again in any case."""
+
+
+class _Terms(NamedTuple):
+    """What holds for all pods of one reading."""
+
+    now: float
+    capacity: int | None
+    names: Mapping[str, str]
+    fresh: bool
+    notes: list[Note]
 
 
 def find_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> list[PodCgroup]:
@@ -205,26 +214,27 @@ class PodReader:
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """Those pods, and what could not be read. `capacity` is MemTotal, `names` maps container ids to names, `fresh`
         forbids to hand out anything read before `now`, `late_s` allows to hand out for so much longer what has not
-        moved, but no longer than two thirds of `carry_s`. What `api_pods` tell is not asked of the host; None: nothing.
+        moved, but no longer than two fifths of `carry_s`. What `api_pods` tell is not asked of the host; None: nothing.
         `wall_offset` is wall clock minus CLOCK_BOOTTIME. The same tuple again where no pod was read anew."""
-        due = now - min(late_s, self._carry_s * 2 / 3)
+        due = now - min(late_s, self._carry_s * _HASTE)
         texts, self._now_in = self._now_in, None
         if api_pods is not self._api_pods and self._hear(api_pods, now=now, wall_offset=wall_offset):
             texts = None
+        terms = _Terms(now, capacity, names, fresh, [])
         if not fresh and cgroups is self._row.pods and texts is not None:
-            answer = self._read_moved(texts, now=now, due=due, capacity=capacity, names=names)
+            answer = self._read_moved(texts, terms, due=due)
             if answer is not None:
                 return answer
         known: dict[tuple[str, int], _Known] = {}
-        notes: list[Note] = []
         # Before anything is read: a cgroup made again at the same path must not be read through the old descriptors.
         self._forget(self._last.keys() - {(cgroup.path, cgroup.inode) for cgroup in cgroups})
         closed = self._kept.closed
         for cgroup in cgroups:
             key = (cgroup.path, cgroup.inode)
             before = self._last.get(key)
-            if before is None or fresh or not self._unmoved(before, due):
-                before = self._pod(cgroup, before, now=now, capacity=capacity, names=names, fresh=fresh, notes=notes)
+            still = before is not None and not fresh and self._is_still(before)
+            if before is None or not still or due >= before.due_at:
+                before = self._pod(cgroup, before, terms, still=still)
             if before is not None:
                 known[key] = before
         self._forget(self._last.keys() - known.keys())
@@ -240,20 +250,21 @@ class PodReader:
             [pod.due_at for pod in pods],
         )
         self._usages = tuple([pod.usage for pod in pods])
-        return self._usages, tuple(notes)
+        return self._usages, tuple(terms.notes)
 
     def _read_moved(
-        self, texts: Sequence[bytes], *, now: float, due: float, capacity: int | None, names: Mapping[str, str]
+        self, texts: Sequence[bytes], terms: _Terms, *, due: float
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]] | None:
         """The same for the pods of the row, whose files hold `texts` now: those that moved, or were to be read anew by
         the time `due`, are read. None when one of them has gone."""
-        row, notes, closed = self._row, list[Note](), self._kept.closed
+        row, closed = self._row, self._kept.closed
         changed = False
         for index, (text, before, due_at) in enumerate(zip(texts, row.texts, row.due_at, strict=True)):
-            if due < due_at and (text == before or _about(row.known[index], text)):
+            still = text == before or _about(row.known[index], text)
+            if still and due < due_at:
                 continue
-            cgroup, known = row.pods[index], row.known[index]
-            pod = self._pod(cgroup, known, now=now, capacity=capacity, names=names, fresh=False, notes=notes)
+            cgroup = row.pods[index]
+            pod = self._pod(cgroup, row.known[index], terms, still=still, usage=text)
             if pod is None:
                 return None
             changed = True
@@ -263,7 +274,7 @@ class PodReader:
             self._listed = None
         if changed:
             self._usages = tuple([pod.usage for pod in row.known])
-        return self._usages, tuple(notes)
+        return self._usages, tuple(terms.notes)
 
     def with_container_memory(self, usage: PodUsage) -> PodUsage:
         """`usage` with the working set of each of its containers, read now; None for those that are gone."""
@@ -301,7 +312,7 @@ class PodReader:
         lost = [
             key
             for key, known in self._last.items()
-            if known.inside is not None and known.inside.told and known.usage.cgroup_uid not in self._told
+            if known.inside is not None and known.inside.pod is not None and known.usage.cgroup_uid not in self._told
         ]
         for key in lost:
             self._last[key] = self._last[key]._replace(due_at=float("-inf"))
@@ -309,10 +320,8 @@ class PodReader:
 
     # --- one pod
 
-    def _unmoved(self, known: _Known, due: float) -> bool:
-        """Whether the last reading of this pod still is about right, and was not to be taken anew by the time `due`."""
-        if due >= known.due_at:
-            return False
+    def _is_still(self, known: _Known) -> bool:
+        """Whether the pod's usage is about what it was."""
         try:
             text = self._kept.read(known.usage_file)
         except Unreadable:
@@ -320,43 +329,31 @@ class PodReader:
         return text == known.usage_text or _about(known, text)
 
     def _due_at(self, usage: PodUsage, cgroup: PodCgroup, before: _Known | None) -> float:
-        """When a pod is to be read again though it did not move; at once when its memory is not known. One that was due
-        keeps its turn, however late it came: else all would come due at once after some rare samples."""
+        """When a pod is to be read again though it did not move; at once when its memory is not known. The first time at
+        any moment in `carry_s`, which its UID tells, so that not all come due in one sample (10 ms for 110 pods). One
+        that was due keeps its turn, however late it came: else all would come due at once after some rare samples."""
         if usage.memory_usage is None:
             return float("-inf")
         now, carry_s = usage.read_at, self._carry_s
         if before is not None and now - carry_s * 2 / 3 <= before.due_at <= now:
             return before.due_at + carry_s
-        return now + carry_s * (1 - 2 / 3 * (cgroup.inode % _CARRY_STEPS) / _CARRY_STEPS)
+        return now + carry_s * (1 - int(cgroup.uid.replace("-", "")[:2], 16) / 256)
 
     def _pod(
-        self,
-        cgroup: PodCgroup,
-        before: _Known | None,
-        *,
-        now: float,
-        capacity: int | None,
-        names: Mapping[str, str],
-        fresh: bool,
-        notes: list[Note],
+        self, cgroup: PodCgroup, before: _Known | None, terms: _Terms, *, still: bool, usage: bytes | None = None
     ) -> _Known | None:
-        """Read one pod; None when its cgroup is gone. `before` is its last reading."""
-        hierarchy, host = self._hierarchy, self._host
+        """Read one pod; None when its cgroup is gone. `before` is its last reading, `still` says that its usage barely
+        moved since, `usage` is what its file holds, where that was read just now."""
+        hierarchy, now, notes = self._hierarchy, terms.now, terms.notes
         place = f"{hierarchy.memory}{cgroup.path}"
         usage_file = f"{place}/{hierarchy.memory_files.usage}"
         try:
-            usage = self._kept.read(usage_file)
-            stat = host.read(f"{place}/{hierarchy.memory_files.stat}")
-            threads = self._threads(cgroup.path)
-            inside = before.inside if before is not None else None
-            known = self._told.get(cgroup.uid)
-            if inside is None or fresh or not self._insides.same(inside, place, threads, names, known, now):
-                facts = inside.facts if inside is not None else {}
-                # Before the names: who comes meanwhile makes the next look differ. A fresh look takes nothing over.
-                links = UNKNOWN_LINKS if fresh else self._insides.links(place)
-                inside = self._insides.read(place, cgroup.qos, links, threads, facts, names, known, now)
+            if usage is None:
+                usage = self._kept.read(usage_file)
+            stat = self._host.read(f"{place}/{hierarchy.memory_files.stat}")
+            inside = self._look_inside(cgroup, place, before and before.inside, terms, still=still)
         except Unreadable as error:
-            if not host.exists(place):
+            if not self._host.exists(place):
                 return None
             notes.append(Note(f"pod {cgroup.uid}", str(error)))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
@@ -364,7 +361,7 @@ class PodReader:
         numbers = hierarchy.memory_files.numbers(usage, stat)
         if numbers.reason:
             notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
-        hidden = bool(threads) and not inside.visible
+        hidden = bool(inside.threads) and not inside.visible
         if hidden:
             notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
         used = PodUsage(
@@ -377,13 +374,29 @@ class PodReader:
             memory_unreclaimable=numbers.unreclaimable,
             memory_limit=inside.limit,
             memory_stall_some_avg10=self._stall(cgroup.path),
-            memory_request_estimate=estimate_request(cgroup.qos, inside.scores, inside.limit, capacity),
+            memory_request_estimate=estimate_request(cgroup.qos, inside.scores, inside.limit, terms.capacity),
             process_count=None if hidden else sum([c.process_count or 0 for c in inside.containers]),
-            thread_count=threads,
+            thread_count=inside.threads,
             started_at=inside.started_at,
             containers=inside.containers,
         )
         return _Known(used, usage_file, usage, inside, self._due_at(used, cgroup, before))
+
+    def _look_inside(
+        self, cgroup: PodCgroup, place: str, before: Inside | None, terms: _Terms, *, still: bool
+    ) -> Inside:
+        """What is in the pod, as long as it may be what was told last. Raises Unreadable."""
+        insides, known, fresh = self._insides, self._told.get(cgroup.uid), terms.fresh
+        lasts = before is not None and not fresh and insides.lasts(before, terms.names, known, terms.now)
+        if before is not None and lasts and still:
+            return before
+        threads = self._threads(cgroup.path)
+        # Before the names: who comes meanwhile makes the next look differ. A fresh look takes nothing over.
+        links = UNKNOWN_LINKS if fresh else insides.links(place)
+        if before is not None and lasts and (threads, links) == (before.threads, before.links):
+            return before
+        facts = before.facts if before is not None else {}
+        return insides.read(place, cgroup.qos, links, threads, facts, terms.names, known, terms.now)
 
     def _threads(self, path: str) -> int | None:
         if self._hierarchy.pids is None:

@@ -34,7 +34,7 @@ _KEPT_SHARE: Final = 0.5
 # Cgroups outside kubepods that a report names: the largest of the first two levels.
 _TOP_CGROUPS: Final = 10
 # A node has some 80 services: three files of each are 1 ms, too much at 50 Hz.
-_TOP_S: Final = 10.0
+_TOP_S: Final = 30.0
 
 
 class Surroundings(NamedTuple):
@@ -222,8 +222,8 @@ class Sampler:
         return self._around
 
     def _reader(self, hierarchy: cgroup.Hierarchy, kubepods: cgroup.Kubepods) -> pods.PodReader:
-        # What is handed out again must not be too old for a decision.
-        carry_s = min(pods.CARRY_S, self._config.stale_after_s / 2)
+        # What is handed out again must not be too old for a decision, also when it is made in haste.
+        carry_s = min(pods.CARRY_S, self._config.stale_after_s * 2 / 3)
         return pods.PodReader(
             self._host,
             hierarchy,

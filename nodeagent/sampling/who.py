@@ -71,6 +71,17 @@ class PodNames:
             self.containers = {}  # an old convenience of the kubelet: containers go by their id without it
 
 
+class _Pair(NamedTuple):
+    """A pod of the API that has a cgroup."""
+
+    place: int
+    """Index of its view."""
+    pod: Pod
+    usage: PodUsage
+    """As the kernel tells it; that of the view may name containers otherwise."""
+    view: PodView
+
+
 class Joined(NamedTuple):
     """What was joined, and what came of it."""
 
@@ -78,8 +89,8 @@ class Joined(NamedTuple):
     api_pods: Sequence[Pod] | None
     views: tuple[PodView, ...]
     """Every pod that either side knows, API pods first in their order."""
-    known: Mapping[str, tuple[Pod, PodUsage, PodView]]
-    """By UID, of the API's pods that have a cgroup."""
+    pairs: Mapping[str, _Pair]
+    """By `cgroup_uid`."""
 
 
 def join(
@@ -96,22 +107,48 @@ def join(
     know, or all when it was not asked (None), become pods with source HOST. `wall_offset` is wall clock minus
     CLOCK_BOOTTIME, for the start time of those. What was joined `before` is taken over where neither side changed.
     """
+    if before is not None and api_pods is before.api_pods and (again := _with_usages(before, usages)) is not None:
+        return again
     by_uid = {usage.cgroup_uid: usage for usage in usages}
-    last = before.known if before is not None else {}
-    known: dict[str, tuple[Pod, PodUsage, PodView]] = {}
-    views = []
+    last = before.pairs if before is not None else {}
+    pairs: dict[str, _Pair] = {}
+    views: list[PodView] = []
     for pod in api_pods or ():
         usage = by_uid.pop(pod.cgroup_uid, None)
         if usage is None:
             views.append(PodView(pod, None))
             continue
-        same = last.get(pod.uid)
-        if same is None or same[0] is not pod or same[1] is not usage:
-            same = (pod, usage, PodView(pod, _named(usage, pod)))
-        known[pod.uid] = same
-        views.append(same[2])
+        same = last.get(pod.cgroup_uid)
+        if same is not None and same.pod is pod and same.usage is usage:
+            view = same.view
+        else:
+            view = PodView(pod, _named(usage, pod))
+        pairs[pod.cgroup_uid] = _Pair(len(views), pod, usage, view)
+        views.append(view)
     views += [PodView(_host_pod(usage, names, wall_offset), usage) for usage in by_uid.values()]
-    return Joined(usages, api_pods, tuple(views), known)
+    return Joined(usages, api_pods, tuple(views), pairs)
+
+
+def _with_usages(before: Joined, usages: Sequence[PodUsage]) -> Joined | None:
+    """The same pods with what they use now; None unless they are the same, and each has its cgroup and its pod."""
+    if not len(usages) == len(before.usages) == len(before.pairs):
+        return None
+    pairs, views = dict(before.pairs), list(before.views)
+    for usage, last in zip(usages, before.usages, strict=True):
+        if usage is last:
+            continue
+        uid = usage.cgroup_uid
+        pair = pairs.get(uid)
+        if pair is None or uid != last.cgroup_uid:
+            return None
+        place, pod, _, view = pair
+        if usage.containers is last.containers and view.usage is last:
+            view = PodView(pod, usage)  # whose names were right
+        else:
+            view = PodView(pod, _named(usage, pod))
+        pairs[uid] = _Pair(place, pod, usage, view)
+        views[place] = view
+    return Joined(usages, before.api_pods, tuple(views), pairs)
 
 
 def _named(usage: PodUsage, pod: Pod) -> PodUsage:

@@ -194,7 +194,7 @@ def test_any_name_is_a_log_directory_or_link_or_not(name: str) -> None:
 
 def test_a_pod_that_barely_moved_keeps_its_reading_and_the_time_of_it(tmp_path: Path) -> None:
     still, moving = TreePod("a/still"), TreePod("a/moving")
-    root, times = write_node(tmp_path, Node(pods=(still, moving))), iter([100.0, 101.0, 102.0, 120.0])
+    root, times = write_node(tmp_path, Node(pods=(still, moving))), iter([100.0, 101.0, 102.0, 122.0])
     with Sampler(open_host(root), Sampling(), node_name="n", boottime=times.__next__) as sampler:
         sampler.sample()
         write_node(tmp_path, Node(pods=(still, moving._replace(working_set=30 * MI))))
@@ -202,10 +202,10 @@ def test_a_pod_that_barely_moved_keeps_its_reading_and_the_time_of_it(tmp_path: 
         assert (second["still"].read_at, second["moving"].read_at) == (100.0, 101.0)
         assert second["moving"].memory_working_set == 30 * MI
         assert {_usage(view).read_at for view in sampler.sample().pods} == {102.0}
-        assert {_usage(view).read_at for view in sampler.sample(fresh=False).pods} == {120.0}
+        assert {_usage(view).read_at for view in sampler.sample(fresh=False).pods} == {122.0}
 
 
-def test_nothing_older_than_half_of_what_a_decision_believes_is_handed_out_again(tmp_path: Path) -> None:
+def test_nothing_older_than_two_thirds_of_what_a_decision_believes_is_handed_out_again(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(TreePod("a/still"),)))
     now = 100.0
     config = Sampling(stale_after_s=4.0)
@@ -213,7 +213,7 @@ def test_nothing_older_than_half_of_what_a_decision_believes_is_handed_out_again
         for _ in range(40):
             now += 0.5
             [view] = sampler.sample(fresh=False).pods
-            assert now - _usage(view).read_at < 2.0
+            assert now - _usage(view).read_at < 4.0 * 2 / 3
 
 
 @pytest.mark.parametrize("stale_after_s", [30.0, 6.0, 0.5])
@@ -231,8 +231,8 @@ def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
                 now += stale_after_s / 60
                 views = sampler.sample(fresh=False, late_s=late_s).pods
                 ages[late_s] += [now - _usage(view).read_at for view in views]
-    assert max(ages[0.0]) < stale_after_s * 0.51
-    assert max(ages[0.0]) < max(ages[10.0]) < stale_after_s * 0.86
+    assert max(ages[0.0]) < stale_after_s * 0.67
+    assert max(ages[0.0]) < max(ages[10.0]) < stale_after_s * 0.94, "and is not too old for the decision"
 
 
 def test_pods_that_did_not_move_do_not_come_due_at_once_after_rare_samples(tmp_path: Path) -> None:
@@ -243,10 +243,12 @@ def test_pods_that_did_not_move_do_not_come_due_at_once_after_rare_samples(tmp_p
             now += 10.0 if step < 60 else 1.0
             views = sampler.sample(fresh=False).pods
             read.append(sum(_usage(view).read_at == now for view in views))
+        assert max(read[10:60]) < 28, "half of them in each"
         assert max(read[60:]) < 12, "when they are frequent again"
         now += 10.0
         views = sampler.sample(fresh=False, late_s=10.0).pods
-        assert not any(_usage(view).read_at == now for view in views), "nor where there is haste after a rare one"
+        read_anew = sum(_usage(view).read_at == now for view in views)
+        assert read_anew < 6, "nor where there is haste after a rare one"
 
 
 def test_the_api_servers_newest_view_is_joined_with_pods_that_were_looked_at_before(tmp_path: Path) -> None:
@@ -285,12 +287,15 @@ def test_the_node_can_be_looked_at_after_its_pods(tmp_path: Path) -> None:
 
 def test_containers_are_read_again_when_anything_shows_that_they_changed(tmp_path: Path) -> None:
     one, other = TreeContainer("one"), TreeContainer("other", processes=5)
-    pod = TreePod("a/pod", containers=(one,))
+    pod, moves = TreePod("a/pod", containers=(one,)), [0]
     root, now = write_node(tmp_path, Node(pods=(pod,))), 100.0
     place = tmp_path / f"sys/fs/cgroup{pod_cgroup(Node(), pod)}"
     [inside] = place.glob(f"*{container_id(pod, one)}*")
 
-    def counted(sampler: Sampler) -> int | None:
+    def counted(sampler: Sampler, *, moved: bool = False) -> int | None:
+        if moved:
+            moves[0] += 10 * MI
+            (place / "memory.current").write_text(f"{pod.working_set + moves[0]}\n")
         [view] = sampler.sample(fresh=False).pods
         assert _usage(view).read_at == now
         return _usage(view).process_count
@@ -301,17 +306,21 @@ def test_containers_are_read_again_when_anything_shows_that_they_changed(tmp_pat
         assert counted(sampler) == 1
         (inside / "cgroup.procs").write_text("1\n2\n")
         now = 140.0
-        assert counted(sampler) == 1, "nothing shows it"
+        assert counted(sampler, moved=True) == 1, "nothing shows it"
         (place / "pids.current").write_text("3\n")
         now = 160.0
-        assert counted(sampler) == 2, "other threads"
+        assert counted(sampler) == 1, "nor does anything where the memory stands still: not even threads are counted"
+        now = 165.0
+        assert counted(sampler, moved=True) == 2, "other threads"
         write_node(tmp_path, Node(pods=(pod._replace(containers=(one, other)),)))
         (place / "pids.current").write_text("3\n")
         now = 180.0
-        assert counted(sampler) == 6, "another container"
+        assert counted(sampler, moved=True) == 6, "another container"
+        now = 205.0
+        assert counted(sampler) == 6
         (inside / "cgroup.procs").write_text("1\n2\n3\n")
-        now = 200.0
-        counted(sampler)
+        now = 230.0
+        assert counted(sampler) == 6
         now = 270.0
         assert counted(sampler) == 8, "a minute later in any case"
 

@@ -326,19 +326,19 @@ def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kub
     host, now = _Listed(), 100.0
     with Sampler(host, kubelet.config(), node_name="n", boottime=lambda: now) as sampler:
         first = sampler.sample()
-        listed, now = host.times, 101.0
+        listed, now = host.times, 100.01
         assert sampler.sample(fresh=False).pods is first.pods
         kubelet.container(moves, HOG.format(size=8 * MI), name="c")
-        now = 102.0
+        now = 100.02
         usages = _usages(sampler.sample(fresh=False))
-        assert {name: usage.read_at for name, usage in usages.items() if usage.read_at != 100.0} == {"moves": 102.0}
+        assert {name: usage.read_at for name, usage in usages.items() if usage.read_at != 100.0} == {"moves": 100.02}
         assert (usages["moves"].memory_working_set or 0) >= 8 * MI
         assert host.times == listed
         kubelet.pod("new")
         assert set(_usages(sampler.sample(fresh=False))) == {*usages, "new"}
         assert host.times > listed
-        now = 120.0
-        assert {usage.read_at for usage in _usages(sampler.sample(fresh=False)).values()} == {120.0}
+        now = 121.0
+        assert {usage.read_at for usage in _usages(sampler.sample(fresh=False)).values()} == {121.0}
 
 
 class _Asked(Host):
