@@ -19,9 +19,10 @@ from nodeagent.sampling.numbers import count
 SANDBOX_ADJ: Final = -998
 """What the kubelet gives a pod's sandbox (pause) container, and no other."""
 
-# How long what is known of a pod's containers may be kept while nothing shows that it changed. Reading it is two thirds
-# of a pod's full reading.
+# How long what is known of a pod's containers may be kept while nothing shows that it changed: reading it is two thirds
+# of a pod's full reading. The API tells of a new container by a new version of its pod.
 _INSIDE_S: Final = 60.0
+_TOLD_S: Final = 300.0
 UNKNOWN_LINKS: Final = -1
 # A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
 # age on it is taken as final and not read again.
@@ -50,6 +51,8 @@ class Inside(NamedTuple):
     """What is in a pod's cgroup, but for its memory."""
 
     read_at: float
+    checked_at: float
+    """When threads and links were last seen to be these."""
     links: int
     """Of its directory: its child cgroups are some of them; or `UNKNOWN_LINKS`."""
     limit: int | None
@@ -81,7 +84,7 @@ class Insides:
     def lasts(self, inside: Inside, names: Mapping[str, str], known: Told | None, now: float) -> bool:
         """Whether what was told may still be right, and nothing more is to be learned, as far as that is to be seen
         without a look at the pod."""
-        if inside.threads is None or not 0 <= now - inside.read_at < _INSIDE_S:
+        if inside.threads is None or not 0 <= now - inside.read_at < (_INSIDE_S if known is None else _TOLD_S):
             return False
         if inside.pod is not (known.pod if known is not None else None) or inside.sandbox in names:
             return False
@@ -140,6 +143,7 @@ class Insides:
             started = known.started_at
         return Inside(
             read_at=now,
+            checked_at=now,
             links=links,
             limit=self._limit(place) if self._limits or known is None else None,
             threads=threads,

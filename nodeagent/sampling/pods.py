@@ -7,9 +7,9 @@ Promises of `PodReader`:
 
 1. Every `PodUsage` says in `read_at` when its memory was read. A pod of an earlier sample is handed out again, with
    its old `read_at`, only if the caller allows it, its usage barely moved, and it is younger than `carry_s`, or two
-   fifths of that more where haste is asked for. When it is read again, what was told of its containers and threads is
-   kept for at most a minute: while its usage barely moved, or its containers are as many and hold as many threads as
-   then; and only while the API tells the same of the pod as then.
+   fifths of that more where haste is asked for. When it is read again, what was told of its containers is kept while
+   they are as many and hold as many threads as then, for at most a minute, or five while the API tells of the pod and
+   tells the same. Where its usage barely moved even that is looked at only once a minute.
 2. A cgroup that goes away while it is read leaves the sample without it; never an exception, never a pod of zeros.
 3. A removed and re-made cgroup is another pod cgroup: they are told apart by inode number, which cgroupfs never reuses.
 4. The tree is listed again unless it is certain that the same pods are there: as many directories as then, and the
@@ -42,6 +42,8 @@ _HASTE: Final = 0.4
 # How far its usage may move meanwhile: 1% of the smallest default threshold. A thread more is some 30 KiB of kernel
 # memory, a process more at least that, so that a storm of either shows as well, and pids.current needs no look.
 _CARRY_BYTES: Final = 1 << 20
+# How long they need none.
+_UNCHECKED_S: Final = 60.0
 
 
 class PodCgroup(NamedTuple):
@@ -329,9 +331,11 @@ class PodReader:
         return text == known.usage_text or _about(known, text)
 
     def _due_at(self, usage: PodUsage, cgroup: PodCgroup, before: _Known | None) -> float:
-        """When a pod is to be read again though it did not move; at once when its memory is not known. The first time at
-        any moment in `carry_s`, which its UID tells, so that not all come due in one sample (10 ms for 110 pods). One
-        that was due keeps its turn, however late it came: else all would come due at once after some rare samples."""
+        """When a pod is to be read again though it did not move; at once when its memory is not known.
+
+        The first time at any moment in `carry_s`, which its UID tells, so that not all come due in one sample (10 ms
+        for 110 pods). One that was due keeps its turn, however late it came: else all would come due at once after some
+        rare samples."""
         if usage.memory_usage is None:
             return float("-inf")
         now, carry_s = usage.read_at, self._carry_s
@@ -386,17 +390,17 @@ class PodReader:
         self, cgroup: PodCgroup, place: str, before: Inside | None, terms: _Terms, *, still: bool
     ) -> Inside:
         """What is in the pod, as long as it may be what was told last. Raises Unreadable."""
-        insides, known, fresh = self._insides, self._told.get(cgroup.uid), terms.fresh
-        lasts = before is not None and not fresh and insides.lasts(before, terms.names, known, terms.now)
-        if before is not None and lasts and still:
+        insides, known, now, fresh = self._insides, self._told.get(cgroup.uid), terms.now, terms.fresh
+        lasts = before is not None and not fresh and insides.lasts(before, terms.names, known, now)
+        if before is not None and lasts and still and now - before.checked_at < _UNCHECKED_S:
             return before
         threads = self._threads(cgroup.path)
         # Before the names: who comes meanwhile makes the next look differ. A fresh look takes nothing over.
         links = UNKNOWN_LINKS if fresh else insides.links(place)
         if before is not None and lasts and (threads, links) == (before.threads, before.links):
-            return before
+            return before._replace(checked_at=now)
         facts = before.facts if before is not None else {}
-        return insides.read(place, cgroup.qos, links, threads, facts, terms.names, known, terms.now)
+        return insides.read(place, cgroup.qos, links, threads, facts, terms.names, known, now)
 
     def _threads(self, path: str) -> int | None:
         if self._hierarchy.pids is None:

@@ -325,6 +325,36 @@ def test_containers_are_read_again_when_anything_shows_that_they_changed(tmp_pat
         assert counted(sampler) == 8, "a minute later in any case"
 
 
+def test_containers_of_a_pod_that_the_api_tells_of_are_read_again_when_it_tells_something_new(tmp_path: Path) -> None:
+    one = TreeContainer("one")
+    pod = TreePod("a/pod", containers=(one,))
+    root, now = write_node(tmp_path, Node(pods=(pod,))), 100_000.0
+    [inside] = (tmp_path / f"sys/fs/cgroup{pod_cgroup(Node(), pod)}").glob(f"*{container_id(pod, one)}*")
+    known = [_running(pod)]
+
+    def counted(sampler: Sampler) -> int | None:
+        [view] = sampler.sample(known, now, fresh=False).pods
+        assert _usage(view).read_at == now
+        return _usage(view).process_count
+
+    wall = STARTED + 3600.0 - now
+    with Sampler(
+        open_host(root), Sampling(), node_name="n", boottime=lambda: now, wall=lambda: now + wall, pod_limits=False
+    ) as sampler:
+        assert counted(sampler) == 1
+        (inside / "cgroup.procs").write_text("1\n2\n")
+        now += 250.0
+        assert counted(sampler) == 1, "nothing shows it"
+        known = [known[0]._replace(ready=False)]
+        now += 25.0
+        assert counted(sampler) == 2, "another version of the pod"
+        (inside / "cgroup.procs").write_text("1\n2\n3\n")
+        now += 250.0
+        assert counted(sampler) == 2
+        now += 60.0
+        assert counted(sampler) == 3, "five minutes later in any case"
+
+
 def test_a_removed_and_remade_cgroup_is_read_anew(tmp_path: Path) -> None:
     pod, node = TreePod("a/b", working_set=10 * MI), Node()
     root = write_node(tmp_path, node._replace(pods=(pod,)))
