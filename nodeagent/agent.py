@@ -186,8 +186,6 @@ class Agent:
             calm_s=min(pacing.CALM_S, sampling.stale_after_s / 2),
             unsettled=self._unsettled(node.taken_at),
         )
-        if pace.pressed:
-            self._parts.session.warm()
         around = self._parts.sampler.surroundings()
         need = Need(crossed=pace.crossed, near=pace.near)
         self._parts.disks.tick(node, need, hierarchy=around.hierarchy, layout=around.layout)
@@ -200,6 +198,9 @@ class Agent:
             times.append(node.taken_at + left_s)
         elif pace.whole or waits:
             self._decide(node, calm=calm)
+        if pace.pressed:
+            # After the decision, which would share the interpreter with the threads that this sets going.
+            self._parts.session.warm()
         self._alarms.arm(pace.headroom)
         # What has a time of its own does not wait for the next look, which may be a minute away.
         times += [hold.until for hold in self._holds.held]
