@@ -63,6 +63,9 @@ NEAR: Final = 0.1
 """A disk is near its threshold as well while its headroom is less than this share of the threshold's value."""
 
 
+_FASTEST: Final[Mapping[Signal, float]] = {signal: FASTEST[row.unit] for signal, row in TABLE.items()}
+_DISKS: Final = frozenset(signal for signal, row in TABLE.items() if row.condition is ConditionType.DISK_PRESSURE)
+
 Stream = tuple[Signal, MemoryModel]
 """What a threshold looks at."""
 
@@ -131,9 +134,10 @@ def look(
         if available is None or value is None:
             continue
         stream = (signal, model)
-        if stream not in seen:
-            seen[stream] = _filled(state.seen.get(stream), available, observation.read_at)
-        fill_per_s, row = seen[stream].fill_per_s, TABLE[signal]
+        now_seen = seen.get(stream)
+        if now_seen is None:
+            now_seen = seen[stream] = _filled(state.seen.get(stream), available, observation.read_at)
+        fill_per_s = now_seen.fill_per_s
         headroom = available - value
         if headroom < 0:
             below.add((signal, model, value))
@@ -143,10 +147,9 @@ def look(
         else:
             imminent = imminent or (threshold.hard and headroom < fill_per_s * IMMINENT_S)
             nearest[signal] = min(headroom, nearest.get(signal, headroom))
-            disk = row.condition is ConditionType.DISK_PRESSURE
-            if disk and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
+            if signal in _DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
                 near.add(signal)
-        sleep_s = min(sleep_s, SAFETY * headroom / max(fill_per_s, FASTEST[row.unit]))
+        sleep_s = min(sleep_s, SAFETY * headroom / max(fill_per_s, _FASTEST[signal]))
     if below:
         every_s = min(interval_s, SOFT_LOOK_S)
         sleep_s = min(sleep_s, every_s)
