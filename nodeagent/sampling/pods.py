@@ -266,7 +266,8 @@ class PodReader:
             if still and due < due_at:
                 continue
             cgroup = row.pods[index]
-            pod = self._pod(cgroup, row.known[index], terms, still=still, usage=text)
+            # Of one that moves both numbers are to be of the same moment.
+            pod = self._pod(cgroup, row.known[index], terms, still=still, usage=text if still else None)
             if pod is None:
                 return None
             changed = True
