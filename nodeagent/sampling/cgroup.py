@@ -25,13 +25,12 @@ CONTAINER_ID_LENGTH: Final = 64
 _USUAL_PARENTS: Final = ("", "/kubelet", "/kubelet.slice")
 
 
-# In the order of the files.
 _INACTIVE_V1: Final = keys("total_inactive_file")
-_HELD_V1: Final = keys("total_rss", "total_shmem", "total_dirty", "total_writeback", "total_inactive_file")
+_HELD_V1: Final = keys("total_inactive_file", "total_rss", "total_shmem", "total_dirty", "total_writeback")
 _INACTIVE_V2: Final = keys("inactive_file")
-_ROOT_V2: Final = keys("anon", "file", "inactive_file")
+_ROOT_V2: Final = keys("inactive_file", "anon", "file")
 _HELD_V2: Final = keys(
-    "anon", "kernel", "sock", "shmem", "file_dirty", "file_writeback", "inactive_file", "slab_reclaimable"
+    "inactive_file", "anon", "kernel", "slab_reclaimable", "shmem", "sock", "file_dirty", "file_writeback"
 )
 _KERNEL_V2: Final = keys("kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "slab_unreclaimable")
 """Before Linux 5.18, which brought `kernel`."""
@@ -82,7 +81,7 @@ class MemoryV1:
     limit: str = "memory.limit_in_bytes"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        anon, *others, inactive = fields(stat, _HELD_V1)
+        inactive, anon, *others = fields(stat, _HELD_V1)
         held = None if anon is None else anon + _sum(others)
         return _numbers(count(usage), inactive, held, self.usage, "total_inactive_file", "total_rss")
 
@@ -102,7 +101,7 @@ class MemoryV2:
     limit: str = "memory.max"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        anon, kernel, *others, inactive, reclaimable = fields(stat, _HELD_V2)
+        inactive, anon, kernel, reclaimable, *others = fields(stat, _HELD_V2)
         held = None
         if anon is not None:
             fixed = _sum(fields(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
@@ -115,7 +114,7 @@ class MemoryV2:
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:  # noqa: ARG002 - v1 has one
         """The root has no memory.current: the kubelet takes anon + file instead."""
-        anon, file, inactive = fields(stat, _ROOT_V2)
+        inactive, anon, file = fields(stat, _ROOT_V2)
         used = None if anon is None or file is None else anon + file
         return _working_set(used, inactive, "anon + file of memory.stat", "inactive_file")
 

@@ -23,15 +23,13 @@ def keys(*names: str) -> tuple[bytes, ...]:
 
 def fields(data: bytes, wanted: tuple[bytes, ...]) -> list[int | None]:
     """The number of each line `key number` in a flat keyed file (memory.stat), for the `keys` that are wanted, in their
-    order; cheapest in that of the file. Looks for them in C instead of splitting 50 lines. A line that is there twice,
-    which no kernel writes, may be told by either."""
+    order. Looks for them in C instead of splitting 50 lines."""
     data = b"\n" + data + b"\n"
-    find, start, found = data.find, 0, list[int | None]()
+    find, found = data.find, list[int | None]()
     for key in wanted:
-        start = find(key, start)
-        if start < 0 and (start := find(key)) < 0:
+        start = find(key)
+        if start < 0:
             found.append(None)
-            start = 0
             continue
         start += len(key)
         text = data[start : find(b"\n", start)]

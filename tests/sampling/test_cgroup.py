@@ -238,17 +238,13 @@ def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(["anon", "file", "file_dirty", "anon_thp"]), st.integers(0, (1 << 62) - 1)),
-        unique_by=lambda line: line[0],
-    ),
-    st.permutations(["anon", "file", "file_dirty"]),
+    st.lists(st.tuples(st.sampled_from(["anon", "file", "file_dirty", "anon_thp"]), st.integers(0, (1 << 62) - 1))),
     st.booleans(),
 )
-def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], asked: list[str], ends: bool) -> None:
+def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], ends: bool) -> None:
     text = "\n".join(f"{name} {number}" for name, number in lines) + "\n" * ends
-    there = dict(lines)
-    assert fields(text.encode(), keys(*asked)) == [there.get(name) for name in asked]
+    first = dict(reversed(lines))
+    assert fields(text.encode(), keys("file", "anon")) == [first.get("file"), first.get("anon")]
 
 
 @given(st.binary())
