@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tests.apiserver import ApiServer
 from tests.vm.image import REPOSITORY, image, why_not
-from tests.vm.machine import Machine
+from tests.vm.machine import Machine, booted
 from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
 
 LEAVE_MIB: Final = {10: 560, 50: 700, 100: 1200}
@@ -38,16 +38,15 @@ def main() -> int:
     if reason := why_not():
         print(f"needs a virtual machine: {reason}", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="ramps-") as scratch, ApiServer(node=NODE, linger_s=None) as api:
-        machine = Machine(image(), directory=Path(scratch))
-        try:
-            machine.wait_until_ready()
-            install(machine, Path(scratch))
-            node = Node(machine, api, api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8"))
-            compare(node, runs=given.runs, speeds=given.speeds)
-            node.close()
-        finally:
-            machine.stop()
+    with (
+        tempfile.TemporaryDirectory(prefix="ramps-") as scratch,
+        ApiServer(node=NODE, linger_s=None) as api,
+        booted(image(), Path(scratch)) as machine,
+    ):
+        install(machine, Path(scratch))
+        node = Node(machine, api, api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8"))
+        compare(node, runs=given.runs, speeds=given.speeds)
+        node.close()
     return 0
 
 

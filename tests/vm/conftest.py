@@ -1,6 +1,5 @@
 """One machine for the whole suite, with the project installed as docs/bare-metal.md tells; a newer one for the unit."""
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,23 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver import ApiServer
-from tests.vm.image import NEWER, OLDER, REPOSITORY, Suite, image, why_not
-from tests.vm.machine import Machine
+from tests.vm.image import NEWER, OLDER, REPOSITORY, Image, Suite, image, why_not
+from tests.vm.machine import Machine, booted
 from tests.vm.ramps import NODE, Node
 
 
-@contextlib.contextmanager
-def booted(suite: Suite, directory: Path) -> Iterator[Machine]:
-    """A machine that has just booted, without the project."""
+def image_of(suite: Suite) -> Image:
+    """The image of a machine without the project; where there cannot be one, the test is skipped."""
     reason = why_not(suite)
     if reason:
         pytest.skip(f"needs a virtual machine: {reason}")
-    machine = Machine(image(suite), directory=directory)
-    try:
-        machine.wait_until_ready()
-        yield machine
-    finally:
-        machine.stop()
+    return image(suite)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +49,7 @@ def as_node(machine: Machine, wheel: Path) -> Machine:
 @pytest.fixture(scope="session")
 def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """The machine of nearly all tests, as it has booted."""
-    with booted(OLDER, tmp_path_factory.mktemp("vm")) as machine:
+    with booted(image_of(OLDER), tmp_path_factory.mktemp("vm")) as machine:
         yield machine
 
 
@@ -69,7 +62,7 @@ def machine(bare_machine: Machine, wheel: Path) -> Machine:
 @pytest.fixture(scope="module")
 def newer_machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[Machine]:
     """A node with a newer kernel, systemd and Python."""
-    with booted(NEWER, tmp_path_factory.mktemp("vm")) as machine:
+    with booted(image_of(NEWER), tmp_path_factory.mktemp("vm")) as machine:
         yield as_node(machine, wheel)
 
 
