@@ -2,8 +2,8 @@
 
 Promises:
 
-1. What an act costs and what it leaves behind (tokens, entries of the ledger, holds) is on disk before the act. Where
-   that cannot be, only the hard tier's evictions are done.
+1. What an act costs and what it leaves behind (tokens, entries of the ledger, holds) is on disk before the act, but for
+   a hold that says itself whose it is. Where that cannot be, only the hard tier's evictions are done.
 2. Nobody is evicted on an old sight of things: right before a victim is handed over, the node is sampled again and the
    policy asked again.
 3. Every victim and every reclaim order has exactly one outcome, and every outcome reaches the policy, the metrics and
@@ -64,12 +64,13 @@ class Actor:
     # --- victims -----------------------------------------------------------------------------------------------------
 
     def hold(self, plan: Plan, parts: Parts) -> bool:
-        """Hold the victims, where that is wanted. The tokens that they cost, and what is held, are on disk before;
-        False when that could not be."""
+        """Hold the victims, where that is wanted, and save the tokens that they cost, and what is held. False when that
+        could not be."""
         held = self._plan_holds(plan, parts.config) if parts.config.mode is Mode.ENFORCE else []
+        unmarked = [victim for victim in held if not self._holds.apply(victim.pod.uid, saved=False)]
         saved = self._keeper.save(now=plan.made_at, at_once=True)
-        for victim in held:
-            self._holds.apply(victim.pod.uid)
+        for victim in unmarked:
+            self._holds.apply(victim.pod.uid, saved=True)
         return saved
 
     def evict(self, plan: Plan, fresh: NodeSnapshot, parts: Parts, *, saved: bool) -> None:

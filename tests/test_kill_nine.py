@@ -49,13 +49,14 @@ class Call(NamedTuple):
 
 
 CALLS = (
-    Call("the state is opened", "openat", "state.new", frozen=False),
-    Call("the state is written", "write", "state.new", frozen=False),
-    Call("the state reaches the disk", "fsync", "state.new", frozen=False),
-    Call("the new state takes the old one's place", "rename", "state.new", frozen=False),
-    Call("the directory reaches the disk", "fsync", "directory", frozen=False),
     Call("the pod is marked", "setxattr", "pod", frozen=False),
     Call("the pod is held", "write", "freezer.state", frozen=False),
+    Call("the state is opened", "openat", "state.new", frozen=True),
+    Call("the state is written", "write", "state.new", frozen=True),
+    Call("the state reaches the disk", "fsync", "state.new", frozen=True),
+    Call("the new state takes the old one's place", "rename", "state.new", frozen=True),
+    Call("the directory reaches the disk", "fsync", "directory", frozen=True),
+    Call("the state of a victim that is not held is opened", "openat", "state.new", frozen=False, brake="none"),
     Call("the decision is recorded", "openat", "decisions.jsonl", frozen=True),
     Call("the pod is frozen to be ended", "write", "freezer.state", frozen=True, number=2),
     Call("its processes are signalled", "kill", "", frozen=True),

@@ -160,7 +160,7 @@ def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at
     (freeze / "cgroup.freeze").write_text("0")
     cgroup = f"/{freeze.relative_to(tmp_path / 'node/sys/fs/cgroup')}"
     loop.holds.plan(cgroup, BrakeKind.FREEZE, pod_uid="u", until=BEGAN + 14.0)
-    loop.holds.apply("u")
+    loop.holds.apply("u", saved=True)
     assert loop.turn(10.0) == pytest.approx(4.0)
     loop.turn(14.0)
     assert not loop.holds.held

@@ -5,9 +5,9 @@ section 6: available memory never below 289 of 300 MiB, and no OOM kill, with ei
 
 Promises:
 
-1. A hold is written down by the caller before it is applied: `plan_hold` reads what `release` needs and changes
-   nothing; `apply` changes; `release` puts back exactly what was there. All three can be repeated, and a cgroup that is
-   gone is a success: nothing is held.
+1. A hold is written down before it is applied, by its `mark` or by the caller: `plan_hold` reads what `release` needs
+   and changes nothing; `apply` changes; `release` puts back exactly what was there. All three can be repeated, and a
+   cgroup that is gone is a success: nothing is held.
 2. What is held says so itself: `mark` writes what `release` needs on the cgroup, as an extended attribute that vanishes
    with it, `release` takes it away, and `marked` finds it when nothing else is left. It says something only while the
    control file still says what holding wrote: what somebody else has set since is not overwritten.
@@ -35,6 +35,8 @@ keeps such names since Linux 5.7, on both versions. To write one takes 8 us, bes
 _MARK_VERSION: Final = "1"
 _LIMIT_DIGITS: Final = 19
 """Of 2**63 - 1, beyond which the kernel says `max`."""
+_WORD: Final = 64
+"""Bytes: longer than anything that a control file says."""
 _SHOWN: Final = 60
 """Characters of a mark that is not understood, in what is said about it."""
 
@@ -93,31 +95,26 @@ class CgroupBrake:
 
     def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> Hold:
         """What holding this cgroup would change. Raises HoldError; changes nothing."""
-        control = self._control(cgroup, kind)
-        try:
-            previous = control.read_text().strip()
-        except OSError as error:
-            raise HoldError(f"{control}: {error.strerror}") from error
+        previous = _read(self._control(cgroup, kind))
         if kind is BrakeKind.THROTTLE:
-            try:
-                value = (control.parent / "memory.current").read_text().strip()
-            except OSError as error:
-                raise HoldError(f"{control.parent}/memory.current: {error.strerror}") from error
+            value = _read(f"{self._directory(cgroup, kind)}/memory.current")
             if previous.isdigit() and value.isdigit():
                 value = str(min(int(previous), int(value)))  # one that is over its limit already is not given more
         else:
             previous, value = self._freezing  # a freeze that somebody else made is not ours to keep
         return Hold(cgroup, kind, pod_uid, previous, value, until)
 
-    def mark(self, hold: Hold) -> None:
-        """Say on the cgroup itself that it is held, before `apply`. Raises HoldError; a kernel that keeps no marks is
-        none, nor is a cgroup that is gone."""
-        directory = self._control(hold.cgroup, hold.kind).parent
+    def mark(self, hold: Hold) -> bool:
+        """Say on the cgroup itself that it is held, before `apply`. False where the kernel keeps no marks, or the
+        cgroup is gone. Raises HoldError."""
+        directory = self._directory(hold.cgroup, hold.kind)
         try:
             os.setxattr(directory, MARK, f"{_MARK_VERSION} {hold.kind} {hold.previous} {hold.value}".encode())
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOENT):
                 raise HoldError(f"{directory}: {error.strerror}") from error
+            return False
+        return True
 
     def marked(self, cgroup: str, *, pod_uid: str, until: float) -> Hold | None:
         """The hold that this cgroup's mark tells of; None where there is no mark, or no cgroup any more.
@@ -128,7 +125,7 @@ class CgroupBrake:
         """
         if self._unified is None and self._freezer is None:
             return None
-        directory = self._control(cgroup, BrakeKind.FREEZE).parent
+        directory = self._directory(cgroup, BrakeKind.FREEZE)
         try:
             text = os.getxattr(directory, MARK).decode("ascii", "replace")
         except OSError as error:
@@ -143,8 +140,8 @@ class CgroupBrake:
                 return Hold(cgroup, BrakeKind.FREEZE, pod_uid, previous, value, until)
             if kind == BrakeKind.THROTTLE and self._unified is not None and _is_limit(previous) and _is_limit(value):
                 try:
-                    now = (directory / "memory.high").read_text().strip()
-                except OSError:
+                    now = _read(f"{directory}/memory.high")
+                except HoldError:
                     return None  # it went meanwhile
                 return Hold(cgroup, BrakeKind.THROTTLE, pod_uid, previous if now == value else now, value, until)
         raise HoldError(f"{directory}: its mark {MARK} says {text[:_SHOWN]!r}, which this agent does not write")
@@ -152,25 +149,23 @@ class CgroupBrake:
     def frozen(self, cgroup: str, *, pod_uid: str, until: float) -> Hold | None:
         """The hold that has this cgroup frozen by its own file, not by a parent's; None when it is not, or is gone."""
         try:
-            control = self._control(cgroup, BrakeKind.FREEZE)
             # v1's freezer.state is that of the parents as well; v2's cgroup.freeze is the wish for this one.
-            itself = control if self._unified is not None else control.parent / "freezer.self_freezing"
-            if itself.read_text().strip() != "1":
+            itself = "cgroup.freeze" if self._unified is not None else "freezer.self_freezing"
+            if _read(f"{self._directory(cgroup, BrakeKind.FREEZE)}/{itself}") != "1":
                 return None
             return self.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=until)
-        except (OSError, HoldError):
+        except HoldError:
             return None
 
     def apply(self, hold: Hold) -> bool:
         """Hold the cgroup. False when it is gone. Raises HoldError when the kernel refuses."""
-        return self._write(self._control(hold.cgroup, hold.kind), hold.value)
+        return _write(self._control(hold.cgroup, hold.kind), hold.value)
 
     def release(self, hold: Hold) -> bool:
         """Let the cgroup go and take its mark away. False when it is gone. Raises HoldError when the kernel refuses."""
-        control = self._control(hold.cgroup, hold.kind)
-        there = self._write(control, hold.previous)
+        there = _write(self._control(hold.cgroup, hold.kind), hold.previous)
         with contextlib.suppress(OSError):  # there was none; or it stays, for a next start to find
-            os.removexattr(control.parent, MARK)
+            os.removexattr(self._directory(hold.cgroup, hold.kind), MARK)
         return there
 
     def kill(self, cgroup: str) -> None:
@@ -180,16 +175,16 @@ class CgroupBrake:
             HoldError: there is no way to do it here.
         """
         if self._unified is not None:
-            self._write(self._unified / cgroup.lstrip("/") / "cgroup.kill", "1")
+            _write(f"{self._unified}/{cgroup.lstrip('/')}/cgroup.kill", "1")
             return
         frozen = self._freezer / cgroup.lstrip("/") / "freezer.state" if self._freezer is not None else None
         if frozen is not None and frozen.exists():
             for _ in range(_PROCS_ROUNDS):
-                self._write(frozen, "FROZEN")
+                _write(str(frozen), "FROZEN")
                 try:
                     number = _signal_all(frozen.parent)
                 finally:
-                    self._write(frozen, "THAWED")
+                    _write(str(frozen), "THAWED")
                 if not number:
                     return
             return
@@ -208,30 +203,52 @@ class CgroupBrake:
         """What the control file says of a cgroup that runs, and of one that is held."""
         return ("THAWED", "FROZEN") if self._unified is None else ("0", "1")
 
-    def _control(self, cgroup: str, kind: BrakeKind) -> Path:
+    def _directory(self, cgroup: str, kind: BrakeKind) -> str:
         below = cgroup.lstrip("/")
         if not below or ".." in below.split("/"):
             raise HoldError(f"{cgroup!r} is not a pod's cgroup")
         if self._unified is not None:
-            return self._unified / below / ("memory.high" if kind is BrakeKind.THROTTLE else "cgroup.freeze")
+            return f"{self._unified}/{below}"
         if kind is BrakeKind.THROTTLE:
             raise HoldError("cgroup v1 has no memory.high: use `brake: freeze`")
         if self._freezer is None:
             raise HoldError("this host has no freezer controller")
-        return self._freezer / below / "freezer.state"
+        return f"{self._freezer}/{below}"
 
-    def _write(self, control: Path, value: str) -> bool:
+    def _control(self, cgroup: str, kind: BrakeKind) -> str:
+        """The file that holds and lets go."""
+        name = "memory.high" if kind is BrakeKind.THROTTLE else "cgroup.freeze" if self._unified else "freezer.state"
+        return f"{self._directory(cgroup, kind)}/{name}"
+
+
+# Plain descriptors, as a ramp goes on meanwhile: pathlib's text file takes ten times as long to open.
+
+
+def _read(path: str) -> str:
+    """The one word that a control file says. Raises HoldError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fd = os.open(control, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, value.encode())
-            finally:
-                os.close(fd)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV):
-                return False  # the cgroup is gone (ENODEV: it went while the file was open)
-            raise HoldError(f"{control}: {error.strerror}") from error
-        return True
+            return os.read(fd, _WORD).decode("ascii", "replace").strip()
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise HoldError(f"{path}: {error.strerror}") from error
+
+
+def _write(path: str, value: str) -> bool:
+    """False when the cgroup is gone. Raises HoldError when the kernel refuses."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return False  # the cgroup is gone (ENODEV: it went while the file was open)
+        raise HoldError(f"{path}: {error.strerror}") from error
+    return True
 
 
 def _is_limit(text: str) -> bool:

@@ -2,8 +2,9 @@
 
 Theory of operation. A hold goes through these states, and every way ends in `gone`:
 
-    plan      written into the saved state, nothing changed yet
-    held      marked on the cgroup and applied; the victim stands still or grows no further
+    plan      nothing changed yet
+    held      written down and applied; the victim stands still or grows no further. Its mark on the cgroup says enough
+              (8 us); only where the kernel keeps none the saved state has to say it before
     gone      let go and the mark taken away, or its cgroup is gone
 
     planned, the process dies     a restart releases it: putting back what was there is harmless
@@ -54,7 +55,7 @@ class Holds:
         return tuple(self._held.values())
 
     def plan(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> None:
-        """Prepare to hold a pod. Save the state, then `apply`. A host that cannot is a note."""
+        """Prepare to hold a pod, for `apply`. A host that cannot is a note."""
         if pod_uid in self._held:
             return
         try:
@@ -62,18 +63,21 @@ class Holds:
         except HoldError as error:
             self._say(f"{cgroup} is not held: {error}")
 
-    def apply(self, pod_uid: str) -> None:
-        """Hold a pod that was planned."""
+    def apply(self, pod_uid: str, *, saved: bool) -> bool:
+        """Hold a pod that was planned. False: it could not be marked and has to wait until the plan is `saved`, after
+        which it is held also without a mark."""
         hold = self._held.get(pod_uid)
         if hold is None:
-            return
-        self._mark(hold)
+            return True
+        if not self._mark(hold) and not saved:
+            return False
         try:
             if not self._brake.apply(hold):
                 del self._held[pod_uid]
         except HoldError as error:
             self._say(f"{hold.cgroup} is not held: {error}")
             self.drop(pod_uid)
+        return True
 
     def drop(self, pod_uid: str) -> None:
         """Let a pod go, now."""
@@ -123,12 +127,13 @@ class Holds:
         for pod_uid in list(self._held):
             self.drop(pod_uid)
 
-    def _mark(self, hold: Hold) -> None:
+    def _mark(self, hold: Hold) -> bool:
         """A hold without a mark is as good, while the saved state lasts."""
         try:
-            self._brake.mark(hold)
+            return self._brake.mark(hold)
         except HoldError as error:
             self._say(f"{hold.cgroup} cannot be marked as held: {error}")
+            return False
 
     def _say(self, message: str) -> None:
         self.notes.append(Note("brake", message))

@@ -24,7 +24,7 @@ def _frozen(cgroup: Path) -> Holds:
     holds = Holds(CgroupBrake(unified=None, freezer=FREEZER))
     holds.plan("/" + cgroup.name, BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
     assert _state(cgroup) == "THAWED", "a plan changes nothing"
-    holds.apply("u")
+    assert holds.apply("u", saved=False)
     _until(lambda: _state(cgroup) == "FROZEN", "the pod is frozen")
     return holds
 
@@ -120,7 +120,7 @@ def test_a_cgroup_that_is_gone_is_not_held_any_more(files: Path) -> None:
     holds.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
     for file in (files / "pod").iterdir():
         file.unlink()
-    holds.apply("u")
+    holds.apply("u", saved=True)
     assert not holds.held
     assert holds.notes == []
 
@@ -128,7 +128,7 @@ def test_a_cgroup_that_is_gone_is_not_held_any_more(files: Path) -> None:
 def test_what_the_kernel_refuses_to_let_go_is_told_and_tried_again(files: Path) -> None:
     holds = Holds(CgroupBrake(unified=files, freezer=None))
     holds.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
-    holds.apply("u")
+    holds.apply("u", saved=True)
     control = files / "pod" / "memory.high"
     control.unlink()
     control.mkdir()  # what cannot be opened for writing, not even by root
@@ -145,7 +145,7 @@ def test_what_the_kernel_refuses_to_let_go_is_told_and_tried_again(files: Path) 
 def test_a_host_that_cannot_brake_is_a_note_and_the_eviction_goes_on() -> None:
     holds = Holds(CgroupBrake(unified=None, freezer=None))
     holds.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW)
-    holds.apply("u")
+    holds.apply("u", saved=True)
     assert not holds.held
     assert "no freezer" in holds.notes[0].message
 
@@ -165,7 +165,7 @@ def test_what_is_marked_is_let_go_without_a_saved_hold(unified: Path, kind: Brak
     brake, control = CgroupBrake(unified=unified, freezer=None), unified / "pod"
     dead = Holds(brake)
     dead.plan("/pod", kind, pod_uid="u", until=NOW)
-    dead.apply("u")
+    assert dead.apply("u", saved=False)
     assert ((control / "memory.high").read_text().strip(), (control / "cgroup.freeze").read_text().strip()) != (
         "max",
         "0",
@@ -191,8 +191,16 @@ def test_where_the_kernel_keeps_no_marks_what_is_frozen_is_let_go_if_the_state_w
 ) -> None:
     with mounted(tmp_path / "ram", "-t", "ramfs", "ramfs") as root:
         (root / "pod").mkdir()
-        (root / "pod" / "cgroup.freeze").write_text("1\n")
-        assert _let_go(CgroupBrake(unified=root, freezer=None), saved=saved) == []
+        control = root / "pod" / "cgroup.freeze"
+        control.write_text("0\n")
+        brake = CgroupBrake(unified=root, freezer=None)
+        dead = Holds(brake)
+        dead.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW)
+        assert not dead.apply("u", saved=False)
+        assert control.read_text() == "0\n"
+        assert dead.apply("u", saved=True)
+        assert control.read_text().strip() == "1"
+        assert _let_go(brake, saved=saved) == []
         assert (root / "pod" / "cgroup.freeze").read_text().strip() == ("1" if saved else "0")
 
 
@@ -211,7 +219,7 @@ def test_a_dry_run_says_what_is_held_and_lets_nothing_go(unified: Path) -> None:
     brake = CgroupBrake(unified=unified, freezer=None)
     dead = Holds(brake)
     dead.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
-    dead.apply("u")
+    assert dead.apply("u", saved=False)
     assert _let_go(brake, acts=False) == ["/pod is marked as held (throttle): a dry run does not let it go"]
     assert (unified / "pod" / "memory.high").read_text().strip() == "819"
 
@@ -220,7 +228,7 @@ def test_what_was_saved_is_let_go_as_it_was_saved(unified: Path) -> None:  # noq
     brake = CgroupBrake(unified=unified, freezer=None)
     dead = Holds(brake)
     dead.plan("/pod", BrakeKind.THROTTLE, pod_uid="of the API", until=NOW)
-    dead.apply("of the API")
+    assert dead.apply("of the API", saved=False)
     held, notes = left_behind(brake, [("/pod", "of the cgroup")], saved=dead.held)
     assert (held, notes) == (dead.held, ())
 
@@ -240,11 +248,16 @@ def test_a_pod_is_marked_for_as_long_as_it_is_held(pod: Path) -> None:  # noqa: 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_what_cannot_be_marked_is_held_and_told(pod: Path) -> None:  # noqa: F811
+def test_what_cannot_be_marked_is_held_once_it_is_saved_and_told(pod: Path) -> None:  # noqa: F811
     for number in range(128):  # as many as the kernel keeps of one cgroup
         os.setxattr(pod, f"user.{number}", b"")
-    holds = _frozen(pod)
-    assert ["cannot be marked" in note.message for note in holds.notes] == [True]
+    holds = Holds(CgroupBrake(unified=None, freezer=FREEZER))
+    holds.plan("/" + pod.name, BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
+    assert not holds.apply("u", saved=False)
+    assert _state(pod) == "THAWED", "nothing would tell the next process of it"
+    assert holds.apply("u", saved=True)
+    _until(lambda: _state(pod) == "FROZEN", "the pod is frozen")
+    assert all("cannot be marked" in note.message for note in holds.notes)
     holds.drop("u")
     _until(lambda: _state(pod) == "THAWED", "the pod is thawed")
 
@@ -256,7 +269,7 @@ def test_a_throttled_pod_that_was_ended_is_let_go_for_the_containers_that_come_a
     for kind in BrakeKind:
         holds = Holds(brake)
         holds.plan("/pod", kind, pod_uid="u", until=NOW)
-        holds.apply("u")
+        holds.apply("u", saved=True)
         assert holds.end("/pod", pod_uid="u") == ""
         assert (control / "cgroup.kill").read_text() == "1"
         assert (control / "memory.high").read_text().strip() == "max"
