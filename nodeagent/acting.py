@@ -40,6 +40,7 @@ from nodeagent.model import (
 )
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import engine
+from nodeagent.policy.ranking import DISKS
 from nodeagent.report.metrics import Metrics, Stage
 
 
@@ -100,7 +101,8 @@ class Actor:
         with self._metrics.timed(Stage.RECHECK):
             view = parts.session.pods()
             uids = frozenset(victim.pod.uid for victim in plan.victims)
-            again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids)
+            disks = any(victim.threshold.signal in DISKS for victim in plan.victims)
+            again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
             again = parts.disks.apply(again, whole=False)
         return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
 

@@ -175,7 +175,9 @@ class Agent:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
         self._look_after_itself()
         self._actor.settle(self._parts)
-        node = self._parts.sampler.sample_node()
+        # What an eviction brought back is measured as soon as its pod is gone, before others take it.
+        waits = ledger.watched(self._keeper.policy.ledger)
+        node = self._parts.sampler.sample_node(disks=waits or self._boottime() >= self._pace.disks_at)
         before, sampling = self._pace, self._config.sampling
         pace, self._pace = pacing.look(
             node,
@@ -189,12 +191,10 @@ class Agent:
         around = self._parts.sampler.surroundings()
         need = Need(crossed=pace.crossed, near=pace.near)
         self._parts.disks.tick(node, need, hierarchy=around.hierarchy, layout=around.layout)
-        # What an eviction brought back is measured as soon as its pod is gone, before others take it.
-        waits = ledger.watched(self._keeper.policy.ledger)
         calm = not (pace.pressed or waits)
         times = []
         if calm and (left_s := self._awaits_api_s()) > 0.0:
-            self._pace = before._replace(seen=self._pace.seen)  # what is due now stays so
+            self._pace = before._replace(seen=self._pace.seen, disks_at=self._pace.disks_at)  # what is due now stays so
             times.append(node.taken_at + left_s)
         elif pace.whole or waits:
             self._decide(node, calm=calm)
@@ -272,7 +272,7 @@ class Agent:
             self._parts = parts
             self._metrics.observe_reload(parts.config)
             self._effective.clear()
-            self._pace = self._pace._replace(whole_at=None, calm=0)
+            self._pace = self._pace._replace(whole_at=None, calm=0, disks_at=float("-inf"))
             policy = self._keeper.policy
             self._keeper.policy = policy_state.restored(policy, instance=policy.instance)
         self._means.notifier.ready()

@@ -24,11 +24,12 @@ from nodeagent.policy import state as policy_state
 from nodeagent.policy.conditions import ConditionState, Memory
 from nodeagent.policy.ledger import Entry, LedgerState
 from nodeagent.policy.reclaim import ReclaimState, Run
+from nodeagent.sampling import filesystems
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.connector import open_connector
 from nodeagent.sampling.disk.watch import DiskWatch
 from nodeagent.sampling.forks import ConnectorMeter, ForkMeter, NoForks
-from nodeagent.sampling.host import open_host
+from nodeagent.sampling.host import FileSystem, open_host
 from nodeagent.sampling.sampler import Sampler
 from tests.means import bare_means
 from tests.policy.test_ledger import entry
@@ -167,6 +168,27 @@ def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at
     assert loop.turn(14.0) == 20.0, "and then nothing is waited for"
 
 
+def test_disks_that_are_far_from_their_thresholds_are_not_read_at_every_look(
+    start: StartLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, read, at, full = start(interval="20s"), filesystems.read, list[float](), False
+
+    def note(*layout: Any, now: float) -> filesystems.Readings:
+        at.append(now - BEGAN)
+        seen = read(*layout, now=now)
+        assert isinstance(seen.nodefs, FileSystem)
+        return seen._replace(nodefs=seen.nodefs._replace(available=0)) if full else seen
+
+    monkeypatch.setattr(filesystems, "read", note)
+    for look in range(1, 2_300):
+        loop.turn(look * 0.02)
+    assert at == pytest.approx([0.02, 20.02, 40.02])
+    full = True
+    for second in (60.1, 60.2, 60.3):
+        loop.turn(second)
+    assert at[3:] == pytest.approx([60.1, 60.2, 60.3]), "a threshold is crossed"
+
+
 def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:
     loop = start(interval="20s")
     assert loop.turn(1.0) == pytest.approx(API_FIRST_S - 1.0)
@@ -204,8 +226,8 @@ def test_a_machine_that_sleeps_in_the_middle_of_a_turn_keeps_nobody_from_turning
     loop = start()
     look = Sampler.sample_node
 
-    def look_and_sleep(sampler: Sampler) -> NodeSnapshot:
-        seen = look(sampler)
+    def look_and_sleep(sampler: Sampler, *, disks: bool) -> NodeSnapshot:
+        seen = look(sampler, disks=disks)
         loop.clock.now += busy_s
         loop.clock.sleep(slept_s)
         return seen

@@ -10,6 +10,10 @@ between `SHORTEST_S` and `sampling.interval`. Headroom is the distance to the ne
 crossed the distance to exhaustion. The fastest fill to be expected keeps a calm node from sleeping through a ramp that
 nobody has seen yet: cgroup v2 wakes nobody for a level.
 
+The file systems are read by threads, for a dead one may never answer, and that takes longer than all the rest. They are
+read when their own headroom asks for it, at every look only while one of them is crossed, near or unknown: while memory
+runs out it is looked at 50 times a second, and they need not be.
+
 A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
 `SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
 `sampling.interval`, the others every `CALM_S` or more. While a hard one is about to be crossed the others wait a
@@ -21,7 +25,8 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
 from nodeagent.model import SIGNAL_TABLE as TABLE
-from nodeagent.model import ConditionType, MemoryModel, NodeSnapshot, Signal, Threshold, Unit
+from nodeagent.model import MemoryModel, NodeSnapshot, Signal, Threshold, Unit
+from nodeagent.policy.ranking import DISKS
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
@@ -64,7 +69,6 @@ NEAR: Final = 0.1
 
 
 _FASTEST: Final[Mapping[Signal, float]] = {signal: FASTEST[row.unit] for signal, row in TABLE.items()}
-_DISKS: Final = frozenset(signal for signal, row in TABLE.items() if row.condition is ConditionType.DISK_PRESSURE)
 
 Stream = tuple[Signal, MemoryModel]
 """What a threshold looks at."""
@@ -89,6 +93,8 @@ class PaceState(NamedTuple):
     """When a whole sample was last asked for."""
     calm: int = 0
     """How many of them in a row found none crossed; counted up to `SETTLED`."""
+    disks_at: float = float("-inf")
+    """From when on the file systems are to be read again: those of the last look serve until then."""
 
 
 class Pace(NamedTuple):
@@ -121,6 +127,8 @@ def look(
     `CALM_S`. `unsettled`: decisions follow something that goes on although no threshold is crossed, such as one that is
     still met by its minimum reclaim or a condition that is to be taken back."""
     sleep_s = interval_s
+    disks_age_s = now - snapshot.observe(Signal.NODEFS).read_at
+    disks_s = interval_s - disks_age_s
     seen: dict[Stream, Seen] = {}
     below: set[tuple[Signal, MemoryModel, int]] = set()
     nearest: dict[Signal, int] = {}
@@ -132,6 +140,7 @@ def look(
         observation = snapshot.observe(signal, model)
         available, value = observation.available, resolve(threshold.value, capacity=observation.capacity)
         if available is None or value is None:
+            disks_s = 0.0 if signal in DISKS else disks_s
             continue
         stream = (signal, model)
         now_seen = seen.get(stream)
@@ -147,9 +156,13 @@ def look(
         else:
             imminent = imminent or (threshold.hard and headroom < fill_per_s * IMMINENT_S)
             nearest[signal] = min(headroom, nearest.get(signal, headroom))
-            if signal in _DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
+            if signal in DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
                 near.add(signal)
-        sleep_s = min(sleep_s, SAFETY * headroom / max(fill_per_s, _FASTEST[signal]))
+        due_s = SAFETY * headroom / max(fill_per_s, _FASTEST[signal])
+        if signal in DISKS:
+            due_s -= disks_age_s
+            disks_s = min(disks_s, 0.0 if signal in crossed or signal in near else due_s)
+        sleep_s = min(sleep_s, due_s)
     if below:
         every_s = min(interval_s, SOFT_LOOK_S)
         sleep_s = min(sleep_s, every_s)
@@ -159,9 +172,11 @@ def look(
     waits = imminent and below >= state.below and 0.0 <= age_s < LATEST_S
     due = not 0.0 <= age_s < every_s or below != state.below
     whole = urgent or (due and not waits)
-    after = state._replace(seen=seen)
+    after = state._replace(seen=seen, disks_at=now + disks_s)
     if whole:
-        after = PaceState(seen, frozenset(below), now, 0 if below or unsettled else min(state.calm + 1, SETTLED))
+        after = after._replace(
+            below=frozenset(below), whole_at=now, calm=0 if below or unsettled else min(state.calm + 1, SETTLED)
+        )
     return Pace(
         max(SHORTEST_S, sleep_s), whole, bool(below), nearest, crossed=frozenset(crossed), near=frozenset(near)
     ), after

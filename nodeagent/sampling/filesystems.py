@@ -234,18 +234,19 @@ class Readings(NamedTuple):
     imagefs: FileSystem | Unreadable
     containerfs: FileSystem | Unreadable
     layout: Layout
+    read_at: float
 
 
-def read(layout: Layout, statvfs: Statvfs) -> Readings:
+def read(layout: Layout, statvfs: Statvfs, *, now: float) -> Readings:
     """One look at each file system. Never raises."""
     nodefs = _try(statvfs, layout.nodefs)
     store = layout.store
     if store is None:
         nowhere = Unreadable("imagefs", 0, layout.reason)
-        return Readings(nodefs, nowhere, nowhere, layout)
+        return Readings(nodefs, nowhere, nowhere, layout, now)
     imagefs = _try(statvfs, store.images)
     containerfs = imagefs if store.containers == store.images else _try(statvfs, store.containers)
-    return Readings(nodefs, imagefs, containerfs, layout)
+    return Readings(nodefs, imagefs, containerfs, layout, now)
 
 
 def _try(statvfs: Statvfs, path: str) -> FileSystem | Unreadable:

@@ -79,6 +79,7 @@ class Sampler:
         self._kept = KeptFiles(host, limit=_kept_limit())
         self._names = who.PodNames(host, pod_logs_dir=config.pod_logs_dir)
         self._around: Surroundings | None = None
+        self._disks: filesystems.Readings | None = None
         self._pod_reader: pods.PodReader | None = None
         self._usages: tuple[PodUsage, ...] = ()
         """Of the last sample."""
@@ -119,15 +120,18 @@ class Sampler:
 
     # --- samples
 
-    def sample_node(self) -> NodeSnapshot:
-        """Only the node's signals: no stalls, no memory by kind, no pods, no cgroups."""
+    def sample_node(self, *, disks: bool = True) -> NodeSnapshot:
+        """Only the node's signals: no stalls, no memory by kind, no pods, no cgroups. Without `disks` those of the file
+        systems are the last ones, with the time of that: reading them, in threads, takes as long as the rest."""
         # At once: of a machine that sleeps between two of them it would not be known when.
         (now, suspended_s), wall_time = self._clocks(), self._wall()
         around = self._surroundings(now)
+        if disks or self._disks is None or self._disks.layout is not around.layout:
+            self._disks = filesystems.read(around.layout, self._statvfs, now=now)
         facts = signals.NodeFacts(
             memory=memory.read(self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods),
             pids=pids.read(self._kept, now=now),
-            disks=filesystems.read(around.layout, self._statvfs),
+            disks=self._disks,
             now=now,
         )
         return NodeSnapshot(
@@ -187,9 +191,16 @@ class Sampler:
         )
 
     def look_again(
-        self, before: NodeSnapshot, api_pods: Sequence[Pod], pods_synced_at: float | None, *, pod_uids: frozenset[str]
+        self,
+        before: NodeSnapshot,
+        api_pods: Sequence[Pod],
+        pods_synced_at: float | None,
+        *,
+        pod_uids: frozenset[str],
+        disks: bool,
     ) -> NodeSnapshot:
         """The node now, with these few pods alone: for a second look right before acting, at a fraction of a sample.
+        `disks` as in `sample_node`.
 
         A pod's object is the API's newest (`api_pods`); its usage is that of `before`, or None when its cgroup is gone.
         A pod that the API no longer has is left out.
@@ -202,7 +213,7 @@ class Sampler:
                 usage = usages[pod.uid]
                 there = usage is not None and top is not None and self._host.exists(top + usage.cgroup)
                 views.append(PodView(pod, usage if there else None))
-        return self.sample_node()._replace(pods=tuple(views), pods_synced_at=pods_synced_at)
+        return self.sample_node(disks=disks)._replace(pods=tuple(views), pods_synced_at=pods_synced_at)
 
     # --- parts
 

@@ -38,11 +38,13 @@ def _allocatable_memory(facts: NodeFacts) -> Observation:
 
 
 def _nodefs(facts: NodeFacts) -> Observation:
-    return filesystems.observe_bytes(Signal.NODEFS, facts.disks.nodefs, facts.disks.layout.nodefs, facts.now)
+    return filesystems.observe_bytes(Signal.NODEFS, facts.disks.nodefs, facts.disks.layout.nodefs, facts.disks.read_at)
 
 
 def _nodefs_inodes(facts: NodeFacts) -> Observation:
-    return filesystems.observe_inodes(Signal.NODEFS_INODES, facts.disks.nodefs, facts.disks.layout.nodefs, facts.now)
+    return filesystems.observe_inodes(
+        Signal.NODEFS_INODES, facts.disks.nodefs, facts.disks.layout.nodefs, facts.disks.read_at
+    )
 
 
 def _images(facts: NodeFacts) -> str:
@@ -56,20 +58,22 @@ def _containers(facts: NodeFacts) -> str:
 
 
 def _imagefs(facts: NodeFacts) -> Observation:
-    return filesystems.observe_bytes(Signal.IMAGEFS, facts.disks.imagefs, _images(facts), facts.now)
+    return filesystems.observe_bytes(Signal.IMAGEFS, facts.disks.imagefs, _images(facts), facts.disks.read_at)
 
 
 def _imagefs_inodes(facts: NodeFacts) -> Observation:
-    return filesystems.observe_inodes(Signal.IMAGEFS_INODES, facts.disks.imagefs, _images(facts), facts.now)
+    return filesystems.observe_inodes(Signal.IMAGEFS_INODES, facts.disks.imagefs, _images(facts), facts.disks.read_at)
 
 
 def _containerfs(facts: NodeFacts) -> Observation:
-    return filesystems.observe_bytes(Signal.CONTAINERFS, facts.disks.containerfs, _containers(facts), facts.now)
+    return filesystems.observe_bytes(
+        Signal.CONTAINERFS, facts.disks.containerfs, _containers(facts), facts.disks.read_at
+    )
 
 
 def _containerfs_inodes(facts: NodeFacts) -> Observation:
     signal = Signal.CONTAINERFS_INODES
-    return filesystems.observe_inodes(signal, facts.disks.containerfs, _containers(facts), facts.now)
+    return filesystems.observe_inodes(signal, facts.disks.containerfs, _containers(facts), facts.disks.read_at)
 
 
 def _pid(facts: NodeFacts) -> Observation:

@@ -173,3 +173,37 @@ def test_whatever_is_read_the_sleep_stays_within_its_bounds(samples: list[tuple[
     for available, at in samples:
         verdict, state = _look(_node(available, at=at), state, HARD, SOFT)
         assert pace.SHORTEST_S <= verdict.sleep_s <= INTERVAL_S
+
+
+DISK = Threshold(Signal.NODEFS, Amount(GIB, None, "1Gi"))
+
+
+def _with_disk(available: int | None, *, read_at: float, at: float, memory: int = 40 * GIB) -> NodeSnapshot:
+    """nodefs of 100 GiB, read some time before the rest."""
+    node = _node(memory, at=at)
+    disk = Observation(Signal.NODEFS, available, 100 * GIB, read_at, "test", "" if available is not None else "gone")
+    return node._replace(observations={**node.observations, Signal.NODEFS: disk})
+
+
+def test_while_memory_runs_out_the_disks_are_read_as_rarely_as_without_it() -> None:
+    verdict, state = _look(_with_disk(60 * GIB, read_at=0.0, at=0.0, memory=310 * MIB), PaceState(), HARD, DISK)
+    assert (verdict.sleep_s, state.disks_at) == (pace.SHORTEST_S, INTERVAL_S)
+    verdict, state = _look(_with_disk(60 * GIB, read_at=0.0, at=4.0, memory=310 * MIB), state, HARD, DISK)
+    assert (verdict.sleep_s, state.disks_at) == (pace.SHORTEST_S, INTERVAL_S), "from when they were read, not looked at"
+
+
+def test_without_a_threshold_for_them_disks_are_read_once_in_an_interval() -> None:
+    _, state = _look(_with_disk(0, read_at=3.0, at=5.0), PaceState())
+    assert state.disks_at == pytest.approx(3.0 + INTERVAL_S)
+
+
+def test_a_disk_is_read_again_before_it_could_be_full() -> None:
+    verdict, state = _look(_with_disk(5 * GIB, read_at=2.0, at=3.0), PaceState(), HARD, DISK)
+    assert state.disks_at == pytest.approx(2.0 + 0.5 * 4), "half the time to its threshold at 1 GiB/s"
+    assert verdict.sleep_s == pytest.approx(1.0), "and the loop is there then"
+
+
+@pytest.mark.parametrize("available", [GIB - 1, 0, GIB + 50 * MIB, None], ids=["crossed", "full", "near", "unknown"])
+def test_a_disk_that_is_crossed_near_or_unknown_is_read_at_every_look(available: int | None) -> None:
+    _, state = _look(_with_disk(available, read_at=7.0, at=7.0), PaceState(), HARD, DISK)
+    assert state.disks_at == 7.0
