@@ -40,6 +40,7 @@ from nodeagent.report.pages import Endpoint, pages
 from nodeagent.report.server import AddressError
 from nodeagent.sampling import forks
 from nodeagent.sampling.disk.watch import Need
+from nodeagent.sampling.sampler import renewed
 
 API_FIRST_S: Final = 3.0
 """For how long after its start a calm agent looks at no pod before the API has told of them, which takes 0.3 s: what it
@@ -91,6 +92,8 @@ class Agent:
         self._stretch = 1.0
         """Of the calm sampling interval, while the agent costs more than it should."""
         self._memo = engine.Memo()
+        self._prepared: NodeSnapshot | None = None
+        """Taken when a threshold was about to be crossed, for the decision on that."""
         self._pace = pacing.PaceState()
         self._counting = False
         """Whether the last decision waits for what pods hold on disk."""
@@ -198,6 +201,9 @@ class Agent:
             times.append(node.taken_at + left_s)
         elif pace.whole or waits:
             self._decide(node, calm=calm)
+        elif pace.prepare:
+            self._prepared = self._sample(node, calm=False)
+            self._memo.prepare(self._prepared, config=self._config)
         if pace.pressed:
             # After the decision, which would share the interpreter with the threads that this sets going.
             self._parts.session.warm()
@@ -272,6 +278,7 @@ class Agent:
             self._parts = parts
             self._metrics.observe_reload(parts.config)
             self._effective.clear()
+            self._prepared = None
             self._pace = self._pace._replace(whole_at=None, calm=0, disks_at=float("-inf"))
             policy = self._keeper.policy
             self._keeper.policy = policy_state.restored(policy, instance=policy.instance)
@@ -348,7 +355,11 @@ class Agent:
 
     def _decide(self, node: NodeSnapshot, *, calm: bool) -> None:
         with self._metrics.timed(Stage.SAMPLE):
-            snapshot = self._sample(node, calm=calm)
+            prepared, self._prepared = self._prepared, None
+            if prepared is not None and 0.0 <= node.taken_at - prepared.taken_at <= pacing.PREPARED_S:
+                snapshot = renewed(prepared, node)
+            else:
+                snapshot = self._sample(node, calm=calm)
         before = self._keeper.policy
         with self._metrics.timed(Stage.DECIDE):
             plan, self._keeper.policy = engine.decide(

@@ -34,7 +34,7 @@ from nodeagent.sampling.sampler import Sampler
 from tests.means import bare_means
 from tests.policy.test_ledger import entry
 from tests.sampling.podcgroups import NEEDS, usable
-from tests.trees import GI, Node, TreePod, write_node
+from tests.trees import GI, MI, Node, TreePod, write_node
 
 POD = TreePod("a/web")
 BEGAN = 100_000.0
@@ -128,9 +128,10 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         reclaims: ReclaimState | None = None,
         leaving: tuple[Entry, ...] = (),
         conditions: Mapping[str, Memory] | None = None,
+        thresholds: str = FAR,
         **sampling: str,
     ) -> Loop:
-        config.write_text(f"{HEAD}{FAR}sampling: {sampling}\n")
+        config.write_text(f"{HEAD}{thresholds}sampling: {sampling}\n")
         file = ConfigFile(str(config), overrides=())
         means = bare_means(host, file=file, alarms=Alarms(host), holds=holds, log=log)
         means = means._replace(boottime=clock, monotonic=clock.awake, forks=forks or NoForks())
@@ -187,6 +188,38 @@ def test_disks_that_are_far_from_their_thresholds_are_not_read_at_every_look(
     for second in (60.1, 60.2, 60.3):
         loop.turn(second)
     assert at[3:] == pytest.approx([60.1, 60.2, 60.3]), "a threshold is crossed"
+
+
+@pytest.mark.parametrize(("pause_s", "anew"), [(0.02, False), (0.1, True)])
+def test_pods_that_were_looked_at_right_before_a_crossing_are_not_looked_at_again_in_it(
+    start: StartLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float, anew: bool
+) -> None:
+    loop, sample, at = start(interval="1s", thresholds="evictionHard: {memory.available: 1Gi}\n"), Sampler.sample, []
+
+    def note(sampler: Sampler, *given: Any, **more: Any) -> NodeSnapshot:
+        at.append(loop.clock.now - BEGAN)
+        return sample(sampler, *given, **more)
+
+    def turn(after_s: float, available: int) -> None:
+        write_node(tmp_path / "node", Node(memory_available=available, pods=(POD,)))
+        loop.turn(after_s)
+
+    settled = loop.settle()
+    monkeypatch.setattr(Sampler, "sample", note)
+    turn(settled + 1.00, 1300 * MI)
+    turn(settled + 1.02, 1280 * MI)
+    assert at == [], "far from the threshold"
+    turn(settled + 1.04, 1100 * MI)
+    assert at == pytest.approx([settled + 1.04]), "15 ms away from it"
+    decided = len(loop.decisions.at)
+    turn(settled + 1.04 + pause_s, 1000 * MI)
+    assert len(loop.decisions.at) == decided + 1
+    assert at[1:] == pytest.approx([settled + 1.04 + pause_s] if anew else [])
+    assert loop.decisions.last is not None
+    [memory] = [each.observation for each in loop.decisions.last.signals if each.signal is Signal.MEMORY]
+    assert memory.available == 1000 * MI, "the node is seen as it is"
+    assert loop.decisions.last.made_at == loop.clock.now
+    assert loop.decisions.last.ranking, "and so are its pods"
 
 
 def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:

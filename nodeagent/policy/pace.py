@@ -17,7 +17,8 @@ runs out it is looked at 50 times a second, and they need not be.
 A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
 `SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
 `sampling.interval`, the others every `CALM_S` or more. While a hard one is about to be crossed the others wait a
-little: what they set going would be in the way.
+little: what they set going would be in the way. Right before it is crossed the pods are looked at and lined up, in time
+that would be slept away, so that the decision finds the victim at hand.
 """
 
 from collections.abc import Mapping
@@ -61,6 +62,13 @@ LATEST_S: Final = 1.25
 """Then a whole sample waits for the crossing, until the last one is this old: publishing a condition set five threads
 going, and the looks of the loop then took 120 ms instead of 10 (emulated), which is 100 MiB of the fastest ramp."""
 
+PREPARE_S: Final = 0.05
+"""The next look may find a hard threshold crossed, when it would be within this time as fast as it fills right now."""
+PREPARE_EVERY_S: Final = 0.1
+"""No more often than this: for 500 pods that is 5 ms each, and a node may hover above its threshold for hours."""
+PREPARED_S: Final = 0.08
+"""Pods that were looked at so long before a decision are as good as looked at in it."""
+
 AHEAD_S: Final = 60.0
 """A disk is near its threshold when it would be there within this time at its fill rate: long enough to walk some
 millions of files before (200,000 take 0.35 s, MEASURED.md, the kernel)."""
@@ -81,6 +89,8 @@ class Seen(NamedTuple):
     read_at: float
     fill_per_s: float
     """Fastest fill lately, decaying."""
+    now_per_s: float = 0.0
+    """Fill between the last two looks."""
 
 
 class PaceState(NamedTuple):
@@ -95,6 +105,8 @@ class PaceState(NamedTuple):
     """How many of them in a row found none crossed; counted up to `SETTLED`."""
     disks_at: float = float("-inf")
     """From when on the file systems are to be read again: those of the last look serve until then."""
+    prepared_at: float = float("-inf")
+    """When pods were last to be looked at before a crossing."""
 
 
 class Pace(NamedTuple):
@@ -111,6 +123,8 @@ class Pace(NamedTuple):
     """Signals below one of their thresholds."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may be below one soon."""
+    prepare: bool = False
+    """Look at the pods now, without a decision: the next look may have to decide."""
 
 
 def look(
@@ -134,7 +148,7 @@ def look(
     nearest: dict[Signal, int] = {}
     crossed: set[Signal] = set()
     near: set[Signal] = set()
-    urgent = imminent = False
+    urgent = imminent = arrives = False
     for threshold in thresholds:
         signal, model = threshold.signal, threshold.memory_model
         observation = snapshot.observe(signal, model)
@@ -155,6 +169,7 @@ def look(
             headroom = available
         else:
             imminent = imminent or (threshold.hard and headroom < fill_per_s * IMMINENT_S)
+            arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREPARE_S)
             nearest[signal] = min(headroom, nearest.get(signal, headroom))
             if signal in DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
                 near.add(signal)
@@ -172,13 +187,22 @@ def look(
     waits = imminent and below >= state.below and 0.0 <= age_s < LATEST_S
     due = not 0.0 <= age_s < every_s or below != state.below
     whole = urgent or (due and not waits)
-    after = state._replace(seen=seen, disks_at=now + disks_s)
+    prepare = arrives and not whole and now - state.prepared_at >= PREPARE_EVERY_S
+    after = state._replace(
+        seen=seen, disks_at=now + disks_s, prepared_at=now if prepare else min(state.prepared_at, now)
+    )
     if whole:
         after = after._replace(
             below=frozenset(below), whole_at=now, calm=0 if below or unsettled else min(state.calm + 1, SETTLED)
         )
     return Pace(
-        max(SHORTEST_S, sleep_s), whole, bool(below), nearest, crossed=frozenset(crossed), near=frozenset(near)
+        max(SHORTEST_S, sleep_s),
+        whole,
+        bool(below),
+        nearest,
+        crossed=frozenset(crossed),
+        near=frozenset(near),
+        prepare=prepare,
     ), after
 
 
@@ -188,4 +212,4 @@ def _filled(before: Seen | None, available: int, read_at: float) -> Seen:
     passed = read_at - before.read_at
     rate = max(0.0, (before.available - available) / passed)
     remembered: float = before.fill_per_s * 0.5 ** (passed / MEMORY_DECAY_S)
-    return Seen(available, read_at, max(rate, remembered))
+    return Seen(available, read_at, max(rate, remembered), rate)

@@ -6,6 +6,7 @@ that is dropped) does not turn it around.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import combinations
 
 from nodeagent.lean import Final
@@ -43,13 +44,17 @@ def extend(history: History, *, read_at: float, available: int) -> History:
 
 
 def estimate(history: History, *, values: Iterable[int] = ()) -> Trend | None:
-    """The trend that the history shows, with the time until the nearest of the threshold `values` not met yet.
+    """The trend that the history shows, with the time until the nearest of the threshold `values` not met yet. Known
+    already for a history that did not grow, as those of file systems at most looks.
 
     None: fewer than `ENOUGH` samples. Confidence is the share of the samples' spread that the line explains: 1 when
     all lie on it (a constant signal included), 0 when it explains no more than their median would.
     """
-    if len(history) < ENOUGH:
-        return None
+    return _estimate(history, tuple(values)) if len(history) >= ENOUGH else None
+
+
+@lru_cache(maxsize=64)
+def _estimate(history: History, values: tuple[int, ...]) -> Trend:
     available = history[-1][1]
     levels = [level for _, level in history]
     if min(levels) == max(levels):

@@ -181,14 +181,7 @@ class Sampler:
         """The snapshot with the node's signals read now, after its pods: what a pod lets go of meanwhile is counted
         twice, as held and as free, and not as neither. It is of that time: looking at the pods of a node in trouble may
         take a second, and what is newer than its snapshot is not believed."""
-        node = self.sample_node()
-        return snapshot._replace(
-            taken_at=node.taken_at,
-            wall_time=node.wall_time,
-            observations=node.observations,
-            mem_available=node.mem_available,
-            suspended_s=node.suspended_s,
-        )
+        return renewed(snapshot, self.sample_node())
 
     def look_again(
         self,
@@ -299,6 +292,17 @@ class Sampler:
             self._top = cgroup.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
             self._top_at = now
         return self._top
+
+
+def renewed(snapshot: NodeSnapshot, node: NodeSnapshot) -> NodeSnapshot:
+    """The snapshot with the node's signals, and the time, of a later look at the node alone."""
+    return snapshot._replace(
+        taken_at=node.taken_at,
+        wall_time=node.wall_time,
+        observations=node.observations,
+        mem_available=node.mem_available,
+        suspended_s=node.suspended_s,
+    )
 
 
 def _kept_limit() -> int:

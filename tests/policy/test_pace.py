@@ -207,3 +207,29 @@ def test_a_disk_is_read_again_before_it_could_be_full() -> None:
 def test_a_disk_that_is_crossed_near_or_unknown_is_read_at_every_look(available: int | None) -> None:
     _, state = _look(_with_disk(available, read_at=7.0, at=7.0), PaceState(), HARD, DISK)
     assert state.disks_at == 7.0
+
+
+def _prepares(*seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
+    """When pods are to be looked at without a decision, of looks (time, MiB available). The last whole one is new."""
+    state, taken = PaceState(whole_at=0.0), []
+    for at, mib in seen:
+        verdict, state = _look(_node(mib * MIB, at=at), state, *thresholds)
+        assert not (verdict.prepare and verdict.whole)
+        taken += [at] if verdict.prepare else []
+    return taken
+
+
+def test_pods_are_looked_at_right_before_a_hard_threshold_is_crossed() -> None:
+    ramp = [(0.02 * look, 400 - 20 * look) for look in range(8)]  # 1,000 MiB/s; crossed after 0.1 s
+    assert _prepares(*ramp) == pytest.approx([0.06])
+    assert _prepares(*ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], "a grace period is no haste"
+
+
+def test_who_hovers_above_a_threshold_prepares_for_it_ten_times_a_second_at_most() -> None:
+    hovering = [(0.02 * look, 301 + look % 2) for look in range(500)]
+    taken = _prepares(*hovering)
+    assert 2 <= len(taken) <= 0.02 * 500 / pace.PREPARE_EVERY_S + 1
+
+
+def test_what_has_filled_fast_and_stands_still_now_is_not_prepared_for() -> None:
+    assert _prepares((0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
