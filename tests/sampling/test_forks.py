@@ -25,6 +25,7 @@ from nodeagent.sampling.host import Host, open_host
 from tests.sampling.podcgroups import NEEDS, PodCgroups, usable
 
 real = pytest.mark.skipif(not usable(), reason=NEEDS)
+STORM_PER_S = 100
 NODES = Path(__file__).parents[1] / "data" / "nodes"
 
 FORKS = """
@@ -35,6 +36,16 @@ for _ in range({number}):
     os.waitpid(pid, 0)
 print('done', flush=True)
 sys.stdin.read()
+"""
+STORM = """
+import time
+for number in range(20_000):
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    if number == {stamped_at}:
+        print(time.clock_gettime(time.CLOCK_BOOTTIME), flush=True)
 """
 THREADS = """
 for _ in range({number}):
@@ -49,7 +60,7 @@ sys.stdin.read()
 @pytest.fixture
 def meter() -> Iterator[ConnectorMeter]:
     # os.fork makes between 400 (a busy machine) and 3,000 processes a second.
-    opened = ConnectorMeter(open_connector(), Host("/"), storm_per_s=100)
+    opened = ConnectorMeter(open_connector(), Host("/"), storm_per_s=STORM_PER_S)
     try:
         yield opened
     finally:
@@ -83,13 +94,15 @@ def follow(meter: ConnectorMeter, until: Callable[[], bool]) -> int:
 def test_a_fork_storm_in_a_pod_wakes_the_loop_and_names_the_pod(pods: PodCgroups, meter: ConnectorMeter) -> None:
     calm, storming = pods.pod(), pods.pod()
     pods.run(calm, FORKS.format(number=0))
-    process = pods.run(storming, FORKS.format(number=1000))
+    process = pods.run(storming, STORM.format(stamped_at=STORM_PER_S))
     meter.drain(now())
     pods.go(process)
-    began = now()
     # Whatever else runs on this machine may be a storm before it, and fork more.
     follow(meter, lambda: meter.storm(now()) and storming in meter.rates(now()))
-    assert now() - began < 2.0
+    known_at = now()
+    assert process.stdout is not None
+    assert known_at - float(process.stdout.readline()) < 1.0, "after as many forks as make a storm, if not before"
+    process.kill()
     assert calm not in meter.rates(now())
     assert storming not in meter.thread_rates(now())
 
