@@ -48,7 +48,7 @@ from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import open_log
 from nodeagent.journal.state import StateFile
 from nodeagent.keeper import AgentState
-from nodeagent.model import Victim
+from nodeagent.model import Outcome, Victim
 from nodeagent.parts import Parts
 from nodeagent.policy import state as policy_state
 from nodeagent.sampling.alarms import Alarms
@@ -165,13 +165,19 @@ class Hog(NamedTuple):
 
 
 class StampedSession(ClusterSession):
-    """The agent's session; stamps when a victim is handed to it."""
+    """The agent's session; stamps when a victim is handed to it, and counts what the agent has heard of them."""
 
     handed_at = 0.0
+    heard = 0
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         self.handed_at = _now()
         super().evict(plan_id, victim)
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        told = super().outcomes()
+        self.heard += len(told)
+        return told
 
 
 class StampedStore(StateFile):
@@ -272,7 +278,7 @@ class Bench:
         self._turn_until(agent, wakeups, lambda: any(p.uid == hog.uid for p in session.pods().pods))
         for _ in range(4):
             self._turn(agent, wakeups, most_s=0.05)
-        session.handed_at, woken = 0.0, []
+        session.handed_at, session.heard, woken = 0.0, 0, []
         hog.go()
         while not session.handed_at:
             woken.append(_now())
@@ -284,7 +290,7 @@ class Bench:
         self.kubepods.kill(hog.uid)
         self.pipe.send((hog.name, ""))
         self._turn_until(agent, wakeups, lambda: all(p.uid != hog.uid for p in session.pods().pods))
-        self._turn_until(agent, wakeups, lambda: not session.outcomes())
+        self._turn_until(agent, wakeups, lambda: session.heard > 0)
         return Stages(began - crossed, ranked - crossed, session.handed_at - crossed, wire - crossed)
 
     def _limit(self, waiter: str) -> Limit:
