@@ -26,7 +26,9 @@ HOG, OTHERS = str(uuid.uuid4()), str(uuid.uuid4())
 ACTING: dict[str, Any] = {
     **HARD,
     "escalation": {"brake": "freeze", "brakeDeadline": "10m", "hardKill": "cgroup"},
+    "startup": {"freshSamples": 1},
 }
+"""With one fresh sample the first decision that sees the threshold crossed acts, and saves nothing before."""
 
 
 @pytest.fixture
