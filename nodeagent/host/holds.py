@@ -64,12 +64,12 @@ class Holds:
             self._say(f"{cgroup} is not held: {error}")
 
     def apply(self, pod_uid: str, *, saved: bool) -> bool:
-        """Hold a pod that was planned. False: it could not be marked and has to wait until the plan is `saved`, after
-        which it is held also without a mark."""
+        """Mark a pod that was planned, and hold it. False: it could not be marked and has to wait until the plan is
+        `saved`; then it is held without a mark."""
         hold = self._held.get(pod_uid)
         if hold is None:
             return True
-        if not self._mark(hold) and not saved:
+        if not (saved or self._mark(hold)):
             return False
         try:
             if not self._brake.apply(hold):

@@ -257,7 +257,7 @@ def test_what_cannot_be_marked_is_held_once_it_is_saved_and_told(pod: Path) -> N
     assert _state(pod) == "THAWED", "nothing would tell the next process of it"
     assert holds.apply("u", saved=True)
     _until(lambda: _state(pod) == "FROZEN", "the pod is frozen")
-    assert all("cannot be marked" in note.message for note in holds.notes)
+    assert ["cannot be marked" in note.message for note in holds.notes] == [True]
     holds.drop("u")
     _until(lambda: _state(pod) == "THAWED", "the pod is thawed")
 
