@@ -56,11 +56,12 @@ SETTLED: Final = 5
 (`startup.freshSamples`), and what was crossed a moment ago may be so again."""
 
 
-IMMINENT_S: Final = 0.5
+IMMINENT_S: Final = 1.0
 """A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately."""
 LATEST_S: Final = 1.25
-"""Then a whole sample waits for the crossing, until the last one is this old: publishing a condition set five threads
-going, and the looks of the loop then took 120 ms instead of 10 (emulated), which is 100 MiB of the fastest ramp."""
+"""Then a whole sample that is due waits for the crossing, for so long at most: publishing a condition sets five threads
+going, and the looks of the loop then took 120 to 340 ms instead of 10 (emulated), which is 100 to 300 MiB of the
+fastest ramp."""
 
 PREPARE_S: Final = 0.05
 """The next look may find a hard threshold crossed, when it would be within this time as fast as it fills right now."""
@@ -101,6 +102,8 @@ class PaceState(NamedTuple):
     """Thresholds that were crossed at the last whole sample, by what they look at and value."""
     whole_at: float | None = None
     """When a whole sample was last asked for."""
+    due_at: float | None = None
+    """Since when one is due that waits."""
     calm: int = 0
     """How many of them in a row found none crossed; counted up to `SETTLED`."""
     disks_at: float = float("-inf")
@@ -184,12 +187,16 @@ def look(
     else:
         every_s = interval_s if unsettled or state.calm < SETTLED else max(interval_s, calm_s)
     age_s = now - state.whole_at if state.whole_at is not None else -1.0
-    waits = imminent and below >= state.below and 0.0 <= age_s < LATEST_S
     due = not 0.0 <= age_s < every_s or below != state.below
+    due_at = state.due_at if state.due_at is not None else now
+    waits = imminent and below >= state.below and age_s >= 0.0 and 0.0 <= now - due_at < LATEST_S
     whole = urgent or (due and not waits)
     prepare = arrives and not whole and now - state.prepared_at >= PREPARE_EVERY_S
     after = state._replace(
-        seen=seen, disks_at=now + disks_s, prepared_at=now if prepare else min(state.prepared_at, now)
+        seen=seen,
+        due_at=due_at if due and not whole else None,
+        disks_at=now + disks_s,
+        prepared_at=now if prepare else min(state.prepared_at, now),
     )
     if whole:
         after = after._replace(

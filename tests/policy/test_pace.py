@@ -132,8 +132,16 @@ def test_a_soft_threshold_on_the_way_to_a_hard_one_waits_for_it_but_not_for_long
     for step in range(100):
         verdict, state = _look(_node(max(400, 700 - 20 * step) * MIB, at=0.02 * step), state, HARD, SOFT)
         told += [0.02 * step] if verdict.whole else []
+    crossed = 0.02 * 11
     assert told[0] == 0.0
-    assert told[1] == pytest.approx(pace.LATEST_S, abs=0.021)
+    assert told[1] == pytest.approx(crossed + pace.LATEST_S, abs=0.021)
+    # Long after the last whole sample as well: it waits since it was due, not since then.
+    _, state = _look(_node(700 * MIB, at=0.0), PaceState(), HARD, SOFT)
+    whole = []
+    for step, mib in enumerate(ramp):
+        verdict, state = _look(_node(mib * MIB, at=8.0 + 0.02 * step), state, HARD, SOFT)
+        whole += [mib] if verdict.whole else []
+    assert whole == [mib for mib in ramp if mib < 300]
 
 
 def test_a_soft_grace_is_not_slept_through_however_much_there_is_left() -> None:
