@@ -14,12 +14,14 @@ Promises:
 Theory of operation. All calls come from the loop's thread and none waits for the API server. In a turn:
 
     settle      first: what has come of earlier turns
+    guard       when a hard threshold of memory is about to be crossed
     hold        as soon as there is a plan with victims; saves
     evict       after the plan was published; `hold`'s answer says whether the state could be saved
     reclaim     where the plan orders it; saves
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from nodeagent.config.schema import Brake, Config, HardKill, Mode
 from nodeagent.host import hooks as jobs
@@ -40,8 +42,12 @@ from nodeagent.model import (
 )
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import engine
+from nodeagent.policy.foresight import Foreseen
 from nodeagent.policy.ranking import DISKS
 from nodeagent.report.metrics import Metrics, Stage
+
+GUARD_S: Final = 1.0
+"""For how long a pod is kept from growing past a threshold that was about to be crossed and then was not."""
 
 
 class Actor:
@@ -73,6 +79,19 @@ class Actor:
         for victim in unmarked:
             self._holds.apply(victim.pod.uid, saved=True)
         return saved
+
+    def guard(self, victims: Sequence[Foreseen], config: Config, *, now: float) -> None:
+        """Keep the memory of those who would have to go from passing the threshold before we see it crossed. Others who
+        were guarded are let go."""
+        self._holds.unguard(but=[each.pod_uid for each in victims])
+        for each in victims:
+            until = now + min(GUARD_S, config.escalation.brake_deadline_s)
+            self._holds.guard(each.cgroup, each.limit, pod_uid=each.pod_uid, until=until)
+
+    def guards(self, config: Config) -> bool:
+        """Whether `guard` may be asked for."""
+        brakes = config.mode is Mode.ENFORCE and config.escalation.brake is not Brake.NONE
+        return brakes and self._holds.can_guard
 
     def evict(self, plan: Plan, fresh: NodeSnapshot, parts: Parts, *, saved: bool) -> None:
         """Judge the victims a second time and hand them over. `fresh` is the answer of `look_again`, `saved` that of

@@ -31,7 +31,7 @@ from nodeagent.journal.teller import Teller, status
 from nodeagent.keeper import Keeper
 from nodeagent.model import ConditionStatus, ConditionType, DiskLayout, NodeSnapshot, Note, Plan, Threshold
 from nodeagent.parts import Means, Parts
-from nodeagent.policy import engine, ledger, thresholds
+from nodeagent.policy import engine, foresight, ledger, thresholds
 from nodeagent.policy import pace as pacing
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
@@ -201,9 +201,8 @@ class Agent:
             times.append(node.taken_at + left_s)
         elif pace.whole or waits:
             self._decide(node, calm=calm)
-        elif pace.prepare:
-            self._prepared = self._sample(node, calm=False)
-            self._memo.prepare(self._prepared, config=self._config)
+        elif pace.prepare or (pace.guard and self._actor.guards(self._config)):
+            self._prepare(node, guard=pace.guard)
         if pace.pressed:
             # After the decision, which would share the interpreter with the threads that this sets going.
             self._parts.session.warm()
@@ -352,6 +351,15 @@ class Agent:
             api_lost_at=view.lost_at,
             soft_waits_for=soft_waits_for,
         )
+
+    def _prepare(self, node: NodeSnapshot, *, guard: bool) -> None:
+        """Do before a hard threshold is crossed what takes time or comes too late then."""
+        snapshot = self._prepared = self._sample(node, calm=False)
+        self._memo.prepare(snapshot, config=self._config)
+        if guard and self._actor.guards(self._config):
+            now = snapshot.taken_at
+            victims = foresight.victims(snapshot, self._keeper.policy, now=now, config=self._config, memo=self._memo)
+            self._actor.guard(victims, self._config, now=now)
 
     def _decide(self, node: NodeSnapshot, *, calm: bool) -> None:
         with self._metrics.timed(Stage.SAMPLE):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeagent.acting import Actor
+from nodeagent.acting import GUARD_S, Actor
 from nodeagent.cluster.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.schema import Brake, Mode
@@ -20,6 +20,7 @@ from nodeagent.keeper import Keeper
 from nodeagent.model import Amount, Method, Plan, Pod, PodSource, QOSClass, Signal, Threshold, Tier, Victim
 from nodeagent.parts import Parts
 from nodeagent.policy import state as policy_state
+from nodeagent.policy.foresight import Foreseen
 from nodeagent.report.metrics import Metrics
 from nodeagent.sampling.alarms import Alarms
 from nodeagent.sampling.disk.watch import DiskWatch
@@ -90,3 +91,26 @@ def test_a_rehearsal_holds_nobody_and_hands_nobody_over(scene: Scene) -> None:
     assert scene.high.read_text() == "max\n"
     scene.actor.evict(plan, scene.parts.sampler.sample(None, None), scene.parts, saved=True)  # NoCluster would raise
     assert scene.high.read_text() == "max\n"
+
+
+@pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
+def test_who_would_have_to_go_is_guarded_for_a_moment_and_no_longer_than_a_hold(scene: Scene) -> None:
+    config, victim = scene.parts.config, Foreseen(POD.cgroup_uid, scene.cgroup, 1 << 40)
+    assert scene.actor.guards(config)
+    scene.actor.guard([victim], config, now=50.0)
+    assert scene.high.read_text().strip() == str(1 << 40)
+    assert [hold.until for hold in scene.holds.held] == [50.0 + GUARD_S]
+    brief = config._replace(escalation=config.escalation._replace(brake_deadline_s=0.25))
+    scene.actor.guard([victim], brief, now=51.0)
+    assert [hold.until for hold in scene.holds.held] == [51.25]
+    scene.actor.guard([], config, now=51.1)
+    assert scene.high.read_text().startswith("max")
+    assert scene.holds.held == ()
+
+
+@pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
+def test_nobody_is_guarded_in_a_rehearsal_or_without_a_brake(scene: Scene) -> None:
+    config = scene.parts.config
+    without = config._replace(escalation=config.escalation._replace(brake=Brake.NONE))
+    assert scene.actor.guards(config) is (config.mode is Mode.ENFORCE)
+    assert not scene.actor.guards(without)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from nodeagent.acting import GUARD_S
 from nodeagent.agent import API_FIRST_S, Agent
+from nodeagent.cluster.pods import PodsView
 from nodeagent.cluster.session import NoCluster
 from nodeagent.config.load import Loaded
 from nodeagent.config.watch import ConfigFile
@@ -17,7 +19,7 @@ from nodeagent.host.brake import BrakeKind, CgroupBrake
 from nodeagent.host.holds import Holds
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import LineWriter, open_log
-from nodeagent.model import ConditionStatus, ConditionType, NodeSnapshot, Plan, Signal
+from nodeagent.model import ConditionStatus, ConditionType, NodeSnapshot, Owner, Plan, Pod, PodSource, Signal
 from nodeagent.parts import Parts
 from nodeagent.policy import pace
 from nodeagent.policy import state as policy_state
@@ -70,6 +72,11 @@ class Decisions(NoCluster):
         super().__init__("none here")
         self.at: list[float] = []
         self.last: Plan | None = None
+        self.view = super().pods()
+        """What an API server tells of."""
+
+    def pods(self) -> PodsView:
+        return self.view
 
     def decided(self, plan: Plan) -> None:
         self.at.append(plan.made_at - BEGAN)
@@ -220,6 +227,66 @@ def test_pods_that_were_looked_at_right_before_a_crossing_are_not_looked_at_agai
     assert memory.available == 1000 * MI, "the node is seen as it is"
     assert loop.decisions.last.made_at == loop.clock.now
     assert loop.decisions.last.ranking, "and so are its pods"
+
+
+OWNER = Owner("ReplicaSet", "web", "rs")
+API_POD = Pod(POD.cgroup_uid, POD.cgroup_uid, "a", "web", PodSource.API, POD.qos, phase="Running", owner=OWNER)
+BRAKED = "mode: enforce\nescalation: {brake: freeze}\nevictionHard: {memory.available: 1Gi}\n"
+
+
+def test_who_would_have_to_go_is_kept_from_outrunning_the_loop_until_it_has_to(
+    start: StartLoop, tmp_path: Path
+) -> None:
+    loop, tree = start(thresholds=BRAKED), tmp_path / "node/sys/fs/cgroup"
+    [pod] = tree.glob(f"**/*pod{POD.cgroup_uid.replace('-', '[-_]')}*")
+    (pod / "memory.high").write_text("max\n")
+    (pod / "cgroup.freeze").write_text("0\n")
+    uses = 3 * GI
+
+    def limit(size: int) -> str:
+        return str(size - size // 80)
+
+    def turn(after_s: float, available: int, used: int) -> None:
+        grown = POD._replace(working_set=used, inactive_file=0)
+        write_node(tmp_path / "node", Node(memory_available=available, pods=(grown,)))
+        loop.turn(after_s)
+
+    def high() -> str:
+        return (pod / "memory.high").read_text().strip()
+
+    turn(0.0, 1700 * MI, uses)
+    settled = loop.settle()
+    loop.decisions.view = PodsView((API_POD,), loop.clock.now, "")
+    turn(settled + 1.00, 1700 * MI, uses)
+    assert high() == "max", "nothing moves"
+    turn(settled + 1.10, 1500 * MI, uses + 200 * MI)
+    assert high() == limit(uses + 200 * MI + 476 * MI), "0.24 s away from it, with 476 MiB left"
+    turn(settled + 1.12, 1460 * MI, uses + 240 * MI)
+    assert high() == limit(uses + 200 * MI + 476 * MI), "the same limit is right all the way"
+    decided = len(loop.decisions.at)
+    turn(settled + 1.14, 1000 * MI, uses + 700 * MI)
+    assert len(loop.decisions.at) == decided + 1
+    assert loop.decisions.last is not None
+    assert [victim.pod.uid for victim in loop.decisions.last.victims] == [POD.cgroup_uid]
+    # The clock stands still, so that the second look is not newer and spares it: nothing is left of either.
+    assert high().startswith("max")  # a kernel's file has no rest of what was written before
+    assert loop.holds.held == ()
+
+
+def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, tmp_path: Path) -> None:
+    loop, tree = start(thresholds=BRAKED), tmp_path / "node/sys/fs/cgroup"
+    [pod] = tree.glob(f"**/*pod{POD.cgroup_uid.replace('-', '[-_]')}*")
+    (pod / "memory.high").write_text("max\n")
+    write_node(tmp_path / "node", Node(memory_available=1700 * MI, pods=(POD,)))
+    settled = loop.settle()
+    loop.decisions.view = PodsView((API_POD,), loop.clock.now, "")
+    for after_s, available in ((1.0, 1700 * MI), (1.1, 1500 * MI), (1.2, 9000 * MI)):
+        write_node(tmp_path / "node", Node(memory_available=available, pods=(POD,)))
+        sleep_s = loop.turn(settled + after_s)
+    assert (pod / "memory.high").read_text().strip().isdigit()
+    assert sleep_s == pytest.approx(GUARD_S - 0.1), "the loop is there in time"
+    loop.turn(settled + 1.1 + GUARD_S)
+    assert (pod / "memory.high").read_text().startswith("max")
 
 
 def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:

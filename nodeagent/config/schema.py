@@ -305,7 +305,9 @@ class Escalation(NamedTuple):
     """Hard tier: shorten the grace of a terminating pod that holds what is missing."""
     brake: Brake = Brake.NONE
     """Hard tier: hold a victim by its cgroup from the decision until it is gone, so that it cannot outrun the API.
-    `throttle` sets memory.high to what it uses (cgroup v2, memory only), `freeze` stops all its processes."""
+    `throttle` sets memory.high to what it uses (cgroup v2, memory only), `freeze` stops all its processes. On cgroup v2
+    with either, memory.high of who would have to go keeps it from outrunning the agent from shortly before the
+    threshold on."""
     brake_deadline_s: Annotated[float, Range(0.1, 600)] = 10.0
     """A held victim is let go after this, whatever happened."""
     hard_kill: HardKill = HardKill.NONE

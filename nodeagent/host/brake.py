@@ -93,11 +93,19 @@ class CgroupBrake:
         """`kill` freezes the cgroup for as long as it takes."""
         return self._unified is None and self._freezer is not None
 
-    def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> Hold:
-        """What holding this cgroup would change. Raises HoldError; changes nothing."""
+    @property
+    def throttles(self) -> bool:
+        """This host can throttle: it has cgroup v2."""
+        return self._unified is not None
+
+    def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float, limit: int | None = None) -> Hold:
+        """What holding this cgroup would change. Raises HoldError; changes nothing. `limit`: throttle it at so many
+        bytes, if that is more than what it uses now. (Less would make whoever writes it wait for the reclaim.)"""
         previous = _read(self._control(cgroup, kind))
         if kind is BrakeKind.THROTTLE:
             value = _read(f"{self._directory(cgroup, kind)}/memory.current")
+            if limit is not None and value.isdigit():
+                value = str(max(int(value), limit))
             if previous.isdigit() and value.isdigit():
                 value = str(min(int(previous), int(value)))  # one that is over its limit already is not given more
         else:

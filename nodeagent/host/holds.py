@@ -14,12 +14,14 @@ Theory of operation. A hold goes through these states, and every way ends in `go
     not held, to be ended         planned first (`plan_end`) where ending freezes
     held, the deadline passed     released (`expire`)
     held, the process dies        a restart releases it, from its saved state or by its mark (`left_behind`)
+    guarded, then to be held      released, planned, held
+    guarded, and nothing came     released at its deadline, as any hold
 
 Promises: nothing stays held longer than its deadline while a process of ours runs; what could not be released is tried
 again at every `expire`, and told.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from nodeagent.host.brake import BrakeKind, CgroupBrake, Hold, HoldError, NoMarksError
@@ -41,6 +43,8 @@ class Holds:
         `notes` are told as if they were ours."""
         self._brake = brake
         self._held: dict[str, Hold] = {hold.pod_uid: hold._replace(until=OVERDUE) for hold in held}
+        self._guarded: set[str] = set()
+        """Those of them that may still grow, up to a limit: see `guard`."""
         self.notes: list[Note] = list(notes)
         """What went wrong and has not been told; the reader clears it."""
 
@@ -54,8 +58,39 @@ class Holds:
         """What is held or about to be, for the saved state."""
         return tuple(self._held.values())
 
+    @property
+    def can_guard(self) -> bool:
+        """Whether `guard` does anything on this host."""
+        return self._brake.throttles
+
+    def guard(self, cgroup: str, limit: int, *, pod_uid: str, until: float) -> None:
+        """Let a pod that is about to be held grow to `limit` bytes of memory and no further: the kernel keeps it there
+        while nobody of us runs. Only where it can be marked as ours."""
+        if pod_uid in self._guarded:
+            self.drop(pod_uid)
+        if pod_uid in self._held:
+            return
+        try:
+            hold = self._brake.plan_hold(cgroup, BrakeKind.THROTTLE, pod_uid=pod_uid, until=until, limit=limit)
+        except HoldError as error:
+            self._say(f"{cgroup} is not held: {error}")
+            return
+        self._held[pod_uid] = hold
+        self._guarded.add(pod_uid)
+        if not self.apply(pod_uid, saved=False):
+            self._forget(pod_uid)
+        elif pod_uid in self._held:
+            self._say(f"{cgroup}: memory.high is lowered while a hard threshold is about to be crossed")
+
+    def unguard(self, *, but: Collection[str]) -> None:
+        """Let go of the pods that are guarded, but for these."""
+        for pod_uid in self._guarded.difference(but):
+            self.drop(pod_uid)
+
     def plan(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> None:
         """Prepare to hold a pod, for `apply`. A host that cannot is a note."""
+        if pod_uid in self._guarded:
+            self.drop(pod_uid)
         if pod_uid in self._held:
             return
         try:
@@ -73,7 +108,7 @@ class Holds:
             return False
         try:
             if not self._brake.apply(hold):
-                del self._held[pod_uid]
+                self._forget(pod_uid)
         except HoldError as error:
             self._say(f"{hold.cgroup} is not held: {error}")
             self.drop(pod_uid)
@@ -90,7 +125,7 @@ class Holds:
             self._held[pod_uid] = hold._replace(until=OVERDUE)
             self._say(f"{hold.cgroup} could not be let go, trying again: {error}")
             return
-        del self._held[pod_uid]
+        self._forget(pod_uid)
 
     def plan_end(self, cgroup: str, *, pod_uid: str) -> bool:
         """True when ending this pod holds it for a moment, and the state is to be saved before `end`: on cgroup v1 it
@@ -126,6 +161,10 @@ class Holds:
         """Let go of everything."""
         for pod_uid in list(self._held):
             self.drop(pod_uid)
+
+    def _forget(self, pod_uid: str) -> None:
+        del self._held[pod_uid]
+        self._guarded.discard(pod_uid)
 
     def _mark(self, hold: Hold) -> bool:
         """A hold without a mark is as good, while the saved state lasts."""

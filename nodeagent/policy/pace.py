@@ -18,7 +18,8 @@ A whole sample is due when a threshold is crossed in either direction, at every 
 `SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
 `sampling.interval`, the others every `CALM_S` or more. While a hard one is about to be crossed the others wait a
 little: what they set going would be in the way. Right before it is crossed the pods are looked at and lined up, in time
-that would be slept away, so that the decision finds the victim at hand.
+that would be slept away, so that the decision finds the victim at hand. Somewhat earlier it is asked who that would be,
+for whoever can have the kernel keep it from outrunning the loop.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.resolve import resolve
 from nodeagent.model import SIGNAL_TABLE as TABLE
 from nodeagent.model import MemoryModel, NodeSnapshot, Signal, Threshold, Unit
-from nodeagent.policy.ranking import DISKS
+from nodeagent.policy.ranking import DISKS, MEMORY_SIGNALS
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
@@ -70,6 +71,11 @@ PREPARE_EVERY_S: Final = 0.1
 PREPARED_S: Final = 0.08
 """Pods that were looked at so long before a decision are as good as looked at in it."""
 
+GUARD_S: Final = 0.5
+"""A pod is to be guarded that may cross a hard threshold of memory within this time, as fast as it fills right now: on
+a slow node (emulated) it takes 100 ms to find out which one, and its limit is right however early it is set."""
+GUARD_EVERY_S: Final = 0.25
+
 AHEAD_S: Final = 60.0
 """A disk is near its threshold when it would be there within this time at its fill rate: long enough to walk some
 millions of files before (200,000 take 0.35 s, MEASURED.md, the kernel)."""
@@ -110,6 +116,8 @@ class PaceState(NamedTuple):
     """From when on the file systems are to be read again: those of the last look serve until then."""
     prepared_at: float = float("-inf")
     """When pods were last to be looked at before a crossing."""
+    guarded_at: float = float("-inf")
+    """When it was last asked who is to be guarded."""
 
 
 class Pace(NamedTuple):
@@ -128,6 +136,8 @@ class Pace(NamedTuple):
     """Disk signals that may be below one soon."""
     prepare: bool = False
     """Look at the pods now, without a decision: the next look may have to decide."""
+    guard: bool = False
+    """Find out which pod would have to go if memory were used up to its hard threshold."""
 
 
 def look(
@@ -151,7 +161,7 @@ def look(
     nearest: dict[Signal, int] = {}
     crossed: set[Signal] = set()
     near: set[Signal] = set()
-    urgent = imminent = arrives = False
+    urgent = imminent = arrives = runs = False
     for threshold in thresholds:
         signal, model = threshold.signal, threshold.memory_model
         observation = snapshot.observe(signal, model)
@@ -173,6 +183,7 @@ def look(
         else:
             imminent = imminent or (threshold.hard and headroom < fill_per_s * IMMINENT_S)
             arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREPARE_S)
+            runs = runs or (threshold.hard and signal in MEMORY_SIGNALS and headroom < now_seen.now_per_s * GUARD_S)
             nearest[signal] = min(headroom, nearest.get(signal, headroom))
             if signal in DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
                 near.add(signal)
@@ -192,11 +203,13 @@ def look(
     waits = imminent and below >= state.below and age_s >= 0.0 and 0.0 <= now - due_at < LATEST_S
     whole = urgent or (due and not waits)
     prepare = arrives and not whole and now - state.prepared_at >= PREPARE_EVERY_S
+    guard = runs and not whole and now - state.guarded_at >= GUARD_EVERY_S
     after = state._replace(
         seen=seen,
         due_at=due_at if due and not whole else None,
         disks_at=now + disks_s,
         prepared_at=now if prepare else min(state.prepared_at, now),
+        guarded_at=now if guard else min(state.guarded_at, now),
     )
     if whole:
         after = after._replace(
@@ -210,6 +223,7 @@ def look(
         crossed=frozenset(crossed),
         near=frozenset(near),
         prepare=prepare,
+        guard=guard,
     ), after
 
 

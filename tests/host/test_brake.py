@@ -281,3 +281,13 @@ def test_a_kernel_that_keeps_no_marks_holds_all_the_same(tmp_path: Path) -> None
         with pytest.raises(NoMarksError):
             brake.marked("/pod", pod_uid="u", until=0.0)
         assert brake.release(hold)
+
+
+@pytest.mark.parametrize(("limit", "high", "value"), [(900, "max", "900"), (700, "max", "819"), (900, "850", "850")])
+def test_a_limit_is_never_below_what_is_used_nor_above_what_was_set(
+    unified: Path, limit: int, high: str, value: str
+) -> None:
+    (unified / "pod/memory.high").write_text(high + "\n")
+    brake = CgroupBrake(unified=unified, freezer=None)
+    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0, limit=limit)
+    assert (hold.previous, hold.value) == (high, value)

@@ -275,3 +275,75 @@ def test_a_throttled_pod_that_was_ended_is_let_go_for_the_containers_that_come_a
         assert (control / "memory.high").read_text().strip() == "max"
         assert (control / "cgroup.freeze").read_text().strip() == "0"
         assert not holds.held
+
+
+def _high(unified: Path) -> str:  # noqa: F811
+    return (unified / "pod/memory.high").read_text().strip()
+
+
+def test_a_guarded_pod_may_grow_to_its_limit_until_its_time_is_up(unified: Path) -> None:  # noqa: F811
+    holds = Holds(CgroupBrake(unified=unified, freezer=None))
+    holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    assert (_high(unified), [hold.until for hold in holds.held]) == ("900", [NOW + 1])
+    holds.guard("/pod", 950, pod_uid="u", until=NOW + 2)
+    assert (_high(unified), [hold.until for hold in holds.held]) == ("950", [NOW + 2])
+    holds.expire(now=NOW + 1)
+    assert _high(unified) == "950"
+    holds.expire(now=NOW + 2)
+    assert (_high(unified), holds.held, os.listxattr(unified / "pod")) == ("max", (), ["user.any"])
+
+
+def test_a_guard_gives_way_to_the_hold_of_a_victim_and_takes_none_away(unified: Path) -> None:  # noqa: F811
+    holds = Holds(CgroupBrake(unified=unified, freezer=None))
+    holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    holds.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
+    assert holds.apply("u", saved=False)
+    [hold] = holds.held
+    assert (hold.kind, hold.until) == (BrakeKind.FREEZE, NOW + 10)
+    assert (_high(unified), (unified / "pod/cgroup.freeze").read_text().strip()) == ("max", "1")
+    holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    holds.unguard(but=())
+    assert (_high(unified), holds.held) == ("max", (hold,))
+
+
+def test_who_is_not_foreseen_any_more_is_let_go(unified: Path) -> None:  # noqa: F811
+    holds = Holds(CgroupBrake(unified=unified, freezer=None))
+    holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    holds.unguard(but=["u"])
+    assert _high(unified) == "900"
+    holds.unguard(but=["another"])
+    assert (_high(unified), holds.held) == ("max", ())
+
+
+def test_the_next_process_lets_go_what_the_last_one_guarded(unified: Path) -> None:  # noqa: F811
+    brake = CgroupBrake(unified=unified, freezer=None)
+    Holds(brake).guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    assert _high(unified) == "900"
+    assert _let_go(brake) == []
+    assert _high(unified) == "max"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_where_the_kernel_keeps_no_marks_nobody_is_guarded(tmp_path: Path) -> None:
+    with mounted(tmp_path / "ram", "-t", "ramfs", "ramfs") as root:
+        (root / "pod").mkdir()
+        for name, text in {"memory.high": "max", "memory.current": "819"}.items():
+            (root / "pod" / name).write_text(text + "\n")
+        holds = Holds(CgroupBrake(unified=root, freezer=None))
+        holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+        assert (_high(root), holds.held, holds.notes) == ("max", (), [])
+
+
+def test_cgroup_v1_has_nothing_to_guard_with() -> None:
+    assert not Holds(CgroupBrake(unified=None, freezer=FREEZER)).can_guard
+
+
+def test_a_guarded_pod_whose_cgroup_goes_is_forgotten(unified: Path) -> None:  # noqa: F811
+    holds = Holds(CgroupBrake(unified=unified, freezer=None))
+    holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    for file in (unified / "pod").iterdir():
+        file.unlink()
+    (unified / "pod").rmdir()
+    holds.guard("/pod", 900, pod_uid="u", until=NOW + 1)
+    assert holds.held == ()
+    holds.unguard(but=())

@@ -241,3 +241,24 @@ def test_who_hovers_above_a_threshold_prepares_for_it_ten_times_a_second_at_most
 
 def test_what_has_filled_fast_and_stands_still_now_is_not_prepared_for() -> None:
     assert _prepares((0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
+
+
+def _guards(*seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
+    """When it is to be asked who is guarded, of looks (time, MiB available)."""
+    state, taken = PaceState(whole_at=0.0), []
+    for at, mib in seen:
+        verdict, state = _look(_node(mib * MIB, at=at), state, *thresholds)
+        assert not (verdict.guard and verdict.whole)
+        taken += [at] if verdict.guard else []
+    return taken
+
+
+def test_who_is_to_be_guarded_is_asked_half_a_second_before_a_hard_threshold_of_memory_is_crossed() -> None:
+    ramp = [(0.02 * look, 1090 - 20 * look) for look in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
+    assert _guards(*ramp) == pytest.approx([0.3, 0.56])
+    assert _guards(*ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
+    assert _guards(*ramp, thresholds=(DISK,)) == []
+
+
+def test_who_creeps_or_stands_still_above_a_threshold_is_not_guarded() -> None:
+    assert _guards((0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []

@@ -4,12 +4,36 @@ from typing import Any, Final
 
 import pytest
 
+from tests.vm.pods import start_pod
 from tests.vm.ramps import HARD_MIB, MIB, Node, Ramp, Result
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 GENTLE: Final = (Ramp(10, 560), Ramp(50, 700), Ramp(100, 1200))
 FAST: Final = Ramp(1024, 1500)
+GUARD: Final = """\
+import os, signal, sys, time
+from pathlib import Path
+from nodeagent.host.brake import CgroupBrake
+from nodeagent.host.holds import Holds
+top, cgroup = Path("/sys/fs/cgroup"), sys.argv[1]
+pod = top / cgroup.lstrip("/")
+used = lambda: int((pod / "memory.current").read_text())
+holds, limit = Holds(CgroupBrake(unified=top, freezer=None)), used() + (64 << 20)
+holds.guard(cgroup, limit, pod_uid="u", until=0.0)
+pids = [int(pid) for procs in pod.glob("*/cgroup.procs") for pid in procs.read_text().split()]
+for pid in pids:
+    os.kill(pid, signal.SIGUSR1)
+time.sleep(3)
+guarded = used()
+holds.close()
+deadline = time.monotonic() + 20
+while used() < 2 * guarded and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(limit, guarded, used(), (pod / "memory.high").read_text().strip())
+for pid in pids:
+    os.kill(pid, signal.SIGKILL)
+"""
 
 
 def escalation(brake: str) -> dict[str, Any]:
@@ -35,3 +59,14 @@ def test_with_a_brake_and_a_kill_it_wins_a_ramp_of(node: Node, ramp: Ramp, brake
     assert_won(result)
     # Held in place by its cgroup, it cannot take what is left.
     assert result.lowest > HARD_MIB // 3 * MIB, result
+
+
+def test_the_kernel_keeps_a_guarded_pod_about_where_it_may_grow_to_while_nobody_of_us_runs(node: Node) -> None:
+    with node.cast() as cast:
+        greedy = cast.add(start_pod(node.machine, "greedy", work="flood 1000000 500"))
+        limit, guarded, free, high = node.machine.run(
+            ["/opt/nodeagent/bin/python", "-c", GUARD, greedy.cgroup]
+        ).stdout.split()
+        assert int(limit) < int(guarded) < 1.2 * int(limit), "it grew as far as that"
+        assert int(free) >= 2 * int(guarded)
+        assert high == "max"
