@@ -46,7 +46,7 @@ class Holds:
         self._guarded: set[str] = set()
         """Those of them that may still grow, up to a limit: see `guard`."""
         self.notes: list[Note] = list(notes)
-        """What went wrong and has not been told; the reader clears it."""
+        """What has happened and has not been told; the reader clears it."""
 
     @property
     def frozen_cannot_die(self) -> bool:

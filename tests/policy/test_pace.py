@@ -135,6 +135,13 @@ def test_a_soft_threshold_on_the_way_to_a_hard_one_waits_for_it_but_not_for_long
     crossed = 0.02 * 11
     assert told[0] == 0.0
     assert told[1] == pytest.approx(crossed + pace.LATEST_S, abs=0.021)
+    # Also where they are far apart: what it sets going goes on for longer than a look.
+    early, state = SOFT._replace(value=Amount(1000 * MIB, None, "1000Mi")), PaceState()
+    whole = []
+    for step in range(60):
+        verdict, state = _look(_node((1400 - 20 * step) * MIB, at=0.02 * step), state, HARD, early)
+        whole += [1400 - 20 * step] if verdict.whole else []
+    assert whole[:2] == [1400, 280]
     # Long after the last whole sample as well: it waits since it was due, not since then.
     _, state = _look(_node(700 * MIB, at=0.0), PaceState(), HARD, SOFT)
     whole = []
