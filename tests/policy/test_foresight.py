@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nodeagent.config.schema import Config
 from nodeagent.model import MemoryModel, NodeSnapshot, QOSClass, Signal, Threshold
 from nodeagent.policy import engine, foresight, state
-from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
+from tests.policy.nodes import GI, MI, NOW, config, hard, quantity, snapshot, soft, view
 
 GREEDY = view("greedy", 3 * GI, qos=QOSClass.BEST_EFFORT)
 OTHER = view("other", 2 * GI, qos=QOSClass.BURSTABLE, request=4 * GI)
@@ -52,6 +52,13 @@ def test_the_kernels_own_estimate_is_a_threshold_of_its_own() -> None:
     node = node._replace(mem_available=node.mem_available._replace(available=GI + 200 * MI))
     [greedy] = _foresee(node, config(hard(memory_model=MemoryModel.MEM_AVAILABLE)))
     assert greedy.limit == (3 * GI + 200 * MI) * 79 // 80 + 1
+
+
+def test_several_share_what_is_left_until_then() -> None:
+    both = [view(name, 2 * GI, qos=QOSClass.BEST_EFFORT) for name in ("a", "b")]
+    foreseen = _foresee(_node(GI + 100 * MI, *both), config(hard(min_reclaim=quantity(3 * GI))))
+    until_crossed = 2 * GI + 50 * MI
+    assert [each.limit for each in foreseen] == [until_crossed - until_crossed // 80] * 2
 
 
 @pytest.mark.parametrize(
