@@ -58,7 +58,8 @@ SETTLED: Final = 5
 
 
 IMMINENT_S: Final = 1.0
-"""A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately."""
+"""A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately. Not one of
+a disk: what one takes while a condition is published, 20 MiB, it has."""
 LATEST_S: Final = 1.25
 """Then a whole sample that is due waits for the crossing, for so long at most: publishing a condition sets five threads
 going, and the looks of the loop then took 120 to 340 ms instead of 10 (emulated), which is 100 to 300 MiB of the
@@ -181,7 +182,8 @@ def look(
             urgent = urgent or threshold.hard
             headroom = available
         else:
-            imminent = imminent or (threshold.hard and headroom < fill_per_s * IMMINENT_S)
+            swift = threshold.hard and signal not in DISKS
+            imminent = imminent or (swift and headroom < fill_per_s * IMMINENT_S)
             arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREPARE_S)
             runs = runs or (threshold.hard and signal in MEMORY_SIGNALS and headroom < now_seen.now_per_s * GUARD_S)
             nearest[signal] = min(headroom, nearest.get(signal, headroom))

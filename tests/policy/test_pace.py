@@ -118,6 +118,19 @@ def test_below_a_soft_threshold_alone_looks_are_cheap_so_that_the_hard_one_is_se
     assert whole == [True, True, False, False, False, True, True, True, True]
 
 
+def test_a_soft_threshold_of_a_disk_waits_for_nothing() -> None:
+    soft, state, whole = (
+        DISK._replace(value=Amount(GIB + 80 * MIB, None, "1104Mi"), grace_period_s=600.0),
+        PaceState(),
+        [],
+    )
+    for step in range(60):  # 150 MiB/s: as fast as the disk that a kubelet was seen to lose
+        at, left = 0.02 * step, GIB + (140 - 3 * step) * MIB
+        verdict, state = _look(_with_disk(left, read_at=at, at=at), state, DISK, soft)
+        whole += [(left - GIB) // MIB] if verdict.whole else []
+    assert whole[:2] == [140, 77]
+
+
 def test_a_soft_threshold_on_the_way_to_a_hard_one_waits_for_it_but_not_for_long() -> None:
     ramp = [700 - 20 * step for step in range(25)]  # MiB: 1 GiB/s, in looks of 20 ms
     whole: list[int] = []
