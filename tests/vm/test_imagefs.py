@@ -42,6 +42,12 @@ def start_container(machine: Machine, name: str, script: str) -> VmPod:
          f"--cgroup={pod.slice}:cri-containerd:{pod.container_id}", IMAGE, pod.container_id, "/bin/sh", "-c", script],
         timeout_s=240,
     )  # fmt: skip
+    # Detached is not begun: a signal that comes before the shell's trap is lost.
+    machine.run(
+        f"timeout 120 sh -c 'until cat /sys/fs/cgroup{pod.cgroup}/*/cgroup.procs | sed s,^,/proc/,\\;s,$,/comm, "
+        "| xargs cat | grep -qx sleep; do sleep 0.2; done'",
+        timeout_s=150,
+    )
     return pod
 
 
