@@ -46,7 +46,7 @@ from nodeagent.policy.foresight import Foreseen
 from nodeagent.policy.ranking import DISKS
 from nodeagent.report.metrics import Metrics, Stage
 
-GUARD_S: Final = 1.0
+GUARDED_S: Final = 1.0
 """For how long a pod is kept from growing past a threshold that was about to be crossed and then was not."""
 
 
@@ -85,7 +85,7 @@ class Actor:
         were guarded are let go."""
         self._holds.unguard(but=[each.pod_uid for each in victims])
         for each in victims:
-            until = now + min(GUARD_S, config.escalation.brake_deadline_s)
+            until = now + min(GUARDED_S, config.escalation.brake_deadline_s)
             self._holds.guard(each.cgroup, each.limit, pod_uid=each.pod_uid, until=until)
 
     def guards(self, config: Config) -> bool:

@@ -195,14 +195,15 @@ class Agent:
         need = Need(crossed=pace.crossed, near=pace.near)
         self._parts.disks.tick(node, need, hierarchy=around.hierarchy, layout=around.layout)
         calm = not (pace.pressed or waits)
+        guard = pace.guard and self._actor.guards(self._config)
         times = []
         if calm and (left_s := self._awaits_api_s()) > 0.0:
             self._pace = before._replace(seen=self._pace.seen, disks_at=self._pace.disks_at)  # what is due now stays so
             times.append(node.taken_at + left_s)
         elif pace.whole or waits:
             self._decide(node, calm=calm)
-        elif pace.prepare or (pace.guard and self._actor.guards(self._config)):
-            self._prepare(node, guard=pace.guard)
+        elif pace.prepare or guard:
+            self._prepare(node, guard=guard)
         if pace.pressed:
             # After the decision, which would share the interpreter with the threads that this sets going.
             self._parts.session.warm()
@@ -356,7 +357,7 @@ class Agent:
         """Do before a hard threshold is crossed what takes time or comes too late then."""
         snapshot = self._prepared = self._sample(node, calm=False)
         self._memo.prepare(snapshot, config=self._config)
-        if guard and self._actor.guards(self._config):
+        if guard:
             now = snapshot.taken_at
             victims = foresight.victims(snapshot, self._keeper.policy, now=now, config=self._config, memo=self._memo)
             self._actor.guard(victims, self._config, now=now)

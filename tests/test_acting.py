@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeagent.acting import GUARD_S, Actor
+from nodeagent.acting import GUARDED_S, Actor
 from nodeagent.cluster.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.schema import Brake, Mode
@@ -99,7 +99,7 @@ def test_who_would_have_to_go_is_guarded_for_a_moment_and_no_longer_than_a_hold(
     assert scene.actor.guards(config)
     scene.actor.guard([victim], config, now=50.0)
     assert scene.high.read_text().strip() == str(1 << 40)
-    assert [hold.until for hold in scene.holds.held] == [50.0 + GUARD_S]
+    assert [hold.until for hold in scene.holds.held] == [50.0 + GUARDED_S]
     brief = config._replace(escalation=config.escalation._replace(brake_deadline_s=0.25))
     scene.actor.guard([victim], brief, now=51.0)
     assert [hold.until for hold in scene.holds.held] == [51.25]

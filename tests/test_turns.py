@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodeagent.acting import GUARD_S
+from nodeagent.acting import GUARDED_S
 from nodeagent.agent import API_FIRST_S, Agent
 from nodeagent.cluster.pods import PodsView
 from nodeagent.cluster.session import NoCluster
@@ -284,8 +284,8 @@ def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, 
         write_node(tmp_path / "node", Node(memory_available=available, pods=(POD,)))
         sleep_s = loop.turn(settled + after_s)
     assert (pod / "memory.high").read_text().strip().isdigit()
-    assert sleep_s == pytest.approx(GUARD_S - 0.1), "the loop is there in time"
-    loop.turn(settled + 1.1 + GUARD_S)
+    assert sleep_s == pytest.approx(GUARDED_S - 0.1), "the loop is there in time"
+    loop.turn(settled + 1.1 + GUARDED_S)
     assert (pod / "memory.high").read_text().startswith("max")
 
 

@@ -237,48 +237,39 @@ def test_a_disk_that_is_crossed_near_or_unknown_is_read_at_every_look(available:
     assert state.disks_at == 7.0
 
 
-def _prepares(*seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
-    """When pods are to be looked at without a decision, of looks (time, MiB available). The last whole one is new."""
+def _asks(what: str, *seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
+    """When that is asked for, `prepare` or `guard`, of looks (time, MiB available). The last whole one is new."""
     state, taken = PaceState(whole_at=0.0), []
     for at, mib in seen:
         verdict, state = _look(_node(mib * MIB, at=at), state, *thresholds)
-        assert not (verdict.prepare and verdict.whole)
-        taken += [at] if verdict.prepare else []
+        asked = getattr(verdict, what)
+        assert not (asked and verdict.whole)
+        taken += [at] if asked else []
     return taken
 
 
 def test_pods_are_looked_at_right_before_a_hard_threshold_is_crossed() -> None:
     ramp = [(0.02 * look, 400 - 20 * look) for look in range(8)]  # 1,000 MiB/s; crossed after 0.1 s
-    assert _prepares(*ramp) == pytest.approx([0.06])
-    assert _prepares(*ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], "a grace period is no haste"
+    assert _asks("prepare", *ramp) == pytest.approx([0.06])
+    assert _asks("prepare", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], "a grace period is no haste"
 
 
 def test_who_hovers_above_a_threshold_prepares_for_it_ten_times_a_second_at_most() -> None:
     hovering = [(0.02 * look, 301 + look % 2) for look in range(500)]
-    taken = _prepares(*hovering)
+    taken = _asks("prepare", *hovering)
     assert 2 <= len(taken) <= 0.02 * 500 / pace.PREPARE_EVERY_S + 1
 
 
 def test_what_has_filled_fast_and_stands_still_now_is_not_prepared_for() -> None:
-    assert _prepares((0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
-
-
-def _guards(*seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
-    """When it is to be asked who is guarded, of looks (time, MiB available)."""
-    state, taken = PaceState(whole_at=0.0), []
-    for at, mib in seen:
-        verdict, state = _look(_node(mib * MIB, at=at), state, *thresholds)
-        assert not (verdict.guard and verdict.whole)
-        taken += [at] if verdict.guard else []
-    return taken
+    assert _asks("prepare", (0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
 
 
 def test_who_is_to_be_guarded_is_asked_half_a_second_before_a_hard_threshold_of_memory_is_crossed() -> None:
     ramp = [(0.02 * look, 1090 - 20 * look) for look in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
-    assert _guards(*ramp) == pytest.approx([0.3, 0.56])
-    assert _guards(*ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
-    assert _guards(*ramp, thresholds=(DISK,)) == []
+    assert _asks("guard", *ramp) == pytest.approx([0.3, 0.56])
+    assert _asks("guard", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
+    assert _asks("guard", *ramp, thresholds=(DISK,)) == []
 
 
 def test_who_creeps_or_stands_still_above_a_threshold_is_not_guarded() -> None:
-    assert _guards((0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []
+    assert _asks("guard", (0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []
