@@ -268,7 +268,15 @@ def test_who_is_to_be_guarded_is_asked_half_a_second_before_a_hard_threshold_of_
     ramp = [(0.02 * look, 1090 - 20 * look) for look in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
     assert _asks("guard", *ramp) == pytest.approx([0.3, 0.56])
     assert _asks("guard", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
-    assert _asks("guard", *ramp, thresholds=(DISK,)) == []
+
+
+def test_who_fills_a_disk_is_not_guarded_but_prepared_for() -> None:
+    state, asked = PaceState(whole_at=0.0), []
+    for look in range(40):  # 1,000 MiB/s
+        at, left = 0.02 * look, GIB + (790 - 20 * look) * MIB
+        verdict, state = _look(_with_disk(left, read_at=at, at=at), state, DISK)
+        asked.append((verdict.guard, verdict.prepare))
+    assert set(asked) == {(False, False), (False, True)}
 
 
 def test_who_creeps_or_stands_still_above_a_threshold_is_not_guarded() -> None:
