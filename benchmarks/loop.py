@@ -3,14 +3,15 @@
 On pods in real v1 cgroups (110, 500 and 1,000 of them; needs root), each with a sandbox and a container:
 
 * `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us, again and again;
-* `turn`: a turn of the loop at 1 Hz on a calm node, CPU ms, mean over 60 s: in each the look, in every tenth all pods,
-  joined, judged and decided; of each pod the usage is read 6 times, its memory 3 times and its threads once. (Its
-  containers, once in five minutes, are not in it: 0.1 ms a pod.)
+* `turn`: a turn of the loop at 1 Hz on a calm node, CPU ms, mean over 60 s: in each the look, in every tenth also the
+  node's limits and its disk, and all pods, joined, judged and decided; of each pod the usage is read 6 times, its
+  memory 3 times and its threads once. (Its containers, once in five minutes, are not in it: 0.1 ms a pod.)
   Between two turns a second passes, in which others have the caches: without it they would be four times as fast;
 * `C same`: a C program (compiled here, where there is a compiler) in the same seconds, half a second apart, that reads
   the same files as often and in the same way, descriptors kept where we keep them, looks for one number in each and
   does nothing with it: the limit;
-* `C all`: the same that reads usage and threads of every pod in every turn, through kept descriptors;
+* `C all`: the same that reads everything of the node and usage and threads of every pod in every turn, through kept
+  descriptors;
 * `pressed`: a turn with every pod read in full and ranked, again and again, which is more than a threshold that is
   crossed asks for, and C for that.
 
@@ -169,7 +170,8 @@ class Loop:
 
     def look(self) -> tuple[NodeSnapshot, bool]:
         """The node, and whether a whole sample is due."""
-        node = self.sampler.sample_node()
+        before = self.pace
+        node = self.sampler.sample_node(disks=self.now >= before.disks_at, limits=self.now >= before.limits_at)
         if self.effective is None:
             self.effective = policy_thresholds.effective(self.config, node.layout)
         verdict, self.pace = pace.look(node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0)
@@ -244,16 +246,11 @@ def files(node: RealNode, kind: str) -> list[str]:
     """The list for the C reader: what a turn reads, `calm`, `pressed`, or of `all` pods usage and threads."""
     memory, pids = (f"{top}/{node.root}" for top in HIERARCHIES)
     kubepods, top = f"{memory}/kubepods", str(HIERARCHIES[0])
-    rows = [
-        f"k 1 {path}"
-        for path in (
-            "/proc/meminfo", "/proc/loadavg", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max",
-            *[f"{place}/{name}" for place in (top, kubepods) for name in ("memory.usage_in_bytes", "memory.stat")],
-            f"{kubepods}/memory.limit_in_bytes",
-        )
-    ]  # fmt: skip
-    rows.append("s 1 /")
     looks, memories, rarely = (WHOLE, MEMORY, THREADS) if kind == "calm" else (1, 1, 1)
+    rows = [f"k 1 {place}/{name}" for place in (top, kubepods) for name in ("memory.usage_in_bytes", "memory.stat")]
+    limits = ("/proc/meminfo", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
+    rows += [f"k {looks} {path}" for path in (*limits, f"{kubepods}/memory.limit_in_bytes")]
+    rows += ["k 1 /proc/loadavg", f"s {looks} /"]
     for pod in node.pods:
         place, threads = f"{memory}/{pod.place}", f"{pids}/{pod.place}/pids.current"
         rows += [f"k {looks} {place}/memory.usage_in_bytes"]

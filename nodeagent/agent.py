@@ -180,8 +180,10 @@ class Agent:
         self._actor.settle(self._parts)
         # What an eviction brought back is measured as soon as its pod is gone, before others take it.
         waits = ledger.watched(self._keeper.policy.ledger)
-        node = self._parts.sampler.sample_node(disks=waits or self._boottime() >= self._pace.disks_at)
-        before, sampling = self._pace, self._config.sampling
+        before, sampling, now = self._pace, self._config.sampling, self._boottime()
+        node = self._parts.sampler.sample_node(
+            disks=waits or now >= before.disks_at, limits=waits or now >= before.limits_at
+        )
         pace, self._pace = pacing.look(
             node,
             before,
@@ -198,7 +200,9 @@ class Agent:
         guard = pace.guard and self._actor.guards(self._config)
         times = []
         if calm and (left_s := self._awaits_api_s()) > 0.0:
-            self._pace = before._replace(seen=self._pace.seen, disks_at=self._pace.disks_at)  # what is due now stays so
+            taken = self._pace
+            # What is due now stays so.
+            self._pace = before._replace(seen=taken.seen, disks_at=taken.disks_at, limits_at=taken.limits_at)
             times.append(node.taken_at + left_s)
         elif pace.whole or waits:
             self._decide(node, calm=calm)
@@ -279,7 +283,7 @@ class Agent:
             self._metrics.observe_reload(parts.config)
             self._effective.clear()
             self._prepared = None
-            self._pace = self._pace._replace(whole_at=None, calm=0, disks_at=float("-inf"))
+            self._pace = self._pace._replace(whole_at=None, calm=0, disks_at=float("-inf"), limits_at=float("-inf"))
             policy = self._keeper.policy
             self._keeper.policy = policy_state.restored(policy, instance=policy.instance)
         self._means.notifier.ready()

@@ -197,6 +197,31 @@ def test_disks_that_are_far_from_their_thresholds_are_not_read_at_every_look(
     assert at[3:] == pytest.approx([60.1, 60.2, 60.3]), "a threshold is crossed"
 
 
+def test_a_limit_that_grows_is_seen_at_the_next_look_where_it_matters_and_rarely_where_not(
+    start: StartLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, look = start(interval="1s", thresholds="evictionHard: {memory.available: 1Gi}\n"), Sampler.sample_node
+    seen: list[tuple[int | None, int | None]] = []
+
+    def note(sampler: Sampler, **what: bool) -> NodeSnapshot:
+        node = look(sampler, **what)
+        seen.append(node.observations[Signal.MEMORY][1:3])
+        return node
+
+    def turn(after_s: float, available: int, total: int) -> tuple[int | None, int | None]:
+        write_node(tmp_path / "node", Node(memory_available=available, memory_total=total, pods=(POD,)))
+        loop.turn(after_s)
+        return seen[-1]
+
+    calm_at = loop.settle() + 1.0  # a second after the pods, for they are read since it is calm
+    monkeypatch.setattr(Sampler, "sample_node", note)
+    looks = [turn(calm_at, 4 * GI, 8 * GI)]
+    looks += [turn(calm_at + second, 5 * GI, 9 * GI) for second in (1.0, 5.0, pace.CALM_S)]
+    assert looks == [(4 * GI, 8 * GI)] * 3 + [(5 * GI, 9 * GI)]
+    turn(calm_at + 11.0, 900 * MI, 9 * GI)
+    assert turn(calm_at + 11.02, 900 * MI + GI, 10 * GI) == (900 * MI + GI, 10 * GI)
+
+
 @pytest.mark.parametrize(("pause_s", "anew"), [(0.02, False), (0.1, True)])
 def test_pods_that_were_looked_at_right_before_a_crossing_are_not_looked_at_again_in_it(
     start: StartLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float, anew: bool
@@ -326,8 +351,8 @@ def test_a_machine_that_sleeps_in_the_middle_of_a_turn_keeps_nobody_from_turning
     loop = start()
     look = Sampler.sample_node
 
-    def look_and_sleep(sampler: Sampler, *, disks: bool) -> NodeSnapshot:
-        seen = look(sampler, disks=disks)
+    def look_and_sleep(sampler: Sampler, **what: bool) -> NodeSnapshot:
+        seen = look(sampler, **what)
         loop.clock.now += busy_s
         loop.clock.sleep(slept_s)
         return seen

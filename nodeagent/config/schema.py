@@ -355,7 +355,7 @@ class Metrics(NamedTuple):
 class Sampling(NamedTuple):
     interval_s: Annotated[float, Range(0.02, 60)] = 1.0
     """Time between looks at the node while no threshold is near; the nearer one is, the shorter. While none is crossed
-    the pods are looked at every 10 s at most."""
+    the pods are looked at every 10 s at most, and so are disks that are far from their thresholds."""
     cgroup_root: Annotated[str, DIRECTORY_OR_NONE] = ""
     """Cgroup that holds `kubepods`, as the kubelet's cgroupRoot; found by itself when empty."""
     kubelet_dir: Annotated[str, DIRECTORY] = "/var/lib/kubelet"

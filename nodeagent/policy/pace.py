@@ -12,7 +12,10 @@ nobody has seen yet: cgroup v2 wakes nobody for a level.
 
 The file systems are read by threads, for a dead one may never answer, and that takes longer than all the rest. They are
 read when their own headroom asks for it, at every look only while one of them is crossed, near or unknown: while memory
-runs out it is looked at 50 times a second, and they need not be.
+runs out it is looked at 50 times a second, and they need not be. Limits (MemTotal, pid_max, what all pods may use)
+rarely change and are a third of a look: at every look they are read only while a threshold is crossed, for a limit that
+has grown must not cost a pod its life, and while one looks at MemAvailable, which stands beside MemTotal. A calm node
+has neither read more often than its pods are looked at.
 
 A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
 `SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
@@ -115,6 +118,8 @@ class PaceState(NamedTuple):
     """How many of them in a row found none crossed; counted up to `SETTLED`."""
     disks_at: float = float("-inf")
     """From when on the file systems are to be read again: those of the last look serve until then."""
+    limits_at: float = float("-inf")
+    """From when on MemTotal, MemAvailable and the limits are."""
     prepared_at: float = float("-inf")
     """When pods were last to be looked at before a crossing."""
     guarded_at: float = float("-inf")
@@ -155,8 +160,10 @@ def look(
     `CALM_S`. `unsettled`: decisions follow something that goes on although no threshold is crossed, such as one that is
     still met by its minimum reclaim or a condition that is to be taken back."""
     sleep_s = interval_s
+    calm_every_s = interval_s if unsettled or state.calm < SETTLED else max(interval_s, calm_s)
     disks_age_s = now - snapshot.observe(Signal.NODEFS).read_at
-    disks_s = interval_s - disks_age_s
+    disks_s = calm_every_s - disks_age_s
+    limits_s = calm_every_s - (now - snapshot.mem_available.read_at)
     seen: dict[Stream, Seen] = {}
     below: set[tuple[Signal, MemoryModel, int]] = set()
     nearest: dict[Signal, int] = {}
@@ -167,8 +174,13 @@ def look(
         signal, model = threshold.signal, threshold.memory_model
         observation = snapshot.observe(signal, model)
         available, value = observation.available, resolve(threshold.value, capacity=observation.capacity)
+        if model is MemoryModel.MEM_AVAILABLE:
+            limits_s = 0.0
         if available is None or value is None:
-            disks_s = 0.0 if signal in DISKS else disks_s
+            if signal in DISKS:
+                disks_s = 0.0
+            else:
+                limits_s = 0.0
             continue
         stream = (signal, model)
         now_seen = seen.get(stream)
@@ -197,8 +209,9 @@ def look(
     if below:
         every_s = min(interval_s, SOFT_LOOK_S)
         sleep_s = min(sleep_s, every_s)
+        limits_s = 0.0
     else:
-        every_s = interval_s if unsettled or state.calm < SETTLED else max(interval_s, calm_s)
+        every_s = calm_every_s
     age_s = now - state.whole_at if state.whole_at is not None else -1.0
     due = not 0.0 <= age_s < every_s or below != state.below
     due_at = state.due_at if state.due_at is not None else now
@@ -210,6 +223,7 @@ def look(
         seen=seen,
         due_at=due_at if due and not whole else None,
         disks_at=now + disks_s,
+        limits_at=now + limits_s,
         prepared_at=now if prepare else min(state.prepared_at, now),
         guarded_at=now if guard else min(state.guarded_at, now),
     )

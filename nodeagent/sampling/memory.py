@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import HugePages, NodeMemory
-from nodeagent.sampling.cgroup import Hierarchy, Kubepods, WorkingSet
+from nodeagent.sampling.cgroup import Hierarchy, Kubepods, MemoryFiles, WorkingSet
 from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
 from nodeagent.sampling.numbers import ABSURD, count
@@ -40,46 +40,88 @@ _OTHERS: Final = (
     b"HugePages_Rsvd",
 )
 _HOT: Final = (b"MemTotal", b"MemAvailable")
-"""What a look needs."""
+"""What a threshold needs."""
 ALL_FIELDS: Final = (*_FIELDS.values(), *_OTHERS)
 
 
-class MemoryFacts(NamedTuple):
-    """What one look at the node's memory gave. Each None has its reason beside it."""
+class Places(NamedTuple):
+    """The memory files of one hierarchy, and what the observations made of them name as their source."""
+
+    files: MemoryFiles
+    root: str
+    """Empty: there is no memory controller."""
+    root_usage: str
+    """Empty on v2, where the root has none: everything is in memory.stat."""
+    root_stat: str
+    root_source: str
+    root_reason: str
+    """Why there is none."""
+    pods: str
+    """Empty: there is none."""
+    pods_usage: str
+    pods_stat: str
+    pods_limit: str
+    pods_source: str
+    pods_reason: str
+    """Why there is none."""
+
+
+def places(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> Places:
+    """`no_kubepods` is why `kubepods` is None."""
+    top, files = hierarchy.memory, hierarchy.memory_files
+    nowhere = Places(files, "", "", "", MEMINFO, hierarchy.reason, "", "", "", "", "kubepods cgroup", no_kubepods)
+    if top is None:
+        return nowhere
+    root = nowhere._replace(
+        root=top,
+        root_usage="" if top == hierarchy.unified else f"{top}/{files.usage}",
+        root_stat=f"{top}/{files.stat}",
+        root_source=f"{MEMINFO} MemTotal - working set of {top}",
+    )
+    if kubepods is None:
+        return root
+    pods = f"{top}{kubepods.path}"
+    return root._replace(
+        pods=pods,
+        pods_usage=f"{pods}/{files.usage}",
+        pods_stat=f"{pods}/{files.stat}",
+        pods_limit=f"{pods}/{files.limit}",
+        pods_source=f"{pods}: {files.limit} - working set",
+    )
+
+
+class MemoryLimits(NamedTuple):
+    """What rarely changes, and MemAvailable, which stands beside it. Each None has its reason beside it."""
 
     total: int | None
     """MemTotal in bytes."""
     mem_available: int | None
     meminfo_reason: str
-    root: WorkingSet
-    root_source: str
-    pods: WorkingSet
-    pods_limit: int | None
-    pods_source: str
+    pods: int | None
     pods_reason: str
-    """Why the limit or the working set is None."""
 
 
-def read(kept: KeptFiles, hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> MemoryFacts:
-    """One look. `no_kubepods` is why `kubepods` is None. Never raises."""
+class MemoryUse(NamedTuple):
+    """What one look gave."""
+
+    root: WorkingSet
+    pods: WorkingSet
+
+
+def read_limits(kept: KeptFiles, places: Places) -> MemoryLimits:
+    """Never raises."""
     try:
         meminfo = parse_meminfo(kept.read(MEMINFO), _HOT)
         reason = "" if b"MemTotal" in meminfo else f"{MEMINFO} has no MemTotal"
     except Unreadable as error:
         meminfo, reason = {}, str(error)
-    root, root_source = _root(kept, hierarchy)
-    pods, limit, pods_source, pods_reason = _pods(kept, hierarchy, kubepods, no_kubepods)
-    return MemoryFacts(
-        total=meminfo.get(b"MemTotal"),
-        mem_available=meminfo.get(b"MemAvailable"),
-        meminfo_reason=reason,
-        root=root,
-        root_source=root_source,
-        pods=pods,
-        pods_limit=limit,
-        pods_source=pods_source,
-        pods_reason=pods_reason,
-    )
+    limit, why = _pods_limit(kept, places)
+    return MemoryLimits(meminfo.get(b"MemTotal"), meminfo.get(b"MemAvailable"), reason, limit, why)
+
+
+def read(kept: KeptFiles, places: Places) -> MemoryUse:
+    """Never raises."""
+    return MemoryUse(_root(kept, places), _pods(kept, places))
 
 
 # --- /proc/meminfo ---------------------------------------------------------------------------------------------------
@@ -170,38 +212,37 @@ def _number(host: Host, path: str) -> int | None:
 # --- cgroups ---------------------------------------------------------------------------------------------------------
 
 
-def _root(kept: KeptFiles, hierarchy: Hierarchy) -> tuple[WorkingSet, str]:
-    """(the working set, its source)."""
-    top, files = hierarchy.memory, hierarchy.memory_files
-    source = f"{MEMINFO} MemTotal - working set of {top}"
-    if top is None:
-        return WorkingSet(None, hierarchy.reason), MEMINFO
+def _root(kept: KeptFiles, places: Places) -> WorkingSet:
+    if not places.root:
+        return WorkingSet(None, places.root_reason)
     try:
-        # Only v1 has a usage file at the root; on v2 everything is in memory.stat.
-        usage = b"" if top == hierarchy.unified else kept.read(f"{top}/{files.usage}")
-        found = files.root_working_set(usage, kept.read(f"{top}/{files.stat}"))
+        usage = kept.read(places.root_usage) if places.root_usage else b""
+        found = places.files.root_working_set(usage, kept.read(places.root_stat))
     except Unreadable as error:
-        return WorkingSet(None, str(error)), source
-    return (found if found.value is not None else WorkingSet(None, f"{top}: {found.reason}")), source
+        return WorkingSet(None, str(error))
+    return found if found.value is not None else WorkingSet(None, f"{places.root}: {found.reason}")
 
 
-def _pods(
-    kept: KeptFiles, hierarchy: Hierarchy, kubepods: Kubepods | None, no_kubepods: str
-) -> tuple[WorkingSet, int | None, str, str]:
-    """(the working set, limit, source, why one of them is None)."""
-    top, files = hierarchy.memory, hierarchy.memory_files
-    if top is None or kubepods is None:
-        return WorkingSet(None), None, "kubepods cgroup", no_kubepods
-    place = f"{top}{kubepods.path}"
-    source = f"{place}: {files.limit} - working set"
+def _pods(kept: KeptFiles, places: Places) -> WorkingSet:
+    if not places.pods:
+        return WorkingSet(None, places.pods_reason)
     try:
-        used = files.working_set(kept.read(f"{place}/{files.usage}"), kept.read(f"{place}/{files.stat}"))
-        text = kept.read(f"{place}/{files.limit}")
+        found = places.files.working_set(kept.read(places.pods_usage), kept.read(places.pods_stat))
     except Unreadable as error:
-        return WorkingSet(None), None, source, str(error)
+        return WorkingSet(None, str(error))
+    return found if found.value is not None else WorkingSet(None, f"{places.pods}: {found.reason}")
+
+
+def _pods_limit(kept: KeptFiles, places: Places) -> tuple[int | None, str]:
+    """(the limit, why there is none)."""
+    if not places.pods:
+        return None, places.pods_reason
+    try:
+        text = kept.read(places.pods_limit)
+    except Unreadable as error:
+        return None, str(error)
     limit = count(text)
-    if limit is None:
-        unlimited = text.strip() == b"max" or text.strip().isdigit()
-        reason = f"{place} has no memory limit" if unlimited else f"{place}/{files.limit} is no number"
-        return used, None, source, reason
-    return used, limit, source, f"{place}: {used.reason}" if used.value is None else ""
+    if limit is not None:
+        return limit, ""
+    unlimited = text.strip() == b"max" or text.strip().isdigit()
+    return None, f"{places.pods} has no memory limit" if unlimited else f"{places.pods_limit} is no number"

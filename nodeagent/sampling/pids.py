@@ -8,23 +8,26 @@ from nodeagent.sampling.numbers import count
 
 _LIMITS: Final = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 _LOADAVG: Final = "/proc/loadavg"
+_SOURCE: Final = f"min of {' and '.join(_LIMITS)} - {_LOADAVG}"
 
 
-def read(kept: KeptFiles, *, now: float) -> Observation:
-    """The smaller of pid_max and threads-max (whichever is readable) minus the threads that exist; may be negative.
-    Never raises."""
+def read_limit(kept: KeptFiles) -> int | None:
+    """The smaller of pid_max and threads-max, whichever is readable. Never raises."""
     limits = [limit for path in _LIMITS if (limit := _limit(kept, path)) is not None]
-    capacity = min(limits, default=None)
-    source = f"min of {' and '.join(_LIMITS)} - {_LOADAVG}"
+    return min(limits, default=None)
+
+
+def read(kept: KeptFiles, capacity: int | None, *, now: float) -> Observation:
+    """`capacity`, the limit, minus the threads that exist; may be negative. Never raises."""
     if capacity is None:
-        return Observation(Signal.PID, None, None, now, source, f"neither {' nor '.join(_LIMITS)} is readable")
+        return Observation(Signal.PID, None, None, now, _SOURCE, f"neither {' nor '.join(_LIMITS)} is readable")
     try:
         running = parse_loadavg(kept.read(_LOADAVG))
     except Unreadable as error:
-        return Observation(Signal.PID, None, capacity, now, source, str(error))
+        return Observation(Signal.PID, None, capacity, now, _SOURCE, str(error))
     if running is None:
-        return Observation(Signal.PID, None, capacity, now, source, f"{_LOADAVG} is malformed")
-    return Observation(Signal.PID, capacity - running, capacity, now, source)
+        return Observation(Signal.PID, None, capacity, now, _SOURCE, f"{_LOADAVG} is malformed")
+    return Observation(Signal.PID, capacity - running, capacity, now, _SOURCE)
 
 
 def _limit(kept: KeptFiles, path: str) -> int | None:

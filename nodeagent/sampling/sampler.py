@@ -14,11 +14,11 @@ One owner: a Sampler is not thread-safe.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nodeagent.config.schema import Sampling
 from nodeagent.lean import Final, NamedTuple
-from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Pod, PodUsage, PodView
+from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals, who
 from nodeagent.sampling.host import Clocks, Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
@@ -43,10 +43,27 @@ class Surroundings(NamedTuple):
     hierarchy: cgroup.Hierarchy
     kubepods: cgroup.Kubepods | None
     no_kubepods: str
+    memory: memory.Places
     layout: filesystems.Layout
     stall_files: pressure.StallFiles
     notes: tuple[Note, ...]
     looked_at: float
+
+
+class Disks(NamedTuple):
+    """The last look at the file systems."""
+
+    layout: filesystems.Layout
+    observations: Mapping[Signal, Observation]
+
+
+class Limits(NamedTuple):
+    """The last look at what rarely changes."""
+
+    places: memory.Places
+    memory: memory.MemoryLimits
+    mem_available: Observation
+    pids: int | None
 
 
 class Sampler:
@@ -79,7 +96,8 @@ class Sampler:
         self._kept = KeptFiles(host, limit=_kept_limit())
         self._names = who.PodNames(host, pod_logs_dir=config.pod_logs_dir)
         self._around: Surroundings | None = None
-        self._disks: filesystems.Readings | None = None
+        self._disks: Disks | None = None
+        self._limits: Limits | None = None
         self._pod_reader: pods.PodReader | None = None
         self._usages: tuple[PodUsage, ...] = ()
         """Of the last sample."""
@@ -120,26 +138,33 @@ class Sampler:
 
     # --- samples
 
-    def sample_node(self, *, disks: bool = True) -> NodeSnapshot:
+    def sample_node(self, *, disks: bool = True, limits: bool = True) -> NodeSnapshot:
         """Only the node's signals: no stalls, no memory by kind, no pods, no cgroups. Without `disks` those of the file
-        systems are the last ones, with the time of that: reading them, in threads, takes as long as the rest."""
+        systems are the last ones, with the time of that: reading them, in threads, takes as long as the rest. Without
+        `limits` so are MemTotal, pid_max, threads-max and the limit of all pods, which rarely change, and MemAvailable.
+        """
         # At once: of a machine that sleeps between two of them it would not be known when.
         (now, suspended_s), wall_time = self._clocks(), self._wall()
         around = self._surroundings(now)
         if disks or self._disks is None or self._disks.layout is not around.layout:
-            self._disks = filesystems.read(around.layout, self._statvfs, now=now)
+            readings = filesystems.read(around.layout, self._statvfs, now=now)
+            self._disks = Disks(around.layout, signals.observe_disks(readings))
+        if limits or self._limits is None or self._limits.places is not around.memory:
+            self._limits = self._read_limits(around.memory, now)
+        known, places = self._limits, around.memory
         facts = signals.NodeFacts(
-            memory=memory.read(self._kept, around.hierarchy, around.kubepods, no_kubepods=around.no_kubepods),
-            pids=pids.read(self._kept, now=now),
-            disks=self._disks,
+            limits=known.memory,
+            places=places,
+            memory=memory.read(self._kept, places),
+            pids=pids.read(self._kept, known.pids, now=now),
             now=now,
         )
         return NodeSnapshot(
             node=self._node_name,
             taken_at=now,
             wall_time=wall_time,
-            observations=signals.observe(facts),
-            mem_available=signals.observe_mem_available(facts),
+            observations=signals.observe(facts, self._disks.observations),
+            mem_available=known.mem_available,
             layout=around.layout.kind,
             notes=self._host.notes + around.notes,
             suspended_s=suspended_s,
@@ -210,6 +235,11 @@ class Sampler:
 
     # --- parts
 
+    def _read_limits(self, places: memory.Places, now: float) -> Limits:
+        found = memory.read_limits(self._kept, places)
+        by_kernel = signals.observe_mem_available(found, now=now)
+        return Limits(places, found, by_kernel, pids.read_limit(self._kept))
+
     def _surroundings(self, now: float) -> Surroundings:
         around = self._around
         if around is not None and now - around.looked_at < (_RELOOK_S if around.kubepods else _MISSING_S):
@@ -222,7 +252,8 @@ class Sampler:
             self._kept.close()
             self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
         notes = cgroup.notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
-        self._around = Surroundings(hierarchy, kubepods, missing, layout, files, notes, now)
+        places = memory.places(hierarchy, kubepods, no_kubepods=missing)
+        self._around = Surroundings(hierarchy, kubepods, missing, places, layout, files, notes, now)
         return self._around
 
     def _reader(self, hierarchy: cgroup.Hierarchy, kubepods: cgroup.Kubepods) -> pods.PodReader:

@@ -225,6 +225,48 @@ def test_without_a_threshold_for_them_disks_are_read_once_in_an_interval() -> No
     assert state.disks_at == pytest.approx(3.0 + INTERVAL_S)
 
 
+def _far(at: float, read_at: float) -> NodeSnapshot:
+    """Far from every threshold, its disk and its limits read some time before."""
+    node = _with_disk(60 * GIB, read_at=read_at, at=at)
+    return node._replace(mem_available=node.mem_available._replace(read_at=read_at))
+
+
+def _calm_look(node: NodeSnapshot, calm: int, *thresholds: Threshold, interval_s: float = 1.0) -> PaceState:
+    state = PaceState(calm=calm, whole_at=node.taken_at)
+    return pace.look(node, state, now=node.taken_at, thresholds=thresholds, interval_s=interval_s)[1]
+
+
+@pytest.mark.parametrize(
+    ("calm", "interval_s", "every_s"),
+    [(pace.SETTLED, 1.0, pace.CALM_S), (pace.SETTLED - 1, 1.0, 1.0), (pace.SETTLED, 20.0, 20.0)],
+    ids=["calm", "starting", "interval"],
+)
+def test_a_calm_node_has_its_disks_and_its_limits_read_as_rarely_as_its_pods(
+    calm: int, interval_s: float, every_s: float
+) -> None:
+    state = _calm_look(_far(4.0, read_at=3.0), calm, HARD, DISK, interval_s=interval_s)
+    assert (state.disks_at, state.limits_at) == pytest.approx((3.0 + every_s, 3.0 + every_s))
+
+
+def test_limits_are_read_at_every_look_below_a_threshold_and_for_mem_available() -> None:
+    below = _far(4.0, read_at=3.0)
+    crossed = below.observations[Signal.MEMORY]._replace(available=499 * MIB)
+    below = below._replace(observations={**below.observations, Signal.MEMORY: crossed})
+    state = _calm_look(below, pace.SETTLED, HARD, SOFT, DISK)
+    assert state.limits_at == 4.0
+    assert state.disks_at == 3.0 + pace.CALM_S, "a disk at its own pace"
+    by_kernel = HARD._replace(memory_model=MemoryModel.MEM_AVAILABLE)
+    far = _far(4.0, read_at=3.0)
+    far = far._replace(mem_available=far.mem_available._replace(available=7 * GIB))
+    assert _calm_look(far, pace.SETTLED, by_kernel).limits_at == 4.0
+
+
+@pytest.mark.parametrize("signal", [Signal.PID, Signal.ALLOCATABLE_MEMORY])
+def test_what_a_threshold_does_not_know_has_its_limit_read_at_every_look(signal: Signal) -> None:
+    threshold = HARD._replace(signal=signal)
+    assert _calm_look(_far(4.0, read_at=3.0), pace.SETTLED, HARD, threshold).limits_at == 4.0
+
+
 def test_a_disk_is_read_again_before_it_could_be_full() -> None:
     verdict, state = _look(_with_disk(5 * GIB, read_at=2.0, at=3.0), PaceState(), HARD, DISK)
     assert state.disks_at == pytest.approx(2.0 + 0.5 * 4), "half the time to its threshold at 1 GiB/s"

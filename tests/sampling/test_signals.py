@@ -11,7 +11,7 @@ from nodeagent.model import DiskLayout, MemoryModel, NodeSnapshot, Observation, 
 from nodeagent.sampling import filesystems, memory, pids, pressure
 from nodeagent.sampling.host import FileSystem, Unreadable, open_host
 from nodeagent.sampling.sampler import Sampler
-from nodeagent.sampling.signals import READERS
+from nodeagent.sampling.signals import DISK_READERS, READERS
 from tests.trees import GI, KI, MI, Node, TreeDisk, TreePod, write_node
 
 
@@ -51,8 +51,41 @@ def test_every_signal_is_read_on_every_hierarchy(tmp_path: Path, version: str) -
     assert (other.available, other.capacity) == (3 * GI, 8 * GI)
 
 
-def test_the_table_has_a_row_for_each_signal() -> None:
-    assert READERS.keys() == set(Signal)
+def test_the_tables_have_a_row_for_each_signal() -> None:
+    assert sorted([*READERS, *DISK_READERS]) == sorted(Signal)
+
+
+def test_a_look_without_limits_has_those_of_the_last_one_and_the_use_of_now(tmp_path: Path) -> None:
+    clock = 1.0
+    before = Node(memory_available=2 * GI, pods_working_set=1 * GI, threads=500)
+    after = before._replace(memory_total=9 * GI, memory_available=4 * GI, allocatable_limit=8 * GI, threads=600)
+    after = after._replace(pid_max=1000, mem_available=5 * GI, pods_working_set=3 * GI)
+    host = open_host(write_node(tmp_path, before))
+    with Sampler(host, Sampling(), node_name="n", boottime=lambda: clock) as sampler:
+        sampler.sample_node(limits=False)
+        write_node(tmp_path, after)
+        clock = 2.0
+        rarely, now = sampler.sample_node(limits=False), sampler.sample_node()
+        clock = 3.0
+        kept = sampler.sample_node(limits=False)
+    signals = (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY, Signal.PID)
+
+    def numbers(seen: NodeSnapshot) -> list[tuple[int | None, int | None]]:
+        return [(seen.observations[s].available, seen.observations[s].capacity) for s in signals]
+
+    assert numbers(rarely) == [(3 * GI, 8 * GI), (4 * GI, 7 * GI), (32768 - 600, 32768)]
+    assert numbers(now) == numbers(kept) == [(4 * GI, 9 * GI), (5 * GI, 8 * GI), (400, 1000)]
+    assert [each.observations[Signal.PID].read_at for each in (rarely, now, kept)] == [2.0, 2.0, 3.0]
+    by_kernel = [(each.mem_available.available, each.mem_available.read_at) for each in (rarely, now, kept)]
+    assert by_kernel == [(2 * GI, 1.0), (5 * GI, 2.0), (5 * GI, 2.0)], "with the time at which it was read"
+
+
+def test_a_look_without_limits_reads_them_where_the_pods_have_moved_elsewhere(tmp_path: Path) -> None:
+    with Sampler(open_host(write_node(tmp_path, Node(kubepods=False))), Sampling(), node_name="n") as sampler:
+        assert sampler.sample_node(limits=False).observations[Signal.ALLOCATABLE_MEMORY].available is None
+        write_node(tmp_path, Node(pods_working_set=1 * GI))
+        sampler.relook()
+        assert sampler.sample_node(limits=False).observations[Signal.ALLOCATABLE_MEMORY].available == 6 * GI
 
 
 def test_page_cache_that_can_be_dropped_is_available(tmp_path: Path) -> None:
