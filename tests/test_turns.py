@@ -209,17 +209,19 @@ def test_a_limit_that_grows_is_seen_at_the_next_look_where_it_matters_and_rarely
         return node
 
     def turn(after_s: float, available: int, total: int) -> tuple[int | None, int | None]:
-        write_node(tmp_path / "node", Node(memory_available=available, memory_total=total, pods=(POD,)))
+        node = Node(memory_available=available, memory_total=total, allocatable_limit=64 * GI, pods=(POD,))
+        write_node(tmp_path / "node", node)
         loop.turn(after_s)
         return seen[-1]
 
     calm_at = loop.settle() + 1.0  # a second after the pods, for they are read since it is calm
     monkeypatch.setattr(Sampler, "sample_node", note)
-    looks = [turn(calm_at, 4 * GI, 8 * GI)]
-    looks += [turn(calm_at + second, 5 * GI, 9 * GI) for second in (1.0, 5.0, pace.CALM_S)]
-    assert looks == [(4 * GI, 8 * GI)] * 3 + [(5 * GI, 9 * GI)]
-    turn(calm_at + 11.0, 900 * MI, 9 * GI)
-    assert turn(calm_at + 11.02, 900 * MI + GI, 10 * GI) == (900 * MI + GI, 10 * GI)
+    looks = [turn(calm_at, 40 * GI, 64 * GI)]
+    looks += [turn(calm_at + second, 41 * GI, 65 * GI) for second in (1.0, 5.0, pace.CALM_S)]
+    assert looks == [(40 * GI, 64 * GI)] * 3 + [(41 * GI, 65 * GI)]
+    for at, available in ((11.0, 1200 * MI), (12.0, 900 * MI)):  # near, and crossed
+        turn(calm_at + at, available, 65 * GI)
+        assert turn(calm_at + at + 0.1, available + GI, 66 * GI) == (available + GI, 66 * GI)
 
 
 @pytest.mark.parametrize(("pause_s", "anew"), [(0.02, False), (0.1, True)])

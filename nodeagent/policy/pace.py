@@ -13,9 +13,9 @@ nobody has seen yet: cgroup v2 wakes nobody for a level.
 The file systems are read by threads, for a dead one may never answer, and that takes longer than all the rest. They are
 read when their own headroom asks for it, at every look only while one of them is crossed, near or unknown: while memory
 runs out it is looked at 50 times a second, and they need not be. Limits (MemTotal, pid_max, what all pods may use)
-rarely change and are a third of a look: at every look they are read only while a threshold is crossed, for a limit that
-has grown must not cost a pod its life, and while one looks at MemAvailable, which stands beside MemTotal. A calm node
-has neither read more often than its pods are looked at.
+rarely change and are a third of a look. They are read when the headroom of memory asks for it, for a virtual machine
+that is given more when it has little must not lose a pod for it, and at every look while a threshold is crossed or one
+looks at MemAvailable, which stands beside MemTotal. Of a calm node neither is read more often than its pods are.
 
 A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
 `SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
@@ -163,7 +163,8 @@ def look(
     calm_every_s = interval_s if unsettled or state.calm < SETTLED else max(interval_s, calm_s)
     disks_age_s = now - snapshot.observe(Signal.NODEFS).read_at
     disks_s = calm_every_s - disks_age_s
-    limits_s = calm_every_s - (now - snapshot.mem_available.read_at)
+    limits_age_s = now - snapshot.mem_available.read_at
+    limits_s = calm_every_s - limits_age_s
     seen: dict[Stream, Seen] = {}
     below: set[tuple[Signal, MemoryModel, int]] = set()
     nearest: dict[Signal, int] = {}
@@ -205,6 +206,8 @@ def look(
         if signal in DISKS:
             due_s -= disks_age_s
             disks_s = min(disks_s, 0.0 if signal in crossed or signal in near else due_s)
+        elif signal in MEMORY_SIGNALS:
+            limits_s = min(limits_s, due_s - limits_age_s)
         sleep_s = min(sleep_s, due_s)
     if below:
         every_s = min(interval_s, SOFT_LOOK_S)

@@ -227,7 +227,7 @@ def test_without_a_threshold_for_them_disks_are_read_once_in_an_interval() -> No
 
 def _far(at: float, read_at: float) -> NodeSnapshot:
     """Far from every threshold, its disk and its limits read some time before."""
-    node = _with_disk(60 * GIB, read_at=read_at, at=at)
+    node = _with_disk(60 * GIB, read_at=read_at, at=at, memory=60 * GIB)
     return node._replace(mem_available=node.mem_available._replace(read_at=read_at))
 
 
@@ -246,6 +246,19 @@ def test_a_calm_node_has_its_disks_and_its_limits_read_as_rarely_as_its_pods(
 ) -> None:
     state = _calm_look(_far(4.0, read_at=3.0), calm, HARD, DISK, interval_s=interval_s)
     assert (state.disks_at, state.limits_at) == pytest.approx((3.0 + every_s, 3.0 + every_s))
+
+
+def test_the_limits_are_read_again_before_memory_could_be_short() -> None:
+    node = _far(4.0, read_at=3.0)
+    for signal in (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY):
+        seen = Observation(signal, 300 * MIB + 6 * GIB, 8 * GIB, 4.0, "test")
+        closer = node._replace(observations={**node.observations, signal: seen})
+        state = _calm_look(closer, pace.SETTLED, HARD._replace(signal=signal))
+        assert state.limits_at == 3.0 + 0.5 * 6, "half the time to its threshold at 1 GiB/s"
+    pids = Observation(Signal.PID, 25_000, 32_768, 4.0, "test")
+    node = node._replace(observations={**node.observations, Signal.PID: pids})
+    few = Threshold(Signal.PID, Amount(1000, None, "1000"))
+    assert _calm_look(node, pace.SETTLED, few).limits_at == 3.0 + pace.CALM_S, "no machine is given more of those"
 
 
 def test_limits_are_read_at_every_look_below_a_threshold_and_for_mem_available() -> None:
