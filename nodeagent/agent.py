@@ -329,8 +329,8 @@ class Agent:
         return bool(policy.thresholds.first_observed) or held or measuring or self._counting or self._forks.storm(now)
 
     def _awaits_api_s(self) -> float:
-        left_s = self._began_at + API_FIRST_S - self._means.monotonic()
-        return left_s if self._parts.session.pods().synced_at is None else 0.0
+        left_s, view = self._began_at + API_FIRST_S - self._means.monotonic(), self._parts.session.pods()
+        return left_s if view.awaited and view.synced_at is None else 0.0
 
     def _sample(self, node: NodeSnapshot, *, calm: bool) -> NodeSnapshot:
         """Every pod that moved is read now; one that barely did keeps its last reading (0.6 ms instead of 10 ms for 110

@@ -282,9 +282,8 @@ def _open_state(
 def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...]:
     """Who else kills on this node. Waits a little for the API, if there is one, to tell which pods' processes see no
     others."""
-    wait_s = 0.0 if isinstance(session, NoCluster) else API_FIRST_S
-    patience, until = threading.Event(), time.monotonic() + wait_s
-    while (view := session.pods()).synced_at is None and time.monotonic() < until:
+    patience, until = threading.Event(), time.monotonic() + API_FIRST_S
+    while (view := session.pods()).awaited and view.synced_at is None and time.monotonic() < until:
         patience.wait(0.1)
     harmless = frozenset(pod.cgroup_uid for pod in view.pods if not pod.host_pid)
     found, _ = cgroup.find_kubepods(host, cgroup.detect(host), cgroup_root=config.sampling.cgroup_root)

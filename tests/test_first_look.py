@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.agent import API_FIRST_S, Agent
+from nodeagent.cluster.pods import PodsView
 from nodeagent.cluster.session import NoCluster
 from nodeagent.config.watch import ConfigFile
 from nodeagent.host.brake import CgroupBrake
@@ -25,6 +26,13 @@ PODS = tuple(TreePod(f"a/p{number}") for number in range(20))
 BEGAN = 100_000.0
 
 
+class Silent(NoCluster):
+    """There is an API server, and nothing has been heard of it."""
+
+    def pods(self) -> PodsView:
+        return PodsView((), None, "not yet")
+
+
 @pytest.fixture
 def turned(tmp_path: Path) -> Iterator[Callable[[float, int], bool]]:
     """Take a turn so many seconds after the start with so much memory available: whether the pods were looked at."""
@@ -38,7 +46,7 @@ def turned(tmp_path: Path) -> Iterator[Callable[[float, int], bool]]:
         boottime=lambda: now, monotonic=lambda: now
     )
     with Sampler(host, loaded.config.sampling, node_name="n", boottime=lambda: now) as sampler:
-        parts = Parts(loaded, sampler, NoCluster("none here"), DiskWatch(host, loaded.config.sampling))
+        parts = Parts(loaded, sampler, Silent("not yet"), DiskWatch(host, loaded.config.sampling))
         policy = policy_state.initial("i", now=now)
         agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=policy)
 

@@ -318,9 +318,16 @@ def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, 
 
 def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:
     loop = start(interval="20s")
+    loop.decisions.view = PodsView((), None, "not heard of yet")
     assert loop.turn(1.0) == pytest.approx(API_FIRST_S - 1.0)
     loop.turn(API_FIRST_S)
     assert loop.decisions.at == [API_FIRST_S]
+
+
+def test_the_first_decision_waits_for_nobody_where_there_is_no_api(start: StartLoop) -> None:
+    loop = start(interval="20s")
+    assert loop.turn(1.0) == 20.0
+    assert loop.decisions.at == [1.0]
 
 
 @pytest.mark.parametrize("stale_after_s", [2.0, 8.0])

@@ -63,6 +63,8 @@ class PodsView(NamedTuple):
     """Pods that could not be read."""
     lost_at: float | None = None
     """CLOCK_BOOTTIME since when the API server has answered nothing (`transport.Reach`); None while it does."""
+    awaited: bool = True
+    """Whether there is an API server that may tell of them."""
 
 
 def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequence[str] = ()) -> PodsView:

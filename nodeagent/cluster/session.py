@@ -121,7 +121,7 @@ class NoCluster:
         """Nothing to start."""
 
     def pods(self) -> PodsView:
-        return PodsView((), None, self._reason)
+        return PodsView((), None, self._reason, awaited=False)
 
     def soft_wait(self) -> Note | None:
         return None
