@@ -275,9 +275,11 @@ def test_limits_are_read_at_every_look_below_a_threshold_and_for_mem_available()
 
 
 @pytest.mark.parametrize("signal", [Signal.PID, Signal.ALLOCATABLE_MEMORY])
-def test_what_a_threshold_does_not_know_has_its_limit_read_at_every_look(signal: Signal) -> None:
+def test_what_a_threshold_does_not_know_has_its_limit_read_every_second(signal: Signal) -> None:
     threshold = HARD._replace(signal=signal)
-    assert _calm_look(_far(4.0, read_at=3.0), pace.SETTLED, HARD, threshold).limits_at == 4.0
+    assert _calm_look(_far(4.0, read_at=3.5), pace.SETTLED, HARD, threshold).limits_at == 3.5 + pace.UNKNOWN_S
+    near = Threshold(Signal.MEMORY, Amount(59 * GIB, None, "59Gi"))
+    assert _calm_look(_far(4.0, read_at=3.5), pace.SETTLED, near, threshold).limits_at == 3.5 + 0.5
 
 
 def test_a_disk_is_read_again_before_it_could_be_full() -> None:
@@ -286,10 +288,20 @@ def test_a_disk_is_read_again_before_it_could_be_full() -> None:
     assert verdict.sleep_s == pytest.approx(1.0), "and the loop is there then"
 
 
-@pytest.mark.parametrize("available", [GIB - 1, 0, GIB + 50 * MIB, None], ids=["crossed", "full", "near", "unknown"])
-def test_a_disk_that_is_crossed_near_or_unknown_is_read_at_every_look(available: int | None) -> None:
+@pytest.mark.parametrize("available", [GIB - 1, 0, GIB + 50 * MIB], ids=["crossed", "full", "near"])
+def test_a_disk_that_is_crossed_or_near_is_read_at_every_look(available: int) -> None:
     _, state = _look(_with_disk(available, read_at=7.0, at=7.0), PaceState(), HARD, DISK)
     assert state.disks_at == 7.0
+
+
+def test_a_disk_that_is_unknown_is_tried_again_every_second_and_not_fifty_times() -> None:
+    verdict, state = _look(_with_disk(None, read_at=6.5, at=7.0, memory=310 * MIB), PaceState(), HARD, DISK)
+    assert (verdict.sleep_s, state.disks_at) == (pace.SHORTEST_S, 6.5 + pace.UNKNOWN_S)
+    short = DISK._replace(signal=Signal.NODEFS_INODES)  # of btrfs, say: unknown, whatever its bytes are
+    _, state = _look(_with_disk(60 * GIB, read_at=7.0, at=7.0), PaceState(), DISK, short)
+    assert state.disks_at == 7.0 + pace.UNKNOWN_S
+    _, state = _look(_with_disk(GIB - 1, read_at=7.0, at=7.0), PaceState(), DISK, short)
+    assert state.disks_at == 7.0, "but one that is crossed is read at every look"
 
 
 def _asks(what: str, *seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
