@@ -12,11 +12,11 @@ nobody has seen yet: cgroup v2 wakes nobody for a level.
 
 The file systems are read by threads, for a dead one may never answer, and that takes longer than all the rest. They are
 read when their own headroom asks for it, at every look only while one of them is crossed or near: while memory runs out
-it is looked at 50 times a second, and they need not be. What is unknown is tried again every second. Limits (MemTotal,
-pid_max, what all pods may use) rarely change and are a third of a look. They are read when the headroom of memory asks
-for it, for a virtual machine that is given more when it has little must not lose a pod for it, and at every look while
-a threshold is crossed or one looks at MemAvailable, which stands beside MemTotal. Of a calm node neither is read more
-often than its pods are.
+it is looked at 50 times a second, and they need not be. One that is unknown is tried again every second. Limits
+(MemTotal, pid_max, what all pods may use) rarely change and are a third of a look. They are read when the headroom of
+memory asks for it, for a virtual machine that is given more when it has little must not lose a pod for it, and at every
+look while a threshold is crossed or what it looks at is unknown, or one looks at MemAvailable, which stands beside
+MemTotal. Of a calm node neither is read more often than its pods are.
 
 A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
 `SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
@@ -82,8 +82,8 @@ a slow node (emulated) it takes 100 ms to find out which one, and its limit is r
 GUARD_EVERY_S: Final = 0.25
 
 UNKNOWN_S: Final = 1.0
-"""What a threshold could not be held against is read again after this: some never will be known, such as the inodes of
-btrfs, and what is may come back (a mount, a limit)."""
+"""A disk that a threshold could not be held against is read again after this: a mount may come back, but the inodes of
+btrfs will never be known. Limits are read again at every look: that is cheap, and for memory a second is long."""
 
 AHEAD_S: Final = 60.0
 """A disk is near its threshold when it would be there within this time at its fill rate: long enough to walk some
@@ -186,7 +186,7 @@ def look(
             if signal in DISKS:
                 disks_s = min(disks_s, UNKNOWN_S - disks_age_s)
             else:
-                limits_s = min(limits_s, UNKNOWN_S - limits_age_s)
+                limits_s = 0.0
             continue
         stream = (signal, model)
         now_seen = seen.get(stream)

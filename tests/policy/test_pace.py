@@ -275,11 +275,9 @@ def test_limits_are_read_at_every_look_below_a_threshold_and_for_mem_available()
 
 
 @pytest.mark.parametrize("signal", [Signal.PID, Signal.ALLOCATABLE_MEMORY])
-def test_what_a_threshold_does_not_know_has_its_limit_read_every_second(signal: Signal) -> None:
+def test_what_a_threshold_does_not_know_has_its_limit_read_at_every_look(signal: Signal) -> None:
     threshold = HARD._replace(signal=signal)
-    assert _calm_look(_far(4.0, read_at=3.5), pace.SETTLED, HARD, threshold).limits_at == 3.5 + pace.UNKNOWN_S
-    near = Threshold(Signal.MEMORY, Amount(59 * GIB, None, "59Gi"))
-    assert _calm_look(_far(4.0, read_at=3.5), pace.SETTLED, near, threshold).limits_at == 3.5 + 0.5
+    assert _calm_look(_far(4.0, read_at=4.0), pace.SETTLED, HARD, threshold).limits_at == 4.0
 
 
 def test_a_disk_is_read_again_before_it_could_be_full() -> None:
