@@ -48,28 +48,27 @@ class Places(NamedTuple):
     """The memory files of one hierarchy, and what the observations made of them name as their source."""
 
     files: MemoryFiles
-    root: str
-    """Empty: there is no memory controller."""
-    root_usage: str
-    """Empty on v2, where the root has none: everything is in memory.stat."""
-    root_stat: str
     root_source: str
     root_reason: str
-    """Why there is none."""
-    pods: str
-    """Empty: there is none."""
-    pods_usage: str
-    pods_stat: str
-    pods_limit: str
+    """Why there is no `root`."""
     pods_source: str
     pods_reason: str
-    """Why there is none."""
+    """Why there are no `pods`."""
+    root: str = ""
+    """Empty: there is no memory controller."""
+    root_usage: str = ""
+    """Empty on v2, where the root has none: everything is in memory.stat."""
+    root_stat: str = ""
+    pods: str = ""
+    pods_usage: str = ""
+    pods_stat: str = ""
+    pods_limit: str = ""
 
 
 def places(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> Places:
     """`no_kubepods` is why `kubepods` is None."""
     top, files = hierarchy.memory, hierarchy.memory_files
-    nowhere = Places(files, "", "", "", MEMINFO, hierarchy.reason, "", "", "", "", "kubepods cgroup", no_kubepods)
+    nowhere = Places(files, MEMINFO, hierarchy.reason, "kubepods cgroup", no_kubepods)
     if top is None:
         return nowhere
     root = nowhere._replace(
