@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from urllib.request import urlopen
 
+from tests import managedfields
+
 Json = dict[str, Any]
 
 AGENT = "system:serviceaccount:kube-system:nodeagent"
@@ -479,6 +481,8 @@ class ApiServer:
                 return self._get(request, target) if target.name else self._list(request, target)
             if target.subresource == "eviction":
                 return self._evict(request, target)
+            if target.subresource == "binding":
+                return self._bind(request, target)
             if target.subresource == "token":
                 return self._token_request(request, target)
             if request.method == "POST":
@@ -788,6 +792,26 @@ class ApiServer:
                 self.on_eviction(copy.deepcopy(entry), body)
         return Answer(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 
+    def _bind(self, request: Request, target: "_Target") -> Answer:
+        """What a scheduler does (BindingREST, pkg/registry/core/pod/storage/storage.go). managedFields tell nothing."""
+        entry = self._object(target._replace(subresource=""))
+        message = ""
+        if "deletionTimestamp" in entry["metadata"]:
+            message = f"pod {target.name} is being deleted, cannot be assigned to a host"
+        elif node := entry["spec"].get("nodeName"):
+            message = f'pod {target.name} is already assigned to node "{node}"'
+        if message:
+            subject = f'Operation cannot be fulfilled on pods/binding "{target.name}"'
+            raise RefusedError(409, "Conflict", f"{subject}: {message}", details=target.details())
+
+        def place(pod: Json) -> None:
+            pod["spec"]["nodeName"] = request.body["target"]["name"]
+            scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _stamp()}
+            pod["status"]["conditions"] = [{**scheduled, "lastProbeTime": None}]
+
+        self.modify_pod(target.namespace, target.name, place)
+        return Answer(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
+
     def _spend_budget(self, entry: Json, *, dry: bool) -> None:
         labels = entry["metadata"].get("labels") or {}
         budgets = [
@@ -804,6 +828,8 @@ class ApiServer:
             )
         for budget in budgets:
             name, status = budget["metadata"]["name"], budget["status"]
+            if not _is_ready(entry) and _unready_may_go(budget):
+                continue
             message = "Cannot evict pod as it would violate the pod's disruption budget."
             if status["observedGeneration"] < budget["metadata"].get("generation", 1):
                 text = f"The disruption budget {name} is still being processed by the server."
@@ -876,6 +902,7 @@ class ApiServer:
             metadata["name"] = metadata.get("generateName", "") + uuid.uuid4().hex[:5]
         if target.namespace:
             metadata["namespace"] = target.namespace
+        _set_managers(entry, {}, request, target)
         if target.resource == "events":
             self._complete_event(entry, target)
         elif target.resource == "pods":
@@ -894,10 +921,12 @@ class ApiServer:
     def _complete_budget(self, entry: Json, target: "_Target") -> None:
         """What the disruption controller makes of a new budget."""
         labels = entry["spec"]["selector"]["matchLabels"].items()
-        healthy = sum(
-            namespace == target.namespace and labels <= (pod["metadata"].get("labels") or {}).items()
+        pods = [
+            pod
             for (namespace, _), pod in self.store["pods"].items()
-        )
+            if namespace == target.namespace and labels <= (pod["metadata"].get("labels") or {}).items()
+        ]
+        healthy = sum(map(_is_ready, pods))
         needed = entry["spec"]["minAvailable"]
         entry["metadata"]["generation"] = 1
         entry["status"] = {
@@ -905,7 +934,7 @@ class ApiServer:
             "disruptionsAllowed": max(0, healthy - needed),
             "currentHealthy": healthy,
             "desiredHealthy": needed,
-            "expectedPods": healthy,
+            "expectedPods": len(pods),
         }
 
     def _complete_event(self, entry: Json, target: "_Target") -> None:
@@ -916,7 +945,7 @@ class ApiServer:
             entry.update(eventTime=None, reportingComponent="", reportingInstance="")
 
     def _patch(self, request: Request, target: "_Target") -> Answer:
-        entry = self._object(target._replace(subresource=""))
+        entry = copy.deepcopy(self._object(target._replace(subresource="")))
         content_type = request.headers.get("content-type", "").partition(";")[0]
         if content_type not in (STRATEGIC, "application/merge-patch+json", "application/json-patch+json"):
             raise RefusedError(415, "UnsupportedMediaType", "415: Unsupported Media Type", details={})
@@ -929,12 +958,13 @@ class ApiServer:
             self._admit(request, target, entry, new)
             if request.query.get("dryRun") == "All":
                 return Answer(200, new)
-            stored = self._patch_node(target.name, patch, target.subresource)
+            stored = self._patch_node(target.name, patch, target.subresource, request)
         elif target.resource == "pods":
             self._check_pod_patch(entry, patch)
             stored = self.store["pods"][target.namespace, target.name]
             if target.subresource == "status" and request.query.get("dryRun") != "All":
                 _merge_status(stored, patch.get("status", {}), new={"lastProbeTime": None})
+                _set_managers(stored, entry, request, target)
                 self._note("pods", stored, "MODIFIED")
         else:
             stored = self.store[target.resource][target.namespace, target.name]
@@ -942,6 +972,7 @@ class ApiServer:
             if target.resource == "events":
                 _check_event({**stored, **changes}, target)
             _merge(stored, changes)
+            _set_managers(stored, entry, request, target)
             self._note(target.resource, stored, "MODIFIED")
         return Answer(200, {"kind": target.kind, "apiVersion": target.api_version, **stored})
 
@@ -958,10 +989,13 @@ class ApiServer:
                 details={"name": name, "kind": "Pod", "causes": [cause, cause]},
             )
 
-    def _patch_node(self, name: str, patch: Json, subresource: str) -> Json:
+    def _patch_node(self, name: str, patch: Json, subresource: str, request: Request | None = None) -> Json:
+        """Without a request: by the kubelet or the control plane."""
         stored = self.store["nodes"]["", name]
-        before = copy.deepcopy({k: v for k, v in stored.items() if k != "metadata"})
+        before = copy.deepcopy(stored)
         _change_node(stored, patch, subresource)
+        _set_managers(stored, before, request, _Target("", "v1", "", "nodes", name, subresource))
+        before.pop("metadata")
         if before != {k: v for k, v in stored.items() if k != "metadata"}:
             self._note("nodes", stored, "MODIFIED")
         return stored
@@ -969,7 +1003,9 @@ class ApiServer:
     def _replace(self, request: Request, target: "_Target") -> Answer:
         entry = self._object(target._replace(subresource=""))
         _check_version(entry, request.body, target)
-        stored = self._put(target.resource, {**entry, **request.body}, "MODIFIED")
+        new = copy.deepcopy({**entry, **request.body})
+        _set_managers(new, entry, request, target)
+        stored = self._put(target.resource, new, "MODIFIED")
         return Answer(200, stored)
 
     # --- who is who -------------------------------------------------------------------------------------------------
@@ -977,6 +1013,7 @@ class ApiServer:
     def _review(self, request: Request, user: str, target: "_Target") -> Answer:
         body: Json = {"kind": target.kind, "apiVersion": target.api_version, "metadata": {}}
         spec = {k: v for k, v in (request.body.get("spec") or {}).items() if v is not None}
+        _set_managers({**body, "spec": spec}, {}, request, target)
         if target.resource == "selfsubjectreviews":
             body["metadata"] = {"creationTimestamp": _stamp()}
             body["status"] = {"userInfo": self._user_info(user, request)}
@@ -1031,6 +1068,7 @@ class ApiServer:
         token = self.token_of(target.namespace, target.name, node=pod["spec"]["nodeName"])
         seconds = request.body["spec"]["expirationSeconds"]
         metadata = {"name": target.name, "namespace": target.namespace, "uid": str(uuid.uuid4())}
+        _set_managers({**request.body, "metadata": metadata}, {}, request, target)
         spec = {"audiences": ["https://kubernetes.default.svc"], "expirationSeconds": seconds, "boundObjectRef": None}
         return Answer(
             201,
@@ -1141,6 +1179,19 @@ def _selector(request: Request, target: _Target) -> Callable[[Json], bool]:
     return lambda entry: known[field](entry) == value
 
 
+def _is_ready(pod: Json) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+
+
+def _unready_may_go(budget: Json) -> bool:
+    """Whether a pod that is not ready is evicted without a look at the allowance, and without spending any of it
+    (pkg/registry/core/pod/storage/eviction.go): the rest is healthy enough, or nobody minds."""
+    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+        return True
+    status = budget["status"]
+    return bool(status["currentHealthy"] >= status["desiredHealthy"] > 0)
+
+
 def _check_preconditions(entry: Json, options: Json) -> None:
     name, metadata = entry["metadata"]["name"], entry["metadata"]
     wanted = options.get("preconditions") or {}
@@ -1228,6 +1279,25 @@ def _check_event(entry: Json, target: _Target) -> None:
     )
 
 
+def _set_managers(new: Json, old: Json, request: Request | None, target: _Target) -> None:
+    """Note who has changed what (managedFields): whom the request names, or its client's name."""
+    manager = "kube-controller-manager" if target.subresource == "" else "kubelet"
+    if request is not None:
+        client = request.headers.get("user-agent", "").partition("/")[0][:128]
+        manager = request.query.get("fieldManager") or client or "unknown"
+    parts: tuple[str, ...] = ()
+    if target.resource in ("pods", "nodes", "poddisruptionbudgets"):
+        # A status has a way of its own; what comes the other way is dropped.
+        parts = ("metadata", "status" if target.subresource == "status" else "spec")
+    # A subresource may be of another version than what it belongs to.
+    version = target.api_version if target.subresource != "token" else new["apiVersion"]
+    managers = managedfields.changed(
+        old, new, manager=manager, api_version=version, subresource=target.subresource, parts=parts
+    )
+    if managers:
+        new["metadata"]["managedFields"] = managers
+
+
 def _change_node(node: Json, patch: Json, subresource: str) -> None:
     for field, added in patch.get("metadata", {}).items():
         if field in ("labels", "annotations"):
@@ -1250,6 +1320,8 @@ def _merge_status(stored: Json, status: Json, *, new: Json | None = None) -> Non
     for key, value in status.items():
         if key != "conditions":
             stored["status"][key] = value
+            if value is None:
+                del stored["status"][key]
             continue
         conditions = stored["status"].setdefault("conditions", [])
         for change in value:

@@ -71,7 +71,11 @@ class Kubelet:
                 self._api._patch_node(self._api.node_name, {"spec": {"taints": others + wanted}}, "")
 
     def _starting(self) -> list[tuple[tuple[str, str], Json]]:
-        return [(key, pod) for key, pod in self._pods() if pod["status"]["phase"] == "Pending" and not _deleted(pod)]
+        return [
+            (key, pod)
+            for key, pod in self._pods()
+            if pod["status"]["phase"] == "Pending" and "nodeName" in pod["spec"] and not _deleted(pod)
+        ]
 
     def _ending(self) -> list[tuple[tuple[str, str], Json]]:
         return [(key, pod) for key, pod in self._pods() if _deleted(pod)]

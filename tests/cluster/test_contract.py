@@ -70,8 +70,16 @@ def quiet_terminates(api: ApiServer) -> None:
 
 def hogs_run(api: ApiServer) -> None:
     """The list was recorded while they were starting, when no budget holds them yet."""
+    ready = [{"type": "Ready", "status": "True"}]
     for namespace, name in list(api.store["pods"]):
-        api.modify_pod(namespace, name, lambda pod: pod["status"].update(phase="Running"))
+        api.modify_pod(namespace, name, lambda pod: pod["status"].update(phase="Running", conditions=ready))
+
+
+def hogs_have_started(api: ApiServer) -> None:
+    """The list was recorded a little later than the world: the kubelet has written the second one's status, too."""
+    for item in body_of("list-pods-metadata-only")["items"]:
+        metadata = api.store["pods"]["default", item["metadata"]["name"]]["metadata"]
+        metadata["managedFields"] = item["metadata"]["managedFields"]
 
 
 def unobserved_budget(api: ApiServer) -> None:
@@ -103,12 +111,15 @@ def compacted(api: ApiServer) -> None:
 
 def disruption_target(api: ApiServer) -> None:
     """As it was when the pod was deleted: the kubelet had taken the phase back, and kept the condition."""
-    patch = json.loads(recording("pod-status-patch-failed-200")["request"]["body"])
-
-    def mark(pod: Json) -> None:
-        pod["status"]["conditions"].insert(0, {**patch["status"]["conditions"][0], "lastProbeTime": None})
-
-    api.modify_pod("default", "cni-pod", mark)
+    marked = recording("pod-status-patch-failed-200")
+    assert ask(api, marked)[0] == 200
+    # They are in the order of time, by the second.
+    ours = api.store["pods"]["default", "cni-pod"]["metadata"]["managedFields"][-1]
+    assert ours["manager"] == "lab-recorder"
+    ours["time"] = "2026-11-20T23:16:53Z"
+    marked["request"]["headers"]["User-Agent"] = "kubelet/v1.36.2 (linux/amd64) kubernetes/8e16b12"
+    marked["request"]["body"] = json.dumps({"status": {"phase": "Running", "reason": None, "message": None}})
+    assert ask(api, marked)[0] == 200
 
 
 def three_hogs(api: ApiServer) -> None:
@@ -145,6 +156,7 @@ BEFORE: dict[str, Callable[[ApiServer], None]] = {
     "get-pod-terminating": quiet_terminates,
     "list-continue-expired-410": compacted,
     "list-continue-expired-410-cache": three_hogs,
+    "list-pods-metadata-only": hogs_have_started,
     "list-rv-exact-expired-410": compacted,
     "node-status-patch-delete-cond": lab_condition,
     "node-taint-delete": lab_taint,
@@ -292,3 +304,79 @@ def test_a_continue_token_leads_to_the_next_page(api: ApiServer) -> None:
         decoded = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         names.append((decoded["v"], decoded["start"]))
     assert names[0] == names[1]
+
+
+# --- what no recorded request tells ----------------------------------------------------------------------------------
+
+
+def send(api: ApiServer, method: str, path: str, body: Json, *, agent: str = "lab-recorder") -> tuple[int, Json]:
+    headers = {"User-Agent": agent, "Content-Type": "application/json"}
+    request = {"method": method, "path": path, "headers": headers, "body": json.dumps(body)}
+    status, _, answer = ask(api, {"name": "", "request": request})
+    return status, json.loads(answer)
+
+
+def chosen(value: Any, fields: Json) -> Any:
+    """What a fieldsV1 names of an object."""
+    if not fields:
+        return value
+    steps = [(step, below) for step, below in fields.items() if step != "."]
+    if isinstance(value, dict):
+        return {step[2:]: chosen(value[step[2:]], below) for step, below in steps}
+    keys = [(json.loads(step[2:]), below) for step, below in steps]
+    return [chosen(item, below) for key, below in keys for item in value if key.items() <= item.items()]
+
+
+@pytest.mark.parametrize("item", body_of("list-pods-fieldselector")["items"], ids=lambda item: item["metadata"]["name"])
+def test_who_creates_a_pod_owns_the_fields_that_a_real_server_notes(item: Json) -> None:
+    """What the creator of each recorded pod has sent is made from what the server wrote down, and sent again."""
+    [created] = [e for e in item["metadata"]["managedFields"] if "f:spec" in e["fieldsV1"]]
+    sent = chosen(item, created["fieldsV1"])
+    sent["metadata"]["name"] = item["metadata"]["name"]
+    with ApiServer() as api:
+        status, stored = send(api, "POST", "/api/v1/namespaces/default/pods", sent, agent=f"{created['manager']}/v1")
+    assert status == 201
+    assert plain(stored["metadata"]["managedFields"]) == [plain(created)]
+
+
+def test_a_name_of_a_node_is_noted_when_it_is_sent_and_not_when_it_is_bound(api: ApiServer) -> None:
+    pods, spec = "/api/v1/namespaces/default/pods", {"containers": [{"name": "c", "image": "x"}]}
+    named = {"metadata": {"name": "named"}, "spec": {**spec, "nodeName": "lab-node"}}
+    assert send(api, "POST", pods, named)[0] == 201
+    assert send(api, "POST", pods, {"metadata": {"name": "scheduled"}, "spec": spec})[0] == 201
+    binding = {"metadata": {"name": "scheduled"}, "target": {"kind": "Node", "name": "lab-node"}}
+    assert send(api, "POST", f"{pods}/scheduled/binding", binding)[0] == 201
+    assert send(api, "POST", f"{pods}/scheduled/binding", binding)[0] == 409
+    for name, noted in (("named", True), ("scheduled", False)):
+        entry = api.store["pods"]["default", name]
+        assert entry["spec"]["nodeName"] == "lab-node"
+        assert [("f:nodeName" in each["fieldsV1"]["f:spec"]) for each in entry["metadata"]["managedFields"]] == [noted]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "policy", "healthy", "needed", "status"),
+    [
+        ("Running", True, "IfHealthyBudget", 2, 1, 429),
+        ("Running", False, "IfHealthyBudget", 2, 2, 201),
+        ("Running", False, "IfHealthyBudget", 1, 2, 429),
+        ("Running", False, "IfHealthyBudget", 0, 0, 429),
+        ("Running", False, None, 2, 2, 201),
+        ("Running", False, "AlwaysAllow", 0, 2, 201),
+        ("Running", True, "AlwaysAllow", 2, 2, 429),
+        ("Pending", False, None, 0, 2, 201),
+        ("Failed", False, None, 0, 2, 201),
+    ],
+)
+def test_a_budget_without_allowance_lets_an_unready_pod_go_where_a_real_one_does(
+    api: ApiServer, phase: str, ready: bool, policy: str | None, healthy: int, needed: int, status: int
+) -> None:
+    """pkg/registry/core/pod/storage/eviction.go: whoever is not ready does not count for the budget."""
+    name = "pdb-hog-6769c8fb56-hgpn8"
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    api.modify_pod("default", name, lambda pod: pod["status"].update(phase=phase, conditions=conditions))
+    budget = api.set_pdb("pdb-hog", {"app": "pdb-hog"}, allowed=0, healthy=healthy, needed=needed)
+    if policy:
+        budget["spec"]["unhealthyPodEvictionPolicy"] = policy
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
+    assert send(api, "POST", f"/api/v1/namespaces/default/pods/{name}/eviction", body)[0] == status
+    assert budget["status"]["disruptionsAllowed"] == 0

@@ -27,6 +27,8 @@ WIPE = "NODEAGENT_E2E_WIPE"
 START_S = 100.0
 """For a pod that the kubelet knows of: two to ten seconds were seen, an emulated node needs more. Two images of it are
 within a test's limit."""
+SCHEDULER = "nodeagent-e2e"
+"""No scheduler has this name, so that nobody but the tests binds their pods."""
 HOPELESS = frozenset(
     {
         "CrashLoopBackOff",
@@ -84,7 +86,10 @@ class Cluster:
         container: Json | None = None,
     ) -> Json:
         """A pod that does nothing, from an image that the node already has; `spec` and `container` are merged into its
-        own. Skips when it does not start."""
+        own. Skips when it does not start.
+
+        It is bound as a scheduler binds, so that nothing of it says that only this node would do: a pod that names its
+        node itself is spared (`protection.nodeBound`)."""
         problems = []
         for image, policy in self._images():
             made = self._pod(name, image, labels or {}, spec or {}, {"imagePullPolicy": policy, **(container or {})})
@@ -94,6 +99,7 @@ class Cluster:
                 if error.kind is not OutcomeKind.FORBIDDEN:
                     raise
                 pytest.skip(f"the cluster lets nobody make such a pod: {error.message}")
+            self.bind(name)
             self.until(lambda: self._ready(name) or self._hopeless(name), timeout_s=START_S)
             if self._ready(name):
                 return self.get(self.pod_path(name))
@@ -104,6 +110,12 @@ class Cluster:
             f"no pod starts on {self.node_name} from an image it has ({POD_IMAGE} may name one): "
             f"{problems or 'none is called pause'}"
         )
+
+    def bind(self, name: str) -> None:
+        """What the scheduler does with a pod that has named no node."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": self.node_name}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        self.post(f"{self.pod_path(name)}/binding", binding)
 
     def until(self, holds: Callable[[], object], *, timeout_s: float) -> bool:
         """Ask twice a second until it holds."""
@@ -143,7 +155,7 @@ class Cluster:
     def _pod(self, name: str, image: str, labels: dict[str, str], extra: Json, more: Json) -> Json:
         container = {"name": "c", "image": image, **more}
         spec: Json = {
-            "nodeName": self.node_name,
+            "schedulerName": SCHEDULER,
             "containers": [container],
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,

@@ -37,7 +37,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from tests.e2e.conftest import Cluster, Json, with_token
+from tests.e2e.conftest import SCHEDULER, Cluster, Json, with_token
 from tests.e2e.diary import Diary
 from tests.e2e.thisnode import at_work, wipe
 
@@ -119,6 +119,28 @@ def test_the_nodes_pods_are_listed_as_the_api_has_them(cluster: Cluster) -> None
 
     # On a cluster that others use, too, pods come and go between two lists.
     eventually(the_same)
+
+
+def test_a_pod_that_names_its_node_is_told_from_one_that_was_scheduled(cluster: Cluster) -> None:
+    """What `protection.nodeBound` goes by. Neither pod need run."""
+    named = idle_pod(cluster, "named")
+    scheduled = idle_pod(cluster, "scheduled")
+    del scheduled["spec"]["nodeName"]
+    scheduled["spec"]["schedulerName"] = SCHEDULER
+    for each in (named, scheduled):
+        cluster.post(cluster.pod_path(), each)
+    cluster.bind("scheduled")
+
+    def reasons() -> dict[str, str]:
+        pods = list_pods(cluster.transport, cluster.node_name).pods
+        return {pod.name: pod.node_bound for pod in pods if pod.namespace == cluster.namespace}
+
+    eventually(lambda: {"named", "scheduled"} <= reasons().keys())
+    told = reasons()
+    for name in ("named", "scheduled"):
+        cluster.delete(cluster.pod_path(name), grace_s=0)
+    assert told["named"] == f"nodeName {cluster.node_name} in its template"
+    assert told["scheduled"] == ""
 
 
 def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
