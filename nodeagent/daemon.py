@@ -285,7 +285,7 @@ def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...
     patience, until = threading.Event(), time.monotonic() + API_FIRST_S
     while (view := session.pods()).awaited and view.synced_at is None and time.monotonic() < until:
         patience.wait(0.1)
-    harmless = frozenset(pod.cgroup_uid for pod in view.pods if not pod.host_pid)
+    harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
     found, _ = cgroup.find_kubepods(host, cgroup.detect(host), cgroup_root=config.sampling.cgroup_root)
     seen, _ = kubelet.find(host)
     thresholds = seen.thresholds if seen is not None else None

@@ -385,6 +385,7 @@ class Owner(NamedTuple):
     kind: str
     name: str
     uid: str
+    api_version: str = "apps/v1"
 
 
 class EmptyDir(NamedTuple):
@@ -417,7 +418,7 @@ class Pod(NamedTuple):
     uid: str
     """metadata.uid; the cgroup's UID when only the host told of the pod."""
     cgroup_uid: str
-    """The UID in cgroup and log directory names; differs from `uid` for mirror pods only."""
+    """The UID in cgroup and log directory names. It differs from `uid` only for a mirror pod that the host confirms."""
     namespace: str | None
     name: str | None
     source: PodSource
@@ -450,7 +451,7 @@ class Pod(NamedTuple):
     owner: Owner | None = None
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
-    """Only those that decisions read: config.source, config.mirror, pod-deletion-cost, nodeagent.io/*."""
+    """Only those that decisions read: pod-deletion-cost, nodeagent.io/*, those of `protection.annotations`."""
     ready: bool = False
     node_bound: str = ""
     """Why the pod could only come back to this very node (nodeName set at creation, hostname selector or affinity,
@@ -461,6 +462,12 @@ class Pod(NamedTuple):
     """Why it is not known whether one of them binds the pod to this node; empty when it is known, or nobody asked."""
     empty_dirs: tuple[EmptyDir, ...] = ()
     budgets: tuple[DisruptionBudget, ...] = ()
+    static: str = ""
+    """Where the kubelet itself has the pod from when it is not the API server: `file` or `http` in the kubelet's own
+    list, `cgroup` when the cgroup carries a config hash. Empty for every pod that an API server lists."""
+    mirror_of: str = ""
+    """UID of the static pod that this mirror pod represents. Decoded only with the owner reference and the hashes that
+    a kubelet writes, and cleared where the host or the Node object contradicts them."""
 
     @property
     def key(self) -> str:

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 
 class OwnerReference(Struct, rename="camel", gc=False):
+    api_version: str = ""
     kind: str = ""
     name: str = ""
     uid: str = ""

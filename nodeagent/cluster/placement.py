@@ -18,7 +18,10 @@ def node_bound(pod: objects.PodObject) -> str:
     its own.
     """
     spec = pod.spec
-    if any(owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()):
+    if any(
+        owner.controller and owner.kind == "DaemonSet" and owner.api_version.startswith("apps/")
+        for owner in pod.metadata.owner_references or ()
+    ):
         return ""
     if HOSTNAME_LABEL in (spec.node_selector or {}):
         return f"nodeSelector {HOSTNAME_LABEL}={(spec.node_selector or {})[HOSTNAME_LABEL]}"

@@ -38,8 +38,12 @@ from nodeagent.model import (
 from nodeagent.policy.qos import qos_class
 
 MIRROR: Final = "kubernetes.io/config.mirror"
-"""On a mirror pod: the UID that the static pod's cgroup and log directory carry."""
-KEPT_ANNOTATIONS: Final = (MIRROR, "kubernetes.io/config.source", "controller.kubernetes.io/pod-deletion-cost")
+"""On a mirror pod the UID that the static pod's cgroup and log directory carry, elsewhere what its author wrote."""
+HASH: Final = "kubernetes.io/config.hash"
+"""The UID of a static pod: the hash of its manifest, or the manifest's metadata.uid."""
+SOURCE: Final = "kubernetes.io/config.source"
+"""Set by a kubelet in its own list. The API server stores what a pod's author wrote."""
+KEPT_ANNOTATIONS: Final = ("controller.kubernetes.io/pod-deletion-cost",)
 KEPT_PREFIX: Final = "nodeagent.io/"
 DEFAULT_GRACE_S: Final = 30.0
 """What the API server sets when terminationGracePeriodSeconds is left out."""
@@ -214,11 +218,11 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
     annotations = {
         key: value for key, value in (meta.annotations or {}).items() if key in keep or key.startswith(KEPT_PREFIX)
     }
-    owner = next((o for o in meta.owner_references or () if o.controller), None)
+    owner = _controller(meta)
     pod_level = spec.resources
     pod = Pod(
         uid=meta.uid,
-        cgroup_uid=annotations.get(MIRROR) or meta.uid,
+        cgroup_uid=meta.uid,
         namespace=meta.namespace or None,
         name=meta.name or None,
         source=PodSource.API,
@@ -241,7 +245,7 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
         resize_infeasible=_resize_infeasible(status),
         ephemeral=bool(spec.ephemeral_containers),
         host_pid=spec.host_pid,
-        owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid),
+        owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid, owner.api_version),
         labels=meta.labels or {},
         annotations=annotations,
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
@@ -254,9 +258,49 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
             for v in spec.volumes or ()
             if v.empty_dir is not None
         ),
+        static=_static(meta),
+        mirror_of=_mirror_of(meta, spec.node_name),
     )
     # An API server has set it in every pod since 1.9.
     return pod if status.qos_class else pod._replace(qos_class=qos_class(pod))
+
+
+def _controller(meta: objects.Meta) -> objects.OwnerReference | None:
+    return next((o for o in meta.owner_references or () if o.controller), None)
+
+
+def _static(meta: objects.Meta) -> str:
+    """The source of a static pod in a kubelet's own list (`/pods`); empty for a pod that an API server stores.
+
+    Anybody may write the annotations, but only a kubelet lists a pod without a resourceVersion whose UID is its hash.
+    """
+    annotations = meta.annotations or {}
+    source = annotations.get(SOURCE, "")
+    by_kubelet = not meta.resource_version and annotations.get(HASH) == meta.uid
+    return source if by_kubelet and source != "api" else ""
+
+
+def _mirror_of(meta: objects.Meta, node_name: str) -> str:
+    """The UID of the static pod that this object claims to mirror, if all of it is as a kubelet writes it: the Node as
+    controller (admission plugin NodeRestriction asks for it), both hashes equal. Else empty.
+
+    The garbage collector removes a pod whose owner does not exist, so that a forged reference needs the Node's UID.
+    `sampling.who.confirm_mirrors` asks the host for the rest.
+    """
+    annotations = meta.annotations or {}
+    owner, claimed = _controller(meta), annotations.get(MIRROR, "")
+    if owner is None or (owner.api_version, owner.kind, owner.name) != ("v1", "Node", node_name):
+        return ""
+    return claimed if claimed == annotations.get(HASH) else ""
+
+
+def with_mirrors_of(pods: tuple[Pod, ...], node_uid: str) -> tuple[Pod, ...]:
+    """The pods; a mirror pod of another Node object, such as an earlier one of the same name, is no mirror pod here.
+    The same tuple when there is none."""
+    foreign = [bool(pod.mirror_of) and (pod.owner is None or pod.owner.uid != node_uid) for pod in pods]
+    if not any(foreign):
+        return pods
+    return tuple([pod._replace(mirror_of="") if other else pod for pod, other in zip(pods, foreign, strict=True)])
 
 
 def _containers(spec: objects.PodSpec, status: objects.PodStatus) -> tuple[Container, ...]:

@@ -23,7 +23,7 @@ from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.conditions import Contest, OwnedCondition
 from nodeagent.cluster.events import Event
 from nodeagent.cluster.identity import NO_FENCE, Identity, IdentityError
-from nodeagent.cluster.pods import PodsView, PodWatch
+from nodeagent.cluster.pods import PodsView, PodWatch, with_mirrors_of
 from nodeagent.cluster.taint import KEYS, Fence
 from nodeagent.cluster.transport import ApiError, Transport
 from nodeagent.cluster.volumes import VolumeLookup
@@ -200,6 +200,8 @@ class ClusterSession:
         self._budgets: BudgetWatch | None = None
         self._budgets_wanted_at = float("-inf")
         self._volumes: VolumeLookup | None = None
+        self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
+        """The last answer of `_own_mirrors`, for which pods and which Node."""
         self._budgets_wanted_for: tuple[Pod, ...] = ()
         self._writers: Writers | None = None
         self._statuses: dict[ConditionType, ConditionStatus] = {}
@@ -222,9 +224,22 @@ class ClusterSession:
         if self._pods is None:
             return PodsView((), None, self._trouble, lost_at=lost_at)
         view = self._pods.view()
-        pods = self._volumes.fill(view.pods) if self._volumes else view.pods
+        pods = self._own_mirrors(view.pods)
+        pods = self._volumes.fill(pods) if self._volumes else pods
         pods = self._budgets.fill(pods) if self._budgets else pods
         return view._replace(pods=pods, lost_at=lost_at)
+
+    def _own_mirrors(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """The pods, mirror pods of another Node object as ordinary ones, where our Node was read. Only then is its UID
+        known; until then the owner reference counts by the Node's name."""
+        node = self._writers.node.view() if self._writers else None
+        if node is None or not node.uid:
+            return pods
+        known, uid, answer = self._mirrors
+        if known is not pods or uid != node.uid:
+            answer = with_mirrors_of(pods, node.uid)
+            self._mirrors = pods, node.uid, answer
+        return answer
 
     def soft_wait(self) -> Note | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""

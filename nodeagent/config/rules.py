@@ -24,6 +24,7 @@ def errors(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin])
         _none_alone(eviction),
         _order_of_numbers(config),
         _reclaim_actions(config),
+        _marks_nobody_is_trusted_with(config),
     )
 
 
@@ -117,6 +118,16 @@ def _reclaim_actions(config: Config) -> _Findings:
             yield f"{path}.command", "is missing", "name the program and its arguments, one word each"
         if action.kind is ReclaimKind.CONTAINER_LOGS and action.command:
             yield f"{path}.command", "containerLogs runs no command", "remove it, or make it `kind: command`"
+
+
+def _marks_nobody_is_trusted_with(config: Config) -> _Findings:
+    for key, marks in (("labels", config.protection.labels), ("annotations", config.protection.annotations)):
+        if marks and not config.protection.trusted_namespaces:
+            yield (
+                f"protection.{key}",
+                "protects no pod, because trustedNamespaces is empty",
+                'list the namespaces whose pods may protect themselves, or `trustedNamespaces: ["*"]` for all of them',
+            )
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------

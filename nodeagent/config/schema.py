@@ -71,6 +71,9 @@ ANY_DURATION: Final = Range(0, LONGEST_S)
 SOME_DURATION: Final = Range(0.001, LONGEST_S)
 SHARE: Final = Range(0, 1)
 COUNT: Final = Range(1, 100_000)
+NAMESPACES: Final = Shape(
+    r"\*|[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace (lower-case letters, digits and '-') or `*`"
+)
 DNS_LABEL: Final = Shape(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower-case letters, digits and '-'")
 NODE_NAME: Final = Shape(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?", "a node name: lower-case letters, digits, '-' and '.'"
@@ -204,7 +207,7 @@ class Protection(NamedTuple):
     are protected whatever stands here."""
 
     daemon_sets: bool = True
-    """Protect pods owned by a DaemonSet."""
+    """Protect pods whose controller is a DaemonSet of the API group `apps`."""
     namespaces: Annotated[tuple[str, ...], DNS_LABEL] = ("kube-system",)
     """Protect every pod in these namespaces."""
     bare_pods: bool = True
@@ -217,12 +220,13 @@ class Protection(NamedTuple):
     disruption_budgets: bool = True
     """Soft tier: protect pods whose PodDisruptionBudget allows no disruption now."""
     labels: Annotated[tuple[str, ...], SELECTOR] = ()
-    """Protect pods with any of these labels: `key` or `key=value`."""
+    """Protect pods with any of these labels, `key` or `key=value`, in `trustedNamespaces`: whoever may create a pod
+    writes its labels."""
     annotations: Annotated[tuple[str, ...], SELECTOR] = ()
-    """Protect pods with any of these annotations: `key` or `key=value`."""
-    trusted_namespaces: Annotated[tuple[str, ...], DNS_LABEL] = ()
-    """Namespaces whose pods may say `nodeagent.io/evict: never|prefer|avoid`; elsewhere, and in the hard tier, it is
-    ignored."""
+    """Protect pods with any of these annotations, `key` or `key=value`, in `trustedNamespaces`."""
+    trusted_namespaces: Annotated[tuple[str, ...], NAMESPACES] = ()
+    """Namespaces whose pods may protect themselves: by `labels` and `annotations` in both tiers, by the annotation
+    `nodeagent.io/evict: never|prefer|avoid` in the soft tier. Elsewhere these are ignored. `"*"`: every namespace."""
     unknown_pods: bool = True
     """Protect pods that the API has not told about: nobody knows what they are."""
 

@@ -7,7 +7,9 @@ Promises:
    candidates at all (finished, terminating, not running, usage unknown).
 2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for or
    whose volumes could not be looked up is left alone.
-3. A tenant's wish (`nodeagent.io/evict`) counts only where the administrator says so, and never in the hard tier.
+3. What a pod's author writes into labels and annotations protects it only in `trustedNamespaces`, and the annotation
+   `nodeagent.io/evict` never in the hard tier. Static and mirror pods are those that a kubelet's own objects prove
+   (`cluster.pods`, `sampling.who`), whatever a pod's annotations say.
 
 Theory of operation. STANDING protections depend on the pod's object and the configuration alone, so their answer is
 kept for as long as both are the same objects; MOMENTARY ones depend on the instant, the tier and the usage and are
@@ -20,12 +22,11 @@ from nodeagent.config.schema import Protection as Rules
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, PodSource, PodUsage, Refusal, Tier
 
-SOURCE_ANNOTATION: Final = "kubernetes.io/config.source"
-MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 WISH_ANNOTATION: Final = "nodeagent.io/evict"
 CRITICAL_CLASS: Final = "system-node-critical"
 CRITICAL_PRIORITY: Final = 2_000_000_000
 """The lowest priority that the kubelet never evicts (KUBELET-CONTRACT 5)."""
+EVERY_NAMESPACE: Final = "*"
 WISHES: Final[Mapping[str, float]] = {"prefer": -1.0, "avoid": 1.0}
 """Values of the `wish` key of the ranking."""
 
@@ -61,17 +62,18 @@ class Momentary(NamedTuple):
 
 
 def _static(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
-    source = pod.annotations.get(SOURCE_ANNOTATION)
-    return f"static pod from {source}: only its manifest can remove it" if source not in (None, "api") else None
+    return f"static pod from {pod.static}: only its manifest can remove it" if pod.static else None
 
 
 def _mirror(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
-    mirror = MIRROR_ANNOTATION in pod.annotations
-    return "mirror of a static pod: the kubelet would bring it back at once" if mirror else None
+    return "mirror of a static pod: the kubelet would bring it back at once" if pod.mirror_of else None
 
 
 def _critical_class(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
-    return f"priority class {CRITICAL_CLASS}" if pod.priority_class == CRITICAL_CLASS else None
+    # Admission resolves the class to its priority. A class name beside a smaller number is what somebody wrote.
+    if pod.priority_class != CRITICAL_CLASS or (type(pod.priority) is int and pod.priority < CRITICAL_PRIORITY):
+        return None
+    return f"priority class {CRITICAL_CLASS}"
 
 
 def _critical_priority(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
@@ -98,8 +100,10 @@ def _unknown(pod: Pod, rules: Rules) -> str | None:
 
 
 def _daemon_set(pod: Pod, rules: Rules) -> str | None:
-    if rules.daemon_sets and pod.owner is not None and pod.owner.kind == "DaemonSet":
-        return f"DaemonSet {pod.owner.name} would bring it back to this node"
+    owner = pod.owner
+    # The garbage collector removes the pods of an owner that does not exist, but only if it knows the owner's API.
+    if rules.daemon_sets and owner is not None and owner.kind == "DaemonSet" and owner.api_version.startswith("apps/"):
+        return f"DaemonSet {owner.name} would bring it back to this node"
     return None
 
 
@@ -122,13 +126,18 @@ def _node_bound(pod: Pod, rules: Rules) -> str | None:
 
 
 def _label(pod: Pod, rules: Rules) -> str | None:
-    mark = _marked(pod.labels, rules.labels)
+    mark = _marked(pod.labels, rules.labels) if trusted(pod, rules) else None
     return f"label {mark}" if mark else None
 
 
 def _annotation(pod: Pod, rules: Rules) -> str | None:
-    mark = _marked(pod.annotations, rules.annotations)
+    mark = _marked(pod.annotations, rules.annotations) if trusted(pod, rules) else None
     return f"annotation {mark}" if mark else None
+
+
+def trusted(pod: Pod, rules: Rules) -> bool:
+    """Whether the administrator lets the pods of this namespace protect themselves by labels and annotations."""
+    return pod.namespace in rules.trusted_namespaces or EVERY_NAMESPACE in rules.trusted_namespaces
 
 
 def _marked(marks: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
@@ -210,7 +219,7 @@ def _disruption_budget(pod: Pod, usage: PodUsage | None, used: int | None, scene
 
 
 def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
-    if scene.tier is Tier.HARD or pod.namespace not in scene.rules.trusted_namespaces:
+    if scene.tier is Tier.HARD or not trusted(pod, scene.rules):
         return None
     return f"asks for it: {WISH_ANNOTATION}=never" if pod.annotations.get(WISH_ANNOTATION) == "never" else None
 
@@ -262,6 +271,6 @@ def momentary(
 
 def wish(pod: Pod, rules: Rules, *, tier: Tier) -> float:
     """Where the pod asks to stand: -1 first, 0 no wish (or none that counts), 1 last."""
-    if tier is Tier.HARD or pod.namespace not in rules.trusted_namespaces:
+    if tier is Tier.HARD or not trusted(pod, rules):
         return 0.0
     return WISHES.get(pod.annotations.get(WISH_ANNOTATION, ""), 0.0)

@@ -18,9 +18,16 @@ class Explained(NamedTuple):
 
 PROTECTIONS: Final = {
     "own-pod": Explained("The agent itself runs in it."),
-    "static": Explained("A static pod: only its manifest on the node can remove it."),
-    "mirror": Explained("The API's mirror of a static pod: deleting it changes nothing, the kubelet brings it back."),
-    "system-node-critical": Explained("Its priority class is system-node-critical."),
+    "static": Explained(
+        "A static pod, by the kubelet's own list or its cgroup: only its manifest on the node can remove it."
+    ),
+    "mirror": Explained(
+        "The API's mirror of a static pod, as owner, hashes and cgroup confirm: deleting it changes nothing, the "
+        "kubelet brings it back."
+    ),
+    "system-node-critical": Explained(
+        "Its priority class is system-node-critical, and its priority is not below 2000000000."
+    ),
     "critical-priority": Explained("Its priority is 2000000000 or above, as that of no pod that a kubelet evicts."),
     "nameless": Explained(
         "Its namespace, name or UID is not known: the API could not be asked to evict it.",
@@ -38,8 +45,8 @@ PROTECTIONS: Final = {
         "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local "
         "volume; or whether a volume that it mounts is local could not be found out (yet)."
     ),
-    "label": Explained("It has a protected label."),
-    "annotation": Explained("It has a protected annotation."),
+    "label": Explained("It has a protected label, in a trusted namespace."),
+    "annotation": Explained("It has a protected annotation, in a trusted namespace."),
     "terminating": Explained("It is on its way out already; what it releases counts against the deficit."),
     "not-running": Explained("No cgroup was found: not started yet, already gone, or not readable."),
     "usage-unknown": Explained(

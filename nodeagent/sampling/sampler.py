@@ -104,6 +104,7 @@ class Sampler:
         self._found: Sequence[pods.PodCgroup] = ()
         self._uids: frozenset[str] = frozenset()
         """Of what was found."""
+        self._mirrors = who.Mirrors()
         self._joined: who.Joined | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
@@ -196,7 +197,7 @@ class Sampler:
         return snapshot._replace(
             memory=memory.read_node(self._host, self._kept),
             stalls=stalls,
-            pods=self._join(usages, api_pods, snapshot),
+            pods=self._join(usages, self._confirmed(api_pods), snapshot),
             pods_synced_at=pods_synced_at if api_pods is not None else None,
             cgroups=self._top_cgroups(around, now),
             notes=snapshot.notes + stall_notes + notes,
@@ -226,7 +227,7 @@ class Sampler:
         top = self.surroundings().hierarchy.memory
         usages = {view.pod.uid: view.usage for view in before.pods if view.pod.uid in pod_uids}
         views = []
-        for pod in api_pods:
+        for pod in self._confirmed(api_pods) or ():
             if pod.uid in usages:
                 usage = usages[pod.uid]
                 there = usage is not None and top is not None and self._host.exists(top + usage.cgroup)
@@ -297,13 +298,19 @@ class Sampler:
             names=self._names.containers,
             fresh=fresh,
             late_s=late_s,
-            api_pods=api_pods,
+            api_pods=self._confirmed(api_pods),
             wall_offset=snapshot.wall_time - now,
         )
         if usages is not self._usages:
             self._usages = usages
             self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
         return usages, notes
+
+    def _confirmed(self, api_pods: Sequence[Pod] | None) -> Sequence[Pod] | None:
+        """The API's pods with the cgroups of mirror pods, by the pod cgroups and log directories of the last sample."""
+        if api_pods is None:
+            return None
+        return self._mirrors.confirm(api_pods, uids=self._uids, names=self._names.pods)
 
     def _join(
         self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot

@@ -1,7 +1,13 @@
-"""Who the pods are: named by their log directories, and joined with what the API says."""
+"""Who the pods are: named by their log directories, and joined with what the API says.
+
+A cgroup belongs to the pod whose metadata.uid it carries. Of all pods only a mirror pod may have the cgroup of another
+UID, that of its static pod, and its own object is the only one to say so: `confirm_mirrors` decides by what the host
+shows, so that no annotation takes a pod's cgroup away from it.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, PodSource, PodUsage, PodView
@@ -69,6 +75,62 @@ class PodNames:
             self.containers = dict(filter(None, map(parse_log_link, self._host.listdir(self._links_dir))))
         except Unreadable:
             self.containers = {}  # an old convenience of the kubelet: containers go by their id without it
+
+
+class Mirrors:
+    """Mirror pods as the host confirms them. The same objects get the same answer, object by object."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[Sequence[Pod], Set[str], Mapping[str, PodName]] | None = None
+        self._answer: Sequence[Pod] = ()
+        self._joined: dict[str, tuple[Pod, Pod]] = {}
+        """By metadata.uid: a pod as the API has it, and as it was answered."""
+
+    def confirm(self, pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, PodName]) -> Sequence[Pod]:
+        """`confirm_mirrors`, computed once for the same arguments."""
+        asked = self._asked
+        if asked is None or asked[0] is not pods or asked[1] is not uids or asked[2] is not names:
+            before, self._joined = self._joined, {}
+            answer = [
+                pod if new is pod else self._kept(before, pod, new)
+                for pod, new in zip(pods, confirm_mirrors(pods, uids=uids, names=names), strict=True)
+            ]
+            self._asked, self._answer = (pods, uids, names), answer if self._joined else pods
+        return self._answer
+
+    def _kept(self, before: Mapping[str, tuple[Pod, Pod]], pod: Pod, new: Pod) -> Pod:
+        last = before.get(pod.uid)
+        same = last is not None and last[0] is pod and last[1] == new
+        _, answered = self._joined[pod.uid] = last if last is not None and same else (pod, new)
+        return answered
+
+
+def confirm_mirrors(pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, PodName]) -> Sequence[Pod]:
+    """The pods, each mirror pod with the cgroup of its static pod, or as an ordinary pod where it cannot be one.
+
+    `uids` are those of all pod cgroups, `names` what the log directories call them. A mirror pod has no cgroup of its
+    own; no pod of the API has the UID that it names; the log directory of that UID has its name, which nobody but the
+    kubelet writes; and it is the only one to name it. What is not confirmed takes no cgroup: the cgroup then is that of
+    a pod which only the host knows, and the object that of a pod which is not running. Neither can be evicted.
+    """
+    claims = [pod for pod in pods if pod.mirror_of]
+    if not claims:
+        return pods
+    real = {pod.uid for pod in pods}
+    possible = [pod for pod in claims if pod.uid not in uids and pod.mirror_of not in real and _is_named(pod, names)]
+    count = Counter(pod.mirror_of for pod in possible)
+    confirmed = {pod.uid for pod in possible if count[pod.mirror_of] == 1}
+    return [_as_joined(pod, confirmed) if pod.mirror_of else pod for pod in pods]
+
+
+def _is_named(pod: Pod, names: Mapping[str, PodName]) -> bool:
+    """Whether the log directory of the static pod's UID has the name of this pod, or none is known."""
+    name = names.get(pod.mirror_of)
+    return name is None or name == PodName(pod.namespace or "", pod.name or "")
+
+
+def _as_joined(pod: Pod, confirmed: Set[str]) -> Pod:
+    return pod._replace(cgroup_uid=pod.mirror_of) if pod.uid in confirmed else pod._replace(mirror_of="")
 
 
 class _Pair(NamedTuple):
@@ -162,6 +224,8 @@ def _named(usage: PodUsage, pod: Pod) -> PodUsage:
 
 def _host_pod(usage: PodUsage, names: Mapping[str, PodName], wall_offset: float) -> Pod:
     who = names.get(usage.cgroup_uid)
+    # The API server gives UIDs with dashes; a kubelet gives the MD5 of the manifest in hex (KUBELET-CONTRACT 13).
+    static = "cgroup" if "-" not in usage.cgroup_uid else ""
     return Pod(
         uid=usage.cgroup_uid,
         cgroup_uid=usage.cgroup_uid,
@@ -170,4 +234,5 @@ def _host_pod(usage: PodUsage, names: Mapping[str, PodName], wall_offset: float)
         source=PodSource.HOST,
         qos_class=usage.qos_class,
         started_wall=None if usage.started_at is None else usage.started_at + wall_offset,
+        static=static,
     )

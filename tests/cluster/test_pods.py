@@ -16,7 +16,7 @@ from msgspec import DecodeError
 
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.pods import PodsView, PodWatch, list_pods, pod_of
+from nodeagent.cluster.pods import PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
 from nodeagent.cluster.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
 from tests.apiserver import ApiServer, pod
@@ -104,10 +104,49 @@ def read(**fields: Any) -> Pod:
     return pod_of(json.dumps(pod("p", **fields)).encode())
 
 
-def test_a_static_pod_is_matched_by_its_mirror_annotation() -> None:
-    static = read(uid="u", annotations={"kubernetes.io/config.mirror": "hash"})
-    assert (static.uid, static.cgroup_uid) == ("u", "hash")
-    assert read(uid="u").cgroup_uid == "u"
+HASH = "40752f5e63399d9c92ea85f4b6e74059"
+OWN_NODE: Json = {"apiVersion": "v1", "kind": "Node", "name": "lab-node", "uid": "node-uid", "controller": True}
+
+
+def mirror(owner: Json | None = None, **annotations: str) -> Pod:
+    """A mirror pod as a kubelet creates it (NodeRestriction asks for that owner reference), with changes."""
+    entry = pod("etcd-lab-node", namespace="kube-system", uid="u")
+    marks = {"config.mirror": HASH, "config.hash": HASH, "config.source": "file"} | annotations
+    entry["metadata"] |= {
+        "resourceVersion": "7",
+        "annotations": {f"kubernetes.io/{key}": value for key, value in marks.items() if value},
+        "ownerReferences": [OWN_NODE | (owner or {})],
+    }
+    return pod_of(json.dumps(entry).encode())
+
+
+def test_a_mirror_pod_is_one_with_the_owner_and_the_hashes_that_a_kubelet_writes() -> None:
+    assert (mirror().mirror_of, mirror().cgroup_uid) == (HASH, "u"), "which the host has to confirm"
+    for change in ({"config.hash": ""}, {"config.hash": "other"}, {"config.mirror": ""}, {"config.mirror": "other"}):
+        assert mirror(None, **change).mirror_of == "", change
+    for owner in ({"name": "other"}, {"kind": "ReplicaSet"}, {"apiVersion": "apps/v1"}, {"controller": None}):
+        assert mirror(owner).mirror_of == "", owner
+    assert mirror(None, **dict.fromkeys(("config.mirror", "config.hash"), "")).mirror_of == ""
+    assert read(annotations={"kubernetes.io/config.mirror": HASH, "kubernetes.io/config.hash": HASH}).mirror_of == ""
+
+
+def test_a_mirror_pod_of_another_node_object_is_none_where_the_uid_of_ours_is_known() -> None:
+    ours, earlier, other = mirror(), mirror({"uid": "earlier"}), read(uid="o")
+    assert [each.mirror_of for each in with_mirrors_of((ours, earlier, other), "node-uid")] == [HASH, "", ""]
+    pods = (ours, other)
+    assert with_mirrors_of(pods, "node-uid") is pods
+
+
+def test_a_kubelets_own_list_names_its_static_pods_and_an_api_servers_does_not() -> None:
+    """From the `/pods` of a real kubelet."""
+    items = json.loads((RECORDINGS.parent / "cluster" / "kubelet-pods.json").read_text())["items"]
+    listed = {p["metadata"]["name"]: pod_of(json.dumps(p).encode()) for p in items}
+    assert {name for name, each in listed.items() if each.static} == {"static-hog-lab-node"}
+    assert listed["static-hog-lab-node"].static == "file"
+    # The same as a pod of an API server, whose author may write any annotation, even its own UID later on.
+    [static] = [p for p in items if p["metadata"]["name"] == "static-hog-lab-node"]
+    static["metadata"]["resourceVersion"] = "7"
+    assert pod_of(json.dumps(static).encode()).static == ""
 
 
 def test_a_qos_class_that_the_server_left_out_follows_from_the_resources() -> None:

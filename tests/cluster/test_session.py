@@ -327,6 +327,26 @@ def test_lists_and_failures_of_the_nodes_watch_are_counted_as_those_of_the_pods(
 # --- volumes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_mirror_pod_names_our_node_object_where_its_uid_is_known(
+    dry_run: bool, api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    for name, uid in (("ours", api.node()["metadata"]["uid"]), ("forged", "another-uid")):
+        marks = {"kubernetes.io/config.mirror": name, "kubernetes.io/config.hash": name}
+        entry = pod(name, annotations=marks)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "lab-node", "uid": uid, "controller": True}
+        entry["metadata"]["ownerReferences"] = [owner]
+        api.add_pod(entry)
+    made = session(Config() if dry_run else ENFORCE)
+
+    def mirrors() -> set[str]:
+        return {each.name or "" for each in made.pods().pods if each.mirror_of}
+
+    # A dry run does not watch the Node: the name of the owner has to do.
+    eventually(lambda: mirrors() == ({"ours", "forged"} if dry_run else {"ours"}))
+    assert made.pods().pods is made.pods().pods
+
+
 def mounting(name: str) -> dict[str, Any]:
     return pod(name, spec={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]})
 

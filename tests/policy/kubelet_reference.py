@@ -234,9 +234,7 @@ def order(views: Iterable[PodView], signal: Signal, layout: DiskLayout) -> list[
 
 
 def protected(pod: Pod) -> bool:
-    source = pod.annotations.get("kubernetes.io/config.source")
-    mirror = "kubernetes.io/config.mirror" in pod.annotations
-    return source not in (None, "api") or mirror or (pod.priority or 0) >= 2_000_000_000
+    return bool(pod.static or pod.mirror_of) or (pod.priority or 0) >= 2_000_000_000
 
 
 # --- 6: local-storage limits -----------------------------------------------------------------------------------------

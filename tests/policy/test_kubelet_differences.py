@@ -172,7 +172,7 @@ def test_the_compatible_example_evicts_pod_after_pod_whoever_owns_them_and_howev
     made = load(str(ROOT / "examples" / "kubelet-compatible.yaml")).config
     daemon = Owner("DaemonSet", "d", "ds-d")
     pods = [view(f"{n:02}", GI, namespace="kube-system", owner=daemon, age_s=1.0) for n in range(12)]
-    pods += [view("bare", GI, owner=None), view("mirror", GI, annotations={"kubernetes.io/config.mirror": ""})]
+    pods += [view("bare", GI, owner=None), view("mirror", GI, mirror_of="hash")]
     state, at = initial("t", now=NOW), NOW
     gone: list[str | None] = []
     while len(gone) < 13:

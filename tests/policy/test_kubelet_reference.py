@@ -110,17 +110,17 @@ def pods(draw: st.DrawFn, name: str = "p") -> Pod:
         overhead=draw(RESOURCES),
         resize_infeasible=draw(st.booleans()),
         owner=Owner("ReplicaSet", name, f"rs-{name}"),
-        annotations=draw(st.sampled_from([{}, {}, {}, MIRROR, STATIC, API])),
+        annotations=draw(st.sampled_from([{}, FORGED])),
         empty_dirs=(
             EmptyDir("scratch", memory_backed=False, size_limit=draw(maybe(SIZES))),
             EmptyDir("shm", memory_backed=True, size_limit=draw(maybe(SIZES))),
         ),
+        static=draw(st.sampled_from(["", "", "", "", "file"])),
+        mirror_of=draw(st.sampled_from(["", "", "", "", "hash"])),
     )
 
 
-MIRROR = {"kubernetes.io/config.mirror": ""}
-STATIC = {"kubernetes.io/config.source": "file"}
-API = {"kubernetes.io/config.source": "api"}
+FORGED = {"kubernetes.io/config.mirror": "hash", "kubernetes.io/config.source": "file"}
 
 DISKS = st.builds(
     DiskUsage,

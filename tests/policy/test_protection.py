@@ -42,10 +42,10 @@ def test_an_ordinary_pod_has_no_protection() -> None:
 
 
 COMPILED_IN: list[tuple[str, dict[str, Any]]] = [
-    ("static", {"annotations": {"kubernetes.io/config.source": "file"}}),
-    ("static", {"annotations": {"kubernetes.io/config.source": ""}}),
-    ("mirror", {"annotations": {"kubernetes.io/config.mirror": ""}}),
-    ("system-node-critical", {"priority_class": "system-node-critical"}),
+    ("static", {"static": "file"}),
+    ("static", {"static": "cgroup"}),
+    ("mirror", {"mirror_of": "40752f5e63399d9c92ea85f4b6e74059"}),
+    ("system-node-critical", {"priority_class": "system-node-critical", "priority": None}),
     ("critical-priority", {"priority": 2_000_000_000}),
     ("nameless", {"namespace": ""}),
     ("finished", {"phase": "Succeeded"}),
@@ -59,8 +59,38 @@ def test_no_configuration_takes_a_compiled_in_protection_away(code: str, of: dic
     assert codes(pod("a", **of), NOTHING, tier=tier) == [code]
 
 
-def test_the_source_api_makes_no_static_pod_and_a_priority_below_two_billion_is_evictable() -> None:
-    assert codes(pod("a", annotations={"kubernetes.io/config.source": "api"}, priority=1_999_999_999)) == []
+def test_a_priority_below_two_billion_is_evictable() -> None:
+    assert codes(pod("a", priority=1_999_999_999)) == []
+
+
+AUTHORS_TEXT: list[dict[str, Any]] = [
+    {"annotations": {"kubernetes.io/config.source": "file"}},
+    {"annotations": {"kubernetes.io/config.mirror": "hash", "kubernetes.io/config.hash": "hash"}},
+    {"priority_class": "system-node-critical", "priority": 0},
+    {"owner": Owner("DaemonSet", "log", "ds", "example.com/v1")},
+    {"labels": {"tier": "gold"}},
+    {"annotations": {"nodeagent.io/keep": "yes"}},
+    {"annotations": {"nodeagent.io/evict": "never"}},
+]
+
+
+@pytest.mark.parametrize("of", AUTHORS_TEXT)
+@pytest.mark.parametrize("tier", list(Tier))
+def test_what_a_pods_author_writes_protects_it_nowhere_but_in_trusted_namespaces(
+    of: dict[str, Any], tier: Tier
+) -> None:
+    rules = Protection(
+        labels=("tier=gold",), annotations=("nodeagent.io/keep",), trusted_namespaces=("platform",), bare_pods=False
+    )
+    assert codes(pod("a", **of), rules, tier=tier) == []
+
+
+@pytest.mark.parametrize("trusted", ["shop", "*"])
+@pytest.mark.parametrize("code", ["label", "annotation", "wish-never"])
+def test_a_trusted_namespace_is_named_or_every_one(code: str, trusted: str) -> None:
+    _, of, switch = next(row for row in SWITCHED if row[0] == code)
+    rules = NOTHING._replace(**switch | {"trusted_namespaces": (trusted,)})
+    assert codes(pod("a", **of | {"namespace": "shop"}), rules) == [code]
 
 
 SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -70,9 +100,13 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("bare-pod", {"owner": None}, {"bare_pods": True}),
     ("node-bound", {"node_bound": "local volume data"}, {"node_bound": True}),
     ("node-bound", {"claims_unknown": "whether its claim data is local is not known"}, {"node_bound": True}),
-    ("label", {"labels": {"tier": "gold"}}, {"labels": ("tier=gold",)}),
-    ("label", {"labels": {"tier": "lead"}}, {"labels": ("tier",)}),
-    ("annotation", {"annotations": {"nodeagent.io/keep": "yes"}}, {"annotations": ("nodeagent.io/keep=yes",)}),
+    ("label", {"labels": {"tier": "gold"}}, {"labels": ("tier=gold",), "trusted_namespaces": ("shop",)}),
+    ("label", {"labels": {"tier": "lead"}}, {"labels": ("tier",), "trusted_namespaces": ("shop",)}),
+    (
+        "annotation",
+        {"annotations": {"nodeagent.io/keep": "yes"}},
+        {"annotations": ("nodeagent.io/keep=yes",), "trusted_namespaces": ("shop",)},
+    ),
     ("too-young", {"age_s": 30.0}, {"minimum_age_s": 60.0}),
     ("too-young", {"age_s": -30.0}, {"minimum_age_s": 60.0}),
     ("disruption-budget", {"budgets": (DisruptionBudget("b", 0),)}, {"disruption_budgets": True}),
@@ -93,7 +127,10 @@ def test_a_configurable_protection_holds_when_switched_on_and_only_then(
 
 
 def test_a_label_with_another_value_does_not_protect() -> None:
-    assert codes(pod("a", labels={"tier": "lead"}), NOTHING._replace(labels=("tier=gold",))) == []
+    assert (
+        codes(pod("a", labels={"tier": "lead"}), NOTHING._replace(labels=("tier=gold",), trusted_namespaces=("*",)))
+        == []
+    )
 
 
 @pytest.mark.parametrize("code", ["disruption-budget", "wish-never"])
