@@ -1167,16 +1167,15 @@ def _target(path: str) -> _Target:
 
 def _selector(request: Request, target: _Target) -> Callable[[Json], bool]:
     text = request.query.get("fieldSelector", "")
-    if not text:
-        return lambda entry: True
-    field, _, value = text.partition("=")
     known = {
         "metadata.name": lambda entry: entry["metadata"]["name"],
         "spec.nodeName": lambda entry: entry.get("spec", {}).get("nodeName"),
     }
-    if field not in known or (field == "spec.nodeName" and target.resource != "pods"):
-        raise RefusedError(400, "BadRequest", f"field label not supported: {field}")
-    return lambda entry: known[field](entry) == value
+    wanted = [term.partition("=")[::2] for term in text.split(",") if term]
+    for field, _ in wanted:
+        if field not in known or (field == "spec.nodeName" and target.resource != "pods"):
+            raise RefusedError(400, "BadRequest", f"field label not supported: {field}")
+    return lambda entry: all(known[field](entry) == value for field, value in wanted)
 
 
 def _is_ready(pod: Json) -> bool:

@@ -13,15 +13,19 @@ from typing import Any
 
 
 class Limits:
-    """What the request that a thread is driving may take. Shared with the reader of its socket."""
+    """What the request that a thread is driving may take, and how far it got. Shared with its connection."""
 
-    __slots__ = ("deadline", "idle_s", "socket")
+    __slots__ = ("deadline", "doubtful", "handed_over", "idle_s", "socket")
 
     def __init__(self, *, deadline: float, idle_s: float) -> None:
         self.deadline = deadline
         """On time.monotonic()."""
         self.idle_s = idle_s
         self.socket: socket.socket | None = None
+        self.handed_over = False
+        """Bytes of the present try may have left this machine. False is a fact: the socket was given none."""
+        self.doubtful = False
+        """An earlier try was handed over and got no answer: the server may have carried it out."""
 
 
 current = threading.local()
@@ -79,6 +83,10 @@ def bounded(connection: Any) -> Any:
                 whole = b"".join(self._pieces)
             finally:
                 self._pieces = None
+            if self.sock is None and self.auto_open:
+                # `send` would connect as well, but from here on a failure is no proof that nothing was sent.
+                self.connect()
+            current.limits.handed_over = True
             super().send(whole)
 
         def send(self, data: Any) -> None:

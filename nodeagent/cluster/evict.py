@@ -5,24 +5,30 @@ Promises:
 1. `submit` only encodes and enqueues. What could not be sent before its deadline is not sent any more: after an outage
    nothing stale goes out.
 2. Every request names the pod by UID, so a successor with the same name is never hit.
-3. Every answer is told apart (`OutcomeKind`) and comes back as exactly one `Outcome` for each victim.
+3. Every answer is told apart (`OutcomeKind`) and comes back as exactly one `Outcome` for each victim. Accepted is only
+   what the API defines as that. That nothing was evicted is claimed only where it is known.
 4. DELETE, which no budget stops, is used only for a victim whose method says so; the pod is marked as disrupted first,
    so that a Job's podFailurePolicy can tell.
 
-Requests are not repeated here: a refusal or a time-out goes back to the policy, which looks at a newer sample.
+5. A 400, 404, 409 or 422 may be a moment's: the pod is listed, and where it is still there it is asked for once more.
+
+Other answers are not asked for again: a refusal or a time-out goes back to the policy, which looks at a newer sample.
 """
 
+import contextlib
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
+from urllib.parse import urlencode
 
 import msgspec
 
+from nodeagent.cluster import objects
 from nodeagent.cluster.clock import boottime, stamp
-from nodeagent.cluster.transport import JSON, STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Response, Transport, explain
 from nodeagent.host import workers
 from nodeagent.model import Method, Outcome, OutcomeKind, Victim
 
@@ -34,6 +40,11 @@ WARM_FOR_S: Final = 45.0
 """Connections opened by `warm` are opened again after this; the server closes idle ones after 90 s."""
 WARM_AGAIN_S: Final = 1.0
 """After connections could not be opened it is tried again at the first hint after this."""
+ASK_AGAIN_S: Final = 0.3
+"""Pause before a refused eviction is asked for a second time: a pod's status is updated within milliseconds, and a hard
+decision cannot wait for long."""
+_ASK_AGAIN: Final = frozenset({400, 404, 409, 422})
+"""Answers about this one request or pod that may be gone the next moment (a conflict, an API server that lags)."""
 _MARK_SHARE: Final = 0.4
 """Of the deadline, at most this much goes into marking the pod before a DELETE."""
 
@@ -47,6 +58,28 @@ class _Job(NamedTuple):
     """CLOCK_BOOTTIME: what the machine was suspended counts."""
 
 
+class _Status(msgspec.Struct):
+    """What answers an eviction, and may answer a deletion."""
+
+    kind: str
+    status: msgspec.Raw
+    """Of a Status a word, of a Pod an object."""
+    metadata: objects.Meta = msgspec.field(default_factory=objects.Meta)
+
+
+class _Identity(msgspec.Struct):
+    metadata: objects.Meta
+
+
+class _PodList(msgspec.Struct):
+    kind: str
+    items: list[_Identity] | None = None
+
+
+_answer_decoder: Final = msgspec.json.Decoder(_Status)
+_list_decoder: Final = msgspec.json.Decoder(_PodList)
+
+
 class Evictor:
     """Workers that send evictions. Read what became of them with `take`."""
 
@@ -54,14 +87,17 @@ class Evictor:
         self,
         transport: Transport,
         *,
+        node_name: str = "",
         wake: Callable[[], None] = lambda: None,
         timeout_s: float | None = None,
         threads: int = WORKERS,
         clock: Callable[[], float] = boottime,
         dry_run: bool = False,
     ) -> None:
-        """`wake` is called when an outcome is there. `dry_run` asks the server to check and do nothing."""
+        """`wake` is called when an outcome is there. `dry_run` asks the server to check and do nothing. A node's
+        credentials may list pods with its `node_name` only."""
         self._transport = transport
+        self._node_name = node_name
         self._wake = wake
         self._timeout_s = transport.request_timeout_s if timeout_s is None else timeout_s
         self._clock = clock
@@ -78,22 +114,22 @@ class Evictor:
 
     def submit(self, plan_id: str, victim: Victim) -> None:
         """Have this victim evicted. Never blocks; the outcome follows."""
-        if not victim.pod.namespace or not victim.pod.name:
-            self._answer(plan_id, victim, OutcomeKind.INVALID, "the pod's name is not known")
+        pod = victim.pod
+        if not pod.namespace or not pod.name or not pod.uid:
+            self._answer(plan_id, victim, OutcomeKind.INVALID, "the pod's namespace, name or UID is not known")
+            return
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        evict = victim.method is Method.EVICT
+        try:
+            body = eviction_body(victim, dry_run=self._dry_run) if evict else _options(victim, dry_run=self._dry_run)
+            job = _Job(plan_id, victim, f"{path}/eviction" if evict else path, body, self._clock() + self._timeout_s)
+        except Exception as error:
+            # The loop goes on, and the policy hears of it.
+            self._answer(plan_id, victim, OutcomeKind.UNREACHABLE, f"not sent: {explain(error)}")
             return
         with self._counting:
             self._in_flight += 1
-        path = f"/api/v1/namespaces/{victim.pod.namespace}/pods/{victim.pod.name}"
-        evict = victim.method is Method.EVICT
-        self._jobs.put(
-            _Job(
-                plan_id,
-                victim,
-                f"{path}/eviction" if evict else path,
-                eviction_body(victim, dry_run=self._dry_run) if evict else _options(victim, dry_run=self._dry_run),
-                self._clock() + self._timeout_s,
-            )
-        )
+        self._jobs.put(job)
 
     def take(self) -> tuple[Outcome, ...]:
         """The outcomes since the last call, oldest first; never waits."""
@@ -141,25 +177,78 @@ class Evictor:
         while (job := self._jobs.get()) is not None:
             kind, message, error = OutcomeKind.ACCEPTED, "", None
             try:
-                self._send(job)
+                self._evict(job)
             except ApiError as failure:
                 kind, message, error = failure.kind, failure.message, failure
             except Exception as failure:
-                # A defect of ours must not take a worker away, and the loop must hear of it.
-                kind, message = OutcomeKind.INVALID, f"{type(failure).__name__}: {failure}"
+                # A defect of ours must not take a worker away, and whether the request had left is not known here.
+                kind, message = OutcomeKind.TIMED_OUT, f"the eviction may have been sent: {explain(failure)}"
             with self._counting:
                 self._in_flight -= 1
             self._answer(job.plan_id, job.victim, kind, message, error)
 
+    def _evict(self, job: _Job) -> None:
+        """Ask, and after a refusal that may be a moment's once more, if the pod is still there."""
+        try:
+            self._send(job)
+            return
+        except ApiError as error:
+            if error.status not in _ASK_AGAIN:
+                raise
+            first = error
+        self._listed(job, first)
+        time.sleep(max(0.0, min(ASK_AGAIN_S, job.deadline - self._clock())))
+        try:
+            self._send(job)
+        except ApiError as second:
+            if first.kind is OutcomeKind.SERVER_ERROR:
+                # Not the API's: it may have been passed on, whatever became of the second.
+                raise first from second
+            if second.status != 404 or second.kind is OutcomeKind.SERVER_ERROR:
+                raise
+            # Whoever is told that a pod is gone takes another one: that needs more than a 404.
+            if self._listed(job, second):
+                kind, why = OutcomeKind.INVALID, "although the API server lists the pod"
+            else:
+                kind, why = OutcomeKind.SERVER_ERROR, "and the API server does not list the node's pods"
+            raise ApiError(kind, f"{second.message}: twice, {why}", status=404) from second
+
+    def _listed(self, job: _Job, refusal: ApiError) -> bool:
+        """Whether the API server lists the victim; False where it does not answer that. Raises when another pod has its
+        name, or none."""
+        pod = job.victim.pod
+        selector = f"metadata.name={pod.name}" + (f",spec.nodeName={self._node_name}" if self._node_name else "")
+        path = f"/api/v1/namespaces/{pod.namespace}/pods?{urlencode({'fieldSelector': selector})}"
+        try:
+            answer = self._transport.request("GET", path, timeout_s=job.deadline - self._clock())
+            listed = _list_decoder.decode(answer.body)
+        except (ApiError, msgspec.DecodeError, ValueError, RecursionError):
+            return False
+        if listed.kind != "PodList":
+            return False
+        uids = [each.metadata.uid for each in listed.items or ()]
+        if pod.uid in uids:
+            return True
+        if refusal.kind is OutcomeKind.SERVER_ERROR:
+            # Not the API's answer: it may be our own eviction by which the pod has gone.
+            raise refusal
+        kind = OutcomeKind.REPLACED if uids and refusal.status != 404 else OutcomeKind.GONE
+        message = f"{refusal.message}; the API server does not list the pod any more"
+        raise ApiError(kind, message, status=refusal.status) from refusal
+
     def _send(self, job: _Job) -> None:
         # A deadline that has passed in the queue, or in suspend, makes the transport refuse before it sends.
         left = job.deadline - self._clock()
-        if job.victim.method is Method.EVICT:
-            self._transport.request("POST", job.path, body=job.body, timeout_s=left)
-            return
-        self._mark(job, timeout_s=left * _MARK_SHARE)
-        left = job.deadline - self._clock()
-        self._transport.request("DELETE", job.path, body=job.body, content_type=JSON, timeout_s=left)
+        try:
+            if job.victim.method is Method.EVICT:
+                answer = self._transport.request("POST", job.path, body=job.body, timeout_s=left)
+            else:
+                self._mark(job, timeout_s=left * _MARK_SHARE)
+                left = job.deadline - self._clock()
+                answer = self._transport.request("DELETE", job.path, body=job.body, timeout_s=left)
+        except ApiError as error:
+            raise _as_proven(error) from error
+        _check_accepted(answer, job.victim)
 
     def _mark(self, job: _Job, *, timeout_s: float) -> None:
         """The DisruptionTarget condition before a DELETE."""
@@ -175,7 +264,8 @@ class Evictor:
             if error.kind is OutcomeKind.GONE:
                 raise
             if error.kind is OutcomeKind.REPLACED or error.status == 422:
-                raise ApiError(OutcomeKind.REPLACED, error.message, status=error.status) from error
+                error.kind = OutcomeKind.REPLACED
+                raise
             # Not allowed or not answered: the mark is for others' book-keeping, the DELETE is for the node.
 
     def _answer(
@@ -192,7 +282,39 @@ class Evictor:
                 http_status=error.status if error else None,
             )
         )
-        self._wake()
+        # Where the loop cannot be woken it finds the outcome in its next turn.
+        with contextlib.suppress(Exception):
+            self._wake()
+
+
+def _check_accepted(answer: Response, victim: Victim) -> None:
+    """Raise unless this is what the API defines: a Status with Success, or to a DELETE the pod itself."""
+    evict = victim.method is Method.EVICT
+    try:
+        said = _answer_decoder.decode(answer.body)
+        if said.kind == "Status" and msgspec.json.decode(said.status) == "Success":
+            return
+        if said.kind == "Pod" and not evict and said.metadata.uid == victim.pod.uid:
+            return
+        what = f"an object of kind {said.kind[:40]!r}"
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        what = "a body that the API does not define"
+    message = f"HTTP {answer.status} with {what}: whether the pod was evicted is not known"
+    raise ApiError(OutcomeKind.SERVER_ERROR, message, status=answer.status)
+
+
+def _as_proven(error: ApiError) -> ApiError:
+    """The same, with a kind that claims no more than the answer proves: a refusal is one only if the API server gave it
+    and the request was sent once."""
+    if error.status is None:
+        return error
+    if error.doubtful:
+        message = f"the connection broke after the request was sent; sent again, it was answered: {error.message}"
+        return ApiError(OutcomeKind.TIMED_OUT, message)
+    if not error.from_api and error.kind is not OutcomeKind.SERVER_ERROR:
+        message = f"{error.message}; whether the pod was evicted is not known"
+        return ApiError(OutcomeKind.SERVER_ERROR, message, status=error.status, retry_after_s=error.retry_after_s)
+    return error
 
 
 def eviction_body(victim: Victim, *, dry_run: bool = False) -> bytes:

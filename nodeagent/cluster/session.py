@@ -364,7 +364,7 @@ class ClusterSession:
     def notes(self) -> tuple[Note, ...]:
         """What is wrong with the connection now."""
         view = self.pods()
-        parts = [("api", view.reason)]
+        parts = [("api", view.reason), ("credentials", self._transport.trouble)]
         if self._writers:
             parts.append(("node object", self._writers.node.reason))
             parts.append(("node conditions", self._writers.conditions.reason))

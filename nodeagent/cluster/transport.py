@@ -11,19 +11,28 @@ Promises:
    kept-alive connection turns out to have been closed by the server or the credentials have been renewed.
 4. Credentials are read again once a minute and after a 401: projected tokens, exec plugins and client certificates
    rotate. White space around a token never reaches a header.
-5. Every failure is an `ApiError` whose kind tells what it means for a request that was to change something.
+5. Every failure is an `ApiError` whose kind tells what it means for a request that was to change something. That
+   nothing was sent is claimed only where the socket was given nothing; all else is uncertain.
+6. An answer below 400 counts only as the API gives it: 200, 201 or 202 with a JSON object that is no failed Status. No
+   redirect is followed.
 
 A `Transport` is used by many threads at once; each request is driven by the thread that makes it.
 """
 
 import contextlib
 import json
+import os
 import socket
+import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPException, RemoteDisconnected
 from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from nodeagent.cluster import official
 from nodeagent.cluster.bounded import BoundedResponse, Limits, bounded, current
@@ -35,13 +44,10 @@ from nodeagent.model import OutcomeKind
 with official.without_ballast():
     import urllib3
     from urllib3.exceptions import (
-        ConnectTimeoutError,
         HTTPError,
-        NewConnectionError,
         ProtocolError,
         ProxyError,
         ReadTimeoutError,
-        SSLError,
     )
 
 JSON: Final = "application/json"
@@ -61,6 +67,12 @@ EXEC_PLUGIN_TIMEOUT_S: Final = 30.0
 PATIENCE_S: Final = EXEC_PLUGIN_TIMEOUT_S + 10.0
 """A thread that comes back from a request so much later than it should hangs where no deadline reaches: a DNS look-up,
 a file with credentials on a dead mount. An exec plugin may take its own time first."""
+MAX_MESSAGE: Final = 2048
+"""Characters of a Status' message that are kept."""
+_SUCCESS: Final = frozenset({200, 201, 202})
+"""What the API server answers to a read, an eviction and a deletion (KUBELET-CONTRACT §14)."""
+MAX_TOKEN_BYTES: Final = 64 << 10
+"""A projected token has 1 to 2 KiB."""
 _POOL_SIZE: Final = 12
 """Connections kept open: two or three watches, the evictor's workers, one each for conditions and events."""
 _CHUNK: Final = 64 << 10
@@ -83,6 +95,10 @@ class ApiError(Exception):
         """HTTP status; None when there was no answer."""
         self.retry_after_s = retry_after_s
         """What the server asked for with Retry-After, seconds; None when it did not."""
+        self.from_api = False
+        """The answer is one that an API server gives, not a proxy's page: what it refuses was not carried out."""
+        self.doubtful = False
+        """An earlier try of the same request got no answer and may have been carried out, whatever this answer says."""
 
     @property
     def expired(self) -> bool:
@@ -91,13 +107,23 @@ class ApiError(Exception):
 
 
 class Response(NamedTuple):
-    """An answer below 400."""
+    """An answer of the API: 200, 201 or 202 with a JSON object."""
 
     status: int
     headers: Mapping[str, str]
     """Names are case-insensitive."""
     body: bytes
 
+
+class _AnyAnswer(msgspec.Struct):
+    """Any object of the API."""
+
+    kind: str = ""
+    status: msgspec.Raw = msgspec.Raw(b"null")
+    """Of a Status a word, of other objects an object."""
+
+
+_answer_decoder: Final = msgspec.json.Decoder(_AnyAnswer)
 
 _T = TypeVar("_T")
 
@@ -185,11 +211,11 @@ class Stream:
     def _read(self) -> bytes:
         try:
             return self._response.read1(_CHUNK, decode_content=False)
-        except (HTTPError, OSError, ValueError) as error:
-            # ValueError: the response was closed under the reader by `abort`.
+        except Exception as error:
+            # Whatever http.client makes of a response that `abort` closed under the reader, or of a server's nonsense.
             if self._aborted:
                 return b""
-            raise _failure(error) from error
+            raise _broken(error) from error
 
 
 class Transport:
@@ -218,6 +244,8 @@ class Transport:
         self._authorization: str | None = None
         self._loaded_at = 0.0
         self._renewed_at = float("-inf")
+        self.trouble = ""
+        """Why the credentials could not be read again; empty when they could."""
         self._load(first=True)
 
     @property
@@ -241,26 +269,23 @@ class Transport:
         content_type: str = JSON,
         timeout_s: float | None = None,
         max_bytes: int = MAX_BODY_BYTES,
+        accept: str = JSON,
     ) -> Response:
-        """One request, answered below 400 within `timeout_s` (default: the transport's) or `ApiError`."""
+        """One request, answered as the API does within `timeout_s` (default: the transport's) or `ApiError`. A body of
+        another type than JSON, for a path that has one, is handed over as it is."""
         limits = self._limits(timeout_s)
         with _at(method, path, limit_s=limits.idle_s):
-            return self._request(method, path, body, content_type, limits=limits, max_bytes=max_bytes)
-
-    def _request(
-        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: Limits, max_bytes: int
-    ) -> Response:
-        may_renew = True
-        while True:
-            used = self._authorization
-            response = self._send(method, path, body=body, content_type=content_type, limits=limits)
-            content = _read_all(response, max_bytes)
-            if response.status < 400:
+            try:
+                response = self._answer(method, path, body, content_type, limits=limits, accept=accept)
+                content = _read_all(response, max_bytes)
+                if accept == JSON:
+                    _check_object(response.status, content)
                 return Response(response.status, response.headers, content)
-            if response.status == 401 and may_renew and self._renew(used):
-                may_renew = False
-                continue
-            raise error_of(response.status, response.headers, content)
+            except ApiError:
+                raise
+            except Exception as error:
+                # No memory for the answer, a defect of ours: whoever asked has to know whether it may have been sent.
+                raise self._failure(error, limits) from error
 
     @contextmanager
     def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator[Stream]:
@@ -268,7 +293,9 @@ class Transport:
 
         The headers must come within the transport's request time-out. Raises `ApiError` as `request` does.
         """
-        response, limits = self._open_stream(path)
+        limits = self._limits(None)
+        with _at("GET", path, limit_s=limits.idle_s):
+            response = self._answer("GET", path, None, JSON, limits=limits, accept=JSON)
         limits.deadline = time.monotonic() + total_s
         limits.idle_s = idle_s
         stream = Stream(response, limits)
@@ -278,20 +305,23 @@ class Transport:
         finally:
             stream.close()
 
-    def _open_stream(self, path: str) -> tuple[urllib3.BaseHTTPResponse, Limits]:
+    def _answer(
+        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: Limits, accept: str
+    ) -> urllib3.BaseHTTPResponse:
+        """An answer that may be the API's by its status and type; its body is not read. Any other is an `ApiError`."""
         may_renew = True
         while True:
-            used = self._authorization
-            limits = self._limits(None)
-            with _at("GET", path, limit_s=limits.idle_s):
-                response = self._send("GET", path, body=None, content_type=JSON, limits=limits)
+            response, used = self._send(method, path, body=body, content_type=content_type, limits=limits)
             if response.status < 400:
-                return response, limits
-            content = _read_all(response, MAX_LINE_BYTES)
+                _check_head(response, accept)
+                return response
+            error = error_of(response.status, response.headers, _read_all(response, MAX_LINE_BYTES))
+            error.doubtful = limits.doubtful
             if response.status == 401 and may_renew and self._renew(used):
                 may_renew = False
+                limits.doubtful = limits.doubtful or not error.from_api
                 continue
-            raise error_of(response.status, response.headers, content)
+            raise error
 
     def warm(self, connections: int) -> int:
         """Have this many connections open and idle; returns how many are. Costs that many cheap requests.
@@ -303,9 +333,8 @@ class Transport:
         failure: ApiError | None = None
         for _ in range(connections):
             try:
-                opened.append(
-                    self._send("GET", "/version", body=None, content_type=JSON, limits=self._limits(None)),
-                )
+                response, _ = self._send("GET", "/version", body=None, content_type=JSON, limits=self._limits(None))
+                opened.append(response)
             except ApiError as error:
                 failure = error
                 break
@@ -330,9 +359,11 @@ class Transport:
 
     def _send(
         self, method: str, path: str, *, body: bytes | None, content_type: str, limits: Limits
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> tuple[urllib3.BaseHTTPResponse, str | None]:
+        """The head of the answer, and the authorization that was sent."""
         headers = {"Accept": JSON, "User-Agent": _user_agent()}
-        if authorization := self._current_authorization():
+        authorization = self._current_authorization()
+        if authorization:
             headers["Authorization"] = authorization
         if body is not None:
             headers["Content-Type"] = content_type
@@ -340,8 +371,11 @@ class Transport:
         while True:
             left = limits.deadline - time.monotonic()
             if left <= 0:
+                if limits.doubtful:
+                    raise _broken(TimeoutError())
                 raise ApiError(OutcomeKind.UNREACHABLE, "the deadline passed before the request was sent")
             current.limits = limits
+            limits.handed_over = False
             begun_at = self.reach.clock()
             try:
                 response = self._http_pool().urlopen(
@@ -357,14 +391,26 @@ class Transport:
                 )
             except (HTTPError, OSError) as error:
                 # A kept-alive connection that the server closed while idle fails before any answer; the requests of
-                # this agent carry a UID or replace what they write, so sending one again is safe.
+                # this agent carry a UID or replace what they write, so sending one again is safe. What the second
+                # answer says is not the whole truth, though: the first may have been carried out.
                 if may_reconnect and isinstance(error, ProtocolError) and _closed_by_peer(error):
                     may_reconnect = False
+                    limits.doubtful = limits.doubtful or limits.handed_over
                     continue
                 self.reach.unanswered(begun_at)
-                raise _failure(error) from error
+                raise self._failure(error, limits) from error
+            except Exception as error:
+                # A header that cannot be sent, an answer that our own libraries trip over: no sign of an outage.
+                raise self._failure(error, limits) from error
             self.reach.answered()
-            return response  # type: ignore[no-any-return]
+            return response, authorization
+
+    def _failure(self, error: Exception, limits: Limits) -> ApiError:
+        """What a request without an answer means."""
+        if limits.handed_over or limits.doubtful:
+            return _broken(error)
+        what = f"cannot connect to {self.server}" if isinstance(error, HTTPError | OSError) else "cannot send"
+        return ApiError(OutcomeKind.UNREACHABLE, f"{what}: {explain(error)}")
 
     def _http_pool(self) -> Any:
         pool = self._pool.connection_from_url(self.server)
@@ -378,37 +424,43 @@ class Transport:
         if self._clock() - self._loaded_at >= RELOAD_CREDENTIALS_S and self._renewing.acquire(blocking=False):
             # One thread renews, the others go on with what there is.
             try:
-                self._reload()
-            except CredentialsError:
                 # A token file in the middle of being replaced: the old token is still good, and if not, a 401 says so.
                 self._loaded_at = self._clock()
+                self._read_again(new_pool=False)
             finally:
                 self._renewing.release()
         return self._authorization
-
-    def _reload(self) -> None:
-        if self._runs_plugin:
-            # The package runs the plugin again when what it gave has expired, and only then.
-            self._authorization = _within(EXEC_PLUGIN_TIMEOUT_S, lambda: _authorization(self._configuration))
-            self._loaded_at = self._clock()
-        else:
-            self._load(first=False)
 
     def _renew(self, used: str | None) -> bool:
         """After a 401 to a request with this authorization: True when other credentials are there to try again with."""
         with self._renewing:
             if self._authorization != used:
                 return True
-            if self._clock() - self._renewed_at < RENEW_AFTER_401_S:
+            # A token's file costs nothing to read, and may be renewed at any moment.
+            slow = self._runs_plugin or used is None or bool(self._configuration.cert_file)
+            if slow and self._clock() - self._renewed_at < RENEW_AFTER_401_S:
                 return False
             self._renewed_at = self._clock()
-            try:
-                self._load(first=True)
-            except CredentialsError:
-                # What we have stays: the 401 itself is what the caller gets to see.
-                return False
+            # Where it fails, what we have stays: the 401 itself is what the caller gets to see.
             # Without a token it is the client certificate that may have been renewed in its file.
-            return self._authorization != used or used is None
+            return self._read_again(new_pool=slow) and (self._authorization != used or used is None)
+
+    def _read_again(self, *, new_pool: bool) -> bool:
+        """Read the credentials once more. False when that cannot be done: those in use stay, and `trouble` says why."""
+        try:
+            if self._runs_plugin and not new_pool:
+                # The package runs the plugin again when what it gave has expired, and only then.
+                self._authorization = _within(EXEC_PLUGIN_TIMEOUT_S, lambda: _authorization(self._configuration))
+                self._loaded_at = self._clock()
+            else:
+                self._load(first=new_pool)
+        except Exception as error:
+            # The plugin's library lets out whatever goes wrong, and no request may end its thread for it.
+            text = str(error) if isinstance(error, CredentialsError) else explain(error)
+            self.trouble = f"{text}; the credentials read before stay in use, and are read again every minute"
+            return False
+        self.trouble = ""
+        return True
 
     def _load(self, *, first: bool) -> None:
         """Read the credentials. `first` also opens a new pool, since client certificates may be new as well."""
@@ -440,6 +492,7 @@ class Transport:
         credentials = self.credentials
         if credentials.source is CredentialSource.SERVICE_ACCOUNT:
             host, _, port = credentials.server.rpartition(":")
+            _check_token_file(f"{credentials.service_account_dir}/token")
             self._official.in_cluster_loader(
                 token_filename=f"{credentials.service_account_dir}/token",
                 cert_filename=f"{credentials.service_account_dir}/ca.crt",
@@ -464,14 +517,19 @@ def connect(credentials: Credentials, *, request_timeout_s: float = 5.0, light: 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """What an answer of 400 and above means (KUBELET-CONTRACT §14 and the recordings)."""
-    message, causes = _status_of(body)
-    retry_after_s = _seconds(headers.get("Retry-After"))
-    return ApiError(
+    message, causes, is_status = _status_of(body)
+    plain = _media_type(headers) == "text/plain"
+    if not is_status and not plain:
+        # A proxy's page differs with each request, and its markup is for browsers.
+        message = ""
+    error = ApiError(
         _kind(status, message, causes),
-        message or f"HTTP {status}",
+        message or f"HTTP {status}, not from the Kubernetes API",
         status=status,
-        retry_after_s=retry_after_s,
+        retry_after_s=_seconds(headers.get("Retry-After")),
     )
+    error.from_api = is_status or (plain and status == 429)  # priority and fairness answers in plain text
+    return error
 
 
 _BUDGET_REFUSED: Final = {403: "poddisruptionbudget.policy ", 504: "couldn't update PodDisruptionBudget"}
@@ -499,25 +557,26 @@ def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
     }.get(status, OutcomeKind.INVALID)
 
 
-def _status_of(body: bytes) -> tuple[str, tuple[str, ...]]:
-    """Message and causes' reasons of a Status object; the plain text where there is none (fairness, proxies)."""
+def _status_of(body: bytes) -> tuple[str, tuple[str, ...], bool]:
+    """Message, causes' reasons, and whether it is a failed Status; the plain text where it is none (fairness)."""
     plain = body[:512].decode("utf-8", "replace").strip()
     try:
         status = json.loads(body)
-    except ValueError:
-        return plain, ()
+    except (ValueError, RecursionError):
+        return plain, (), False
     if not isinstance(status, dict) or not isinstance(status.get("message"), str):
-        return plain, ()
+        return plain, (), False
+    is_status = status.get("kind") == "Status" and status.get("status") == "Failure"
     message = status["message"]
     details = status.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
-    if not isinstance(causes, list):
-        return message, ()
-    known = [cause for cause in causes if isinstance(cause, dict)]
+    known = [cause for cause in causes if isinstance(cause, dict)] if isinstance(causes, list) else []
     told = [cause["message"] for cause in known if isinstance(cause.get("message"), str)]
     if told and told[0] not in message:
         message = f"{message} {told[0]}"
-    return message, tuple(str(cause.get("reason", "")) for cause in known)
+    # Half a surrogate pair is valid JSON, and no text that could be written anywhere.
+    message = message[:MAX_MESSAGE].encode("utf-8", "replace").decode()
+    return message, tuple(str(cause.get("reason", "")) for cause in known), is_status
 
 
 def _seconds(text: str | None) -> float | None:
@@ -525,21 +584,50 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text and text.isascii() and text.isdigit() and len(text) < 7 else None
 
 
-def _failure(error: Exception) -> ApiError:
-    """What a request that got no answer means."""
-    if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
-        return ApiError(OutcomeKind.UNREACHABLE, f"cannot connect: {_innermost(error)}")
-    if isinstance(error, ReadTimeoutError | TimeoutError):
+def _broken(error: Exception) -> ApiError:
+    """A request that may have been carried out got no answer, or none that could be read to its end."""
+    if isinstance(error, ReadTimeoutError | TimeoutError) or isinstance(_root(error), TimeoutError):
         return ApiError(OutcomeKind.TIMED_OUT, "no answer within the deadline")
-    return ApiError(OutcomeKind.TIMED_OUT, f"the connection broke before the answer was complete: {_innermost(error)}")
+    return ApiError(OutcomeKind.TIMED_OUT, f"the connection broke before the answer was complete: {explain(error)}")
 
 
-def _innermost(error: Exception) -> str:
+def explain(error: BaseException) -> str:
+    """What went wrong, in words that are the same whenever the same goes wrong: no objects, addresses or timings, and
+    nothing of what was sent."""
+    proxy = "the proxy: " if isinstance(error, ProxyError) else ""
+    return proxy + _words(_root(error))
+
+
+def _root(error: BaseException) -> BaseException:
+    """The innermost cause; urllib3 hands it over as an argument or as `__cause__`."""
+    for _ in range(10):
+        cause = next((each for each in error.args if isinstance(each, BaseException)), error.__cause__)
+        if cause is None:
+            break
+        error = cause
+    return error
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{error.reason}: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or 'failed'}"
+    if isinstance(error, socket.gaierror):
+        return f"its name cannot be resolved: {error.strerror}"
+    if isinstance(error, RemoteDisconnected):
+        return "the server closed the connection"
+    if isinstance(error, HTTPException):
+        return "what came is no complete HTTP answer"
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ValueError):
+        # Its text may quote the header that could not be sent, and with it the token.
+        return type(error).__name__
     text = str(error)
-    for cause in (error.__cause__, error.__context__):
-        if cause is not None and str(cause):
-            return f"{text} ({cause})" if str(cause) not in text else text
-    return text or type(error).__name__
+    return text if text.isprintable() and "<" not in text else type(error).__name__
 
 
 def _closed_by_peer(error: ProtocolError) -> bool:
@@ -548,12 +636,7 @@ def _closed_by_peer(error: ProtocolError) -> bool:
 
 
 def _read_all(response: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
-    if "Content-Length" not in response.headers and "Transfer-Encoding" not in response.headers:
-        response.close()
-        if response.status not in (204, 304):
-            # Headers that broke off look like this. The API server always says how long an answer is.
-            raise ApiError(OutcomeKind.TIMED_OUT, "the connection broke before the answer was complete")
-        return b""
+    _check_length(response)
     content = bytearray()
     try:
         while chunk := response.read1(_CHUNK, decode_content=False):
@@ -561,10 +644,52 @@ def _read_all(response: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
             if len(content) > max_bytes:
                 response.close()
                 raise _too_large(max_bytes)
-    except (HTTPError, OSError) as error:
+        return bytes(content)
+    except ApiError:
+        raise
+    except Exception as error:
         response.close()
-        raise _failure(error) from error
-    return bytes(content)
+        raise _broken(error) from error
+
+
+def _check_length(response: urllib3.BaseHTTPResponse) -> None:
+    if "Content-Length" not in response.headers and "Transfer-Encoding" not in response.headers:
+        response.close()
+        # Headers that broke off look like this. The API server always says how long an answer is.
+        raise ApiError(OutcomeKind.TIMED_OUT, "the connection broke before the answer was complete")
+
+
+def _check_head(response: urllib3.BaseHTTPResponse, accept: str) -> None:
+    """Raise for an answer below 400 that no API server gives. Nothing more is read of it: what follows a 103 would be
+    taken for the answer to the next request."""
+    if response.status in _SUCCESS:
+        _check_length(response)
+        if _media_type(response.headers) == accept:
+            return
+    response.close()
+    kind = _media_type(response.headers) or "no Content-Type"
+    raise _foreign(response.status, kind)
+
+
+def _check_object(status: int, body: bytes) -> None:
+    """Raise for a body that is no JSON object, or is a Status that does not say Success."""
+    try:
+        answer = _answer_decoder.decode(body)
+        success = answer.kind != "Status" or msgspec.json.decode(answer.status) == "Success"
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise _foreign(status, "a body that is no object") from None
+    if not success:
+        raise _foreign(status, "a Status that does not say Success")
+
+
+def _foreign(status: int, what: str) -> ApiError:
+    # Whatever stands between us and the API server may have passed the request on.
+    message = f"HTTP {status} with {what} is no answer of the Kubernetes API; whether it was carried out is not known"
+    return ApiError(OutcomeKind.SERVER_ERROR, message, status=status)
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()[:100]
 
 
 def _too_large(limit: int) -> ApiError:
@@ -572,12 +697,48 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _authorization(configuration: Any) -> str | None:
-    """The Authorization header's value, or None without a token. White space inside a token file ends up around it."""
+    """The Authorization header's value, or None without a token. White space inside a token file ends up around it.
+
+    Raises CredentialsError for a token that no header can carry."""
     key = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     if not key:
         return None
     scheme, _, token = str(key).strip().partition(" ")
-    return f"{scheme.capitalize()} {token.strip()}"
+    token = token.strip()
+    if flaw := _flaw(token):
+        raise CredentialsError(f"the token of the credentials {flaw}; write it anew, as one line of ASCII")
+    return f"{scheme.capitalize()} {token}"
+
+
+def _flaw(token: str) -> str:
+    """What keeps this from being sent as a bearer token; empty when nothing does. The token itself is not shown."""
+    if not token:
+        return "is empty"
+    if any(mark in token for mark in "\r\n"):
+        return "has more than one line"
+    if not all("!" <= character <= "~" for character in token):
+        return "has a character that is no visible ASCII"
+    return ""
+
+
+def _check_token_file(path: str) -> None:
+    """Raises CredentialsError with the file, what is wrong and what to do, before the package reads it whole."""
+    try:
+        with open(path, "rb", opener=_open_now) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CredentialsError(f"{path} is no regular file; a token belongs there")
+            content = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise CredentialsError(f"{path} cannot be read: {error.strerror}; a token belongs there") from error
+    if len(content) > MAX_TOKEN_BYTES:
+        raise CredentialsError(f"{path} is larger than {MAX_TOKEN_BYTES >> 10} KiB; a token belongs there")
+    if flaw := _flaw(content.decode("latin-1").strip()):
+        raise CredentialsError(f"the token in {path} {flaw}; write it anew, as one line of ASCII")
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Without waiting for whoever would write to a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _at(method: str, path: str, *, limit_s: float) -> contextlib.AbstractContextManager[None]:

@@ -90,5 +90,5 @@ def start_writers(
     for part in (node, conditions, fence, events, leases):
         if part is not None:
             part.start()
-    evictor = Evictor(transport, wake=wake, timeout_s=config.cluster.request_timeout_s)
+    evictor = Evictor(transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s)
     return Writers(node, conditions, fence, evictor, events, leases)

@@ -271,7 +271,7 @@ def test_the_daemonset_becomes_ready_answers_and_publishes_its_conditions(
 
     def page(name: str) -> str:
         path = f"{cluster.pod_path(agent()['metadata']['name'])}:9655/proxy/{name}"
-        body: bytes = cluster.transport.request("GET", path).body
+        body: bytes = cluster.transport.request("GET", path, accept="text/plain").body
         return body.decode()
 
     try:
