@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from nodeagent import __version__
 from nodeagent.lean import Any, Final
-from nodeagent.report import exit_codes
+from nodeagent.report import exit_codes, streams
 
 Options = Any
 """What argparse makes of the command line, or `quick` in its place."""
@@ -32,33 +32,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     and a single `check` ends the process here."""
     if arguments is not None:
         return _run_command(arguments)
+    streams.open_missing()
     code = _run_command(sys.argv[1:])
     if gc.isenabled():
         return code
     # A single check: everything is printed and closed, nothing is registered for the end.
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 
 def _run_command(words: Sequence[str]) -> int:
+    """The command's exit code, with everything printed."""
     try:
-        options = quick(words) or _parsed(words)
-        code = _COMMANDS[options.command](options)
-        sys.stdout.flush()
+        try:
+            options = quick(words) or _parsed(words)
+            code = _COMMANDS[options.command](options)
+        except SystemExit as stop:  # argparse: a help text was printed, or the usage
+            code = stop.code if isinstance(stop.code, int) else exit_codes.USAGE
+        streams.write_output("")
     except _FailureError as failure:
         _complain(str(failure))
         return failure.code
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted. Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.OK
+    except streams.OutputError as error:
+        _complain(str(error))
+        return exit_codes.UNKNOWN
     except Exception:
         import traceback
 
-        traceback.print_exc()
+        streams.write_error(traceback.format_exc())
         return exit_codes.INTERNAL
     return code
 
@@ -66,8 +68,7 @@ def _run_command(words: Sequence[str]) -> int:
 def _complain(message: str) -> None:
     from nodeagent.report.words import harmless
 
-    for line in message.splitlines():
-        print(f"nodeagent: {harmless(line)}", file=sys.stderr)
+    streams.write_error("".join([f"nodeagent: {harmless(line)}\n" for line in message.splitlines()]))
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def _parsed(words: Sequence[str]) -> Options:
 
 
 def _version(_: Options) -> int:
-    print(f"nodeagent {__version__}")
+    streams.write_output(f"nodeagent {__version__}\n")
     return exit_codes.OK
 
 
@@ -134,7 +135,7 @@ def _completion(options: Options) -> int:
 
     from nodeagent import arguments
 
-    print(shtab.complete(arguments.parser(), shell=options.shell))
+    streams.write_output(shtab.complete(arguments.parser(), shell=options.shell) + "\n")
     return exit_codes.OK
 
 
@@ -245,30 +246,31 @@ def _config_show(options: Options) -> int:
         import yaml
 
         shown = json.dumps(yaml.safe_load(shown), indent=2) + "\n"
-    sys.stdout.write(shown)
+    streams.write_output(shown)
     return exit_codes.OK
 
 
 def _config_validate(options: Options) -> int:
     """0: all are valid. 1: some are not; every problem of every file is printed."""
     from nodeagent.config import load, problems, show
+    from nodeagent.report import words
 
     valid = True
     for path in options.files:
         for name, found in load.load_held(path):
             if isinstance(found, problems.ConfigError):
                 valid = False
-                sys.stderr.write(show.explain_problems(found))
+                streams.write_error(show.explain_problems(found))
             else:
-                sys.stderr.write(show.explain_warnings(found))
-                print(f"{name}: valid")
+                streams.write_error(show.explain_warnings(found))
+                streams.write_output(f"{words.harmless(name)}: valid\n")
     return 0 if valid else 1
 
 
 def _config_schema(_: Options) -> int:
     from nodeagent.config import jsonschema
 
-    sys.stdout.write(jsonschema.text())
+    streams.write_output(jsonschema.text())
     return exit_codes.OK
 
 

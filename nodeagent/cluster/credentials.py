@@ -72,7 +72,8 @@ def _from_files(source: CredentialSource, paths: str, environ: Mapping[str, str]
     names = [_expand(path, environ) for path in paths.split(os.pathsep) if path]
     present = [name for name in names if os.path.isfile(name)]
     if not present:
-        return Credentials(CredentialSource.NONE, reason=f"{source.value} names {paths}, which is not there")
+        what = "which is no regular file" if any(map(os.path.exists, names)) else "which is not there"
+        return Credentials(CredentialSource.NONE, reason=f"{source.value} names {paths}, {what}")
     return Credentials(source, kubeconfig=os.pathsep.join(present))
 
 

@@ -34,6 +34,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from nodeagent import regular_files
 from nodeagent.cluster import official
 from nodeagent.cluster.bounded import BoundedResponse, Limits, bounded, current
 from nodeagent.cluster.clock import boottime
@@ -76,6 +77,8 @@ MAX_TOKEN_BYTES: Final = 64 << 10
 _POOL_SIZE: Final = 12
 """Connections kept open: two or three watches, the evictor's workers, one each for conditions and events."""
 _CHUNK: Final = 64 << 10
+_MAX_KUBECONFIG_BYTES: Final = 1 << 20
+"""Hundreds of clusters with their certificates. The package's YAML parser takes a second for that much."""
 
 
 class CredentialsError(Exception):
@@ -480,13 +483,27 @@ class Transport:
             raise CredentialsError(
                 f"{self.credentials.source.value}: the exec plugin gave neither token nor certificate"
             )
+        pool = self._new_pool(configuration) if first else None
         self._authorization = authorization
-        if first:
-            old, self._configuration = self._pool, configuration
-            self._pool = self._official.rest_client(configuration).pool_manager
+        if pool is not None:
+            old, self._configuration, self._pool = self._pool, configuration, pool
             if old is not None:
                 old.clear()
         self._loaded_at = self._clock()
+
+    def _new_pool(self, configuration: Any) -> Any:
+        try:
+            return self._official.rest_client(configuration).pool_manager
+        except Exception as error:
+            # It reads the proxy variables and the certificates, and lets out whatever is wrong with them.
+            source = self.credentials.source.value
+            if configuration.proxy and not isinstance(error, OSError):
+                # Not the error's text: a proxy's URL may hold a password.
+                raise CredentialsError(
+                    f"{source}: the proxy is not one that can be used ({type(error).__name__}); set HTTPS_PROXY to "
+                    "http://HOST:PORT, or unset it"
+                ) from error
+            raise CredentialsError(f"{source}: {error}") from error
 
     def _fill(self, configuration: Any) -> None:
         credentials = self.credentials
@@ -772,10 +789,12 @@ def _texts(paths: str) -> str:
     texts = []
     for path in paths.split(":"):
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                texts.append(file.read())
+            content = regular_files.read(path, max_bytes=_MAX_KUBECONFIG_BYTES + 1)
         except OSError as error:
             raise CredentialsError(f"{path}: {error.strerror}") from error
+        if len(content) > _MAX_KUBECONFIG_BYTES:
+            raise CredentialsError(f"{path}: larger than {_MAX_KUBECONFIG_BYTES >> 20} MiB, which is no kubeconfig")
+        texts.append(content.decode("utf-8", "replace"))
     return "\n".join(texts)
 
 

@@ -9,6 +9,7 @@ import math
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from nodeagent.config import keys
@@ -22,6 +23,9 @@ from nodeagent.model import Amount, Signal
 
 MAX_SHOWN: Final = 60
 """Characters of the user's text that a message repeats."""
+
+MAX_SUGGESTIONS: Final = 100
+"""Unknown words for which a similar one is looked for, at 0.5 ms each: more of them are no slip of the pen."""
 
 MAX_PLACES: Final = 4
 """Places that a message names for a misplaced key: `burst` and `perHour` have four."""
@@ -43,18 +47,24 @@ _KINDS: Final = {
 class Reader:
     """Collects what reading a file yields beside the values."""
 
-    __slots__ = ("file", "origins", "problems")
+    __slots__ = ("_suggested", "file", "origins", "problems")
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
         self.origins: dict[str, Origin] = {}
+        self._suggested = 0
 
     def origin(self, node: Node) -> Origin:
         return Origin(self.file, node.line, node.column)
 
     def complain(self, node: Node, path: str, message: str, mend: str = "") -> None:
         self.problems.append(Problem(self.origin(node), path, message, mend))
+
+    def suggest(self, word: str, known: list[str]) -> str:
+        """A mend for an unknown word; none after `MAX_SUGGESTIONS`."""
+        self._suggested += 1
+        return suggest(word, known) if self._suggested <= MAX_SUGGESTIONS else ""
 
 
 def read_keys(
@@ -73,7 +83,7 @@ def read_keys(
             if found is not _BAD:
                 values[key.field] = found
         elif name not in besides:
-            mend = _belongs(name) or suggest(name, [*by_name, *besides])
+            mend = _belongs(name) or reader.suggest(name, [*by_name, *besides])
             reader.complain(key_node, join(path, shown(name, quote="")), "unknown key", mend)
     for key in by_name.values():
         if key.required and key.name not in seen:
@@ -111,11 +121,21 @@ def _belongs(name: str) -> str:
     """Where a key belongs that is unknown only where it stands: the usual sign of wrong indentation."""
     if name in list(Signal):
         return "signals stand below evictionHard, evictionSoft and their like: indent it by two more spaces"
-    places = [path for path, wanted in keys.sections() if any(key.name == name for key in wanted)]
+    places = _places().get(name)
     if not places:
         return ""
     below = "below " + ", ".join(f"`{path}`" for path in places[:MAX_PLACES])
     return f"it belongs {'at the left margin' if '' in places else below}: check the indentation"
+
+
+@lru_cache(maxsize=1)
+def _places() -> Mapping[str, tuple[str, ...]]:
+    """Name of a key -> the paths of the sections that have it."""
+    places: dict[str, tuple[str, ...]] = {}
+    for path, wanted in keys.sections():
+        for key in wanted:
+            places[key.name] = (*places.get(key.name, ()), path)
+    return places
 
 
 def suggest(word: str, known: list[str]) -> str:
@@ -182,7 +202,7 @@ def _read_signals(reader: Reader, node: Node, path: str, key: Key, value_type: A
     for name, key_node, value in entries(reader, node, path):
         here = join(path, name)
         if name not in known:
-            reader.complain(key_node, join(path, shown(name, quote="")), "unknown signal", suggest(name, known))
+            reader.complain(key_node, join(path, shown(name, quote="")), "unknown signal", reader.suggest(name, known))
             continue
         found = _read(reader, value, here, key, value_type)
         if found is not _BAD:
@@ -205,11 +225,13 @@ def _read_list(reader: Reader, node: Node, path: str, key: Key, element: Any) ->
         (child, _read(reader, child, f"{path}[{index}]", key, element)) for index, child in enumerate(node.elements)
     ]
     once = Mark.MAY_REPEAT not in key.bounds
+    before: set[Any] = set()
     for index, (child, value) in enumerate(found):
         if not keys.is_section(element):
             reader.origins.pop(f"{path}[{index}]", None)
-        if once and value is not _BAD and any(value == before for _, before in found[:index]):
+        if once and value is not _BAD and value in before:
             reader.complain(child, f"{path}[{index}]", f"{shown(child.text)} is in the list already", "keep one")
+        before.add(value)
     if not found and Mark.NOT_EMPTY in key.bounds:
         reader.complain(node, path, "is empty", f"must have at least one {describe(key, element)}")
     if any(value is _BAD for _, value in found):

@@ -20,6 +20,10 @@ MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 16
 """The schema needs 4; the kubelet's own files 6."""
 
+MAX_EXPANDED: Final = 4 * MAX_BYTES
+"""Characters and values of a file with every alias written out. Aliases of aliases can make a billion values of ten
+lines; without them no file comes to more than MAX_BYTES."""
+
 _WRONG_FILE: Final = "is it the right file?"
 
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -40,6 +44,8 @@ class Node(NamedTuple):
     """Keys and values of a map, all of them, in the file's order."""
     elements: tuple["Node", ...] = ()
     """Elements of a sequence."""
+    size: int = 1
+    """Of the value with everything in it, in the unit of MAX_EXPANDED."""
 
 
 class SeveralDocumentsError(ConfigError):
@@ -49,7 +55,7 @@ class SeveralDocumentsError(ConfigError):
 class _Open:
     """A map or sequence whose end has not been seen."""
 
-    __slots__ = ("anchor", "children", "column", "line", "tag")
+    __slots__ = ("anchor", "children", "column", "line", "size", "tag")
 
     def __init__(self, tag: str, event: Any) -> None:
         self.tag = tag
@@ -57,13 +63,18 @@ class _Open:
         self.line = event.start_mark.line + 1
         self.column = event.start_mark.column + 1
         self.children: list[Node] = []
+        self.size = 1
+
+    def add(self, node: Node) -> None:
+        self.children.append(node)
+        self.size += node.size
 
     def close(self) -> Node:
         children = self.children
         if self.tag == "map":
             pairs = tuple(zip(children[::2], children[1::2], strict=True))
-            return Node("map", "", self.line, self.column, items=pairs)
-        return Node("seq", "", self.line, self.column, elements=tuple(children))
+            return Node("map", "", self.line, self.column, items=pairs, size=self.size)
+        return Node("seq", "", self.line, self.column, elements=tuple(children), size=self.size)
 
 
 def parse(data: bytes, *, name: str) -> Node:
@@ -131,7 +142,7 @@ def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[Node]:
             if opened.anchor is not None:
                 anchors[opened.anchor] = node
         elif isinstance(event, yaml.ScalarEvent):
-            node = Node(_tag(event), event.value, mark.line + 1, mark.column + 1)
+            node = Node(_tag(event), event.value, mark.line + 1, mark.column + 1, size=1 + len(event.value))
             if anchor is not None:
                 anchors[anchor] = node
         elif isinstance(event, yaml.AliasEvent):
@@ -141,7 +152,9 @@ def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[Node]:
             node = target._replace(line=mark.line + 1, column=mark.column + 1)
         if node is not None:
             if stack:
-                stack[-1].children.append(node)
+                stack[-1].add(node)
+                if stack[-1].size > MAX_EXPANDED:
+                    raise _at(event, name, "too large with its aliases written out", _WRONG_FILE)
             else:
                 roots.append(node)
     return roots

@@ -13,11 +13,12 @@ for allocatableMemory.available, and all containerfs thresholds, which follow no
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from nodeagent import regular_files
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
 from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, Eviction, Mode, Shape
 from nodeagent.config.thresholds import make_thresholds
-from nodeagent.lean import TYPE_CHECKING, Any, NamedTuple
+from nodeagent.lean import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from nodeagent.config.decode import Reader
@@ -98,15 +99,21 @@ def _tried(data: bytes | str, name: str) -> Loaded | ConfigError:
         return error
 
 
+_MENDS: Final[Mapping[type[OSError], str]] = {
+    FileNotFoundError: "is the path right?",
+    IsADirectoryError: "name a file in it",
+    regular_files.NotRegularError: "write the configuration to a file and name that",
+}
+
+
 def _read(path: str) -> bytes:
     """As much of the file as it takes to see that it is too large. Raises ConfigError."""
     from nodeagent.config import document
 
     try:
-        with open(path, "rb") as file:
-            return file.read(document.MAX_BYTES + 1)  # it may be a log or a device
+        return regular_files.read(path, max_bytes=document.MAX_BYTES + 1)  # it may be a log
     except OSError as error:
-        mend = {FileNotFoundError: "is the path right?", IsADirectoryError: "name a file in it"}.get(type(error), "")
+        mend = _MENDS.get(type(error), "")
         message = f"cannot be read: {error.strerror or error}"
         raise ConfigError((Problem(Origin(path), "", message, mend),)) from error
     except ValueError as error:  # a null byte in the path

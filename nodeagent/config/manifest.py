@@ -10,6 +10,8 @@ from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import API_VERSION, KIND
 
 HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
+MAX_HELD = 100
+"""A file for each node of a large cluster is several files. Each is read with the lines above it."""
 _KUBELETS = "KubeletConfiguration"
 
 
@@ -48,6 +50,9 @@ def held(roots: Sequence[Node], data: bytes, *, name: str) -> tuple[Held, ...]:
                 verbatim = textwrap.dedent(there).rstrip() == textwrap.dedent(value.text).rstrip()
                 text = "\n" * value.line + there if verbatim else value.text
                 place = f"{owner}, data.{shown(key.text, quote='')}"
+                if len(found) == MAX_HELD:
+                    message = f"more than {MAX_HELD} configurations in one file"
+                    raise ConfigError((Problem(Origin(name, value.line, value.column), place, message, "split it"),))
                 found.append(Held(place, Origin(name, value.line, value.column), text, verbatim))
     return tuple(found)
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nodeagent import regular_files
 from nodeagent.journal.state import fingerprint
 from nodeagent.journal.utf8 import writable
 from nodeagent.model import NodeSnapshot, Outcome, Plan, Pod, RankedPod, ReclaimReport, ReliefReport, Threshold, Victim
@@ -29,6 +30,10 @@ MAX_BYTES: Final = 8 * 2**20
 directory is usually a tmpfs, so it is memory."""
 MOST_UNPACKED: Final = 64 * 2**20
 """Inputs of 5,000 pods are about 4 MiB; what unpacks to more than this is not ours."""
+MOST_READ: Final = 8 * MAX_BYTES
+"""Of a file that is not ours by its size nothing is read: some files of records put together still are."""
+MOST_NESTED: Final = 32
+"""Levels of a record: ours have 7. Whatever walks one does so by recursion."""
 FILE: Final = "decisions.jsonl"
 OLDER_FILE: Final = "decisions.1.jsonl"
 
@@ -91,9 +96,7 @@ class Recorder:
         try:
             if self._path.exists() and self._path.stat().st_size + len(line) > MAX_BYTES:
                 self._path.replace(self._older)
-            # Names of pods and what they use: as private as the state beside it.
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(fd, "ab") as file:
+            with os.fdopen(regular_files.open_to_append(self._path), "ab") as file:
                 file.write(line)
         except OSError as error:
             return f"{self._path}: {error.strerror}"
@@ -124,17 +127,34 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     import msgspec
 
     try:
-        file = path.open("rb")
+        fd = regular_files.open_to_read(path)
     except FileNotFoundError:
         return
-    with file:
-        for line in file:
+    with os.fdopen(fd, "rb") as file:
+        if os.fstat(fd).st_size > MOST_READ:
+            raise RecordsError(f"{path}: larger than {MOST_READ >> 20} MiB, which is no file of records")
+        while line := file.readline(MOST_READ):
             try:
                 record = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            # RecursionError: a thousand brackets.
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-            if isinstance(record, dict) and "record" in record:
+            if isinstance(record, dict) and "record" in record and not _too_deep(record):
                 yield record
+
+
+def _too_deep(record: dict[str, Any]) -> bool:
+    level: list[Any] = [record]
+    for _ in range(MOST_NESTED):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return False
+    return True
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from nodeagent import regular_files
 from nodeagent.journal.utf8 import writable
 
 T = TypeVar("T")
@@ -84,8 +85,7 @@ class StateFile:
     def load(self) -> Loaded:
         """Read the state. Never raises: whatever is wrong is in the answer."""
         try:
-            with self._path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            data = regular_files.read(self._path, max_bytes=MAX_BYTES + 1)
         except FileNotFoundError:
             return self._missing()
         except OSError as error:
@@ -135,7 +135,7 @@ class StateFile:
         header = f"{FORMAT} {self._boot_id} {self._fingerprint} {checksum}\n".encode("ascii")
         temporary = self._path.with_name(self._path.name + ".new")
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = regular_files.open_to_replace(temporary)
             try:
                 _write_all(fd, header + body)
                 os.fsync(fd)

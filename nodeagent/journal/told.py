@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+from nodeagent import regular_files
 from nodeagent.lean import Final
 from nodeagent.model import Note
 
@@ -26,7 +27,7 @@ def write(directory: str, notes: Iterable[Note], *, now: float) -> None:
     text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")[:MAX_BYTES]
     path = os.path.join(directory, FILE)
     temporary = f"{path}.new"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = regular_files.open_to_replace(temporary)
     try:
         os.write(fd, text[: text.rfind(b"\n") + 1])
     finally:
@@ -44,8 +45,8 @@ def read(directory: str, *, now: float) -> tuple[Note, ...]:
     """What the agent told last, each with how long ago. Nothing when there is nothing that can be read, or it was told
     before the last reboot."""
     try:
-        with open(os.path.join(directory, FILE), "rb") as file:
-            at, *lines = file.read(MAX_BYTES).decode("utf-8", "replace").split("\n")[:-1]
+        data = regular_files.read(os.path.join(directory, FILE), max_bytes=MAX_BYTES)
+        at, *lines = data.decode("utf-8", "replace").split("\n")[:-1]
         age_s = now - float(at)
     except (OSError, ValueError):
         return ()

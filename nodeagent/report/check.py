@@ -18,7 +18,7 @@ from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
-from nodeagent.report import exit_codes, kubelet, layout, nodereport, text
+from nodeagent.report import exit_codes, kubelet, layout, nodereport, streams, text
 from nodeagent.report.nodereport import Report
 from nodeagent.sampling import coexistence
 from nodeagent.sampling.host import Host, Unreadable, open_host
@@ -350,16 +350,21 @@ def _recorded_name(host: Host) -> str:
 def show(wish: Wish, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
     """Print one report, or one every `every_s` seconds until interrupted, and return the (last) exit code.
 
-    Raises CheckError when no report can be made.
+    Raises CheckError when no report can be made, OutputError when it cannot be written.
     """
     observer = Observer(wish)
     try:
         while True:
             report = observer.look()
-            _print(report, output=output, color=color, repeated=every_s is not None)
+            code = exit_codes.of(nodereport.state(report))
+            try:
+                _print(report, output=output, color=color, repeated=every_s is not None)
+                sys.stdout.flush()
+            except OSError as error:
+                streams.output_failed(error)
+                return code
             if every_s is None:
-                return exit_codes.of(nodereport.state(report))
-            sys.stdout.flush()
+                return code
             time.sleep(every_s)
     finally:
         observer.close()
@@ -370,17 +375,21 @@ def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
     if output == "json":
         import json
 
+        from nodeagent.journal.utf8 import writable
         from nodeagent.report import document
 
+        facts = writable(document.node_report(report))
         # One line per report when there are many, so that a reader can take them as they come.
-        write(json.dumps(document.node_report(report), indent=None if repeated else 2, allow_nan=False) + "\n")
+        write(json.dumps(facts, indent=None if repeated else 2, allow_nan=False) + "\n")
     elif output == "yaml":
         import yaml
 
+        from nodeagent.journal.utf8 import writable
         from nodeagent.report import document
 
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        write(yaml.dump(document.node_report(report), Dumper=dumper, sort_keys=False, explicit_start=repeated))
+        facts = writable(document.node_report(report))
+        write(yaml.dump(facts, Dumper=dumper, sort_keys=False, explicit_start=repeated))
     elif _colourful(color):
         from nodeagent.report import terminal
 

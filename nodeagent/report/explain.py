@@ -319,8 +319,8 @@ def _outcome(outcome: Record) -> Cell:
         return Cell("none recorded", WARN)
     kind = str(outcome.get("kind"))
     status = outcome.get("httpStatus")
-    text = words.harmless(kind) + (f" (HTTP {status})" if status is not None else "")
-    return Cell(text, GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
+    text = kind + (f" (HTTP {status})" if status is not None else "")
+    return Cell(words.harmless(text), GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
 
 
 def _reclaims(story: Story) -> Section:
@@ -383,14 +383,14 @@ def _ranking(story: Story) -> Section:
         Column("WHY"),
     )
     unit = _unit(story.decision)
-    going = {victim.get("uid") for victim in _items(story.decision, "victims")}
+    going = {str(victim.get("uid")) for victim in _items(story.decision, "victims")}
     pods = _items(story.decision, "ranking")
     rows = []
     for pod in pods[:PODS_SHOWN]:
-        goes = pod.get("uid") in going
+        goes = str(pod.get("uid")) in going
         rows.append(
             (
-                Cell(str(pod.get("rank"))),
+                Cell(words.harmless(str(pod.get("rank")))),
                 Cell(_pod(pod), BAD if goes else ""),
                 Cell(words.quantity(_int(pod.get("usage")), unit=unit)),
                 Cell(words.quantity(_int(pod.get("request")), unit=unit) if pod.get("request") is not None else "-"),
@@ -400,7 +400,8 @@ def _ranking(story: Story) -> Section:
         )
     more = len(pods) - len(rows)
     lines = (Cell(f"and {more} more: -o json has them all", DIM),) if more else ()
-    return Section(f"PODS IN EVICTION ORDER FOR {story.decision.get('rankedFor')}", columns, tuple(rows), lines)
+    title = words.harmless(f"PODS IN EVICTION ORDER FOR {story.decision.get('rankedFor')}")
+    return Section(title, columns, tuple(rows), lines)
 
 
 def _why(pod: Record, *, goes: bool, idle: bool) -> Cell:
@@ -440,7 +441,10 @@ def _int(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+    try:
+        return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+    except OverflowError:  # an integer of 400 digits
+        return None
 
 
 def _sum(values: Iterable[object]) -> int | None:

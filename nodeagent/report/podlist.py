@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodeagent import regular_files
 from nodeagent.cluster import objects, pods
 from nodeagent.model import Note, Pod
 
@@ -35,15 +36,14 @@ def read(path: str, *, node_name: str = "") -> PodList:
     Raises PodListError.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = regular_files.read(path, max_bytes=MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PodListError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(data) > MAX_BYTES:
         raise PodListError(f"is larger than {MAX_BYTES >> 20} MiB")
     try:
         listed = msgspec.json.decode(data, type=_List)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PodListError(f"is no PodList in JSON (kubectl get pods -o json): {error}") from error
     if listed.kind not in ("List", "PodList"):
         raise PodListError(f"is no PodList in JSON (kubectl get pods -o json) but a {listed.kind}")
@@ -60,7 +60,7 @@ def _of_one_node(items: list[msgspec.Raw], node_name: str) -> PodList:
             if where and (not node_name or where == node_name):
                 found.append(pods.pod_of(item))
                 nodes.add(where)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
             notes.append(Note("pods", f"item {number} of the file cannot be read: {error}"))
     if len(nodes) > 1:
         names = ", ".join(sorted(nodes)[:3])

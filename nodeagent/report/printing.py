@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nodeagent.report import streams
 from nodeagent.report.layout import Section
 
 
@@ -14,12 +15,15 @@ def show(sections: Sequence[Section], as_object: Callable[[], dict[str, Any]], *
     if output == "json":
         import json
 
-        sys.stdout.write(json.dumps(as_object(), indent=2) + "\n")
+        streams.write_output(json.dumps(as_object(), indent=2) + "\n")
     elif color == "always" or (color == "auto" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
         from nodeagent.report import terminal
 
-        terminal.draw(terminal.console(force=color == "always"), sections)
+        try:
+            terminal.draw(terminal.console(force=color == "always"), sections)
+        except OSError as error:
+            streams.output_failed(error)
     else:
         from nodeagent.report import text
 
-        sys.stdout.write(text.render(sections))
+        streams.write_output(text.render(sections))

@@ -90,16 +90,23 @@ def _again(record: Mapping[str, Any], config: Config, packer: records.Packer) ->
     inputs, trouble = packer.unpack(record.get("inputs"))
     if inputs is None:
         return row._replace(trouble=trouble)
+    try:
+        plan, assumed = _decide(inputs, config)
+    except Exception as error:
+        # The policy relies on what a snapshot of ours promises; one that somebody altered promises nothing.
+        return row._replace(trouble=f"its inputs do not fit together: {type(error).__name__}: {error}")
+    return row._replace(plan=plan, assumed=assumed)
+
+
+def _decide(inputs: records.Inputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
+    """The plan for these inputs, and the soft thresholds whose grace was taken as over."""
     now_in_force = thresholds.effective(config, inputs.snapshot.layout)
     known = {thresholds.identity(each) for each in inputs.thresholds}
     news = [each for each in now_in_force if thresholds.identity(each) not in known]
     state = _prepared(inputs, config, since={thresholds.identity(each): each.grace_period_s for each in news})
     # Here nobody is evicted, and what a rehearsal remembered counts as it did then.
     config = config._replace(mode=Mode.DRY_RUN)
-    try:
-        plan, _ = engine.decide(inputs.snapshot, state, now=inputs.now, config=config)
-    except ValueError as error:
-        return row._replace(trouble=str(error))
+    plan, _ = engine.decide(inputs.snapshot, state, now=inputs.now, config=config)
     new = {thresholds.identity(each) for each in news if not each.hard}
     assumed = tuple(
         f"{each.threshold.signal} {each.threshold.value.text}"
@@ -107,7 +114,7 @@ def _again(record: Mapping[str, Any], config: Config, packer: records.Packer) ->
         for each in verdict.thresholds
         if each.met and thresholds.identity(each.threshold) in new
     )
-    return row._replace(plan=ranking.explained(plan), assumed=assumed)
+    return ranking.explained(plan), assumed
 
 
 def _prepared(inputs: records.Inputs, config: Config, *, since: Mapping[str, float]) -> PolicyState:
@@ -130,7 +137,8 @@ def _pods_then(record: Mapping[str, Any]) -> Iterable[PodThen]:
 
 def _then_for(record: Mapping[str, Any]) -> str:
     refusals = record.get("refusals")
-    codes = [str(each.get("code")) for each in refusals if isinstance(each, Mapping)] if refusals else []
+    listed = refusals if isinstance(refusals, list) else []
+    codes = [str(each.get("code")) for each in listed if isinstance(each, Mapping)]
     acting = record.get("actingOn")
     threshold = acting.get("threshold") if isinstance(acting, Mapping) else None
     if not isinstance(threshold, Mapping):
@@ -198,7 +206,7 @@ def _row(row: Replayed) -> tuple[Cell, ...]:
             Cell(words.harmless(row.id)),
             Cell(words.harmless(then)),
             Cell("?"),
-            Cell(row.trouble, WARN),
+            Cell(words.harmless(row.trouble), WARN),
         )
     now = f"{_now_for(row.plan)}: {_named([victim.pod.key for victim in row.plan.victims])}"
     notes = f" (grace of {', '.join(row.assumed)} taken as over)" if row.assumed else ""

@@ -34,9 +34,13 @@ def console(*, force: bool) -> "Console":
     """A console on standard output. `force`: colours although it is no terminal, or although NO_COLOR is set."""
     from rich.console import Console
 
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - called where the error is handled; rich would exit with 1, which reads as `soft`
+
     if force:
-        return Console(force_terminal=True, no_color=False, highlight=False, color_system="standard")
-    return Console(highlight=False)
+        return Terminal(force_terminal=True, no_color=False, highlight=False, color_system="standard")
+    return Terminal(highlight=False)
 
 
 def draw(target: "Console", sections: Iterable[Section]) -> None:

@@ -1,10 +1,14 @@
 """Numbers and names as people read them in a report: short, aligned, and harmless to a terminal."""
 
+import math
 import time
 
 from nodeagent.model import Unit
 
 _BINARY_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+_MOST_BITS = 128
+"""No machine has so much: it is a number of a damaged record."""
 
 UNKNOWN = "?"
 """Shown for a number that is not known; JSON has null there."""
@@ -15,7 +19,7 @@ def quantity(amount: int | None, *, unit: Unit = Unit.BYTES, signed: bool = Fals
 
     `signed` puts a plus before what is not negative, for headroom. None is `?`.
     """
-    if amount is None:
+    if amount is None or amount.bit_length() > _MOST_BITS:
         return UNKNOWN
     sign = "-" if amount < 0 else "+" if signed else ""
     size = abs(amount)
@@ -36,7 +40,7 @@ def quantity(amount: int | None, *, unit: Unit = Unit.BYTES, signed: bool = Fals
 
 def duration(seconds: float | None) -> str:
     """Seconds as the two largest units that matter: `350ms`, `12s`, `5m`, `1h 5m`, `3d 2h`. None is `?`."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 0:
         return "-" + duration(-seconds)

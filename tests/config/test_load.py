@@ -168,8 +168,13 @@ def test_a_file_that_cannot_be_read_is_an_error_with_the_reason(tmp_path: Path) 
             load.load(str(path))
 
 
-def test_an_endless_file_is_refused_without_reading_it_all() -> None:
+def test_an_endless_file_is_refused_without_reading_it_all(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
     with pytest.raises(ConfigError, match="larger than 256 KiB"):
+        load.load(str(path))
+    with pytest.raises(ConfigError, match="it is a character device, not a regular file; write the configuration to"):
         load.load("/dev/zero")
 
 
