@@ -411,7 +411,7 @@ def test_a_condition_is_taken_back_at_its_time_and_not_at_the_next_rare_decision
 
 def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(start: StartLoop) -> None:
     until = BEGAN + 30.0
-    loop = start(reclaims=ReclaimState({"tidy": Run("p", Signal.NODEFS, BEGAN, until, 1, BEGAN)}))
+    loop = start(reclaims=ReclaimState({"tidy": Run("p", Signal.NODEFS, BEGAN, until, 1)}))
     for second in range(60):
         loop.turn(float(second))
     # Nothing was heard of it, so it counts as having ended when its time was up.

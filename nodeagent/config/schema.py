@@ -288,7 +288,8 @@ class ReclaimAction(NamedTuple):
     timeout_s: Annotated[float, Range(0.1, 3600)] = 30.0
     """It is ended, with all processes of its group, after this; no decision waits longer for it."""
     min_interval_s: Annotated[float, ANY_DURATION] = 600.0
-    """It is not run again before this has passed since its last start."""
+    """It is not run again before this has passed since its last start. While a threshold is met its evictions wait for
+    it once only, so that a short interval costs commands, not evictions."""
 
 
 class Reclaim(NamedTuple):

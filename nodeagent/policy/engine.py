@@ -108,7 +108,7 @@ def decide(
     # what earlier decisions have become
     fine = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     seen = ledger.observe(state.ledger, snapshot, now=now, config=config, fine=fine)
-    tried = reclaim.observe(state.reclaims, snapshot, now=now)
+    tried = reclaim.observe(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
     budgets = budget.pruned(state.budgets, now=now, budgets=config.budgets)
     for entry in seen.confirmed:
         budgets = budget.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
@@ -144,7 +144,7 @@ def decide(
         notes=(
             *served.notes,
             *[_relief_note(report) for report in seen.reports],
-            *[Note("reclaim", reclaim.told(report)) for report in tried.reports],
+            *[Note("reclaim", reclaim.told(report, config.reclaim.actions)) for report in tried.reports],
         ),
         rank_order=served.order,
         relief_reports=seen.reports,
@@ -240,12 +240,15 @@ def _serve_most_urgent(
     first: _Served | None = None
     for verdict in _due(judged, kubelet=case.config.ranking.kubelet):
         served, budgets = _serve(case, verdict, budgets)
+        # Of each threshold, also of one that is not the one reported, it counts what its evictions waited for.
+        case = case._replace(reclaims=served.reclaim_state or case.reclaims)
+        served = served._replace(reclaim_state=case.reclaims)
         refusals = (*refusals, *served.refusals)
         if served.victims or served.reclaims or case.config.ranking.kubelet:
             return served, refusals, budgets
         first = first or served
     if first is not None:
-        return first, refusals, budgets
+        return first._replace(reclaim_state=case.reclaims), refusals, budgets
     met = [verdict for verdict in judged if any(each.met for each in verdict.thresholds)]
     signal = min((each.signal for each in met), key=lambda each: SIGNAL_TABLE[each].urgency, default=Signal.MEMORY)
     if not met and not always_rank:

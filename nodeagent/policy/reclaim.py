@@ -4,21 +4,23 @@ Promises:
 
 1. An action runs for a signal that it is meant for and can help, while something is missing, and not again before
    its `minInterval`. What is written down here before it starts holds across crashes.
-2. An eviction waits for an action at most until the action's deadline, then for one sample that shows its gain. The
-   hard tier waits for each action once in one pressure, and no longer when the resource would be gone before the
-   deadline and within `MARGIN_S`.
+2. An eviction waits for an action at most until the action's deadline, then for one sample that shows its gain, and
+   for each action once while its threshold is met. The hard tier waits no longer when the resource would be gone before
+   the deadline and within `MARGIN_S`.
 3. What an action brought back is measured: by the first sample after its end.
+4. While a soft threshold stays met an action may run again, after its `minInterval` and `REPEAT_S`, beside evictions.
 
 Theory of operation. A `Run` is made when an action is ordered, and walks
 
     ordered -> ended        its outcome came, or its deadline and `LOST_S` passed without one (a restart)
     ended   -> measured     a sample newer than its end gave its gain
 
-One action runs at a time, so that each gain is one action's. Before them, in the soft tier, stands the kubelet: its
-image garbage collection is given `waitForKubelet` from the moment a disk threshold is due.
+One action runs at a time, so that each gain is one action's. A run that another threshold started is waited for like an
+own one. Which actions a threshold has waited for is forgotten when it is no longer met. Before them, in the soft tier,
+stands the kubelet: its image garbage collection is given `waitForKubelet` from the moment a disk threshold is due.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from nodeagent.config.schema import Config, ReclaimAction, ReclaimKind
 from nodeagent.lean import Final, NamedTuple
@@ -39,6 +41,7 @@ from nodeagent.model import (
     Tier,
     Trend,
 )
+from nodeagent.policy import thresholds
 from nodeagent.policy.figures import figure
 
 LOST_S: Final = 5.0
@@ -48,6 +51,14 @@ LOST_S: Final = 5.0
 MARGIN_S: Final = 15.0
 """How long an eviction may take to bring something back: the kubelet's slowest release that was measured took 12.9 s
 (MEASURED 1). The hard tier waits for nothing when there is not more time than this."""
+
+REPEAT_S: Final = 60.0
+"""Pause before an action runs again while its soft threshold is still met: time in which other actions have their
+turn, and the longest that an action without `minInterval` leaves unused what has become removable meanwhile."""
+
+UNMEASURED_S: Final = 60.0
+"""How long after its end a run is kept open for a sample of its signal: no other action runs before. Twice
+`sampling.staleAfter`: a signal that is unknown for longer gives no gain that is the action's."""
 
 _NODEFS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
 _IMAGEFS: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
@@ -70,8 +81,8 @@ class Run(NamedTuple):
     until: float
     available: int
     """What the decision's sample had of the signal."""
-    pressure_since: float
-    """When the threshold was first met: the name of this pressure."""
+    awaited_by: tuple[str, ...] = ()
+    """Identities of the thresholds whose evictions wait for it."""
     ended_at: float | None = None
     result: ReclaimResult = ReclaimResult.FAILED
     measured: bool = False
@@ -80,6 +91,8 @@ class Run(NamedTuple):
 class ReclaimState(NamedTuple):
     runs: Mapping[str, Run] = {}
     """By name of the action."""
+    tried: Mapping[str, tuple[str, ...]] = {}
+    """By identity of a threshold: the actions that its evictions have waited for since it is met."""
 
 
 class Tried(NamedTuple):
@@ -96,8 +109,11 @@ class Seen(NamedTuple):
     reports: tuple[ReclaimReport, ...]
 
 
-def observe(state: ReclaimState, snapshot: NodeSnapshot, *, now: float) -> Seen:
-    """Bring the runs up to date: those whose outcome was lost have ended, those that have ended are measured."""
+def observe(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str], now: float) -> Seen:
+    """Bring the runs up to date: those whose outcome was lost have ended, those that have ended are measured. `met` are
+    the identities of the thresholds that are met, or were when their signal was last known."""
+    if not all(key in met for key in state.tried):
+        state = state._replace(tried={key: names for key, names in state.tried.items() if key in met})
     if all(run.measured for run in state.runs.values()):
         return Seen(state, ())
     runs: dict[str, Run] = {}
@@ -113,8 +129,10 @@ def observe(state: ReclaimState, snapshot: NodeSnapshot, *, now: float) -> Seen:
             reports.append(
                 ReclaimReport(run.plan_id, name, run.signal, run.result, seen.available - run.available, took_s)
             )
+        elif run.ended_at is not None and now - run.ended_at > UNMEASURED_S:
+            run = run._replace(measured=True)
         runs[name] = run
-    return Seen(ReclaimState(runs), tuple(reports))
+    return Seen(state._replace(runs=runs), tuple(reports))
 
 
 def slept(state: ReclaimState, slept_s: float) -> ReclaimState:
@@ -123,7 +141,7 @@ def slept(state: ReclaimState, slept_s: float) -> ReclaimState:
         name: run._replace(until=run.until + slept_s) if run.ended_at is None else run
         for name, run in state.runs.items()
     }
-    return ReclaimState(runs)
+    return state._replace(runs=runs)
 
 
 def settle(state: ReclaimState, outcome: ReclaimOutcome) -> ReclaimState:
@@ -132,7 +150,7 @@ def settle(state: ReclaimState, outcome: ReclaimOutcome) -> ReclaimState:
     if run is None or run.plan_id != outcome.plan_id or run.ended_at is not None:
         return state
     ended = run._replace(ended_at=outcome.at, result=outcome.result)
-    return ReclaimState({**state.runs, outcome.name: ended})
+    return state._replace(runs={**state.runs, outcome.name: ended})
 
 
 def attempt(
@@ -152,24 +170,62 @@ def attempt(
     if (kubelet := _kubelets_turn(verdict, tier, now=now, config=config)) is not None:
         return Tried(state, (), kubelet)
     mine = [action for action in config.reclaim.actions if _may_help(action, deficit.signal, layout)]
-    known = [(action, state.runs[action.name]) for action in mine if action.name in state.runs]
-    for action, run in known:
-        if not run.measured:
-            return Tried(state, (), _waiting(action, run, tier, trend, now=now))
-    since = verdict.active_since if verdict.active_since is not None else now
+    key = thresholds.identity(verdict.threshold)
     for action in mine:
-        last = state.runs.get(action.name)
-        if last is not None and 0 <= now - last.started_at < action.min_interval_s:
+        run = state.runs.get(action.name)
+        if run is None or run.measured:
             continue
-        if last is not None and tier is Tier.HARD and last.pressure_since == since:
-            continue
-        if any(not other.measured for other in state.runs.values()):
-            break  # one that runs for another signal: the next look may have room
-        run = Run(plan_id, deficit.signal, now, now + action.timeout_s, observation.available or 0, since)
-        order = ReclaimOrder(action.name, deficit.signal, tier, deficit.amount, observation.available or 0, run.until)
-        after = ReclaimState({**state.runs, action.name: run})
-        return Tried(after, (order,), _waiting(action, run, tier, trend, now=now))
+        if action.name not in state.tried.get(key, ()):
+            run = run._replace(awaited_by=(*run.awaited_by, key))
+            state = _with_run(state, action, run, key)
+        if key in run.awaited_by and (run.ended_at is None or observation.read_at <= run.ended_at):
+            return Tried(state, (), _waiting(action, run, tier, trend, now=now))
+    if not all(run.measured for run in state.runs.values()):
+        return Tried(state)  # one that runs for another signal: the next look may have room
+    tried = state.tried.get(key, ())
+    for action in mine:
+        if action.name not in tried and _rested(action, state.runs.get(action.name), now=now):
+            started, order = _start(action, observation, deficit, tier, plan_id=plan_id, now=now)
+            started = started._replace(awaited_by=(key,))
+            waits = _waiting(action, started, tier, trend, now=now)
+            return Tried(_with_run(state, action, started, key), (order,), waits)
+    if tier is Tier.SOFT:
+        again = [action for action in mine if action.name in tried and _may_repeat(action, state, now=now)]
+        if again:
+            longest_ago = min(again, key=lambda action: state.runs[action.name].started_at)
+            started, order = _start(longest_ago, observation, deficit, tier, plan_id=plan_id, now=now)
+            return Tried(_with_run(state, longest_ago, started), (order,))
     return Tried(state)
+
+
+def _start(
+    action: ReclaimAction, observation: Observation, deficit: Deficit, tier: Tier, *, plan_id: str, now: float
+) -> tuple[Run, ReclaimOrder]:
+    available, until = observation.available or 0, now + action.timeout_s
+    return (
+        Run(plan_id, deficit.signal, now, until, available),
+        ReclaimOrder(action.name, deficit.signal, tier, deficit.amount, available, until),
+    )
+
+
+def _with_run(state: ReclaimState, action: ReclaimAction, run: Run, tried_by: str = "") -> ReclaimState:
+    """The state with this run, which the threshold `tried_by`, if any, waits for."""
+    tried = state.tried
+    if tried_by:
+        tried = {**tried, tried_by: (*tried.get(tried_by, ()), action.name)}
+    return ReclaimState({**state.runs, action.name: run}, tried)
+
+
+def _rested(action: ReclaimAction, last: Run | None, *, now: float) -> bool:
+    """Whether its `minInterval` is over. A start in the future is none: the clock began anew."""
+    return last is None or not 0 <= now - last.started_at < action.min_interval_s
+
+
+def _may_repeat(action: ReclaimAction, state: ReclaimState, *, now: float) -> bool:
+    last = state.runs.get(action.name)
+    if last is None or last.ended_at is None:
+        return False
+    return _rested(action, last, now=now) and not 0 <= now - last.ended_at < REPEAT_S
 
 
 def _may_help(action: ReclaimAction, signal: Signal, layout: DiskLayout) -> bool:
@@ -202,7 +258,11 @@ def _waiting(action: ReclaimAction, run: Run, tier: Tier, trend: Trend | None, *
     )
 
 
-def told(report: ReclaimReport) -> str:
-    """A report in words."""
+def told(report: ReclaimReport, actions: Collection[ReclaimAction] = ()) -> str:
+    """A report in words, with a warning where the action ran as long as its `minInterval`."""
     gained = figure(report.gained, SIGNAL_TABLE[report.signal].unit)
-    return f"{report.plan_id}: {report.name} ({report.result}) took {report.took_s:.1f}s and brought back {gained}"
+    text = f"{report.plan_id}: {report.name} ({report.result}) took {report.took_s:.1f}s and brought back {gained}"
+    too_short = [each for each in actions if each.name == report.name and each.min_interval_s <= report.took_s]
+    if not too_short:
+        return text
+    return f"{text}; its minInterval of {too_short[0].min_interval_s:g}s is no longer than that"

@@ -1,7 +1,8 @@
 """What is tried before anybody is evicted: when, for how long it is waited for, and what it brought back."""
 
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -20,12 +21,14 @@ from nodeagent.model import (
     Threshold,
 )
 from nodeagent.policy import engine
+from nodeagent.policy.ledger import LedgerState
 from nodeagent.policy.state import PolicyState, initial
 from tests.policy import nodes
 from tests.policy.nodes import GI, MI, NOW, config, hard, snapshot, soft
 
 IMAGES = ReclaimAction("images", timeout_s=20.0, min_interval_s=300.0)
 JOURNAL = ReclaimAction("journal", timeout_s=5.0, min_interval_s=300.0)
+PIDS = ReclaimAction("pids", signals=(Signal.PID,))
 SOFT, HARD = soft(Signal.NODEFS, GI), hard(Signal.NODEFS, GI)
 
 
@@ -152,19 +155,130 @@ def test_the_hard_tier_does_not_wait_when_the_disk_would_be_full_before() -> Non
     assert crossing.victims
 
 
-@pytest.mark.parametrize(("threshold", "runs"), [(SOFT, 2), (HARD, 1)])
-def test_the_hard_tier_tries_each_action_once_in_a_pressure_and_the_soft_tier_at_its_interval(
-    threshold: Threshold, runs: int
+class Hour(NamedTuple):
+    """What happened on a node in an hour, in seconds since its beginning."""
+
+    started: dict[str, list[int]]
+    evicted: list[int]
+
+
+def hour(node: Node, takes_s: dict[str, float], available: Callable[[int], int] = lambda _: 900 * MI) -> Hour:
+    """A decision every second, actions that bring nothing back, and victims that go at once."""
+    done = Hour({name: [] for name in takes_s}, [])
+    ends: dict[float, Plan] = {}
+    for at in range(3600):
+        for end in sorted(end for end in ends if end <= at):
+            node.ended(ends.pop(end), end)
+        plan = node.look(at, available(at))
+        for order in plan.reclaims:
+            done.started[order.name].append(at)
+            ends[at + takes_s[order.name]] = plan
+        if plan.victims:
+            done.evicted.append(at)
+            node.state = node.state._replace(ledger=LedgerState())
+    return done
+
+
+LONG = ReclaimAction("images", timeout_s=900.0)
+"""With the default minInterval of 600 s."""
+
+
+@pytest.mark.parametrize("takes_s", [0.5, 5.0])
+@pytest.mark.parametrize("threshold", [SOFT, HARD])
+def test_no_action_that_may_run_without_pause_keeps_others_from_their_turn_or_pods_from_going(
+    threshold: Threshold, takes_s: float
 ) -> None:
-    node = Node(threshold, JOURNAL._replace(min_interval_s=10.0))
-    started = []
-    for step in range(60):  # a victim that does not go counts as going for 50 s
-        plan = node.look(float(step))
-        if plan.reclaims:
-            started.append(step)
-            node.ended(plan, step + 0.5)
-    assert len(started) == runs
-    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(started))
+    actions = (IMAGES._replace(min_interval_s=0.0), JOURNAL._replace(min_interval_s=0.0))
+    seen = hour(Node(threshold, *actions), {"images": takes_s, "journal": takes_s})
+    assert min(map(len, seen.started.values())) >= 1
+    assert seen.evicted[0] <= 2 * takes_s + 5
+    assert len(seen.evicted) > 3000, "each action was waited for once"
+
+
+def test_an_action_that_takes_longer_than_its_interval_is_waited_for_once() -> None:
+    seen = hour(Node(SOFT, LONG, JOURNAL), {"images": 700.0, "journal": 1.0})
+    assert seen.started["images"][0] < seen.started["journal"][0] <= 705
+    assert 700 <= seen.evicted[0] <= 710
+    assert len(seen.evicted) > 2500
+
+
+@pytest.mark.parametrize("threshold", [SOFT, HARD])
+def test_in_one_pressure_the_soft_tier_repeats_an_action_beside_evictions_and_the_hard_tier_does_not(
+    threshold: Threshold,
+) -> None:
+    interval_s = 300.0
+    seen = hour(Node(threshold, JOURNAL._replace(min_interval_s=interval_s)), {"journal": 5.0})
+    starts = seen.started["journal"]
+    assert (len(starts) >= 11) if threshold is SOFT else (len(starts) == 1)
+    assert all(later - earlier >= interval_s for earlier, later in itertools.pairwise(starts))
+    assert {*range(starts[0] + 6, 3600)} == {*seen.evicted}
+
+
+def test_in_the_next_pressure_an_action_is_waited_for_again() -> None:
+    def two_pressures(at: int) -> int:
+        return 5 * GI if 1000 <= at < 1010 else 900 * MI
+
+    seen = hour(Node(SOFT, JOURNAL._replace(min_interval_s=1000.0)), {"journal": 5.0}, two_pressures)
+    assert seen.started["journal"][:3] == [1, 1011, 2011]
+    assert {*range(1000, 1020)} & {*seen.evicted} == {*range(1017, 1020)}, "and beside the third nobody waits"
+    assert {*range(2005, 2030)} < {*seen.evicted}
+
+
+def test_a_signal_that_is_not_known_for_a_moment_begins_no_new_pressure() -> None:
+    node = Node(HARD, JOURNAL._replace(min_interval_s=0.0))
+    first = node.look(0)
+    node.ended(first, 1)
+    assert node.look(2).victims
+    node.state = node.state._replace(ledger=LedgerState())
+    for at in range(3, 60, 6):
+        unknown = snapshot(holder(NOW + at), at=NOW + at, available={Signal.NODEFS: None})
+        _, node.state = engine.decide(unknown, node.state, now=NOW + at, config=node.config)
+        plan = node.look(at + 3)
+        assert (plan.reclaims, bool(plan.victims)) == ((), True)
+        node.state = node.state._replace(ledger=LedgerState())
+
+
+def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> None:
+    """The same action for both, free to run at any time, on a node that is short of both for an hour."""
+    action = JOURNAL._replace(min_interval_s=0.0)
+    made = config(SOFT, soft(Signal.NODEFS_INODES, 1000), reclaim=Reclaim((action,), 0.0))
+    state, evicted, ending = initial("t", now=NOW), [], None
+    for at in range(600):
+        if ending is not None and at >= ending[1]:
+            outcome = ReclaimOutcome(ending[0].id, "journal", ReclaimResult.DONE, "", NOW + ending[1])
+            state, ending = engine.settle_reclaim(state, outcome), None
+        short: dict[Signal, int | None] = {Signal.NODEFS: 900 * MI, Signal.NODEFS_INODES: 10}
+        plan, state = engine.decide(
+            snapshot(holder(NOW + at), at=NOW + at, available=short), state, now=NOW + at, config=made
+        )
+        ending = (plan, at + 5.0) if plan.reclaims else ending
+        if plan.victims:
+            evicted.append(at)
+            state = state._replace(ledger=LedgerState())
+    assert evicted
+    assert {*range(20, 600)} == {at for at in evicted if at >= 20}
+
+
+def test_an_action_whose_gain_cannot_be_measured_leaves_room_for_others() -> None:
+    made = config(HARD, hard(Signal.PID, 1000), reclaim=Reclaim((JOURNAL, PIDS), 0.0))
+    plan, state = engine.decide(
+        snapshot(holder(NOW), available={Signal.NODEFS: MI}), initial("t", now=NOW), now=NOW, config=made
+    )
+    state = engine.settle_reclaim(state, ReclaimOutcome(plan.id, "journal", ReclaimResult.DONE, "", NOW + 1))
+    ordered = []
+    for at in range(2, 100):
+        seen = snapshot(holder(NOW + at), at=NOW + at, available={Signal.PID: 10, Signal.NODEFS: None})
+        plan, state = engine.decide(seen, state, now=NOW + at, config=made)
+        ordered += [(order.name, at) for order in plan.reclaims]
+    assert ordered == [("pids", 62)]
+
+
+def test_an_action_that_takes_as_long_as_its_interval_is_reported_so() -> None:
+    node = Node(SOFT, IMAGES._replace(min_interval_s=3.0))
+    node.look(0)
+    node.ended(node.look(1), 4.0)
+    [message] = [note.message for note in node.look(5).notes if note.subject == "reclaim"]
+    assert message.endswith("; its minInterval of 3s is no longer than that")
 
 
 def test_an_action_for_another_signal_is_not_tried() -> None:
