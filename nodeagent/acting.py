@@ -3,7 +3,8 @@
 Promises:
 
 1. What an act costs and what it leaves behind (tokens, entries of the ledger, holds) is on disk before the act, but for
-   a hold that says itself whose it is. Where that cannot be, only the hard tier's evictions are done.
+   a hold that says itself whose it is. Where that cannot be, only the hard tier's evictions are done, and those only
+   when no later process can restore the tokens that they cost (see `keeper`).
 2. Nobody is evicted on an old sight of things: right before a victim is handed over, the node is sampled again and the
    policy asked again.
 3. Every victim and every reclaim order has exactly one outcome, and every outcome reaches the policy, the metrics and
@@ -76,7 +77,7 @@ class Actor:
         held = self._plan_holds(plan, parts.config) if parts.config.mode is Mode.ENFORCE else []
         unmarked = [victim for victim in held if not self._holds.apply(victim.pod.uid, saved=False)]
         saved = self._keeper.save(now=plan.made_at, at_once=True)
-        for victim in unmarked:
+        for victim in unmarked if saved else ():
             self._holds.apply(victim.pod.uid, saved=True)
         return saved
 
@@ -104,9 +105,8 @@ class Actor:
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
             why = refusal.message if refusal else ""
-            if not why and not saved and (victim.tier is Tier.SOFT or victim.method is Method.KILL):
-                # Budgets must hold across crashes; without a saved state only what cannot wait is done.
-                why = "the state could not be saved"
+            if not why and not saved:
+                why = self._unsaved(victim)
             if why:
                 self._settle([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, why)], config=config)
             elif victim.method is Method.KILL:
@@ -114,6 +114,15 @@ class Actor:
             else:
                 self._victims[victim.pod.uid] = victim
                 parts.session.evict(plan.id, _reworded(victim, plan, fresh, parts))
+
+    def _unsaved(self, victim: Victim) -> str:
+        """Why this victim stays while the state cannot be saved: rate limits must hold across crashes. Without a saved
+        state only what cannot wait is done; empty for that."""
+        if victim.tier is Tier.SOFT or victim.method is Method.KILL:
+            return "the state could not be saved"
+        if not self._keeper.may_act_unsaved(now=self._boottime()):
+            return "the state could not be saved, and another agent could still restore the tokens of the last one"
+        return ""
 
     def look_again(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> NodeSnapshot:
         """The node and the victims once more. `snapshot` is what the plan was made on."""

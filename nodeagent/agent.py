@@ -74,6 +74,7 @@ class Agent:
         self._keeper = Keeper(
             policy,
             means.store,
+            restorable_until=means.restorable_until,
             holds=means.holds,
             owned=self._owned,
             says=self._says,
@@ -149,6 +150,8 @@ class Agent:
         if source := self._forks.source():
             wakeups.register(source.fd, source.name, source.drain, source.events)
         self._teller.notes(self._means.found)
+        if self._config.mode is Mode.ENFORCE:
+            self._keeper.prove(now=self._boottime())
         self._means.notifier.ready()
         if turns is not None:
             self._began_at = float("-inf")  # each of so few turns is to decide

@@ -25,12 +25,11 @@ from nodeagent.host.periodic import Periodic
 from nodeagent.host.wakeup import Wakeups
 from nodeagent.journal.log import LineWriter, open_log
 from nodeagent.journal.records import Recorder
-from nodeagent.journal.state import StateFile, Trust
-from nodeagent.keeper import AgentState
+from nodeagent.journal.state import StateFile
+from nodeagent.keeper import AgentState, Recalled, recall
 from nodeagent.model import Note
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import stall
-from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes, kubelet
 from nodeagent.report.server import AddressError
 from nodeagent.sampling import cgroup, coexistence
@@ -106,7 +105,8 @@ def _assemble(
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
     guess = identity.local_name(given=config.node_name)
     wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-    store, recorder, kept, restored = _open_state(config, host, log)
+    store, recorder, recalled = _open_state(config, host, log)
+    kept = recalled.state
     brake = brake_of(host)
     # Conditions are released with a jitter drawn by the node's name: a fleet must not draw the same.
     conditions = kept.policy.conditions._replace(seed=guess.name)
@@ -124,12 +124,13 @@ def _assemble(
     means = Means(
         file=file,
         alarms=alarms,
-        holds=_take_over(host, config, brake, kept, restored=restored),
+        holds=_take_over(host, config, brake, kept, restored=recalled.restored),
         hooks=Hooks(boottime=host.boottime, wake=wakeups.wake, here=lambda path: host.real(host.resolve(path))),
         forks=forks,
         neighbours=lambda: neighbours.latest,
         store=store,
         recorder=recorder,
+        restorable_until=recalled.restorable_until,
         found=found,
         log=log,
         lines_dropped=lambda: writer.dropped_total,
@@ -255,28 +256,20 @@ def _connect(config: Config, guess: identity.Identity, owned: tuple[OwnedConditi
     return ClusterSession(connection, config, guess, wake=wakeups.wake, owned=owned)
 
 
-def _open_state(
-    config: Config, host: Host, log: "FilteringBoundLogger"
-) -> tuple[StateFile | None, Recorder | None, AgentState, bool]:
-    """The state directory, what the last process left in it, and whether that is all that it left."""
-    now, instance = host.boottime(), os.urandom(4).hex()
-    directory = Path(config.state_dir)
+def _open_state(config: Config, host: Host, log: "FilteringBoundLogger") -> tuple[StateFile, Recorder | None, Recalled]:
+    """The state directory, and what the last process left in it."""
+    directory, recorder = Path(config.state_dir), None
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        recorder = Recorder(directory)
     except OSError as error:
-        log.error("no state directory: budgets will not survive a restart, so the soft tier does not act",
+        log.error("no state directory: the soft tier does not act, the hard tier late and with empty rate limits",
                   directory=str(directory), reason=error.strerror)  # fmt: skip
-        return None, None, AgentState(policy_state.initial(instance, now=now)), False
     store = StateFile(directory / STATE_FILE, shape=AgentState, boot_id=_boot_id(host))
     loaded = store.load()
-    log.info("state", trust=loaded.trust, message=loaded.message)
-    if loaded.trust is Trust.RESTORED:
-        kept = loaded.value._replace(policy=policy_state.restored(loaded.value.policy, instance=instance))
-    else:
-        # What an earlier process had spent is not known, unless there was none.
-        spent = loaded.trust is not Trust.FIRST
-        kept = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
-    return store, Recorder(directory), kept, loaded.trust is Trust.RESTORED
+    recalled = recall(loaded, instance=os.urandom(4).hex(), now=host.boottime())
+    log.info("state", trust=loaded.trust, message=recalled.message)
+    return store, recorder, recalled
 
 
 def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...]:

@@ -4,6 +4,13 @@ Promises:
 
 1. There is one memory. Whoever changes the policy's state changes it here, and `save` writes the whole of it.
 2. What could not be written is told, counted and answered with False: the caller says what may be done nevertheless.
+3. Rate limits hold over any number of processes, killed at any step, whatever becomes of the state directory meanwhile
+   (but for one that is removed while no agent runs: that is a first start).
+
+Theory of operation. A saved state is restored with its tokens only while it is younger than `TRUSTED_S` (`recall`). An
+eviction that it lacks is made only when no process can restore it any more, because it is older than that or was wiped
+(`may_act_unsaved`). So each token on disk is spent once. A process that cannot write at its start begins without tokens
+(`prove`): its state would come back full at each start.
 """
 
 from collections.abc import Callable
@@ -13,8 +20,9 @@ from nodeagent.cluster.conditions import OwnedCondition
 from nodeagent.host.brake import Hold
 from nodeagent.host.holds import Holds
 from nodeagent.journal import told
-from nodeagent.journal.state import StateFile
+from nodeagent.journal.state import Loaded, StateFile, Trust
 from nodeagent.model import Note
+from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.report.metrics import Failure, Metrics, Stage
 
@@ -28,6 +36,11 @@ NEWS_EVERY_S: Final = 0.5
 that flutters around its threshold at 50 Hz costs two saves a second."""
 
 
+TRUSTED_S: Final = 360.0
+"""How long after it was written a state is restored with its tokens. Longer than a kubelet lets a container that died
+wait for its restart (5 min at most); as long a hard threshold waits where the state directory became read-only."""
+
+
 class AgentState(NamedTuple):
     """All that survives a restart."""
 
@@ -36,6 +49,35 @@ class AgentState(NamedTuple):
     """Conditions that we have set on the Node."""
     holds: tuple[Hold, ...] = ()
     """Cgroups that are held, or were about to be."""
+    saved_at: float = 0.0
+    """CLOCK_BOOTTIME."""
+
+
+class Recalled(NamedTuple):
+    """What a process begins with."""
+
+    state: AgentState
+    restorable_until: float
+    """Until when another process might still restore what was on disk, with its tokens."""
+    restored: bool
+    """`state` is what was on disk, its tokens excepted."""
+    message: str
+    """For the log: what was wrong."""
+
+
+def recall(loaded: Loaded, *, instance: str, now: float) -> Recalled:
+    """What to begin with, after what was found on disk."""
+    if loaded.trust is not Trust.RESTORED:
+        # What an earlier process had spent is not known, unless there was none.
+        spent = loaded.trust is not Trust.FIRST
+        state = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
+        return Recalled(state, now + TRUSTED_S, False, loaded.message)
+    state = loaded.value._replace(policy=policy_state.restored(loaded.value.policy, instance=instance))
+    age_s = now - state.saved_at
+    if 0.0 <= age_s < TRUSTED_S:
+        return Recalled(state, state.saved_at + TRUSTED_S, True, "")
+    state = state._replace(policy=policy_state.spent(state.policy, now=now))
+    return Recalled(state, now, True, f"last saved {age_s:.0f}s ago: every rate limit begins empty")
 
 
 class Keeper:
@@ -46,14 +88,15 @@ class Keeper:
         policy: PolicyState,
         store: StateFile | None,
         *,
+        restorable_until: float = float("-inf"),
         holds: Holds,
         owned: Callable[[], tuple[OwnedCondition, ...]],
         says: Callable[[], tuple[Note, ...]],
         metrics: Metrics,
         log: "FilteringBoundLogger",
     ) -> None:
-        """`store` is None where there is no directory to write to. `holds` and `owned` are asked at each save, `says`,
-        what `check` is to tell of the running agent, at each that nobody waits for."""
+        """`store` is None for an agent that keeps nothing; `restorable_until` is that of `recall`. `holds` and `owned`
+        are asked at each save, `says`, what `check` is to tell of the running agent, at each that nobody waits for."""
         self.policy = policy
         self._store = store
         self._holds = holds
@@ -62,8 +105,9 @@ class Keeper:
         self._metrics = metrics
         self._log = log
         self._saved_at = float("-inf")
-        self._saved: frozenset[str] = frozenset()
-        """Thresholds that were crossed at the last save."""
+        self._saved: frozenset[str] | None = frozenset()
+        """Thresholds that were crossed at the last save; None when it failed."""
+        self._restorable_until = restorable_until
         self._told_at = float("-inf")
 
     def save(self, *, now: float, at_once: bool) -> bool:
@@ -78,15 +122,29 @@ class Keeper:
         self._saved_at, self._saved = now, crossed
         try:
             with self._metrics.timed(Stage.SAVE):
-                self._store.save(AgentState(self.policy, self._owned(), self._holds.held))
+                self._store.save(AgentState(self.policy, self._owned(), self._holds.held, now))
+                self._restorable_until = now + TRUSTED_S
                 if tells:
                     self._told_at = now
                     told.write(self._store.directory, self._says(), now=now)
         except OSError as error:
+            self._saved = None
             self._metrics.observe_failure(Failure.STATE_SAVE)
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
         return True
+
+    def prove(self, *, now: float) -> None:
+        """Write the state before anything is done. Where that fails, every rate limit begins empty."""
+        if self._store is not None and not self.save(now=now, at_once=True):
+            self.policy = policy_state.spent(self.policy, now=now)
+
+    def may_act_unsaved(self, *, now: float) -> bool:
+        """Whether no later process can restore the tokens of the state on disk, which could not be replaced. It is
+        wiped for that."""
+        if self._store is not None and now < self._restorable_until and self._store.wipe():
+            self._restorable_until = now
+        return now >= self._restorable_until
 
     def close(self, *, now: float) -> bool:
         """Save at the end; from now on no running agent has anything to say. The same answer."""

@@ -50,9 +50,9 @@ class Means(NamedTuple):
     neighbours: Callable[[], tuple[Note, ...]]
     """Who else kills on this node."""
     store: StateFile | None
-    """None where there is no directory to write to."""
+    """None for an agent that keeps nothing."""
     recorder: Recorder | None
-    """None likewise."""
+    """None where there is no directory to write to."""
     found: tuple[Note, ...]
     """What was found at the start that the reader should know."""
     log: "FilteringBoundLogger"
@@ -60,6 +60,8 @@ class Means(NamedTuple):
     """Of the log."""
     notifier: Notifier
     boottime: Callable[[], float]
+    restorable_until: float = float("-inf")
+    """See `keeper.recall`."""
     own_pod_uid: str = ""
     monotonic: Callable[[], float] = time.monotonic
     """The process' own time: `boottime` is the host's, and that of a recording stands still."""

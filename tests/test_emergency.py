@@ -82,8 +82,9 @@ def test_the_request_goes_out_without_memory_disk_descriptors_or_a_reader_of_the
                 # All of it was in force to the end, together.
                 assert agent.poll() is None
                 assert is_full(log), "nobody has read the log"
-                assert (small_disk / "state" / "state").read_bytes() == saved, "nothing could be saved"
-                assert os.statvfs(small_disk).f_bavail == 0
+                assert (small_disk / "state" / "state").read_bytes() != saved, "wiped, as it lacked the eviction"
+                room = os.statvfs(small_disk)
+                assert room.f_bavail * room.f_frsize <= len(saved) + room.f_frsize, "there is no other room"
                 assert int((own_cgroup / "memory.max_usage_in_bytes").read_text()) <= _limit(own_cgroup)
                 assert resource.prlimit(agent.pid, resource.RLIMIT_NOFILE) == (limit, limit)
             finally:

@@ -8,6 +8,7 @@ Promises:
    or unreadable file: `load` says which, and the caller starts from a conservative state.
 3. The shape of the state is part of the file: a fingerprint of its JSON Schema, so that a changed field cannot be
    misread by position.
+4. What was saved can be made unusable where it cannot be replaced: a full file system still lets a file be truncated.
 
 The body is JSON (NamedTuples are arrays in it): small, and readable with a pager when something went wrong.
 """
@@ -37,7 +38,8 @@ class Trust(enum.StrEnum):
     """No file, and nothing else in the directory: no agent has run here since the directory was made. The default one
     is on a tmpfs, so after a reboot this is what is found."""
     LOST = "lost"
-    """No file, but the directory has other traces of an agent: somebody deleted it, or it never could be written."""
+    """No file, but the directory has other traces of an agent: somebody deleted it, or it never could be written. Or an
+    empty one: it was wiped because it could not be replaced."""
     OTHER_BOOT = "other-boot"
     """Written before the last reboot: its monotonic times mean nothing now."""
     CORRUPT = "corrupt"
@@ -76,6 +78,8 @@ class StateFile:
         self._encoder = msgspec.json.Encoder(order="deterministic")
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
+        self._directory_fd = -1
+        """Of the directory that was saved into last."""
 
     @property
     def directory(self) -> str:
@@ -90,6 +94,8 @@ class StateFile:
             return self._missing()
         except OSError as error:
             return Loaded(Trust.CORRUPT, None, f"{self._path}: cannot be read: {error.strerror}")
+        if not data:
+            return Loaded(Trust.LOST, None, f"{self._path}: wiped by an agent that could not replace it")
         if len(data) > MAX_BYTES:
             return Loaded(Trust.CORRUPT, None, f"{self._path}: larger than {MAX_BYTES} bytes, not a state file of ours")
         header, newline, body = data.partition(b"\n")
@@ -124,8 +130,11 @@ class StateFile:
     def save(self, value: object) -> None:
         """Replace the state.
 
+        A directory that is gone is made again. Where another one stands in its place, the state in the former is wiped
+        first, because it may come back (a mount that ends).
+
         Raises:
-            OSError: the directory cannot be written (full, read-only, gone). The old state, if any, is still there.
+            OSError: the directory cannot be written (full, read-only). The old state, if any, is still there.
         """
         try:
             body = self._encoder.encode(value)
@@ -134,6 +143,7 @@ class StateFile:
         checksum = hashlib.sha256(body).hexdigest()
         header = f"{FORMAT} {self._boot_id} {self._fingerprint} {checksum}\n".encode("ascii")
         temporary = self._path.with_name(self._path.name + ".new")
+        self._open_directory()
         try:
             fd = regular_files.open_to_replace(temporary)
             try:
@@ -146,11 +156,46 @@ class StateFile:
             with contextlib.suppress(OSError):  # the first error is the one to tell; litter is overwritten next time
                 temporary.unlink()
             raise
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # the new state is there; only a crash of the machine can undo that
+            os.fsync(self._directory_fd)
+
+    def wipe(self) -> bool:
+        """Truncate what is saved, so that no later process restores it. False when that is not possible either."""
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            self._open_directory()
+            os.close(self._open_truncated(self._directory_fd, os.O_CREAT))
+        except OSError:
+            return False
+        return True
+
+    def _open_directory(self) -> None:
+        directory = self._path.parent
+        if self._directory_fd >= 0 and _is_open_at(self._directory_fd, directory):
+            return
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._directory_fd >= 0:
+            try:
+                os.close(self._open_truncated(self._directory_fd))
+            except FileNotFoundError:
+                pass  # it was removed with what was in it
+            except OSError:
+                os.close(fd)
+                raise
+            os.close(self._directory_fd)
+        self._directory_fd = fd
+
+    def _open_truncated(self, directory_fd: int, flags: int = 0) -> int:
+        flags |= os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._path.name, flags, 0o600, dir_fd=directory_fd)
+
+
+def _is_open_at(fd: int, path: Path) -> bool:
+    """Whether `path` still names what `fd` has open."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -122,6 +122,11 @@ def level(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Leve
     return refilled(stored, bucket, now=now)
 
 
+def spent(state: BudgetState, *, now: float) -> BudgetState:
+    """Every bucket empty at `now`. Waits go on: to have waited too long does no harm."""
+    return state._replace(levels={}, spent_at=now)
+
+
 def empty(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Refusal | None:
     """Why the bucket `key` lets nothing through now, or None."""
     held = level(state, key, now=now, budgets=budgets)

@@ -5,7 +5,7 @@ so that a process that dies at any step spends nothing twice.
 """
 
 from nodeagent.lean import Final, NamedTuple
-from nodeagent.policy import ledger, reclaim, thresholds
+from nodeagent.policy import budget, ledger, reclaim, thresholds
 from nodeagent.policy.budget import BudgetState
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.ledger import LedgerState
@@ -50,6 +50,11 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
     """
     sequence = state.sequence if state.instance == instance else 0
     return state._replace(instance=instance, sequence=sequence, thresholds=observe_only(state.thresholds))
+
+
+def spent(state: PolicyState, *, now: float) -> PolicyState:
+    """The same with every bucket empty: what was spent since the state was written is not known."""
+    return state._replace(budgets=budget.spent(state.budgets, now=now))
 
 
 def awake(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:

