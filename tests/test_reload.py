@@ -116,3 +116,14 @@ def test_the_process_own_keys_wait_for_the_next_start(agent: Run, config: Path, 
     until(lambda: agent.said("a changed key takes effect at the next start"), "the warning")
     assert agent.stop() == 0
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what others may write is about whom root obeys")
+def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(agent: Run, config: Path) -> None:
+    rewrite(config, config.read_text() + "mode: enforce\n")
+    config.chmod(0o666)
+    agent.process.send_signal(signal.SIGHUP)
+    why = "can be written by everybody (mode 0666)"
+    until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
+    assert not agent.said("configuration changed")
+    assert agent.stop() == 0

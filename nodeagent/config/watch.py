@@ -8,11 +8,17 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodeagent.config import load, show
+from nodeagent.config import load, show, write_access
 from nodeagent.config.load import Loaded, Override
+from nodeagent.config.problems import ConfigError, Origin, Problem
+from nodeagent.config.schema import Mode
 
 LOOK_EVERY_S: Final = 5.0
 """A stat costs 2 us. The kubelet itself takes up to a minute to update a ConfigMap volume."""
+
+
+_TRIES: Final = 3
+"""A kubelet swaps a ConfigMap's link at once. A file that was just read and is gone twice more is somebody's game."""
 
 
 class Change(NamedTuple):
@@ -33,9 +39,11 @@ class ConfigFile:
         self._looked_at = float("-inf")
 
     def load(self) -> Loaded:
-        """Read it anew. Raises ConfigError with every problem."""
+        """Read it anew. Raises ConfigError with every problem, or when others may change the file and it is to be
+        acted on."""
         self._seen = self._stamp()
-        return load.load(self.path, overrides=self._overrides)
+        loaded = load.load(self.path, overrides=self._overrides)
+        return loaded if self.path is None else _judge_write_access(loaded, self.path)
 
     def changed(self, *, now: float) -> bool:
         """Whether the file is another one than at the last `load`; looks at most every `LOOK_EVERY_S`."""
@@ -50,6 +58,34 @@ class ConfigFile:
         except OSError:
             return None  # gone for a moment, or for good: `load` says so
         return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def _judge_write_access(loaded: Loaded, path: str) -> Loaded:
+    """The same, with a warning where others may change the file or the kubeconfig that it names. Raises ConfigError
+    where whoever may do that has pods evicted or commands run in our name."""
+    problem = _write_access(path, "", "whoever may change the configuration has pods evicted and commands run as this")
+    from_file = loaded.origin("cluster.kubeconfig").source == path
+    if problem is not None and (loaded.config.mode is Mode.ENFORCE or from_file):
+        raise ConfigError((problem,))
+    kubeconfig = loaded.config.cluster.kubeconfig
+    named = kubeconfig and os.path.exists(kubeconfig)
+    other = _write_access(kubeconfig, "cluster.kubeconfig", "its `exec` runs as this") if named else None
+    return loaded._replace(warnings=(*loaded.warnings, *(each for each in (problem, other) if each is not None)))
+
+
+def _write_access(path: str, key: str, why: str) -> Problem | None:
+    found = None
+    for attempt in range(_TRIES):
+        try:
+            found = write_access.find(path)
+            break
+        except OSError as error:
+            if attempt == _TRIES - 1:
+                return Problem(Origin(path), key, f"who may change it is not known: {error.strerror}", "try again")
+    if found is None:
+        return None
+    by = "root" if os.geteuid() == 0 else f"UID {os.geteuid()}"
+    return Problem(Origin(path), key, f"{found.path} {found.reason}, and {why} user ({by})", f"run `{found.mend}`")
 
 
 def changes(before: Loaded, after: Loaded) -> tuple[Change, ...]:

@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from nodeagent.config import write_access
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
+from nodeagent.config.write_access import WriteAccess
 from nodeagent.host import podlogs, workers
 from nodeagent.model import SIGNAL_TABLE, Note, ReclaimOrder, ReclaimOutcome, ReclaimResult
 
@@ -159,21 +161,34 @@ def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) 
 
 
 def missing(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
-    """Which of these actions will fail because their program is not on this machine, as far as we see it. To be told
-    before they are needed. Looks at the file system."""
+    """Which of these actions will fail because their program is not on this machine, as far as we see it, and which
+    programs others may change. To be told before they are needed. Looks at the file system."""
     programs = ((action.name, (action.command or _BUILT_IN.get(action.kind, ("",)))[0]) for action in actions)
-    return tuple(
-        Note("reclaim", f"{name} will fail: there is no program {program} where the agent runs")
-        for name, program in programs
-        if program and not _is_there(program)
-    )
+    notes = []
+    for name, program in programs:
+        if not program:
+            continue
+        place = _place_of(program)
+        if place is None:
+            notes.append(Note("reclaim", f"{name} will fail: there is no program {program} where the agent runs"))
+        elif (found := _write_access(place)) is not None:
+            text = f"{name} runs {place} as this agent's user, and {found.path} {found.reason}: run `{found.mend}`"
+            notes.append(Note("reclaim", text))
+    return tuple(notes)
 
 
-def _is_there(program: str) -> bool:
-    """Whether a command of this name can be run, in `/` as commands are."""
+def _place_of(program: str) -> str | None:
+    """Where a command of this name is, run in `/` as commands are; None when there is none."""
     folders = [""] if "/" in program else os.get_exec_path()
     places = (os.path.join("/", folder, program) for folder in folders)
-    return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places)
+    return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), None)
+
+
+def _write_access(place: str) -> WriteAccess | None:
+    try:
+        return write_access.find(place)
+    except OSError:
+        return None
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
