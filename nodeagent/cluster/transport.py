@@ -47,7 +47,6 @@ with official.without_ballast():
     from urllib3.exceptions import (
         HTTPError,
         ProtocolError,
-        ProxyError,
         ReadTimeoutError,
     )
 
@@ -412,7 +411,8 @@ class Transport:
         """What a request without an answer means."""
         if limits.handed_over or limits.doubtful:
             return _broken(error)
-        what = f"cannot connect to {self.server}" if isinstance(error, HTTPError | OSError) else "cannot send"
+        proxy = " through its proxy" if isinstance(self._pool, urllib3.ProxyManager) else ""
+        what = f"cannot connect to {self.server}{proxy}" if isinstance(error, HTTPError | OSError) else "cannot send"
         return ApiError(OutcomeKind.UNREACHABLE, f"{what}: {explain(error)}")
 
     def _http_pool(self) -> Any:
@@ -453,7 +453,9 @@ class Transport:
         try:
             if self._runs_plugin and not new_pool:
                 # The package runs the plugin again when what it gave has expired, and only then.
-                self._authorization = _within(EXEC_PLUGIN_TIMEOUT_S, lambda: _authorization(self._configuration))
+                self._authorization = _within(
+                    EXEC_PLUGIN_TIMEOUT_S, lambda: self._authorization_of(self._configuration)
+                )
                 self._loaded_at = self._clock()
             else:
                 self._load(first=new_pool)
@@ -473,7 +475,7 @@ class Transport:
         configuration.connection_pool_maxsize = _POOL_SIZE
         try:
             _within(EXEC_PLUGIN_TIMEOUT_S, lambda: self._fill(configuration))
-            authorization = _authorization(configuration)
+            authorization = self._authorization_of(configuration)
         except CredentialsError:
             raise
         except Exception as error:
@@ -483,6 +485,9 @@ class Transport:
             raise CredentialsError(
                 f"{self.credentials.source.value}: the exec plugin gave neither token nor certificate"
             )
+        if authorization is None and self._authorization is not None and not configuration.cert_file:
+            # The package takes an empty token file for none at all, and we would go on as nobody.
+            raise CredentialsError(f"{self.credentials.kubeconfig} has no token any more: is its tokenFile empty?")
         pool = self._new_pool(configuration) if first else None
         self._authorization = authorization
         if pool is not None:
@@ -504,6 +509,19 @@ class Transport:
                     "http://HOST:PORT, or unset it"
                 ) from error
             raise CredentialsError(f"{source}: {error}") from error
+
+    def _authorization_of(self, configuration: Any) -> str | None:
+        """The Authorization header's value, or None without a token. White space inside a token file ends up around it.
+
+        Raises CredentialsError for a token that no header can carry."""
+        key = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if not key:
+            return None
+        scheme, _, token = str(key).strip().partition(" ")
+        token = token.strip()
+        if flaw := _flaw(token):
+            raise CredentialsError(f"the token of {self.credentials.kubeconfig or 'the service account'} {flaw}")
+        return f"{scheme.capitalize()} {token}"
 
     def _fill(self, configuration: Any) -> None:
         credentials = self.credentials
@@ -611,21 +629,7 @@ def _broken(error: Exception) -> ApiError:
 def explain(error: BaseException) -> str:
     """What went wrong, in words that are the same whenever the same goes wrong: no objects, addresses or timings, and
     nothing of what was sent."""
-    proxy = "the proxy: " if isinstance(error, ProxyError) else ""
-    return proxy + _words(_root(error))
-
-
-def _root(error: BaseException) -> BaseException:
-    """The innermost cause; urllib3 hands it over as an argument or as `__cause__`."""
-    for _ in range(10):
-        cause = next((each for each in error.args if isinstance(each, BaseException)), error.__cause__)
-        if cause is None:
-            break
-        error = cause
-    return error
-
-
-def _words(error: BaseException) -> str:
+    error = _root(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{error.reason}: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -645,6 +649,16 @@ def _words(error: BaseException) -> str:
         return type(error).__name__
     text = str(error)
     return text if text.isprintable() and "<" not in text else type(error).__name__
+
+
+def _root(error: BaseException) -> BaseException:
+    """The innermost cause; urllib3 hands it over as an argument or as `__cause__`."""
+    for _ in range(10):
+        cause = next((each for each in error.args if isinstance(each, BaseException)), error.__cause__)
+        if cause is None:
+            break
+        error = cause
+    return error
 
 
 def _closed_by_peer(error: ProtocolError) -> bool:
@@ -713,28 +727,14 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(OutcomeKind.SERVER_ERROR, f"the answer is larger than {limit >> 20} MiB")
 
 
-def _authorization(configuration: Any) -> str | None:
-    """The Authorization header's value, or None without a token. White space inside a token file ends up around it.
-
-    Raises CredentialsError for a token that no header can carry."""
-    key = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-    if not key:
-        return None
-    scheme, _, token = str(key).strip().partition(" ")
-    token = token.strip()
-    if flaw := _flaw(token):
-        raise CredentialsError(f"the token of the credentials {flaw}; write it anew, as one line of ASCII")
-    return f"{scheme.capitalize()} {token}"
-
-
 def _flaw(token: str) -> str:
     """What keeps this from being sent as a bearer token; empty when nothing does. The token itself is not shown."""
     if not token:
-        return "is empty"
+        return "is empty: write it anew"
     if any(mark in token for mark in "\r\n"):
-        return "has more than one line"
+        return "has more than one line: write it anew, as one line of ASCII"
     if not all("!" <= character <= "~" for character in token):
-        return "has a character that is no visible ASCII"
+        return "has a character that is no visible ASCII: write it anew, as one line of ASCII"
     return ""
 
 
@@ -750,7 +750,7 @@ def _check_token_file(path: str) -> None:
     if len(content) > MAX_TOKEN_BYTES:
         raise CredentialsError(f"{path} is larger than {MAX_TOKEN_BYTES >> 10} KiB; a token belongs there")
     if flaw := _flaw(content.decode("latin-1").strip()):
-        raise CredentialsError(f"the token in {path} {flaw}; write it anew, as one line of ASCII")
+        raise CredentialsError(f"the token in {path} {flaw}")
 
 
 def _open_now(path: str, flags: int) -> int:

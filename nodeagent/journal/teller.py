@@ -7,6 +7,7 @@ Promises:
 2. Telling never fails the agent: what cannot be recorded is itself a line.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +39,9 @@ RECORD_AGAIN_S: Final = 60.0
 whose reasons may alternate, and each record is 60 KiB of a few MiB that are kept."""
 AWAITED: Final = 256
 """Victims whose names are kept for their outcome; each has one within seconds."""
+_PASSING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
+"""Parts of a message that differ with every try of the same: addresses of objects, times, the ports that a connection
+of somebody else's comes from (`read tcp 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""
 _GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE)
 
 
@@ -105,7 +109,8 @@ class Teller:
     def notes(self, notes: Iterable[Note]) -> None:
         """What the reader should know, each once and then rarely."""
         for note in notes:
-            self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{note.message}")
+            same = _PASSING.sub("", note.message)
+            self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{same}")
 
     def outcome(self, outcome: Outcome) -> None:
         """What became of one victim."""

@@ -320,7 +320,9 @@ class RecordedHost(Host):
             self._load_statvfs()
             self._directories = _directories(self._listed(json.loads))
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise Unreadable("/listing", 0, f"not a recording we understand: {error!r}") from error
+            raise Unreadable(
+                "/listing", 0, f"not a recording we understand: {type(error).__name__}: {error}"
+            ) from error
 
     def _load_statvfs(self) -> None:
         """Read the numbers again if their file changed, as it does when a test makes the node's disk fill."""
@@ -390,7 +392,7 @@ class RecordedHost(Host):
                 device=row["st_dev"],
             )
         except (KeyError, TypeError) as error:
-            raise Unreadable(path, 0, f"listing/statvfs.json: {error!r}") from error
+            raise Unreadable(path, 0, f"listing/statvfs.json: {type(error).__name__}: {error}") from error
 
 
 def open_host(root: str = "/") -> Host:

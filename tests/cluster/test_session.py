@@ -1,6 +1,7 @@
 """What the loop sees of the cluster: fence before soft victims, budgets near pressure, Events with the plan's id."""
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from nodeagent.cluster.identity import Identity
 from nodeagent.cluster.session import FENCE_WAIT_S, ClusterSession
 from nodeagent.cluster.transport import connect
 from nodeagent.config.schema import Conditions, Config, Fleet, Mode, Protection
+from nodeagent.host import workers
 from nodeagent.model import (
     Amount,
     ConditionStatus,
@@ -86,6 +88,19 @@ def kept_waiting(api: ApiServer, ending: str) -> Iterator[None]:
 
 def verdict(status: ConditionStatus) -> ConditionVerdict:
     return ConditionVerdict(MEMORY, status, "NodeAgentTest", "for a test", 0.0)
+
+
+def outcome(agent: ClusterSession) -> Outcome:
+    """The next one, alone."""
+    found: list[Outcome] = []
+
+    def there() -> bool:
+        found.extend(agent.outcomes())
+        return bool(found)
+
+    eventually(there)
+    (only,) = found
+    return only
 
 
 TRUE, FALSE, UNKNOWN = (verdict(status) for status in ConditionStatus)
@@ -459,3 +474,35 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     eventually(lambda: agent.soft_wait() is None)
     ((namespace, name),) = api.store["leases"]
     assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")
+
+
+@pytest.mark.parametrize("content", ["one\ntwo", "t\u00f6ken", "to\u20acken", ""])
+def test_a_token_file_that_cannot_be_used_ends_no_thread_and_is_told_until_it_is_mended(
+    api: ApiServer, tmp_path: Path, content: str
+) -> None:
+    path, token = api.kubeconfig(tmp_path / "kubeconfig"), tmp_path / "token"
+    token.write_text("agent-token")
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = {"tokenFile": str(token)}
+    path.write_text(json.dumps(config))
+    agent = ClusterSession(
+        connect(find_credentials(str(path))), ENFORCE, Identity("lab-node", "test"), wake=lambda: None
+    )
+    before = {each.name for each in workers.stuck()}
+    agent.start()
+    eventually(lambda: agent.pods().synced_at is not None)
+    api.tokens = {"rotated": api.tokens["agent-token"]}
+    token.write_text(content)
+    api.end_watches()
+    agent.publish([TRUE])
+    agent.evict("plan", victim(agent))
+    eventually(lambda: [note for note in agent.notes() if note.subject == "credentials"])
+    assert outcome(agent).kind is OutcomeKind.UNAUTHORIZED
+
+    token.write_text("rotated")
+    agent.evict("plan", victim(agent))
+    assert outcome(agent).kind is OutcomeKind.ACCEPTED
+    assert not [note for note in agent.notes() if note.subject == "credentials"]
+    eventually(lambda: api.condition("NodeAgentMemoryPressure"), within_s=60)
+    assert {each.name for each in workers.stuck()} <= before, "no thread has died"
+    agent.stop(clear=False)

@@ -1,20 +1,32 @@
 """Requests have bounds, failures have names, and credentials are renewed."""
 
 import json
+import os
+import re
+import shutil
 import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeagent.cluster.credentials import Credentials, CredentialSource, find_credentials
-from nodeagent.cluster.transport import PATIENCE_S, ApiError, CredentialsError, Transport, connect, error_of
+from nodeagent.cluster.transport import (
+    PATIENCE_S,
+    STRATEGIC_MERGE,
+    ApiError,
+    CredentialsError,
+    Transport,
+    connect,
+    error_of,
+)
 from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
-from tests.apiserver import AGENT, ApiServer
+from tests.apiserver import AGENT, ApiServer, pod
+from tests.certificates import make, server_context
 from tests.rawserver import CHUNKED, RawServer, chunk, read_request, response
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
@@ -413,6 +425,226 @@ def test_a_service_account_is_used_as_the_official_package_does(tmp_path: Path) 
     )
     transport = connect(credentials)
     assert transport.server == "https://10.96.0.1:443"
+
+
+def with_token_file(api: ApiServer, tmp_path: Path, token: Path) -> Credentials:
+    path = api.kubeconfig(tmp_path / "kubeconfig")
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = {"tokenFile": str(token)}
+    path.write_text(json.dumps(config))
+    return find_credentials(str(path))
+
+
+def test_a_token_that_is_rotated_right_after_it_was_refused_is_used_by_the_next_request(tmp_path: Path) -> None:
+    """The API server may refuse the old token before the kubelet has written the new one."""
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        transport = connect(with_token_file(api, tmp_path, token))
+        api.tokens = {"rotated": AGENT}
+        for _ in range(2):
+            assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+        token.write_text("rotated")
+        assert transport.request("GET", "/version").status == 200
+        assert len(api.requests) == 4, "each refused request was sent once, the last one twice"
+
+
+@pytest.mark.parametrize("what", ["list", "watch", "evict", "patch"])
+def test_every_request_reads_a_rotated_token_at_its_first_401_and_is_sent_again(tmp_path: Path, what: str) -> None:
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer(pods=[pod("hog")], linger_s=None) as api:
+        transport = connect(with_token_file(api, tmp_path, token))
+        transport.request("GET", "/version")
+        api.tokens = {"rotated": AGENT}
+        token.write_text("rotated")
+        pods = "/api/v1/namespaces/default/pods"
+        if what == "watch":
+            api.end_watches()
+            with transport.stream(f"{pods}?watch=1&resourceVersion=0", idle_s=5, total_s=5):
+                pass
+        elif what == "evict":
+            transport.request("POST", f"{pods}/hog/eviction", body=b'{"metadata":{"name":"hog"}}')
+        elif what == "patch":
+            transport.request("PATCH", "/api/v1/nodes/lab-node/status", body=b"{}", content_type=STRATEGIC_MERGE)
+        else:
+            transport.request("GET", pods)
+        sent = [r.headers["authorization"] for r in api.requests]
+        assert sent == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
+
+
+def test_many_threads_that_are_refused_at_once_read_the_token_and_go_on(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        transport = connect(with_token_file(api, tmp_path, token))
+        transport.warm(6)
+        api.tokens = {"rotated": AGENT}
+        token.write_text("rotated")
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: statuses.append(transport.request("GET", "/version").status))
+            for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert statuses == [200] * 6
+
+
+def _as_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _as_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _as_dangling_link(path: Path) -> None:
+    path.symlink_to("..data-that-is-not-there")
+
+
+def _nothing(path: Path) -> None:
+    """As in the moment between two files."""
+
+
+UNUSABLE = [
+    (b"one\ntwo", "more than one line"),
+    (b"one\r\nX-Remote-User: admin", "more than one line"),
+    ("t\u00f6ken".encode(), "no visible ASCII"),
+    ("to\u20acken".encode(), "no visible ASCII"),
+    ("\ufefftoken".encode(), "no visible ASCII"),
+    (b"\xff\xfetoken", "no visible ASCII"),
+    (b"to\0ken", "no visible ASCII"),
+    (b"to ken", "no visible ASCII"),
+    (b"", "is empty"),
+    (b" \r\n\r\n", "is empty"),
+    (b"x" * 70000, "larger than 64 KiB"),
+    (_as_directory, "Is a directory|no regular file"),
+    (_as_fifo, "no regular file"),
+    (_as_dangling_link, "cannot be read: No such file"),
+    (_nothing, "cannot be read: No such file"),
+]
+
+
+def spoil(path: Path, how: bytes | Callable[[Path], None]) -> None:
+    path.unlink()
+    if isinstance(how, bytes):
+        path.write_bytes(how)
+    else:
+        how(path)
+
+
+@pytest.fixture
+def service_account(tmp_path: Path) -> Iterator[tuple[ApiServer, Credentials]]:
+    """An API server with TLS, and a directory as the kubelet mounts it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates")
+    made = make(tmp_path)
+    with ApiServer(tls=server_context(made), pods=[pod("hog")], linger_s=None) as api:
+        (tmp_path / "token").write_text("agent-token")
+        server = api.url.partition("//")[2]
+        yield api, Credentials(CredentialSource.SERVICE_ACCOUNT, service_account_dir=str(tmp_path), server=server)
+
+
+@pytest.mark.parametrize(("how", "flaw"), UNUSABLE)
+def test_a_token_file_that_cannot_be_used_leaves_the_old_token_in_use_and_says_so(
+    service_account: tuple[ApiServer, Credentials], tmp_path: Path, how: bytes | Callable[[Path], None], flaw: str
+) -> None:
+    api, credentials = service_account
+    token, now = tmp_path / "token", [0.0]
+    transport = Transport(credentials, request_timeout_s=5, clock=lambda: now[0])
+    spoil(token, how)
+    now[0] += 61.0
+    assert transport.request("GET", "/version").status == 200, "the old token is still good"
+    first = transport.trouble
+    assert re.search(flaw, first), first
+    assert str(token) in first
+    assert "one" not in first.replace("one line", ""), "no part of a token is shown"
+    now[0] += 61.0
+    transport.request("GET", "/version")
+    assert transport.trouble == first, "one text for one trouble"
+
+    api.tokens = {"rotated": AGENT}
+    assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+
+    if token.is_dir():
+        token.rmdir()
+    else:
+        token.unlink(missing_ok=True)
+    token.write_bytes(b"\n rotated\r\n")
+    assert transport.request("GET", "/version").status == 200
+    assert not transport.trouble
+
+
+@pytest.mark.parametrize(("how", "flaw"), UNUSABLE)
+def test_an_agent_that_starts_with_such_a_token_file_is_told_which_and_why(
+    tmp_path: Path, how: bytes | Callable[[Path], None], flaw: str
+) -> None:
+    (tmp_path / "ca.crt").write_text("not read before a connection is made")
+    (tmp_path / "token").write_text("")
+    spoil(tmp_path / "token", how)
+    credentials = Credentials(CredentialSource.SERVICE_ACCOUNT, service_account_dir=str(tmp_path), server="10.0.0.1:1")
+    with pytest.raises(CredentialsError, match=flaw) as refused:
+        connect(credentials)
+    assert str(tmp_path / "token") in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"one\ntwo", "t\u00f6ken".encode(), b"\xff\xfetoken", b"", b"to\0ken"])
+def test_a_kubeconfigs_token_file_that_cannot_be_used_leaves_the_old_token_in_use_as_well(
+    tmp_path: Path, content: bytes
+) -> None:
+    token, now = tmp_path / "token", [0.0]
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        credentials = with_token_file(api, tmp_path, token)
+        transport = Transport(credentials, request_timeout_s=5, clock=lambda: now[0])
+        token.write_bytes(content)
+        now[0] += 61.0
+        assert transport.request("GET", "/version").status == 200
+        assert "kubeconfig" in transport.trouble
+        api.tokens = {"rotated": AGENT}
+        assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+        token.write_text("rotated")
+        assert transport.request("GET", "/version").status == 200
+        assert not transport.trouble
+
+
+def test_a_token_that_is_rotated_as_the_kubelet_does_is_read_whole(
+    service_account: tuple[ApiServer, Credentials], tmp_path: Path
+) -> None:
+    """`token` -> `..data/token`, and `..data` is a link that is replaced."""
+    api, credentials = service_account
+    token = tmp_path / "token"
+    for version in ("1", "2"):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "token").write_text("agent-token" if version == "1" else "rotated")
+    (tmp_path / "..data").symlink_to("..1")
+    token.unlink()
+    token.symlink_to("..data/token")
+    transport = connect(credentials)
+    assert transport.request("GET", "/version").status == 200
+    api.tokens = {"rotated": AGENT}
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    assert transport.request("GET", "/version").status == 200
+
+
+def test_an_exec_plugin_that_fails_later_costs_no_thread(tmp_path: Path) -> None:
+    answer = (
+        '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential",'
+        '"status":{"token":"%s","expirationTimestamp":"2020-01-01T00:00:00Z"}}'
+    )
+    script = plugin(tmp_path, f"printf '{answer}' \"$(cat {tmp_path}/token)\"")
+    (tmp_path / "token").write_text("agent-token")
+    now = [0.0]
+    with ApiServer() as api:
+        transport = Transport(with_plugin(api, tmp_path, script), request_timeout_s=5, clock=lambda: now[0])
+        for broken in ("exit 1", "printf nonsense", f"printf '{answer}' 'a\\u00e4'"):
+            plugin(tmp_path, broken)
+            now[0] += 61.0
+            assert transport.request("GET", "/version").status == 200
 
 
 def test_the_whole_package_serves_as_well_as_its_parts(tmp_path: Path) -> None:

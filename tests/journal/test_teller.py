@@ -132,3 +132,23 @@ def test_what_cannot_be_recorded_is_said_once_and_counted_each_time(tmp_path: Pa
         deaf.teller.decision(acting()._replace(id=f"x-{number}"), acts=True, notes=())
     assert deaf.unrecorded == 3
     assert len([line for line in deaf.said() if line["event"] == "decision not recorded"]) == 1
+
+
+def test_a_trouble_whose_times_and_ports_differ_with_every_try_is_told_once(ear: Ear) -> None:
+    for again in range(3):
+        for message in (
+            f"no answer for {again}.{again}s",
+            f"read tcp 10.0.0.1:3924{again}->10.0.0.2:443: connection reset by peer",
+            f"<Thing at 0x7f64c0513cd{again}> failed",
+        ):
+            ear.teller.notes([Note("api", message)])
+    ear.teller.notes([Note("api", "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")])
+    ear.teller.notes([Note("pod web-1", "cannot be read"), Note("pod web-2", "cannot be read")])
+    assert [line["message"] for line in ear.said()] == [
+        "no answer for 0.0s",
+        "read tcp 10.0.0.1:39240->10.0.0.2:443: connection reset by peer",
+        "<Thing at 0x7f64c0513cd0> failed",
+        "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer",
+        "cannot be read",
+        "cannot be read",
+    ]
