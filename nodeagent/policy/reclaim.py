@@ -262,7 +262,7 @@ def told(report: ReclaimReport, actions: Collection[ReclaimAction] = ()) -> str:
     """A report in words, with a warning where the action ran as long as its `minInterval`."""
     gained = figure(report.gained, SIGNAL_TABLE[report.signal].unit)
     text = f"{report.plan_id}: {report.name} ({report.result}) took {report.took_s:.1f}s and brought back {gained}"
-    too_short = [each for each in actions if each.name == report.name and each.min_interval_s <= report.took_s]
+    too_short = [each for each in actions if each.name == report.name and 0 < each.min_interval_s <= report.took_s]
     if not too_short:
         return text
     return f"{text}; its minInterval of {too_short[0].min_interval_s:g}s is no longer than that"

@@ -9,8 +9,19 @@ import pytest
 
 from nodeagent.config.load import load
 from nodeagent.config.schema import Config, Ranking
-from nodeagent.model import Container, ContainerUsage, DiskLayout, DiskUsage, Owner, PodView, Resources, Signal
-from nodeagent.policy.engine import decide
+from nodeagent.model import (
+    Container,
+    ContainerUsage,
+    DiskLayout,
+    DiskUsage,
+    Owner,
+    PodView,
+    ReclaimOutcome,
+    ReclaimResult,
+    Resources,
+    Signal,
+)
+from nodeagent.policy.engine import decide, settle_reclaim
 from nodeagent.policy.state import initial
 from tests.config.files import problems
 from tests.policy.nodes import GI, MI, NOW, config, hard, pod, snapshot, soft, usage, view
@@ -35,6 +46,7 @@ QUIRKS = {
     "Q12": "foreign reason and message",
     "Q13": "resources: {}",
     "Q14": "requests of containers",
+    "Q15": "overwrites",
 }
 """Every behaviour of the kubelet that was found to be probably unintended but real, by a word of its row."""
 
@@ -184,6 +196,28 @@ def test_the_compatible_example_evicts_pod_after_pod_whoever_owns_them_and_howev
     assert gone == [f"{n:02}" for n in range(12)] + ["bare"]
     plan, _ = decide(snapshot(*pods, at=at, available={Signal.MEMORY: MI}), state, now=at, config=made)
     assert not plan.victims, "but for the mirror of a static pod"
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_the_compatible_example_cleans_up_before_it_evicts_for_a_disk(freed: bool) -> None:
+    """Ended containers, then images, as a kubelet does (KUBELET-CONTRACT 4), and nobody goes if that is enough."""
+    made = load(str(ROOT / "examples" / "kubelet-compatible.yaml")).config
+    holder = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
+    tried: list[str] = []
+    evicted: list[str | None] = []
+    state = initial("t", now=NOW)
+    for at in range(10):
+        available = 50 * GI if freed and len(tried) == 2 else GI
+        seen = snapshot(holder, at=NOW + at, available={Signal.NODEFS: available, Signal.IMAGEFS: available})
+        plan, state = decide(seen, state, now=NOW + at, config=made)
+        for order in plan.reclaims:
+            tried.append(order.name)
+            outcome = ReclaimOutcome(plan.id, order.name, ReclaimResult.DONE, "", NOW + at + 0.5)
+            state = settle_reclaim(state, outcome)
+        evicted += [victim.pod.name for victim in plan.victims]
+    assert tried == ["ended-containers", "unused-images"]
+    assert evicted == ([] if freed else ["holder"])
+    assert not made.conditions.fence
 
 
 def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_missing() -> None:

@@ -177,6 +177,13 @@ def test_v2_root_usage_is_anon_and_file() -> None:
     assert MemoryV2().root_working_set(b"", V2_STAT) == (130, "")
 
 
+@pytest.mark.parametrize("files", [MemoryV1(), MemoryV2()])
+def test_a_root_without_inactive_file_leaves_the_signal_unknown(files: cgroup.MemoryFiles) -> None:
+    value, reason = files.root_working_set(b"200\n", b"anon 100\nfile 70\ntotal_rss 1\n")
+    assert value is None
+    assert "inactive_file" in reason
+
+
 def test_v2_of_an_older_kernel_sums_up_the_kernel_memory() -> None:
     stat = (
         b"anon 100\nfile 70\nkernel_stack 4\npagetables 3\nslab_unreclaimable 2\ninactive_file 40\nslab_reclaimable 9\n"
