@@ -127,12 +127,16 @@ class Actor:
     def look_again(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> NodeSnapshot:
         """The node and the victims once more. `snapshot` is what the plan was made on."""
         with self._metrics.timed(Stage.RECHECK):
+            # Read anew, and in the order of the first sample: a seat may be lost, or a taint taken away, since then.
+            soft_waits_for = parts.session.soft_wait()
             view = parts.session.pods()
             uids = frozenset(victim.pod.uid for victim in plan.victims)
             disks = any(victim.threshold.signal in DISKS for victim in plan.victims)
             again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
             again = parts.disks.apply(again, whole=False)
-        return again._replace(own_pod_uid=self._own_pod_uid, api_lost_at=snapshot.api_lost_at)
+        return again.with_surroundings(
+            own_pod_uid=self._own_pod_uid, api_lost_at=view.lost_at, soft_waits_for=soft_waits_for
+        )
 
     def _plan_holds(self, plan: Plan, config: Config) -> list[Victim]:
         escalation = config.escalation

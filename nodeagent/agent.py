@@ -354,7 +354,7 @@ class Agent:
             # Gone from its victim and not yet free on the node, what comes back would look like a need for one more.
             snapshot = self._parts.sampler.node_last(snapshot)
         snapshot = forks.apply(snapshot, self._forks.sustained(snapshot.taken_at))
-        return self._parts.disks.apply(snapshot)._replace(
+        return self._parts.disks.apply(snapshot).with_surroundings(
             own_pod_uid=self._means.own_pod_uid,
             api_lost_at=view.lost_at,
             soft_waits_for=soft_waits_for,

@@ -460,6 +460,8 @@ class Pod(NamedTuple):
     """The PersistentVolumeClaims that it mounts, without those that end with it."""
     claims_unknown: str = ""
     """Why it is not known whether one of them binds the pod to this node; empty when it is known, or nobody asked."""
+    claims_asked_at: float | None = None
+    """CLOCK_BOOTTIME at which the claim that is not known was first asked for; None when nobody asked."""
     empty_dirs: tuple[EmptyDir, ...] = ()
     budgets: tuple[DisruptionBudget, ...] = ()
     static: str = ""
@@ -559,6 +561,13 @@ class NodeSnapshot(NamedTuple):
     """What of each file system is in no pod; empty where nobody looked."""
     suspended_s: float = 0.0
     """For how long the machine was suspended since it booted, in all."""
+
+    def with_surroundings(
+        self, *, own_pod_uid: str, api_lost_at: float | None, soft_waits_for: Note | None
+    ) -> "NodeSnapshot":
+        """The snapshot with what only the loop knows. Every sample that is judged goes through here, so that the second
+        one right before acting cannot leave anything out."""
+        return self._replace(own_pod_uid=own_pod_uid, api_lost_at=api_lost_at, soft_waits_for=soft_waits_for)
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""

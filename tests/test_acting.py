@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from nodeagent.acting import GUARDED_S, Actor
+from nodeagent.cluster.pods import PodsView
 from nodeagent.cluster.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.schema import Brake, Mode
@@ -17,8 +18,23 @@ from nodeagent.host.holds import Holds
 from nodeagent.journal.log import open_log
 from nodeagent.journal.teller import Teller
 from nodeagent.keeper import Keeper
-from nodeagent.model import Amount, Method, Plan, Pod, PodSource, QOSClass, Signal, Threshold, Tier, Victim
+from nodeagent.model import (
+    Amount,
+    MemoryModel,
+    Method,
+    Note,
+    Owner,
+    Plan,
+    Pod,
+    PodSource,
+    QOSClass,
+    Signal,
+    Threshold,
+    Tier,
+    Victim,
+)
 from nodeagent.parts import Parts
+from nodeagent.policy import ledger
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.foresight import Foreseen
 from nodeagent.report.metrics import Metrics
@@ -36,6 +52,7 @@ class Scene(NamedTuple):
     """A written node with cgroup v2, and the hands of an agent on it."""
 
     actor: Actor
+    keeper: Keeper
     parts: Parts
     holds: Holds
     high: Path
@@ -69,7 +86,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     with Sampler(host, config.sampling, node_name="n") as sampler:
         parts = Parts(loaded, sampler, NoCluster("none here"), DiskWatch(host, config.sampling))
         cgroup = "/" + str(pod.relative_to(tmp_path / "sys/fs/cgroup"))
-        yield Scene(actor, parts, holds, pod / "memory.high", cgroup)
+        yield Scene(actor, keeper, parts, holds, pod / "memory.high", cgroup)
     writer.close()
 
 
@@ -114,3 +131,73 @@ def test_nobody_is_guarded_in_a_rehearsal_or_without_a_brake(scene: Scene) -> No
     without = config._replace(escalation=config.escalation._replace(brake=Brake.NONE))
     assert scene.actor.guards(config) is (config.mode is Mode.ENFORCE)
     assert not scene.actor.guards(without)
+
+
+class OnePod(NoCluster):
+    """A cluster that lists one pod, may have the soft tier wait, and takes what is handed over."""
+
+    def __init__(self, pod: Pod, host: Host) -> None:
+        super().__init__("")
+        self._pod, self._host = pod, host
+        self.wait: Note | None = None
+        self.lost_at: float | None = None
+        self.evicted: list[str] = []
+
+    def pods(self) -> PodsView:
+        return PodsView((self._pod,), self._host.boottime(), "", lost_at=self.lost_at)
+
+    def soft_wait(self) -> Note | None:
+        return self.wait
+
+    def evict(self, plan_id: str, victim: Victim) -> None:
+        self.evicted.append(f"{plan_id} {victim.pod.key}")
+
+
+@pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
+@pytest.mark.parametrize(
+    ("tier", "wait", "evicted"),
+    [
+        (Tier.SOFT, Note("lease", "a seat that was lost since the decision"), []),
+        (Tier.SOFT, None, ["plan-1 default/web"]),
+        (Tier.HARD, Note("lease", "a seat that was lost since the decision"), ["plan-1 default/web"]),
+    ],
+    ids=["soft, and has to wait", "soft", "hard"],
+)
+def test_a_soft_victim_is_not_evicted_when_the_soft_tier_has_to_wait_since_the_decision(
+    scene: Scene, tier: Tier, wait: Note | None, evicted: list[str]
+) -> None:
+    plan = scene.plan()
+    threshold = Threshold(Signal.MEMORY, Amount(1 << 60, None, "1Ei"), 0.0 if tier is Tier.HARD else 30.0)
+    pod = plan.victims[0].pod._replace(owner=Owner("ReplicaSet", "web", "rs"))
+    victim = plan.victims[0]._replace(pod=pod, tier=tier, threshold=threshold)
+    plan = plan._replace(victims=(victim,))
+    host = Host(str(scene.high.parents[5]))
+    session = OnePod(victim.pod, host)
+    parts = scene.parts._replace(session=session)
+    view = session.pods()
+    snapshot = parts.sampler.sample(view.pods, view.synced_at)
+    at = snapshot.taken_at - 1
+    entry = ledger.Entry(
+        plan_id=plan.id,
+        pod_uid=pod.uid,
+        cgroup_uid=pod.cgroup_uid,
+        pod=pod.key,
+        owner="rs",
+        signal=Signal.MEMORY,
+        memory_model=MemoryModel.WORKING_SET,
+        tier=tier,
+        stage=ledger.Stage.PLANNED,
+        planned_at=at,
+        sample_at=at,
+        available=1,
+        predicted=1,
+        grace_s=1.0,
+        until=at + 60,
+        buckets=("node",),
+    )
+    scene.keeper.policy = scene.keeper.policy._replace(ledger=ledger.LedgerState((entry,)))
+    session.wait, session.lost_at = wait, 12.5
+    fresh = scene.actor.look_again(plan, snapshot, parts)
+    assert (fresh.soft_waits_for, fresh.api_lost_at) == (wait, 12.5), "read anew, not carried over"
+    scene.actor.evict(plan, fresh, parts, saved=True)
+    assert session.evicted == evicted

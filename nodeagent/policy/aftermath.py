@@ -89,7 +89,10 @@ def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Co
         return protection.OWN_POD
     if victim.limit and not local_storage.violations((view,), layout=snapshot.layout, at=snapshot.taken_at):
         return Refusal("recovered", f"{pod.key} does not exceed {victim.limit} any more")
-    return next(iter(protection.standing(view.pod, config.protection)), None)
+    # The hard tier has waited for the claims before it chose.
+    lifted = ("claims-unknown",) if victim.tier is Tier.HARD and not victim.limit else ()
+    standing = protection.standing(view.pod, config.protection)
+    return next((refusal for refusal in standing if refusal.code not in lifted), None)
 
 
 def nobody(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
@@ -161,15 +164,20 @@ _NOT_THE_API: Final = frozenset(
 """Outcomes that say nothing about the API."""
 
 _POD_WAITS: Final = {
-    OutcomeKind.BLOCKED_BY_BUDGET: None,
+    OutcomeKind.BLOCKED_BY_BUDGET: budget.POD_BACKOFF_S,
     OutcomeKind.BUDGET_CONFLICT: budget.POD_BACKOFF_MAX_S,
-    OutcomeKind.GONE: budget.POD_BACKOFF_S,
-    OutcomeKind.REPLACED: budget.POD_BACKOFF_S,
-    OutcomeKind.INVALID: budget.POD_BACKOFF_MAX_S,
+    OutcomeKind.GONE: budget.POD_RETRY_S,
+    OutcomeKind.REPLACED: budget.POD_RETRY_S,
+    OutcomeKind.INVALID: budget.POD_RETRY_S,
     OutcomeKind.NOT_KILLED: budget.POD_BACKOFF_MAX_S,
 }
-"""Outcomes that are this pod's alone, and how long it is left alone when the server does not say. None: 10, 20, 40...
-s. Two budgets on one pod and an invalid request do not heal by themselves; a watch catches up within seconds."""
+"""Outcomes that are this pod's alone, and how long it is left alone at first when the server does not say; doubled with
+each repetition. Two budgets on one pod do not heal by themselves. A server that is behind, or a proxy in trouble, says
+404, 409 or 400 of a pod that is still there: it is asked again soon, and nobody is evicted in its place (`reach`)."""
+
+GONE_S: Final = 1.0
+"""How long a pod that the API server does not know any more is expected to vanish from the node. If it does, what it
+held counts as pending release; if not, it is asked for again."""
 
 
 def settle(state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: float, config: Config) -> PolicyState:
@@ -192,6 +200,7 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
     kind, budgets = outcome.kind, state.budgets
     if kind in _NOTHING_EVICTED and entry.stage is Stage.PLANNED:
         budgets = budget.give_back(budgets, entry.buckets, now=now, budgets=config.budgets)
+        budgets = budget.undo_in_place(budgets, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     if kind in _NO_API:
         wait_s = outcome.retry_after_s
         if wait_s is None and kind in (OutcomeKind.FORBIDDEN, OutcomeKind.UNAUTHORIZED):
@@ -202,9 +211,14 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
     elif kind not in _NOT_THE_API:
         budgets = budget.api_answered(budgets)
     if kind in _POD_WAITS:
-        wait_s = outcome.retry_after_s if outcome.retry_after_s is not None else _POD_WAITS[kind]
         budgets = budget.spare_pod(
-            budgets, entry.pod_uid, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
+            budgets,
+            entry.pod_uid,
+            now=now,
+            code=kind.value,
+            why=_why(entry, outcome),
+            retry_after_s=outcome.retry_after_s,
+            first_s=_POD_WAITS[kind],
         )
     if kind in (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN) and entry.buckets:
         budgets = budget.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
@@ -222,6 +236,8 @@ def _after(entry: Entry, kind: OutcomeKind, *, now: float) -> Entry | None:
         return entry._replace(stage=Stage.DOUBT, until=until)
     if kind is OutcomeKind.DRY_RUN:
         return entry._replace(stage=Stage.REHEARSED, until=until)
+    if kind is OutcomeKind.GONE:
+        return entry._replace(stage=Stage.UNLISTED, until=now + GONE_S)
     return None
 
 

@@ -38,6 +38,12 @@ POD_BACKOFF_MAX_S: Final = 300.0
 JITTER: Final = 0.25
 """Waits are lengthened by up to this share, by a hash of their subject, so that a fleet does not return at once."""
 
+POD_RETRY_S: Final = 1.0
+"""First wait before a pod is tried again whose request failed for a reason that may pass (404, 409, 400, 422): longer
+than a watch is behind, shorter than the node can wait."""
+FOR_ALL: Final = frozenset({"budget-node", "budget-signal", "budget-last-resort"})
+"""Codes of empty buckets that let no other pod through either."""
+
 BLOCKED: Final = frozenset({"blocked-by-budget", "budget-conflict"})
 """Codes of waits of pods whose PodDisruptionBudget refused: in the hard tier `onBlocked: delete` overrides them."""
 
@@ -60,6 +66,15 @@ class Wait(NamedTuple):
     why: str
 
 
+class InPlace(NamedTuple):
+    """Evictions in the place of a larger pod that was out of reach."""
+
+    plan_id: str
+    at: float
+    evictions: int
+    """Those of the plan that are not proven to have evicted nothing."""
+
+
 class BudgetState(NamedTuple):
     """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
     `last-resort`."""
@@ -73,6 +88,8 @@ class BudgetState(NamedTuple):
     """Pods that are left alone for a while, by UID."""
     api: Wait | None = None
     """Set while requests fail for want of the API."""
+    in_place: Mapping[str, InPlace] = {}
+    """The last of each resource."""
 
 
 def owner_of(pod: Pod) -> str:
@@ -175,14 +192,22 @@ def spare_owner(state: BudgetState, owner: str, *, now: float, budgets: Budgets)
 
 
 def spare_pod(
-    state: BudgetState, uid: str, *, now: float, code: str, why: str, retry_after_s: float | None
+    state: BudgetState,
+    uid: str,
+    *,
+    now: float,
+    code: str,
+    why: str,
+    retry_after_s: float | None,
+    first_s: float = POD_BACKOFF_S,
 ) -> BudgetState:
-    """Leave one pod alone after a request for it was refused: as long as the server said, else 10, 20, 40... s."""
+    """Leave one pod alone after a request for it was refused: as long as the server said, else `first_s` doubled with
+    each repetition."""
     earlier = state.pods.get(uid)
     count = earlier.times + 1 if earlier else 1
     wait_s = _server_said(retry_after_s, POD_BACKOFF_MAX_S)
     if wait_s is None:
-        wait_s = _jittered(doubled(POD_BACKOFF_S, count, most=POD_BACKOFF_MAX_S), uid, count)
+        wait_s = _jittered(doubled(first_s, count, most=POD_BACKOFF_MAX_S), uid, count)
     text = f"{why}; not tried again for {wait_s:.0f}s"
     return state._replace(pods={**state.pods, uid: Wait(count, now + wait_s, now, code, text)})
 
@@ -212,6 +237,31 @@ def waiting(wait: Wait | None, *, now: float) -> Refusal | None:
     if wait is None or not wait.last <= now < wait.until:  # a clock before `last` is another boot's
         return None
     return Refusal(wait.code, f"{wait.why} ({wait.until - now:.0f}s left)")
+
+
+def note_in_place(state: BudgetState, resource: str, plan_id: str, evictions: int, *, now: float) -> BudgetState:
+    """Remember that pods are evicted in the place of a larger one that is out of reach."""
+    return state._replace(in_place={**state.in_place, resource: InPlace(plan_id, now, evictions)})
+
+
+def undo_in_place(state: BudgetState, resource: str, plan_id: str) -> BudgetState:
+    """One of these evictions is proven to have evicted nothing."""
+    known = state.in_place.get(resource)
+    if known is None or known.plan_id != plan_id:
+        return state
+    others = {name: each for name, each in state.in_place.items() if name != resource}
+    if known.evictions > 1:
+        others[resource] = known._replace(evictions=known.evictions - 1)
+    return state._replace(in_place=others)
+
+
+def in_place_since(state: BudgetState, resource: str, *, now: float, for_s: float) -> float | None:
+    """Seconds since pods were evicted in the place of another one, if that is less than `for_s`. A lost state counts as
+    if that was when it was lost, a clock that ran backwards as no time."""
+    known = state.in_place.get(resource)
+    times = [at for at in (known.at if known is not None else None, state.spent_at) if at is not None]
+    ago_s = max(0.0, now - max(times)) if times else for_s
+    return ago_s if ago_s < for_s else None
 
 
 class Holds(NamedTuple):
@@ -273,7 +323,7 @@ def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
 
     Also where a clock that ran backwards is noticed: what it had counts as spent at `now`, and grows again from there.
     """
-    if not (state.levels or state.owners or state.pods or state.spent_at is not None):
+    if not (state.levels or state.owners or state.pods or state.in_place or state.spent_at is not None):
         return state
     levels = {}
     for key, held in state.levels.items():
@@ -288,7 +338,8 @@ def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
     keep_owner_s = 2 * budgets.owner_backoff_max_s
     owners = {uid: wait for uid, wait in state.owners.items() if 0 <= now - wait.last <= keep_owner_s}
     pods = {uid: wait for uid, wait in state.pods.items() if 0 <= now - wait.last <= 2 * POD_BACKOFF_MAX_S}
-    return state._replace(levels=levels, spent_at=spent_at, owners=owners, pods=pods)
+    in_place = {name: each._replace(at=min(each.at, now)) for name, each in state.in_place.items()}
+    return state._replace(levels=levels, spent_at=spent_at, owners=owners, pods=pods, in_place=in_place)
 
 
 def _all(budgets: Budgets) -> tuple[Bucket, ...]:

@@ -1,106 +1,242 @@
-"""Which of the candidates go now, with their tokens taken.
+"""Which of the candidates are evicted now, with their tokens taken.
 
-Theory of operation. Candidates are the pods of a lineup without a refusal. Back-offs and empty buckets take more of
-them out; of the rest the least harmful set that covers the deficit is taken one by one, because each one that goes may
-empty the bucket of its namespace or owner, and the set is then completed from whoever is left.
+Promises:
+
+1. A limit never passes the sentence on: a pod that it holds is selected like any other, dropped after that, and no
+   other pod is evicted in its place.
+2. While a larger pod is out of reach that would have been selected, smaller ones are evicted in its place only if they
+   alone cure the deficit, and that once in `AGAIN_S`: a pod that grows out of reach never takes others with it in
+   series, and a node that stands still is helped.
+3. A pod that the selection would take anyway is evicted whatever is out of reach beside it.
+
+Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
+only a limit holds. If a larger pod is out of reach for the moment, the selection is made once more with it: a pod whose
+rank is not known stands first, and one whose usage is not known covers everything. If it is selected, the others that
+take its place must cover the deficit and what the signal loses meanwhile. Tokens are taken one victim after the other;
+a victim whose bucket is empty is dropped like any pod that a limit holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from nodeagent.config.schema import Config, OnBlocked
-from nodeagent.lean import NamedTuple
-from nodeagent.model import RankedPod, Refusal, Tier
+from nodeagent.config.schema import Config
+from nodeagent.lean import Final, NamedTuple
+from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier, Trend
 from nodeagent.policy import budget, ledger, relief
+from nodeagent.policy.figures import figure
 from nodeagent.policy.lineup import Lineup
+from nodeagent.policy.reach import OutOfReach, Rule
+
+HORIZON_S: Final = 60.0
+"""For how long evictions in the place of a larger pod must last, at the rate at which the signal falls now: a kubelet
+restarts and an API server fails over in that time. Longer leaves a node without help that others could give, shorter
+lets a slow leak take them one by one."""
+AGAIN_S: Final = 600.0
+"""How soon others are evicted again in the place of a pod that is out of reach. The rate is measured over seconds, and
+a pod that grows in bursts looks calm between them: this bounds what it may cost, whatever the rate says."""
+EXHAUSTED: Final = 0.1
+"""Below this share of its threshold a signal counts as used up. What is used up falls no further, so its rate says
+nothing about who would take what others give."""
+IN_ITS_PLACE: Final = "no other pod is evicted in its place"
 
 
 class Choice(NamedTuple):
-    """Who goes."""
+    """The victims."""
 
     pods: tuple[RankedPod, ...]
     budgets: budget.BudgetState
     refusals: tuple[Refusal, ...]
-    """Limits that were hit, one of each kind."""
+    """Why nobody, or not more: limits that were hit, one of each kind, and the pod that is out of reach."""
+
+
+class Terms(NamedTuple):
+    """What the victims are chosen by."""
+
+    deficit: int
+    room: int
+    """Most victims."""
+    first_only: bool
+    """In the kubelet's order, whatever a pod would free."""
+    keys: Callable[[Pod], tuple[str, ...]]
+    """The buckets that evicting a pod takes a token from."""
+    falls: int | None
+    """What the signal loses within `HORIZON_S`; None when that is not known."""
+    plan_id: str
+    now: float
+    config: Config
+
+
+def falls_by(trend: Trend | None, *, available: int | None, value: int | None) -> int | None:
+    """What a signal loses within `HORIZON_S` at its present rate. None: it is not known, or the signal is used up."""
+    if trend is None or available is None or value is None or available < value * EXHAUSTED:
+        return None
+    return int(max(0.0, -trend.rate_per_s) * HORIZON_S)
+
+
+def terms_of(
+    deficit: int,
+    *,
+    signal: str,
+    tier: Tier,
+    kill: bool,
+    shortened: int,
+    budgets: budget.BudgetState,
+    falls: int | None,
+    plan_id: str,
+    now: float,
+    config: Config,
+) -> Terms:
+    """At most `relief.maxVictims` in the hard tier, one in the soft tier and in the kubelet's order; of kills as many
+    as there are tokens."""
+    room = config.relief.max_victims - shortened
+    if kill:
+        tokens = budget.level(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets).tokens
+        keys = (budget.LAST_RESORT,)
+        return Terms(deficit, min(room, tokens), False, lambda _: keys, falls, plan_id, now, config)
+    kubelet = config.ranking.kubelet
+    if kubelet or tier is Tier.SOFT:
+        room = min(room, 1)
+    return Terms(deficit, room, kubelet, lambda pod: budget.keys_of(pod, signal), falls, plan_id, now, config)
 
 
 def choose(
     lineup: Lineup,
     candidates: Sequence[RankedPod],
-    deficit: int,
+    beyond: Sequence[OutOfReach],
+    terms: Terms,
     *,
-    tier: Tier,
-    room: int,
     budgets: budget.BudgetState,
-    book: ledger.LedgerState,
-    now: float,
-    config: Config,
 ) -> Choice:
-    """The victims among the candidates: at most `room` in the hard tier, one in the soft tier and in kubelet mode.
+    """The victims among the candidates. A candidate whose bucket is empty gets that refusal in the lineup."""
+    if terms.room <= 0:
+        return Choice((), budgets, ())
+    waiting = [each for each in beyond if each.rule is Rule.WAITS]
+    pool = _in_order(candidates, waiting)
+    selected = _select(pool, terms.deficit, terms)
+    largest = max((_amount(pod) for pod in selected), default=0)
+    larger = [each for each in beyond if each.rule is Rule.LARGER and each.amount > largest]
+    if selected and larger:
+        everybody = _select(_in_order(pool, larger, deficit=terms.deficit), terms.deficit, terms)
+        uids = {pod.view.pod.uid for pod in everybody}
+        replaced = [each for each in larger if each.pod.view.pod.uid in uids]
+        if replaced:
+            return _in_the_place_of(replaced, lineup, pool, everybody, waiting, terms, budgets=budgets)
+    return _take(lineup, selected, waiting, terms, budgets=budgets)
 
-    A candidate that a limit holds back gets that refusal in the lineup.
-    """
+
+def _take(
+    lineup: Lineup,
+    selected: Sequence[RankedPod],
+    waiting: Sequence[OutOfReach],
+    terms: Terms,
+    *,
+    budgets: budget.BudgetState,
+) -> Choice:
+    """Those of the selected that no limit holds, with their tokens taken."""
+    held = {each.pod.view.pod.uid: each.refusal for each in waiting}
     refusals: dict[str, Refusal] = {}
-    allowed = _allowed(lineup, candidates, budgets, book, refusals, tier=tier, now=now, config=config)
-    kubelet = config.ranking.kubelet
-    room = min(room, 1) if kubelet or tier is Tier.SOFT else room
     chosen: list[RankedPod] = []
-    left = deficit
-    while allowed and left > 0 and room > 0:
-        pod = allowed[0] if kubelet else _next(allowed, left, room)
-        keys = budget.keys_of(pod.view.pod, lineup.signal)
-        taken = budget.take(budgets, keys, now=now, budgets=config.budgets)
-        if isinstance(taken, Refusal):  # the node's or the signal's: the others were asked for in `_allowed`
-            refusals.setdefault(taken.code, taken)
-            break
-        budgets = taken
-        chosen.append(pod)
-        left -= pod.relief or 0
-        room -= 1
-        allowed.remove(pod)
-        if room > 0 and left > 0:
-            allowed = _allowed(lineup, allowed, budgets, book, refusals, tier=tier, now=now, config=config)
-    for pod in chosen[:-1]:  # a later pick, forced by a limit, may have made an earlier one superfluous
-        if (pod.relief or 0) + left <= 0:
-            left += pod.relief or 0
-            chosen.remove(pod)
-            keys = budget.keys_of(pod.view.pod, lineup.signal)
-            budgets = budget.give_back(budgets, keys, now=now, budgets=config.budgets)
+    for pod in selected:
+        refusal = held.get(pod.view.pod.uid)
+        if refusal is None:
+            taken = budget.take(budgets, terms.keys(pod.view.pod), now=terms.now, budgets=terms.config.budgets)
+            if not isinstance(taken, Refusal):
+                budgets = taken
+                chosen.append(pod)
+                continue
+            if taken.code in budget.FOR_ALL:
+                refusals.setdefault(taken.code, taken)
+                break
+            refusal = taken
+            lineup.pods[pod.rank - 1] = pod._replace(refusals=(refusal,))
+        nobody = Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {IN_ITS_PLACE}")
+        refusals.setdefault(refusal.code, nobody)
     return Choice(tuple(chosen), budgets, tuple(refusals.values()))
 
 
-def _next(allowed: Sequence[RankedPod], deficit: int, room: int) -> RankedPod:
-    """The first of the least harmful set. The rest of that set is the least harmful one for what is left."""
-    picked = relief.least_harmful([pod.relief or 0 for pod in allowed], deficit, most=room)
-    return allowed[picked[0]]
-
-
-def _allowed(
+def _in_the_place_of(
+    replaced: Sequence[OutOfReach],
     lineup: Lineup,
-    candidates: Sequence[RankedPod],
-    budgets: budget.BudgetState,
-    book: ledger.LedgerState,
-    refusals: dict[str, Refusal],
+    pool: Sequence[RankedPod],
+    everybody: Sequence[RankedPod],
+    waiting: Sequence[OutOfReach],
+    terms: Terms,
     *,
-    tier: Tier,
-    now: float,
-    config: Config,
+    budgets: budget.BudgetState,
+) -> Choice:
+    """The victims while larger pods are out of reach that would be among `everybody`: others if they alone cure, else
+    those of `everybody` that are in reach."""
+    facts = SIGNAL_TABLE[lineup.signal]
+    earlier_s = budget.in_place_since(budgets, facts.resource, now=terms.now, for_s=AGAIN_S)
+    if any(each.listed_soon for each in replaced):
+        why = "the API server is about to list it"
+    elif terms.falls is None:
+        why = "how fast the rest is used up is not known"
+    elif earlier_s is not None:
+        why = f"others were evicted in such a place {earlier_s:.0f}s ago"
+    else:
+        needed = terms.deficit + terms.falls
+        others = _take(lineup, _select(pool, needed, terms), waiting, terms, budgets=budgets)
+        freed = sum(_amount(pod) for pod in others.pods)
+        if freed >= needed:
+            noted = budget.note_in_place(others.budgets, facts.resource, terms.plan_id, len(others.pods), now=terms.now)
+            return others._replace(budgets=noted)
+        why = (
+            f"others that may be evicted would free {figure(freed, facts.unit)} of the {figure(needed, facts.unit)} "
+            f"that are missing now and within {HORIZON_S:.0f}s"
+        )
+    out = max(replaced, key=lambda each: each.amount)
+    uids = {each.pod.view.pod.uid for each in replaced}
+    anyway = [pod for pod in everybody if pod.view.pod.uid not in uids]
+    taken = _take(lineup, anyway, waiting, terms, budgets=budgets)
+    refusal = _out_of_reach(out, lineup, f"; {why}: {IN_ITS_PLACE}")
+    return taken._replace(refusals=(refusal, *taken.refusals))
+
+
+def nobody_larger(lineup: Lineup, candidates: Sequence[RankedPod], beyond: Sequence[OutOfReach]) -> tuple[Refusal, ...]:
+    """Where the candidates do not suffice: the pod that would, if a larger one is out of reach."""
+    largest = max(beyond, key=lambda each: each.amount, default=None)
+    if largest is None or largest.amount <= max((_amount(pod) for pod in candidates), default=0):
+        return ()
+    return (_out_of_reach(largest, lineup),)
+
+
+def _out_of_reach(out: OutOfReach, lineup: Lineup, why: str = "") -> Refusal:
+    holds = "holds" if out.known else "may hold up to"
+    amount = figure(out.amount, SIGNAL_TABLE[lineup.signal].unit)
+    message = f"{lineup.signal.value}: {out.pod.view.pod.key} {holds} {amount} and is out of reach"
+    return Refusal("out-of-reach", f"{message} ({out.refusal.code}: {out.refusal.message}){why}")
+
+
+def _nobody_instead(pod: RankedPod, refusal: Refusal) -> Refusal:
+    return Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {IN_ITS_PLACE}")
+
+
+def _amount(pod: RankedPod) -> int:
+    return pod.relief or 0
+
+
+def _in_order(
+    pods: Sequence[RankedPod], beyond: Sequence[OutOfReach], *, deficit: int | None = None
 ) -> list[RankedPod]:
-    """Those candidates that no back-off and no empty bucket holds."""
-    insists = tier is Tier.HARD and config.escalation.on_blocked is OnBlocked.DELETE
-    ignored = budget.BLOCKED if insists else frozenset()
-    holds = budget.holds(budgets, now=now, budgets=config.budgets, ignored=ignored)
-    under_way = {entry.pod_uid: ledger.under_way(entry) for entry in book.entries}
-    if not under_way and not budget.holds_any(holds):
-        return list(candidates)
-    allowed = []
-    for pod in candidates:
-        refusal = under_way.get(pod.view.pod.uid) or budget.held_by(holds, pod.view.pod)
-        if refusal is None:
-            allowed.append(pod)
-        else:
-            lineup.pods[pod.rank - 1] = pod._replace(refusals=(refusal,))
-            refusals.setdefault(refusal.code, refusal)
-    return allowed
+    """All of them in eviction order. A pod whose rank rests on what is not known stands first, and one whose usage is
+    not known counts as holding all of the `deficit`."""
+    first: list[RankedPod] = []
+    rest: list[RankedPod] = list(pods)
+    for each in beyond:
+        pod = each.pod if each.known else each.pod._replace(relief=deficit)
+        sure = each.known and pod.view.pod.source is PodSource.API
+        (rest if sure or each.rule is Rule.WAITS else first).append(pod)
+    if beyond:
+        rest.sort(key=lambda pod: pod.rank)
+    return [*first, *rest]
+
+
+def _select(pods: Sequence[RankedPod], deficit: int, terms: Terms) -> list[RankedPod]:
+    """What would be evicted of these, were there no limits."""
+    if terms.first_only:
+        return list(pods[: terms.room])
+    picked = relief.least_harmful([_amount(pod) for pod in pods], deficit, most=terms.room)
+    return [pods[index] for index in picked]
 
 
 def to_shorten(

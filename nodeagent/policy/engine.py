@@ -60,6 +60,7 @@ from nodeagent.policy import (
     messages,
     overuse,
     ranking,
+    reach,
     reclaim,
     relief,
     thresholds,
@@ -319,28 +320,30 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     refusals: tuple[Refusal, ...] = spent
     before = budgets
     if left > 0:
-        gone = {pod.rank for pod in shortened}
-        candidates = [pod for pod in lineup.pods if not pod.refusals and pod.rank not in gone]
-        brake = _brake(case, signal, left, candidates)
+        coming = pending.uids | {pod.view.pod.uid for pod in shortened}
+        trend = case.trends.get(signal)
+        facts = reach.Facts(
+            snapshot, tier, kill, minimum, coming, case.ledger, budgets, verdict.active_since, trend, now, config
+        )
+        candidates, beyond = reach.sort_out(lineup, facts)
+        held = [each.pod for each in beyond if each.rule is reach.Rule.WAITS]
+        brake = _brake(case, signal, left, [*candidates, *held])
         if brake is not None:
-            refusals = (*refusals, brake)
+            refusals = (*refusals, brake, *choice.nobody_larger(lineup, candidates, beyond))
         if brake is None or (tier is Tier.HARD and config.relief.on_futile is OnFutile.EVICT):
-            if kill:
-                chosen, budgets, limits = last_resort.choose(
-                    lineup, candidates, left, budgets=budgets, book=case.ledger, now=now, config=config
-                )
-            else:
-                chosen, budgets, limits = choice.choose(
-                    lineup,
-                    candidates,
-                    left,
-                    tier=tier,
-                    room=config.relief.max_victims - len(shortened),
-                    budgets=budgets,
-                    book=case.ledger,
-                    now=now,
-                    config=config,
-                )
+            terms = choice.terms_of(
+                left,
+                signal=signal,
+                tier=tier,
+                kill=kill,
+                shortened=len(shortened),
+                budgets=budgets,
+                falls=choice.falls_by(trend, available=observation.available, value=verdict.value),
+                plan_id=case.plan_id,
+                now=now,
+                config=config,
+            )
+            chosen, budgets, limits = choice.choose(lineup, candidates, beyond, terms, budgets=budgets)
             refusals = (*refusals, *limits)
     if chosen and (waiting := waits(snapshot, tier)) is not None:
         chosen, budgets, refusals = (), before, (*refusals, waiting)

@@ -13,17 +13,11 @@ Theory of operation. While it is open and its bucket has a token, a decision of 
 before. Back-offs and buckets of evictions do not hold it: they are empty because of requests that nobody answered.
 """
 
-from collections.abc import Sequence
-
 from nodeagent.config.schema import Config, LastResort
 from nodeagent.lean import Final
-from nodeagent.model import NodeSnapshot, OutcomeKind, PodSource, RankedPod, Refusal, Tier
-from nodeagent.policy import budget, ledger, relief
-from nodeagent.policy.choice import Choice
-from nodeagent.policy.lineup import Lineup
+from nodeagent.model import NodeSnapshot, Refusal, Tier
+from nodeagent.policy import budget
 
-NOT_KILLED: Final = OutcomeKind.NOT_KILLED.value
-"""Code of the wait of a pod that the kernel did not let us end."""
 API_IS_BACK: Final = Refusal(
     "api-is-back", "the API server answers again, or has not been out of reach for long enough"
 )
@@ -48,39 +42,3 @@ def due(
         return False, ()
     spent = budget.empty(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets)
     return spent is None, () if spent is None else (spent,)
-
-
-def choose(
-    lineup: Lineup,
-    candidates: Sequence[RankedPod],
-    deficit: int,
-    *,
-    budgets: budget.BudgetState,
-    book: ledger.LedgerState,
-    now: float,
-    config: Config,
-) -> Choice:
-    """The least harmful set that covers the deficit, as far as the tokens go, which are taken."""
-    under_way = {entry.pod_uid: ledger.under_way(entry) for entry in book.entries}
-    refusals: dict[str, Refusal] = {}
-    allowed: list[RankedPod] = []
-    for pod in candidates:
-        uid = pod.view.pod.uid
-        wait = budgets.pods.get(uid)
-        refused = under_way.get(uid) or (budget.waiting(wait, now=now) if wait and wait.code == NOT_KILLED else None)
-        if refused is None and pod.view.pod.source is not PodSource.API:
-            refused = Refusal("unknown-pod", "the API server never spoke of this pod")
-        if refused is None:
-            allowed.append(pod)
-        else:
-            lineup.pods[pod.rank - 1] = pod._replace(refusals=(refused,))
-            refusals.setdefault(refused.code, refused)
-    tokens = budget.level(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets).tokens
-    room = min(tokens, config.relief.max_victims)
-    chosen = []
-    for index in relief.least_harmful([pod.relief or 0 for pod in allowed], deficit, most=room):
-        taken = budget.take(budgets, (budget.LAST_RESORT,), now=now, budgets=config.budgets)
-        assert not isinstance(taken, Refusal)
-        budgets = taken
-        chosen.append(allowed[index])
-    return Choice(tuple(chosen), budgets, tuple(refusals.values()))

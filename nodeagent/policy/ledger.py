@@ -13,6 +13,8 @@ Theory of operation. An `Entry` is made when a decision is made, before anything
     planned -> accepted     the API said so, or the pod is seen terminating or gone
     planned -> doubt        the request timed out: it may or may not have been heard
     planned -> (removed)    the request is proven to have evicted nothing
+    planned -> unlisted     the API server says that there is no such pod: if it vanishes from the node within a moment,
+                            what it held is on its way; if not, it is asked for again
     planned -> killed       its processes were ended without the API; not a failure when its time is up, because its
                             pod and cgroup may well stay
     planned -> rehearsed    nothing was sent: what the pod holds counts as released until its signal is all right again
@@ -77,6 +79,7 @@ class Stage(enum.StrEnum):
     ACCEPTED = "accepted"
     DOUBT = "doubt"
     KILLED = "killed"
+    UNLISTED = "unlisted"
     REHEARSED = "rehearsed"
     GONE = "gone"
 
@@ -350,6 +353,8 @@ class Pending(NamedTuple):
     """Who brings it, for texts."""
     slow: tuple[PodView, ...]
     """Terminating pods with more grace left than this tier waits for, that were not shortened yet."""
+    uids: frozenset[str] = frozenset()
+    """The pods of `amount` that are still listed."""
 
 
 def pending(
@@ -364,6 +369,7 @@ def pending(
     entries = {entry.pod_uid: entry for entry in state.entries}
     amount = 0
     pods: list[str] = []
+    uids: list[str] = []
     slow: list[PodView] = []
     for view in snapshot.pods:
         pod = view.pod
@@ -386,12 +392,13 @@ def pending(
             if entry is not None and _outlasts(entry, signal, snapshot):
                 freed = max(freed or 0, _to_come(entry, snapshot))
             amount += freed or 0
+            uids.append(pod.uid)
             pods.append(f"{pod.key} (rehearsed)" if entry is not None and entry.stage is Stage.REHEARSED else pod.key)
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
         if same_resource(entry.signal, signal, snapshot) and _entry_counts(entry, snapshot, now=now):
             amount += _to_come(entry, snapshot)
             pods.append(entry.pod)
-    return Pending(amount, tuple(pods), tuple(slow))
+    return Pending(amount, tuple(pods), tuple(slow), frozenset(uids))
 
 
 def _outlasts(entry: Entry, signal: Signal, snapshot: NodeSnapshot) -> bool:

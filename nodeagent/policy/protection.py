@@ -5,8 +5,8 @@ Promises:
 1. What is compiled in (`switch` is empty) no configuration can take away: static, mirror, the agent's own pod,
    system-node-critical, priorities of 2000000000 and above, pods that the API could not name, and pods that are no
    candidates at all (finished, terminating, not running, usage unknown).
-2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for or
-   whose volumes could not be looked up is left alone.
+2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for is
+   left alone. A pod whose volumes could not be looked up is too, but by the hard tier only for a moment (`reach`).
 3. What a pod's author writes into labels and annotations protects it only in `trustedNamespaces`, and the annotation
    `nodeagent.io/evict` never in the hard tier. Static and mirror pods are those that a kubelet's own objects prove
    (`cluster.pods`, `sampling.who`), whatever a pod's annotations say.
@@ -120,9 +120,13 @@ def _bare(pod: Pod, rules: Rules) -> str | None:
 def _node_bound(pod: Pod, rules: Rules) -> str | None:
     if not rules.node_bound:
         return None
-    if pod.node_bound:
-        return f"could only come back to this node: {pod.node_bound}"
-    return f"may be bound to this node: {pod.claims_unknown}" if pod.claims_unknown else None
+    return f"could only come back to this node: {pod.node_bound}" if pod.node_bound else None
+
+
+def _claims_unknown(pod: Pod, rules: Rules) -> str | None:
+    if not rules.node_bound or pod.node_bound or not pod.claims_unknown:
+        return None
+    return f"may be bound to this node: {pod.claims_unknown}"
 
 
 def _label(pod: Pod, rules: Rules) -> str | None:
@@ -161,6 +165,7 @@ STANDING: Final = (
     Standing("namespace", "protection.namespaces", _namespace),
     Standing("bare-pod", "protection.barePods", _bare),
     Standing("node-bound", "protection.nodeBound", _node_bound),
+    Standing("claims-unknown", "protection.nodeBound", _claims_unknown),
     Standing("label", "protection.labels", _label),
     Standing("annotation", "protection.annotations", _annotation),
 )

@@ -73,6 +73,27 @@ def unseen_pids(snapshot: NodeSnapshot) -> int:
     return max(0, capacity - seen.available - _sum_of([*held, *(group.process_count for group in snapshot.cgroups)]))
 
 
+def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
+    """What is used of the signal's resource and neither a pod nor another known part of the node is seen to hold: the
+    most that a pod may hold of which that is not known. `ABSURD` where not even that can be told."""
+    seen = snapshot.observations[signal]
+    if type(seen.available) is not int or (capacity := sound(seen.capacity)) is None:
+        return ABSURD
+    if signal is Signal.PID:
+        return unseen_pids(snapshot)
+    used = capacity - seen.available
+    if signal in ranking.MEMORY_SIGNALS:
+        held = _sum_of([usage.memory_working_set for _, usage in snapshot.pods if usage is not None])
+        if signal is Signal.MEMORY:  # of the other one only pods take
+            held += _sum_of([group.memory_working_set for group in snapshot.cgroups])
+    else:
+        disks = [
+            ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None
+        ]
+        held = _sum_of(disks) + sum(size for size, _ in _host_directories(signal, snapshot))
+    return max(0, used - held)
+
+
 def minimum(rules: Relief, deficit: int) -> int:
     """The least relief that makes evicting a pod worth while for this deficit, at least 1."""
     return max(1, resolve(rules.minimum_relief, capacity=deficit) or 0)

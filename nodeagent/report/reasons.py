@@ -43,7 +43,12 @@ PROTECTIONS: Final = {
     "bare-pod": Explained("No controller would bring it back."),
     "node-bound": Explained(
         "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local "
-        "volume; or whether a volume that it mounts is local could not be found out (yet)."
+        "volume."
+    ),
+    "claims-unknown": Explained(
+        "Whether a volume that it mounts is local was not found out (yet). The soft tier waits for that and evicts no "
+        "other pod in its place; the hard tier waits at most 2 seconds, then the pod is a candidate.",
+        "See the note `volumes`: may the agent get PersistentVolumeClaims and PersistentVolumes?",
     ),
     "label": Explained("It has a protected label, in a trusted namespace."),
     "annotation": Explained("It has a protected annotation, in a trusted namespace."),
@@ -67,7 +72,10 @@ LIMITS: Final = {
     "budget-owner": Explained("The bucket of its owner is empty."),
     "budget-signal": Explained("The bucket of the signal is empty."),
     "budget-last-resort": Explained("The bucket of kills of last resort is empty."),
-    "owner-backoff": Explained("A pod of the same owner was evicted lately; its siblings are spared for a while."),
+    "owner-backoff": Explained(
+        "A pod of the same owner was evicted lately; its siblings are not evicted for a while, and no other pod is in "
+        "their place."
+    ),
 }
 """Why a candidate does not go now."""
 
@@ -110,6 +118,12 @@ DECISIONS: Final = {
     "futile": Explained(
         "All candidates together could not free what is missing; the message says where it is instead.",
         "As above. In the hard tier `relief.onFutile: evict` evicts anyway.",
+    ),
+    "out-of-reach": Explained(
+        "The pod that holds most of what is missing cannot be evicted now: its usage cannot be read, only the host "
+        "knows it, a PodDisruptionBudget forbids it, or its eviction is stuck. Others are evicted in its place only if "
+        "they alone cover what is missing and what is used up within 60 seconds, at most once in 10 minutes.",
+        "Look at the pod that the message names.",
     ),
     "breaker": Explained(
         "Several evictions in a row brought back less than half of what was predicted.",

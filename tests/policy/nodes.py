@@ -8,6 +8,7 @@ from typing import Any
 from nodeagent.config.schema import Bucket, Budgets, Config, Protection, Startup
 from nodeagent.model import (
     Amount,
+    CgroupUsage,
     Container,
     DiskLayout,
     NodeMemory,
@@ -114,6 +115,21 @@ def view(name: str, memory: int | None = 0, *, usage_more: dict[str, Any] | None
     """A pod and what it uses, in one go."""
     of = pod(name, **more)
     return PodView(of, usage(of, memory, **(usage_more or {})))
+
+
+def not_started(of: Pod) -> Pod:
+    """The pod with containers that do not run yet."""
+    return of._replace(containers=tuple([each._replace(running=False) for each in of.containers]))
+
+
+def attributed(node: NodeSnapshot, *, but: int = 0) -> NodeSnapshot:
+    """The node with all memory that its pods do not hold in one of its services, but for so much."""
+    seen = node.observations[Signal.MEMORY]
+    assert seen.capacity is not None
+    assert seen.available is not None
+    held = sum(view.usage.memory_working_set or 0 for view in node.pods if view.usage is not None)
+    rest = seen.capacity - seen.available - held - but
+    return node._replace(cgroups=(CgroupUsage("/system.slice/database.service", rest, 5),))
 
 
 def snapshot(

@@ -77,7 +77,7 @@ def test_the_soft_tier_waits_for_the_walk() -> None:
 
 
 def test_as_soon_as_one_pod_is_measured_writes_count_no_more() -> None:
-    plan = decided(filler("filler", rate=150.0 * MI), filler("holder", 2 * GI))
+    plan = decided(filler("filler", rate=150.0 * MI), filler("holder", 60 * GI))
     assert [victim.pod.name for victim in plan.victims] == ["holder"]
     assert ranking.WRITE_RATE not in plan.rank_order
 

@@ -42,7 +42,7 @@ from nodeagent.model import (
 from nodeagent.policy import budget, engine, state
 from nodeagent.policy.ledger import Stage
 from nodeagent.policy.state import PolicyState
-from tests.policy.nodes import GI, MI, NOW, PLENTY, WALL, config, hard, snapshot, soft, view
+from tests.policy.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
 
 BE, BURSTABLE, GUARANTEED = QOSClass.BEST_EFFORT, QOSClass.BURSTABLE, QOSClass.GUARANTEED
 FULL = {Signal.MEMORY: 100 * MI}
@@ -226,14 +226,14 @@ def test_a_fork_bomb_goes_and_fifty_innocents_stay() -> None:
 
 
 def test_a_starting_pod_without_stats_is_never_a_victim() -> None:
-    starting = PodView(view("starting", qos=BE).pod, None)
+    starting = PodView(not_started(view("starting", qos=BE).pod), None)
     plan, _ = decide(pressed(starting, view("hog", 2 * GI)))
     assert victims(plan) == ["hog"]
     assert refused(plan, "starting") == ["not-running"]
 
 
 def test_disk_is_relieved_by_whoever_holds_it() -> None:
-    filler = view("filler", MI, usage_more={"disk": DiskUsage(rootfs_bytes=9 * GI, logs_bytes=0, volumes_bytes=0)})
+    filler = view("filler", MI, usage_more={"disk": DiskUsage(rootfs_bytes=60 * GI, logs_bytes=0, volumes_bytes=0)})
     idle = view("idle", MI, qos=BE, usage_more={"disk": DiskUsage(rootfs_bytes=0, logs_bytes=0, volumes_bytes=0)})
     unread = view("unread", MI, qos=BE)
     node = snapshot(filler, idle, unread, available={Signal.NODEFS: GI})
@@ -443,7 +443,7 @@ def test_a_protected_pod_is_not_shortened_either() -> None:
 # --- budgets, back-off, escalation -----------------------------------------------------------------------------------
 
 
-def test_an_empty_budget_is_said_with_numbers_and_the_rest_of_the_set_is_found_elsewhere() -> None:
+def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place_of_who_it_holds() -> None:
     settings = config(hard(), budgets=PLENTY._replace(namespace=Bucket(1, 12.0)))
     pods = [
         view("a1", 500 * MI, namespace="a"),
@@ -451,13 +451,16 @@ def test_an_empty_budget_is_said_with_numbers_and_the_rest_of_the_set_is_found_e
         view("b1", 480 * MI, namespace="b", priority=9),
     ]
     plan, _ = decide(pressed(*pods), settings)
-    assert victims(plan) == ["a1", "b1"]
+    assert victims(plan) == ["a1"]
     assert codes(plan) == ["budget-namespace"]
     assert refused(plan, "a2") == ["budget-namespace"]
+    assert refused(plan, "b1") == []
     assert "12 an hour" in plan.refusals[0].message
+    assert "a/a2" in plan.refusals[0].message
+    assert plan.refusals[0].message.endswith("no other pod is evicted in its place")
 
 
-def test_a_pick_that_a_budget_made_superfluous_is_dropped_and_its_token_returned() -> None:
+def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not_replaced() -> None:
     settings = config(hard(), budgets=PLENTY._replace(owner=Bucket(1, 12.0)))
     twin = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [
@@ -466,8 +469,8 @@ def test_a_pick_that_a_budget_made_superfluous_is_dropped_and_its_token_returned
         view("c", 3 * GI, priority=9),
     ]
     plan, after = decide(pressed(*pods), settings)
-    assert victims(plan) == ["c"]
-    assert budget.level(after.budgets, "owner/rs-twin", now=NOW, budgets=settings.budgets).tokens == 1
+    assert victims(plan) == ["a"], "not c, the third, for b"
+    assert budget.level(after.budgets, "owner/rs-twin", now=NOW, budgets=settings.budgets).tokens == 0
 
 
 def test_the_nodes_budget_stops_everything() -> None:
@@ -561,7 +564,7 @@ def test_every_kind_of_outcome_is_settled() -> None:
         plan, after = decide(pressed(view("a", 2 * GI)))
         left = settled(plan, after, kind).ledger.entries
         stages = [entry.stage for entry in left]
-        assert stages in ([], [Stage.ACCEPTED], [Stage.DOUBT], [Stage.KILLED], [Stage.REHEARSED])
+        assert stages in ([], [Stage.ACCEPTED], [Stage.DOUBT], [Stage.KILLED], [Stage.UNLISTED], [Stage.REHEARSED])
 
 
 # --- a rehearsal -----------------------------------------------------------------------------------------------------
@@ -784,11 +787,11 @@ def test_what_is_refused_for_several_signals_for_the_same_reason_is_told_once() 
 
 
 def test_stale_usage_of_a_pod_is_no_usage() -> None:
-    stale = view("stale", 4 * GI)
+    stale = view("stale", GI)
     assert stale.usage is not None
     node = pressed(view("hog", 2 * GI))
     node = node._replace(pods=(*node.pods, stale._replace(usage=stale.usage._replace(read_at=NOW - 31))))
-    plan, _ = decide(node)
+    plan, _ = decide(attributed(node, but=GI))
     assert victims(plan) == ["hog"]
     assert refused(plan, "stale") == ["usage-unknown"]
 
@@ -827,7 +830,7 @@ def test_a_bad_observation_never_leads_to_an_eviction(field: str, number: Any, t
 )
 def test_a_pod_with_bad_usage_is_never_a_victim(field: str, number: Any, time: float) -> None:
     bad = view("bad", 4 * GI, qos=BE)
-    node = pressed(bad, view("hog", 2 * GI))
+    node = attributed(pressed(bad, view("hog", 5 * GI)))
     broken = node.pods[0].usage
     assert broken is not None
     change: dict[str, Any] = {field: time if field == "read_at" else number}
@@ -843,7 +846,7 @@ def test_a_pod_that_bad_numbers_of_its_containers_stand_for_is_never_a_victim(nu
     each = (ContainerUsage("1", "a", 4 * GI, 1), ContainerUsage("2", "b", number, 1))
     bad = view("bad", None, qos=BE, usage_more={"containers": each, "memory_unreclaimable": 4 * GI})
     for made in (config(hard()), config(hard(), ranking=Ranking(kubelet=True))):
-        plan, _ = decide(pressed(bad, view("hog", 2 * GI)), made)
+        plan, _ = decide(attributed(pressed(bad, view("hog", 5 * GI))), made)
         assert victims(plan) == ["hog"]
 
 
@@ -860,7 +863,7 @@ def test_a_pod_with_an_impossible_request_is_never_a_victim(number: Any) -> None
     bad = view("bad", 4 * GI, qos=BE)
     container = bad.pod.containers[0]._replace(requests=Resources(memory=number))
     bad = bad._replace(pod=bad.pod._replace(containers=(container,)))
-    plan, _ = decide(pressed(bad, view("hog", 2 * GI)))
+    plan, _ = decide(attributed(pressed(bad, view("hog", 5 * GI))))
     assert victims(plan) == ["hog"]
 
 

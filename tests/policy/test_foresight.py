@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nodeagent.config.schema import Config
 from nodeagent.model import MemoryModel, NodeSnapshot, QOSClass, Signal, Threshold
 from nodeagent.policy import engine, foresight, state
-from tests.policy.nodes import GI, MI, NOW, config, hard, quantity, snapshot, soft, view
+from tests.policy.nodes import GI, MI, NOW, config, hard, not_started, quantity, snapshot, soft, view
 
 GREEDY = view("greedy", 3 * GI, qos=QOSClass.BEST_EFFORT)
 OTHER = view("other", 2 * GI, qos=QOSClass.BURSTABLE, request=4 * GI)
@@ -81,7 +81,7 @@ def test_what_is_not_known_makes_nobody_a_victim() -> None:
     assert _foresee(node._replace(observations={**node.observations, Signal.MEMORY: unread})) == ()
     assert _foresee(node._replace(pods_synced_at=None)) == ()
     assert GREEDY.usage is not None
-    gone = GREEDY._replace(usage=None)
+    gone = GREEDY._replace(pod=not_started(GREEDY.pod), usage=None)
     assert [each.pod_uid for each in _foresee(_node(GI + MI, gone, OTHER))] == [OTHER.pod.uid]
 
 

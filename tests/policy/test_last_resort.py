@@ -94,7 +94,8 @@ def test_pods_that_the_api_server_never_told_of_are_left_alone() -> None:
     by = settings(protection=Protection(unknown_pods=False))
     stranger = cut_off(view("hog", 2 * GI, source=PodSource.HOST))
     plan, _ = decide(stranger, by=by)
-    assert (ways(plan), codes(plan)) == ([], ["unknown-pod"])
+    assert (ways(plan), codes(plan)) == ([], ["no-candidates", "out-of-reach"])
+    assert "(unknown-pod: " in plan.refusals[1].message
 
 
 def test_a_pod_without_a_cgroup_is_not_running_and_not_ended() -> None:
@@ -132,7 +133,8 @@ def test_a_kill_that_the_kernel_refused_costs_nothing_and_is_not_repeated_on_tha
     after = answered(plan, after, OutcomeKind.NOT_KILLED)
     assert budget.level(after.budgets, budget.LAST_RESORT, now=NOW, budgets=PLENTY).tokens == 1
     later, _ = decide(cut_off(view("hog", 2 * GI), at=NOW + 10), after)
-    assert (ways(later), codes(later)) == ([], ["not-killed"])
+    assert (ways(later), codes(later)) == ([], ["no-candidates", "out-of-reach"])
+    assert "shop/hog holds 2Gi and is out of reach (not-killed: " in later.refusals[1].message
 
 
 def test_a_killed_pod_counts_as_leaving_for_a_moment_and_is_no_failed_eviction() -> None:

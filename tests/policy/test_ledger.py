@@ -50,7 +50,9 @@ def terminating(name: str, memory: int, *, grace_s: float) -> PodView:
 
 def test_a_terminating_pod_counts_with_what_its_end_would_free() -> None:
     node = snapshot(terminating("old", 2 * GI, grace_s=20))
-    assert pending(observed(LedgerState(), node).state, node) == ledger.Pending(2 * GI, ("shop/old",), ())
+    assert pending(observed(LedgerState(), node).state, node) == ledger.Pending(
+        2 * GI, ("shop/old",), (), frozenset({"uid-shop-old"})
+    )
 
 
 def test_a_pod_that_hangs_long_after_its_grace_no_longer_counts() -> None:

@@ -99,7 +99,7 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("namespace", {"namespace": "kube-system"}, {"namespaces": ("kube-system",)}),
     ("bare-pod", {"owner": None}, {"bare_pods": True}),
     ("node-bound", {"node_bound": "local volume data"}, {"node_bound": True}),
-    ("node-bound", {"claims_unknown": "whether its claim data is local is not known"}, {"node_bound": True}),
+    ("claims-unknown", {"claims_unknown": "whether its claim data is local is not known"}, {"node_bound": True}),
     ("label", {"labels": {"tier": "gold"}}, {"labels": ("tier=gold",), "trusted_namespaces": ("shop",)}),
     ("label", {"labels": {"tier": "lead"}}, {"labels": ("tier",), "trusted_namespaces": ("shop",)}),
     (

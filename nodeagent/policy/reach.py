@@ -1,0 +1,205 @@
+"""Which ranked pods are out of reach for now, so that no other pod is evicted in the place of one of them.
+
+Three kinds of reasons keep a ranked pod from being evicted:
+
+1. What the pod is, or what the administrator configured (static, own, DaemonSet, namespace...): it is no victim at all,
+   and others are chosen as if it were not there.
+2. A limit of ours that passes (owner back-off, an empty bucket, a request that failed lately) or a claim that is not
+   looked up yet: `WAITS`. It is evicted later or not at all. Nobody is evicted in its place.
+3. A reason of the moment (usage unreadable, known to the host alone, a PodDisruptionBudget, an eviction that is stuck):
+   `LARGER`. Where it holds more than the others, they are evicted only if they alone cure the deficit (`choice`).
+
+Theory of operation. `sort_out` goes once over a lineup. A pod of the second kind is selected like any candidate and
+dropped after that. A pod of the third kind whose usage is not known may hold whatever is attributed to nothing else on
+the node, and no more than that: a tiny unreadable pod never shields the pod that fills the node.
+"""
+
+import enum
+from collections.abc import Callable
+
+from nodeagent.config.schema import Config, OnBlocked
+from nodeagent.lean import Final, NamedTuple
+from nodeagent.model import NodeSnapshot, OutcomeKind, Pod, PodSource, RankedPod, Refusal, Tier, Trend
+from nodeagent.policy import budget, ledger, relief
+from nodeagent.policy.lineup import Lineup, Minimum
+
+CLAIMS_WAIT_S: Final = 2.0
+"""How long the hard tier waits until the claims of a pod are looked up. Two GETs take 10 ms. A server that needs longer
+or refuses does not turn the eviction to others: most claims are on network volumes, and the node runs out meanwhile.
+"""
+CLAIMS_SHARE: Final = 0.25
+"""Of the time until nothing is left: no longer than that is waited for claims."""
+UNLISTED_S: Final = 60.0
+"""A pod that is younger than this and known to the host alone is about to be listed: nobody is evicted in its place. An
+older one may be an orphan that no API server will ever list."""
+TRANSIENT_FAILURES: Final = 5
+"""After so many failed requests in a row (31 s of waits) a pod counts as stuck, and not as one that is asked for again
+at once."""
+
+_MOMENTARY: Final = frozenset(
+    {
+        "claims-unknown",
+        "unknown-pod",
+        "nameless",
+        "terminating",
+        "not-running",
+        "usage-unknown",
+        "too-young",
+        "disruption-budget",
+    }
+)
+"""Codes of protections that pass, or that stand for something that is not known."""
+_STUCK: Final = budget.BLOCKED | {OutcomeKind.NOT_KILLED.value}
+"""Codes of back-offs of a pod that somebody else decides about: a disruption budget, the kernel."""
+
+
+class Rule(enum.StrEnum):
+    WAITS = "waits"
+    """Nobody is evicted in its place."""
+    LARGER = "larger"
+    """Somebody smaller is evicted in its place only if that alone cures the deficit."""
+
+
+class OutOfReach(NamedTuple):
+    """A pod that may be the right victim and cannot be evicted now."""
+
+    pod: RankedPod
+    rule: Rule
+    refusal: Refusal
+    amount: int
+    """What evicting it would free; where that is not known, the most that it may hold."""
+    known: bool
+    """Whether the amount, and so the rank, is known."""
+    listed_soon: bool = False
+    """Nobody smaller is evicted in its place, even if that would cure: the API server is about to list it."""
+
+
+class Facts(NamedTuple):
+    """What pods are sorted by, in one decision."""
+
+    snapshot: NodeSnapshot
+    tier: Tier
+    kill: bool
+    """The last resort: no request is sent, so no limit of requests holds."""
+    minimum: Minimum
+    coming: frozenset[str]
+    """UIDs of pods whose release is pending: the deficit is what is missing beside them."""
+    book: ledger.LedgerState
+    budgets: budget.BudgetState
+    since: float | None
+    """Since when the threshold is met."""
+    trend: Trend | None
+    now: float
+    config: Config
+
+
+def sort_out(lineup: Lineup, facts: Facts) -> tuple[list[RankedPod], list[OutOfReach]]:
+    """The candidates, and the pods that are out of reach, both in eviction order. The lineup gets the refusals."""
+    limit_on = _limits(facts)
+    under_way = {entry.pod_uid: entry for entry in facts.book.entries}
+    candidates: list[RankedPod] = []
+    beyond: list[OutOfReach] = []
+    unattributed: int | None = None
+    for index, each in enumerate(lineup.pods):
+        ranked, pod = each, each.view.pod
+        if ranked.refusals:
+            if pod.uid in facts.coming or not all(refusal.code in _MOMENTARY for refusal in ranked.refusals):
+                continue
+            if _lifted(ranked, facts):
+                few = (ranked.relief or 0) < facts.minimum.relief and not facts.config.ranking.kubelet
+                ranked = lineup.pods[index] = ranked._replace(refusals=(facts.minimum.refusal,) if few else ())
+                if few:
+                    continue
+        refusal = ledger.under_way(under_way[pod.uid]) if pod.uid in under_way else None
+        if refusal is not None and pod.uid in facts.coming:
+            lineup.pods[index] = ranked._replace(refusals=(refusal,))
+            continue
+        rule = Rule.LARGER
+        if refusal is None and (held := limit_on(pod)) is not None:
+            rule, refusal = held
+        if not ranked.refusals:
+            if refusal is None:
+                candidates.append(ranked)
+            else:
+                ranked = lineup.pods[index] = ranked._replace(refusals=(refusal,))
+                beyond.append(OutOfReach(ranked, rule, refusal, ranked.relief or 0, known=True))
+            continue
+        if _holds_nothing(ranked) or (lineup.by_writes and ranked.usage is None):
+            continue
+        refusal = refusal or ranked.refusals[0]
+        if any(reason.code == "claims-unknown" for reason in ranked.refusals):
+            rule = Rule.WAITS
+        amount = ranked.relief
+        if amount is None:
+            if unattributed is None:
+                unattributed = _unattributed(lineup, facts)
+            amount = max(unattributed, _last_known(ranked, lineup, facts))
+        if amount < facts.minimum.relief:
+            continue
+        known = ranked.relief is not None
+        soon = pod.source is PodSource.HOST and _young(ranked, facts)
+        beyond.append(OutOfReach(ranked, rule if known else Rule.LARGER, refusal, amount, known, soon))
+    return candidates, beyond
+
+
+def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None]:
+    """What tells whether a limit of ours holds a pod, and what that means for the others."""
+    now, budgets, escalation = facts.now, facts.budgets, facts.config.escalation
+    if facts.kill:
+        return lambda pod: _limit_on_kill(pod, budgets, now=now)
+    insists = facts.tier is Tier.HARD and escalation.on_blocked is OnBlocked.DELETE
+    ignored = budget.BLOCKED if insists else frozenset()
+    holds = budget.holds(budgets, now=now, budgets=facts.config.budgets, ignored=ignored)
+    if not budget.holds_any(holds):
+        return lambda _: None
+
+    def limit_on(pod: Pod) -> tuple[Rule, Refusal] | None:
+        refusal = budget.held_by(holds, pod)
+        if refusal is None:
+            return None
+        wait = budgets.pods.get(pod.uid) if pod.uid in holds.pods else None
+        stuck = wait is not None and (wait.code in _STUCK or wait.times > TRANSIENT_FAILURES)
+        return (Rule.LARGER if stuck else Rule.WAITS), refusal
+
+    return limit_on
+
+
+def _limit_on_kill(pod: Pod, budgets: budget.BudgetState, *, now: float) -> tuple[Rule, Refusal] | None:
+    """What keeps a pod from being killed. Back-offs and buckets of requests that nobody answered do not."""
+    wait = budgets.pods.get(pod.uid)
+    refusal = budget.waiting(wait, now=now) if wait is not None and wait.code in _STUCK - budget.BLOCKED else None
+    if refusal is None and pod.source is not PodSource.API:
+        refusal = Refusal("unknown-pod", "the API server never listed this pod")
+    return (Rule.LARGER, refusal) if refusal is not None else None
+
+
+def _lifted(ranked: RankedPod, facts: Facts) -> bool:
+    """The hard tier has waited long enough for the claims of this pod, and nothing else keeps it."""
+    if facts.tier is not Tier.HARD or [refusal.code for refusal in ranked.refusals] != ["claims-unknown"]:
+        return False
+    since = max(facts.since if facts.since is not None else facts.now, ranked.view.pod.claims_asked_at or 0.0)
+    left_s = facts.trend.to_exhaustion_s if facts.trend is not None else None
+    wait_s = CLAIMS_WAIT_S if left_s is None else min(CLAIMS_WAIT_S, left_s * CLAIMS_SHARE)
+    return facts.now - since >= wait_s
+
+
+def _unattributed(lineup: Lineup, facts: Facts) -> int:
+    most = ledger.usage_limit(facts.snapshot, lineup.signal, config=facts.config)
+    return min(most, relief.unattributed(lineup.signal, facts.snapshot))
+
+
+def _last_known(ranked: RankedPod, lineup: Lineup, facts: Facts) -> int:
+    """What a usage says that is too old, or that may not be compared with an impossible request."""
+    most = ledger.usage_limit(facts.snapshot, lineup.signal, config=facts.config)
+    return relief.of(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
+
+
+def _young(ranked: RankedPod, facts: Facts) -> bool:
+    usage = ranked.view.usage
+    started_at = usage.started_at if usage is not None else None
+    return started_at is not None and facts.snapshot.taken_at - started_at < UNLISTED_S
+
+
+def _holds_nothing(ranked: RankedPod) -> bool:
+    """A pod without a cgroup, and none of whose containers the kubelet has reported as running."""
+    return ranked.view.usage is None and not any(each.running for each in ranked.view.pod.containers)
