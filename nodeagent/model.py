@@ -248,6 +248,13 @@ class DiskUsage(NamedTuple):
     """etc-hosts and files directly in the pod's log directory: the kubelet counts them against the pod's limit, but not
     in ranking. None for a container."""
     other_inodes: int | None = None
+    deleted_layer_bytes: int | None = None
+    """Files of the layers that have no name any more but are held open, in no number above. None: not looked for, or
+    for a container."""
+    deleted_layer_inodes: int | None = None
+    deleted_volume_bytes: int | None = None
+    """The same of its volumes and of everything else on a disk of the node."""
+    deleted_volume_inodes: int | None = None
 
 
 class DiskSight(NamedTuple):
@@ -260,8 +267,8 @@ class DiskSight(NamedTuple):
     unknown: tuple[str, ...] = ()
     """What is not counted, or only in part, and why."""
     deleted_bytes: int | None = None
-    """Deleted files that the pod holds open. In no other number, except where a project quota tells what a volume or
-    layer holds: it has them as well. None: not looked for."""
+    """Deleted files that the pod holds open. They count in `DiskUsage.deleted_...`, except where a project quota tells
+    what a volume or layer holds: it has them already. None: not looked for."""
     deleted_pid: int | None = None
     """The process that holds the largest of them."""
     routine: bool = False
@@ -532,6 +539,31 @@ class DiskRest(NamedTuple):
         return max(0, self.used_inodes - self.attributed_inodes)
 
 
+class DiskPoint(NamedTuple):
+    """What a file system held at one moment."""
+
+    at: float
+    used_bytes: int
+    attributed_bytes: int
+    """What the pods were found to hold there."""
+    used_inodes: int
+    attributed_inodes: int
+
+
+class DiskTrace(NamedTuple):
+    """How what a file system holds has changed, and how much of the change is some pod's."""
+
+    signals: tuple[Signal, ...]
+    """The signals that this file system is behind."""
+    first: DiskPoint
+    """Some minutes ago, or when it was first counted."""
+    recent: DiskPoint
+    """Some seconds ago."""
+    last: DiskPoint
+    deleted_known: bool
+    """The open files of all pods could be looked at. False: what is in deleted files may be some pod's."""
+
+
 class NodeSnapshot(NamedTuple):
     """Everything one decision may look at. Made by sampling/, joined with the pods that cluster/ knows."""
 
@@ -559,6 +591,8 @@ class NodeSnapshot(NamedTuple):
     """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
     disk_rests: tuple[DiskRest, ...] = ()
     """What of each file system is in no pod; empty where nobody looked."""
+    disk_traces: tuple[DiskTrace, ...] = ()
+    """How each file system has filled; empty where nobody counted."""
     suspended_s: float = 0.0
     """For how long the machine was suspended since it booted, in all."""
 

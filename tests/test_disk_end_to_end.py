@@ -4,6 +4,7 @@ The pods' directories are on a loop-mounted ext4; what is asserted are the reque
 the file system meanwhile.
 """
 
+import ctypes
 import datetime as dt
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.sampling.disk.mounts import ext4
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
-FILLER, CHILL = str(uuid.uuid4()), str(uuid.uuid4())
+FILLER, CHILL, OTHER = str(uuid.uuid4()), str(uuid.uuid4()), str(uuid.uuid4())
 
 WRITER = """
 import os, sys, time
@@ -38,6 +39,22 @@ try:
             file.write(piece)
         written += 1
         time.sleep(1 / rate_mib)  # and no faster after a moment in which the machine was busy
+except OSError:
+    sys.stdin.readline()
+"""
+
+HIDER = """
+import os, sys, time
+directory, rate_mib = sys.argv[1], float(sys.argv[2])
+file = open(f"{directory}/file", "wb", buffering=0)
+os.unlink(f"{directory}/file")
+print("up", flush=True)
+sys.stdin.readline()
+piece = b"x" * (1 << 20)
+try:
+    while True:
+        file.write(piece)
+        time.sleep(1 / rate_mib)
 except OSError:
     sys.stdin.readline()
 """
@@ -112,6 +129,7 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
     pods = [
         pod("filler", uid=FILLER, owner=("ReplicaSet", "filler"), qos="Burstable", requests={"memory": "50Mi"}),
         pod("chill", uid=CHILL, owner=("ReplicaSet", "chill"), qos="Burstable", requests={"memory": "50Mi"}),
+        pod("other", uid=OTHER, owner=("ReplicaSet", "other"), qos="Burstable", requests={"memory": "50Mi"}),
     ]
     with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
         yield server
@@ -349,3 +367,78 @@ def test_a_calm_agent_does_not_tarry_with_a_pod_that_has_come_to_exceed_its_limi
     passed = dt.datetime.fromisoformat(evicting["timestamp"]) - dt.datetime.fromisoformat(counting["timestamp"])
     assert passed.total_seconds() < CALM_S / 2, "what was counted anew is decided upon at the next look"
     assert agent.stop() == 0
+
+
+INNOCENTS_MIB = (60, 30)
+
+
+def _innocents(kubepods: Kubepods, disk: Disk) -> None:
+    """Two pods, each of which holds enough to be a candidate."""
+    for uid, mib in zip((CHILL, OTHER), INNOCENTS_MIB, strict=True):
+        _idle(kubepods, disk, uid, files=4, mib=mib)
+
+
+def test_a_pod_that_fills_the_disk_with_a_deleted_file_goes_and_no_smaller_one_for_it(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    filler = _start(kubepods, disk, FILLER, HIDER, 25.0)
+    api.on_eviction = lambda _entry, _body: None
+    agent = run(**DISK_HARD)
+    _go(filler)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    [told] = agent.heard("evicting")
+    assert told["pod"] == "default/filler"
+    assert told["predicted_relief"] > 50 * MIB
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
+
+
+def _without_ptrace(start: Callable[[], Run]) -> Run:
+    """What this starts may not see the open files of processes that have more rights: neither may what a DaemonSet
+    starts. The bounding set belongs to the thread that starts it."""
+    started: list[Run] = []
+
+    def begin() -> None:
+        drop_from_bounding_set, sys_ptrace = 24, 19
+        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, sys_ptrace, 0, 0, 0) == 0
+        started.append(start())
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    return started[0]
+
+
+def test_nobody_goes_for_a_disk_that_fills_with_what_may_not_be_seen(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    filler = _start(kubepods, disk, FILLER, HIDER, 12.0)
+    agent = _without_ptrace(lambda: run(**DISK_HARD))
+    _go(filler)
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: disk.lowest_bytes < 100 * MIB, "the disk is half of the way to full")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+    notes = [note["message"] for note in agent.said("note")]
+    assert any("deleted files" in note and "not attributed" in note for note in notes)
+
+
+def test_nobody_goes_for_what_had_come_before_the_agent_did(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    filler = _start(kubepods, disk, FILLER, HIDER, 6.0)
+    _go(filler)
+    until(lambda: disk.lowest_bytes < 150 * MIB, "the disk is short")
+    agent = _without_ptrace(lambda: run(**DISK_HARD))
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: disk.lowest_bytes < 90 * MIB, "the disk fills on")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")

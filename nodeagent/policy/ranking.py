@@ -153,18 +153,23 @@ def written_of(usage: PodUsage | None, *, at: float, oldest_s: float, most: int 
 
 
 def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
-    """KUBELET-CONTRACT 5, the table of measured disk per layout. An unknown layout measures nothing."""
+    """KUBELET-CONTRACT 5, the table of measured disk per layout, and the deleted files that are held open, which go
+    with the pod as well. An unknown layout measures nothing."""
     if layout is DiskLayout.UNKNOWN:
         return None
     if layout is DiskLayout.SPLIT and signal in _IMAGES:
         return 0
+    layers: tuple[int | None, ...]
+    others: tuple[int | None, ...]
     if signal in _INODES:
-        rootfs, logs, volumes = disk.rootfs_inodes, disk.logs_inodes, disk.volumes_inodes
+        layers = disk.rootfs_inodes, disk.deleted_layer_inodes
+        others = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
     else:
-        rootfs, logs, volumes = disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes
-    parts: tuple[int | None, ...] = (rootfs, logs, volumes)
+        layers = disk.rootfs_bytes, disk.deleted_layer_bytes
+        others = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
+    parts = layers + others
     if layout is DiskLayout.DEDICATED_IMAGEFS:
-        parts = (logs, volumes) if signal in _NODEFS else (rootfs,)
+        parts = others if signal in _NODEFS else layers
     known = [part for part in (sound(part, most=most) for part in parts) if part is not None]
     return sound(sum(known), most=most) if known else None
 
@@ -346,7 +351,11 @@ def _walks(kept: tuple[Walk, ...], usage: PodUsage) -> tuple[Walk, ...]:
         return kept
     before = kept[-1:] if kept and kept[-1].at < sight.read_at else ()
     inodes = DiskUsage(
-        rootfs_inodes=disk.rootfs_inodes, logs_inodes=disk.logs_inodes, volumes_inodes=disk.volumes_inodes
+        rootfs_inodes=disk.rootfs_inodes,
+        logs_inodes=disk.logs_inodes,
+        volumes_inodes=disk.volumes_inodes,
+        deleted_layer_inodes=disk.deleted_layer_inodes,
+        deleted_volume_inodes=disk.deleted_volume_inodes,
     )
     return (*before, Walk(sight.read_at, inodes))
 

@@ -111,6 +111,12 @@ DECISIONS: Final = {
         "seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own by a count made "
         "in its turn; it goes if one made for it says the same."
     ),
+    "unattributed": Explained(
+        "Disks: the threshold is crossed because of what has come in the last minutes and is in no pod: deleted files "
+        "that are held open where the agent may not look, or files of the host. More of it than in pods; nobody is "
+        "evicted in place of whoever holds it, until it stops growing for some minutes.",
+        "See `deletedOpenBytes` and the host directories in the report; docs/disk.md says which rights show more.",
+    ),
     "no-candidates": Explained(
         "No pod may be evicted for it; the message says where the resource is instead.",
         "Look at what is outside the pods, or at the protections.",

@@ -9,7 +9,9 @@ below each of them, so one path names a pod's cgroup everywhere.
 """
 
 import contextlib
+import errno
 import functools
+import os
 
 from nodeagent.lean import Final, NamedTuple, Protocol
 from nodeagent.model import CgroupUsage, Note
@@ -312,6 +314,41 @@ def _pods_in(host: Host, path: str) -> int:
         if place == path:
             todo += [f"{place}/{name}" for name in names if qos_of(name) is not None]
     return number
+
+
+class Below(NamedTuple):
+    """A cgroup and those below it."""
+
+    places: list[str]
+    """Directories, each before those below it; the cgroup itself is the first."""
+    complete: bool
+    """False: there are more, or some cannot be listed."""
+
+
+def cgroups_below(host: Host, place: str, *, most: int) -> Below:
+    """The cgroup in the directory `place` and those below it, level by level, at most `most` in all. Never raises.
+
+    A container may have made them: the kernel limits neither how many there are nor how deep, so that nothing here may
+    recurse, and a name may be longer than a path can be.
+    """
+    places, complete = [place], True
+    for parent in places:
+        try:
+            if os.stat(host.real(parent)).st_nlink == 2:  # no directory in it: spares listing 40 files
+                continue
+            names = [name for name, _ in host.subdirectories(parent)]
+        except FileNotFoundError:
+            continue  # gone meanwhile
+        except OSError:
+            complete = False
+            continue
+        except Unreadable as error:
+            complete = complete and error.errno == errno.ENOENT
+            continue
+        left = most - len(places)
+        complete = complete and len(names) <= left
+        places += [f"{parent}/{name}" for name in names[:left]]
+    return Below(places, complete)
 
 
 def processes_outside(host: Host, hierarchy: Hierarchy, pod_uids: frozenset[str]) -> list[int]:

@@ -10,7 +10,7 @@ being counted. Promises:
 3. Memory and descriptors are bounded: see the constants.
 """
 
-import errno
+import functools
 import os
 import stat
 import time
@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
+from nodeagent.sampling.disk.deleted import DeletedFiles, DeletedScan, Target
 from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
 from nodeagent.sampling.disk.quota import Quota, all_confined, quota_devices, read_quotas
 from nodeagent.sampling.disk.remembered import Remembered
-from nodeagent.sampling.disk.statx import OpenFiles
 from nodeagent.sampling.disk.walk import Count, Tally, Walk
 from nodeagent.sampling.host import Host, Unreadable
-from nodeagent.sampling.processes import pids_below
+from nodeagent.sampling.processes import processes_below
 
 # Entries that one tree may take before the next one gets its turn: 75 ms of CPU.
 _TURN: Final = 50_000
@@ -41,9 +41,15 @@ _KEPT_S: Final = 600.0
 _TRUSTED_S: Final = 600.0
 # Plain files in one log directory that are asked for. The kubelet keeps 5 for each container by default.
 _LOG_FILES: Final = 10_000
-# Open files and processes of one pod that are looked at for deleted files: 10 us each.
-_FDS: Final = 4096
-_PIDS: Final = 512
+# The part of a measurement's time that the open files of the pods' processes may take.
+_DELETED_SHARE: Final = 0.25
+
+
+class Held(NamedTuple):
+    """A part of what a pod holds."""
+
+    bytes: int
+    inodes: int
 
 
 class PodDisk(NamedTuple):
@@ -66,21 +72,14 @@ class PodDisk(NamedTuple):
     """Every place was found and walked to its end. False: the sums are lower bounds."""
     unknown: tuple[str, ...]
     """What is not counted, or only in part, and why."""
-    deleted: "DeletedFiles | None" = None
+    deleted: DeletedFiles | None = None
     """None when the processes' open files were not looked at."""
+    deleted_layers: Held = Held(0, 0)
+    """Of these, what is in layers and in no other number."""
+    deleted_volumes: Held = Held(0, 0)
+    """The same of everything else."""
     routine: bool = False
     """Counted in its turn: some of the numbers may be of an earlier walk."""
-
-
-class DeletedFiles(NamedTuple):
-    """Files that no longer have a name but are held open, so that their bytes are in no walk."""
-
-    bytes: int
-    files: int
-    pid: int | None
-    """The process that holds the largest of them."""
-    complete: bool
-    """All of the pod's open files were looked at."""
 
 
 class Progress(NamedTuple):
@@ -130,8 +129,11 @@ class Meter:
         self._paused: dict[Place, Walk] = {}
         self._measured: dict[Place, float] = {}
         """When each place was last begun."""
+        self._open_files = DeletedScan(host)
         self._sums: dict[Place, _Sum] = {}
         """The last whole sum of each place, for when there is no time for it."""
+        self.whole = False
+        """Every place was walked to its end by the last measurement, so that no number is of an earlier one."""
         self.progress = Progress(0, 0, 0)
         """May be read by any thread."""
 
@@ -158,13 +160,19 @@ class Meter:
         """
         if self._host.recorded:
             return {}
+        began = time.monotonic()
         found = find_places(self._host, pods, kubelet_dir=self._kubelet_dir, pod_logs_dir=self._pod_logs_dir)
         if anew:
             self._drop(found.places)
         else:
             self._forget(found)
         self.progress = Progress(len(found.places), 0, 0)
+        # Before the walks: whoever keeps these busy must not keep deleted files from being seen.
+        deleted = self._deleted(pods, found, until=began + (until - began) * _DELETED_SHARE, stop=stop, anew=anew)
         sums = self._quotas(pods, found)
+        quotas: dict[str, set[Kind]] = {}
+        for place in sums:
+            quotas.setdefault(place.uid, set()).add(place.kind)
         self._step(0, done=len(sums))
         turns: deque[tuple[Place, Walk]] = deque()
 
@@ -187,15 +195,14 @@ class Meter:
             for place, walking in turns:
                 sums[place] = _summed(walking.tally)
                 self._paused[place] = walking
+        self.whole = not stop() and all(place in sums and place not in self._paused for place in found.places)
         self._fill_up(found, sums, count)
         by_pod: dict[str, list[Place]] = {}
         for place in found.places:
             by_pod.setdefault(place.uid, []).append(place)
         disks = {pod.cgroup_uid: _pod_disk(pod, found, by_pod.get(pod.cgroup_uid, ()), sums) for pod in pods}
-        for pod in pods if self._cgroups else ():
-            if stop() or time.monotonic() >= until:
-                break
-            disks[pod.cgroup_uid] = disks[pod.cgroup_uid]._replace(deleted=self._deleted(pod, found))
+        for uid, held in deleted.items():
+            disks[uid] = _with_deleted(disks[uid], held, frozenset(quotas.get(uid, ())))
         return disks if anew else {uid: disk._replace(routine=True) for uid, disk in disks.items()}
 
     def _fill_up(self, found: Found, sums: dict[Place, _Sum], count: Count) -> None:
@@ -223,8 +230,10 @@ class Meter:
 
         def is_confined(uid: str) -> bool:
             if uid not in confined:
-                pids = pids_below(self._host, f"{self._cgroups}{cgroups[uid]}") if uid in cgroups else []
-                confined[uid] = all_confined(self._host, pids)
+                confined[uid] = False
+                if uid in cgroups:
+                    processes = processes_below(self._host, f"{self._cgroups}{cgroups[uid]}")
+                    confined[uid] = processes.complete and all_confined(self._host, processes.pids)
             return confined[uid]
 
         devices = quota_devices(found.mounts)
@@ -232,15 +241,45 @@ class Meter:
         self._abandon(quotas.keys() & self._paused.keys())
         return {place: _of_quota(quota) for place, quota in quotas.items()}
 
-    def _deleted(self, pod: PodUsage, found: Found) -> DeletedFiles:
-        """Looks at the open files of the pod's processes."""
-        devices = {found.layers[c.container_id].device for c in pod.containers if c.container_id in found.layers}
-        for path in {self._kubelet_dir, *(place.base for place in found.places if place.uid == pod.cgroup_uid)}:
+    def _deleted(
+        self, pods: Sequence[PodUsage], found: Found, *, until: float, stop: Callable[[], bool], anew: bool
+    ) -> dict[str, DeletedFiles]:
+        """What the pods' processes hold of deleted files, by UID."""
+        if not self._cgroups:
+            return {}
+        places: dict[str, set[str]] = {pod.cgroup_uid: {self._kubelet_dir} for pod in pods}
+        for place in found.places:
+            places[place.uid].add(place.base)
+        known: dict[str, int | None] = {}
+        targets = []
+        for pod in pods:
+            layers = {found.layers[c.container_id].device for c in pod.containers if c.container_id in found.layers}
+            devices = {self._device(path, known) for path in places[pod.cgroup_uid]} - {None}
+            directory = f"{self._cgroups}{pod.cgroup}"
+            targets.append(
+                Target(
+                    pod.cgroup_uid,
+                    functools.partial(self._processes, directory, pod.thread_count),
+                    frozenset(layers),
+                    frozenset(device for device in devices if device is not None),
+                )
+            )
+        return self._open_files.look(targets, until=until, stop=stop, only=anew)
+
+    def _processes(self, directory: str, threads: int | None) -> tuple[Sequence[int], bool]:
+        """The PIDs in a pod's cgroup, and whether these are all: with cgroup v1 those outside our PID namespace are not
+        even listed."""
+        processes = processes_below(self._host, directory)
+        return processes.pids, processes.complete and bool(processes.pids or not threads)
+
+    def _device(self, path: str, known: dict[str, int | None]) -> int | None:
+        """st_dev of a directory; None where there is none, so that nothing of it can be held open either."""
+        if path not in known:
             try:
-                devices.add(os.stat(self._host.real(self._host.resolve(path))).st_dev)
+                known[path] = os.stat(self._host.real(self._host.resolve(path))).st_dev
             except (OSError, Unreadable):
-                continue  # then nothing of it can be held open either
-        return deleted_files(self._host, pids_below(self._host, f"{self._cgroups}{pod.cgroup}"), frozenset(devices))
+                known[path] = None
+        return known[path]
 
     def _forget(self, found: Found) -> None:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -443,6 +482,16 @@ def _pod_disk(pod: PodUsage, found: Found, mine: Iterable[Place], sums: Mapping[
     )  # fmt: skip
 
 
+def _with_deleted(disk: PodDisk, deleted: DeletedFiles, by_quota: frozenset[Kind]) -> PodDisk:
+    """`by_quota`: of which places a quota tells what they hold, deleted files included."""
+    layers, volumes = Held(0, 0), Held(0, 0)
+    if Kind.LAYER not in by_quota:
+        layers = Held(deleted.layer_bytes, deleted.layer_files)
+    if Kind.VOLUME not in by_quota:
+        volumes = Held(deleted.bytes - deleted.layer_bytes, deleted.files - deleted.layer_files)
+    return disk._replace(deleted=deleted, deleted_layers=layers, deleted_volumes=volumes)
+
+
 def _total(parts: Iterable[int | None]) -> int | None:
     """The sum of what is known; None when there are parts and none of them is."""
     known = list(parts)
@@ -457,6 +506,13 @@ def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
     containers = tuple(_container(container, found) for container in usage.containers)
     disk = found.disk._replace(other_bytes=found.other_bytes, other_inodes=found.other_inodes)
     deleted = found.deleted
+    if deleted is not None and (deleted.bytes or deleted.complete):
+        disk = disk._replace(
+            deleted_layer_bytes=found.deleted_layers.bytes,
+            deleted_layer_inodes=found.deleted_layers.inodes,
+            deleted_volume_bytes=found.deleted_volumes.bytes,
+            deleted_volume_inodes=found.deleted_volumes.inodes,
+        )
     sight = DiskSight(
         read_at=found.read_at,
         complete=found.complete,
@@ -482,45 +538,3 @@ def _container(container: ContainerUsage, found: PodDisk) -> ContainerUsage:
             volumes_inodes=0,
         )
     )
-
-
-# --- deleted but open ------------------------------------------------------------------------------------------------
-
-
-def deleted_files(host: Host, pids: Sequence[int], devices: frozenset[int]) -> DeletedFiles:
-    """What these processes hold open of deleted files on these devices (of disks, and of overlay mounts: st_dev). Each
-    file counts once. Processes that have ended hold nothing; one that may not be looked at makes the answer incomplete.
-    Never raises."""
-    look = OpenFiles()
-    seen: dict[tuple[int, int], tuple[int, int]] = {}
-    left = _FDS
-    complete = len(pids) <= _PIDS
-    for pid in pids[:_PIDS]:
-        try:
-            directory = os.open(host.real(f"/proc/{pid}/fd"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            complete = complete and error.errno in (errno.ENOENT, errno.ESRCH)
-            continue
-        try:
-            names = os.listdir(directory)
-            complete = complete and len(names) <= left
-            for name in names[:left]:
-                found = look.nameless(directory, name) if _is_deleted(directory, name) else None
-                if found is not None and found.device in devices:
-                    seen[found.device, found.inode] = (found.bytes, pid)
-            left -= min(left, len(names))
-        except OSError as error:
-            # The kernel lists descriptors to whoever may read the directory, and refuses to say where they lead.
-            complete = complete and error.errno in (errno.ENOENT, errno.ESRCH)
-        finally:
-            os.close(directory)
-    largest = max(seen.values(), default=None)
-    return DeletedFiles(sum(size for size, _ in seen.values()), len(seen), largest[1] if largest else None, complete)
-
-
-def _is_deleted(directory: int, name: str) -> bool:
-    """By the name, which is cheaper to have, and nearly always enough. Raises OSError when we may not know."""
-    try:
-        return os.readlink(name, dir_fd=directory).endswith(" (deleted)")
-    except FileNotFoundError:
-        return False  # closed meanwhile

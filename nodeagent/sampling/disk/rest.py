@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import DiskRest, HostDirectory, Signal
-from nodeagent.sampling.disk.attribution import PodDisk
+from nodeagent.sampling.disk.attribution import Held, PodDisk
 from nodeagent.sampling.disk.walk import Walk
 from nodeagent.sampling.host import Host, Mount, Unreadable
 
@@ -44,6 +44,38 @@ def unattributed(
 ) -> DiskRest:
     """What the file system that holds `path` uses beside these pods, and its largest host directories as far as they
     could be walked until time.monotonic() `until`. `signals` are only passed on. Raises Unreadable."""
+    used = read_used(host, path)
+    here = directories_on(host, directories, used.device)
+    named = [part for part in _held(attributed, directories) if part[0] in here]
+    held = [held_there(pod, directories, here) for pod in attributed]
+    return DiskRest(
+        signals=signals,
+        used_bytes=used.bytes,
+        attributed_bytes=sum(part.bytes for part in held),
+        used_inodes=used.inodes,
+        attributed_inodes=sum(part.inodes for part in held),
+        largest=tuple(
+            sorted(
+                (_less(directory, named) for directory in walk_directories(host, used.device, until=until)),
+                key=lambda directory: -directory.bytes,
+            )[:show]
+        ),
+        read_at=used.read_at,
+    )
+
+
+class Used(NamedTuple):
+    """What a file system holds."""
+
+    bytes: int
+    inodes: int
+    device: int
+    """st_dev."""
+    read_at: float
+
+
+def read_used(host: Host, path: str) -> Used:
+    """Of the file system that holds `path`. Raises Unreadable."""
     read_at = host.boottime()
     fd = host.open(path)
     try:
@@ -53,21 +85,22 @@ def unattributed(
         raise Unreadable(path, error.errno or 0, error.strerror or str(error)) from error
     finally:
         os.close(fd)
-    held = [part for part in _held(attributed, directories) if _device(host, part[0]) == device]
-    return DiskRest(
-        signals=signals,
-        used_bytes=(numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize,
-        attributed_bytes=sum(size for _, size, _ in held),
-        used_inodes=numbers.f_files - numbers.f_ffree,
-        attributed_inodes=sum(inodes for _, _, inodes in held),
-        largest=tuple(
-            sorted(
-                (_less(directory, held) for directory in walk_directories(host, device, until=until)),
-                key=lambda directory: -directory.bytes,
-            )[:show]
-        ),
-        read_at=read_at,
-    )
+    used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
+    return Used(used, numbers.f_files - numbers.f_ffree, device, read_at)
+
+
+def directories_on(host: Host, directories: PodDirectories, device: int) -> frozenset[str]:
+    """Those of the directories that are on this device (st_dev)."""
+    return frozenset(path for path in directories if _device(host, path) == device)
+
+
+def held_there(pod: PodDisk, directories: PodDirectories, here: frozenset[str]) -> Held:
+    """What a pod holds in those of the directories that are `here`, deleted files included."""
+    parts = _held([pod], directories)
+    parts.append((directories.kubelet, *pod.deleted_volumes))
+    parts.append((directories.layers, *pod.deleted_layers))
+    found = [(size, inodes) for path, size, inodes in parts if path in here]
+    return Held(sum(size for size, _ in found), sum(inodes for _, inodes in found))
 
 
 def _held(pods: Sequence[PodDisk], directories: PodDirectories) -> list[tuple[str, int, int]]:

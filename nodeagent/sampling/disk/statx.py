@@ -138,6 +138,7 @@ class OpenFiles:
     def __init__(self) -> None:
         self._answers = Answers()
 
-    def nameless(self, directory: int, name: str) -> Nameless | None:
-        """None of anything but a regular file that has no name any more, and of what was closed meanwhile."""
-        return self._answers.nameless() if self._answers.ask_through(directory, name.encode()) else None
+    def ask(self, directory: int, name: str) -> tuple[bool, Nameless | None]:
+        """(whether the kernel says where the link leads, the file if it is a regular one without a name)."""
+        answered = self._answers.ask_through(directory, name.encode())
+        return answered, self._answers.nameless() if answered else None

@@ -30,7 +30,8 @@ from nodeagent.model import SIGNAL_TABLE, DiskRest, NodeSnapshot, Note, PodUsage
 from nodeagent.sampling.cgroup import Hierarchy
 from nodeagent.sampling.disk import writes
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
-from nodeagent.sampling.disk.rest import PodDirectories, unattributed
+from nodeagent.sampling.disk.rest import PodDirectories, directories_on, held_there, read_used, unattributed
+from nodeagent.sampling.disk.traces import Traces
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.disk.worker import DiskWorker, FileSystemOf, Measured, Request
 from nodeagent.sampling.filesystems import Layout
@@ -87,6 +88,7 @@ class DiskWatch:
         self._rest_at = float("-inf")
         self._needed_at = float("-inf")
         self._pods: tuple[PodUsage, ...] = ()
+        self._traces = Traces()
         self._anew: frozenset[str] = frozenset()
 
     def close(self, *, timeout_s: float = 1.0) -> None:
@@ -125,10 +127,12 @@ class DiskWatch:
             return snapshot
         known = self._worker.latest() if self._worker is not None else None
         found = known.pods if known is not None else {}
+        self._traces.add(known.accounts if known is not None else ())
         pods = tuple([self._with_disk(view, found.get(view.usage.cgroup_uid)) if view.usage else view
                       for view in snapshot.pods])  # fmt: skip
         rests = known.rests if known is not None else ()
-        return snapshot._replace(pods=pods, disk_rests=rests, notes=snapshot.notes + self._notes())
+        traces = self._traces.known(deleted_known=not _deleted_unknown(found.values()))
+        return snapshot._replace(pods=pods, disk_rests=rests, disk_traces=traces, notes=snapshot.notes + self._notes())
 
     def glance(self) -> Measured | None:
         """What the worker is at; None before the first need. May be called by any thread."""
@@ -152,6 +156,8 @@ class DiskWatch:
                 notes = (Note("disks", "what the pods hold on disk is being counted, nothing is known yet"),)
         if self._worker is not None:
             notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().rests))
+        if self._worker is not None and (unknown := _deleted_unknown(self._worker.latest().pods.values())):
+            notes = (*notes, Note("disks", f"deleted files that {unknown} pods may hold open are not attributed"))
         if self._writes_trouble:
             notes = (*notes, Note("disks", f"who writes is not known of every pod: {self._writes_trouble}"))
         return notes
@@ -211,6 +217,7 @@ class DiskWatch:
                 self._pods,
                 budget_s=_SHORT_S if crossed else _LONG_S,
                 what=Count.INODES if only_inodes else Count.BYTES_AND_INODES,
+                accounts=file_systems(node, urgent, layout),
                 rests=rests,
                 rest_budget_s=_REST_BUDGET_S,
             )
@@ -231,6 +238,7 @@ class DiskWatch:
             return self._worker
         self.close(timeout_s=0.0)
         self._where = where
+        self._traces.clear()
         quiet = hierarchy.unified is not None and hierarchy.unified == hierarchy.memory
         directories = PodDirectories(kubelet, self._config.pod_logs_dir, store)
         host, config = self._host, self._config
@@ -245,6 +253,8 @@ class DiskWatch:
             unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
             wake=self._wake,
             find_rest=find_rest,
+            find_used=lambda wanted: read_used(host, wanted.path),
+            find_held=lambda used, pod: held_there(pod, directories, directories_on(host, directories, used.device)),
         )
         return self._worker
 
@@ -252,6 +262,11 @@ class DiskWatch:
 DISKS: Final = frozenset(
     signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
 )
+
+
+def _deleted_unknown(pods: Iterable[PodDisk]) -> int:
+    """Of how many pods not all open files could be looked at."""
+    return sum(pod.deleted is None or not pod.deleted.complete for pod in pods)
 
 
 def _in_no_pod(rest: DiskRest) -> Note:

@@ -13,6 +13,7 @@ A thread inside a system call on a dead mount cannot be ended. So each thread ha
 abandoned one keeps: nothing is shared but the mailbox.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,8 @@ from typing import Final, NamedTuple
 
 from nodeagent.host import workers
 from nodeagent.model import DiskRest, PodUsage, Signal
-from nodeagent.sampling.disk.attribution import Meter, PodDisk, Progress
+from nodeagent.sampling.disk.attribution import Held, Meter, PodDisk, Progress
+from nodeagent.sampling.disk.rest import Used
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.host import Unreadable
 
@@ -38,6 +40,16 @@ class FileSystemOf(NamedTuple):
     """The signals that it is behind."""
 
 
+class Account(NamedTuple):
+    """What a file system held when a measurement of all pods began, and what each of them was found to hold there."""
+
+    wanted: FileSystemOf
+    at: float
+    used: Held
+    pods: Mapping[str, Held]
+    """By UID."""
+
+
 class Request(NamedTuple):
     """What is to be measured."""
 
@@ -45,6 +57,8 @@ class Request(NamedTuple):
     budget_s: float
     """Wall time that it may take."""
     what: Count = Count.BYTES_AND_INODES
+    accounts: tuple[FileSystemOf, ...] = ()
+    """Of these file systems also how much they hold."""
     rests: tuple[FileSystemOf, ...] = ()
     """Of these file systems also what is in no pod, after the pods were published."""
     rest_budget_s: float = 0.0
@@ -55,6 +69,12 @@ class Request(NamedTuple):
 
 FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], DiskRest]
 """(the file system, what the pods hold, time.monotonic() by which to end) -> the rest. Raises Unreadable."""
+
+
+FindUsed = Callable[[FileSystemOf], Used]
+"""What a file system holds now. Raises Unreadable."""
+FindHeld = Callable[[Used, PodDisk], Held]
+"""What of it a pod holds."""
 
 
 class Measured(NamedTuple):
@@ -73,6 +93,8 @@ class Measured(NamedTuple):
     """Of the last request that asked for them."""
     took_s: float = 0.0
     """Wall time of the last measurement of all pods."""
+    accounts: tuple[Account, ...] = ()
+    """Of the last measurement of all pods that walked every place to its end."""
 
 
 class _Job:
@@ -99,14 +121,19 @@ class DiskWorker:
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
         wake: Callable[[], None] = lambda: None,
         find_rest: FindRest | None = None,
+        find_used: FindUsed | None = None,
+        find_held: FindHeld | None = None,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         """`make_meter` is called once for each thread. That thread calls `unwritten` (see Meter.measure), `wake`
-        after each measurement, and `find_rest` for what `Request.rests` asks."""
+        after each measurement, `find_rest` for what `Request.rests` asks, `find_used` and `find_held` for
+        `Request.accounts`."""
         self._make_meter = make_meter
         self._unwritten = unwritten
         self._wake = wake
         self._find_rest = find_rest
+        self._find_used = find_used
+        self._find_held = find_held
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._next: Request | None = None
@@ -114,6 +141,7 @@ class DiskWorker:
         self._finished_at: float | None = None
         self._failure = ""
         self._rests: tuple[DiskRest, ...] = ()
+        self._accounts: tuple[Account, ...] = ()
         self._took_s = 0.0
         self._job: _Job | None = None
         self._lost: list[_Job] = []
@@ -150,7 +178,14 @@ class DiskWorker:
             running = job is not None and job.deadline is not None
             progress = job.meter.progress if job is not None else Progress(0, 0, 0)
             return Measured(
-                self._pods, self._finished_at, running, progress, trouble, rests=self._rests, took_s=self._took_s
+                self._pods,
+                self._finished_at,
+                running,
+                progress,
+                trouble,
+                rests=self._rests,
+                took_s=self._took_s,
+                accounts=self._accounts,
             )
 
     def cancel(self) -> None:
@@ -209,7 +244,9 @@ class DiskWorker:
         def unwanted() -> bool:
             return job.stop.is_set() or self._job is not job
 
+        accounts: tuple[Account, ...] = ()
         try:
+            used = self._used(request)
             pods = job.meter.measure(
                 request.pods,
                 until=until,
@@ -218,6 +255,8 @@ class DiskWorker:
                 anew=request.anew,
                 stop=unwanted,
             )
+            if job.meter.whole and not request.anew:
+                accounts = self._account(used, pods)
         except Exception as error:  # whatever it is, the thread must live, and the report say so
             failure = f"measuring disks failed: {type(error).__name__}: {error}"
         with self._lock:
@@ -227,6 +266,7 @@ class DiskWorker:
             if not failure:
                 self._pods = {**self._pods, **pods} if request.anew else pods
                 self._finished_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+                self._accounts = accounts or self._accounts
                 if not request.anew:
                     self._took_s = time.monotonic() - began
                 if not request.rests:
@@ -236,6 +276,28 @@ class DiskWorker:
         self._wake()
         if request.rests and not failure:
             self._find_rests(job, request, pods)
+
+    def _used(self, request: Request) -> list[tuple[FileSystemOf, Used]]:
+        """Before anything is counted: what is written meanwhile must not look as if it were in no pod."""
+        used = []
+        for wanted in request.accounts if self._find_used is not None else ():
+            with contextlib.suppress(Unreadable, OSError):  # its signal says why by itself
+                used.append((wanted, self._find_used(wanted)))
+        return used
+
+    def _account(self, used: Sequence[tuple[FileSystemOf, Used]], pods: Mapping[str, PodDisk]) -> tuple[Account, ...]:
+        find_held = self._find_held
+        if find_held is None:
+            return ()
+        return tuple(
+            Account(
+                wanted,
+                there.read_at,
+                Held(there.bytes, there.inodes),
+                {uid: find_held(there, disk) for uid, disk in pods.items()},
+            )
+            for wanted, there in used
+        )
 
     def _find_rests(self, job: _Job, request: Request, pods: Mapping[str, PodDisk]) -> None:
         found = []

@@ -12,8 +12,10 @@ from typing import BinaryIO
 
 import pytest
 
-from nodeagent.model import ContainerUsage, DiskUsage, PodUsage, QOSClass
-from nodeagent.sampling.disk.attribution import DeletedFiles, Meter, PodDisk, apply, deleted_files
+from nodeagent.model import ContainerUsage, DiskLayout, DiskUsage, PodUsage, QOSClass, Signal
+from nodeagent.policy.ranking import disk_of
+from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.sampling.disk.deleted import DeletedFiles, deleted_files
 from nodeagent.sampling.disk.places import find_layers, upper_directory
 from nodeagent.sampling.disk.remembered import SETTLED_S
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
@@ -410,14 +412,15 @@ def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
         found = deleted_files(Host("/"), [holder.pid, holder.pid], frozenset({device}))
         elsewhere = deleted_files(Host("/"), [holder.pid], frozenset({device + 1}))
         holder.communicate(b"")
-    assert found == (102_400, 1, holder.pid, True)
+    assert found == DeletedFiles(102_400, 1, holder.pid, complete=True)
     assert (elsewhere.bytes, elsewhere.files) == (0, 0)
-    assert deleted_files(Host("/"), [holder.pid], frozenset({device})) == (0, 0, None, True), "the process has ended"
+    ended = deleted_files(Host("/"), [holder.pid], frozenset({device}))
+    assert ended == DeletedFiles(0, 0, None, complete=True), "the process has ended"
 
 
 LOOK = """
 import os
-from nodeagent.sampling.disk.attribution import deleted_files
+from nodeagent.sampling.disk.deleted import deleted_files
 from nodeagent.sampling.host import Host
 {become}
 print(deleted_files(Host("/"), [os.getppid()], frozenset({{0}})).complete)
@@ -466,7 +469,8 @@ def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> Non
     finally:
         for directory in (group / "podu1" / ID, group / "podu1", group):
             directory.rmdir()
-    assert found.deleted == (102_400, 1, holder.pid, True)
+    assert found.deleted == DeletedFiles(102_400, 1, holder.pid, complete=True)
+    assert disk_of(apply(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
 
 
 @root_only

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model import DiskRest
-from nodeagent.sampling.disk.attribution import DeletedFiles, Meter, deleted_files
+from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.sampling.disk.deleted import DeletedFiles, deleted_files
 from nodeagent.sampling.disk.rest import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.disk.worker import DiskWorker, Request
