@@ -91,6 +91,30 @@ def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
     assert agent.stop() == 0
 
 
+def test_a_hog_that_claims_to_be_static_and_has_a_pod_claim_its_cgroup_goes_all_the_same(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
+) -> None:
+    """With everything that its author can write: even the owner reference that a kubelet gives a mirror pod."""
+    node = {"apiVersion": "v1", "kind": "Node", "name": "lab-node", "uid": api.node()["metadata"]["uid"]}
+
+    def forge(entry: dict[str, Any], claimed: str) -> dict[str, Any]:
+        marks = {"source": "file", "mirror": claimed, "hash": claimed}
+        entry["metadata"]["annotations"] = {f"kubernetes.io/config.{key}": value for key, value in marks.items()}
+        entry["metadata"]["ownerReferences"] = [node | {"controller": True}]
+        return entry
+
+    api.modify_pod("default", "hog", lambda entry: entry.update(forge(entry, uuid.uuid4().hex)))
+    api.add_pod(forge(pod("a-thief", uid=str(uuid.uuid4())), HOG))
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(CHILL, qos="besteffort")
+    kubepods.eat(CHILL, 5)
+    kubepods.eat(HOG, 400)  # before the agent looks: at the crossing itself the other one might do
+    agent = start_agent(**HARD)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
+    assert agent.stop() == 0
+    assert {request.path.split("/")[-2] for request in api.sent("POST", "/eviction")} == {"hog"}
+
+
 def test_a_dry_run_tells_what_it_would_do_and_sends_nothing(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:

@@ -124,9 +124,8 @@ def confirm_mirrors(pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, 
 
 
 def _is_named(pod: Pod, names: Mapping[str, PodName]) -> bool:
-    """Whether the log directory of the static pod's UID has the name of this pod, or none is known."""
-    name = names.get(pod.mirror_of)
-    return name is None or name == PodName(pod.namespace or "", pod.name or "")
+    """Whether the log directory of the static pod's UID has the name of this pod; all count where none can be read."""
+    return not names or names.get(pod.mirror_of) == PodName(pod.namespace or "", pod.name or "")
 
 
 def _as_joined(pod: Pod, confirmed: Set[str]) -> Pod:

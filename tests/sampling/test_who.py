@@ -110,6 +110,9 @@ def test_of_two_claims_on_one_cgroup_that_with_the_name_of_its_log_directory_cou
 def test_a_claim_on_a_pod_that_the_api_does_not_list_needs_its_name() -> None:
     views = joined([mirror("evil/thief", HOG)], [HOG], {HOG: who.PodName("evil", "hog")})
     assert holder(views, HOG).source is PodSource.HOST
+    # Nor does it count before there is such a directory, as with a pod whose cgroup was just made.
+    views = joined([mirror("evil/thief", HOG)], [HOG], {QUIET: who.PodName("a", "web")})
+    assert holder(views, HOG).source is PodSource.HOST
 
 
 def test_a_pod_with_a_cgroup_of_its_own_is_no_mirror_pod() -> None:
@@ -120,7 +123,8 @@ def test_a_pod_with_a_cgroup_of_its_own_is_no_mirror_pod() -> None:
 
 
 def test_the_same_pods_are_confirmed_once_and_changed_ones_keep_the_objects_of_the_others() -> None:
-    mirrors, uids, names = who.Mirrors(), frozenset({HASH, QUIET}), dict[str, who.PodName]()
+    mirrors, uids = who.Mirrors(), frozenset({HASH, QUIET})
+    names = {HASH: who.PodName("kube-system", "etcd-n1")}
     etcd, web = mirror("kube-system/etcd-n1", HASH), api_pod("a/web", QUIET)
     first = mirrors.confirm((etcd, web), uids=uids, names=names)
     pods = (etcd, web._replace(priority=7))
