@@ -281,8 +281,10 @@ def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...
     harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
     found, _ = cgroup.find_kubepods(host, cgroup.detect(host), cgroup_root=config.sampling.cgroup_root)
     seen, _ = kubelet.find(host)
-    thresholds = seen.thresholds if seen is not None else None
-    return coexistence.find(host, kubepods=found.path if found else "", kubelet=thresholds, harmless=harmless)
+    thresholds, unread = (seen.thresholds, seen.unread) if seen is not None else (None, "")
+    return coexistence.find(
+        host, kubepods=found.path if found else "", kubelet=thresholds, kubelet_unread=unread, harmless=harmless
+    )
 
 
 def brake_of(host: Host) -> CgroupBrake:

@@ -67,5 +67,30 @@ def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(
         agent.kill()
 
 
+def test_the_agent_does_not_take_a_kubelets_defaults_for_a_fact(node: Path, tmp_path: Path) -> None:
+    """As on a real node on which the kubelet's eviction was off, by a file that was not mounted."""
+    (node / "var/lib/kubelet/config.yaml").unlink()
+    (node / "var/lib/kubelet/config.yaml").symlink_to("/not/mounted.yaml")
+    process = node / "proc/77"
+    process.mkdir()
+    (process / "cmdline").write_bytes(b"/usr/bin/kubelet\0--config=/not/mounted.yaml\0")
+    service = node / "sys/fs/cgroup/system.slice/kubelet.service"
+    service.mkdir(parents=True)
+    (service / "cgroup.procs").write_text("77\n")
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+        f"stateDir: {tmp_path / 'state'}\nlogging: {{format: json}}\n"
+    )
+    arguments = ("--dry-run", "--config", str(config), "--host-root", str(node))
+    agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
+    try:
+        until(lambda: len(_neighbours(agent)) == 2, "who else kills")
+        assert _neighbours(agent)[1].startswith("whether the kubelet evicts is not known (/not/mounted.yaml: ")
+        assert agent.stop() == 0
+    finally:
+        agent.kill()
+
+
 def _neighbours(agent: Run) -> list[str]:
     return [line["message"] for line in agent.said("note") if line["subject"] == "coexistence"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nodeagent.config.amount import parse_amount
 from nodeagent.config.defaults import KUBELET_EVICTION_HARD, KUBELET_TRANSITION_PERIOD_S
 from nodeagent.config.duration import format_duration, parse_duration
-from nodeagent.config.problems import ConfigError
+from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import DROPPED, AmountRule, Eviction
 from nodeagent.config.thresholds import make_thresholds
@@ -36,6 +36,8 @@ class KubeletSettings(NamedTuple):
     root_dir: str = "/var/lib/kubelet"
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each. A kubelet would not start with such a file."""
+    unread: str = ""
+    """Why nothing of the file could be read, so that what no flag says is a default that is only assumed."""
 
 
 class Sooner(NamedTuple):
@@ -98,12 +100,14 @@ def read(text: str = "", *, flags: Sequence[str] = (), name: str = "kubelet conf
     """
     problems: list[str] = []
     raw = _Raw()
+    unread = ""
     if text.strip():
         try:
             raw = _from_file(text, name=name, problems=problems)
         except ConfigError as error:
-            problems.append(str(error))
-    return _settle(_with_flags(raw, flags, problems=problems), problems=problems)
+            unread = str(error)
+            problems.append(unread)
+    return _settle(_with_flags(raw, flags, problems=problems), problems=problems)._replace(unread=unread)
 
 
 def flag_value(flags: Sequence[str], flag: str) -> str | None:
@@ -148,10 +152,12 @@ def compare(
 
 
 def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
-    """Raises ConfigError when this is no YAML."""
+    """Raises ConfigError when this is no YAML, or no map."""
     from nodeagent.config import document
 
     root = document.parse(text.encode("utf-8", "surrogatepass"), name=name)
+    if root.tag != "map":
+        raise ConfigError((Problem(Origin(name, root.line, root.column), "", "the file is not a map of keys"),))
     top = {key.text: value for key, value in root.items}
     if "kubeletconfig" in top:  # what /configz answers
         top = {key.text: value for key, value in top["kubeletconfig"].items}

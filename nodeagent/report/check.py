@@ -206,10 +206,12 @@ class Observer:
 
     def _notes(self, report: Report, known: KnownPods) -> tuple[Note, ...]:
         warnings = tuple(Note("configuration", str(problem)) for problem in self._wish.loaded.warnings)
+        assumed = " if it has a kubelet's defaults" if self._kubelet is not None and self._kubelet.unread else ""
+        when = {nodereport.KUBELET_FIRST: "would", nodereport.SOFT_FIRST: "may"}
         races = tuple(
-            Note("kubelet", f"it would act first: {each.message}")
+            Note("kubelet", f"it {when[each.verdict]} act first{assumed}: {each.message}")
             for each in nodereport.compare(report)
-            if each.verdict == nodereport.KUBELET_FIRST
+            if each.verdict in when
         )
         return (
             *report.snapshot.notes,

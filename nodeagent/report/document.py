@@ -293,17 +293,24 @@ def _kubelet(report: Report) -> Document | None:
         return None
     return {
         "configuration": report.kubelet.path,
+        "assumed": bool(report.kubelet.unread),
+        "reason": report.kubelet.unread or None,
         "thresholds": [
             {
                 "signal": str(each.threshold.signal),
                 **_threshold_text(each.threshold),
                 "value": each.value,
-                "ours": {**_threshold_text(each.ours), "value": each.our_value} if each.ours else None,
+                "ours": _our_threshold(each.answer),
+                "oursSoft": _our_threshold(each.soft),
                 "verdict": each.verdict,
             }
             for each in nodereport.compare(report)
         ],
     }
+
+
+def _our_threshold(verdict: ThresholdVerdict | None) -> Document | None:
+    return {**_threshold_text(verdict.threshold), "value": verdict.value} if verdict else None
 
 
 def _age(report: Report, instant: float) -> float:

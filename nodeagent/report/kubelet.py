@@ -28,20 +28,26 @@ _RECORDED: Final = "/kubelet/configz.json"
 def find(host: Host) -> tuple[KubeletView | None, tuple[Note, ...]]:
     """The kubelet's effective thresholds, and notes about what could not be read of them.
 
-    None without a note: there is no sign of a kubelet on this host.
+    None: there is no sign of a kubelet on this host.
     """
     flags = _command_line(host)
     path, text, refusal = _file(host, flags)
-    if not text and not flags:
-        note = Note("kubelet", f"its configuration cannot be read: {refusal}") if refusal else None
-        return None, (note,) if note else ()
+    if not flags and not (text or refusal):
+        return None, ()
     from nodeagent.config import kubelet
 
     settings = kubelet.read(text, flags=flags, name=path)
-    notes = tuple(Note("kubelet", problem) for problem in settings.problems)
-    if refusal:
-        notes += (Note("kubelet", f"only its command line can be read: {refusal}"),)
-    return KubeletView(path or "command line", settings.thresholds), notes
+    notes = tuple(Note("kubelet", problem) for problem in settings.problems if problem != settings.unread)
+    unread = refusal or settings.unread
+    if unread and kubelet.flag_value(flags, "eviction-hard") is not None:
+        notes += (Note("kubelet", f"only its command line can be read: {unread}"),)
+        unread = ""
+    elif unread:
+        notes += (Note("kubelet", f"its configuration is not known, defaults assumed: {unread}"),)
+    directory = kubelet.flag_value(flags, "config-dir")
+    if directory:
+        notes += (Note("kubelet", f"what the files in its --config-dir {directory} change is not looked at"),)
+    return KubeletView(path or "command line", settings.thresholds, unread), notes
 
 
 def _command_line(host: Host) -> tuple[str, ...]:
@@ -74,8 +80,12 @@ def _file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
     refusal = ""
     for path in candidates:
         try:
-            return path, host.text(path), ""
+            text = host.text(path)
         except Unreadable as error:
-            if flags or host.exists(path):
+            if (flags and path != _RECORDED) or host.exists(path):
                 refusal = refusal or str(error)
+            continue
+        if text.strip():
+            return path, text, ""
+        refusal = refusal or f"{path}: it is empty"
     return "", "", refusal

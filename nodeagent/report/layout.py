@@ -38,6 +38,7 @@ STRONG: Final = "strong"
 
 _HOST_ONLY: Final = frozenset({"unknown-pod", "nameless"})
 """Refusals (policy/protection.py) that say no more than that the API has not told about the pod."""
+_UNLISTED: Final = "not seen through the API"
 
 _STATE_STYLE: Final = {
     SignalState.OK: GOOD,
@@ -302,7 +303,11 @@ def _pods(report: Report) -> Section:
     )
     unit = SIGNAL_TABLE[signal].unit
     candidates, protected = nodereport.counts(ranking)
-    title = f"PODS IN EVICTION ORDER FOR {signal} ({candidates} candidates, {protected} protected)"
+    unlisted = sum(_unlisted(ranked) for ranked in ranking)
+    numbers = [f"{candidates} candidates", f"{protected - unlisted} protected"]
+    if unlisted:
+        numbers.append(f"{unlisted} not evicted: {_UNLISTED}")
+    title = f"PODS IN EVICTION ORDER FOR {signal} ({', '.join(numbers)})"
     rows = tuple(_pod_row(ranked, unit, signal) for ranked in ranking)
     return Section(title, columns, rows, _pod_legend(report))
 
@@ -323,12 +328,17 @@ def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
     )
 
 
-def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
-    """The reasons of a protected pod, else the keys that put it there.
+def _unlisted(ranked: RankedPod) -> bool:
+    """It is not evicted because nobody but this host knows it, and for no other reason."""
+    return bool(ranked.refusals) and all(each.code in _HOST_ONLY for each in ranked.refusals)
 
-    A pod that only this host knows is not evicted because of that; said once in the legend, its keys tell more here.
-    """
-    return "protected: " + "; ".join(reasons) if reasons else "; ".join([key.text for key in ranked.keys])
+
+def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
+    """The reasons of a protected pod, else the keys that put it there."""
+    if reasons:
+        return "protected: " + "; ".join(reasons)
+    keys = "; ".join([key.text for key in ranked.keys])
+    return f"not evicted: {_UNLISTED}; {keys}" if _unlisted(ranked) else keys
 
 
 def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:
@@ -442,20 +452,34 @@ def _kubelet(report: Report) -> Section:
         return Section("KUBELET")
     columns = (Column("SIGNAL"), Column("KUBELET'S"), Column("OURS"), Column("WHO ACTS FIRST"))
     styles = {nodereport.OURS_FIRST: GOOD, nodereport.NEVER_MET: GOOD, nodereport.KUBELET_FIRST: BAD}
+    unread = report.kubelet.unread
     rows = []
     for each in nodereport.compare(report):
         unit = SIGNAL_TABLE[each.threshold.signal].unit
-        ours = _threshold_text(each.ours, each.our_value, unit) if each.ours else "none"
+        ours = [_threshold_text(own.threshold, own.value, unit) for own in (each.soft, each.answer) if own is not None]
         rows.append(
             (
                 Cell(str(each.threshold.signal), STRONG),
                 Cell(_threshold_text(each.threshold, each.value, unit)),
-                Cell(ours),
-                Cell(each.verdict, styles.get(each.verdict, WARN)),
+                Cell("; ".join(ours) or "none"),
+                Cell(_who_first(each), styles.get(each.verdict, WARN)),
             )
         )
     lines = () if rows else (Cell("The kubelet's own eviction is off."),)
-    return Section(f"KUBELET ({words.harmless(report.kubelet.path)})", columns, tuple(rows), lines)
+    if unread:
+        told = f"Not known, defaults assumed: whether the kubelet evicts, and when ({words.harmless(unread)})."
+        lines = (Cell(told, WARN),)
+    path = words.harmless(report.kubelet.path)
+    title = f"KUBELET ({path}, not known, defaults assumed)" if unread else f"KUBELET ({path})"
+    return Section(title, columns, tuple(rows), lines)
+
+
+def _who_first(each: nodereport.Comparison) -> str:
+    soft = each.soft or each.answer
+    if each.verdict != nodereport.SOFT_FIRST or soft is None:
+        return each.verdict
+    patience = words.duration(soft.threshold.grace_period_s)
+    return f"{each.verdict}, if it falls for more than {patience}; else {each.without_soft}"
 
 
 def _notes(report: Report) -> Section:

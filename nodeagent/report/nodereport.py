@@ -44,6 +44,8 @@ class KubeletView(NamedTuple):
     """The file they were read from, below the host root."""
     thresholds: tuple[Threshold, ...]
     """Effective: defaults, merging and allocatable memory are already worked in."""
+    unread: str = ""
+    """Why its configuration could not be read. What no flag says is then a kubelet's default, which it may not have."""
 
 
 class Report(NamedTuple):
@@ -168,16 +170,22 @@ class Comparison(NamedTuple):
     threshold: Threshold
     value: int | None
     """In the signal's unit; None for a percentage of an unknown capacity."""
-    ours: Threshold | None
+    answer: ThresholdVerdict | None
     """Our highest threshold on the same signal with no longer grace, else the highest; None when there is none."""
-    our_value: int | None
     verdict: str
-    """One of the five words below."""
+    """One of the six words below."""
     message: str = ""
     """The numbers, where the kubelet is not later than we are."""
+    soft: ThresholdVerdict | None = None
+    """Our highest threshold that is met before the kubelet's, but has to be for longer; None when there is none, or
+    `answer` is it, or is in time."""
+    without_soft: str = ""
+    """The verdict if it had none; empty unless `verdict` is SOFT_FIRST."""
 
 
 OURS_FIRST: Final = "ours first"
+SOFT_FIRST: Final = "soft first"
+"""Our soft threshold is met before the kubelet's: who acts first is a matter of its grace period."""
 KUBELET_FIRST: Final = "kubelet first"
 SAME_LEVEL: Final = "same level"
 NEVER_MET: Final = "never met"
@@ -216,11 +224,16 @@ def _compared(
     # What answers a hard threshold is a hard one, however much higher a soft one may be.
     in_time = [each for each in mine if each.threshold.grace_period_s <= theirs.grace_period_s]
     answer = max(in_time or mine, key=lambda each: each.value or 0, default=None)
-    best, level = (answer.threshold, answer.value) if answer else (None, None)
+    level = answer.value if answer else None
     if value == 0 or theirs.value.percentage == 0:
-        return Comparison(theirs, value, best, level, NEVER_MET)
+        return Comparison(theirs, value, answer, NEVER_MET)
     if sooner is None:
         comparable = value is not None and level is not None
-        return Comparison(theirs, value, best, level, OURS_FIRST if comparable else UNKNOWN)
+        return Comparison(theirs, value, answer, OURS_FIRST if comparable else UNKNOWN)
     same = bool(in_time) and value is not None and level == value
-    return Comparison(theirs, value, best, level, SAME_LEVEL if same else KUBELET_FIRST, sooner.message)
+    verdict = SAME_LEVEL if same else KUBELET_FIRST
+    above = [each for each in mine if each not in in_time and value is not None and (each.value or 0) > value]
+    if not above:
+        return Comparison(theirs, value, answer, verdict, sooner.message)
+    soft = max(above, key=lambda each: each.value or 0) if in_time else None
+    return Comparison(theirs, value, answer, SOFT_FIRST, sooner.message, soft, verdict)

@@ -63,13 +63,15 @@ def find(
     *,
     kubepods: str = "",
     kubelet: Sequence[Threshold] | None = None,
+    kubelet_unread: str = "",
     harmless: frozenset[str] = frozenset(),
 ) -> tuple[Note, ...]:
     """One note for each of the others. Never raises.
 
     Args:
         kubepods: path of the pods' cgroup, whose units systemd-oomd may be told to manage; empty: not known.
-        kubelet: a kubelet's effective thresholds (`config.kubelet.read`); None: not known.
+        kubelet: a kubelet's effective thresholds (`config.kubelet.read`); None: there is no sign of one.
+        kubelet_unread: why its configuration could not be read, so that these are assumed.
         harmless: cgroup UIDs of pods whose processes see no others (no hostPID) and are not looked at.
     """
     killers = running(host, harmless=harmless)
@@ -77,7 +79,7 @@ def find(
     if not any(killer.name == "systemd-oomd" for killer in killers) and host.exists(_OOMD_RUNTIME):
         # Seen from a PID namespace of our own the process is not there, but its directory is.
         notes.append(_systemd_oomd(host, Killer("systemd-oomd", 0, (), ""), kubepods))
-    notes += [note for note in (_talos(host), _kubelet(kubelet or ())) if note is not None]
+    notes += [note for note in (_talos(host), _kubelet(kubelet or (), kubelet_unread)) if note is not None]
     return tuple(notes)
 
 
@@ -229,12 +231,18 @@ def _talos(host: Host) -> Note | None:
     )
 
 
-def _kubelet(thresholds: Sequence[Threshold]) -> Note | None:
+def _kubelet(thresholds: Sequence[Threshold], unread: str) -> Note | None:
     active = [f"{threshold.signal}<{threshold.value.text}" for threshold in thresholds if not _copied(threshold)]
     if not active:
         return None
+    levels = ", ".join(dict.fromkeys(active))
+    if unread:
+        return _note(
+            f"whether the kubelet evicts is not known ({unread}): its defaults are assumed ({levels}). Have its "
+            "configuration where the agent can read it, and compare with `nodeagent check`"
+        )
     return _note(
-        f"the kubelet's own eviction is on ({', '.join(dict.fromkeys(active))}): it evicts one pod at a time with a "
+        f"the kubelet's own eviction is on ({levels}): it evicts one pod at a time with a "
         "grace of 1 s and no budget. Keep nodeagent's thresholds above these, so that it acts first, or switch the "
         'kubelet\'s off one by one with evictionHard: {memory.available: "0%"} (an empty map brings the defaults back)'
     )

@@ -117,8 +117,10 @@ def test_a_kubelet_with_a_higher_threshold_acts_first_and_a_lower_one_does_not()
         return Threshold(Signal.MEMORY, Amount(size * MIB, None, f"{size}Mi"), grace_period_s)
 
     # Ours: hard 200Mi, soft 300Mi for 30 s.
-    assert verdict(memory(100), memory(200), memory(250)) == ["ours first", "same level", "kubelet first"]
-    assert verdict(memory(250, 60.0), memory(250, 10.0)) == ["ours first", "kubelet first"]
+    assert verdict(memory(100), memory(300), memory(350)) == ["ours first", "kubelet first", "kubelet first"]
+    # The soft one is met before these, and acts first if they are not met within 30 s.
+    assert verdict(memory(200), memory(250)) == ["soft first", "soft first"]
+    assert verdict(memory(250, 60.0), memory(250, 10.0)) == ["ours first", "soft first"]
     # Ours has nothing on inodes here.
     assert verdict(Threshold(Signal.NODEFS_INODES, Amount(None, 5.0, "5%"))) == ["kubelet first"]
     # 10% of 20 GiB is met after our 12%.

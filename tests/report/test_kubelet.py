@@ -1,10 +1,14 @@
 from pathlib import Path
 
+import pytest
+
 from nodeagent.model import Signal
-from nodeagent.report import check
+from nodeagent.report import check, layout, text
 from nodeagent.report.document import node_report
 from nodeagent.report.kubelet import find
+from nodeagent.sampling import coexistence
 from nodeagent.sampling.host import open_host
+from tests.report import schemas
 from tests.trees import Node, write_node
 
 STRICT = 'kind: KubeletConfiguration\nevictionHard: {memory.available: "500Mi", pid.available: "1%"}\n'
@@ -52,6 +56,8 @@ def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     running_kubelet(tmp_path, "--config=/gone.yaml")
     view, (note,) = find(open_host(str(tmp_path)))
     assert view is not None
+    assert "/gone.yaml" in view.unread
+    assert note.message.startswith("its configuration is not known, defaults assumed: ")
     assert "/gone.yaml" in note.message
     put(tmp_path, "/gone.yaml", "evictionHard: {memory.available: many}\n")
     _, (note,) = find(open_host(str(tmp_path)))
@@ -75,3 +81,61 @@ def test_the_report_warns_where_the_kubelet_would_act_first(tmp_path: Path) -> N
     warned = [note["message"] for note in document["notes"] if note["subject"] == "kubelet"]
     assert len(warned) == 2
     assert all(message.startswith("it would act first: the kubelet evicts at ") for message in warned)
+
+
+@pytest.mark.parametrize("content", [None, "", "  \n", "a: [", "just text", "- a list"])
+def test_what_nothing_could_be_read_of_is_assumed_and_never_a_fact(tmp_path: Path, content: str | None) -> None:
+    write_node(tmp_path, Node())
+    running_kubelet(tmp_path, "--config=/etc/k.yaml")
+    if content is not None:
+        put(tmp_path, "/etc/k.yaml", content)
+    host = open_host(str(tmp_path))
+    view, notes = find(host)
+    assert view is not None
+    assert "/etc/k.yaml" in view.unread
+    assert ["not known, defaults assumed" in note.message for note in notes] == [True]
+    (note,) = coexistence.find(host, kubelet=view.thresholds, kubelet_unread=view.unread)
+    assert note.message.startswith(
+        f"whether the kubelet evicts is not known ({view.unread}): its defaults are assumed ("
+    )
+    assert "is on" not in note.message
+    observer = check.Observer(check.wish(host_root=str(tmp_path)))
+    try:
+        report = observer.look()
+    finally:
+        observer.close()
+    document = node_report(report)
+    assert (document["kubelet"]["assumed"], document["kubelet"]["reason"]) == (True, view.unread)
+    assert list(schemas.strict().iter_errors(document)) == []
+    assert "not known, defaults assumed)" in text.render(layout.sections(report))
+
+
+def test_the_usual_file_that_cannot_be_read_is_not_known_either(tmp_path: Path) -> None:
+    """Without a process to see: the agent has a PID namespace of its own."""
+    write_node(tmp_path, Node())
+    put(tmp_path, "/var/lib/kubelet/config.yaml", "")
+    view, _ = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert view.unread
+
+
+def test_flags_that_say_when_it_evicts_are_known_whatever_its_file_says(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    running_kubelet(tmp_path, "--eviction-hard=memory.available<250Mi")
+    view, notes = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert (view.unread, notes) == ("", ())
+    running_kubelet(tmp_path, "--config=/gone.yaml", "--eviction-hard=memory.available<250Mi")
+    view, (note,) = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert {each.value.text for each in view.thresholds} == {"250Mi"}
+    assert "/gone.yaml" in note.message
+    assert view.unread == "", "what its flags say is a fact"
+
+
+def test_drop_ins_that_are_not_looked_at_are_said(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/etc/k.yaml", STRICT)
+    running_kubelet(tmp_path, "--config=/etc/k.yaml", "--config-dir=/etc/k.conf.d")
+    _, (note,) = find(open_host(str(tmp_path)))
+    assert "--config-dir /etc/k.conf.d" in note.message

@@ -1,4 +1,4 @@
-from nodeagent.model import DiskLayout, Note, PodSource, Refusal, Signal, SignalState, Trend
+from nodeagent.model import Amount, DiskLayout, Note, PodSource, Refusal, Signal, SignalState, Trend
 from nodeagent.report import exit_codes, nodereport, text
 from nodeagent.report.layout import sections
 from nodeagent.report.nodereport import KubeletView, Report
@@ -103,6 +103,41 @@ def test_a_kubelet_that_acts_first_is_named() -> None:
     )
     line = output[output.index("KUBELET (/etc/k.yaml)") :].splitlines()[2]
     assert line.split("  ")[-1] == "kubelet first"
+
+
+def test_a_soft_threshold_that_is_met_before_the_kubelets_is_shown_with_its_grace() -> None:
+    between = reports.HARD_MEMORY._replace(value=Amount(250 * MIB, None, "250Mi"))
+    output = printed(reports.report(kubelet=KubeletView("/etc/k.yaml", (between, reports.HARD_MEMORY))))
+    first, second = [line.split("  ") for line in output[output.index("KUBELET (") :].splitlines()[2:4]]
+    assert [part for part in first if part][1:] == [
+        "hard 250Mi",
+        "soft for 30s 300Mi; hard 200Mi",
+        "soft first, if it falls for more than 30s; else kubelet first",
+    ]
+    assert second[-1] == "soft first, if it falls for more than 30s; else same level"
+
+
+def test_a_kubelet_whose_configuration_could_not_be_read_is_not_said_to_evict() -> None:
+    view = KubeletView("command line", (reports.HARD_MEMORY,), "/etc/k.yaml: Permission denied")
+    output = printed(reports.report(kubelet=view))
+    assert "KUBELET (command line, not known, defaults assumed)" in output
+    assert (
+        "Not known, defaults assumed: whether the kubelet evicts, and when (/etc/k.yaml: Permission denied)." in output
+    )
+
+
+def test_without_the_api_the_header_and_each_row_say_that_nobody_is_evicted() -> None:
+    unlisted = Refusal("unknown-pod", "the API has not told about this pod")
+    bare = Refusal("bare-pod", "no controller owns it")
+    rows = (
+        reports.ranked(reports.pod_view("web", working_set=MIB), 1, refusals=(unlisted,)),
+        reports.ranked(reports.pod_view("db", working_set=MIB), 2, refusals=(unlisted, bare)),
+    )
+    output = printed(reports.report(pods=rows))
+    assert "(0 candidates, 1 protected, 1 not evicted: not seen through the API)" in output
+    web, db = (next(line for line in output.splitlines() if f"default/{name}" in line) for name in ("web", "db"))
+    assert "  not evicted: not seen through the API; " in web
+    assert "  protected: no controller owns it" in db
 
 
 def test_names_from_tenants_cannot_move_the_cursor_or_forge_a_line() -> None:
