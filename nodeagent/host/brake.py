@@ -265,12 +265,21 @@ def _is_limit(text: str) -> bool:
 
 
 def _signal_all(directory: Path) -> int:
-    """SIGKILL every process in a cgroup directory and below. Returns how many were there."""
-    number = 0
-    for place, _, _ in os.walk(directory):
+    """SIGKILL every process in a cgroup directory and below. Returns how many were there. Raises HoldError when some
+    could not be reached, after all others were.
+
+    Level by level and not by `os.walk`, which recurses: a container may nest cgroups as deep as it likes.
+    """
+    number, trouble = 0, ""
+    todo = [str(directory)]
+    for place in todo:
         try:
-            pids = (Path(place) / "cgroup.procs").read_text().split()
-        except OSError:
+            pids = Path(f"{place}/cgroup.procs").read_text("ascii").split()
+            with os.scandir(place) as entries:
+                todo += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+                trouble = trouble or f"{place[:_SHOWN]}...: {error.strerror}"
             continue  # a child cgroup that went while we walked has no processes
         for pid in map(int, pids):
             if pid <= 1:
@@ -282,4 +291,6 @@ def _signal_all(directory: Path) -> int:
                 continue
             except PermissionError as error:
                 raise HoldError(f"process {pid} of {place}: {error.strerror} (CAP_KILL?)") from error
+    if trouble:
+        raise HoldError(trouble)
     return number

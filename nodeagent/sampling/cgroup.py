@@ -360,6 +360,8 @@ def processes_outside(host: Host, hierarchy: Hierarchy, pod_uids: frozenset[str]
         # A threaded cgroup of v2 has none to tell: they are its parent's.
         with contextlib.suppress(Unreadable):
             found += [int(pid) for pid in host.read(f"{place}/cgroup.procs").split()]
+        if len(todo) >= _SEARCH_WIDTH:  # level by level: what the host has stands above what a container has made
+            continue
         with contextlib.suppress(Unreadable):
             todo += [f"{place}/{name}" for name, _ in host.subdirectories(place) if pod_uid(name) not in pod_uids]
     return [pid for pid in found if pid]  # 0: outside of our PID namespace

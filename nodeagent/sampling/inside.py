@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import ContainerKind, ContainerUsage, Pod, QOSClass
-from nodeagent.sampling.cgroup import CONTAINER_ID_LENGTH, Hierarchy, container_id, parse_limit
+from nodeagent.sampling.cgroup import CONTAINER_ID_LENGTH, Hierarchy, cgroups_below, container_id, parse_limit
 from nodeagent.sampling.host import Host, Unreadable
 from nodeagent.sampling.numbers import count
 
@@ -24,6 +24,9 @@ SANDBOX_ADJ: Final = -998
 _INSIDE_S: Final = 60.0
 _TOLD_S: Final = 300.0
 UNKNOWN_LINKS: Final = -1
+MOST_CGROUPS: Final = 256
+"""Of one pod that are looked into: 15 ms. A systemd inside a container makes a hundred; a pod that makes more must not
+hold up the look at all others."""
 # A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
 # age on it is taken as final and not read again.
 _SETTLED_S: Final = 5.0
@@ -68,6 +71,8 @@ class Inside(NamedTuple):
     """By the name of the container's cgroup, to be handed in again at the next reading."""
     pod: Pod | None
     """What the API told of the pod, which was not asked of the host then."""
+    left_out: bool
+    """There are more cgroups below its containers than `MOST_CGROUPS`: there are more processes than were counted."""
     sandbox: str | None
     """The container id that was taken for the sandbox because nobody names it; None when the processes were asked."""
 
@@ -113,12 +118,16 @@ class Insides:
         containers: list[ContainerUsage] = []
         scores: list[int | None] = []
         facts: dict[str, ContainerFacts] = {}
-        visible, sandbox_start = False, None
+        visible, sandbox_start, cgroups_left, left_out = False, None, MOST_CGROUPS, False
         for name, identity in found:
             try:
-                processes = self._processes(f"{place}/{name}")
+                processes = self._host.read(f"{place}/{name}/cgroup.procs").split()
             except Unreadable:
                 continue
+            below = cgroups_below(self._host, f"{place}/{name}", most=max(1, cgroups_left))
+            cgroups_left -= len(below.places)
+            left_out = left_out or not below.complete
+            processes += self._processes(below.places[1:])
             visible = visible or bool(processes)
             if certain is not None:
                 if identity != certain:
@@ -153,21 +162,16 @@ class Insides:
             visible=visible,
             facts=facts,
             pod=known.pod if known is not None else None,
+            left_out=left_out,
             sandbox=certain,
         )
 
-    def _processes(self, where: str) -> list[bytes]:
-        """PIDs in a container's cgroup and those below it (a systemd inside a container makes some)."""
-        processes = self._host.read(f"{where}/cgroup.procs").split()
-        try:
-            if self.links(where) == 2:  # spares listing 40 files
-                return processes
-            children = self._host.subdirectories(where)
-        except Unreadable:
-            return processes  # gone meanwhile
-        for name, _inode in children:
+    def _processes(self, places: Iterable[str]) -> list[bytes]:
+        """PIDs in the cgroups that a container has made (a systemd inside makes some)."""
+        processes: list[bytes] = []
+        for place in places:
             try:
-                processes += self._processes(f"{where}/{name}")
+                processes += self._host.read(f"{place}/cgroup.procs").split()
             except Unreadable:
                 continue  # threaded (its processes are listed by the parent), or gone
         return processes

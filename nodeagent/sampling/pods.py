@@ -29,7 +29,7 @@ from nodeagent.sampling.cgroup import (
     qos_of,
 )
 from nodeagent.sampling.host import Host, Unreadable
-from nodeagent.sampling.inside import UNKNOWN_LINKS, Inside, Insides, Told, estimate_request, told
+from nodeagent.sampling.inside import MOST_CGROUPS, UNKNOWN_LINKS, Inside, Insides, Told, estimate_request, told
 from nodeagent.sampling.kept import KeptFiles
 from nodeagent.sampling.numbers import count
 from nodeagent.sampling.pressure import some_avg10
@@ -369,6 +369,12 @@ class PodReader:
         hidden = bool(inside.threads) and not inside.visible
         if hidden:
             notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
+        processes = sum([c.process_count or 0 for c in inside.containers])
+        if inside.left_out:
+            # Nobody hides in cgroups of his own: no pod has more processes than threads.
+            processes = max(processes, inside.threads or 0)
+            message = f"more than {MOST_CGROUPS} cgroups below its containers: each thread counts as a process"
+            notes.append(Note(f"pod {cgroup.uid}", message))
         used = PodUsage(
             cgroup_uid=cgroup.uid,
             qos_class=cgroup.qos,
@@ -380,7 +386,7 @@ class PodReader:
             memory_limit=inside.limit,
             memory_stall_some_avg10=self._stall(cgroup.path),
             memory_request_estimate=estimate_request(cgroup.qos, inside.scores, inside.limit, terms.capacity),
-            process_count=None if hidden else sum([c.process_count or 0 for c in inside.containers]),
+            process_count=None if hidden else processes,
             thread_count=inside.threads,
             started_at=inside.started_at,
             containers=inside.containers,

@@ -97,6 +97,25 @@ def test_without_a_freezer_the_kill_still_signals_everyone(pod: Path) -> None:
         assert process.wait(20) == -9
 
 
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_kill_reaches_whoever_is_below_a_thousand_cgroups(pod: Path) -> None:
+    chain = [pod / "container"]
+    for _ in range(1100):  # more than Python recurses
+        chain.append(chain[-1] / "n")
+        chain[-1].mkdir()
+    try:
+        with _start(pod, "import time\nprint('up', flush=True)\ntime.sleep(600)") as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            (chain[-1] / "cgroup.procs").write_text(str(process.pid))
+            CgroupBrake(unified=None, freezer=FREEZER).kill("/" + pod.name)
+            assert process.wait(20) == -9
+    finally:
+        for place in reversed(chain[1:]):
+            _until(lambda place=place: _removed(place), f"{place} is empty")  # type: ignore[misc]
+
+
 def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     pod = tmp_path / "pod"
     pod.mkdir()

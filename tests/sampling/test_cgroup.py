@@ -1,5 +1,7 @@
 """Which hierarchy, where the pods are, and what a cgroup's files say."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,3 +260,26 @@ def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], 
 def test_any_bytes_have_a_field_or_not(data: bytes) -> None:
     [found] = fields(data, keys("anon"))
     assert found is None or b"anon " in data
+
+
+def test_the_cgroups_below_one_are_bounded_and_say_whether_they_are_all(tmp_path: Path) -> None:
+    for index in range(30):
+        (tmp_path / f"top/wide/{index}").mkdir(parents=True)
+    (tmp_path / "top/next").mkdir()
+    host = Host(str(tmp_path))
+    whole = cgroup.cgroups_below(host, "/top", most=33)
+    assert (len(whole.places), whole.complete) == (33, True)
+    assert set(whole.places[:3]) == {"/top", "/top/wide", "/top/next"}, "level by level"
+    part = cgroup.cgroups_below(host, "/top", most=32)
+    assert (len(part.places), part.complete) == (32, False)
+    assert cgroup.cgroups_below(host, "/gone", most=32) == (["/gone"], True)
+
+
+def test_names_that_no_path_can_hold_are_left_out_and_said(tmp_path: Path) -> None:
+    deep = "import os\nfor _ in range(30): os.mkdir('d' * 200); os.chdir('d' * 200)"
+    (tmp_path / "top").mkdir()
+    subprocess.run([sys.executable, "-c", deep], cwd=tmp_path / "top", check=True)
+    found = cgroup.cgroups_below(Host(str(tmp_path)), "/top", most=100)
+    assert 15 < len(found.places) < 25
+    assert not found.complete
+    subprocess.run(["rm", "-rf", tmp_path / "top"], check=True)

@@ -4,6 +4,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from nodeagent.config.schema import Sampling
 from nodeagent.model import Container, NodeSnapshot, Pod, PodSource, PodUsage, QOSClass, Signal
 from nodeagent.sampling.host import Host
+from nodeagent.sampling.processes import processes_below
 from nodeagent.sampling.sampler import Sampler
 from tests.livenode import remove_cgroup
 
@@ -463,3 +465,51 @@ def test_a_container_removed_while_its_pod_is_read_is_left_out(kubelet: Kubelet)
         usage = _usages(sampler.sample())["b"]
     assert host.happened
     assert [container.name for container in usage.containers] == ["stays"]
+
+
+DEEP: Final = 1100
+"""More than Python recurses."""
+
+
+@pytest.fixture
+def nested(kubelet: Kubelet) -> Iterator[Callable[[str], Path]]:
+    """Makes a chain of cgroups below a container, in both hierarchies; the last of them in that of the PIDs."""
+    made: list[Path] = []
+
+    def make(container: str) -> Path:
+        for top in (MEMORY, PIDS):
+            place = top / container.lstrip("/")
+            for _ in range(DEEP):
+                place = place / "n"
+                place.mkdir()
+                made.append(place)
+        return made[-1]
+
+    yield make
+    kubelet.stop()
+    for place in reversed(made):
+        remove_cgroup(place)
+
+
+def test_cgroups_that_a_container_nests_hide_no_process_and_hold_nobody_up(
+    kubelet: Kubelet, nested: Callable[[str], Path]
+) -> None:
+    uid = kubelet.pod("nests")
+    deepest = nested(kubelet.container(uid, FORKS.format(number=3), name="c"))
+    [container] = (PIDS / kubelet.path(uid).lstrip("/")).glob("*/cgroup.procs")
+    for pid in container.read_text().split()[1:]:
+        for top in (MEMORY, PIDS):
+            (top / deepest.relative_to(PIDS) / "cgroup.procs").write_text(pid)
+    kubelet.container(kubelet.pod("other"), HOG.format(size=MI), name="c")
+    with Sampler(Host(), kubelet.config(), node_name="n") as sampler:
+        began = time.monotonic()
+        snapshot = sampler.sample()
+        took_s = time.monotonic() - began
+    usages = _usages(snapshot)
+    assert usages["nests"].process_count == 4
+    assert usages["other"].process_count == 1
+    notes = [note.message for note in snapshot.notes if note.subject == f"pod {uid}"]
+    assert notes == ["more than 256 cgroups below its containers: each thread counts as a process"]
+    assert took_s < 2.0
+    found = processes_below(Host(), f"{PIDS}{kubelet.path(uid)}")
+    assert (len(found.pids), found.complete) == (4, True), "these are all looked into"

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Sampling
 from nodeagent.model import SIGNAL_TABLE, DiskRest, NodeSnapshot, Note, PodUsage, PodView, Signal, Unit
-from nodeagent.sampling.cgroup import Hierarchy
+from nodeagent.sampling.cgroup import Hierarchy, cgroups_below
 from nodeagent.sampling.disk import writes
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
 from nodeagent.sampling.disk.rest import PodDirectories, directories_on, held_there, read_used, unattributed
@@ -35,7 +35,7 @@ from nodeagent.sampling.disk.traces import Traces
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.disk.worker import DiskWorker, FileSystemOf, Measured, Request
 from nodeagent.sampling.filesystems import Layout
-from nodeagent.sampling.host import Host, Unreadable
+from nodeagent.sampling.host import Host
 
 # How long one walk may take before what it has is published. 200,000 files take 0.35 s (MEASURED, the kernel).
 _SHORT_S: Final = 2.0
@@ -50,6 +50,8 @@ _LIMITS_PAUSE: Final = (_LIMITS_S, 9.0)
 _WRITES_S: Final = 0.25
 _REST_S: Final = 60.0
 _REST_BUDGET_S: Final = 5.0
+# Cgroups of one pod in which its processes are looked for.
+_CGROUPS: Final = 256
 # Host directories that a note names.
 _NAMED: Final = 3
 # What was measured is shown this long after the last need for it.
@@ -176,10 +178,7 @@ class DiskWatch:
             self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
 
     def _cgroups(self, pod: str) -> list[str]:
-        try:
-            return [pod, *(f"{pod}/{name}" for name, _ in self._host.subdirectories(pod))]
-        except Unreadable:
-            return []  # gone
+        return cgroups_below(self._host, pod, most=_CGROUPS).places
 
     def _ask(
         self,
