@@ -140,6 +140,8 @@ class Agent:
             brakes_held=len(self._holds.held),
             requests_in_flight=counts.in_flight,
             workers_stuck=[each.kind for each in workers.stuck()],
+            worker_failures=workers.failures(),
+            workers_failed=workers.failed(),
             walk=WalkFigures(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )
 
@@ -180,6 +182,8 @@ class Agent:
     def turn(self) -> float:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
         self._look_after_itself()
+        # Threads that had no PID when they were made: the loop is the one that is there.
+        waiting_s = workers.start_waiting()
         self._actor.settle(self._parts)
         # What an eviction brought back is measured as soon as its pod is gone, before others take it.
         waits = ledger.watched(self._keeper.policy.ledger)
@@ -217,7 +221,7 @@ class Agent:
         self._alarms.arm(pace.headroom)
         # What has a time of its own does not wait for the next look, which may be a minute away.
         times += [hold.until for hold in self._holds.held]
-        return min([pace.sleep_s, *[at - node.taken_at for at in times if at > node.taken_at]])
+        return min([pace.sleep_s, waiting_s, *[at - node.taken_at for at in times if at > node.taken_at]])
 
     def stop(self) -> None:
         """Let go what is held, take back (or mark) what we have set on the Node, and keep the rest for the next

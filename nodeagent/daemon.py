@@ -196,7 +196,7 @@ class _Builder:
             # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its
             # own time: the loop does not wait for its threads.
             clear = config.mode is not Mode.ENFORCE
-            workers.begin(lambda: before.session.stop(clear=clear), name="old session")
+            workers.start(workers.thread_of(lambda: before.session.stop(clear=clear), name="old session"))
         sampler = before.sampler
         if config.sampling != old.sampling or stall.wanted(config.thresholds) != stall.wanted(old.thresholds):
             sampler = self._sampler(config)

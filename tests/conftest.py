@@ -30,11 +30,11 @@ def start_agent(tmp_path: Path, kubepods: Kubepods, api: ApiServer) -> Iterator[
     """Starts `nodeagent run` against `api`, which the module brings; the keywords are keys of the configuration."""
     started: list[Run] = []
 
-    def start(*arguments: str, **changes: object) -> Run:
+    def start(*arguments: str, procs: Path | None = None, **changes: object) -> Run:
         config = configuration(tmp_path, kubepods, **changes)
         kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
         common = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-        started.append(Run(*common, *arguments, log=tmp_path / f"log-{len(started)}"))
+        started.append(Run(*common, *arguments, log=tmp_path / f"log-{len(started)}", procs=procs))
         return started[-1]
 
     yield start

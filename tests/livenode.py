@@ -155,10 +155,15 @@ def remove_cgroup(directory: Path) -> None:
 class Run:
     """`nodeagent run` as a process, with its log."""
 
-    def __init__(self, *arguments: str, log: Path, environ: dict[str, str] | None = None) -> None:
-        """`environ` replaces the environment; without it the process has ours."""
+    def __init__(
+        self, *arguments: str, log: Path, environ: dict[str, str] | None = None, procs: Path | None = None
+    ) -> None:
+        """`environ` replaces the environment; without it the process has ours. `procs` is the `cgroup.procs` of the
+        cgroup that it is to be in."""
         self._log = log
         command = [sys.executable, "-m", "nodeagent", "run", *arguments]
+        if procs is not None:
+            command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
         with log.open("wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
 

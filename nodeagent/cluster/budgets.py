@@ -8,7 +8,7 @@ The API server has the last word (429): this view only spares requests that woul
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -26,7 +26,7 @@ MOST_NAMESPACES: Final = 32
 ANSWER_S: Final = 15.0
 """Longest wait for a first answer, after the spread: a request that is repeated once with the usual deadline of 5 s."""
 
-_decoder = msgspec.json.Decoder(objects.BudgetObject)
+_decoder = objects.Decoder(objects.BudgetObject)
 
 
 class BudgetWatch:
@@ -160,7 +160,7 @@ class _Namespace:
             if selects(budget.spec.selector, pod)
         )
 
-    def replace(self, items: Sequence[msgspec.Raw]) -> None:
+    def replace(self, items: Iterable[msgspec.Raw]) -> None:
         budgets = (_decode(item) for item in items)
         self._budgets = {budget.metadata.uid: budget for budget in budgets if budget}
 
@@ -211,5 +211,5 @@ def _decode(item: msgspec.Raw) -> objects.BudgetObject | None:
     """None for one that cannot be read: the API server, which can, still enforces it."""
     try:
         return _decoder.decode(item)
-    except (msgspec.DecodeError, ValueError):
+    except objects.UnreadableError:
         return None

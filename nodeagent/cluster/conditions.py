@@ -121,7 +121,7 @@ class NodeConditions:
 
     def start(self) -> None:
         """Begin to write; returns at once."""
-        self._thread.start()
+        workers.start(self._thread)
 
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
         """These are the verdicts now. Never blocks on the API."""
@@ -142,8 +142,7 @@ class NodeConditions:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        workers.join(self._thread, timeout_s)
         if clear and (patch := self._farewell()):
             self._send(patch, timeout_s=timeout_s)
             self._written.clear()
@@ -199,6 +198,10 @@ class NodeConditions:
                     self._asserted.difference_update(write.type for write in patch)
                     wait_s = self._backoff.failed(error.retry_after_s)
                     self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
+            except Exception:
+                with self._changed:
+                    self._asserted.difference_update(write.type for write in patch)
+                raise
             else:
                 with self._changed:
                     self._done(patch)

@@ -107,7 +107,7 @@ class EventWriter:
 
     def start(self) -> None:
         """Begin to write; returns at once."""
-        self._thread.start()
+        workers.start(self._thread)
 
     def emit(self, event: Event) -> None:
         """Tell it. Never blocks."""
@@ -123,8 +123,7 @@ class EventWriter:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        workers.join(self._thread, timeout_s)
 
     def _run(self) -> None:
         while True:

@@ -110,7 +110,7 @@ class Evictor:
         self._warmed_at = -math.inf
         self._threads = [workers.thread_of(self._work, name=f"evict-{n}") for n in range(threads)]
         for thread in self._threads:
-            thread.start()
+            workers.start(thread)
 
     def submit(self, plan_id: str, victim: Victim) -> None:
         """Have this victim evicted. Never blocks; the outcome follows."""
@@ -160,7 +160,7 @@ class Evictor:
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            thread.join(self._timeout_s)
+            workers.join(thread, self._timeout_s)
 
     # --- the workers ------------------------------------------------------------------------------------------------
 

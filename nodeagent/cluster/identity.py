@@ -8,16 +8,17 @@ host's. Credentials of a node (`system:node:x`) must belong to the same one.
 import re
 import socket
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.model import OutcomeKind
 
 if TYPE_CHECKING:
     from nodeagent.cluster.transport import Transport
 
+T = TypeVar("T")
+
 _NODE_USER: Final = "system:node:"
 _NODE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_PAGE: Final = 500
 NO_FENCE: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
 
 
@@ -98,29 +99,33 @@ def host_addresses() -> tuple[str, ...]:
 
 def whoami(transport: "Transport") -> str:
     """Who the API server takes us for; empty when it does not say. Raises `ApiError`."""
-    import msgspec
-
     from nodeagent.cluster.objects import SelfSubjectReview
     from nodeagent.cluster.transport import ApiError
 
     body = b'{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
     try:
-        answer = transport.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=body)
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        return _read(transport.request("POST", path, body=body).body, SelfSubjectReview).status.user_info.username
     except ApiError as error:
         if error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.GONE, OutcomeKind.INVALID):
             # Servers before 1.28 do not have it. Node credentials are then limited by NodeRestriction all the same.
             return ""
         raise
+
+
+def _read(body: bytes, shape: type[T]) -> T:
+    """Raises `ApiError`, as a request does that was not answered: ask again."""
+    from nodeagent.cluster.objects import Decoder, UnreadableError
+    from nodeagent.cluster.transport import ApiError
+
     try:
-        return msgspec.json.decode(answer.body, type=SelfSubjectReview).status.user_info.username
-    except msgspec.DecodeError:
-        return ""
+        return Decoder(shape).decode(body)
+    except UnreadableError as error:
+        raise ApiError(OutcomeKind.SERVER_ERROR, f"the API server's answer cannot be read: {error}") from error
 
 
 def _by_credentials(transport: "Transport", guess: Identity, user: str, mine: Callable[[], Iterable[str]]) -> Identity:
     """Node credentials name one node; a copy of them on another machine must not act on it."""
-    import msgspec
-
     from nodeagent.cluster.objects import NodeObject
 
     owner = user.removeprefix(_NODE_USER)
@@ -128,7 +133,7 @@ def _by_credentials(transport: "Transport", guess: Identity, user: str, mine: Ca
         return guess._replace(user=user)
     if guess.source == "hostname":
         # A node may be called otherwise than its host, as in some clouds; then its addresses are still this host's.
-        node = msgspec.json.decode(transport.request("GET", f"/api/v1/nodes/{owner}").body, type=NodeObject)
+        node = _read(transport.request("GET", f"/api/v1/nodes/{owner}").body, NodeObject)
         if shared := {a.address for a in node.status.addresses or () if a.type == "InternalIP"} & set(mine()):
             return Identity(owner, f"addresses {', '.join(sorted(shared))}", user)
     raise IdentityError(
@@ -150,24 +155,15 @@ def _exists(transport: "Transport", name: str) -> bool:
 
 
 def _by_address(transport: "Transport", hostname: str, mine: set[str]) -> Identity:
-    from urllib.parse import urlencode
-
-    import msgspec
-
-    from nodeagent.cluster.objects import NodeObject, ObjectList
+    from nodeagent.cluster.listing import Listing
+    from nodeagent.cluster.objects import NodeObject
 
     matches: dict[str, set[str]] = {}
-    query = {"limit": str(_PAGE), "resourceVersion": "0"}
-    while True:
-        page = msgspec.json.decode(transport.request("GET", f"/api/v1/nodes?{urlencode(query)}").body, type=ObjectList)
-        for item in page.items or ():
-            node = msgspec.json.decode(item, type=NodeObject)
-            internal = {a.address for a in node.status.addresses or () if a.type == "InternalIP"}
-            if internal & mine:
-                matches[node.metadata.name] = internal & mine
-        if not page.metadata.continue_:
-            break
-        query = {"limit": str(_PAGE), "continue": page.metadata.continue_}
+    for item in Listing(transport, "/api/v1/nodes", {"resourceVersion": "0"}):
+        node = _read(item, NodeObject)
+        internal = {a.address for a in node.status.addresses or () if a.type == "InternalIP"}
+        if internal & mine:
+            matches[node.metadata.name] = internal & mine
     if len(matches) == 1:
         ((name, shared),) = matches.items()
         return Identity(name, f"addresses {', '.join(sorted(shared))}")

@@ -35,6 +35,7 @@ import msgspec
 from nodeagent.cluster import objects
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime, micro_stamp
+from nodeagent.cluster.listing import Listing
 from nodeagent.cluster.transport import ApiError, Transport
 from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
@@ -49,10 +50,8 @@ LOOK_FIRST_S: Final = 5.0
 LOOK_LAST_S: Final = 30.0
 """How often a full zone is looked at, with jitter: 5,000 waiting nodes then make 170 to 220 small lists a second. The
 very first look waits for a random part of the first."""
-_PAGE: Final = 500
 
-_list_decoder = msgspec.json.Decoder(objects.ObjectList)
-_lease_decoder = msgspec.json.Decoder(objects.LeaseObject)
+_lease_decoder = objects.Decoder(objects.LeaseObject)
 
 
 class _Seen(NamedTuple):
@@ -114,7 +113,7 @@ class Leases:
 
     def start(self) -> None:
         """Begin; nothing is sent before the first `want`."""
-        self._thread.start()
+        workers.start(self._thread)
 
     def want(self) -> None:
         """The soft tier would evict now. Say it as long as that is so."""
@@ -136,8 +135,7 @@ class Leases:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        workers.join(self._thread, timeout_s)
         if clear and self.held():
             self._release(timeout_s=timeout_s)
 
@@ -158,7 +156,7 @@ class Leases:
         try:
             self._act(self._wanted())
             self._failing.succeeded()
-        except (ApiError, msgspec.DecodeError) as error:
+        except (ApiError, objects.UnreadableError) as error:
             self.reason = str(error)
             retry_s = error.retry_after_s if isinstance(error, ApiError) else None
             self._not_before = self._clock() + self._failing.failed(retry_s)
@@ -223,16 +221,10 @@ class Leases:
     def _look(self, names: frozenset[str]) -> dict[str, objects.LeaseObject]:
         """The Leases that there are, and when they were first seen so."""
         found: dict[str, objects.LeaseObject] = {}
-        query = f"?limit={_PAGE}"
-        while True:
-            page = _list_decoder.decode(self._transport.request("GET", self._path + query).body)
-            for item in page.items or ():
-                lease = _lease_decoder.decode(item)
-                if lease.metadata.name in names:
-                    found[lease.metadata.name] = lease
-            if not page.metadata.continue_:
-                break
-            query = f"?limit={_PAGE}&continue={page.metadata.continue_}"
+        for item in Listing(self._transport, self._path, {}):
+            lease = _lease_decoder.decode(item)
+            if lease.metadata.name in names:
+                found[lease.metadata.name] = lease
         now = self._clock()
         for name, lease in found.items():
             seen = self._seen.get(name)

@@ -18,7 +18,7 @@ Promises:
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 from urllib.parse import urlencode
 
@@ -27,12 +27,11 @@ import msgspec
 from nodeagent.cluster import objects
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.transport import ApiError, Stream, Transport
+from nodeagent.cluster.listing import Listing
+from nodeagent.cluster.transport import ApiError, Stream, TooLargeError, Transport
 from nodeagent.host import workers
 from nodeagent.model import OutcomeKind
 
-PAGE: Final = 500
-"""Objects per page of a list, as client-go asks for."""
 IDLE_S: Final = 80.0
 """Longest silence of a watch. Bookmarks were seen 57 s after the start and then about every minute."""
 WATCH_S: Final = 300.0
@@ -40,17 +39,17 @@ WATCH_S: Final = 300.0
 LASTED_S: Final = 5.0
 """A watch that held this long was a success. Below it the back-off goes on growing."""
 
-_list_decoder = msgspec.json.Decoder(objects.ObjectList)
-_event_decoder = msgspec.json.Decoder(objects.WatchEvent)
-_status_decoder = msgspec.json.Decoder(objects.StatusObject)
-_meta_decoder = msgspec.json.Decoder(objects.MetaOnly)
+_event_decoder = objects.Decoder(objects.WatchEvent)
+_status_decoder = objects.Decoder(objects.StatusObject)
+_meta_decoder = objects.Decoder(objects.MetaOnly)
 
 
 class Handler(Protocol):
     """Who keeps the objects. Called by the list-watch's thread."""
 
-    def replace(self, items: Sequence[msgspec.Raw], /) -> None:
-        """These are all objects there are."""
+    def replace(self, items: Iterable[msgspec.Raw], /) -> None:
+        """These are all objects there are, once the iteration has ended; it may raise, and then nothing has changed.
+        They come from the network: hold no lock meanwhile."""
 
     def apply(self, kind: str, item: msgspec.Raw, /) -> None:
         """One object was ADDED, MODIFIED or DELETED."""
@@ -120,16 +119,21 @@ class ListWatch:
         stream = self._stream
         if stream is not None:
             stream.abort()
-        if self._thread.is_alive():
-            self._thread.join(wait_s)
+        workers.join(self._thread, wait_s)
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             self._loop()
-        finally:
-            # Also when a defect of ours ends the thread: then the view says so and grows old.
+        except Exception as error:
+            # A defect of ours: the thread starts again, and what it knew is not built upon.
+            self._version, self._from_cache = "", False
+            self.failures += 1
+            self.reason = f"{type(error).__name__}: {error}"
+            self._handler.changed()
+            raise
+        else:
             self.reason = "the watch has ended"
             self._handler.changed()
 
@@ -153,7 +157,8 @@ class ListWatch:
                 self._from_cache = False
             except ApiError as error:
                 wait_s = self._trouble(error.message, since=began, retry_after_s=error.retry_after_s)
-                if error.expired or error.kind is OutcomeKind.INVALID:
+                # An event that is too long is skipped by the next list.
+                if error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError):
                     self._version = ""
                     self._from_cache = False
             if wait_s:
@@ -171,8 +176,7 @@ class ListWatch:
 
     def _list(self) -> None:
         asked_at = self._clock()
-        items: list[msgspec.Raw] = []
-        query = {"limit": str(PAGE)}
+        query = {}
         if self._field_selector:
             query["fieldSelector"] = self._field_selector
         # The first list may come from the server's cache, which is cheap for it. After a 410 that cache may be the one
@@ -180,23 +184,10 @@ class ListWatch:
         if self._from_cache:
             query["resourceVersion"] = "0"
         self.relists += 1
-        while True:
-            page = self._page(query)
-            items.extend(page.items or ())
-            if not page.metadata.continue_:
-                break
-            query["continue"] = page.metadata.continue_
-            query.pop("resourceVersion", None)
-        self._handler.replace(items)
-        self._version = page.metadata.resource_version
+        listing = Listing(self._transport, self._path, query)
+        self._handler.replace(map(msgspec.Raw, listing))
+        self._version = listing.version
         self._heard(asked_at)
-
-    def _page(self, query: dict[str, str]) -> objects.ObjectList:
-        body = self._transport.request("GET", f"{self._path}?{urlencode(query)}").body
-        try:
-            return _list_decoder.decode(body)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise _StartOverError(f"the list cannot be read: {error}") from error
 
     def _watch(self) -> None:
         timeout_s = int(self._watch_s * self._rng.uniform(1.0, 1.5)) or 1
@@ -224,7 +215,7 @@ class ListWatch:
     def _event(self, line: bytes) -> None:
         try:
             event = _event_decoder.decode(line)
-        except (msgspec.DecodeError, ValueError) as error:
+        except objects.UnreadableError as error:
             raise _StartOverError(f"the watch said something that is no event: {error}") from error
         if event.type == "ERROR":
             self._error(event.object)
@@ -238,7 +229,7 @@ class ListWatch:
     def _error(self, raw: msgspec.Raw) -> None:
         try:
             status = _status_decoder.decode(raw)
-        except (msgspec.DecodeError, ValueError) as error:
+        except objects.UnreadableError as error:
             raise _StartOverError(f"the watch failed and did not say why: {error}") from error
         raise _StartOverError(f"{status.code} {status.reason}: {status.message}")
 
@@ -252,5 +243,5 @@ def _version(raw: msgspec.Raw) -> str:
     """metadata.resourceVersion, or "" when not even that can be read."""
     try:
         return _meta_decoder.decode(raw).metadata.resource_version
-    except (msgspec.DecodeError, ValueError):
+    except objects.UnreadableError:
         return ""

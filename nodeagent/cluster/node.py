@@ -1,7 +1,7 @@
 """This node's own object, kept current by a watch: who owns which condition now, and which taints are really there."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from nodeagent.cluster.transport import Transport
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 
-_decoder = msgspec.json.Decoder(objects.NodeObject)
+_decoder = objects.Decoder(objects.NodeObject)
 
 
 class NodeCondition(NamedTuple):
@@ -120,12 +120,15 @@ class NodeWatch:
 
     # --- called by the list-watch -----------------------------------------------------------------------------------
 
-    def replace(self, items: Sequence[msgspec.Raw]) -> None:
-        if not items:
+    def replace(self, items: Iterable[msgspec.Raw]) -> None:
+        first: msgspec.Raw | None = None
+        for item in items:
+            first = first or item
+        if first is None:
             with self._lock:
                 self._view, self._trouble = None, f"there is no node {self.node_name}"
             return
-        self._see(items[0], listed=True)
+        self._see(first, listed=True)
 
     def apply(self, kind: str, item: msgspec.Raw) -> None:
         if kind == "DELETED":
@@ -141,7 +144,7 @@ class NodeWatch:
     def _see(self, item: msgspec.Raw, *, listed: bool = False) -> None:
         try:
             view = node_of(item)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, OverflowError) as error:
             with self._lock:
                 self._trouble = f"the Node object cannot be read: {error}"
             return
@@ -153,7 +156,8 @@ class NodeWatch:
 
 
 def node_of(item: msgspec.Raw | bytes) -> NodeView:
-    """A Node from its JSON. Raises msgspec.DecodeError."""
+    """A Node from its JSON. Raises ValueError (`objects.UnreadableError`), or OverflowError for a moment that no clock
+    shows."""
     raw = _decoder.decode(item)
     return NodeView(
         name=raw.metadata.name,

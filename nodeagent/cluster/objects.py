@@ -8,10 +8,40 @@ Nothing here is imported by a command that does not talk to an API server.
 """
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+
+T = TypeVar("T")
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number as the API has it. JSON sets no limit, and what is beyond it cannot become a float."""
+LONGEST_MESSAGE: Final = 500
+"""Of an `UnreadableError`, which may quote what somebody sent."""
+
+
+class UnreadableError(ValueError):
+    """A body that is not what it must be: no JSON, nested too deeply, a field of another type or out of its range."""
+
+
+class Decoder(Generic[T]):
+    """The one place where what an API server sends is parsed: whatever is the matter with it is an `UnreadableError`.
+
+    msgspec bounds the depth by the interpreter's recursion limit (1,000), refuses NaN, infinity, NUL and what is not
+    UTF-8; of a key that stands twice the last one counts, as for the API server.
+    """
+
+    def __init__(self, shape: type[T]) -> None:
+        self._decode = msgspec.json.Decoder(shape).decode
+
+    def decode(self, body: bytes | bytearray | memoryview | Raw) -> T:
+        """Raises `UnreadableError`."""
+        try:
+            return self._decode(body)
+        except Exception as error:
+            # Also RecursionError, OverflowError and MemoryError: the parser's, about what somebody else has written.
+            raise UnreadableError(str(error)[:LONGEST_MESSAGE] or type(error).__name__) from None
 
 
 class OwnerReference(Struct, rename="camel", gc=False):
@@ -41,10 +71,10 @@ class Meta(Struct, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    generation: int = 0
+    generation: Int = 0
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
-    deletion_grace_period_seconds: int | None = None
+    deletion_grace_period_seconds: Int | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
@@ -52,8 +82,8 @@ class Meta(Struct, rename="camel"):
 
 
 class ResourceRequirements(Struct, rename="camel"):
-    requests: dict[str, str | int] | None = None
-    limits: dict[str, str | int] | None = None
+    requests: dict[str, str | Int] | None = None
+    limits: dict[str, str | Int] | None = None
 
 
 class ContainerSpec(Struct, rename="camel"):
@@ -69,15 +99,15 @@ class ContainerState(Struct, rename="camel"):
 class ContainerStatus(Struct, rename="camel"):
     name: str
     state: ContainerState | None = None
-    restart_count: int = 0
+    restart_count: Int = 0
     container_id: str = msgspec.field(default="", name="containerID")
-    allocated_resources: dict[str, str | int] | None = None
+    allocated_resources: dict[str, str | Int] | None = None
     resources: ResourceRequirements | None = None
 
 
 class EmptyDirSource(Struct, rename="camel"):
     medium: str = ""
-    size_limit: str | int | None = None
+    size_limit: str | Int | None = None
 
 
 class ClaimSource(Struct, rename="camel"):
@@ -127,10 +157,10 @@ class PodSpec(Struct, rename="camel"):
     ephemeral_containers: list[msgspec.Raw] | None = None
     volumes: list[Volume] | None = None
     resources: ResourceRequirements | None = None
-    overhead: dict[str, str | int] | None = None
-    priority: int | None = None
+    overhead: dict[str, str | Int] | None = None
+    priority: Int | None = None
     priority_class_name: str = ""
-    termination_grace_period_seconds: int | None = None
+    termination_grace_period_seconds: Int | None = None
     node_name: str = ""
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
@@ -227,8 +257,8 @@ class BudgetSpec(Struct):
 
 
 class BudgetStatus(Struct, rename="camel"):
-    disruptions_allowed: int = 0
-    observed_generation: int = 0
+    disruptions_allowed: Int = 0
+    observed_generation: Int = 0
 
 
 class BudgetObject(Struct):
@@ -239,11 +269,11 @@ class BudgetObject(Struct):
 
 class LeaseSpec(Struct, rename="camel"):
     holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
+    lease_duration_seconds: Int | None = None
     acquire_time: str | None = None
     renew_time: str | None = None
     """As text: only whether it changed matters."""
-    lease_transitions: int | None = None
+    lease_transitions: Int | None = None
 
 
 class LeaseObject(Struct):
@@ -271,7 +301,7 @@ class WatchEvent(Struct):
 class StatusObject(Struct):
     """The body of a watch's ERROR event."""
 
-    code: int = 0
+    code: Int = 0
     reason: str = ""
     message: str = ""
 

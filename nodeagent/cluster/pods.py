@@ -10,17 +10,17 @@ Promises:
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
-from urllib.parse import urlencode
 
 import msgspec
 
 from nodeagent.cluster import objects, placement
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.listwatch import IDLE_S, PAGE, WATCH_S, ListWatch
+from nodeagent.cluster.listing import Listing
+from nodeagent.cluster.listwatch import IDLE_S, WATCH_S, ListWatch
 from nodeagent.cluster.transport import Transport
 from nodeagent.config import quantity
 from nodeagent.model import (
@@ -50,9 +50,8 @@ DEFAULT_GRACE_S: Final = 30.0
 _NOTES: Final = 20
 """Notes about unreadable pods that are kept; a broken webhook can spoil every pod of a node at once."""
 
-_pod_decoder = msgspec.json.Decoder(objects.PodObject)
-_meta_decoder = msgspec.json.Decoder(objects.MetaOnly)
-_list_decoder = msgspec.json.Decoder(objects.ObjectList)
+_pod_decoder = objects.Decoder(objects.PodObject)
+_meta_decoder = objects.Decoder(objects.MetaOnly)
 
 
 class PodsView(NamedTuple):
@@ -75,16 +74,8 @@ def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequenc
     """The node's pods, once, from the server's cache. Raises `ApiError`."""
     asked_at = boottime()
     store = _Store(keep_annotations)
-    query = {"fieldSelector": f"spec.nodeName={node_name}", "limit": str(PAGE), "resourceVersion": "0"}
-    items: list[msgspec.Raw] = []
-    while True:
-        page = _list_decoder.decode(transport.request("GET", f"/api/v1/pods?{urlencode(query)}").body)
-        items.extend(page.items or ())
-        if not page.metadata.continue_:
-            break
-        query["continue"] = page.metadata.continue_
-        query.pop("resourceVersion", None)
-    store.replace(items)
+    query = {"fieldSelector": f"spec.nodeName={node_name}", "resourceVersion": "0"}
+    store.replace(map(msgspec.Raw, Listing(transport, "/api/v1/pods", query)))
     return PodsView(store.pods(), asked_at, "", store.notes())
 
 
@@ -154,13 +145,13 @@ class _Store:
         self._notes: dict[str, Note] = {}
         self._view: tuple[Pod, ...] | None = ()
 
-    def replace(self, items: Sequence[msgspec.Raw]) -> None:
+    def replace(self, items: Iterable[msgspec.Raw]) -> None:
+        pods: dict[str, Pod] = {}
+        notes: dict[str, Note] = {}
+        for item in items:
+            self._put(item, pods, notes)
         with self._lock:
-            self._pods.clear()
-            self._notes.clear()
-            for item in items:
-                self._put(item)
-            self._view = None
+            self._pods, self._notes, self._view = pods, notes, None
 
     def apply(self, kind: str, item: msgspec.Raw) -> None:
         with self._lock:
@@ -169,7 +160,7 @@ class _Store:
                 self._pods.pop(uid, None)
                 self._notes.pop(uid, None)
             else:
-                self._put(item)
+                self._put(item, self._pods, self._notes)
             self._view = None
 
     def changed(self) -> None:
@@ -185,24 +176,24 @@ class _Store:
         with self._lock:
             return tuple(self._notes.values())
 
-    def _put(self, item: msgspec.Raw) -> None:
+    def _put(self, item: msgspec.Raw, pods: dict[str, Pod], notes: dict[str, Note]) -> None:
         try:
             pod = pod_of(item, keep=self._keep)
-        except (msgspec.DecodeError, ValueError) as error:
+        except Exception as error:  # whatever is the matter with it: its neighbours are not affected
             meta = _identity(item)
-            self._pods.pop(meta.uid, None)
-            if len(self._notes) < _NOTES:
+            pods.pop(meta.uid, None)
+            if len(notes) < _NOTES:
                 name = f"{meta.namespace}/{meta.name}" if meta.name else "a pod"
-                self._notes[meta.uid or name] = Note(f"pod {name}", f"what the API says of it cannot be read: {error}")
+                notes[meta.uid or name] = Note(f"pod {name}", f"what the API says of it cannot be read: {error}")
             return
-        self._notes.pop(pod.uid, None)
-        self._pods[pod.uid] = pod
+        notes.pop(pod.uid, None)
+        pods[pod.uid] = pod
 
 
 def _identity(item: msgspec.Raw) -> objects.Meta:
     try:
         return _meta_decoder.decode(item).metadata
-    except (msgspec.DecodeError, ValueError):
+    except objects.UnreadableError:
         return objects.Meta()
 
 
@@ -210,7 +201,7 @@ def _identity(item: msgspec.Raw) -> objects.Meta:
 
 
 def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_ANNOTATIONS)) -> Pod:
-    """A pod from its JSON. Raises msgspec.DecodeError or ValueError when a field is not what it must be."""
+    """A pod from its JSON. Raises ValueError (`objects.UnreadableError`) when a field is not what it must be."""
     raw = _pod_decoder.decode(item)
     meta, spec, status = raw.metadata, raw.spec, raw.status
     if not meta.uid:

@@ -216,7 +216,7 @@ class ClusterSession:
 
     def start(self) -> None:
         """Begin to find out which node this is, then watch it; returns at once."""
-        self._thread.start()
+        workers.start(self._thread)
 
     def pods(self) -> PodsView:
         """What is known of the pods and of the volumes that they mount, with their budgets once those were wanted."""
@@ -378,7 +378,7 @@ class ClusterSession:
         """End all threads. `clear` takes back what we have set on the Node; else it stays, with `mark` with the reason
         that we have stopped, without for the session that follows. Returns what had to be left there."""
         self._stopping.set()
-        self._thread.join(1.0)
+        workers.join(self._thread, 1.0)
         left = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
         for part in (self._volumes, self._budgets, self._pods):
             if part:
@@ -443,9 +443,11 @@ class ClusterSession:
         while not self._stopping.is_set():
             try:
                 confirmed = identity.resolve(self._transport, self._guess)
-            except (IdentityError, ApiError) as error:
-                self._trouble = str(error)
+            except Exception as error:
+                self._trouble = str(error) or type(error).__name__
                 self._wake()
+                if not isinstance(error, IdentityError | ApiError):
+                    raise  # a defect of ours, which is told as one; the thread starts again
                 retry = error.retry_after_s if isinstance(error, ApiError) else None
                 self._stopping.wait(self._backoff.failed(retry))
                 continue
@@ -454,7 +456,8 @@ class ClusterSession:
 
     def _open(self, confirmed: Identity) -> None:
         config, transport = self._config, self._transport
-        if config.mode is Mode.ENFORCE:
+        # This is done again from the start if it fails half-way.
+        if config.mode is Mode.ENFORCE and self._writers is None:
             self._writers = start_writers(transport, config, confirmed, owned=self._owned, wake=self._wake)
         if config.protection.disruption_budgets:
             self._budgets = BudgetWatch(transport, wake=self._wake, spread_s=_spread_s(config))

@@ -68,7 +68,7 @@ class Fence:
 
     def start(self) -> None:
         """Begin to write; returns at once."""
-        self._thread.start()
+        workers.start(self._thread)
 
     def want(self, pressures: Iterable[ConditionType]) -> None:
         """The taints that should be up now. Until the first call nothing is touched."""
@@ -86,8 +86,7 @@ class Fence:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        workers.join(self._thread, timeout_s)
         if clear and _ours(self._node.view()):
             self._write(frozenset(), timeout_s=timeout_s)
 

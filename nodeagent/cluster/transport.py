@@ -57,8 +57,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 """TCP and TLS each. In a cluster both take milliseconds; 5 s survives one lost SYN (1 s + 2 s)."""
 MAX_BODY_BYTES: Final = 64 << 20
 """A pod with everything set is about 20 KiB in a list, etcd allows 1.5 MiB: 500 ordinary pods are 10 MiB."""
-MAX_LINE_BYTES: Final = 8 << 20
-"""One watch event: the largest object etcd holds, grown by encoding."""
+MAX_LINE_BYTES: Final = 12 << 20
+"""One watch event, or one object of a list: etcd holds 1.5 MiB of an object, and JSON makes up to six bytes of one
+(`<` becomes `\\u003c`), so that whatever a tenant may create fits."""
 RELOAD_CREDENTIALS_S: Final = 60.0
 """The kubelet renews a projected token at 80% of its life (8 minutes for the shortest), so a minute is early enough."""
 RENEW_AFTER_401_S: Final = 5.0
@@ -106,6 +107,10 @@ class ApiError(Exception):
     def expired(self) -> bool:
         """410: the resourceVersion is too old to go on from, list again."""
         return self.status == 410
+
+
+class TooLargeError(ApiError):
+    """The answer, or one line of it, is longer than may be kept."""
 
 
 class Response(NamedTuple):
@@ -188,18 +193,19 @@ class Stream:
         dropped. Raises `ApiError` when nothing comes for the idle time, at the deadline, or when the connection breaks.
         """
         rest = bytearray()
-        while True:
-            chunk = self._read()
-            if not chunk:
-                return
+        for chunk in self.chunks():
             rest += chunk
             if b"\n" not in chunk:
                 if len(rest) > MAX_LINE_BYTES:
                     raise _too_large(MAX_LINE_BYTES)
                 continue
-            *complete, last = bytes(rest).split(b"\n")
-            rest = bytearray(last)
-            yield from (line for line in complete if line)
+            *complete, rest = rest.split(b"\n")
+            yield from (bytes(line) for line in complete if line)
+
+    def chunks(self) -> Iterator[bytes]:
+        """What comes, as it comes, until the server ends it. Raises `ApiError` as `lines` does."""
+        while chunk := self._read():
+            yield chunk
 
     def abort(self) -> None:
         """Make `lines` end now."""
@@ -723,8 +729,8 @@ def _media_type(headers: Mapping[str, str]) -> str:
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()[:100]
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(OutcomeKind.SERVER_ERROR, f"the answer is larger than {limit >> 20} MiB")
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(OutcomeKind.SERVER_ERROR, f"the answer is larger than {limit >> 20} MiB")
 
 
 def _flaw(token: str) -> str:
@@ -775,9 +781,12 @@ def _within(seconds: float, work: Callable[[], _T]) -> _T:
 
     thread = workers.begin(run, name="credentials")
     if thread is None:
-        msg = "there is no PID left for the thread that loads the credentials"
-        raise CredentialsError(msg)
-    thread.join(seconds)
+        # No PID is left for it, and that is when the agent is needed: files are read without the time-out. A plugin
+        # cannot be started then either.
+        run()
+        workers.settled("credentials")
+    else:
+        thread.join(seconds)
     if failure:
         raise failure[0]
     if not result:

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-import msgspec
-
 from nodeagent.cluster import objects, placement
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
@@ -39,8 +37,8 @@ LAST_S: Final = 300.0
 """Longest wait after refusals and silence: a role without the right costs 12 requests an hour and node."""
 NOT_YET: Final = "not looked up yet"
 
-_claim_decoder = msgspec.json.Decoder(objects.ClaimObject)
-_volume_decoder = msgspec.json.Decoder(objects.VolumeObject)
+_claim_decoder = objects.Decoder(objects.ClaimObject)
+_volume_decoder = objects.Decoder(objects.VolumeObject)
 
 Claim = tuple[str, str]
 """Namespace and name."""
@@ -71,7 +69,7 @@ def look_up(transport: Transport, claim: Claim, *, node_name: str) -> Place:
         if error.status == 404:
             return Place(unknown=error.message)
         raise
-    except (msgspec.DecodeError, ValueError) as error:
+    except objects.UnreadableError as error:
         return Place(unknown=f"what the API says of it cannot be read: {error}")
     required = volume.node_affinity.required if volume.node_affinity else None
     here = volume.local is not None or volume.host_path is not None
@@ -184,7 +182,8 @@ class VolumeLookup:
             self._places = {claim: self._places.get(claim, Place()) for claim in wanted}
             self._condition.notify_all()
         if wanted and self._thread is None:
-            self._thread = workers.begin(self._run, name="volumes")  # without a PID for it the next call tries again
+            self._thread = workers.thread_of(self._run, name="volumes")
+            workers.start(self._thread)
 
     def _run(self) -> None:
         self._stopping.wait(self._first_wait_s)

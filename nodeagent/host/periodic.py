@@ -26,7 +26,7 @@ class Periodic(Generic[T]):
         self._every_s = every_s
         self._stopping = threading.Event()
         self._thread = workers.thread_of(self._run, name=name)
-        self._thread.start()
+        workers.start(self._thread)
 
     def close(self) -> None:
         """No further call; one that is under way is left to itself."""

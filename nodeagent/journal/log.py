@@ -4,6 +4,7 @@ Promises:
 
 1. Logging never waits for its reader. Lines go to a bounded queue which a thread writes out; when the reader (a full
    disk, a stopped pipe) does not take them, new lines are dropped, counted, and the count is told when it flows again.
+   While there is no PID for that thread lines are written as they come, as far as the reader takes them at once.
 2. A line is one line: values are encoded as JSON (or quoted on a console), so text from pods cannot forge a line or
    move a terminal's cursor, and no text keeps a line from being written.
 3. What would repeat in a loop is said once, and again every `REPEAT_S` with the number of times it was held back: give
@@ -11,7 +12,9 @@ Promises:
 """
 
 import collections
+import contextlib
 import os
+import select
 import sys
 import threading
 import time
@@ -49,7 +52,7 @@ class LineWriter:
         self._wake = threading.Condition()
         self._closing = threading.Event()
         self._thread = workers.thread_of(self._write_out, name="log")
-        self._thread.start()
+        workers.start(self._thread)
 
     @property
     def dropped(self) -> int:
@@ -70,6 +73,8 @@ class LineWriter:
                 return
             self._lines.append(text)
             self._wake.notify()
+            if self._thread.ident is None:
+                self._write_taken(0.0)
 
     debug = info = warning = error = critical = line  # structlog hands a rendered event to the method of its level
 
@@ -78,7 +83,24 @@ class LineWriter:
         with self._wake:
             self._closing.set()
             self._wake.notify()
-        self._thread.join(timeout_s)
+        workers.join(self._thread, timeout_s)
+        if self._thread.ident is None:
+            with self._wake:
+                self._write_taken(timeout_s)
+
+    def _write_taken(self, timeout_s: float) -> None:
+        """While there is no PID for the thread: write what the reader takes without waiting, or within this time."""
+        until, ready = time.monotonic() + timeout_s, select.poll()
+        with contextlib.suppress(OSError):  # as in `_write_out`
+            ready.register(self._fd, select.POLLOUT)
+            while self._lines:
+                left = self._lines.popleft() + b"\n"
+                while left:
+                    # What poll promises of a pipe is room for PIPE_BUF bytes.
+                    if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
+                        self._lines.appendleft(left.removesuffix(b"\n"))
+                        return
+                    left = left[os.write(self._fd, left[: select.PIPE_BUF]) :]
 
     def _write_out(self) -> None:
         while True:

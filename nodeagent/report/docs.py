@@ -27,7 +27,7 @@ _METRICS: Final = f"""# Metrics and probes
 | path | answer |
 | --- | --- |
 | `/metrics` | Prometheus text format 0.0.4, or OpenMetrics 1.0 when the scraper asks for it |
-| `/healthz` | 200 while the loop turns; 503 and why when it stands still: restart the agent |
+| `/healthz` | 200 while the loop turns and no worker has failed for 5 minutes; else 503 and why: restart the agent |
 | `/readyz` | 200 when it can decide (loop turning, samples and pods fresh); else 503 and all that is missing |
 
 Use `/healthz` as a liveness probe and `/readyz` as a readiness probe, never the other way round: an API server out of

@@ -182,6 +182,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "Threads beside the loop that have died or take longer for a step than they may. No series while all work.",
         ("worker",),
     ),
+    Family("nodeagent_worker_failures", COUNTER, "Times that a thread beside the loop ended by an error.", ("worker",)),
     # the loop
     Family("nodeagent_stage_duration_seconds", HISTOGRAM, "How long the stages of a turn take.", ("stage",)),
     Family("nodeagent_turns", COUNTER, "Turns of the loop."),

@@ -1,7 +1,9 @@
 """What the probes say: whether the agent lives, and whether it can do its work, each with everything that is missing.
 
-`/healthz` fails when the loop stands still: whoever restarts the agent then mends something. `/readyz` also fails when
-the agent could not decide for want of facts: a restart would mend nothing, so it must never be a liveness probe.
+`/healthz` fails when the loop stands still, or when a worker has failed again and again for five minutes
+(`workers.FAILED_S`): whoever restarts the agent then mends something. A worker that waits for a PID or hangs in the
+kernel is no reason, because a restart would not help it. `/readyz` also fails when the agent could not decide for want
+of facts: a restart would mend nothing, so it must never be a liveness probe.
 """
 
 from typing import Final
@@ -19,7 +21,8 @@ def not_alive(vitals: Vitals, *, now: float, config: Config) -> tuple[str, ...]:
     """Why the agent must be restarted; empty when it lives."""
     limit_s = STUCK_TURNS * config.sampling.interval_s + STUCK_S
     stood_s = now - vitals.turned_at
-    return (f"loop: has not turned for {stood_s:.1f}s, at most {limit_s:g}s",) if stood_s > limit_s else ()
+    stands = (f"loop: has not turned for {stood_s:.1f}s, at most {limit_s:g}s",) if stood_s > limit_s else ()
+    return (*stands, *vitals.workers_failed)
 
 
 def not_ready(vitals: Vitals, *, now: float, config: Config) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent import __version__
@@ -131,6 +131,10 @@ class Figures(NamedTuple):
     requests_in_flight: int = 0
     workers_stuck: Sequence[str] = ()
     """Kinds of the threads that do not do their work, one for each (`host.workers`)."""
+    worker_failures: Mapping[str, int] = {}
+    """How often workers ended by an error and started again, by kind."""
+    workers_failed: Sequence[str] = ()
+    """Workers that have been failing for so long that only a fresh process may help, with the reason."""
     walk: WalkFigures | None = None
     """None: no disk was near a threshold yet."""
 
@@ -144,6 +148,8 @@ class Vitals(NamedTuple):
     signals_known: int
     """Signals of the last whole sample that could be read."""
     pods_synced_at: float | None
+    workers_failed: Sequence[str] = ()
+    """Workers that only a fresh process may mend, with the reason."""
 
 
 class _Awaited(NamedTuple):
@@ -270,11 +276,11 @@ class Metrics:
     def vitals(self) -> Vitals:
         """For the probes."""
         seen = self._seen
-        pods_synced_at = self._figures().pods_synced_at
+        figures = self._figures()
         if seen is None:
-            return Vitals(self._turned_at, None, 0, pods_synced_at)
+            return Vitals(self._turned_at, None, 0, figures.pods_synced_at, figures.workers_failed)
         known = sum(verdict.observation.available is not None for verdict in seen[0].signals)
-        return Vitals(self._turned_at, seen[1].taken_at, known, pods_synced_at)
+        return Vitals(self._turned_at, seen[1].taken_at, known, figures.pods_synced_at, figures.workers_failed)
 
     def render(self, *, openmetrics: bool = False) -> bytes:
         """The exposition, in the order of `FAMILIES`."""
@@ -432,6 +438,8 @@ def _cluster(figures: Figures, now: float) -> Iterator[_Row]:
     yield _Row("nodeagent_requests_in_flight", (), figures.requests_in_flight)
     for worker, number in collections.Counter(figures.workers_stuck).items():
         yield _Row("nodeagent_workers_stuck", (worker,), number)
+    for worker, number in figures.worker_failures.items():
+        yield _Row("nodeagent_worker_failures", (worker,), number)
     for watch in figures.watches:
         yield _Row("nodeagent_api_watch_failures", (watch.name,), watch.failures)
         yield _Row("nodeagent_api_relists", (watch.name,), watch.relists)

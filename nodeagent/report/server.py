@@ -94,13 +94,13 @@ class Server:
         self._taken = 0
         self._second_ends = 0.0
         self._thread = workers.thread_of(self._run, name="http")
-        self._thread.start()
+        workers.start(self._thread)
 
     def close(self) -> None:
         """Stop serving; open connections are dropped."""
         with contextlib.suppress(OSError):  # closed before
             self._waker.send(b"\0")
-        self._thread.join(2.0)
+        workers.join(self._thread, 2.0)
         self._waker.close()
 
     # --- the thread --------------------------------------------------------------------------------------------------

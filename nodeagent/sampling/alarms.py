@@ -131,7 +131,8 @@ class _Armer:
         self._orders: SimpleQueue[list[tuple[MemoryLevel, int]] | None] = SimpleQueue()
         self._busy = False
         self._trouble: OSError | None = None
-        self._thread = workers.begin(self._work, name="memory levels")
+        self._thread = workers.thread_of(self._work, name="memory levels")
+        workers.start(self._thread)
 
     def arm(self, levels: list[tuple[MemoryLevel, int]]) -> None:
         """Wake when each of these has grown by so many bytes. While a move is under way nothing is ordered: the next
@@ -145,7 +146,7 @@ class _Armer:
         if not orders:
             return
         self._busy = True
-        if self._thread is None:
+        if self._thread.ident is None:
             self._do(orders)
         else:
             self._orders.put(orders)
@@ -153,8 +154,7 @@ class _Armer:
     def close(self) -> None:
         """End the thread."""
         self._orders.put(None)
-        if self._thread is not None:
-            self._thread.join(ARMING_S)
+        workers.join(self._thread, ARMING_S)
 
     def _work(self) -> None:
         while (orders := self._orders.get()) is not None:

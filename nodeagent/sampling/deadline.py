@@ -65,7 +65,8 @@ class _Asker:
         self._questions: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[FileSystem | Unreadable] = SimpleQueue()
         self._asked_at: float | None = None
-        self._begun = workers.begin(self._work, name=f"statvfs {path}") is not None
+        self._thread = workers.thread_of(self._work, name=f"statvfs {path}")
+        workers.start(self._thread)
 
     def _work(self) -> None:
         while self._questions.get():
@@ -74,6 +75,8 @@ class _Asker:
                     answer: FileSystem | Unreadable = self._read(self._path)
             except Unreadable as error:
                 answer = error
+            except Exception as error:  # a question that is never answered would hang for ever
+                answer = Unreadable(self._path, 0, f"{type(error).__name__}: {error}")
             self._answers.put(answer)
 
     @property
@@ -81,10 +84,8 @@ class _Asker:
         return self._asked_at is not None and self._answers.empty()
 
     def ask(self, deadline_s: float) -> FileSystem:
-        if not self._begun:
-            self._begun = workers.begin(self._work, name=f"statvfs {self._path}") is not None
-            if not self._begun:
-                raise Unreadable(self._path, errno.EAGAIN, "there is no PID left for a thread to ask for it")
+        if not workers.start(self._thread):
+            raise Unreadable(self._path, errno.EAGAIN, "there is no PID left for a thread to ask for it")
         if self.hanging:
             raise self._late()
         if self._asked_at is not None:

@@ -13,6 +13,7 @@ Promises:
 One owner: a Sampler is not thread-safe.
 """
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +21,7 @@ from nodeagent.config.schema import Sampling
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals, who
-from nodeagent.sampling.host import Clocks, Host, Unreadable
+from nodeagent.sampling.host import Clocks, FileSystem, Host, Unreadable
 from nodeagent.sampling.kept import KeptFiles
 
 _RELOOK_S: Final = 60.0
@@ -247,14 +248,26 @@ class Sampler:
             return around
         hierarchy = cgroup.detect(self._host)
         kubepods, missing = cgroup.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
-        layout = filesystems.detect(self._host, self._config, self._statvfs)
+        starved: list[str] = []
+
+        def statvfs(path: str) -> FileSystem:
+            try:
+                return self._statvfs(path)
+            except Unreadable as error:
+                if error.errno == errno.EAGAIN:
+                    starved.append(path)
+                raise
+
+        layout = filesystems.detect(self._host, self._config, statvfs)
         files = pressure.files(self._host, hierarchy, kubepods)
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
             self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
         notes = cgroup.notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
         places = memory.places(hierarchy, kubepods, no_kubepods=missing)
-        self._around = Surroundings(hierarchy, kubepods, missing, places, layout, files, notes, now)
+        # What could not be asked for want of a PID is asked soon: until then disks are not where they seem to be.
+        looked_at = now - max(0.0, _RELOOK_S - _MISSING_S) if starved else now
+        self._around = Surroundings(hierarchy, kubepods, missing, places, layout, files, notes, looked_at)
         return self._around
 
     def _reader(self, hierarchy: cgroup.Hierarchy, kubepods: cgroup.Kubepods) -> pods.PodReader:

@@ -153,15 +153,14 @@ class DiskWorker:
         self._look_after()
         if self._job is None and len(self._lost) < _ABANDONED:
             self._job = job = _Job(self._make_meter())
-            job.thread = workers.thread_of(lambda: self._run(job), name="disk")
-            try:
-                job.thread.start()
-            except RuntimeError as error:  # no PID left for a thread: the loop goes on without disks
+            job.thread = workers.begin(lambda: self._run(job), name="disk")
+            if job.thread is None:  # no PID left for it: the loop goes on without disks
                 self._job = None
+                job.meter.close()
                 with self._lock:
-                    self._next, self._failure = None, f"no thread to count disks: {error}"
-        if self._job is not None:
-            self._job.wake.set()
+                    self._next, self._failure = None, "no thread to count disks: there is no PID left for it"
+        if (ours := self._job) is not None:
+            ours.wake.set()
 
     def latest(self) -> Measured:
         """What is known now."""
@@ -230,6 +229,11 @@ class DiskWorker:
                     limit_s = request.budget_s + len(request.rests) * request.rest_budget_s + self._patience_s
                     with workers.at("a walk", limit_s=limit_s):
                         self._measure(job, request)
+        except BaseException:
+            # The next request makes another one.
+            with self._lock:
+                self._job = None if self._job is job else self._job
+            raise
         finally:
             job.meter.close()
 
@@ -308,6 +312,9 @@ class DiskWorker:
                 found.append(self._find_rest(wanted, list(pods.values()), time.monotonic() + request.rest_budget_s))
             except (Unreadable, OSError):
                 continue  # its signal says why by itself
+            except Exception as error:  # the thread must live, and the report say so
+                with self._lock:
+                    self._failure = f"measuring disks failed: {type(error).__name__}: {error}"
         with self._lock:
             if self._job is not job:
                 return
