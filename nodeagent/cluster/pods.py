@@ -47,6 +47,12 @@ KEPT_ANNOTATIONS: Final = ("controller.kubernetes.io/pod-deletion-cost",)
 KEPT_PREFIX: Final = "nodeagent.io/"
 DEFAULT_GRACE_S: Final = 30.0
 """What the API server sets when terminationGracePeriodSeconds is left out."""
+MOST_TEXT: Final = 16 << 10
+"""Characters of labels that are kept of a pod, and of annotations; etcd would hold 1.5 MiB of them. What does not fit
+does not count: a budget that selects by it is the API server's to know, and a wish of that size is none."""
+MOST_PARTS: Final = 256
+"""Containers of a kind, and volumes, that are kept of a pod: of 10,000 (1.2 MB in etcd) each pod would cost 8 MiB. The
+rest counts as not asked for, which makes a pod no smaller."""
 _NOTES: Final = 20
 """Notes about unreadable pods that are kept; a broken webhook can spoil every pod of a node at once."""
 
@@ -206,9 +212,9 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
     meta, spec, status = raw.metadata, raw.spec, raw.status
     if not meta.uid:
         raise ValueError("it has no UID")
-    annotations = {
-        key: value for key, value in (meta.annotations or {}).items() if key in keep or key.startswith(KEPT_PREFIX)
-    }
+    annotations = _bounded(
+        (key, value) for key, value in (meta.annotations or {}).items() if key in keep or key.startswith(KEPT_PREFIX)
+    )
     owner = _controller(meta)
     pod_level = spec.resources
     pod = Pod(
@@ -237,16 +243,18 @@ def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_A
         ephemeral=bool(spec.ephemeral_containers),
         host_pid=spec.host_pid,
         owner=None if owner is None else Owner(owner.kind, owner.name, owner.uid, owner.api_version),
-        labels=meta.labels or {},
+        labels=_bounded((meta.labels or {}).items()),
         annotations=annotations,
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
         node_bound=placement.node_bound(raw),
         claims=tuple(
-            v.persistent_volume_claim.claim_name for v in spec.volumes or () if v.persistent_volume_claim is not None
+            v.persistent_volume_claim.claim_name
+            for v in (spec.volumes or ())[:MOST_PARTS]
+            if v.persistent_volume_claim is not None
         ),
         empty_dirs=tuple(
             EmptyDir(v.name, v.empty_dir.medium == "Memory", _whole(v.empty_dir.size_limit))
-            for v in spec.volumes or ()
+            for v in (spec.volumes or ())[:MOST_PARTS]
             if v.empty_dir is not None
         ),
         static=_static(meta),
@@ -294,10 +302,22 @@ def with_mirrors_of(pods: tuple[Pod, ...], node_uid: str) -> tuple[Pod, ...]:
     return tuple([pod._replace(mirror_of="") if other else pod for pod, other in zip(pods, foreign, strict=True)])
 
 
+def _bounded(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """As many of them as fit into `MOST_TEXT`, in their order."""
+    kept: dict[str, str] = {}
+    left = MOST_TEXT
+    for key, value in texts:
+        left -= len(key) + len(value)
+        if left < 0:
+            break
+        kept[key] = value
+    return kept
+
+
 def _containers(spec: objects.PodSpec, status: objects.PodStatus) -> tuple[Container, ...]:
     states = {s.name: s for s in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
-    found = [_container(c, ContainerKind.REGULAR, states.get(c.name)) for c in spec.containers or ()]
-    for c in spec.init_containers or ():
+    found = [_container(c, ContainerKind.REGULAR, states.get(c.name)) for c in (spec.containers or ())[:MOST_PARTS]]
+    for c in (spec.init_containers or ())[:MOST_PARTS]:
         kind = ContainerKind.SIDECAR if c.restart_policy == "Always" else ContainerKind.INIT
         found.append(_container(c, kind, states.get(c.name)))
     return tuple(found)
