@@ -589,3 +589,28 @@ def test_the_picture_in_the_readme_is_a_real_report(calm: list[str], capsys: pyt
     for line in picture[1].splitlines():
         shown = line.removesuffix("...")
         assert any(each.startswith(shown) if shown != line else each == line for each in real), line
+
+
+@pytest.mark.parametrize(
+    ("options", "node", "why"),
+    [
+        (["--disk"], CALM, "--disk"),
+        (["--signal", "nodefs.available"], CALM, "--signal nodefs.available"),
+        (["--signal", "imagefs.inodesFree"], CALM, "--signal imagefs.inodesFree"),
+        ([], FULL, "imagefs.available is short"),
+    ],
+)
+def test_what_cannot_be_measured_on_a_recording_is_said_in_one_line(
+    options: list[str], node: Path, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", "--host-root", str(node), *options]) in (0, 2)
+    shown = capsys.readouterr().out
+    line = f"disks: {why}: what pods and directories hold cannot be measured, a recording has no files of theirs"
+    assert shown.splitlines().count(line) == 1
+    if "--signal" in options:
+        assert f"PODS IN EVICTION ORDER FOR {options[1]} (" in shown
+
+
+def test_a_recording_whose_disks_nobody_asks_about_says_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--host-root", str(CALM), "--signal", "memory.available"]) == 0
+    assert "cannot be measured" not in capsys.readouterr().out

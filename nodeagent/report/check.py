@@ -151,7 +151,11 @@ class Observer:
         now = self._host.boottime()
         before = self._state if self._state is not None else initial("check", now=now)
         plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
-        if self._disks_matter(plan):
+        wanted = self._disks_wanted(plan)
+        if wanted and self._host.recorded:
+            told = f"{wanted}: what pods and directories hold cannot be measured, a recording has no files of theirs"
+            known = known._replace(notes=(*known.notes, Note("disks", told)))
+        elif wanted:
             snapshot = self._with_disks(snapshot)
             now = self._host.boottime()
             plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
@@ -179,14 +183,16 @@ class Observer:
             victims.append(engine.reworded(victim, view, plan=plan))
         return plan._replace(victims=tuple(victims))
 
-    def _disks_matter(self, plan: Plan) -> bool:
-        """Whether somebody wants to know who holds the disks. Walking takes seconds, so nobody else pays for it."""
-        if self._host.recorded:
-            return False
-        if self._wish.disk or self._wish.signal in DISKS:
-            return True
+    def _disks_wanted(self, plan: Plan) -> str:
+        """Why somebody wants to know who holds the disks; empty when nobody does. Walking takes seconds, so that nobody
+        else pays for it."""
+        if self._wish.disk:
+            return "--disk"
+        if self._wish.signal in DISKS:
+            return f"--signal {self._wish.signal}"
         bad = (SignalState.SOFT, SignalState.HARD)
-        return any(verdict.signal in DISKS and verdict.state in bad for verdict in plan.signals)
+        short = [verdict.signal for verdict in plan.signals if verdict.signal in DISKS and verdict.state in bad]
+        return f"{short[0]} is short" if short else ""
 
     def _with_disks(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         if self._disks is None:
