@@ -261,6 +261,8 @@ def _config_validate(options: Options) -> int:
             if isinstance(found, problems.ConfigError):
                 valid = False
                 streams.write_error(show.explain_problems(found))
+            elif isinstance(found, str):
+                streams.write_output(f"{words.harmless(name)}: {found}\n")
             else:
                 streams.write_error(show.explain_warnings(found))
                 streams.write_output(f"{words.harmless(name)}: valid\n")

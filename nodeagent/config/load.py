@@ -70,19 +70,20 @@ def load(path: str | None, *, overrides: Iterable[Override] = ()) -> Loaded:
     return loads(_read(path), name=path, overrides=overrides)
 
 
-def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError]]:
+def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError | str]]:
     """The configuration in this file, or each one in the ConfigMaps of this manifest: what to call it, and what it says
-    or why it cannot be used."""
+    or why it cannot be used. Text where there is none to be judged: what the file is."""
     from nodeagent.config import document, manifest
 
     try:
         raw = _read(path)
-        found = manifest.held(document.parse_all(raw, name=path), raw, name=path)
+        roots = document.parse_all(raw, name=path)
+        found = manifest.held(roots, raw, name=path)
     except ConfigError as error:
         yield path, error
         return
     if not found:
-        yield path, _tried(raw, path)
+        yield path, manifest.describe(roots) or _tried(raw, path)
     for each in found:
         result = _tried(each.text, path)
         if isinstance(result, ConfigError):

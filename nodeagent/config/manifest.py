@@ -1,5 +1,6 @@
 """Kubernetes objects where a configuration is expected: what they are, and the configurations that ConfigMaps hold."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,11 @@ HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
 MAX_HELD = 100
 """A file for each node of a large cluster is several files. Each is read with the lines above it."""
 _KUBELETS = "KubeletConfiguration"
+_NO_OBJECTS = (_KUBELETS, "Config")
+"""Files of other programs (the kubelet's, a kubeconfig): who has one judged has mistaken it."""
+_GROUP = API_VERSION.partition("/")[0]
+_MEANT = re.compile(rf"{KIND}|apiVersion\W+{re.escape(_GROUP)}/")
+"""Text that is meant as a configuration of ours, even where the kind is misspelt."""
 
 
 class Held(NamedTuple):
@@ -45,7 +51,7 @@ def held(roots: Sequence[Node], data: bytes, *, name: str) -> tuple[Held, ...]:
             continue
         owner = f"ConfigMap {shown(_word(_field(thing, 'metadata'), 'name'), quote='')}".rstrip()
         for key, value in _field(thing, "data").items:
-            if value.tag == "str" and KIND in value.text:
+            if value.tag == "str" and _MEANT.search(value.text):
                 there = "\n".join(lines[value.line : value.line + len(value.text.splitlines())]) + "\n"
                 verbatim = textwrap.dedent(there).rstrip() == textwrap.dedent(value.text).rstrip()
                 text = "\n" * value.line + there if verbatim else value.text
@@ -77,15 +83,36 @@ def refusal(roots: Sequence[Node], data: bytes, *, name: str) -> ConfigError | N
     return ConfigError((Problem(origin, where, message, mend),))
 
 
+def describe(roots: Sequence[Node]) -> str:
+    """What these documents are, when they are Kubernetes objects or patches of some and none is meant as a
+    configuration of ours: there is nothing to be judged. Empty when they are anything else."""
+    kinds = [_kind_of(root) for root in roots]
+    if not kinds or not all(kinds):
+        return ""
+    names = ", ".join(dict.fromkeys(kinds))
+    what = f"a {names}" if len(kinds) == 1 else f"{len(kinds)} Kubernetes objects ({names})"
+    return f"{what}, without a configuration of nodeagent"
+
+
+def _kind_of(root: Node) -> str:
+    """The kind of an object that is not ours, or that this is a patch; empty for anything else."""
+    if root.tag == "seq" and root.elements:
+        patch = all(_word(each, "op") and _word(each, "path") for each in root.elements)
+        return "JSON patch" if patch else ""
+    kind = _word(root, "kind")
+    stranger = _word(root, "apiVersion") and not _ours(root) and _GROUP.partition(".")[0] not in kind.lower()
+    return shown(kind, quote="") if stranger and kind not in _NO_OBJECTS else ""
+
+
 def _ours(root: Node) -> bool:
-    return _word(root, "kind") == KIND or _word(root, "apiVersion").startswith(API_VERSION.partition("/")[0])
+    return _word(root, "kind") == KIND or _word(root, "apiVersion").startswith(_GROUP)
 
 
 def _objects(roots: Sequence[Node]) -> Iterator[Node]:
-    """The objects in these documents and in their Lists."""
+    """The objects in these documents and in their Lists, which may hold Lists."""
     for root in roots:
         yield root
-        yield from _field(root, "items").elements
+        yield from _objects(_field(root, "items").elements)
 
 
 _NOTHING = Node("null", "", 1, 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent import cli
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError, Problem
 from tests.config.files import BAD, HEADER, Wrong, file, problems
@@ -22,7 +23,7 @@ def config_map(text: str, *, margin: str = "    ") -> str:
     return top + "data:\n  other: x\n  config.yaml: |\n" + indented(text, margin)
 
 
-def held(path: Path, text: str) -> tuple[str, load.Loaded | ConfigError]:
+def held(path: Path, text: str) -> tuple[str, load.Loaded | ConfigError | str]:
     path.write_text(text)
     [found] = load.load_held(str(path))
     return found
@@ -119,3 +120,76 @@ def test_what_is_meant_as_a_configuration_is_told_everything_that_is_wrong_with_
         load.loads("apiVersion: nodeagent.io/v1\nkind: NodeAgentConfig\nmode: maybe\n")
     assert [problem.key for problem in caught.value.problems] == ["apiVersion", "kind", "mode"]
     assert "more than one document" in refused(file("mode: enforce\n---\nkind: Pod\n")).message
+
+
+# --- what there is nothing to be judged in ----------------------------------------------------------------------------
+
+SHIPPED = {
+    "daemonset.yaml": "ConfigMap nodeagent, data.config.yaml: valid",
+    "examples/daemonset-brake.yaml": "a DaemonSet, without a configuration of nodeagent",
+    "examples/fleet-leases.yaml": "2 Kubernetes objects (Role, RoleBinding), without a configuration of nodeagent",
+    "examples/kubelet-compatible.yaml": "valid",
+    "examples/nodeagent.yaml": "valid",
+    "systemd/config.yaml": "valid",
+}
+"""Every file that this project ships as a configuration or a manifest, and what it is."""
+
+
+def test_every_shipped_file_is_in_the_table() -> None:
+    examples = {f"examples/{path.name}" for path in (ROOT / "examples").rglob("*") if path.is_file()}
+    others = {path.name for path in ROOT.glob("*.yaml")} | {
+        f"systemd/{path.name}" for path in ROOT.glob("systemd/*.yaml")
+    }
+    assert set(SHIPPED) == examples | others
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_shipped_file_is_valid_or_said_what_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "validate", str(ROOT / name)]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == (f"{ROOT / name}: {SHIPPED[name]}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("apiVersion: v1\nkind: Pod\nspec: {}\n", "a Pod"),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: {other: hello}\n", "a ConfigMap"),
+        ("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a]\n", "a Kustomization"),
+        ("- {op: replace, path: /spec, value: 1}\n", "a JSON patch"),
+        ("apiVersion: v1\nkind: List\nitems: []\n", "a List"),
+    ],
+)
+def test_objects_without_a_configuration_are_said_to_be_what_they_are(text: str, what: str, tmp_path: Path) -> None:
+    _, found = held(tmp_path / "all.yaml", text)
+    assert found == f"{what}, without a configuration of nodeagent"
+
+
+def test_a_configuration_in_lists_of_lists_and_in_a_patch_is_judged(tmp_path: Path) -> None:
+    inner = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.yaml": file("mode: maybe")}}
+    nested = {"apiVersion": "v1", "kind": "List", "items": [{"kind": "List", "items": [inner]}]}
+    for text in (json.dumps(nested), json.dumps(inner)):
+        _, found = held(tmp_path / "all.json", text)
+        assert isinstance(found, ConfigError)
+        assert "mode: " in str(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: Pod\n",
+        "apiVersion: v1\n",
+        "- a\n- b\n",
+        "apiVersion: v1\nkind: NodeAgentConfig\n",
+        "apiVersion: nodeagent.io/v2\nkind: Other\n",
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {}\n",
+        "apiVersion: v1\nkind: Config\nclusters: []\n",
+        "apiVersion: v1\nkind: Pod\n---\nmode: enforce\n",
+        "apiVersion: v1\nkind: ConfigMap\ndata:\n  c: |\n    apiVersion: nodeagent.io/v1alpha1\n    kind: NodeConfig\n",
+        'apiVersion: v1\nkind: ConfigMap\ndata:\n  c: \'{"apiVersion": "nodeagent.io/v1alpha1", "knd": 1}\'\n',
+        "",
+    ],
+)
+def test_what_may_be_meant_as_a_configuration_is_an_error_and_not_passed_over(text: str, tmp_path: Path) -> None:
+    _, found = held(tmp_path / "all.yaml", text)
+    assert isinstance(found, ConfigError)
