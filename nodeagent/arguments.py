@@ -182,8 +182,8 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "validate",
         help="every error of these files; exit 0 valid, 1 not",
         description="Print every error of every file at once, with line and key. Of a Kubernetes manifest the "
-        "configuration in its ConfigMap is read; one without is named. Exits with 0 when all files are valid and with 1 "
-        "when one is not.",
+        "configuration in its ConfigMap is read; one without is named. Exits with 0 when all files are valid and with "
+        "1 when one is not.",
     )
     validate.add_argument("files", metavar="FILE", nargs="+")
     validate.set_defaults(command="config validate")

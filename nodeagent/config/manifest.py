@@ -45,7 +45,7 @@ class Held(NamedTuple):
 def held(roots: Sequence[Node], data: bytes, *, name: str) -> tuple[Held, ...]:
     """The configurations in the ConfigMaps of a file whose documents are `roots`."""
     lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
-    found = []
+    found: list[Held] = []
     for thing in _objects(roots):
         if _word(thing, "kind") != "ConfigMap":
             continue

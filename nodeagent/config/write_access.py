@@ -32,7 +32,8 @@ class WriteAccess(NamedTuple):
 def find(path: str) -> WriteAccess | None:
     """The first on the way that lets others than root and our own user change what this path leads to. None: nobody
     else may. Raises OSError when the path leads nowhere."""
-    place, rest = "/", _parts(os.path.join(os.getcwd(), path))  # not abspath: `..` behind a link is not what it drops
+    # Not abspath: `..` behind a link is not what it drops.
+    place, rest = "/", _parts(path if path.startswith("/") else os.path.join(os.getcwd(), path))
     links = 0
     while rest:
         name = rest.pop(0)
