@@ -75,6 +75,7 @@ class Agent:
             policy,
             means.store,
             restorable_until=means.restorable_until,
+            lock=means.lock,
             holds=means.holds,
             owned=self._owned,
             says=self._says,
@@ -147,8 +148,9 @@ class Agent:
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def run(self, wakeups: Wakeups, *, turns: int | None = None) -> None:
-        """Turn until SIGTERM or SIGINT (or for so many turns)."""
+    def run(self, wakeups: Wakeups, *, turns: int | None = None) -> bool:
+        """Turn until SIGTERM or SIGINT (or for so many turns). True when the process is to begin anew, because it may
+        act now and could not before, or the other way round."""
         if source := self._forks.source():
             wakeups.register(source.fd, source.name, source.drain, source.events)
         self._teller.notes(self._means.found)
@@ -159,6 +161,8 @@ class Agent:
             self._began_at = float("-inf")  # each of so few turns is to decide
         failures = 0
         while turns is None or turns > 0:
+            if turns is None and self._changes_role():
+                return True
             turns = None if turns is None else turns - 1
             began, began_awake = self._boottime(), self._means.monotonic()
             try:
@@ -177,7 +181,18 @@ class Agent:
                 self._metrics.observe_turn(at=began, reasons=self._woken)
                 self._metrics.observe_stage(Stage.TURN, self._means.monotonic() - began_awake)
             if self._pause(wakeups, sleep_s, began=began, began_awake=began_awake):
-                return
+                return False
+        return False
+
+    def _changes_role(self) -> bool:
+        lock = self._means.lock
+        if lock is None or not (self._means.standby or lock.held):
+            return False
+        other = lock.take()
+        if bool(other) == self._means.standby:
+            return False
+        self._log.warning("another agent acts on this node" if other else "no other agent acts any more", lock=other)
+        return True
 
     def turn(self) -> float:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
@@ -223,10 +238,11 @@ class Agent:
         times += [hold.until for hold in self._holds.held]
         return min([pace.sleep_s, waiting_s, *[at - node.taken_at for at in times if at > node.taken_at]])
 
-    def stop(self) -> None:
+    def stop(self, *, anew: bool = False) -> None:
         """Let go what is held, take back (or mark) what we have set on the Node, and keep the rest for the next
-        process."""
-        self._means.notifier.stopping()
+        process. `anew`: the service goes on in this one."""
+        if not anew:
+            self._means.notifier.stopping()
         self._endpoint.close()
         self._holds.close()
         self._hooks.close()

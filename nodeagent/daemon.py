@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +20,7 @@ from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.config.watch import ConfigFile
 from nodeagent.host import cost, hooks, notify, protect, workers
+from nodeagent.host.agent_lock import AgentLock
 from nodeagent.host.brake import CgroupBrake
 from nodeagent.host.holds import Holds, left_behind
 from nodeagent.host.hooks import Hooks
@@ -30,6 +33,7 @@ from nodeagent.keeper import AgentState, Recalled, recall
 from nodeagent.model import Note
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import stall
+from nodeagent.policy import state as policy_state
 from nodeagent.report import exit_codes, kubelet
 from nodeagent.report.server import AddressError
 from nodeagent.sampling import cgroup, coexistence
@@ -74,22 +78,42 @@ def run(
         host = open_host(host_root)
     except Unreadable as error:
         raise CannotRunError(f"--host-root: {error}", exit_codes.USAGE) from error
-    overrides = load.overrides_from(
-        os.environ, mode="dry-run" if dry_run else None, node_name=node_name, kubeconfig=kubeconfig
-    )
-    file = ConfigFile(config_path, overrides=overrides)
-    loaded = file.load()
+
+    def configuration(mode: str | None) -> tuple[ConfigFile, Loaded]:
+        overrides = load.overrides_from(os.environ, mode=mode, node_name=node_name, kubeconfig=kubeconfig)
+        file = ConfigFile(config_path, overrides=overrides)
+        return file, file.load()
+
+    file, loaded = configuration("dry-run" if dry_run else None)
     log, writer = open_log(level=loaded.config.logging.level, style=loaded.config.logging.format)
     with contextlib.ExitStack() as stack:
         stack.callback(writer.close)
         for problem in loaded.warnings:
             log.warning("configuration", problem=str(problem))
-        agent, wakeups = _assemble(loaded, file, host, log, writer, stack)
+        lock = _lock_of(loaded.config, host)
+        stack.callback(lock.release)
+        other = lock.take() if loaded.config.mode is Mode.ENFORCE and not host.recorded else ""
+        if other:
+            file, loaded = configuration("dry-run")
+        agent, wakeups = _assemble(loaded, file, host, log, writer, stack, lock=lock, other=other)
+        anew = False
         try:
-            agent.run(wakeups, turns=1 if once else None)
+            anew = agent.run(wakeups, turns=1 if once else None)
         finally:
-            agent.stop()
+            agent.stop(anew=anew)
+    if anew:
+        # The same process with nothing of the old one left: no thread, no descriptor, no state in memory.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
     return exit_codes.OK
+
+
+def _lock_of(config: Config, host: Host) -> AgentLock:
+    def kubepods() -> str | None:
+        hierarchy = cgroup.detect(host)
+        found, _ = cgroup.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
+        return host.real(f"{hierarchy.memory}{found.path}") if found is not None else None
+
+    return AgentLock(state_dir=config.state_dir, kubepods=kubepods)
 
 
 def _assemble(
@@ -99,19 +123,28 @@ def _assemble(
     log: "FilteringBoundLogger",
     writer: LineWriter,
     stack: contextlib.ExitStack,
+    *,
+    lock: AgentLock,
+    other: str,
 ) -> tuple[Agent, Wakeups]:
+    """`other`: where another agent acts; this one watches and keeps nothing."""
     config = loaded.config
     if host.recorded and config.mode is Mode.ENFORCE:
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
     guess = identity.local_name(given=config.node_name)
     wakeups = stack.enter_context(Wakeups((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-    store, recorder, recalled = _open_state(config, host, log)
+    if other:
+        store, recorder = None, None
+        state = AgentState(policy_state.initial(os.urandom(4).hex(), now=host.boottime()))
+        recalled = Recalled(state, float("-inf"), restored=False, message="")
+    else:
+        store, recorder, recalled = _open_state(config, host, log)
     kept = recalled.state
     brake = brake_of(host)
     # Conditions are released with a jitter drawn by the node's name: a fleet must not draw the same.
     conditions = kept.policy.conditions._replace(seed=guess.name)
     kept = kept._replace(policy=kept.policy._replace(conditions=conditions))
-    builder = _Builder(host, guess, wakeups, log)
+    builder = _Builder(host, guess, wakeups, log, may_act=lambda: _may_act(lock, store))
     stack.callback(builder.close)
     alarms = Alarms(host)
     stack.callback(alarms.close)
@@ -121,15 +154,21 @@ def _assemble(
     forks, without = open_meter(host)
     stack.callback(forks.close)
     found = (*protect.protect_process(), *bounds, *without)
+    if other:
+        found += (Note("agent", f"another agent acts on this node ({other}): this one only watches until that ends"),)
+    with lock.writing() as alone:  # beside an agent that acts, what the state says is held is held by that
+        holds = _take_over(host, config, brake, kept, restored=recalled.restored and alone)
     means = Means(
         file=file,
         alarms=alarms,
-        holds=_take_over(host, config, brake, kept, restored=recalled.restored),
+        holds=holds,
         hooks=Hooks(boottime=host.boottime, wake=wakeups.wake, here=lambda path: host.real(host.resolve(path))),
         forks=forks,
         neighbours=lambda: neighbours.latest,
         store=store,
         recorder=recorder,
+        lock=lock,
+        standby=bool(other),
         restorable_until=recalled.restorable_until,
         found=found,
         log=log,
@@ -157,8 +196,18 @@ def _assemble(
 class _Builder:
     """Makes what depends on the configuration, at the start and after a reload."""
 
-    def __init__(self, host: Host, guess: identity.Identity, wakeups: Wakeups, log: "FilteringBoundLogger") -> None:
+    def __init__(
+        self,
+        host: Host,
+        guess: identity.Identity,
+        wakeups: Wakeups,
+        log: "FilteringBoundLogger",
+        *,
+        may_act: Callable[[], str],
+    ) -> None:
+        """`may_act` says why a dry run cannot become an agent that acts; empty when it can, and is one from now on."""
         self._host = host
+        self._may_act = may_act
         self._guess = guess
         self._wakeups = wakeups
         self._log = log
@@ -191,6 +240,8 @@ class _Builder:
             except CannotRunError as error:
                 key = "cluster.kubeconfig" if config.cluster.kubeconfig else "mode"
                 raise ConfigError((Problem(Origin("this machine"), key, str(error)),)) from error
+            if config.mode is Mode.ENFORCE and old.mode is not Mode.ENFORCE and (trouble := self._may_act()):
+                raise ConfigError((Problem(Origin("this machine"), "mode", trouble),))
             session.start()
             self.session = session
             # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its
@@ -224,6 +275,17 @@ class _Builder:
 
     def _disks(self, config: Config) -> DiskWatch:
         return DiskWatch(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)
+
+
+def _may_act(lock: AgentLock, store: StateFile | None) -> str:
+    """Why an agent that watched so far may not act from now on; empty when it may."""
+    other = lock.take()
+    if other:
+        return f"another agent acts on this node ({other})"
+    if store is None or not store.is_as_left():
+        lock.release()
+        return "another agent has acted on this node since this one started: restart it"
+    return ""
 
 
 def _for_the_cluster(config: Config) -> tuple[object, ...]:

@@ -13,10 +13,12 @@ eviction that it lacks is made only when no process can restore it any more, bec
 (`prove`): its state would come back full at each start.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.cluster.conditions import OwnedCondition
+from nodeagent.host.agent_lock import AgentLock
 from nodeagent.host.brake import Hold
 from nodeagent.host.holds import Holds
 from nodeagent.journal import told
@@ -89,14 +91,16 @@ class Keeper:
         store: StateFile | None,
         *,
         restorable_until: float = float("-inf"),
+        lock: AgentLock | None = None,
         holds: Holds,
         owned: Callable[[], tuple[OwnedCondition, ...]],
         says: Callable[[], tuple[Note, ...]],
         metrics: Metrics,
         log: "FilteringBoundLogger",
     ) -> None:
-        """`store` is None for an agent that keeps nothing; `restorable_until` is that of `recall`. `holds` and `owned`
-        are asked at each save, `says`, what `check` is to tell of the running agent, at each that nobody waits for."""
+        """`store` is None for an agent that keeps nothing; `restorable_until` is that of `recall`. Nothing is written
+        while another agent has the `lock`, and by a dry run if another has written since. `holds` and `owned` are asked
+        at each save, `says`, what `check` is to tell of the running agent, at each that nobody waits for."""
         self.policy = policy
         self._store = store
         self._holds = holds
@@ -108,11 +112,13 @@ class Keeper:
         self._saved: frozenset[str] | None = frozenset()
         """Thresholds that were crossed at the last save; None when it failed."""
         self._restorable_until = restorable_until
+        self._lock = lock
         self._told_at = float("-inf")
 
     def save(self, *, now: float, at_once: bool) -> bool:
         """Write all of it, when that is due or `at_once`. False when it could not be."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             return False
         crossed = frozenset(self.policy.thresholds.first_observed)
         every_s = SAVE_EVERY_S if crossed == self._saved else NEWS_EVERY_S
@@ -121,18 +127,28 @@ class Keeper:
             return True
         self._saved_at, self._saved = now, crossed
         try:
-            with self._metrics.timed(Stage.SAVE):
-                self._store.save(AgentState(self.policy, self._owned(), self._holds.held, now))
+            with self._metrics.timed(Stage.SAVE), self._writing(store) as ours:
+                if not ours:
+                    return False
+                store.save(AgentState(self.policy, self._owned(), self._holds.held, now))
                 self._restorable_until = now + TRUSTED_S
                 if tells:
                     self._told_at = now
-                    told.write(self._store.directory, self._says(), now=now)
+                    told.write(store.directory, self._says(), now=now)
         except OSError as error:
             self._saved = None
             self._metrics.observe_failure(Failure.STATE_SAVE)
             self._log.error("state not saved", reason=error.strerror, file=error.filename, once="state")
             return False
         return True
+
+    @contextlib.contextmanager
+    def _writing(self, store: StateFile) -> Iterator[bool]:
+        if self._lock is None:
+            yield True
+            return
+        with self._lock.writing() as ours:
+            yield ours and (self._lock.held or store.is_as_left())
 
     def prove(self, *, now: float) -> None:
         """Write the state before anything is done. Where that fails, every rate limit begins empty."""
@@ -142,6 +158,8 @@ class Keeper:
     def may_act_unsaved(self, *, now: float) -> bool:
         """Whether no later process can restore the tokens of the state on disk, which could not be replaced. It is
         wiped for that."""
+        if self._lock is not None and self._lock.take():
+            return False
         if self._store is not None and now < self._restorable_until and self._store.wipe():
             self._restorable_until = now
         return now >= self._restorable_until
@@ -149,5 +167,7 @@ class Keeper:
     def close(self, *, now: float) -> bool:
         """Save at the end; from now on no running agent has anything to say. The same answer."""
         if self._store is not None:
-            told.forget(self._store.directory)
+            with self._writing(self._store) as ours:
+                if ours:
+                    told.forget(self._store.directory)
         return self.save(now=now, at_once=True)

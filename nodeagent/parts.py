@@ -9,6 +9,7 @@ from nodeagent.cluster.session import Session
 from nodeagent.config.load import Loaded
 from nodeagent.config.schema import Config
 from nodeagent.config.watch import ConfigFile
+from nodeagent.host.agent_lock import AgentLock
 from nodeagent.host.holds import Holds
 from nodeagent.host.hooks import Hooks
 from nodeagent.host.notify import Notifier
@@ -60,6 +61,10 @@ class Means(NamedTuple):
     """Of the log."""
     notifier: Notifier
     boottime: Callable[[], float]
+    lock: AgentLock | None = None
+    """None where nothing is ever sent nor kept."""
+    standby: bool = False
+    """Another agent acts on this node: this one only watches, until it may take its place."""
     restorable_until: float = float("-inf")
     """See `keeper.recall`."""
     own_pod_uid: str = ""

@@ -80,6 +80,8 @@ class StateFile:
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
         self._directory_fd = -1
         """Of the directory that was saved into last."""
+        self._left: tuple[int, int] | None = None
+        """What names the file that was loaded or saved last."""
 
     @property
     def directory(self) -> str:
@@ -88,6 +90,7 @@ class StateFile:
 
     def load(self) -> Loaded:
         """Read the state. Never raises: whatever is wrong is in the answer."""
+        self._left = self._version()
         try:
             data = regular_files.read(self._path, max_bytes=MAX_BYTES + 1)
         except FileNotFoundError:
@@ -158,6 +161,18 @@ class StateFile:
             raise
         with contextlib.suppress(OSError):  # the new state is there; only a crash of the machine can undo that
             os.fsync(self._directory_fd)
+        self._left = self._version()
+
+    def is_as_left(self) -> bool:
+        """Whether nobody else has saved since we loaded or saved."""
+        return self._version() == self._left
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            seen = self._path.stat()
+        except OSError:
+            return None
+        return seen.st_ino, seen.st_mtime_ns
 
     def wipe(self) -> bool:
         """Truncate what is saved, so that no later process restores it. False when that is not possible either."""
