@@ -35,8 +35,12 @@ reach makes every agent not ready, and a restart would not mend it.
 
 The endpoint only reads: GET and HEAD, no names of pods, no authentication. Whoever reaches the port may read the
 figures; bind it to `127.0.0.1` or to the pod's address, and let a NetworkPolicy say who may ask. It is one thread with
-at most {server.CONNECTIONS} connections of {server.DEADLINE_S:g} seconds each, and takes {server.PER_S} connections a
-second; a scrape takes 0.4 ms with 110 pods.
+at most {server.CONNECTIONS} connections of {server.DEADLINE_S:g} seconds each, {server.PEER_CONNECTIONS} of one
+address; a scrape takes 0.4 ms with 110 pods. Limits hold for each address by itself, so that no pod's flood keeps a
+kubelet's probe or a Prometheus from its answer: {server.PEER_PAGES_PER_S} scrapes a second of one address and
+{server.PAGES_PER_S} in all, beyond it 429; {server.PEER_PER_S} connections a second of one address, and
+{server.FEW_PER_S} while {server.MANY_PER_S} a second come, beyond it they are closed unread. A kubelet probes from an
+address of the node: only who connects from it as well (`hostNetwork`) shares its limits.
 
 No series is named after a pod, a namespace or an owner: which pods were evicted is in the Events, the log and
 `nodeagent explain`. What is not known has no series. Ages are reckoned at the scrape on the monotonic clock, so they

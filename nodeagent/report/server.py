@@ -3,8 +3,10 @@
 Promises:
 
 1. One thread, whoever connects: sockets do not block, at most `CONNECTIONS` are open, each lives `DEADLINE_S` at most,
-   and `PER_S` are taken in a second; the rest waits in the kernel's queue. A slow client costs a descriptor, no more.
-2. A well-behaved client gets through: when all connections are taken, the one that has dawdled longest makes room.
+   and in a second at most `TAKEN_PER_S` are taken from the kernel's queue. A slow client costs a descriptor, no more.
+2. A well-behaved client gets through, above all a kubelet with its probes: limits hold for each address by itself. No
+   address has more than `PEER_CONNECTIONS`, its own oldest makes room for its next one; when all are taken, the oldest
+   of the address that has most does. Who floods is closed unread, and the queue never stands still for it.
 3. GET and HEAD only, `REQUEST_BYTES` at most, one request for each connection. No body is read, no file is touched, no
    name is looked up, nothing can be changed from outside.
 4. A page that fails is a 500 for its reader and a line for the log, never an end of the thread.
@@ -16,18 +18,31 @@ time (a slow one then blocks the kubelet's probe). It costs no import that the d
 import contextlib
 import selectors
 import socket
+import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.host import workers
 
-CONNECTIONS: Final = 16
+CONNECTIONS: Final = 32
 """Prometheus, two probes and a person with curl: four. Each costs a descriptor and at most a page (30 KiB)."""
+PEER_CONNECTIONS: Final = 8
 DEADLINE_S: Final = 5.0
 """From accepting a connection to its end; a kubelet's probe gives up after 1 s, Prometheus after 10 s."""
-PER_S: Final = 50
-"""Connections taken in a second. A page costs 0.4 ms of the interpreter that the loop shares: 2% at this rate."""
+TAKEN_PER_S: Final = 4000
+"""Connections taken in a second, most of them to be closed unread at this rate: 12 us each."""
+PEER_PER_S: Final = 400
+"""Connections of one address in a second that are read at all: a probe costs 0.1 ms of the interpreter that the loop
+shares. Closer limits would help whoever reaches us by the kubelet's own address (a NodePort)."""
+MANY_PER_S: Final = 500
+"""When so many were read in a second, only addresses with fewer than `FEW_PER_S` are read until it is over."""
+FEW_PER_S: Final = 10
+PAGES_PER_S: Final = 50
+"""Pages other than probes that are made in a second: 0.4 ms each. Twice as many where each is its address's first."""
+PEER_PAGES_PER_S: Final = 10
+PROBES: Final = frozenset({"/healthz", "/readyz"})
 REQUEST_BYTES: Final = 8192
 """Prometheus sends 400 bytes, a browser two thousand."""
 
@@ -36,10 +51,16 @@ _REASONS: Final = {
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
+# Connections are taken in slices of a second, so that the queue moves on in a flood; it holds what comes in between.
+_SLICE_S: Final = 0.05
+_QUEUE: Final = 1024
+# Close with a reset: no state is left in the kernel, as the end of an answered connection leaves it for a minute.
+_RESET: Final = struct.pack("ii", 1, 0)
 TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -60,10 +81,11 @@ class AddressError(Exception):
 
 
 class _Client:
-    __slots__ = ("answer", "asked", "deadline", "sock")
+    __slots__ = ("answer", "asked", "deadline", "peer", "sock")
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, peer: str, deadline: float) -> None:
         self.sock = sock
+        self.peer = peer
         self.deadline = deadline
         self.asked = b""
         self.answer: memoryview | None = None
@@ -92,7 +114,13 @@ class Server:
         self._clients: dict[int, _Client] = {}
         """By descriptor, oldest first."""
         self._taken = 0
+        """In this slice."""
+        self._slice_ends = 0.0
         self._second_ends = 0.0
+        self._read_of: Counter[str] = Counter()
+        """Connections in this second, by address, but for those that were closed unread."""
+        self._pages_of: Counter[str] = Counter()
+        self._read_in_all = self._pages_in_all = 0
         self._thread = workers.thread_of(self._run, name="http")
         workers.start(self._thread)
 
@@ -129,37 +157,68 @@ class Server:
         now = time.monotonic()
         due = [client.deadline for client in self._clients.values()]
         if not self._listening:
-            due.append(self._second_ends)
+            due.append(self._slice_ends)
         return max(0.0, min(due) - now) if due else None
 
     def _tidy(self, now: float) -> None:
         for client in [client for client in self._clients.values() if client.deadline <= now]:
             self._drop(client)
-        if not self._listening and now >= self._second_ends:
+        if not self._listening and now >= self._slice_ends:
             self._selector.register(self._listener, selectors.EVENT_READ)
             self._listening = True
 
     def _accept(self) -> None:
+        """Take all that wait, as far as this slice of a second allows."""
         now = time.monotonic()
+        self._count_anew(now)
+        if now >= self._slice_ends:
+            self._taken, self._slice_ends = 0, now + _SLICE_S
+        while self._taken < TAKEN_PER_S * _SLICE_S:
+            self._taken += 1
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue  # the client is gone again
+            except OSError:
+                break  # we are out of descriptors: later, so that this cannot spin
+            self._take(sock, str(address[0]), now)
+        self._selector.unregister(self._listener)
+        self._listening = False
+
+    def _count_anew(self, now: float) -> None:
         if now >= self._second_ends:
-            self._taken, self._second_ends = 0, now + 1.0
-        if self._taken >= PER_S:
-            self._selector.unregister(self._listener)
-            self._listening = False
+            self._second_ends = now + 1.0
+            self._read_of.clear()
+            self._pages_of.clear()
+            self._read_in_all = self._pages_in_all = 0
+
+    def _take(self, sock: socket.socket, peer: str, now: float) -> None:
+        read = self._read_of[peer]
+        if read >= PEER_PER_S or (read >= FEW_PER_S and self._read_in_all >= MANY_PER_S):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            sock.close()
             return
-        self._taken += 1
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            # The client is gone again, or we are out of descriptors: count it, so that this cannot spin.
-            self._taken = PER_S
-            return
+        self._read_of[peer] += 1
+        self._read_in_all += 1
         sock.setblocking(False)
-        if len(self._clients) >= CONNECTIONS:
-            self._drop(next(iter(self._clients.values())))
-        client = _Client(sock, now + DEADLINE_S)
+        self._make_room(peer)
+        client = _Client(sock, peer, now + DEADLINE_S)
         self._clients[sock.fileno()] = client
         self._selector.register(sock, selectors.EVENT_READ)
+        # What has been asked already is answered before others that were waiting as well can need its room.
+        self._serve(client)
+
+    def _make_room(self, peer: str) -> None:
+        """For one more connection of this address."""
+        number = Counter(client.peer for client in self._clients.values())
+        if number[peer] >= PEER_CONNECTIONS:
+            self._drop(next(client for client in self._clients.values() if client.peer == peer))
+        elif len(self._clients) >= CONNECTIONS:
+            # The first, and so the oldest, of those with most.
+            self._drop(max(self._clients.values(), key=lambda client: number[client.peer]))
 
     def _serve(self, client: _Client) -> None:
         try:
@@ -181,7 +240,7 @@ class Server:
         if len(client.asked) > REQUEST_BYTES:
             answer = _answer(Page(b"request too large\n", 431))
         elif b"\r\n\r\n" in client.asked or b"\n\n" in client.asked:
-            answer = self._reply(client.asked)
+            answer = self._reply(client)
         else:
             return
         client.answer = memoryview(answer)
@@ -203,8 +262,8 @@ class Server:
 
     # --- answering ---------------------------------------------------------------------------------------------------
 
-    def _reply(self, asked: bytes) -> bytes:
-        head = asked.decode("latin-1").replace("\r\n", "\n").partition("\n\n")[0].split("\n")
+    def _reply(self, client: _Client) -> bytes:
+        head = client.asked.decode("latin-1").replace("\r\n", "\n").partition("\n\n")[0].split("\n")
         words = head[0].split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return _answer(Page(b"not HTTP/1\n", 400))
@@ -215,6 +274,8 @@ class Server:
         if maker is None:
             known = "\n".join(sorted(self._pages))
             return _answer(Page(f"there are:\n{known}\n".encode(), 404), head_only=method == "HEAD")
+        if target.partition("?")[0] not in PROBES and not self._may_have_page(client.peer):
+            return _answer(Page(b"too many requests in this second\n", 429), head_only=method == "HEAD")
         accept = next((line[7:].strip() for line in head[1:] if line[:7].lower() == "accept:"), "")
         try:
             page = maker(accept)
@@ -223,6 +284,15 @@ class Server:
             self._failed(f"{target.partition('?')[0]}: {type(error).__name__}: {error}")
             page = Page(b"this page could not be made; the log says why\n", 500)
         return _answer(page, head_only=method == "HEAD")
+
+    def _may_have_page(self, peer: str) -> bool:
+        self._count_anew(time.monotonic())
+        of_peer = self._pages_of[peer]
+        if of_peer >= PEER_PAGES_PER_S or self._pages_in_all >= (PAGES_PER_S if of_peer else 2 * PAGES_PER_S):
+            return False
+        self._pages_of[peer] += 1
+        self._pages_in_all += 1
+        return True
 
 
 def _answer(page: Page, *, head_only: bool = False, allow: bool = False) -> bytes:
@@ -258,7 +328,7 @@ def _listen(family: socket.AddressFamily, host: str, port: int) -> socket.socket
         if family is socket.AF_INET6 and host == "::":
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((host, port))
-        sock.listen(CONNECTIONS)
+        sock.listen(_QUEUE)
         sock.setblocking(False)
     except OSError:
         sock.close()

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -227,24 +228,104 @@ def test_a_client_that_does_not_read_its_answer_holds_up_nobody(ground: Ground) 
         assert ground.get("/healthz")[0] == 200
 
 
-def test_a_flood_is_taken_in_at_the_rate_that_the_loop_can_spare() -> None:
-    made: list[float] = []
+def test_pages_are_made_at_the_rate_that_the_loop_can_spare(ground: Ground) -> None:
+    began = time.monotonic()
+    answers = [ground.get("/metrics")[0] for _ in range(40)]
+    seconds = time.monotonic() - began
+    assert set(answers) == {200, 429}
+    assert answers.count(200) <= server.PEER_PAGES_PER_S * (seconds + 2)
+    assert ground.get("/healthz")[0] == 200
+    for _ in range(40):
+        ground.get("/healthz")
+    assert ground.get("/healthz")[0] == 200, "a probe is none of them"
 
-    def page(_: str) -> Page:
-        made.append(time.monotonic())
-        return Page(b"ok\n")
 
-    serving = Server("127.0.0.1:0", {"/": page}, failed=lambda _: None)
+FLOOD = """
+import socket, sys, time
+port, per_s, kind = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+addresses, opened, number = sys.argv[4:], [], 0
+asked = {"probe": b"GET /healthz HTTP/1.1\\r\\n\\r\\n", "page": b"GET /metrics HTTP/1.1\\r\\n\\r\\n", "slow": b"G"}
+print("up", flush=True)
+began = time.monotonic()
+while True:
+    while number < (time.monotonic() - began) * per_s:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind((addresses[number % len(addresses)], 0))
+        number += 1
+        try:
+            sock.connect_ex(("127.0.0.1", port))
+            opened.append(sock)
+        except OSError:
+            pass
+    time.sleep(0.002)
+    for sock in opened[-20:] if kind != "idle" else ():
+        try:
+            sock.send(asked[kind])
+        except OSError:
+            pass
+    while len(opened) > 400:
+        opened.pop(0).close()
+"""
+PODS = [f"127.0.1.{number}" for number in range(1, 60)]
+FLOODED_S = 6.0
+
+
+@pytest.mark.parametrize(
+    "floods",
+    [
+        pytest.param([(300, "idle", PODS[:1])], id="one address connects 300 times a second"),
+        pytest.param([(1000, "page", PODS[:3]), (500, "idle", PODS[3:4])], id="four addresses, 1500 times"),
+        pytest.param([(300, "slow", PODS), (300, "page", PODS[:2])], id="slow ones of 59 addresses"),
+        pytest.param([(300, "probe", ["127.0.0.1"])], id="probes of the kubelet's own address"),
+    ],
+)
+def test_no_flood_keeps_a_kubelet_or_a_prometheus_from_its_answer(
+    ground: Ground, floods: list[tuple[float, str, list[str]]]
+) -> None:
+    lateness: list[float] = []
+    over = threading.Event()
+
+    def tick() -> None:
+        before = time.monotonic()
+        while not over.wait(0.01):
+            now = time.monotonic()
+            lateness.append(now - before - 0.01)
+            before = now
+
+    def ask(path: str, address: str) -> bool:
+        with socket.create_connection(
+            ("127.0.0.1", ground.server.port), timeout=1.0, source_address=(address, 0)
+        ) as sock:
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: n\r\n\r\n".encode())
+            return everything(sock).startswith(b"HTTP/1.1 200 ")
+
+    ticking = threading.Thread(target=tick)
+    flooding = [
+        subprocess.Popen(
+            [sys.executable, "-c", FLOOD, str(ground.server.port), str(per_s), kind, *addresses],
+            stdout=subprocess.PIPE,
+        )
+        for per_s, kind, addresses in floods
+    ]
     try:
-        for _ in range(2 * server.PER_S + 10):
-            with socket.create_connection(("127.0.0.1", serving.port), timeout=30) as sock:
-                sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-                assert everything(sock).endswith(b"ok\n")
+        for process in flooding:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+        ticking.start()
+        until = time.monotonic() + FLOODED_S
+        while time.monotonic() < until:
+            assert ask("/healthz", "127.0.0.1")
+            assert ask("/readyz", "127.0.0.1") is False, "nothing was sampled here"
+            assert ask("/metrics", "127.0.0.2")
+            over.wait(0.5)
     finally:
-        serving.close()
-    for number, at in enumerate(made):
-        assert sum(at <= other < at + 0.9 for other in made[number:]) <= 2 * server.PER_S
-    assert made[-1] - made[0] >= 1.5, "110 pages at 50 a second"
+        over.set()
+        for process in flooding:
+            process.kill()
+            process.communicate()
+        ticking.join()
+    assert sorted(lateness)[int(len(lateness) * 0.95)] < 0.1, "the loop has its turn"
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------
