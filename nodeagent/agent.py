@@ -29,7 +29,7 @@ from nodeagent.journal import contests
 from nodeagent.journal.records import Inputs
 from nodeagent.journal.teller import Teller, status
 from nodeagent.keeper import Keeper
-from nodeagent.model import ConditionStatus, ConditionType, DiskLayout, NodeSnapshot, Note, Plan, Threshold
+from nodeagent.model import ConditionStatus, ConditionType, DiskLayout, NodeSnapshot, Note, Plan, PodSource, Threshold
 from nodeagent.parts import Means, Parts
 from nodeagent.policy import engine, foresight, ledger, thresholds
 from nodeagent.policy import pace as pacing
@@ -47,6 +47,9 @@ API_FIRST_S: Final = 3.0
 tells need not be asked of each pod's processes."""
 STATUS_EVERY_S: Final = 30.0
 """How often the service manager's one-line status is renewed."""
+UNLISTED_S: Final = 1.5
+"""A pod that is older than this and known to the host alone is missing in the API's view: a kubelet starts only pods
+that the API server has sent to it, and a watch is no further behind than that."""
 LATE_S: Final = 1.0
 """From here on a late turn is told: in it the fastest ramp measured takes a GiB."""
 FORKS_ALONE: Final = frozenset({"forks"})
@@ -370,6 +373,8 @@ class Agent:
             late_s=0.0 if calm else pacing.CALM_S,
             node=node,
         )
+        if known:
+            self._parts.session.lacks(_unlisted(snapshot, listed=len(view.pods)))
         if ledger.watched(self._keeper.policy.ledger):
             # Gone from its victim and not yet free on the node, what comes back would look like a need for one more.
             snapshot = self._parts.sampler.node_last(snapshot)
@@ -436,6 +441,20 @@ class Agent:
         if snapshot.taken_at - self._status_at >= STATUS_EVERY_S:
             self._status_at = snapshot.taken_at
             self._means.notifier.status(status(plan, snapshot))
+
+
+def _unlisted(snapshot: NodeSnapshot, *, listed: int) -> frozenset[str]:
+    """UIDs of the cgroups of pods that the API server should have listed by now. In a snapshot its own stand first."""
+    at = snapshot.taken_at
+    return frozenset(
+        [
+            usage.cgroup_uid
+            for pod, usage in snapshot.pods[listed:]
+            if pod.source is PodSource.HOST
+            and usage is not None
+            and (usage.started_at is None or at - usage.started_at >= UNLISTED_S)
+        ]
+    )
 
 
 def _storm_note(rates: Mapping[str, float]) -> Note:

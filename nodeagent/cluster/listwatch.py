@@ -91,6 +91,8 @@ class ListWatch:
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._spread_s = spread_s
         self._stopping = threading.Event()
+        self._relisting = threading.Event()
+        """Set while the copy is known to lack an object."""
         self._begun = False
         self._stream: Stream | None = None
         self._version = ""
@@ -112,6 +114,14 @@ class ListWatch:
             self._begun = workers.start(self._thread)
             if not self._begun:
                 self.reason = "there is no PID left for its thread"
+
+    def relist(self) -> None:
+        """List everything again, now: the copy lacks an object that is known to exist. A watch in use ends, for it may
+        be silent because its connection is dead. Returns at once; a back-off after failures goes on."""
+        self._relisting.set()
+        stream = self._stream
+        if stream is not None:
+            stream.abort()
 
     def stop(self, *, wait_s: float = 2.0) -> None:
         """End the watch and its thread. Waits for the thread for at most this long."""
@@ -142,9 +152,15 @@ class ListWatch:
         while not self._stopping.is_set():
             began = self._clock()
             try:
+                if self._relisting.is_set():
+                    # Not from the server's cache, which may be what is behind.
+                    self._version, self._from_cache = "", False
                 if not self._version:
+                    self._relisting.clear()
                     self._list()
                 self._watch()
+                if self._relisting.is_set():
+                    continue
                 wait_s = 0.0
                 if self._clock() - began >= LASTED_S:
                     self._backoff.succeeded()
@@ -205,7 +221,7 @@ class ListWatch:
         ) as stream:
             self._stream = stream
             try:
-                if self._stopping.is_set():
+                if self._stopping.is_set() or self._relisting.is_set():
                     return
                 for line in stream.lines():
                     self._event(line)

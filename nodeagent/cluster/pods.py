@@ -9,6 +9,7 @@ Promises:
 """
 
 import functools
+import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -53,6 +54,15 @@ does not count: a budget that selects by it is the API server's to know, and a w
 MOST_PARTS: Final = 256
 """Containers of a kind, and volumes, that are kept of a pod: of 10,000 (1.2 MB in etcd) each pod would cost 8 MiB. The
 rest counts as not asked for, which makes a pod no smaller."""
+RELIST_S: Final = 2.0
+"""Shortest time between two lists because a pod is missing. The wait doubles for each pod that stays missing (an
+orphan's cgroup, a static pod that no API server lists), up to `RELIST_MAX_S`."""
+RELIST_MAX_S: Final = 300.0
+SPREAD_S: Final = 1.0
+"""A missing pod is asked for after a random part of this: a DaemonSet starts a pod on all nodes of a fleet at once, and
+an API server that is late with telling of them is not to be listed from all nodes in the same moment."""
+_GONE: Final = 256
+"""Deleted pods that are remembered: the cgroup of one stays for a moment after its object."""
 _NOTES: Final = 20
 """Notes about unreadable pods that are kept; a broken webhook can spoil every pod of a node at once."""
 
@@ -85,6 +95,13 @@ def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequenc
     return PodsView(store.pods(), asked_at, "", store.notes())
 
 
+class _Missing(NamedTuple):
+    """A pod that the view lacks."""
+
+    ask_at: float
+    wait_s: float = RELIST_S
+
+
 class PodWatch:
     """The node's pods, kept current by a thread."""
 
@@ -114,6 +131,10 @@ class PodWatch:
             watch_s=watch_s,
             backoff=backoff,
         )
+        self._clock = clock
+        self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._missing: dict[str, _Missing] = {}
+        self._relisted_at = float("-inf")
 
     def start(self) -> None:
         """Begin to list and watch; returns at once."""
@@ -122,6 +143,27 @@ class PodWatch:
     def stop(self) -> None:
         """End the watch."""
         self._watch.stop()
+
+    def lacks(self, cgroup_uids: frozenset[str]) -> None:
+        """The node runs these pods and the view has none of them: list again, unless they were seen deleted. That is
+        done at most every `RELIST_S`, and ever more rarely for a pod that no list has. Returns at once; called by one
+        thread."""
+        missing = self._store.never_seen(cgroup_uids) if cgroup_uids else cgroup_uids
+        if not missing:
+            self._missing = {}
+            return
+        now = self._clock()
+        self._missing = {
+            uid: self._missing.get(uid) or _Missing(now + self._rng.uniform(0.0, SPREAD_S)) for uid in missing
+        }
+        due = [uid for uid, each in self._missing.items() if each.ask_at <= now]
+        if not due or now < self._relisted_at + RELIST_S:
+            return
+        self._relisted_at = now
+        for uid in due:
+            wait_s = min(RELIST_MAX_S, self._missing[uid].wait_s * 2.0)
+            self._missing[uid] = _Missing(now + wait_s * self._rng.uniform(1.0, 1.5), wait_s)
+        self._watch.relist()
 
     def view(self) -> PodsView:
         """What is known now; never waits for the API."""
@@ -149,6 +191,8 @@ class _Store:
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
         self._notes: dict[str, Note] = {}
+        self._gone: dict[str, None] = {}
+        """UIDs, also those of cgroups, of pods that were deleted; the last one last."""
         self._view: tuple[Pod, ...] | None = ()
 
     def replace(self, items: Iterable[msgspec.Raw]) -> None:
@@ -157,17 +201,32 @@ class _Store:
         for item in items:
             self._put(item, pods, notes)
         with self._lock:
+            for uid in self._pods.keys() - pods.keys():
+                self._bury(self._pods[uid])
             self._pods, self._notes, self._view = pods, notes, None
 
     def apply(self, kind: str, item: msgspec.Raw) -> None:
         with self._lock:
             if kind == "DELETED":
                 uid = _identity(item).uid
-                self._pods.pop(uid, None)
+                if (pod := self._pods.pop(uid, None)) is not None:
+                    self._bury(pod)
                 self._notes.pop(uid, None)
             else:
                 self._put(item, self._pods, self._notes)
             self._view = None
+
+    def _bury(self, pod: Pod) -> None:
+        self._gone |= {uid: None for uid in (pod.uid, pod.cgroup_uid, pod.mirror_of) if uid}
+        while len(self._gone) > _GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def never_seen(self, cgroup_uids: frozenset[str]) -> frozenset[str]:
+        """Those that are not here, were not deleted, and are not among the unreadable ones."""
+        with self._lock:
+            return frozenset(
+                [uid for uid in cgroup_uids if not any(uid in known for known in (self._pods, self._gone, self._notes))]
+            )
 
     def changed(self) -> None:
         self._wake()

@@ -53,7 +53,7 @@ SPREAD_S: Final = 10.0
 """Longest wait before the budgets are first listed: of 5,000 nodes with five namespaces each 5,000 requests a second
 instead of 50,000 (benchmarks/fleet.py)."""
 SPREAD_VOLUMES_S: Final = 3.0
-"""Longest wait before the first claim is looked up; until then the pods with claims are protected."""
+"""Longest wait before the first claim is looked up, where no pressure is near."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
 WAITS: Final = ("fence", "budgets", "lease")
@@ -94,6 +94,7 @@ class Session(Protocol):
 
     def start(self) -> None: ...
     def pods(self) -> PodsView: ...
+    def lacks(self, cgroup_uids: frozenset[str]) -> None: ...
     def soft_wait(self) -> Note | None: ...
     def decided(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
@@ -122,6 +123,9 @@ class NoCluster:
 
     def pods(self) -> PodsView:
         return PodsView((), None, self._reason, awaited=False)
+
+    def lacks(self, cgroup_uids: frozenset[str]) -> None:
+        """Nobody to ask."""
 
     def soft_wait(self) -> Note | None:
         return None
@@ -241,6 +245,11 @@ class ClusterSession:
             self._mirrors = pods, node.uid, answer
         return answer
 
+    def lacks(self, cgroup_uids: frozenset[str]) -> None:
+        """The node runs these pods and `pods` has none of them: its view is stale, list again."""
+        if self._pods is not None:
+            self._pods.lacks(cgroup_uids)
+
     def soft_wait(self) -> Note | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""
         waits = (self._fence_wait, self._budgets_wait, self._seat_wait)
@@ -318,9 +327,11 @@ class ClusterSession:
             self._raise_fence(writers.fence)
 
     def warm(self) -> None:
-        """Pressure is near: have connections open and know the budgets."""
+        """Pressure is near: have connections open and know the budgets and the volumes."""
         if self._writers is not None:
             self._writers.evictor.warm()
+        if self._volumes is not None:
+            self._volumes.hurry()
         self._want_budgets()
 
     def _want_budgets(self) -> None:

@@ -4,8 +4,9 @@ Promises:
 
 1. Asked is only about claims that pods of this node mount, one GET at a time, in a thread that does not exist before
    there is one. No decision waits for it.
-2. While it is not known where a claim's volume is, `Pod.claims_unknown` says why: a pod may be bound, and the policy
-   protects it.
+2. While it is not known where a claim's volume is, `Pod.claims_unknown` says why and `claims_asked_at` since when: the
+   pod may be bound, and the policy waits, the hard tier for a moment only. Near pressure (`hurry`) no question waits
+   until a fleet has spread out, and the next one comes soon after a refusal.
 3. What is remembered is bounded by the claims of the pods that are here, and by `MOST_CLAIMS`.
 
 Theory of operation. A pod names its claims, a bound claim names its volume, and a volume says where it can be mounted.
@@ -18,6 +19,7 @@ one, whose data is nowhere else. Claims of generic ephemeral volumes end with th
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -35,6 +37,11 @@ AGAIN_S: Final = 60.0
 """How long until a claim that could not be told is asked about again: it does not exist, or is not bound yet."""
 LAST_S: Final = 300.0
 """Longest wait after refusals and silence: a role without the right costs 12 requests an hour and node."""
+HURRY_FOR_S: Final = 10.0
+"""How long pressure counts as near after the last hint."""
+HURRY_S: Final = 2.0
+"""Longest wait between questions while pressure is near: the hard tier waits for an answer as long
+(`policy.reach.CLAIMS_WAIT_S`). Half a request a second and node, and only while the node is in trouble."""
 NOT_YET: Final = "not looked up yet"
 
 _claim_decoder = objects.Decoder(objects.ClaimObject)
@@ -53,6 +60,8 @@ class Place(NamedTuple):
     """Why that is not known; empty when it is."""
     again_at: float = 0.0
     """CLOCK_BOOTTIME at which to ask again, while it is not known."""
+    asked_at: float | None = None
+    """When it was first to be asked; None where nobody asks."""
 
 
 def look_up(transport: Transport, claim: Claim, *, node_name: str) -> Place:
@@ -79,15 +88,16 @@ def look_up(transport: Transport, claim: Claim, *, node_name: str) -> Place:
 
 def placed(pod: Pod, places: Callable[[Claim], Place]) -> Pod:
     """The pod with what is known of its claims; the same object when that says nothing."""
-    unknown = ""
+    unknown, asked_at = "", None
     for name in pod.claims:
         place = places((pod.namespace or "", name))
         if place.local:
             bound = f"its claim {name} is on the local PersistentVolume {place.local}"
             return pod._replace(node_bound=pod.node_bound or bound)
         if place.unknown:
+            asked_at = max(asked_at or 0.0, place.asked_at) if place.asked_at is not None else asked_at
             unknown = unknown or f"whether its claim {name} is a local PersistentVolume is not known: {place.unknown}"
-    return pod._replace(claims_unknown=unknown) if unknown else pod
+    return pod._replace(claims_unknown=unknown, claims_asked_at=asked_at) if unknown else pod
 
 
 def claims_of(pods: Iterable[Pod]) -> list[Claim]:
@@ -143,6 +153,8 @@ class VolumeLookup:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._places: dict[Claim, Place] = {}
+        self._hurried_at = float("-inf")
+        self._hurried = Backoff(first_s=0.25, last_s=HURRY_S)
         self._reason = ""
         self._changes = 0
         self._filled: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
@@ -168,6 +180,17 @@ class VolumeLookup:
         self._filled = pods, changes, answer
         return answer
 
+    def hurry(self) -> None:
+        """Pressure is near: ask now, and again soon what was refused. Returns at once."""
+        with self._condition:
+            begins = not self._hurries()
+            self._hurried_at = self._clock()
+            if begins:
+                self._condition.notify_all()
+
+    def _hurries(self) -> bool:
+        return self._clock() - self._hurried_at < HURRY_FOR_S
+
     def stop(self) -> None:
         """End the thread, if there is one, after the request that it is in."""
         self._stopping.set()
@@ -179,18 +202,29 @@ class VolumeLookup:
     def _want(self, claims: list[Claim]) -> None:
         wanted = claims[:MOST_CLAIMS]
         with self._condition:
-            self._places = {claim: self._places.get(claim, Place()) for claim in wanted}
+            new = Place(asked_at=self._clock())
+            self._places = {claim: self._places.get(claim, new) for claim in wanted}
             self._condition.notify_all()
         if wanted and self._thread is None:
             self._thread = workers.thread_of(self._run, name="volumes")
             workers.start(self._thread)
 
     def _run(self) -> None:
-        self._stopping.wait(self._first_wait_s)
+        self._pause(self._first_wait_s, hurried_s=0.0)
         while not self._stopping.is_set():
             claim = self._next()
             if claim is not None:
-                self._stopping.wait(self._ask(claim))
+                self._pause(*self._ask(claim))
+
+    def _pause(self, wait_s: float, hurried_s: float) -> None:
+        """Leave the server alone for so long; for `hurried_s` at most where pressure is near, or comes meanwhile."""
+        began = time.monotonic()
+        with self._condition:
+            while not self._stopping.is_set():
+                left_s = began - time.monotonic() + (min(wait_s, hurried_s) if self._hurries() else wait_s)
+                if left_s <= 0.0:
+                    return
+                self._condition.wait(left_s)
 
     def _next(self) -> Claim | None:
         """A claim to ask about now; None after a wait, when somebody should look again."""
@@ -198,7 +232,7 @@ class VolumeLookup:
             open_ = [(place.again_at, claim) for claim, place in self._places.items() if place.unknown]
             if open_:
                 again_at, claim = min(open_)
-                wait_s = again_at - self._clock()
+                wait_s = again_at - self._clock() - (AGAIN_S - HURRY_S if self._hurries() else 0.0)
                 if wait_s <= 0:
                     return claim
                 self._condition.wait(wait_s)
@@ -206,23 +240,26 @@ class VolumeLookup:
                 self._condition.wait()
             return None
 
-    def _ask(self, claim: Claim) -> float:
-        """Ask about one claim. Returns how long to leave the server alone, seconds."""
+    def _ask(self, claim: Claim) -> tuple[float, float]:
+        """Ask about one claim. Returns how long to leave the server alone, and how long while pressure is near, in
+        seconds."""
         try:
             place = look_up(self._transport, claim, node_name=self._node_name)
         except ApiError as error:
             self._learn(claim, Place(unknown=error.message, again_at=self._clock()))
             self._reason = error.message
-            return self._backoff.failed(error.retry_after_s)
+            hurried_s = max(self._hurried.failed(), error.retry_after_s or 0.0)
+            return self._backoff.failed(error.retry_after_s), hurried_s
         self._backoff.succeeded()
+        self._hurried.succeeded()
         self._reason = ""
         self._learn(claim, place._replace(again_at=self._clock() + AGAIN_S) if place.unknown else place)
-        return 0.0
+        return 0.0, 0.0
 
     def _learn(self, claim: Claim, place: Place) -> None:
         with self._condition:
             before = self._places.get(claim)
             if before is None:  # its pods have gone meanwhile
                 return
-            self._places[claim] = place
+            self._places[claim] = place._replace(asked_at=before.asked_at)
             self._changes += before[:2] != place[:2]

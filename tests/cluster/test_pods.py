@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from msgspec import DecodeError
 
 from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.pods import PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
+from nodeagent.cluster.pods import SPREAD_S, PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
 from nodeagent.cluster.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
 from tests.apiserver import ApiServer, pod
@@ -35,7 +36,14 @@ def connected(server: ApiServer | RawServer, tmp_path: Path) -> Transport:
 class Watched:
     """A PodWatch and the changes it announced."""
 
-    def __init__(self, transport: Transport, *, idle_s: float = 30.0, watch_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        idle_s: float = 30.0,
+        watch_s: float = 300.0,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
         self.changed = threading.Condition()
         self.watch = PodWatch(
             transport,
@@ -43,6 +51,7 @@ class Watched:
             wake=self._wake,
             idle_s=idle_s,
             watch_s=watch_s,
+            clock=clock,
             backoff=Backoff(first_s=FAST, last_s=0.1, rng=random.Random(1)),
         )
         self.watch.start()
@@ -365,6 +374,80 @@ def test_a_silent_watch_is_noticed_and_taken_up_again(tmp_path: Path) -> None:
         assert names(watched.until(lambda view: len(view.pods) == 2)) == {"one", "two"}
         assert watched.watch.failures >= 1
         watched.watch.stop()
+
+
+class Behind:
+    """A server whose first watch says nothing more, and whose list has another pod by then."""
+
+    def __init__(self) -> None:
+        self.lists: list[bytes] = []
+        self.pods = [pod("one", uid="1")]
+        self.silent = threading.Event()
+        self.over = threading.Event()
+
+    def __call__(self, connection: socket.socket, number: int) -> None:
+        while request := read_request(connection):
+            if b"watch=1" in request:
+                connection.sendall(CHUNKED)
+                self.silent.set()
+                self.over.wait()
+                return
+            self.lists.append(request)
+            listed = {"metadata": {"resourceVersion": "5"}, "items": self.pods}
+            connection.sendall(response(json.dumps(listed).encode()))
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Iterator[tuple[Behind, Watched, list[float]]]:
+    script, now = Behind(), [1000.0]
+    with RawServer(script) as server:
+        watched = Watched(connected(server, tmp_path), idle_s=3600.0, clock=lambda: now[0])
+        watched.until(lambda view: view.pods)
+        assert script.silent.wait(30)
+        yield script, watched, now
+        script.over.set()
+        watched.watch.stop()
+
+
+def test_a_pod_that_the_node_runs_and_a_silent_watch_does_not_tell_of_is_listed_at_once(
+    behind: tuple[Behind, Watched, list[float]],
+) -> None:
+    script, watched, now = behind
+    script.pods = [pod("one", uid="1"), pod("hog", uid="2")]
+    watched.watch.lacks(frozenset({"2"}))
+    now[0] += SPREAD_S
+    watched.watch.lacks(frozenset({"2"}))
+    assert names(watched.until(lambda view: len(view.pods) == 2)) == {"one", "hog"}
+    assert watched.watch.failures == 0
+    assert b"resourceVersion=0" in script.lists[0]
+    assert b"resourceVersion" not in script.lists[1], "the server's cache may be what is behind"
+
+
+def test_an_orphan_that_no_list_has_is_asked_for_ever_more_rarely(
+    behind: tuple[Behind, Watched, list[float]],
+) -> None:
+    script, watched, now = behind
+    for second in range(3600):
+        now[0] += 1.0
+        before = watched.watch.relists
+        watched.watch.lacks(frozenset({"orphan"}))
+        if second % 60 == 0:
+            threading.Event().wait(0.02)  # the thread's turn
+        assert watched.watch.relists - before <= 1
+    threading.Event().wait(0.1)
+    # After 2, 4, 8 ... 300 s: no more than 8 + 3600 / 300.
+    assert 3 <= len(script.lists) <= 21
+
+
+def test_a_pod_that_was_deleted_is_not_asked_for_while_its_cgroup_stays(api: ApiServer, watched: Watched) -> None:
+    uid = next(each.uid for each in watched.watch.view().pods if each.name == "one")
+    api.delete_pod("default", "one")
+    watched.until(lambda view: names(view) == {"two"})
+    lists = watched.watch.relists
+    for _ in range(200):
+        watched.watch.lacks(frozenset({uid}))
+        threading.Event().wait(0.01)
+    assert watched.watch.relists == lists
 
 
 def scripted(watch_answer: Callable[[socket.socket], None]) -> Callable[[socket.socket, int], None]:

@@ -3,6 +3,7 @@ than has to be."""
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,50 @@ def test_claims_beyond_the_bound_are_not_asked_about(api: ApiServer, transport: 
     assert "not looked up yet" in seen[-2].claims_unknown
     assert "more than 1024 claims" in seen[-1].claims_unknown
     assert not api.requests
+
+
+@pytest.mark.parametrize("trouble", ["spread", "forbidden", "not found"])
+def test_near_pressure_claims_are_looked_up_within_a_moment(
+    api: ApiServer, transport: Transport, now: list[float], trouble: str
+) -> None:
+    """Whatever it waits for: that a fleet is spread, that a right is granted, or that a claim exists."""
+    lookup = VolumeLookup(
+        transport,
+        "lab-node",
+        clock=lambda: now[0],
+        backoff=Backoff(first_s=3600.0, last_s=3600.0),
+        spread_s=3600.0 if trouble == "spread" else 0.0,
+    )
+    db = read(a_pod("db", "data"))
+    lookup.fill((db,))
+    if trouble == "forbidden":
+        api.forbid("get", "persistentvolumeclaims")
+    if trouble != "spread":
+        eventually(lambda: trouble in lookup.fill((db,))[0].claims_unknown)
+    now[0] += volumes.HURRY_S
+    (unknown,) = lookup.fill((db,))
+    assert unknown.claims_asked_at == 100.0, "since when it is asked, whatever was answered"
+    api.allow("get", "persistentvolumeclaims")
+    api.set_volume("data", NETWORK)
+    lookup.hurry()
+    eventually(lambda: not lookup.fill((db,))[0].claims_unknown)
+    assert lookup.fill((db,))[0].claims_asked_at is None
+    lookup.stop()
+
+
+def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
+    api: ApiServer, transport: Transport, now: list[float]
+) -> None:
+    api.forbid("get", "persistentvolumeclaims")
+    lookup = VolumeLookup(transport, "lab-node", clock=lambda: now[0], backoff=Backoff(first_s=3600.0, last_s=3600.0))
+    began = time.monotonic()
+    lookup.fill(tuple(read(a_pod(f"db-{n}", f"data-{n}")) for n in range(20)))
+    while time.monotonic() - began < 3.0:
+        lookup.hurry()
+        threading.Event().wait(0.05)
+    lookup.stop()
+    # 0.25, 0.5, 1, 2 s, of which at least half is waited.
+    assert 2 <= len(api.requests) <= 6
 
 
 def test_what_is_remembered_goes_with_the_pods(api: ApiServer, lookup: VolumeLookup) -> None:
