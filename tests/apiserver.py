@@ -190,6 +190,8 @@ class ApiServer:
         self.kubelet_configuration: Json = {}
         """What each node's kubelet says under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
+        self.instead: Callable[[Request], Answer | None] | None = None
+        """Asked first for each answer: what a proxy or a moment's trouble says in the server's place; None: nothing."""
         self.at_request: Callable[[Request, bool], None] | None = None
         """Called with each request, before it is carried out (False) and before it is answered (True)."""
         self.delay_s = 0.0
@@ -1418,7 +1420,8 @@ class _Handler(BaseHTTPRequestHandler):
             threading.Event().wait(self.api.delay_s)
         if self.api.at_request:
             self.api.at_request(request, False)
-        answer = self.api.answer(request)
+        said = self.api.instead(request) if self.api.instead else None
+        answer = said if said is not None else self.api.answer(request)
         self.api.note(request)
         if self.api.at_request:
             self.api.at_request(request, True)

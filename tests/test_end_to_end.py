@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeagent.journal import told
-from tests.apiserver import ApiServer, Request, pod
+from tests.apiserver import Answer, ApiServer, RefusedError, Request, pod
 from tests.livenode import HARD, Kubepods, StartAgent, needs_cgroup_v1, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
@@ -195,6 +195,59 @@ def test_a_braked_victim_stands_still_when_its_eviction_is_asked_for_and_a_hard_
     assert api.wait_for(lambda: frozen_when_asked, 30), agent.events()
     until(lambda: not kubepods.running(HOG), "the victim has ended")
     assert frozen_when_asked == [True]
+    assert agent.stop() == 0
+
+
+def _once(answer: Answer) -> Callable[[Request], Answer | None]:
+    """The first eviction is answered so, and not carried out."""
+    left = [answer]
+    return lambda request: left.pop() if left and request.path.endswith("/eviction") else None
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        Answer(302, b"", headers=(("Location", "/login"),)),
+        Answer(200, b"<html>Sign in</html>", "text/html"),
+        Answer(201, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "code": 500}),
+    ],
+    ids=["redirect", "page", "failure"],
+)
+def test_no_hard_kill_follows_an_answer_that_is_not_the_apis(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, page: Answer
+) -> None:
+    """No API server heard of the eviction and no budget was asked."""
+    api.instead = lambda request: page if request.path.endswith("/eviction") else None
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(CHILL, qos="besteffort")
+    kubepods.eat(CHILL, 5)
+    kubepods.eat(HOG, 400)
+    agent = start_agent(**HARD, escalation={"hardKill": "cgroup"})
+    until(lambda: agent.said("eviction server-error"), "the answer is told")
+    time.sleep(1.0)
+    assert kubepods.running(HOG)
+    assert kubepods.running(CHILL)
+    assert not api.sent("POST", "/pods/chill/eviction")
+    assert not agent.said("eviction accepted")
+    assert agent.stop() == 0
+
+
+@pytest.mark.parametrize(("status", "reason"), [(400, "BadRequest"), (404, "NotFound"), (409, "Conflict"), (422, "X")])
+def test_one_refusal_that_passes_sends_nobody_else_in_the_hogs_place(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, status: int, reason: str
+) -> None:
+    api.instead = _once(RefusedError(status, reason, "for a moment").answer)
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(CHILL, qos="besteffort")
+    kubepods.eat(CHILL, 100)
+    kubepods.eat(HOG, 400)
+    agent = start_agent(**HARD)
+    until(lambda: agent.said("eviction accepted"), "the hog is evicted")
+    assert [request.path for request in api.sent("POST", "/eviction")] == [
+        "/api/v1/namespaces/default/pods/hog/eviction",
+        "/api/v1/namespaces/default/pods/hog/eviction",
+    ]
+    assert len(agent.said("evicting")) == 1
     assert agent.stop() == 0
 
 

@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPException, RemoteDisconnected
+from http.client import HTTPException
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -68,6 +68,9 @@ EXEC_PLUGIN_TIMEOUT_S: Final = 30.0
 PATIENCE_S: Final = EXEC_PLUGIN_TIMEOUT_S + 10.0
 """A thread that comes back from a request so much later than it should hangs where no deadline reaches: a DNS look-up,
 a file with credentials on a dead mount. An exec plugin may take its own time first."""
+MAX_REFUSAL_BYTES: Final = 256 << 10
+"""Of an answer of 400 and above. A Status of a refused patch quotes what it refuses, which is ours and small. Parsed, 8
+MiB of brackets are 200 MiB of lists."""
 MAX_MESSAGE: Final = 2048
 """Characters of a Status' message that are kept."""
 _SUCCESS: Final = frozenset({200, 201, 202})
@@ -323,7 +326,7 @@ class Transport:
             if response.status < 400:
                 _check_head(response, accept)
                 return response
-            error = error_of(response.status, response.headers, _read_all(response, MAX_LINE_BYTES))
+            error = error_of(response.status, response.headers, _read_all(response, MAX_REFUSAL_BYTES, cut=True))
             error.doubtful = limits.doubtful
             if response.status == 401 and may_renew and self._renew(used):
                 may_renew = False
@@ -638,14 +641,12 @@ def explain(error: BaseException) -> str:
     error = _root(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{error.reason}: {error.verify_message}"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return "the server closed the connection"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or 'failed'}"
     if isinstance(error, socket.gaierror):
         return f"its name cannot be resolved: {error.strerror}"
-    if isinstance(error, RemoteDisconnected):
-        return "the server closed the connection"
-    if isinstance(error, HTTPException):
-        return "what came is no complete HTTP answer"
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     if isinstance(error, TimeoutError):
@@ -653,6 +654,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, ValueError):
         # Its text may quote the header that could not be sent, and with it the token.
         return type(error).__name__
+    if isinstance(error, HTTPException | HTTPError):
+        return "what came is no complete HTTP answer"
     text = str(error)
     return text if text.isprintable() and "<" not in text else type(error).__name__
 
@@ -672,21 +675,22 @@ def _closed_by_peer(error: ProtocolError) -> bool:
     return isinstance(inner, ConnectionError)
 
 
-def _read_all(response: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
+def _read_all(response: urllib3.BaseHTTPResponse, max_bytes: int, *, cut: bool = False) -> bytes:
+    """The whole body; what is longer is an error, or with `cut` left out."""
     _check_length(response)
     content = bytearray()
     try:
-        while chunk := response.read1(_CHUNK, decode_content=False):
+        while len(content) <= max_bytes and (chunk := response.read1(_CHUNK, decode_content=False)):
             content += chunk
-            if len(content) > max_bytes:
-                response.close()
-                raise _too_large(max_bytes)
-        return bytes(content)
-    except ApiError:
-        raise
     except Exception as error:
-        response.close()
         raise _broken(error) from error
+    finally:
+        if not response.closed:
+            # Not read to its end, or without a body, which http.client does not take for an end.
+            response.close()
+    if len(content) > max_bytes and not cut:
+        raise _too_large(max_bytes)
+    return bytes(content[:max_bytes])
 
 
 def _check_length(response: urllib3.BaseHTTPResponse) -> None:

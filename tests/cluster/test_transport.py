@@ -195,6 +195,25 @@ def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
     assert sent[0] < 32 << 20
 
 
+@pytest.mark.parametrize("status", ["500 Oops", "404 Not Found", "429 Too Many"])
+def test_an_endless_refusal_is_cut_off_and_still_a_refusal(tmp_path: Path, status: str) -> None:
+    sent = [0]
+
+    def flood(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: 5368709120\r\n\r\n"
+        connection.sendall(head.encode())
+        while True:
+            sent[0] += connection.send(b"[" * (1 << 16))
+
+    with RawServer(flood) as server:
+        transport = transport_to(server, tmp_path)
+        error = failure(lambda: transport.request("GET", "/api/v1/pods"))
+    assert error.status == int(status[:3])
+    assert not error.from_api
+    assert sent[0] < 32 << 20
+
+
 def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
     def flood(connection: socket.socket, number: int) -> None:
         read_request(connection)
