@@ -21,13 +21,15 @@ Promises:
    types; a token bucket bounds that if somebody resets without end.
 3. A True with somebody else's reason is never overwritten and never cleared.
 4. lastTransitionTime moves only when the status that we publish does: asserting again is not a transition.
-5. On `stop` our own types are removed and the True that we set is cleared, or both say that we have stopped.
+5. On `stop` our own types are removed and the True that we set is cleared, or both say that we have stopped. A False of
+   ours gets the kubelet's reason and message back where these were seen: a kubelet keeps what it finds beside a status
+   that it agrees with, so ours would stay for good.
 """
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -105,6 +107,8 @@ class NodeConditions:
         self._written: dict[str, OwnedCondition] = {entry.type: entry for entry in owned}
         self._asserted: set[str] = set()
         """Standard types that were asserted since their verdict became True."""
+        self._foreign: dict[str, NodeCondition] = {}
+        """The last False of each standard type that was not ours."""
         self._written_at: dict[str, float] = {}
         self._next_heartbeat = 0.0
         self._held_back = False
@@ -176,6 +180,7 @@ class NodeConditions:
     def _wake(self) -> None:
         with self._changed:
             self._measure()
+            self._remember_foreign()
             self._changed.notify()
 
     def _run(self) -> None:
@@ -326,9 +331,7 @@ class NodeConditions:
             own = OWN_PREFIX + kind.value
             if own in self._written_at or _condition(view, own) is not None:
                 writes.append(_Write(own, "", "", "", now))
-            if _is_true(view, kind.value) and self._ours(kind.value, _condition(view, kind.value)):
-                writes.append(_Write(kind.value, "False", STOPPED, "nodeagent has stopped", now))
-        return writes
+        return writes + self._given_back(view, ("True", "False"))
 
     def _last_words(self) -> list["_Write"]:
         """What a clean exit leaves: everything of ours as it is, and that nobody keeps it up to date."""
@@ -340,7 +343,29 @@ class NodeConditions:
                 since_wall = seen.transition_wall if seen.transition_wall is not None else self._wall()
                 message = f"nodeagent has stopped; before: {seen.message}"
                 writes.append(_Write(kind, seen.status, STOPPED, message, since_wall))
+        return writes + self._given_back(view, ("False",))
+
+    def _given_back(self, view: NodeView | None, statuses: Collection[str]) -> list["_Write"]:
+        """The standard types that have such a status and our reason as False, with what was said before us."""
+        writes = []
+        for kind in [each.value for each in ConditionType]:
+            seen = _condition(view, kind)
+            if seen is None or seen.status not in statuses or not self._ours(kind, seen):
+                continue
+            before = self._foreign.get(kind)
+            reason, message = (before.reason, before.message) if before else (STOPPED, "nodeagent has stopped")
+            if (seen.status, seen.reason, seen.message) == ("False", reason, message):
+                continue
+            since_wall = seen.transition_wall if seen.status == "False" else None
+            writes.append(_Write(kind, "False", reason, message, self._wall() if since_wall is None else since_wall))
         return writes
+
+    def _remember_foreign(self) -> None:
+        view = self._node.view()
+        for kind in [each.value for each in ConditionType]:
+            seen = _condition(view, kind)
+            if seen is not None and seen.status == "False" and not self._ours(kind, seen):
+                self._foreign[kind] = seen
 
     def _measure(self) -> None:
         view, now = self._node.view(), self._clock()

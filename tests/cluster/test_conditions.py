@@ -270,6 +270,39 @@ def test_a_clean_exit_removes_ours_and_clears_what_we_set(api: ApiServer, start:
     assert api.condition(OWN) is None
     left = api.condition("MemoryPressure")
     assert left is not None
+    assert (left["status"], left["reason"], left["message"]) == ("False", *KUBELET_FALSE["MemoryPressure"])
+
+
+@pytest.mark.parametrize("end", [{"clear": True}, {"clear": False, "mark": True}], ids=["clear", "keep"])
+def test_a_clean_exit_gives_the_words_of_a_pressure_that_is_over_back_to_the_kubelet(
+    api: ApiServer, start: Callable[..., Publisher], end: dict[str, bool]
+) -> None:
+    publisher = start()
+    publisher.publish(verdict(PRESSURE))
+    publisher.reads("MemoryPressure", "True")
+    publisher.publish(verdict(CALM, reason="NodeAgentHasSufficientMemory"))
+    publisher.reads("MemoryPressure", "False")
+    publisher.knows("False")
+    ours = api.condition("MemoryPressure")
+    assert ours is not None
+    assert ours["reason"] == "NodeAgentHasSufficientMemory"
+    publisher.conditions.stop(**end)
+    left = api.condition("MemoryPressure")
+    assert left is not None
+    assert (left["status"], left["reason"], left["message"]) == ("False", *KUBELET_FALSE["MemoryPressure"])
+    assert left["lastTransitionTime"] == ours["lastTransitionTime"], "that is no transition"
+
+
+def test_a_clean_exit_says_so_where_the_kubelets_words_were_never_seen(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
+    """As an agent that was killed leaves them."""
+    api.write_condition("MemoryPressure", "False", "NodeAgentHasSufficientMemory", "available 3Gi of 4Gi")
+    publisher = start()
+    publisher.knows("False")
+    publisher.conditions.stop()
+    left = api.condition("MemoryPressure")
+    assert left is not None
     assert (left["status"], left["reason"]) == ("False", "NodeAgentStopped")
 
 
