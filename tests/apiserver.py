@@ -338,6 +338,10 @@ class ApiServer:
         """A condition of the node by its type."""
         return next((c for c in self.node()["status"]["conditions"] if c["type"] == kind), None)
 
+    def put_node(self, entry: Json) -> Json:
+        """Replace the node, as somebody else."""
+        return self._put("nodes", entry, "MODIFIED")
+
     def add_node(self, entry: Json) -> Json:
         return self._put("nodes", entry, "ADDED")
 

@@ -18,7 +18,8 @@ Promises:
 
 1. `publish` never blocks, and nothing stale is queued: after an outage the newest verdict is written.
 2. When a kubelet puts False over our True while the verdict holds, it is asserted again at once, by one write for all
-   types; a token bucket bounds that if somebody resets without end.
+   types; so is a type of ours that somebody removes. `Restraint` bounds that if it never stays; a new verdict does not
+   wait for it.
 3. A True with somebody else's reason is never overwritten and never cleared.
 4. lastTransitionTime moves only when the status that we publish does: asserting again is not a transition.
 5. On `stop` our own types are removed and the True that we set is cleared, or both say that we have stopped. A False of
@@ -34,7 +35,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.backoff import Backoff, Restraint
 from nodeagent.cluster.clock import boottime, stamp
 from nodeagent.cluster.node import NodeCondition, NodeView, NodeWatch
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
@@ -47,9 +48,7 @@ OWN_PREFIX: Final = "NodeAgent"
 STOPPED: Final = "NodeAgentStopped"
 MESSAGE_S: Final = 60.0
 """A message whose numbers have changed is written at most this often while its status stays."""
-REASSERT_BURST: Final = 5.0
-REASSERT_PER_S: Final = 0.5
-"""A kubelet resets once in 10 s: five times less than this allows for ever."""
+CONTESTED: Final = "somebody takes back what is written: it is written again, more and more seldom"
 FORBIDDEN_S: Final = 60.0
 """After a 403 the right is not asked for more often than this; somebody has to grant it first."""
 
@@ -111,12 +110,15 @@ class NodeConditions:
         """The last False of each standard type that was not ours."""
         self._written_at: dict[str, float] = {}
         self._next_heartbeat = 0.0
-        self._held_back = False
+        self._said: dict[str, tuple[str, str]] = {}
+        """By type the status and reason that were written since they are wanted: what is due now is a repetition."""
+        self._wait_s = 0.0
+        """Until repetitions that are due may be written."""
         self._shares = {kind: _Share() for kind in ConditionType}
-        self._tokens = _Tokens(REASSERT_BURST, REASSERT_PER_S)
+        self._restraint = Restraint(rng=self._rng)
         self._backoff = Backoff()
         self._not_before = 0.0
-        self.reason = ""
+        self._failure = ""
         """Why the last write failed; empty when it did not."""
         self.writes = 0
         """Patches sent since the start, for the metrics."""
@@ -132,7 +134,11 @@ class NodeConditions:
         news = False
         with self._changed:
             for verdict in verdicts:
-                news = news or self._verdicts.get(verdict.type) != verdict
+                before = self._verdicts.get(verdict.type)
+                news = news or before != verdict
+                if before is None or (before.status, before.reason) != (verdict.status, verdict.reason):
+                    for kind in (verdict.type.value, OWN_PREFIX + verdict.type.value):
+                        self._said.pop(kind, None)
                 self._verdicts[verdict.type] = verdict
                 if verdict.status is not ConditionStatus.TRUE:
                     self._asserted.discard(verdict.type.value)
@@ -152,6 +158,11 @@ class NodeConditions:
             self._written.clear()
         elif mark and (patch := self._last_words()):
             self._send(patch, timeout_s=timeout_s)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with writing; empty when nothing is."""
+        return self._failure or (CONTESTED if self._restraint.contested else "")
 
     def contests(self) -> tuple[Contest, ...]:
         """How the standard conditions fare, for the report and the metrics."""
@@ -199,13 +210,13 @@ class NodeConditions:
                 self._send(patch, timeout_s=None)
             except ApiError as error:
                 with self._changed:
-                    self.reason = error.message
-                    self._asserted.difference_update(write.type for write in patch)
+                    self._failure = error.message
+                    self._unsaid(patch)
                     wait_s = self._backoff.failed(error.retry_after_s)
                     self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
             except Exception:
                 with self._changed:
-                    self._asserted.difference_update(write.type for write in patch)
+                    self._unsaid(patch)
                 raise
             else:
                 with self._changed:
@@ -215,8 +226,8 @@ class NodeConditions:
         """How long nothing can become due by itself; None: until something is heard."""
         if self._not_before > now:
             return self._not_before - now
-        if self._held_back:
-            return 1.0 / REASSERT_PER_S
+        if self._wait_s:
+            return self._wait_s
         return max(0.05, self._next_heartbeat - now) if self._verdicts else None
 
     def _due(self, now: float) -> list["_Write"]:
@@ -232,10 +243,14 @@ class NodeConditions:
             if self._standard is not StandardConditions.OFF:
                 writes.append(self._standard_write(view, verdict, beat=beat, now=now))
         due = [write for write in writes if write is not None]
-        again = any(write.again for write in due)
-        self._held_back = again and not self._tokens.take(now)
-        if self._held_back:
-            due = [write for write in due if not write.again]
+        self._wait_s = 0.0
+        if not beat:
+            again = [
+                write for write in due if write.again or self._said.get(write.type) == (write.status, write.reason)
+            ]
+            self._wait_s = self._restraint.ask(now) if again else 0.0
+            if self._wait_s:
+                due = [write for write in due if write not in again]
         if beat and not due:
             self._schedule_heartbeat(now)
         return due
@@ -306,12 +321,19 @@ class NodeConditions:
     def _claim(self, patch: list["_Write"]) -> None:
         """What is about to be set True is ours from now on: should the answer get lost, it can still be cleared."""
         for write in patch:
+            self._said[write.type] = (write.status, write.reason)
             if write.status == "True" and not write.type.startswith(OWN_PREFIX):
                 self._asserted.add(write.type)
                 self._written[write.type] = OwnedCondition(write.type, write.reason, write.message)
 
+    def _unsaid(self, patch: list["_Write"]) -> None:
+        """It failed, or may have: the back-off says when it is tried again."""
+        for write in patch:
+            self._asserted.discard(write.type)
+            self._said.pop(write.type, None)
+
     def _done(self, patch: list["_Write"]) -> None:
-        self.reason = ""
+        self._failure = ""
         self._backoff.succeeded()
         now = self._clock()
         if now >= self._next_heartbeat:
@@ -417,25 +439,6 @@ class _Share:
             if wanted and asserted and self._true and not true:
                 self.resets += 1
         self._at, self._wanted, self._true = now, wanted, true
-
-
-class _Tokens:
-    """A token bucket."""
-
-    def __init__(self, burst: float, per_s: float) -> None:
-        self._burst = burst
-        self._per_s = per_s
-        self._tokens = burst
-        self._at: float | None = None
-
-    def take(self, now: float) -> bool:
-        if self._at is not None:
-            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
-        self._at = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
 
 
 def _condition(view: NodeView | None, kind: str) -> NodeCondition | None:

@@ -9,7 +9,9 @@ Promises:
    newest says more.
 2. The same thing said again within `SERIES_S` is not a new Event but a longer series of the first, written at most once
    in `REFRESH_S`.
-3. An Event that cannot be written is lost and counted. It is a courtesy: logs and metrics have it as well.
+3. At most `BURST` Events are written at once and `PER_S` in a second after that; after a failure the next one waits,
+   longer each time.
+4. An Event that cannot be written is lost and counted. It is a courtesy: logs and metrics have it as well.
 """
 
 import random
@@ -22,6 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodeagent.cluster.backoff import Backoff, Tokens
 from nodeagent.cluster.clock import boottime, micro_stamp
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
 from nodeagent.host import workers
@@ -35,6 +38,9 @@ REFRESH_S: Final = 30.0
 """Least time between two writes of one series."""
 NOTE_BYTES: Final = 1024
 """The API server's limit for a note."""
+BURST: Final = 25.0
+PER_S: Final = 1.0
+"""As many as client-go allows one object at once; a decision of five victims makes eight Events."""
 _SERIES: Final = 256
 """Series remembered; the oldest is forgotten and starts anew."""
 CONTROLLER: Final = "nodeagent.io/nodeagent"
@@ -99,6 +105,8 @@ class EventWriter:
         self._changed = threading.Condition()
         self._stopping = False
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
+        self._tokens = Tokens(BURST, PER_S)
+        self._failing = Backoff()
         self.dropped = 0
         """Events that were not written, for the metrics."""
         self.reason = ""
@@ -131,15 +139,22 @@ class EventWriter:
                 if not self._waiting:
                     self._changed.wait_for(lambda: self._waiting or self._stopping)
                     self._changed.wait_for(lambda: self._stopping, self._rng.uniform(0.0, self._spread_s))
+                while not self._stopping and not self._tokens.take(self._clock()):
+                    self._changed.wait(1.0 / PER_S)
                 if not self._waiting:
                     return
                 event, wall = self._waiting.popleft()
             try:
                 self._write(event, wall)
                 self.reason = ""
+                self._failing.succeeded()
             except ApiError as error:
                 self.reason = error.message
                 self.dropped += 1
+                with self._changed:
+                    wait_s = self._failing.failed(error.retry_after_s)
+                    if self._changed.wait_for(lambda: self._stopping, wait_s):
+                        return  # nobody waits for a server that refuses
 
     def _write(self, event: Event, wall: float) -> None:
         key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)

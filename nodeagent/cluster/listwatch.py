@@ -39,6 +39,10 @@ WATCH_S: Final = 300.0
 LASTED_S: Final = 5.0
 """A watch that held this long was a success. Below it the back-off goes on growing."""
 
+LISTED_S: Final = 60.0
+"""A list that served this long was a success. Below it the back-off goes on growing: a server that lets every watch
+expire is asked for two to four lists a minute in the end."""
+
 _event_decoder = objects.Decoder(objects.WatchEvent)
 _status_decoder = objects.Decoder(objects.StatusObject)
 _meta_decoder = objects.Decoder(objects.MetaOnly)
@@ -97,6 +101,8 @@ class ListWatch:
         self._stream: Stream | None = None
         self._version = ""
         self._from_cache = True
+        self._listed_at: float | None = None
+        """When the list was complete that is watched from."""
         self.synced_at: float | None = None
         """CLOCK_BOOTTIME; None before the first list."""
         self.reason = "not listed yet"
@@ -138,7 +144,7 @@ class ListWatch:
             self._loop()
         except Exception as error:
             # A defect of ours: the thread starts again, and what it knew is not built upon.
-            self._version, self._from_cache = "", False
+            self._start_over()
             self.failures += 1
             self.reason = f"{type(error).__name__}: {error}"
             self._handler.changed()
@@ -163,31 +169,42 @@ class ListWatch:
                     continue
                 wait_s = 0.0
                 if self._clock() - began >= LASTED_S:
-                    self._backoff.succeeded()
+                    self._proven()
                 else:
                     # The server ended the watch right after it began: do not spin.
                     wait_s = self._backoff.failed()
             except _StartOverError as error:
-                wait_s = self._trouble(str(error), since=began, retry_after_s=None)
-                self._version = ""
-                self._from_cache = False
+                self._start_over()
+                wait_s = self._trouble(str(error), retry_after_s=None)
             except ApiError as error:
-                wait_s = self._trouble(error.message, since=began, retry_after_s=error.retry_after_s)
+                lasted_s = self._clock() - began
+                # From a version that the server has not reached (its data was set back) it says nothing at all.
+                silent = lasted_s >= self._idle_s and (self.synced_at is None or self.synced_at < began)
                 # An event that is too long is skipped by the next list.
-                if error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError):
-                    self._version = ""
-                    self._from_cache = False
+                if error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError) or silent:
+                    self._start_over()
+                elif lasted_s >= LASTED_S:
+                    self._proven()
+                wait_s = self._trouble(error.message, retry_after_s=error.retry_after_s)
             if wait_s:
                 self._stopping.wait(wait_s)
 
-    def _trouble(self, reason: str, *, since: float, retry_after_s: float | None) -> float:
+    def _proven(self) -> None:
+        """The watch has lasted; if the list before it has, too, the next failure is a first one."""
+        if self._listed_at is not None and self._clock() - self._listed_at >= LISTED_S:
+            self._backoff.succeeded()
+
+    def _start_over(self) -> None:
+        """List again, and not from the cache that may be the one that is behind."""
+        self._proven()
+        self._version, self._from_cache, self._listed_at = "", False, None
+
+    def _trouble(self, reason: str, *, retry_after_s: float | None) -> float:
         if self._stopping.is_set():
             return 0.0
         self.reason = reason
         self.failures += 1
         self._handler.changed()
-        if self._clock() - since >= LASTED_S:
-            self._backoff.succeeded()
         return self._backoff.failed(retry_after_s)
 
     def _list(self) -> None:
@@ -202,7 +219,7 @@ class ListWatch:
         self.relists += 1
         listing = Listing(self._transport, self._path, query)
         self._handler.replace(map(msgspec.Raw, listing))
-        self._version = listing.version
+        self._version, self._listed_at = listing.version, self._clock()
         self._heard(asked_at)
 
     def _watch(self) -> None:

@@ -8,7 +8,9 @@ Promises:
 
 1. Only taints whose key is ours are ever added, changed or removed; all others go back byte for byte as they came.
 2. `up` says which of our taints were *seen back* on the Node, not which were asked for.
-3. `want` never blocks; the newest wish is what is written. Without the right to write (node credentials), `reason` says
+3. What somebody takes away each time is written again at most as often as `Restraint` says; what is newly wanted does
+   not wait for that.
+4. `want` never blocks; the newest wish is what is written. Without the right to write (node credentials), `reason` says
    so and the rest of the agent is not affected.
 """
 
@@ -19,9 +21,9 @@ from typing import Final
 import msgspec
 
 from nodeagent.cluster import objects
-from nodeagent.cluster.backoff import Backoff
+from nodeagent.cluster.backoff import Backoff, Restraint
 from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.conditions import FORBIDDEN_S
+from nodeagent.cluster.conditions import CONTESTED, FORBIDDEN_S
 from nodeagent.cluster.node import NodeView, NodeWatch
 from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError, Transport
 from nodeagent.host import workers
@@ -61,7 +63,10 @@ class Fence:
         self._stopping = False
         self._backoff = Backoff()
         self._not_before = 0.0
-        self.reason = ""
+        self._restraint = Restraint()
+        self._said: frozenset[str] | None = None
+        """What was written since it is wanted: to write it once more is a repetition."""
+        self._failure = ""
         """Why the last write failed; empty when it did not."""
         node.listen(self._wake)
         self._thread = workers.thread_of(self._run, name="fence")
@@ -75,6 +80,11 @@ class Fence:
         with self._changed:
             self._wanted = frozenset(KEYS[pressure] for pressure in pressures)
             self._changed.notify()
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with writing; empty when nothing is."""
+        return self._failure or (CONTESTED if self._restraint.contested else "")
 
     def up(self) -> frozenset[ConditionType]:
         """Our taints as the Node really has them."""
@@ -101,29 +111,28 @@ class Fence:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopping and not self._due():
-                    wait_s = self._not_before - self._clock()
-                    self._changed.wait(wait_s if wait_s > 0 else None)
+                while not self._stopping and (wait_s := self._due_in_s()) > 0:
+                    self._changed.wait(None if wait_s == float("inf") else wait_s)
                 if self._stopping:
                     return
-                wanted = self._wanted or frozenset()
+                wanted = self._said = self._wanted or frozenset()
             try:
                 self._write(wanted, timeout_s=None)
-                self.reason = ""
+                self._failure = ""
                 self._backoff.succeeded()
             except ApiError as error:
-                self.reason = error.message
+                self._failure, self._said = error.message, None
                 wait_s = self._backoff.failed(error.retry_after_s)
                 self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
 
-    def _due(self) -> bool:
-        view = self._node.view()
-        return (
-            self._wanted is not None
-            and view is not None
-            and self._clock() >= self._not_before
-            and _ours(view) != self._wanted
-        )
+    def _due_in_s(self) -> float:
+        """Until something has to be written; 0: now; infinite: until there is news."""
+        view, now = self._node.view(), self._clock()
+        if self._wanted is None or view is None or _ours(view) == self._wanted:
+            return float("inf")
+        if now < self._not_before:
+            return self._not_before - now
+        return self._restraint.ask(now) if self._said == self._wanted else 0.0
 
     def _write(self, wanted: frozenset[str], *, timeout_s: float | None) -> None:
         path = f"/api/v1/nodes/{self._node.node_name}"

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.backoff import BURST
 from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.conditions import REASSERT_BURST, REASSERT_PER_S, NodeConditions, OwnedCondition
+from nodeagent.cluster.conditions import CONTESTED, NodeConditions, OwnedCondition
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.transport import connect
 from nodeagent.config.schema import StandardConditions
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
-from tests.apiserver import KUBELET_FALSE, ApiServer
+from tests.apiserver import KUBELET_FALSE, ApiServer, Request
 
 MEMORY = ConditionType.MEMORY_PRESSURE
 OWN = "NodeAgentMemoryPressure"
@@ -193,8 +194,45 @@ def test_somebody_who_resets_without_end_is_not_fought_without_end(
     publisher.settle()
     stop.set()
     patches = len(publisher.patches())
-    later = (boottime() - began) * REASSERT_PER_S
-    assert patches <= 1 + REASSERT_BURST + later + 1, "the first, a burst, then one in two seconds"
+    assert patches <= 1 + BURST + (boottime() - began) / 0.5, "the first, a burst, then more and more seldom"
+    assert publisher.conditions.reason == CONTESTED
+
+
+def test_who_takes_our_own_types_away_is_answered_at_once_and_not_for_ever(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
+    """As a webhook does, or a controller that replaces the status."""
+
+    def strip(request: Request, done: bool) -> None:
+        if done and request.method == "PATCH":
+            entry = api.node()
+            conditions = entry["status"]["conditions"]
+            entry["status"]["conditions"] = [each for each in conditions if not each["type"].startswith("NodeAgent")]
+            api.put_node(entry)
+
+    api.at_request = strip
+    publisher = start()
+    publisher.publish(verdict(CALM))
+    assert api.wait_for(lambda: len(publisher.patches()) > BURST, 20)
+    assert publisher.patches()[BURST]
+    took_s = api.sent("PATCH", "/status")[BURST].at - api.sent("PATCH", "/status")[0].at
+    assert took_s < 2.0, "the first answers are quick"
+    threading.Event().wait(5.0)
+    assert len(publisher.patches()) <= 1 + BURST + 5, "then after 0.5 s, 1 s, 2 s, 4 s at least"
+    assert publisher.conditions.reason == CONTESTED
+    before = len(publisher.patches())
+    publisher.publish(verdict(PRESSURE))
+    assert api.wait_for(lambda: len(publisher.patches()) > before, 1.0), "a new verdict waits for nothing"
+    assert "'MemoryPressure'" in str(publisher.patches()[before])
+
+
+def test_versions_that_go_back_bring_no_flood_of_writes(api: ApiServer, start: Callable[..., Publisher]) -> None:
+    publisher = start()
+    eventually(publisher.node.view)
+    api.version = 1  # as after a restored backup
+    publisher.publish(verdict(PRESSURE))
+    threading.Event().wait(4.0)
+    assert 1 <= len(publisher.patches()) <= 1 + BURST + 5
 
 
 def test_once_means_once(api: ApiServer, start: Callable[..., Publisher]) -> None:

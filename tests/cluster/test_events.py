@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.events import CONTROLLER, QUEUE, REFRESH_S, Event, EventWriter
+from nodeagent.cluster.events import BURST, CONTROLLER, PER_S, QUEUE, REFRESH_S, Event, EventWriter
 from nodeagent.cluster.transport import connect
 from tests.apiserver import ApiServer
 
@@ -148,3 +148,23 @@ def test_the_name_of_an_event_is_one_wherever_a_long_pods_name_is_cut(
     assert len(told) <= 253
     assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in told.split(".")), told
     assert api.sent("POST")[0].body["regarding"]["name"] == name
+
+
+def _storm(writer: EventWriter) -> None:
+    """400 things to tell in four seconds."""
+    for number in range(400):
+        writer.emit(Event("Node", "", "lab-node", "u", "Why", f"note {number}"))
+        threading.Event().wait(0.01)
+
+
+def test_a_storm_of_events_is_a_burst_and_then_one_in_a_second(api: ApiServer, writer: EventWriter) -> None:
+    began = time.monotonic()
+    _storm(writer)
+    assert BURST <= len(api.sent("POST", "/events")) <= BURST + PER_S * (time.monotonic() - began) + 1
+
+
+def test_a_server_that_refuses_events_is_asked_less_and_less(api: ApiServer, writer: EventWriter) -> None:
+    api.forbid("create", "events")
+    _storm(writer)
+    assert 2 <= len(api.sent("POST", "/events")) <= 8
+    assert writer.dropped > 100

@@ -20,7 +20,8 @@ from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.pods import SPREAD_S, PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
 from nodeagent.cluster.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
-from tests.apiserver import ApiServer, pod
+from tests.apiserver import ApiServer, Request, pod
+from tests.livenode import until
 from tests.rawserver import CHUNKED, RawServer, chunk, read_request, response
 
 Json = dict[str, Any]
@@ -519,3 +520,32 @@ def test_back_off_doubles_with_jitter_up_to_its_limit_and_obeys_the_server() -> 
     assert backoff.failed(1000.0) <= 8.0
     backoff.succeeded()
     assert backoff.failed() <= 1.0
+
+
+def test_a_server_that_lets_every_watch_expire_is_not_listed_without_end(api: ApiServer, tmp_path: Path) -> None:
+    def expire(request: Request, done: bool) -> None:
+        if "watch" in request.query and not done:
+            api.compact()
+
+    api.at_request = expire
+    watch = PodWatch(connected(api, tmp_path), "lab-node")
+    watch.start()
+    threading.Event().wait(5.0)
+    watch.stop()
+    assert 2 <= watch.relists <= 6, "after 0.25 s, 0.5 s, 1 s, 2 s at least"
+
+
+def test_a_version_that_the_server_has_not_reached_is_given_up_when_it_stays_silent(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    """As after a restored backup: the watch says nothing, and a new one from the same version says nothing again."""
+    before = api.version
+    api.version += 1_000_000
+    watch = PodWatch(connected(api, tmp_path), "lab-node", idle_s=0.5, backoff=Backoff(first_s=0.05, last_s=0.1))
+    watch.start()
+    assert api.wait_for(lambda: api.watched("/api/v1/pods"))
+    api.version = before
+    api.add_pod(pod("new"))
+    assert api.wait_for(lambda: watch.relists > 1)
+    until(lambda: "new" in names(watch.view()), "the new pod", 20.0)
+    watch.stop()

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.backoff import BURST
+from nodeagent.cluster.conditions import CONTESTED
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.node import NodeWatch
 from nodeagent.cluster.taint import Fence
 from nodeagent.cluster.transport import connect
 from nodeagent.model import ConditionType
-from tests.apiserver import ApiServer
+from tests.apiserver import ApiServer, Request
 
 MEMORY, DISK = ConditionType.MEMORY_PRESSURE, ConditionType.DISK_PRESSURE
 OURS = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
@@ -109,3 +111,18 @@ def test_a_clean_exit_takes_the_fence_down(api: ApiServer, fence: Fence) -> None
     eventually(lambda: fence.up() == {MEMORY, DISK})
     fence.stop()
     assert taints(api) == [FOREIGN]
+
+
+def test_who_takes_the_taint_away_each_time_is_not_fought_without_end(api: ApiServer, fence: Fence) -> None:
+    def strip(request: Request, done: bool) -> None:
+        if done and request.method == "PATCH":
+            entry = api.node()
+            entry["spec"]["taints"] = []
+            api.put_node(entry)
+
+    api.at_request = strip
+    fence.want([ConditionType.MEMORY_PRESSURE])
+    assert api.wait_for(lambda: len(api.sent("PATCH")) > BURST, 20), "the first answers are quick"
+    threading.Event().wait(4.0)
+    assert len(api.sent("PATCH")) <= 1 + BURST + 5
+    assert fence.reason == CONTESTED
