@@ -233,7 +233,8 @@ API_WORKERS: tuple[tuple[str, Start], ...] = (
 
 @pytest.fixture
 def api() -> Iterator[HostileServer]:
-    with HostileServer(node="lab-node", pods=[pod("one")], linger_s=None) as server:
+    server = HostileServer(node="lab-node", pods=[pod("one")], linger_s=None)
+    with server:
         yield server
 
 

@@ -66,7 +66,7 @@ print(kib("VmHWM") - before, watch.relists, len(watch.view().notes))
 """
 BULK = 1_200_000
 EMPTY: dict[str, object] = {}
-BULKY = {
+BULKY: dict[str, dict[str, Any]] = {
     "environment": {"spec": {"containers": [{"name": "c", "env": [{"name": "A", "value": "x" * BULK}]}]}},
     "markup": {"spec": {"containers": [{"name": "c", "args": ["<" * (BULK // 4)]}]}},
     "labels": {"labels": {f"{n:0>63}": "v" * 63 for n in range(BULK // 130)}},

@@ -7,7 +7,7 @@ however late they are heard of here.
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -108,7 +108,7 @@ class _Book:
         self._entries = entries
         self._changed = changed
 
-    def replace(self, items: Sequence[msgspec.Raw]) -> None:
+    def replace(self, items: Iterable[msgspec.Raw]) -> None:
         for item in items:
             self.apply("ADDED", item)
 
