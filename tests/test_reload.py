@@ -127,3 +127,14 @@ def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(ag
     until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
     assert not agent.said("configuration changed")
     assert agent.stop() == 0
+
+
+def test_a_named_pipe_in_place_of_the_file_holds_nobody_up(agent: Run, config: Path) -> None:
+    """Opened to read it would block the loop, which could not even be told to end then."""
+    pipe = config.with_name("pipe")
+    os.mkfifo(pipe)
+    pipe.rename(config)
+    agent.process.send_signal(signal.SIGHUP)
+    why = "it is a named pipe, not a regular file"
+    until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
+    assert agent.stop() == 0

@@ -12,6 +12,7 @@ Promises:
 """
 
 import errno
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -301,6 +302,9 @@ def _told(mount: Mount | None) -> str:
     return "nothing" if mount is None else f"{mount.source} at {mount.point}"
 
 
+_STATVFS: Final = ("f_bavail", "f_frsize", "f_blocks", "f_ffree", "f_files", "st_dev")
+
+
 class RecordedHost(Host):
     """One recorded moment of a host. Overrides what a tree of plain files cannot answer: time, file system numbers and
     the directories of which only a listing was kept."""
@@ -319,7 +323,10 @@ class RecordedHost(Host):
             self._statvfs_of = 0
             self._load_statvfs()
             self._directories = _directories(self._listed(json.loads))
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            if not math.isfinite(self._uptime):
+                raise ValueError(f"uptime {self._uptime}")
+            time.gmtime(self._wall)  # a time that some calendar has
+        except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Unreadable(
                 "/listing", 0, f"not a recording we understand: {type(error).__name__}: {error}"
             ) from error
@@ -330,7 +337,10 @@ class RecordedHost(Host):
         if changed != self._statvfs_of:
             import json
 
-            self._statvfs = json.loads(self.read("/listing/statvfs.json"))
+            found = json.loads(self.read("/listing/statvfs.json"))
+            if not isinstance(found, dict):
+                raise ValueError("not a map of paths")
+            self._statvfs = found
             self._statvfs_of = changed
 
     def _listed(self, loads: "object") -> list[str]:
@@ -370,7 +380,7 @@ class RecordedHost(Host):
     def statvfs(self, path: str) -> FileSystem:
         try:
             self._load_statvfs()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Unreadable(path, 0, f"listing/statvfs.json: {error}") from error
         if not self.exists(path):
             raise Unreadable(path, errno.ENOENT, os.strerror(errno.ENOENT))
@@ -384,6 +394,8 @@ class RecordedHost(Host):
             raise Unreadable(path, 0, "the recording has no numbers of its file system")
         row = self._statvfs[known]
         try:
+            if not all(type(row[name]) is int for name in _STATVFS):
+                raise TypeError("a number that is none")
             return FileSystem(
                 available=row["f_bavail"] * row["f_frsize"],
                 capacity=row["f_blocks"] * row["f_frsize"],

@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,49 @@ def test_a_list_of_pods_of_brackets_is_reported_or_refused(
     for text in (brackets, f'{{"kind": "List", "x": {brackets}}}', f'{{"kind": "List", "items": [{brackets}]}}'):
         file.write_text(text)
         judged(["check", "--host-root", str(CALM), "--pods", str(file)], capsys, codes=(0, 3))
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(CALM, tmp_path_factory.mktemp("recording") / "node", symlinks=True))
+
+
+@EVERY
+@given(data=st.data())
+def test_a_recording_with_any_value_anywhere_is_reported_or_refused(
+    data: st.DataObject, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = data.draw(st.sampled_from(sorted(path.name for path in (CALM / "listing").glob("*.json"))))
+    document = json.loads((CALM / "listing" / name).read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        document = changed(document, data.draw(st.sampled_from(places(document))), data.draw(HOSTILE))
+    try:
+        (recording / "listing" / name).write_text(digits(document))
+        judged(["check", "--host-root", str(recording)], capsys, codes=(0, 1, 2, 3, 64))
+        judged(["check", "--host-root", str(recording), "-o", "json"], capsys, codes=(0, 1, 2, 3, 64))
+    finally:
+        shutil.copy(CALM / "listing" / name, recording / "listing" / name)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("listing/capture.json", "[" * 100_000),
+        ("listing/statvfs.json", "[" * 100_000),
+        ("listing/statvfs.json", "7"),
+        ("proc/uptime", "9" * 400 + " 1\n"),
+        ("proc/uptime", "nan nan\n"),
+    ],
+)
+def test_a_recording_of_another_world_is_refused_in_one_line(
+    file: str, content: str, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (recording / file).read_bytes()
+    try:
+        (recording / file).write_text(content)
+        assert cli.main(["check", "--host-root", str(recording)]) == 64
+    finally:
+        (recording / file).write_bytes(before)
+    shown = capsys.readouterr()
+    assert shown.err.startswith("nodeagent: --host-root: /listing: not a recording we understand: ")
+    assert shown.err.count("\n") == 1
