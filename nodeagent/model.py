@@ -883,7 +883,7 @@ class OutcomeKind(enum.StrEnum):
     """409: another pod (UID) has this name now, or its version moved."""
     INVALID = "invalid"
     """400 or 422, twice: the request was wrong; a defect of ours or of the server. Or 404 twice for a pod that the API
-    server lists."""
+    server lists. Or 403 of an admission policy or webhook, which refuses this pod."""
     FORBIDDEN = "forbidden"
     """403."""
     UNAUTHORIZED = "unauthorized"

@@ -184,9 +184,9 @@ class ApiServer:
         """Asked for (verb, API group, resource/subresource, namespace) of each request of the agent's; None: allow."""
         self.pod_ports: dict[str, str] = {}
         """What answers for a port of a pod: `pod:port` to a URL."""
-        self.admit: Callable[[Json, Json, Json | None], list[str]] | None = None
-        """Asked for what admission policies have against a change of a node or a deletion of a pod: an
-        AdmissionReview's request, the old object and the new one."""
+        self.admit: Callable[[Json, Json | None, Json | None], list[str]] | None = None
+        """Asked for what admission policies have against a write: an AdmissionReview's request, the old object (None:
+        it is created) and the new one (None: it is deleted)."""
         self.kubelet_configuration: Json = {}
         """What each node's kubelet says under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
@@ -524,7 +524,7 @@ class ApiServer:
             verb = "get" if target.name else ("watch" if watching else "list")
         resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
         nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
-        nobody = nobody and not self._granted(user, verb, target.group, resource)
+        nobody = nobody and not self._granted(user, verb, target.group, resource, target.namespace)
         allowed = not nobody and (verb, resource) not in self._forbidden
         if allowed and user.startswith(NODE_USER):
             allowed = self._node_may(user.removeprefix(NODE_USER), verb, resource, request, target)
@@ -572,25 +572,30 @@ class ApiServer:
         bound = (self.store["persistentvolumeclaims"].get(claim, {}) for claim in claims)
         return any(claim.get("spec", {}).get("volumeName") == target.name for claim in bound)
 
-    def _granted(self, user: str, verb: str, group: str, resource: str) -> bool:
-        """Whether a ClusterRoleBinding gives this right to a service account."""
-        for binding in self.store["clusterrolebindings"].values():
+    def _granted(self, user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
+        """Whether a ClusterRoleBinding, or a RoleBinding of the namespace, gives this right to a service account."""
+        bindings = [("clusterroles", "", each) for each in self.store["clusterrolebindings"].values()]
+        bindings += [
+            ("roles", namespace, each) for (where, _), each in self.store["rolebindings"].items() if where == namespace
+        ]
+        for kind, where, binding in bindings:
             subjects = (f"system:serviceaccount:{s['namespace']}:{s['name']}" for s in binding["subjects"])
             if user in subjects:
-                rules = self.store["clusterroles"]["", binding["roleRef"]["name"]]["rules"]
+                rules = self.store[kind][where, binding["roleRef"]["name"]]["rules"]
                 if any(group in r["apiGroups"] and resource in r["resources"] and verb in r["verbs"] for r in rules):
                     return True
         return False
 
-    def _admit(self, request: Request, target: "_Target", old: Json, new: Json | None) -> None:
+    def _admit(self, request: Request, target: "_Target", old: Json | None, new: Json | None) -> None:
         user = self._authenticate(request)
-        if user.startswith(NODE_USER) and target.resource == "nodes" and new is not None:
+        if user.startswith(NODE_USER) and target.resource == "nodes" and old is not None and new is not None:
             self._restrict_node(user.removeprefix(NODE_USER), target, old, new)
         if self.admit is None:
             return
         asked: Json = {
-            "operation": "UPDATE" if new is not None else "DELETE",
+            "operation": "CREATE" if old is None else "UPDATE" if new is not None else "DELETE",
             "resource": {"group": target.group, "version": target.version, "resource": target.resource},
+            "namespace": target.namespace,
             "userInfo": self._user_info(user, request),
             **({"subResource": target.subresource} if target.subresource else {}),
         }
@@ -792,6 +797,7 @@ class ApiServer:
             )
         if body["metadata"]["name"] != target.name:
             raise RefusedError(400, "BadRequest", "name in URL does not match name in Eviction object")
+        self._admit(request, target, None, body)
         entry = self._object(target._replace(subresource=""))
         options = body.get("deleteOptions") or {}
         dry = options.get("dryRun") == ["All"] or request.query.get("dryRun") == "All"
@@ -916,6 +922,7 @@ class ApiServer:
         if target.namespace:
             metadata["namespace"] = target.namespace
         _set_managers(entry, {}, request, target)
+        self._admit(request, target, None, entry)
         if target.resource == "events":
             self._complete_event(entry, target)
         elif target.resource == "pods":
@@ -928,7 +935,7 @@ class ApiServer:
         if (target.namespace, metadata["name"]) in self.store.setdefault(target.resource, {}):
             message = f'{target.group_resource} "{metadata["name"]}" already exists'
             raise RefusedError(409, "AlreadyExists", message, details=target._replace(name=metadata["name"]).details())
-        stored = self._put(target.resource, entry, "ADDED")
+        stored = entry if request.query.get("dryRun") == "All" else self._put(target.resource, entry, "ADDED")
         return Answer(201, {"kind": target.kind, "apiVersion": target.api_version, **stored})
 
     def _complete_budget(self, entry: Json, target: "_Target") -> None:
@@ -975,6 +982,14 @@ class ApiServer:
         elif target.resource == "pods":
             self._check_pod_patch(entry, patch)
             stored = self.store["pods"][target.namespace, target.name]
+            if target.subresource == "status":
+                new = copy.deepcopy(entry)
+                _merge(
+                    new["metadata"],
+                    {k: v for k, v in patch.get("metadata", {}).items() if k in ("labels", "annotations")},
+                )
+                _merge_status(new, patch.get("status", {}))
+                self._admit(request, target, entry, new)
             if target.subresource == "status" and request.query.get("dryRun") != "All":
                 _merge_status(stored, patch.get("status", {}), new={"lastProbeTime": None})
                 _set_managers(stored, entry, request, target)
@@ -982,8 +997,11 @@ class ApiServer:
         else:
             stored = self.store[target.resource][target.namespace, target.name]
             changes = {k: v for k, v in patch.items() if k != "metadata"}
+            new = copy.deepcopy(entry)
+            _merge(new, changes)
             if target.resource == "events":
-                _check_event({**stored, **changes}, target)
+                _check_event(new, target)
+            self._admit(request, target, entry, new)
             _merge(stored, changes)
             _set_managers(stored, entry, request, target)
             self._note(target.resource, stored, "MODIFIED")
@@ -1017,6 +1035,7 @@ class ApiServer:
         entry = self._object(target._replace(subresource=""))
         _check_version(entry, request.body, target)
         new = copy.deepcopy({**entry, **request.body})
+        self._admit(request, target, entry, new)
         _set_managers(new, entry, request, target)
         stored = self._put(target.resource, new, "MODIFIED")
         return Answer(200, stored)
@@ -1131,6 +1150,8 @@ _KINDS = {
     "secrets": "Secret",
     "clusterroles": "ClusterRole",
     "clusterrolebindings": "ClusterRoleBinding",
+    "roles": "Role",
+    "rolebindings": "RoleBinding",
     "validatingadmissionpolicies": "ValidatingAdmissionPolicy",
     "validatingadmissionpolicybindings": "ValidatingAdmissionPolicyBinding",
 }

@@ -20,6 +20,8 @@ Promises:
 1. `want` and `held` never wait. Only the soft tier asks; the hard tier never does.
 2. Whoever cannot reach the API server has no seat.
 3. A seat is kept under the node's name: a restarted agent finds its own again, and never has two.
+4. Another holder of several Leases, of whatever zones, has the one that was written last and no other: no agent can
+   keep every zone from evicting.
 """
 
 import random
@@ -107,6 +109,8 @@ class Leases:
         self._stopping = False
         self._seat: _Seat | None = None
         self._seen: dict[str, _Seen] = {}
+        self._last_of: dict[str, tuple[int, str]] = {}
+        """Each holder's Lease that was written last: its version and name."""
         self.reason = "it has not been asked for yet"
         """Why no seat is held."""
         self._thread = workers.thread_of(self._run, name="leases")
@@ -221,10 +225,16 @@ class Leases:
     def _look(self, names: frozenset[str]) -> dict[str, objects.LeaseObject]:
         """The Leases that there are, and when they were first seen so."""
         found: dict[str, objects.LeaseObject] = {}
+        last_of: dict[str, tuple[int, str]] = {}
         for item in Listing(self._transport, self._path, {}):
             lease = _lease_decoder.decode(item)
-            if lease.metadata.name in names:
-                found[lease.metadata.name] = lease
+            name, version = lease.metadata.name, lease.metadata.resource_version
+            if name in names:
+                found[name] = lease
+            holder = lease.spec.holder_identity
+            if holder and name.startswith(f"{PREFIX}-") and version.isdecimal():
+                last_of[holder] = max(last_of.get(holder, (0, "")), (int(version), name))
+        self._last_of = last_of
         now = self._clock()
         for name, lease in found.items():
             seen = self._seen.get(name)
@@ -235,6 +245,9 @@ class Leases:
     def _free(self, lease: objects.LeaseObject) -> bool:
         holder = lease.spec.holder_identity
         if not holder or holder == self._holder:
+            return True
+        _, last = self._last_of.get(holder, (0, lease.metadata.name))
+        if last != lease.metadata.name:
             return True
         seen = self._seen[lease.metadata.name]
         lasts_s = lease.spec.lease_duration_seconds or self._duration_s

@@ -584,6 +584,12 @@ well.
 """
 
 
+_ADMISSION_REFUSED: Final = ("denied request: ", "denied the request")
+"""What a 403 says that comes of an admission policy or webhook (k8s.io/apiserver, plugin/policy/validating and
+plugin/webhook/errors): this request was refused, and another pod's may pass. A missing right speaks of a user who
+cannot."""
+
+
 def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
     if status == 429:
         return OutcomeKind.BLOCKED_BY_BUDGET if "DisruptionBudget" in causes else OutcomeKind.THROTTLED
@@ -593,6 +599,8 @@ def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
         return OutcomeKind.BLOCKED_BY_BUDGET
     if status >= 500:
         return OutcomeKind.SERVER_ERROR
+    if status == 403 and any(text in message for text in _ADMISSION_REFUSED):
+        return OutcomeKind.INVALID
     return {
         401: OutcomeKind.UNAUTHORIZED,
         403: OutcomeKind.FORBIDDEN,

@@ -208,8 +208,9 @@ class Protection(NamedTuple):
 
     daemon_sets: bool = True
     """Protect pods whose controller is a DaemonSet of the API group `apps`."""
-    namespaces: Annotated[tuple[str, ...], DNS_LABEL] = ("kube-system",)
-    """Protect every pod in these namespaces."""
+    namespaces: Annotated[tuple[str, ...], DNS_LABEL] = ("kube-system", "nodeagent")
+    """Protect every pod in these namespaces. daemonset.yaml's admission policy lets nobody be evicted from kube-system
+    and from the agent's own namespace, whatever stands here."""
     bare_pods: bool = True
     """Protect pods that no controller would bring back."""
     node_bound: bool = True

@@ -183,20 +183,20 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
     with ApiServer(node=ready_node(""), linger_s=None) as api:
         api.add_node(node_object("node-2", address="10.0.2.16"))
 
-        def refused(asked: Json, old: Json, new: Json | None) -> list[str]:
+        def denied(asked: Json, old: Json | None, new: Json | None) -> list[str]:
             kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
             made = [entry for kind in kinds for entry in api.store[kind].values()]
-            found: list[str] = evaluator.refused(asked, old=old, new=new, made=made) if made else []
+            found: list[str] = evaluator.denied(asked, old, new, made)
             return found
 
-        api.admit = refused
+        api.admit = denied
         monkeypatch.setenv("NODEAGENT_E2E_IMAGE", "nodeagent:0.1.0")
         daemonsets = DaemonSets(api, tmp_path)
         try:
             output = run_suite(api, tmp_path, "test_installation.py")
         finally:
             daemonsets.close()
-        assert "19 passed" in output, output
+        assert "32 passed" in output, output
         left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
         assert not [kind for kind in left if api.store[kind]]
         assert "taints" not in api.node()["spec"]

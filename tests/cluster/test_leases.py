@@ -144,6 +144,35 @@ def test_a_dead_nodes_seat_is_taken_after_its_time_on_our_clock_whatever_its_sta
     assert time.monotonic() - began >= 1.0, "a whole duration from when we saw it first"
 
 
+def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last(api: ApiServer, node: Make) -> None:
+    spec = {"holderIdentity": "greedy", "leaseDurationSeconds": 3600}
+    for name in ("eu-1a-0", "eu-1a-1", "eu-1b-0"):
+        api._put(
+            "leases", {"metadata": {"name": f"nodeagent-evictions-{name}", "namespace": "nodeagent"}, "spec": spec}, ""
+        )
+    agents = [node(name, seats=2) for name in ("a", "b")]
+    for agent in agents:
+        agent.want()
+    eventually(lambda: all(agent.held() for agent in agents))
+    last = node("c", zone="eu-1b")
+    last.want()
+    eventually(lambda: "taken, by greedy" in last.reason)
+    assert leases(api)["nodeagent-evictions-eu-1b-0"] == "greedy"
+
+
+def test_a_lease_that_a_holder_has_left_in_another_zone_costs_it_nothing(api: ApiServer, node: Make) -> None:
+    spec = {"holderIdentity": "a", "leaseDurationSeconds": 3600}
+    left = {"metadata": {"name": "nodeagent-evictions-eu-1z-0", "namespace": "nodeagent"}, "spec": spec}
+    api._put("leases", left, "ADDED")
+    holder, other = node("a"), node("b")
+    holder.want()
+    eventually(holder.held)
+    other.want()
+    eventually(lambda: "taken, by a" in other.reason)
+    assert holder.held()
+    assert leases(api)["nodeagent-evictions-eu-1a-0"] == "a"
+
+
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 def test_a_living_holder_is_left_alone_by_a_node_whose_clock_is_an_hour_off(
     transport: Transport, ahead_s: float

@@ -100,6 +100,30 @@ def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
     assert error_of(403, {}, json.dumps({"message": message}).encode()).kind is OutcomeKind.FORBIDDEN
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (
+            "pods \"web\" is forbidden: ValidatingAdmissionPolicy 'nodeagent-evictions' with binding "
+            "'nodeagent-evictions' denied request: nodeagent may evict no pods of kube-system",
+            OutcomeKind.INVALID,
+        ),
+        ('admission webhook "hold.example.com" denied the request: not now', OutcomeKind.INVALID),
+        ('admission webhook "hold.example.com" denied the request without explanation', OutcomeKind.INVALID),
+        (
+            'pods "denied-request" is forbidden: User "denied" cannot create resource "pods/eviction" in API group "" '
+            'in the namespace "denied-the-request"',
+            OutcomeKind.FORBIDDEN,
+        ),
+    ],
+)
+def test_what_admission_refuses_is_one_request_and_not_a_missing_right(message: str, kind: OutcomeKind) -> None:
+    """The texts of k8s.io/apiserver: plugin/policy/validating/dispatcher.go, plugin/webhook/errors/statuserror.go."""
+    body = {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
+    error = error_of(403, {}, json.dumps(body).encode())
+    assert (error.kind, error.status, error.message) == (kind, 403, message)
+
+
 def test_a_refused_budget_says_which_and_why() -> None:
     recorded = json.loads((RECORDINGS / "eviction-pdb-429.json").read_text())["response"]
     assert "pdb-hog needs 2 healthy pods" in error_of(429, {}, recorded["body"].encode()).message

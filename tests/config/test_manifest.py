@@ -92,7 +92,7 @@ def test_a_file_without_a_manifest_is_judged_as_it_is(tmp_path: Path) -> None:
 def test_a_manifest_in_place_of_the_configuration_is_one_error_that_says_where_it_is() -> None:
     problem = refused((ROOT / "daemonset.yaml").read_text())
     assert problem.key == "ConfigMap nodeagent, data.config.yaml"
-    assert "these are 10 Kubernetes objects" in problem.message
+    assert "these are 14 Kubernetes objects" in problem.message
     assert "copy it into a file of its own" in problem.mend
     lines = (ROOT / "daemonset.yaml").read_text().splitlines()
     assert lines[(problem.origin.line or 0) - 1] == "  config.yaml: |"
@@ -127,7 +127,8 @@ def test_what_is_meant_as_a_configuration_is_told_everything_that_is_wrong_with_
 SHIPPED = {
     "daemonset.yaml": "ConfigMap nodeagent, data.config.yaml: valid",
     "examples/daemonset-brake.yaml": "a DaemonSet, without a configuration of nodeagent",
-    "examples/fleet-leases.yaml": "2 Kubernetes objects (Role, RoleBinding), without a configuration of nodeagent",
+    "examples/fleet-leases.yaml": "4 Kubernetes objects (Role, RoleBinding, ValidatingAdmissionPolicy, "
+    "ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "examples/kubelet-compatible.yaml": "valid",
     "examples/nodeagent.yaml": "valid",
     "systemd/config.yaml": "valid",

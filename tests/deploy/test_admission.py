@@ -1,22 +1,43 @@
-"""The admission policies hold a token to its own node: their expressions, evaluated over requests as the API server
-sees them."""
+"""The admission policies hold a token to its own node and to what the agent does: their expressions, evaluated over
+requests as the API server sees them."""
 
 import copy
+import functools
 import json
-import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
-from tests.deploy.manifests import Document, documents
+from nodeagent.cluster.credentials import find_credentials
+from nodeagent.cluster.events import REFRESH_S, Event, EventWriter
+from nodeagent.cluster.evict import Evictor
+from nodeagent.cluster.leases import Leases
+from nodeagent.cluster.pods import pod_of
+from nodeagent.cluster.transport import Transport, connect
+from nodeagent.config.schema import Protection
+from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
+from tests.apiserver import ApiServer, pod
+from tests.deploy.manifests import REPOSITORY, Document, documents, the
 
 celpy = pytest.importorskip("celpy", reason="needs cel-python (dependency group test)")
 
 AGENT: Final = "system:serviceaccount:nodeagent:nodeagent"
 NODE: Final[Document] = {
-    "metadata": {"name": "node-a", "labels": {"kubernetes.io/hostname": "node-a"}},
-    "spec": {"taints": [{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]},
+    "metadata": {
+        "name": "node-a",
+        "labels": {"kubernetes.io/hostname": "node-a"},
+        "finalizers": ["example.com/machine"],
+        "ownerReferences": [{"kind": "Machine", "name": "m-1", "uid": "1"}],
+        "resourceVersion": "7",
+    },
+    "spec": {
+        "podCIDR": "10.0.0.0/24",
+        "taints": [{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}],
+    },
     "status": {
         "capacity": {"memory": "2984840Ki", "pods": "110"},
         "allocatable": {"memory": "2882440Ki", "pods": "110"},
@@ -33,13 +54,21 @@ POD: Final[Document] = {"metadata": {"name": "web", "namespace": "shop"}, "spec"
 
 
 def request(
-    resource: str, *, sub: str = "", verb: str = "UPDATE", user: str = AGENT, token_node: str | None = "node-a"
+    resource: str,
+    *,
+    sub: str = "",
+    verb: str = "UPDATE",
+    user: str = AGENT,
+    token_node: str | None = "node-a",
+    namespace: str = "shop",
+    group: str = "",
 ) -> Document:
     """What policies know as `request`: an AdmissionReview's, in which an empty subResource is left out."""
     extra = {} if token_node is None else {"extra": {"authentication.kubernetes.io/node-name": [token_node]}}
     return {
         "operation": verb,
-        "resource": {"group": "", "version": "v1", "resource": resource},
+        "resource": {"group": group, "version": "v1", "resource": resource},
+        "namespace": "" if resource == "nodes" else namespace,
         **({"subResource": sub} if sub else {}),
         "userInfo": {"username": user, **extra},
     }
@@ -64,11 +93,18 @@ def matches(policy: Document, asked: Document) -> bool:
 
 
 def refused(
-    asked: Document, *, old: Document, new: Document | None = None, made: list[Document] | None = None
+    asked: Document, *, old: Document | None, new: Document | None = None, made: list[Document] | None = None
 ) -> list[str]:
-    """The messages of the validations that fail, of every policy with a binding in `made` (daemonset.yaml); empty when
+    """The messages of the validations that fail, of every policy with a binding in `made` (the manifests); empty when
     the request passes."""
-    made = documents() if made is None else made
+    return [message for _, message in refusals(asked, old=old, new=new, made=made)]
+
+
+def refusals(
+    asked: Document, *, old: Document | None, new: Document | None = None, made: list[Document] | None = None
+) -> list[tuple[str, str]]:
+    """With the name of the policy."""
+    made = [*documents(), *leases()] if made is None else made
     bound = {each["spec"]["policyName"] for each in made if each["kind"] == "ValidatingAdmissionPolicyBinding"}
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy" and matches(each, asked)]
     assert policies, "a request that no policy is about"
@@ -81,9 +117,25 @@ def refused(
         for variable in policy["spec"]["variables"]:
             known["variables"][variable["name"]] = evaluate(variable["expression"], known)
         messages += [
-            rule["message"] for rule in policy["spec"]["validations"] if not evaluate(rule["expression"], known)
+            (policy["metadata"]["name"], rule["message"])
+            for rule in policy["spec"]["validations"]
+            if not evaluate(rule["expression"], known)
         ]
     return messages
+
+
+def denied(asked: Document, old: Document | None, new: Document | None, made: list[Document]) -> list[str]:
+    """What the API server says (plugin/policy/validating/dispatcher.go); nothing where no policy is about it."""
+    if not any(each["kind"] == "ValidatingAdmissionPolicy" and matches(each, asked) for each in made):
+        return []
+    return [
+        f"ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: {message}"
+        for name, message in refusals(asked, old=old, new=new, made=made)
+    ]
+
+
+def leases() -> list[Document]:
+    return list(yaml.safe_load_all((REPOSITORY / "examples" / "fleet-leases.yaml").read_text(encoding="utf-8")))
 
 
 def changed(node: Document, part: str, **values: Any) -> Document:
@@ -96,7 +148,8 @@ def changed(node: Document, part: str, **values: Any) -> Document:
 
 OWN_NODE: Final = "nodeagent may change only its own node"
 OWN_PODS: Final = "nodeagent may change only pods of its own node"
-METADATA: Final = "nodeagent may not change a node's metadata, cordon it or say which machine it is"
+METADATA: Final = "nodeagent may not change a node's metadata"
+SPEC: Final = "nodeagent may change nothing of a node's spec but taints"
 TAINTS: Final = "nodeagent may change no taints but nodeagent.io/* with NoSchedule"
 STATUS: Final = "nodeagent may change nothing of a node's status but conditions"
 CONDITIONS: Final = "nodeagent may change no conditions but those of memory, disk and PID pressure"
@@ -175,36 +228,36 @@ def test_an_own_taint_may_not_drive_out_the_pods_that_run() -> None:
         assert refused(request("nodes"), old=NODE, new=driven) == [TAINTS]
 
 
-def test_the_policy_knows_every_field_of_a_nodes_status() -> None:
-    """Conditions have a rule of their own."""
-    schemas = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate (dependency group test)")
-    [versions] = Path(schemas.__file__).parent.glob("kubernetes-json-schema")
-    [policy] = [d for d in documents() if d["kind"].endswith("Policy") and d["metadata"]["name"].endswith("-node")]
-    [rule] = [each["expression"] for each in policy["spec"]["validations"] if each["message"] == STATUS]
-    compared = set(re.findall(r"[(! ]object\.status\.(\w+)", rule)) & set(re.findall(r"oldObject\.status\.(\w+)", rule))
-    newest = max(versions.glob("v1.*"), key=lambda path: int(path.name.split(".")[1]))
-    fields = json.loads((newest / "nodestatus-v1.json").read_text())["properties"].keys()
-    assert compared == fields - {"conditions"}, newest.name
-
-
 @pytest.mark.parametrize("sub", ["", "status"])
 @pytest.mark.parametrize(
     ("part", "values"),
     [
         ("spec", {"unschedulable": True}),
         ("spec", {"providerID": "aws:///us-east-1a/i-0123"}),
-        ("spec", {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"]}),
+        ("spec", {"podCIDR": "10.1.0.0/24"}),
+        ("spec", {"podCIDR": None}),
+        ("spec", {"podCIDRs": ["10.0.0.0/24"]}),
+        ("spec", {"fieldOfTomorrow": {}}),
+        ("metadata", {"ownerReferences": [{"kind": "ConfigMap", "name": "other", "uid": "2"}]}),
+        ("metadata", {"ownerReferences": None}),
+        ("metadata", {"finalizers": None}),
+        ("metadata", {"fieldOfTomorrow": "x"}),
         ("metadata", {"labels": {"kubernetes.io/hostname": "node-a", "tier": "gold"}}),
         ("metadata", {"labels": None}),
         ("metadata", {"annotations": {"a": "b"}}),
         ("metadata", {"finalizers": ["example.com/never"]}),
-        ("metadata", {"ownerReferences": [{"kind": "ConfigMap", "name": "gone", "uid": "1"}]}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
 )
-def test_metadata_may_not_change_by_either_way(part: str, values: Document, sub: str) -> None:
+def test_metadata_and_spec_may_not_change_by_either_way(part: str, values: Document, sub: str) -> None:
     """A patch of the status reaches labels and annotations too."""
-    assert refused(request("nodes", sub=sub), old=NODE, new=changed(NODE, part, **values)) == [METADATA]
+    why = [METADATA if part == "metadata" else SPEC]
+    assert refused(request("nodes", sub=sub), old=NODE, new=changed(NODE, part, **values)) == why
+
+
+def test_what_the_server_writes_itself_is_not_the_agents() -> None:
+    noted = {"resourceVersion": "8", "generation": 3, "managedFields": [{"manager": "nodeagent"}]}
+    assert refused(request("nodes"), old=NODE, new=changed(NODE, "metadata", **noted)) == []
 
 
 @pytest.mark.parametrize(
@@ -225,11 +278,20 @@ def test_metadata_may_not_change_by_either_way(part: str, values: Document, sub:
         {"features": None},
         {"config": {"error": "x"}},
         {"phase": "Running"},
+        {"fieldOfTomorrow": ["x"]},
     ],
     ids=lambda values: "-".join(f"{name}-gone" if value is None else name for name, value in values.items()),
 )
 def test_nothing_else_of_the_status_may_change(values: Document) -> None:
     assert refused(request("nodes", sub="status"), old=NODE, new=changed(NODE, "status", **values)) == [STATUS]
+
+
+def test_a_field_of_tomorrow_that_somebody_else_has_set_is_no_obstacle_and_may_not_be_taken_away() -> None:
+    tomorrow = changed(NODE, "status", fieldOfTomorrow=["x"])
+    pressed = copy.deepcopy(tomorrow)
+    pressed["status"]["conditions"][0]["status"] = "True"
+    assert refused(request("nodes", sub="status"), old=tomorrow, new=pressed) == []
+    assert refused(request("nodes", sub="status"), old=tomorrow, new=NODE) == [STATUS]
 
 
 def test_a_condition_of_somebody_else_may_neither_change_nor_go() -> None:
@@ -250,3 +312,280 @@ def test_a_pod_of_the_own_node_may_be_marked_and_deleted_and_another_may_not() -
 def test_a_pod_that_is_not_scheduled_is_nobodys() -> None:
     pending: Document = {"metadata": {"name": "web"}, "spec": {}}
     assert refused(request("pods", verb="DELETE"), old=pending) == [OWN_PODS]
+
+
+OWN_NAMESPACES: Final = "nodeagent may change no pods of kube-system or of its own namespace"
+MARK: Final = "nodeagent may change nothing of a pod but its condition DisruptionTarget"
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "nodeagent"])
+def test_no_pod_of_the_cluster_itself_or_of_the_agents_namespace_may_be_deleted(namespace: str) -> None:
+    theirs = changed(POD, "metadata", namespace=namespace)
+    assert refused(request("pods", verb="DELETE", namespace=namespace), old=theirs) == [OWN_NAMESPACES]
+
+
+def test_a_pod_may_be_given_no_status_but_that_it_is_disrupted() -> None:
+    ready, target = {"type": "Ready", "status": "True"}, {"type": "DisruptionTarget", "status": "True"}
+    entry: Document = {**POD, "status": {"phase": "Running", "conditions": [ready]}}
+    asked = request("pods", sub="status")
+    assert refused(asked, old=entry, new=changed(entry, "status", conditions=[target, ready])) == []
+    for values in ({"phase": "Failed"}, {"conditions": [target]}, {"conditions": None}, {"fieldOfTomorrow": "x"}):
+        assert refused(asked, old=entry, new=changed(entry, "status", **values)) == [MARK], values
+    assert refused(asked, old=entry, new=changed(entry, "metadata", labels={"app": "x"})) == [MARK]
+
+
+# --- evictions -------------------------------------------------------------------------------------------------------
+
+TOKEN: Final = "nodeagent may evict pods only with a token that names its node"
+NAMESPACES: Final = "nodeagent may evict no pods of kube-system or of its own namespace"
+GRACE: Final = "nodeagent may evict pods only with a grace period of at least a second"
+UID: Final = "nodeagent may evict pods only by their UID"
+OPTIONS: Final[Document] = {"gracePeriodSeconds": 1, "preconditions": {"uid": "u"}}
+
+
+def eviction(options: Document | None) -> Document:
+    about: Document = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "web"}}
+    return about if options is None else about | {"deleteOptions": options}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (OPTIONS, []),
+        (OPTIONS | {"gracePeriodSeconds": 300}, []),
+        (OPTIONS | {"dryRun": ["All"]}, []),
+        (OPTIONS | {"gracePeriodSeconds": 0}, [GRACE]),
+        (OPTIONS | {"gracePeriodSeconds": -1}, [GRACE]),
+        ({"preconditions": {"uid": "u"}}, [GRACE]),
+        (OPTIONS | {"preconditions": {}}, [UID]),
+        (OPTIONS | {"preconditions": {"uid": ""}}, [UID]),
+        (OPTIONS | {"preconditions": {"resourceVersion": "7"}}, [UID]),
+        ({"gracePeriodSeconds": 1}, [UID]),
+        (None, [GRACE, UID]),
+    ],
+)
+def test_an_eviction_names_the_pods_uid_and_leaves_a_second(options: Document | None, why: list[str]) -> None:
+    asked = request("pods", sub="eviction", verb="CREATE")
+    assert refused(asked, old=None, new=eviction(options)) == why
+
+
+def test_no_pod_of_the_cluster_itself_or_of_the_agents_namespace_may_be_evicted() -> None:
+    for namespace, why in {
+        "kube-system": [NAMESPACES],
+        "nodeagent": [NAMESPACES],
+        "nodeagent-shop": [],
+        "node": [],
+        "kube-system-x": [],
+    }.items():
+        asked = request("pods", sub="eviction", verb="CREATE", namespace=namespace)
+        assert refused(asked, old=None, new=eviction(OPTIONS)) == why, namespace
+
+
+def test_whoever_has_a_token_that_names_no_node_evicts_nobody() -> None:
+    for token_node in (None, ""):
+        asked = request("pods", sub="eviction", verb="CREATE", token_node=token_node)
+        assert refused(asked, old=None, new=eviction(OPTIONS)) == [TOKEN]
+
+
+def test_the_configuration_spares_by_default_whom_the_policy_refuses() -> None:
+    """Or the agent would choose a victim that it may not evict."""
+    spared = Protection().namespaces
+    for namespace in spared:
+        asked = request("pods", sub="eviction", verb="CREATE", namespace=namespace)
+        assert refused(asked, old=None, new=eviction(OPTIONS)) == [NAMESPACES]
+    assert {"kube-system", the("DaemonSet")["metadata"]["namespace"]} == set(spared)
+    assert "protection" not in yaml.safe_load(the("ConfigMap")["data"]["config.yaml"])
+
+
+# --- Events ----------------------------------------------------------------------------------------------------------
+
+NAME: Final = "nodeagent may write Events only in the name of its own node"
+ABOUT: Final = "nodeagent may write Events only about its own node, and about pods in their namespace"
+SERIES: Final = "nodeagent may change nothing of an Event but its series"
+EVENT: Final[Document] = {
+    "apiVersion": "events.k8s.io/v1",
+    "kind": "Event",
+    "metadata": {"name": "web.1", "namespace": "shop"},
+    "reportingController": "nodeagent.io/nodeagent",
+    "reportingInstance": "node-a",
+    "regarding": {"kind": "Pod", "namespace": "shop", "name": "web", "uid": "u"},
+    "reason": "Evicted",
+    "note": "The node was low on resource: memory. ",
+}
+about_events = functools.partial(request, "events", group="events.k8s.io")
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, []),
+        ({"reportingInstance": "node-b"}, [NAME]),
+        ({"reportingInstance": "node"}, [NAME]),
+        ({"reportingController": "kubelet"}, [NAME]),
+        ({"regarding": {"kind": "Pod", "namespace": "bank", "name": "web"}}, [ABOUT]),
+        ({"regarding": {"kind": "Deployment", "namespace": "shop", "name": "web"}}, [ABOUT]),
+        ({"regarding": {"kind": "Node", "name": "node-a"}}, [ABOUT]),
+        ({"regarding": {}}, [ABOUT]),
+    ],
+)
+def test_an_event_is_written_in_the_own_name_about_a_pod_of_its_namespace(values: Document, why: list[str]) -> None:
+    assert refused(about_events(verb="CREATE"), old=None, new=EVENT | values) == why
+
+
+def test_an_event_about_a_node_is_about_the_own_one() -> None:
+    for name, why in {"node-a": [], "node-b": [ABOUT]}.items():
+        entry = EVENT | {"regarding": {"kind": "Node", "name": name, "uid": name}}
+        assert refused(about_events(verb="CREATE", namespace="default"), old=None, new=entry) == why
+
+
+def test_a_long_node_name_is_cut_in_an_event() -> None:
+    name = "a" * 150
+    for instance, why in {name[:128]: [], name[:127]: [NAME], "b" * 128: [NAME], name: []}.items():
+        asked = about_events(verb="CREATE", token_node=name)
+        assert refused(asked, old=None, new=EVENT | {"reportingInstance": instance}) == why
+
+
+def test_nothing_of_an_event_changes_but_its_series() -> None:
+    more = EVENT | {"series": {"count": 2}}
+    assert refused(about_events(), old=EVENT, new=more) == []
+    assert refused(about_events(), old=more, new=more | {"series": {"count": 3}}) == []
+    for values in ({"note": "x"}, {"reason": "Killed"}, {"fieldOfTomorrow": "x"}):
+        assert refused(about_events(), old=EVENT, new=EVENT | values) == [SERIES], values
+    assert refused(about_events(), old=EVENT, new=changed(EVENT, "metadata", labels={"a": "b"})) == [SERIES]
+    # Somebody else's is not made one's own.
+    assert refused(about_events(), old=EVENT | {"reportingInstance": "node-b"}, new=EVENT) == [SERIES]
+
+
+# --- Leases ----------------------------------------------------------------------------------------------------------
+
+WHICH: Final = "nodeagent may write only the Leases that its evictions share"
+HOLDER: Final = "nodeagent may write only its own node into a Lease, and take only its own out"
+LASTS: Final = "nodeagent may hold a Lease for an hour at most without renewing it"
+
+
+def lease(holder: str | None, *, name: str = "nodeagent-evictions-z-0", lasts_s: int | None = 60) -> Document:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": lasts_s}
+    return {"metadata": {"name": name}, "spec": {key: value for key, value in spec.items() if value is not None}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (None, lease("node-a"), []),
+        (None, lease("node-b"), [HOLDER]),
+        (None, lease("node-a", name="other-controller"), [WHICH]),
+        (None, lease("node-a", lasts_s=3600), []),
+        (None, lease("node-a", lasts_s=3601), [LASTS]),
+        (None, lease("node-a", lasts_s=None), [LASTS]),
+        (lease(""), lease("node-a"), []),
+        (lease("node-a"), lease("node-a"), []),
+        (lease("node-a"), lease(""), []),
+        (lease("node-b"), lease("node-a"), []),
+        (lease("node-b"), lease(""), [HOLDER]),
+        (lease("node-b"), lease(None), [HOLDER]),
+        (lease("node-a"), lease("node-b"), [HOLDER]),
+        (lease(""), lease("node-b"), [HOLDER]),
+    ],
+)
+def test_a_lease_gets_the_own_node_and_loses_no_other(old: Document | None, new: Document, why: list[str]) -> None:
+    verb = "CREATE" if old is None else "UPDATE"
+    asked = request("leases", group="coordination.k8s.io", namespace="nodeagent", verb=verb)
+    assert refused(asked, old=old, new=new) == why
+
+
+# --- what the agent itself sends -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    """An API server with the manifests' rights and policies."""
+    pods = [pod("web", namespace=namespace, node="node-a") for namespace in ("shop", "kube-system", "nodeagent")]
+    with ApiServer(node="node-a", pods=pods, linger_s=None) as server:
+        for each in (*documents(), *leases()):
+            if each["kind"].endswith(("Role", "RoleBinding")):
+                server._put(f"{each['kind'].lower()}s", each, "ADDED")
+        made = [*documents(), *leases()]
+        server.admit = lambda asked, old, new: denied(asked, old, new, made)
+        yield server
+
+
+@pytest.fixture
+def transport(api: ApiServer, tmp_path: Path) -> Transport:
+    token = api.token_of("nodeagent", "nodeagent", node="node-a")
+    return connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig", token=token))))
+
+
+def evict(api: ApiServer, transport: Transport, namespace: str, method: Method) -> Outcome:
+    entry = api.get_pod(namespace, "web")
+    threshold = Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi"))
+    victim = Victim(pod_of(json.dumps(entry).encode()), "", threshold, Tier.HARD, method, 0.2, "low", {}, None)
+    answered = threading.Event()
+    evictor = Evictor(transport, wake=answered.set)
+    evictor.submit("plan", victim)
+    assert answered.wait(30)
+    evictor.stop()
+    [outcome] = evictor.take()
+    return outcome
+
+
+def test_what_the_agent_asks_for_when_it_evicts_is_allowed(api: ApiServer, transport: Transport) -> None:
+    assert evict(api, transport, "shop", Method.EVICT).kind is OutcomeKind.ACCEPTED
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "nodeagent"])
+def test_a_refused_eviction_is_this_pods_alone_and_says_what_holds_it(
+    api: ApiServer, transport: Transport, namespace: str
+) -> None:
+    """Not a missing right, which would keep the agent from every other pod, too."""
+    outcome = evict(api, transport, namespace, Method.EVICT)
+    assert outcome.kind is OutcomeKind.INVALID
+    assert NAMESPACES in outcome.message
+    assert "nodeagent-evictions" in outcome.message
+
+
+def test_what_the_agent_asks_for_when_it_deletes_is_allowed(api: ApiServer, transport: Transport) -> None:
+    rules = api.store["clusterroles"]["", "nodeagent"]["rules"]
+    rules += [{"apiGroups": [""], "resources": ["pods/status", "pods"], "verbs": ["patch", "delete"]}]
+    assert evict(api, transport, "shop", Method.DELETE).kind is OutcomeKind.ACCEPTED
+    entry = api.get_pod("shop", "web")
+    assert entry is not None
+    assert any(c["type"] == "DisruptionTarget" for c in entry["status"]["conditions"])
+
+
+def test_what_the_agent_tells_in_events_is_allowed(api: ApiServer, transport: Transport) -> None:
+    now = [1000.0]
+    writer = EventWriter(transport, "node-a", clock=lambda: now[0])
+    for event in (
+        Event("Pod", "shop", "web", "u", "Evicted", "low", annotations={"nodeagent.io/plan": "p"}),
+        Event("Node", "", "node-a", "node-a", "EvictionThresholdMet", "low"),
+    ):
+        writer._write(event, 1000.0)
+        now[0] += REFRESH_S + 1
+        writer._write(event, 1031.0)
+    assert len(api.sent("POST", "/events")) == 2
+    assert len([r for r in api.sent("PATCH") if "/events/" in r.path]) == 2
+    assert {each["series"]["count"] for each in api.store["events"].values()} == {2}
+
+
+def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: Transport) -> None:
+    now = [1000.0]
+    seats = Leases(
+        transport,
+        holder="node-a",
+        zone=lambda: "z",
+        seats=1,
+        namespace="nodeagent",
+        duration_s=60.0,
+        clock=lambda: now[0],
+        look_s=(0.0, 0.0),
+    )
+    seats.want()
+    seats.step()
+    assert seats.held(), seats.reason
+    now[0] += 21.0
+    seats.want()
+    seats.step()
+    assert seats.held(), seats.reason
+    seats.stop()
+    [made] = api.store["leases"].values()
+    assert made["spec"]["holderIdentity"] == ""

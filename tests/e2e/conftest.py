@@ -199,14 +199,15 @@ def cluster() -> Iterator[Cluster]:
     metadata = {"name": cluster.namespace, "labels": labels}
     cluster.post(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     # Pods need their namespace's service account, which a controller makes.
-    cluster.until(lambda: _has_service_account(cluster), timeout_s=30)
+    cluster.until(lambda: has_service_account(cluster, cluster.namespace), timeout_s=30)
     yield cluster
     cluster.delete(f"{namespaces}/{cluster.namespace}")
 
 
-def _has_service_account(cluster: Cluster) -> bool:
+def has_service_account(cluster: Cluster, namespace: str) -> bool:
+    """Whether pods can be made in it."""
     try:
-        cluster.get(f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default")
+        cluster.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default")
     except ApiError as error:
         if error.kind is OutcomeKind.GONE:
             return False

@@ -133,7 +133,7 @@ def test_a_pod_that_names_its_node_is_told_from_one_that_was_scheduled(cluster: 
 
     def reasons() -> dict[str, str]:
         pods = list_pods(cluster.transport, cluster.node_name).pods
-        return {pod.name: pod.node_bound for pod in pods if pod.namespace == cluster.namespace}
+        return {pod.name or "": pod.node_bound for pod in pods if pod.namespace == cluster.namespace}
 
     eventually(lambda: {"named", "scheduled"} <= reasons().keys())
     told = reasons()

@@ -15,19 +15,21 @@ import pytest
 import yaml
 
 from nodeagent.cluster.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
-from nodeagent.model import OutcomeKind
-from tests.e2e.conftest import Cluster, Json, with_token
+from tests.e2e.conftest import Cluster, Json, has_service_account, with_token
 from tests.e2e.thisnode import at_work, marks, wipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 DAEMONSET: Final = Path(__file__).parents[2] / "daemonset.yaml"
+LEASES: Final = DAEMONSET.parent / "examples" / "fleet-leases.yaml"
 ACCOUNT: Final = "nodeagent"
 NODE_CLAIM: Final = "authentication.kubernetes.io/node-name"
 PATHS: Final = {
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -36,7 +38,8 @@ PATHS: Final = {
 
 
 class Try(NamedTuple):
-    """A request of the agent's token. `{}` in the path is the run's namespace, `NODE` the node's name."""
+    """A request of the agent's token. `{}` is the run's namespace, which is the agent's own, `TENANT` that of the pod
+    `tenant`, `UID` that pod's, `NODE` the node's name; in the body only as a whole value."""
 
     method: str
     path: str
@@ -46,6 +49,45 @@ class Try(NamedTuple):
 STATUS: Final = "/api/v1/nodes/NODE/status?dryRun=All"
 NODE: Final = "/api/v1/nodes/NODE?dryRun=All"
 OWN_TAINT: Final = {"key": "nodeagent.io/pid-pressure", "effect": "NoSchedule"}
+
+
+def eviction(namespace: str, name: str, **options: object) -> Try:
+    wanted = {"gracePeriodSeconds": 1, "preconditions": {"uid": "UID"}, "dryRun": ["All"], **options}
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name},
+        "deleteOptions": {key: value for key, value in wanted.items() if value is not None},
+    }
+    return Try("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
+
+
+def event(namespace: str, regarding: Json, *, instance: str = "NODE") -> Try:
+    body = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "nodeagent-e2e"},
+        "eventTime": "2026-11-20T23:17:01.000000Z",
+        "reportingController": "nodeagent.io/nodeagent",
+        "reportingInstance": instance,
+        "action": "Evicting",
+        "reason": "Evicted",
+        "type": "Normal",
+        "regarding": {"apiVersion": "v1", **regarding},
+    }
+    return Try("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events?dryRun=All", body)
+
+
+def lease(holder: str, *, name: str = "nodeagent-evictions-e2e-0", lasts_s: int = 60) -> Try:
+    body = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": lasts_s},
+    }
+    return Try("POST", "/apis/coordination.k8s.io/v1/namespaces/{}/leases?dryRun=All", body)
+
+
 ALLOWED: Final = {
     "pods of the node": Try("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3DNODE&limit=1"),
     "its own object": Try("GET", "/api/v1/nodes/NODE"),
@@ -57,16 +99,10 @@ ALLOWED: Final = {
         "PATCH", STATUS, {"status": {"conditions": [{"type": "PIDPressure", "status": "True", "reason": "Test"}]}}
     ),
     "a taint of its own": Try("PATCH", NODE, {"spec": {"taints": ["ALL", OWN_TAINT]}}),
-    "an eviction": Try(
-        "POST",
-        "/api/v1/namespaces/{}/pods/bearer/eviction",
-        {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": "bearer"},
-            "deleteOptions": {"dryRun": ["All"]},
-        },
-    ),
+    "an eviction": eviction("TENANT", "tenant"),
+    "an Event about a pod": event("TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant", "uid": "UID"}),
+    "an Event about its node": event("default", {"kind": "Node", "name": "NODE", "uid": "NODE"}),
+    "a Lease": lease("NODE"),
 }
 REFUSED: Final = {
     "a label": Try("PATCH", NODE, {"metadata": {"labels": {"nodeagent.io/e2e": "x"}}}),
@@ -82,18 +118,30 @@ REFUSED: Final = {
     "another node": Try(
         "PATCH", STATUS.replace("NODE", "OTHER"), {"status": {"conditions": [{"type": "NodeAgentPIDPressure"}]}}
     ),
+    "an eviction without a grace period": eviction("TENANT", "tenant", gracePeriodSeconds=None),
+    "an eviction that leaves no second": eviction("TENANT", "tenant", gracePeriodSeconds=0),
+    "an eviction of whoever has the name": eviction("TENANT", "tenant", preconditions=None),
+    "an eviction from its own namespace": eviction("{}", "bearer"),
+    "an eviction from kube-system": eviction("kube-system", "nodeagent-e2e-none"),
+    "an Event about another node": event("default", {"kind": "Node", "name": "nodeagent-e2e-none"}),
+    "an Event in another one's name": event(
+        "TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant"}, instance="nodeagent-e2e-none"
+    ),
+    "a Lease for another node": lease("nodeagent-e2e-none"),
+    "another Lease": lease("NODE", name="nodeagent-e2e"),
+    "a Lease for ever": lease("NODE", lasts_s=1 << 30),
     "secrets": Try("GET", "/api/v1/namespaces/{}/secrets?limit=1"),
     "a pod's deletion": Try("DELETE", "/api/v1/namespaces/{}/pods/bearer?dryRun=All"),
 }
 
 
 class Installation:
-    """The documents of daemonset.yaml under the run's names."""
+    """The documents of daemonset.yaml, and what a fleet needs beside it, under the run's names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.made: list[str] = []
-        text = DAEMONSET.read_text(encoding="utf-8")
+        text = "---\n".join(file.read_text(encoding="utf-8") for file in (DAEMONSET, LEASES))
         user = f"system:serviceaccount:{cluster.namespace}:{ACCOUNT}"
         text = text.replace("system:serviceaccount:nodeagent:nodeagent", user)
         self.documents = [self._moved(each) for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
@@ -107,7 +155,7 @@ class Installation:
             metadata["name"] = f"{ours}-{metadata['name']}"
         for subject in document.get("subjects", ()):
             subject["namespace"] = ours
-        if "roleRef" in document:
+        if document.get("roleRef", {}).get("kind") == "ClusterRole":
             document["roleRef"]["name"] = f"{ours}-{document['roleRef']['name']}"
         if "policyName" in document.get("spec", {}):
             document["spec"]["policyName"] = f"{ours}-{document['spec']['policyName']}"
@@ -139,7 +187,31 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
 
 
 @pytest.fixture(scope="module")
-def agents(cluster: Cluster, installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Transport:
+def tenant(cluster: Cluster) -> Iterator[Json]:
+    """A pod of somebody else's on the node, in a namespace of its own. It need not run."""
+    name = f"{cluster.namespace}-tenant"
+    namespaces = f"/api/v1/namespaces/{name}"
+    cluster.post("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    try:
+        assert cluster.until(lambda: has_service_account(cluster, name), timeout_s=60)
+        spec = {
+            "nodeName": cluster.node_name,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}],
+        }
+        made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tenant"}, "spec": spec}
+        yield cluster.post(f"{namespaces}/pods", made)
+        cluster.delete(f"{namespaces}/pods/tenant", grace_s=0)
+    finally:
+        cluster.delete(namespaces)
+
+
+@pytest.fixture(scope="module")
+def agents(
+    cluster: Cluster, installation: Installation, tenant: Json, tmp_path_factory: pytest.TempPathFactory
+) -> Transport:
     """The API server with the token that a pod of the DaemonSet would have on the node."""
     container = {"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}
     spec = {
@@ -170,26 +242,38 @@ def agents(cluster: Cluster, installation: Installation, tmp_path_factory: pytes
     if NODE_CLAIM not in me["status"]["userInfo"].get("extra", {}):
         pytest.skip("this API server does not write the node into a pod's token (Kubernetes 1.30 does)")
     # A new role takes a moment to be known, a new policy to be enforced. What is allowed before that proves nothing.
-    assert cluster.until(lambda: ask(cluster, transport, ALLOWED["its own object"]) is None, timeout_s=60)
-    assert cluster.until(lambda: is_refused(cluster, transport, REFUSED["a label"]), timeout_s=60), "by the policy"
+    get = ALLOWED["its own object"]
+    assert cluster.until(lambda: ask(cluster, transport, get, tenant) is None, timeout_s=60)
+    label = REFUSED["a label"]
+    assert cluster.until(lambda: is_refused(cluster, transport, label, tenant), timeout_s=60), "by the policy"
     return transport
 
 
-def ask(cluster: Cluster, agents: Transport, what: Try) -> ApiError | None:
+def ask(cluster: Cluster, agents: Transport, what: Try, tenant: Json) -> ApiError | None:
     """What the API server has against it."""
-    path = what.path.format(cluster.namespace).replace("NODE", cluster.node_name)
-    body = None if what.body is None else json.dumps(_with_all_taints(cluster, what.body)).encode()
+    names = {
+        "{}": cluster.namespace,
+        "NODE": cluster.node_name,
+        "TENANT": tenant["metadata"]["namespace"],
+        "UID": tenant["metadata"]["uid"],
+    }
+    path = what.path
+    text = "" if what.body is None else json.dumps(_with_all_taints(cluster, what.body))
+    for mark, name in names.items():
+        path = path.replace(mark, name)
+        text = text.replace(f'"{mark}"', f'"{name}"')
     kind = STRATEGIC_MERGE if what.method == "PATCH" else JSON
     try:
-        agents.request(what.method, path, body=body, content_type=kind)
+        agents.request(what.method, path, body=text.encode() or None, content_type=kind)
     except ApiError as error:
         return error
     return None
 
 
-def is_refused(cluster: Cluster, agents: Transport, what: Try) -> bool:
-    error = ask(cluster, agents, what)
-    return error is not None and error.kind is OutcomeKind.FORBIDDEN
+def is_refused(cluster: Cluster, agents: Transport, what: Try, tenant: Json) -> bool:
+    """By a missing right or a policy, which do not say the same."""
+    error = ask(cluster, agents, what, tenant)
+    return error is not None and error.status == 403
 
 
 def _with_all_taints(cluster: Cluster, body: Json) -> Json:
@@ -201,23 +285,27 @@ def _with_all_taints(cluster: Cluster, body: Json) -> Json:
 
 
 @pytest.mark.parametrize("what", ALLOWED)
-def test_a_pods_token_may_do_on_its_own_node(cluster: Cluster, agents: Transport, what: str) -> None:
+def test_a_pods_token_may_do_on_its_own_node(cluster: Cluster, agents: Transport, tenant: Json, what: str) -> None:
     def allowed() -> bool:
-        return ask(cluster, agents, ALLOWED[what]) is None
+        return ask(cluster, agents, ALLOWED[what], tenant) is None
 
     # One of several API servers may know of the role later than the one that was asked first; also below.
-    assert cluster.until(allowed, timeout_s=30), ask(cluster, agents, ALLOWED[what])
+    assert cluster.until(allowed, timeout_s=30), ask(cluster, agents, ALLOWED[what], tenant)
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_pods_token_may_not_do(cluster: Cluster, agents: Transport, what: str) -> None:
+def test_a_pods_token_may_not_do(cluster: Cluster, agents: Transport, tenant: Json, what: str) -> None:
     attempt = REFUSED[what]
     if "OTHER" in attempt.path:
         names = {node["metadata"]["name"] for node in cluster.get("/api/v1/nodes?limit=2")["items"]}
         if not (others := sorted(names - {cluster.node_name})):
             pytest.skip("the cluster has one node")
         attempt = attempt._replace(path=attempt.path.replace("OTHER", others[0]))
-    assert cluster.until(lambda: is_refused(cluster, agents, attempt), timeout_s=60), ask(cluster, agents, attempt)
+
+    def refused() -> bool:
+        return is_refused(cluster, agents, attempt, tenant)
+
+    assert cluster.until(refused, timeout_s=60), ask(cluster, agents, attempt, tenant)
 
 
 # --- the DaemonSet ---------------------------------------------------------------------------------------------------
@@ -280,9 +368,10 @@ def test_the_daemonset_becomes_ready_answers_and_publishes_its_conditions(
                 installation.make(on_one_node(cluster, document, named))
         assert cluster.until(ready, timeout_s=240), agent().get("status")
         assert page("readyz").strip()
-        metrics = page("metrics")
-        assert 'nodeagent_api_relists_total{watch="pods"}' in metrics
-        assert 'nodeagent_api_relists_total{watch="node"}' in metrics
+        # Ready needs the pods; the watch of the node may be a moment later.
+        for watch in ("pods", "node"):
+            family = f'nodeagent_api_relists_total{{watch="{watch}"}}'
+            assert cluster.until(lambda family=family: family in page("metrics"), timeout_s=60), family  # type: ignore[misc]
         for kind in ("NodeAgentMemoryPressure", "NodeAgentDiskPressure", "NodeAgentPIDPressure"):
             assert cluster.until(lambda kind=kind: cluster.condition(kind), timeout_s=60)  # type: ignore[misc]
         cluster.delete(f"{PATHS['DaemonSet'].format(cluster.namespace)}/nodeagent")
