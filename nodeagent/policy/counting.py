@@ -56,7 +56,8 @@ def waits(
     signal, since = verdict.threshold.signal, verdict.active_since
     if signal not in ranking.DISKS or since is None or config.ranking.kubelet:
         return None
-    trace = next((trace for trace in snapshot.disk_traces if signal in trace.signals), None)
+    traces = [trace for trace in snapshot.disk_traces if signal in trace.signals]
+    trace = max(traces, key=lambda trace: trace.last.at, default=None)
     held = _in_no_pod(snapshot, verdict, trace, now=now) if trace is not None else None
     if held is not None:
         return held

@@ -167,7 +167,7 @@ def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = 
     else:
         layers = disk.rootfs_bytes, disk.deleted_layer_bytes
         others = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
-    parts = layers + others
+    parts: tuple[int | None, ...] = layers + others
     if layout is DiskLayout.DEDICATED_IMAGEFS:
         parts = others if signal in _NODEFS else layers
     known = [part for part in (sound(part, most=most) for part in parts) if part is not None]

@@ -241,7 +241,7 @@ def test_pages_are_made_at_the_rate_that_the_loop_can_spare(ground: Ground) -> N
 
 
 FLOOD = """
-import socket, sys, time
+import socket, struct, sys, time
 port, per_s, kind = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 addresses, opened, number = sys.argv[4:], [], 0
 asked = {"probe": b"GET /healthz HTTP/1.1\\r\\n\\r\\n", "page": b"GET /metrics HTTP/1.1\\r\\n\\r\\n", "slow": b"G"}
@@ -251,6 +251,8 @@ while True:
     while number < (time.monotonic() - began) * per_s:
         sock = socket.socket()
         sock.setblocking(False)
+        # No port stays taken afterwards: another test may want it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.bind((addresses[number % len(addresses)], 0))
         number += 1
         try:

@@ -216,7 +216,7 @@ class DiskWatch:
                 self._pods,
                 budget_s=_SHORT_S if crossed else _LONG_S,
                 what=Count.INODES if only_inodes else Count.BYTES_AND_INODES,
-                accounts=file_systems(node, urgent, layout),
+                accounts=_counted(file_systems(node, urgent, layout), only_inodes=only_inodes),
                 rests=rests,
                 rest_budget_s=_REST_BUDGET_S,
             )
@@ -261,6 +261,14 @@ class DiskWatch:
 DISKS: Final = frozenset(
     signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
 )
+
+
+def _counted(wanted: Iterable[FileSystemOf], *, only_inodes: bool) -> tuple[FileSystemOf, ...]:
+    """The file systems with those of their signals that a walk tells of."""
+    if not only_inodes:
+        return tuple(wanted)
+    inodes = frozenset(signal for signal in DISKS if SIGNAL_TABLE[signal].unit is Unit.INODES)
+    return tuple(each._replace(signals=tuple(s for s in each.signals if s in inodes)) for each in wanted)
 
 
 def _deleted_unknown(pods: Iterable[PodDisk]) -> int:

@@ -283,10 +283,13 @@ class DiskWorker:
 
     def _used(self, request: Request) -> list[tuple[FileSystemOf, Used]]:
         """Before anything is counted: what is written meanwhile must not look as if it were in no pod."""
+        find_used = self._find_used
+        if find_used is None:
+            return []
         used = []
-        for wanted in request.accounts if self._find_used is not None else ():
+        for wanted in request.accounts:
             with contextlib.suppress(Unreadable, OSError):  # its signal says why by itself
-                used.append((wanted, self._find_used(wanted)))
+                used.append((wanted, find_used(wanted)))
         return used
 
     def _account(self, used: Sequence[tuple[FileSystemOf, Used]], pods: Mapping[str, PodDisk]) -> tuple[Account, ...]:
