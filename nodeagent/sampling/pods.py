@@ -67,6 +67,8 @@ class _Known(NamedTuple):
     """None when nothing of the pod could be read."""
     due_at: float
     """When it is to be read again in any case."""
+    seen: bool
+    """Some process of it was seen once: it is not hidden from us, and without any it ends."""
 
 
 class _Listing(NamedTuple):
@@ -362,11 +364,14 @@ class PodReader:
                 return None
             notes.append(Note(f"pod {cgroup.uid}", str(error)))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
-            return _Known(unread, usage_file, b"", None, self._due_at(unread, cgroup, before))
+            seen = before is not None and before.seen
+            return _Known(unread, usage_file, b"", None, self._due_at(unread, cgroup, before), seen)
         numbers = hierarchy.memory_files.numbers(usage, stat)
         if numbers.reason:
             notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
-        hidden = bool(inside.threads) and not inside.visible
+        # pids.current counts what has ended until its parent has taken note of it, cgroup.procs does not.
+        seen = inside.visible or (before is not None and before.seen)
+        hidden = bool(inside.threads) and not seen
         if hidden:
             notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
         processes = sum([c.process_count or 0 for c in inside.containers])
@@ -391,7 +396,7 @@ class PodReader:
             started_at=inside.started_at,
             containers=inside.containers,
         )
-        return _Known(used, usage_file, usage, inside, self._due_at(used, cgroup, before))
+        return _Known(used, usage_file, usage, inside, self._due_at(used, cgroup, before), seen)
 
     def _look_inside(
         self, cgroup: PodCgroup, place: str, before: Inside | None, terms: _Terms, *, still: bool

@@ -77,6 +77,30 @@ def test_pods_of_every_class_are_found_with_both_drivers(tmp_path: Path, version
     assert _usage(views["a/besteffort"]).memory_limit is None
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_pod_that_ends_is_not_taken_for_one_whose_processes_cannot_be_seen(tmp_path: Path, version: str) -> None:
+    """What has ended counts in pids.current until its parent knows; cgroup.procs lists it no more."""
+    pods = (
+        TreePod("a/ends"),
+        TreePod("a/stays"),
+        TreePod("a/hidden", containers=(TreeContainer("x", 0),), sandbox=False),
+    )
+    root = write_node(tmp_path, Node(version, pods=pods))
+    for current in tmp_path.rglob("pids.current"):
+        current.write_text("2\n")  # the kernel counts, whoever may see
+    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+        first = sampler.sample(fresh=True)
+        for procs in tmp_path.rglob(f"*{pods[0].cgroup_uid[:8]}*/**/cgroup.procs"):
+            procs.write_text("")
+        later = [sampler.sample(fresh=True) for _ in range(3)]
+    for snapshot in (first, *later):
+        notes = [note.subject for note in snapshot.notes if "outside our PID namespace" in note.message]
+        assert notes == [f"pod {pods[2].cgroup_uid}"]
+    for snapshot in later:
+        counts = {view.pod.key: _usage(view).process_count for view in snapshot.pods}
+        assert counts == {"a/ends": 0, "a/stays": _usage(first.pods[0]).process_count, "a/hidden": None}
+
+
 def test_a_sandbox_is_told_by_its_score_where_there_are_no_log_links(tmp_path: Path) -> None:
     pod = TreePod("a/b", containers=(TreeContainer("x", 2),), logs=False)
     usage = _usage(_sample(write_node(tmp_path, Node(pods=(pod,)))).pods[0])

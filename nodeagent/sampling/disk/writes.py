@@ -154,7 +154,8 @@ def sample(
         try:
             raws[uid] = _read(host, cgroup)
         except Unreadable as error:
-            reason = reason or str(error)
+            if not reason and host.exists(cgroup):  # a pod that has gone is no news
+                reason = str(error)
     known = devices & {device for raw in raws.values() for device in raw.by_device}
     for uid, raw in raws.items():
         flushed = sum(size for device, size in raw.by_device.items() if not known or device in known)

@@ -41,6 +41,15 @@ def test_a_cgroup_without_io_numbers_is_unreadable_and_said_so(tmp_path: Path) -
     assert writes.rates() == []
 
 
+def test_a_pod_that_has_gone_is_no_news_and_one_beside_it_that_cannot_be_read_is(tmp_path: Path) -> None:
+    host, writes = Host(str(tmp_path)), Writes()
+    pods = [("gone", "/gone"), cgroup(tmp_path, "a", flushed=0, dirty=0)]
+    assert sample(host, writes, pods) == ""
+    assert not writes.quiet("gone", 0.0)
+    (tmp_path / "b").mkdir()
+    assert "/b/io.stat" in sample(host, writes, [*pods, ("b", "/b")])
+
+
 def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp_path: Path) -> None:
     host, writes = Host(str(tmp_path)), Writes()
     for step in (0, 1):
