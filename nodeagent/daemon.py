@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 STATE_FILE: Final = "state"
 NEIGHBOURS_EVERY_S: Final = 300.0
 """How often it is looked who else kills on this node: a walk of /proc, 1.2 ms of CPU."""
+STARVED_S: Final = 1.0
+"""Between two attempts to begin without a PID."""
 NEEDS_RESTART: Final = ("node_name", "state_dir", "logging")
 """Fields of the configuration that are the process' own: a change is said and takes effect at the next start."""
 
@@ -217,10 +219,25 @@ class _Builder:
 
     def build(self, loaded: Loaded, owned: tuple[OwnedCondition, ...]) -> Parts:
         """Everything anew. Raises CannotRunError."""
-        session = self.session = _connect(loaded.config, self._guess, owned, self._wakeups)
+        session = self.session = self._connect_first(loaded.config, owned)
         session.start()
         config = loaded.config
         return Parts(loaded, self._sampler(config), session, self._disks(config), hooks.missing(config.reclaim.actions))
+
+    def _connect_first(self, config: Config, owned: tuple[OwnedCondition, ...]) -> Session:
+        """Credentials that a plugin gives need a PID for it. While there is none this waits: whoever would start us
+        again has none for us either."""
+        while True:
+            starved = _starved()
+            try:
+                return _connect(config, self._guess, owned, self._wakeups)
+            except CannotRunError as error:
+                if not (starved or _starved()):
+                    raise
+                self._log.warning("waiting for a PID", reason=str(error), once="credentials")
+                _, signals = self._wakeups.wait(STARVED_S)
+                if signal.SIGTERM in signals or signal.SIGINT in signals:
+                    raise
 
     def rebuild(self, before: Parts, loaded: Loaded) -> Parts:
         """The parts of a new configuration; what it does not concern stays as it is.
@@ -286,6 +303,13 @@ def _may_act(lock: AgentLock, store: StateFile | None) -> str:
         lock.release()
         return "another agent has acted on this node since this one started: restart it"
     return ""
+
+
+def _starved() -> bool:
+    """Whether the kernel has no PID for a thread of ours."""
+    starved = workers.begin(lambda: None, name="start") is None
+    workers.settled("start")
+    return starved
 
 
 def _for_the_cluster(config: Config) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """An agent that starts while a fork bomb leaves hardly a PID lives, and has everything once the bomb is over."""
 
+import json
 import os
 import subprocess
 import urllib.error
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver import ApiServer, pod
-from tests.livenode import HIERARCHIES, Kubepods, Run, StartAgent, needs_cgroup_v1, remove_cgroup, until
+from tests.livenode import HIERARCHIES, Kubepods, Run, StartAgent, configuration, needs_cgroup_v1, remove_cgroup, until
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -107,3 +108,34 @@ def test_it_lives_without_pids_and_has_everything_when_there_are_some_again(
         known = f'nodeagent_signal_state{{signal="{signal_}",state="ok"}} 1'
         until(lambda: known in _page(port, "metrics"), _page(port, "metrics"), 30)  # noqa: B023 - called at once
     assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("scarce", [1], indirect=True)
+def test_credentials_of_a_plugin_are_waited_for(
+    scarce: Scarce, api: ApiServer, kubepods: Kubepods, tmp_path: Path
+) -> None:
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": api.token},
+    }
+    plugin = tmp_path / "plugin"
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    plugin.chmod(0o755)
+    kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+    told = json.loads(kubeconfig.read_text())
+    told["users"][0]["user"] = {
+        "exec": {"apiVersion": credential["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}
+    }
+    kubeconfig.write_text(json.dumps(told))
+    config = configuration(tmp_path, kubepods)
+    arguments = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
+    agent = Run(*arguments, log=tmp_path / "log", procs=scarce.procs)
+    try:
+        until(lambda: agent.said("waiting for a PID") or agent.process.poll() is not None, "the wait")
+        assert agent.process.poll() is None, agent.events()
+        scarce.release()
+        assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()
+        assert agent.stop() == 0
+    finally:
+        agent.kill()
