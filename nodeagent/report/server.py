@@ -230,6 +230,10 @@ class Server:
             return
         except OSError:
             self._drop(client)
+        except Exception as error:
+            # MemoryError, or a defect of ours: it costs this client its answer, never the thread.
+            self._failed(f"a request: {type(error).__name__}: {error}")
+            self._drop(client)
 
     def _read(self, client: _Client) -> None:
         data = client.sock.recv(4096)
