@@ -112,6 +112,51 @@ def test_a_pod_that_cannot_start_is_given_up_at_once_and_the_reason_told(tmp_pat
     assert f"{image}: ErrImageNeverPull: Container image is not present" in output
 
 
+def report(tmp_path: Path, *options: str, api: ApiServer | None = None) -> tuple[int, list[str]]:
+    """The exit code and the lines of the one report."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NODEAGENT_E2E_")}
+    if api is not None:
+        environment["NODEAGENT_E2E_KUBECONFIG"] = str(api.kubeconfig(tmp_path / "kubeconfig"))
+    file = tmp_path / "report"
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.e2e", "--report", str(file), *options],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=Path(__file__).parents[2],
+    )
+    text = file.read_text()
+    assert finished.stdout.endswith(text), finished.stdout[-2000:]
+    return finished.returncode, text.splitlines()
+
+
+def test_without_a_cluster_the_report_lists_every_claim_that_needs_one(tmp_path: Path) -> None:
+    code, lines = report(tmp_path)
+    claims = [line for line in lines if line.startswith("  ")]
+    assert code == 0
+    assert all(line.startswith("  not tried  ") and "NODEAGENT_E2E_KUBECONFIG" in line for line in claims)
+    assert "a hard threshold does not wait and leaves a second" in "".join(claims)
+    files = {path.name for path in (Path(__file__).parents[1] / "e2e").glob("test_*.py")}
+    assert {line.partition(":")[0] for line in lines if line.startswith("test_")} == files
+    assert lines[-1] == f"{len(claims)} claims: 0 passed, 0 failed, {len(claims)} not tried"
+
+
+def test_the_report_tells_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None:
+    with ApiServer(node=ready_node("")) as api:
+        # Whoever may write no Events: the administrator of this cluster.
+        api.forbid("create", "events")
+        code, lines = report(tmp_path, "-k", "recognised or event_is_told or pods_uid_is_refused", api=api)
+    assert code == 1
+    passed, unknown, failed = [line for line in lines if line.startswith("  ")]
+    assert passed == "  passed     the node is recognised and a wrong name refused"
+    assert unknown.startswith("  not tried  another pods uid is refused: no pod starts on node-1")
+    assert failed.startswith("  failed     an event is told: call: ")
+    assert "events.events.k8s.io is forbidden" in failed
+    assert lines[-1] == "3 claims: 1 passed, 1 failed, 1 not tried"
+
+
 class DaemonSets:
     """What makes a pod of a DaemonSet, as far as our own needs it: the program with the ConfigMap's configuration and
     the token of a pod on the node, and what its readiness probe says. The image is not looked at."""

@@ -298,7 +298,7 @@ def test_an_event_is_told(cluster: Cluster) -> None:
     writer.start()
     writer.emit(Event("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))
     writer.stop(timeout_s=30)
-    assert writer.reason == ""
+    assert not writer.reason, writer.reason
     events = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")["items"]
     assert any(e.get("note") == "end-to-end test" for e in events)
 
