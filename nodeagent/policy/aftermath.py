@@ -203,8 +203,8 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
         budgets = budget.undo_in_place(budgets, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     if kind in _NO_API:
         wait_s = outcome.retry_after_s
-        if wait_s is None and kind in (OutcomeKind.FORBIDDEN, OutcomeKind.UNAUTHORIZED):
-            wait_s = budget.API_BACKOFF_MAX_S  # rights and tokens are not mended within seconds
+        if wait_s is None and kind is OutcomeKind.FORBIDDEN:
+            wait_s = budget.API_BACKOFF_MAX_S  # rights are not mended within seconds; a rotated token arrives in them
         budgets = budget.spare_api(
             budgets, entry.plan_id, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
         )

@@ -652,6 +652,13 @@ def test_without_an_api_nothing_is_sent_for_a_while(kind: OutcomeKind) -> None:
     assert codes(again) == [kind.value]
 
 
+def test_a_refused_token_is_tried_again_within_two_seconds_because_it_may_be_rotated_by_then() -> None:
+    pods = [view("a", 2 * GI)]
+    plan, after = decide(pressed(*pods))
+    after = settled(plan, after, OutcomeKind.UNAUTHORIZED)
+    assert victims(decide(pressed(*pods, at=NOW + 2), before=after)[0]) == ["a"]
+
+
 def test_outcomes_of_unknown_plans_change_nothing() -> None:
     plan, after = decide(pressed(view("a", 2 * GI)))
     stranger = outcome(plan, OutcomeKind.ACCEPTED)._replace(plan_id="other-7")
