@@ -8,6 +8,7 @@ Promises:
    any unreadable object does: no tenant can spoil the list of its neighbours.
 3. A list that is cut off, is no JSON or has no end raises after what came of it was yielded: whoever keeps the objects
    replaces what it has only when the iteration has ended.
+4. A list has an end, whatever its pages name as the next one.
 
 Theory of operation. The API server writes a list as one JSON object:
 
@@ -28,6 +29,8 @@ from nodeagent.model import OutcomeKind
 
 PAGE: Final = 500
 """Objects per page of a list, as client-go asks for."""
+MOST_PAGES: Final = 50
+"""Of one list: 25,000 objects. The longest list that is asked for is that of a cluster's nodes, of 5,000 as a rule."""
 MOST_OBJECT_BYTES: Final = MAX_LINE_BYTES
 LONGEST_S: Final = 60.0
 """For one page, as long as it comes: a server ends its own requests after that. The silence between two chunks is
@@ -58,13 +61,17 @@ class Listing:
 
     def __iter__(self) -> Iterator[bytes]:
         """The JSON of each object. Raises `ApiError`."""
+        named: set[str] = set()
         while True:
             meta = yield from self._page()
             if not meta.continue_:
                 self.version = meta.resource_version
                 return
-            if meta.continue_ == self._query.get("continue"):
-                raise _unreadable("a page names itself as the next one")
+            if meta.continue_ in named:
+                raise _unreadable("its pages go round in a circle")
+            named.add(meta.continue_)
+            if len(named) >= MOST_PAGES:
+                raise _unreadable(f"it has more than {MOST_PAGES} pages")
             self._query["continue"] = meta.continue_
             self._query.pop("resourceVersion", None)
 

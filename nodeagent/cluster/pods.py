@@ -62,7 +62,10 @@ SPREAD_S: Final = 1.0
 """A missing pod is asked for after a random part of this: a DaemonSet starts a pod on all nodes of a fleet at once, and
 an API server that is late with telling of them is not to be listed from all nodes in the same moment."""
 _GONE: Final = 256
-"""Deleted pods that are remembered: the cgroup of one stays for a moment after its object."""
+"""Deleted pods that are remembered."""
+GONE_S: Final = 10.0
+"""For how long a deleted pod is not missed: its cgroup stays for a moment after its object. One that stays for longer
+may be a pod that a wrong answer took from the view, and only a list brings it back."""
 _NOTES: Final = 20
 """Notes about unreadable pods that are kept; a broken webhook can spoil every pod of a node at once."""
 
@@ -119,7 +122,7 @@ class PodWatch:
     ) -> None:
         """`wake` is called, from the thread, whenever the view has changed. `keep_annotations` are further keys that a
         decision looks at (the configuration's `protection.annotations`)."""
-        self._store = _Store(keep_annotations, wake=wake)
+        self._store = _Store(keep_annotations, wake=wake, clock=clock)
         self._watch = ListWatch(
             transport,
             "/api/v1/pods",
@@ -145,9 +148,9 @@ class PodWatch:
         self._watch.stop()
 
     def lacks(self, cgroup_uids: frozenset[str]) -> None:
-        """The node runs these pods and the view has none of them: list again, unless they were seen deleted. That is
-        done at most every `RELIST_S`, and ever more rarely for a pod that no list has. Returns at once; called by one
-        thread."""
+        """The node runs these pods and the view has none of them: list again, unless they were just seen deleted. That
+        is done at most every `RELIST_S`, and ever more rarely for a pod that no list has. Returns at once; called by
+        one thread."""
         missing = self._store.never_seen(cgroup_uids) if cgroup_uids else cgroup_uids
         if not missing:
             self._missing = {}
@@ -184,15 +187,22 @@ class PodWatch:
 class _Store:
     """The pods by UID. Written by one thread, read by any."""
 
-    def __init__(self, keep_annotations: Sequence[str], *, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        keep_annotations: Sequence[str],
+        *,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
         # `key=value` is how the configuration may write a protection; the key is what has to be kept.
         self._keep = frozenset((*KEPT_ANNOTATIONS, *(entry.partition("=")[0] for entry in keep_annotations)))
         self._wake = wake
+        self._clock = clock
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
         self._notes: dict[str, Note] = {}
-        self._gone: dict[str, None] = {}
-        """UIDs, also those of cgroups, of pods that were deleted; the last one last."""
+        self._gone: dict[str, float] = {}
+        """When pods were deleted, by UID, also those of their cgroups; the last one last."""
         self._view: tuple[Pod, ...] | None = ()
 
     def replace(self, items: Iterable[msgspec.Raw]) -> None:
@@ -217,16 +227,19 @@ class _Store:
             self._view = None
 
     def _bury(self, pod: Pod) -> None:
-        self._gone |= {uid: None for uid in (pod.uid, pod.cgroup_uid, pod.mirror_of) if uid}
+        now = self._clock()
+        for uid in filter(None, (pod.uid, pod.cgroup_uid, pod.mirror_of)):
+            self._gone.pop(uid, None)
+            self._gone[uid] = now
         while len(self._gone) > _GONE:
             del self._gone[next(iter(self._gone))]
 
     def never_seen(self, cgroup_uids: frozenset[str]) -> frozenset[str]:
-        """Those that are not here, were not deleted, and are not among the unreadable ones."""
+        """Those that are not here, were not deleted just now, and are not among the unreadable ones."""
+        since = self._clock() - GONE_S
         with self._lock:
-            return frozenset(
-                [uid for uid in cgroup_uids if not any(uid in known for known in (self._pods, self._gone, self._notes))]
-            )
+            gone = {uid for uid, at in self._gone.items() if at > since}
+            return frozenset([uid for uid in cgroup_uids if not any(uid in x for x in (self._pods, gone, self._notes))])
 
     def changed(self) -> None:
         self._wake()

@@ -135,22 +135,26 @@ class Server:
 
     def _run(self) -> None:
         try:
-            while True:
-                ready = self._selector.select(self._patience())
-                for key, _ in ready:
-                    if key.fileobj is self._wake:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif (client := self._clients.get(key.fd)) is not None:
-                        self._serve(client)
-                self._tidy(time.monotonic())
+            self._loop()
         finally:
+            # After an error, such as a selector that takes no more, the thread begins again on the same listener.
             for client in list(self._clients.values()):
                 self._drop(client)
-            self._listener.close()
-            self._wake.close()
-            self._selector.close()
+        self._listener.close()
+        self._wake.close()
+        self._selector.close()
+
+    def _loop(self) -> None:
+        while True:
+            ready = self._selector.select(self._patience())
+            for key, _ in ready:
+                if key.fileobj is self._wake:
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif (client := self._clients.get(key.fd)) is not None:
+                    self._serve(client)
+            self._tidy(time.monotonic())
 
     def _patience(self) -> float | None:
         """How long nothing can become due by itself."""
@@ -261,7 +265,8 @@ class Server:
 
     def _drop(self, client: _Client) -> None:
         self._clients.pop(client.sock.fileno(), None)
-        self._selector.unregister(client.sock)
+        with contextlib.suppress(KeyError):  # the selector would not take it
+            self._selector.unregister(client.sock)
         client.sock.close()
 
     # --- answering ---------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from msgspec import DecodeError
 from nodeagent.cluster.backoff import Backoff
 from nodeagent.cluster.clock import boottime
 from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.pods import SPREAD_S, PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
-from nodeagent.cluster.transport import Transport, connect
+from nodeagent.cluster.listing import MOST_PAGES
+from nodeagent.cluster.pods import GONE_S, SPREAD_S, PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
+from nodeagent.cluster.transport import ApiError, Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
 from tests.apiserver import ApiServer, Request, pod
 from tests.livenode import until
@@ -449,6 +450,42 @@ def test_a_pod_that_was_deleted_is_not_asked_for_while_its_cgroup_stays(api: Api
         watched.watch.lacks(frozenset({uid}))
         threading.Event().wait(0.01)
     assert watched.watch.relists == lists
+
+
+def test_pods_that_a_wrong_list_lacked_are_listed_again_while_the_node_runs_them(
+    behind: tuple[Behind, Watched, list[float]],
+) -> None:
+    script, watched, now = behind
+    right, script.pods = script.pods, []
+    watched.watch.lacks(frozenset({"2"}))
+    now[0] += SPREAD_S
+    watched.watch.lacks(frozenset({"2"}))
+    watched.until(lambda view: not view.pods)
+    script.pods = right
+    lists = len(script.lists)
+    watched.watch.lacks(frozenset({"1"}))
+    now[0] += GONE_S
+    for _ in range(2):
+        watched.watch.lacks(frozenset({"1"}))
+        now[0] += SPREAD_S
+    watched.watch.lacks(frozenset({"1"}))
+    watched.until(lambda view: view.pods)
+    assert len(script.lists) == lists + 1
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(2, 3), (10**6, MOST_PAGES)], ids=["a circle", "no end"])
+def test_a_list_without_an_end_is_given_up(tokens: int, most: int, tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def endless(connection: socket.socket, number: int) -> None:
+        while request := read_request(connection):
+            asked.append(request)
+            listed = {"metadata": {"resourceVersion": "5", "continue": f"t{len(asked) % tokens}"}, "items": []}
+            connection.sendall(response(json.dumps(listed).encode()))
+
+    with RawServer(endless) as server, pytest.raises(ApiError, match="the list cannot be read"):
+        list_pods(connected(server, tmp_path), "lab-node")
+    assert len(asked) == most
 
 
 def scripted(watch_answer: Callable[[socket.socket], None]) -> Callable[[socket.socket, int], None]:
