@@ -607,6 +607,8 @@ def test_what_cannot_be_measured_on_a_recording_is_said_in_one_line(
     shown = capsys.readouterr().out
     line = f"disks: {why}: what pods and directories hold cannot be measured, a recording has no files of theirs"
     assert shown.splitlines().count(line) == 1
+    assert "not measured yet" not in shown
+    assert "pods 0" not in shown
     if "--signal" in options:
         assert f"PODS IN EVICTION ORDER FOR {options[1]} (" in shown
 

@@ -288,7 +288,10 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     deficit = Deficit(signal, max(0, missing - pending.amount), pending.amount)
     minimum = _minimum(deficit, config)
     lineup = case.line_up(signal, tier=tier, minimum=minimum if deficit.amount and not config.ranking.kubelet else None)
-    served = _Served(signal, lineup.order, (), verdict, deficit, notes=(_BY_WRITES,) if lineup.by_writes else ())
+    notes: tuple[Note, ...] = ()
+    if lineup.by_writes:
+        notes = (_BY_WRITES if any(ranked.usage is not None for ranked in lineup.pods) else _UNMEASURED,)
+    served = _Served(signal, lineup.order, (), verdict, deficit, notes=notes)
 
     kill, spent = last_resort.due(snapshot, tier, budgets, now=now, config=config)
     if deficit.amount:
@@ -365,6 +368,7 @@ _BY_WRITES: Final = Note(
     "what the pods hold is not measured yet: they are ranked by how fast they write, and count as holding what they "
     "have written lately",
 )
+_UNMEASURED: Final = Note("disks", "neither what the pods hold nor how fast they write is known")
 
 
 def _missing(verdict: ThresholdVerdict, observation: Observation) -> int:

@@ -32,6 +32,7 @@ from nodeagent.model import (
     NodeSnapshot,
     Plan,
     Pod,
+    PodSource,
     PodUsage,
     PodView,
     QOSClass,
@@ -451,6 +452,12 @@ def _exceeds_text(value: float, pod: RankedPod, unit: Unit) -> str:
     return f"{'over' if value == 0.0 else 'within'} its request of {figure(pod.request, unit)}"
 
 
+def _priority_text(value: float, pod: RankedPod, _unit: Unit) -> str:
+    # Ranked as 0, which is not to be read as its priority.
+    known = pod.view.pod.priority is not None or pod.view.pod.source is PodSource.API
+    return f"priority {value:.0f}" if known else "priority not known"
+
+
 def _over_text(value: float, pod: RankedPod, unit: Unit) -> str:
     amount = figure(int(abs(value)), unit)
     if pod.request is None:
@@ -461,7 +468,7 @@ def _over_text(value: float, pod: RankedPod, unit: Unit) -> str:
 _TEXTS: Final[Mapping[str, Callable[[float, RankedPod, Unit], str]]] = {
     RankingKey.QOS: lambda _value, pod, _unit: pod.view.pod.qos_class.value,
     RankingKey.EXCEEDS_REQUEST: _exceeds_text,
-    RankingKey.PRIORITY: lambda value, _pod, _unit: f"priority {value:.0f}",
+    RankingKey.PRIORITY: _priority_text,
     RankingKey.USAGE_OVER_REQUEST: _over_text,
     RankingKey.USAGE: lambda value, _pod, unit: f"uses {figure(int(-value), unit)}",
     RankingKey.GROWTH: lambda value, _pod, unit: f"grows by {figure(int(-value), unit)} a second",

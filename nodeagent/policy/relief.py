@@ -172,7 +172,10 @@ def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     of_pods = [ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None]
     pods = _sum_of(of_pods)
     rest = max(0, capacity - available - pods)
-    parts = [f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}"]
+    if of_pods and all(sound(each) is None for each in of_pods):
+        parts = [f"{figure(rest, unit)} in use, and what pods hold of it is not known"]
+    else:
+        parts = [f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}"]
     for size, directory in _host_directories(signal, snapshot)[:TOP_DIRECTORIES]:
         parts.append(f"{directory.path} {'' if directory.complete else 'at least '}{figure(size, unit)}")
     held = [

@@ -63,6 +63,14 @@ def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_sa
     assert [refusal.code for refusal in plan.ranking[2].refusals] == ["usage-unknown"]
 
 
+def test_where_neither_usage_nor_writes_are_known_no_ranking_by_writes_is_claimed() -> None:
+    plan = decided(filler("unseen"), filler("other"))
+    assert not plan.victims
+    assert [note.message for note in plan.notes if note.subject == "disks"] == [
+        "neither what the pods hold nor how fast they write is known"
+    ]
+
+
 @pytest.mark.parametrize(("layout", "victims"), [(DiskLayout.SINGLE, ["filler"]), (DiskLayout.UNKNOWN, [])])
 def test_on_an_unknown_layout_nobody_goes_for_what_he_writes(layout: DiskLayout, victims: list[str]) -> None:
     seen = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)

@@ -14,11 +14,13 @@ from nodeagent.model import (
     NodeSnapshot,
     Owner,
     Plan,
+    PodSource,
     PodView,
     QOSClass,
     RankedPod,
     Signal,
     Tier,
+    Unit,
 )
 from nodeagent.policy import ranking
 from nodeagent.policy.lineup import Lineup, Memo, line_up
@@ -79,6 +81,15 @@ def test_within_a_class_pods_over_their_request_come_first_then_low_priority_the
 def test_a_missing_priority_counts_as_zero() -> None:
     pods = [view("none", GI, priority=None), view("low", GI, priority=-1), view("high", GI, priority=1)]
     assert names(*pods) == ["low", "none", "high"]
+
+
+def test_a_priority_that_only_the_api_knows_is_not_reported_as_zero() -> None:
+    host, api = view("host", GI, priority=None, source=PodSource.HOST), view("api", GI, priority=None)
+    lineup = lined_up(snapshot(host, api))
+    assert len(lineup.pods) == 2
+    for pod in lineup.pods:
+        texts = [key.text for key in ranking.keys_of(pod, lineup.order, unit=Unit.BYTES)]
+        assert ("priority not known" if pod.view.pod.name == "host" else "priority 0") in texts
 
 
 @pytest.mark.parametrize(

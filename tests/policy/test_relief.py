@@ -142,6 +142,11 @@ def test_futility_tells_how_much_disk_no_pod_holds() -> None:
     assert where == ("pods 1Gi", "not attributed to pods 98Gi")
 
 
+def test_futility_does_not_count_unknown_usage_as_none() -> None:
+    node = snapshot(view("a"), available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
+    assert relief.elsewhere(Signal.NODEFS, node) == ("99Gi in use, and what pods hold of it is not known",)
+
+
 def test_futility_tells_who_has_the_processes() -> None:
     node = snapshot(view("a"), cgroups=(CgroupUsage("/system.slice/cron.service", None, 30_000),))
     assert relief.elsewhere(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
