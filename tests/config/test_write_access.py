@@ -1,7 +1,7 @@
 """Who else may change a file that the agent obeys."""
 
 import os
-import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,11 +73,14 @@ def test_the_group_of_root_is_no_stranger(file: Path) -> None:
 
 
 @as_root
-@pytest.mark.skipif(shutil.which("setfacl") is None, reason="no setfacl here")
 def test_an_access_control_list_behind_the_group_of_root_is_seen(file: Path) -> None:
-    done = subprocess.run(["setfacl", "-m", f"u:{STRANGER}:rw", str(file)], check=False, capture_output=True)
-    if done.returncode:
-        pytest.skip("a file system without access control lists")
+    nobody, owner, group, mask, others = 0xFFFFFFFF, 0x01, 0x04, 0x10, 0x20  # linux/posix_acl.h, posix_acl_xattr.h
+    entries = [(owner, 6, nobody), (0x02, 6, STRANGER), (group, 4, nobody), (mask, 6, nobody), (others, 4, nobody)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(file, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"a file system without access control lists: {error.strerror}")
     found = write_access.find(str(file))
     assert found is not None
     assert "group" in found.reason
@@ -252,13 +255,15 @@ def run_enforcing(config: Path, *before: str) -> subprocess.CompletedProcess[str
     )
 
 
+NO_PODS = "sampling: {cgroupRoot: /nodeagent-test-none}\n"
+"""An agent that acts on pods of this machine, of another test for instance, is none of ours."""
 NO_CREDENTIALS = "mode enforce needs the API server, but there are no credentials"
 """How a start ends that has taken the configuration, on a machine without a cluster."""
 
 
 @as_root
 def test_run_refuses_to_enforce_what_others_may_write(file: Path, tmp_path: Path) -> None:
-    file.write_text(f"{HEADER}mode: enforce\nstateDir: {tmp_path / 'state'}\nmetrics: {{address: ''}}\n")
+    file.write_text(f"{HEADER}mode: enforce\nstateDir: {tmp_path / 'state'}\nmetrics: {{address: ''}}\n{NO_PODS}")
     assert NO_CREDENTIALS in run_enforcing(file).stderr
     file.chmod(0o666)
     done = run_enforcing(file)
@@ -277,7 +282,7 @@ def test_a_configmap_volume_is_taken_although_its_modes_are_open(tmp_path: Path)
     volume.mkdir()
     script = (
         f"set -e; mount -t tmpfs -o mode=0777 tmpfs {volume}; cd {volume}; mkdir ..2026_11_23; "
-        f"printf '%s' '{HEADER}mode: enforce\nstateDir: {tmp_path / 'state'}\nmetrics: {{address: \"\"}}\n' "
+        f"printf '%s' '{HEADER}mode: enforce\nstateDir: {tmp_path / 'state'}\nmetrics: {{address: \"\"}}\n{NO_PODS}' "
         "> ..2026_11_23/config.yaml; chmod 0666 ..2026_11_23/config.yaml; ln -s ..2026_11_23 ..data; "
         'ln -s ..data/config.yaml config.yaml; cd /; [ -z "$RO" ] || mount -o remount,bind,ro $VOLUME; exec "$@"'
     )
