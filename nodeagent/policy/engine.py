@@ -315,6 +315,8 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     if stop is not None:
         return served._replace(ranking=tuple(lineup.pods), refusals=(stop, *spent)), budgets
 
+    trend = case.trends.get(signal)
+    reach.lift_claims(lineup, verdict, trend, minimum=minimum, now=now, config=config)
     shortened: tuple[RankedPod, ...] = ()
     if not kill:
         shortened = choice.to_shorten(lineup, pending, deficit.amount, minimum=minimum.relief, tier=tier, config=config)
@@ -324,10 +326,7 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
     before = budgets
     if left > 0:
         coming = pending.uids | {pod.view.pod.uid for pod in shortened}
-        trend = case.trends.get(signal)
-        facts = reach.Facts(
-            snapshot, tier, kill, minimum, coming, case.ledger, budgets, verdict.active_since, trend, now, config
-        )
+        facts = reach.Facts(snapshot, tier, kill, minimum, coming, case.ledger, budgets, now, config)
         candidates, beyond = reach.sort_out(lineup, facts)
         held = [each.pod for each in beyond if each.rule is reach.Rule.WAITS]
         brake = _brake(case, signal, left, [*candidates, *held])

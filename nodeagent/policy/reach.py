@@ -19,7 +19,17 @@ from collections.abc import Callable
 
 from nodeagent.config.schema import Config, OnBlocked
 from nodeagent.lean import Final, NamedTuple
-from nodeagent.model import NodeSnapshot, OutcomeKind, Pod, PodSource, RankedPod, Refusal, Tier, Trend
+from nodeagent.model import (
+    NodeSnapshot,
+    OutcomeKind,
+    Pod,
+    PodSource,
+    RankedPod,
+    Refusal,
+    ThresholdVerdict,
+    Tier,
+    Trend,
+)
 from nodeagent.policy import budget, ledger, relief
 from nodeagent.policy.lineup import Lineup, Minimum
 
@@ -86,11 +96,27 @@ class Facts(NamedTuple):
     """UIDs of pods whose release is pending: the deficit is what is missing beside them."""
     book: ledger.LedgerState
     budgets: budget.BudgetState
-    since: float | None
-    """Since when the threshold is met."""
-    trend: Trend | None
     now: float
     config: Config
+
+
+def lift_claims(
+    lineup: Lineup, verdict: ThresholdVerdict, trend: Trend | None, *, minimum: Minimum, now: float, config: Config
+) -> None:
+    """Take `claims-unknown` from the pods of which the hard tier has waited long enough for the claims."""
+    if not verdict.threshold.hard:
+        return
+    left_s = trend.to_exhaustion_s if trend is not None else None
+    wait_s = CLAIMS_WAIT_S if left_s is None else min(CLAIMS_WAIT_S, left_s * CLAIMS_SHARE)
+    met_at = verdict.active_since if verdict.active_since is not None else now
+    for index, ranked in enumerate(lineup.pods):
+        pod = ranked.view.pod
+        if not pod.claims_unknown or now - max(met_at, pod.claims_asked_at or 0.0) < wait_s:
+            continue
+        refusals = tuple([refusal for refusal in ranked.refusals if refusal.code != "claims-unknown"])
+        if not refusals and ranked.refusals and (ranked.relief or 0) < minimum.relief and not config.ranking.kubelet:
+            refusals = (minimum.refusal,)
+        lineup.pods[index] = ranked._replace(refusals=refusals)
 
 
 def sort_out(lineup: Lineup, facts: Facts) -> tuple[list[RankedPod], list[OutOfReach]]:
@@ -99,51 +125,46 @@ def sort_out(lineup: Lineup, facts: Facts) -> tuple[list[RankedPod], list[OutOfR
     under_way = {entry.pod_uid: entry for entry in facts.book.entries}
     candidates: list[RankedPod] = []
     beyond: list[OutOfReach] = []
-    unattributed: int | None = None
-    for index, each in enumerate(lineup.pods):
-        ranked, pod = each, each.view.pod
-        if ranked.refusals:
-            if pod.uid in facts.coming or not all(refusal.code in _MOMENTARY for refusal in ranked.refusals):
-                continue
-            if _lifted(ranked, facts):
-                few = (ranked.relief or 0) < facts.minimum.relief and not facts.config.ranking.kubelet
-                ranked = lineup.pods[index] = ranked._replace(refusals=(facts.minimum.refusal,) if few else ())
-                if few:
-                    continue
-        refusal = ledger.under_way(under_way[pod.uid]) if pod.uid in under_way else None
-        if refusal is not None and pod.uid in facts.coming:
-            lineup.pods[index] = ranked._replace(refusals=(refusal,))
+    most, unattributed = ledger.usage_limit(facts.snapshot, lineup.signal, config=facts.config), None
+    for index, ranked in enumerate(lineup.pods):
+        pod, refusals = ranked.view.pod, ranked.refusals
+        if not (refusals or under_way or limit_on or facts.coming):
+            candidates.append(ranked)
             continue
-        rule = Rule.LARGER
-        if refusal is None and (held := limit_on(pod)) is not None:
+        rule, refusal = Rule.LARGER, None
+        if pod.uid in under_way:
+            refusal = ledger.under_way(under_way[pod.uid])
+        elif limit_on is not None and (held := limit_on(pod)) is not None:
             rule, refusal = held
-        if not ranked.refusals:
+        if refusal is not None and not refusals:
+            ranked = lineup.pods[index] = ranked._replace(refusals=(refusal,))  # noqa: PLW2901
+        if pod.uid in facts.coming or any(each.code not in _MOMENTARY for each in refusals):
+            continue
+        if not refusals:
             if refusal is None:
                 candidates.append(ranked)
             else:
-                ranked = lineup.pods[index] = ranked._replace(refusals=(refusal,))
                 beyond.append(OutOfReach(ranked, rule, refusal, ranked.relief or 0, known=True))
             continue
-        if _holds_nothing(ranked) or (lineup.by_writes and ranked.usage is None):
-            continue
-        refusal = refusal or ranked.refusals[0]
-        if any(reason.code == "claims-unknown" for reason in ranked.refusals):
-            rule = Rule.WAITS
-        amount = ranked.relief
+        amount, known = ranked.relief, ranked.relief is not None
         if amount is None:
+            if _holds_nothing(ranked) or lineup.by_writes:
+                continue
             if unattributed is None:
-                unattributed = _unattributed(lineup, facts)
-            amount = max(unattributed, _last_known(ranked, lineup, facts))
-        if amount < facts.minimum.relief:
-            continue
-        known = ranked.relief is not None
-        soon = pod.source is PodSource.HOST and _young(ranked, facts)
-        beyond.append(OutOfReach(ranked, rule if known else Rule.LARGER, refusal, amount, known, soon))
+                unattributed = min(most, relief.unattributed(lineup.signal, facts.snapshot))
+            # What a usage says that is too old, or that may not be compared with an impossible request, is a hint.
+            last = relief.of(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
+            amount, rule = max(unattributed, last), Rule.LARGER
+        elif any(each.code == "claims-unknown" for each in refusals):
+            rule = Rule.WAITS
+        if amount >= facts.minimum.relief:
+            soon = pod.source is PodSource.HOST and _young(ranked, facts)
+            beyond.append(OutOfReach(ranked, rule, refusal or refusals[0], amount, known, soon))
     return candidates, beyond
 
 
-def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None]:
-    """What tells whether a limit of ours holds a pod, and what that means for the others."""
+def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None] | None:
+    """What tells whether a limit of ours holds a pod, and what that means for the others; None where none does."""
     now, budgets, escalation = facts.now, facts.budgets, facts.config.escalation
     if facts.kill:
         return lambda pod: _limit_on_kill(pod, budgets, now=now)
@@ -151,7 +172,7 @@ def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None]:
     ignored = budget.BLOCKED if insists else frozenset()
     holds = budget.holds(budgets, now=now, budgets=facts.config.budgets, ignored=ignored)
     if not budget.holds_any(holds):
-        return lambda _: None
+        return None
 
     def limit_on(pod: Pod) -> tuple[Rule, Refusal] | None:
         refusal = budget.held_by(holds, pod)
@@ -171,27 +192,6 @@ def _limit_on_kill(pod: Pod, budgets: budget.BudgetState, *, now: float) -> tupl
     if refusal is None and pod.source is not PodSource.API:
         refusal = Refusal("unknown-pod", "the API server never listed this pod")
     return (Rule.LARGER, refusal) if refusal is not None else None
-
-
-def _lifted(ranked: RankedPod, facts: Facts) -> bool:
-    """The hard tier has waited long enough for the claims of this pod, and nothing else keeps it."""
-    if facts.tier is not Tier.HARD or [refusal.code for refusal in ranked.refusals] != ["claims-unknown"]:
-        return False
-    since = max(facts.since if facts.since is not None else facts.now, ranked.view.pod.claims_asked_at or 0.0)
-    left_s = facts.trend.to_exhaustion_s if facts.trend is not None else None
-    wait_s = CLAIMS_WAIT_S if left_s is None else min(CLAIMS_WAIT_S, left_s * CLAIMS_SHARE)
-    return facts.now - since >= wait_s
-
-
-def _unattributed(lineup: Lineup, facts: Facts) -> int:
-    most = ledger.usage_limit(facts.snapshot, lineup.signal, config=facts.config)
-    return min(most, relief.unattributed(lineup.signal, facts.snapshot))
-
-
-def _last_known(ranked: RankedPod, lineup: Lineup, facts: Facts) -> int:
-    """What a usage says that is too old, or that may not be compared with an impossible request."""
-    most = ledger.usage_limit(facts.snapshot, lineup.signal, config=facts.config)
-    return relief.of(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
 
 
 def _young(ranked: RankedPod, facts: Facts) -> bool:

@@ -414,6 +414,12 @@ def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_
     assert victims(again) == [], "it is not shortened twice, and its release is waited for"
 
 
+def test_a_pod_that_is_shortened_is_not_a_victim_beside_that() -> None:
+    leaving = view("leaving", 500 * MI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI)))
+    assert victims(plan) == ["leaving", "hog"]
+
+
 def test_a_shortened_pod_that_still_hangs_is_not_waited_for_any_longer() -> None:
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
     plan, after = decide(pressed(leaving, view("hog", 4 * GI)))

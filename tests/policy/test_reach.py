@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import (
@@ -206,7 +207,7 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
 def test_while_a_growing_hog_is_out_of_reach_no_innocent_is_evicted(name: str, order: str) -> None:
     tier, seen = FOR_EVER[name]
     settings = acting(tier, ranking=KUBELET if order == "kubelet" else Ranking())
-    life = Life(settings, seen).run(180)
+    life = Life(settings, seen).run(100)
     assert life.innocents == []
     last = " ".join(refusal.message for refusal in life.plans[-1].refusals)
     assert "hog/hog" in last, "each decision says what it waits for"
@@ -415,6 +416,17 @@ def test_the_hard_tier_waits_a_moment_for_claims_and_no_longer(asked_s: float | 
     assert refusal.code == "node-bound", "a claim that is known to be local protects"
 
 
+def test_unknown_claims_do_not_keep_a_terminating_pod_from_being_shortened_for_ever() -> None:
+    leaving = claimed(nodes.view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0), asked_at=NOW)
+    innocents = [nodes.view(name, GI) for name in ("a", "b")]
+    settings, state = config(hard()), initial("t", now=NOW)
+    named = []
+    for at in (NOW, NOW + 1, NOW + 2.5):
+        plan, state = engine.decide(pressed(leaving, *innocents, at=at), state, now=at, config=settings)
+        named.append([str(each.pod.name) for each in plan.victims])
+    assert named == [[], [], ["leaving"]]
+
+
 def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanishes() -> None:
     settings = config(hard(Signal.NODEFS, 10 * GI))
 
@@ -541,6 +553,60 @@ def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
     largest_out = max(out.values())
     cures = sum(chosen.values()) >= GI - available + falls * MI * choice.HORIZON_S
     assert max(chosen.values()) >= largest_out or cures
+
+
+class Moment(NamedTuple):
+    """What is wrong with the hog for a stretch of its life."""
+
+    seconds: float
+    trouble: str
+    answer: OutcomeKind
+
+
+moments = st.lists(
+    st.builds(
+        Moment,
+        st.floats(0.5, 20.0),
+        st.sampled_from(["", "unread", "unlisted", "orphan", "claims", "gone", "budget"]),
+        st.sampled_from([kind for kind in OutcomeKind if kind is not OutcomeKind.DRY_RUN]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings_of_hypothesis(deadline=None, max_examples=10)
+@given(story=moments, dies=st.booleans(), kubelet=st.booleans(), tier=st.sampled_from(list(Tier)))
+def test_whatever_befalls_a_growing_hog_no_innocent_is_evicted(
+    story: list[Moment], dies: bool, kubelet: bool, tier: Tier
+) -> None:
+    def moment(for_s: float) -> Moment:
+        for each in story:
+            for_s -= each.seconds
+            if for_s < 0:
+                return each
+        return Moment(0.0, "", OutcomeKind.ACCEPTED)
+
+    def seen(view: PodView, for_s: float) -> PodView:
+        match moment(for_s).trouble:
+            case "unread":
+                return unreadable(view, NEVER, for_s)
+            case "unlisted":
+                return by_the_host(view, age_s=5.0)
+            case "orphan":
+                return by_the_host(view, age_s=500.0)
+            case "claims":
+                return claimed(view)
+            case "gone":
+                return view._replace(usage=None)
+            case "budget":
+                return view._replace(pod=view.pod._replace(budgets=(DisruptionBudget("b", 0),)))
+        return view
+
+    order = KUBELET if kubelet else Ranking()
+    life = Life(acting(tier, ranking=order), Seen(seen, lambda for_s, times: moment(for_s).answer, dies))
+    life.run(60)
+    assert life.innocents == []
 
 
 def test_the_constants_of_the_page_are_those_of_the_code() -> None:
