@@ -442,3 +442,24 @@ def test_nobody_goes_for_what_had_come_before_the_agent_did(
     until(lambda: disk.lowest_bytes < 90 * MIB, "the disk fills on")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
+
+
+def test_what_an_evicted_pod_held_hides_no_growth_that_is_in_no_pod(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    _idle(kubepods, disk, FILLER, files=4, mib=220)
+    api.on_eviction = lambda _entry, _body: None
+    agent = run(**DISK_HARD)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    journal = disk.place / "journal"
+    journal.mkdir()
+    for index in range(105):  # 210 MiB, slow enough for several counts
+        (journal / str(index)).write_bytes(b"x" * 2 * MIB)
+        threading.Event().wait(0.15)
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    assert agent.stop() == 0
+    assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]

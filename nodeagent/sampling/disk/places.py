@@ -10,6 +10,7 @@ table of a container's process would tell it as well, but a privileged tenant co
 container without such a mount (another snapshotter) has an unknown layer.
 """
 
+import contextlib
 import enum
 import os
 import re
@@ -38,6 +39,23 @@ class Kind(enum.Enum):
     HOSTS = "etc-hosts"
     VOLUME = "volume"
     MEMORY_VOLUME = "memory volume"
+
+
+class Part(enum.Enum):
+    """What of a pod is removed together."""
+
+    VOLUMES = "volumes"
+    CONTAINERS = "containers"
+    """Layers and logs."""
+    DELETED = "deleted files"
+    """They end with the processes that hold them open."""
+
+
+class PodPart(NamedTuple):
+    """A part of one pod."""
+
+    uid: str
+    part: Part
 
 
 class Place(NamedTuple):
@@ -92,6 +110,23 @@ def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_l
             places += _log_places(host, uid, pod_logs_dir, logs[uid], missing)
         places += _kubelet_places(host, uid, kubelet, points, missing)
     return Found(tuple(places), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers, mounts)
+
+
+def parts_left(host: Host, *, kubelet_dir: str, pod_logs_dir: str) -> frozenset[PodPart]:
+    """The parts of which files are left on disk, of pods that have ended too. Raises Unreadable.
+
+    The kubelet removes a pod's volumes before its cgroup, and its logs about when it removes its containers, which may
+    be minutes later. Nothing but its containers' snapshots tells more precisely of layers.
+    """
+    kubelet = _resolved(host, kubelet_dir)
+    logs = {name.rpartition("_")[2] for name in host.listdir(pod_logs_dir) if name.count("_") == 2}
+    left = {PodPart(uid, Part.CONTAINERS) for uid in logs}
+    for uid in host.listdir(f"{kubelet}/pods"):
+        for plugin in LOCAL_VOLUMES:
+            with contextlib.suppress(Unreadable):
+                if host.subdirectories(f"{kubelet}/pods/{uid}/volumes/{plugin}"):
+                    left.add(PodPart(uid, Part.VOLUMES))
+    return frozenset(left)
 
 
 def open_place(host: Host, place: Place, *, parent: bool = False) -> int:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import DiskRest, HostDirectory, Signal
 from nodeagent.sampling.disk.attribution import Held, PodDisk
+from nodeagent.sampling.disk.places import Part, PodPart
 from nodeagent.sampling.disk.walk import Walk
 from nodeagent.sampling.host import Host, Mount, Unreadable
 
@@ -96,11 +97,25 @@ def directories_on(host: Host, directories: PodDirectories, device: int) -> froz
 
 def held_there(pod: PodDisk, directories: PodDirectories, here: frozenset[str]) -> Held:
     """What a pod holds in those of the directories that are `here`, deleted files included."""
-    parts = _held([pod], directories)
-    parts.append((directories.kubelet, *pod.deleted_volumes))
-    parts.append((directories.layers, *pod.deleted_layers))
-    found = [(size, inodes) for path, size, inodes in parts if path in here]
-    return Held(sum(size for size, _ in found), sum(inodes for _, inodes in found))
+    held = parts_there(pod, directories, here).values()
+    return Held(sum(each.bytes for each in held), sum(each.inodes for each in held))
+
+
+def parts_there(pod: PodDisk, directories: PodDirectories, here: frozenset[str]) -> dict[PodPart, Held]:
+    """The same, by what of the pod it is."""
+    volumes, logs, layers = _held([pod], directories)
+    deleted_volumes = (directories.kubelet, *pod.deleted_volumes)
+    deleted_layers = (directories.layers, *pod.deleted_layers)
+
+    def total(*parts: tuple[str, int, int]) -> Held:
+        found = [(size, inodes) for path, size, inodes in parts if path in here]
+        return Held(sum(size for size, _ in found), sum(inodes for _, inodes in found))
+
+    return {
+        PodPart(pod.uid, Part.VOLUMES): total(volumes),
+        PodPart(pod.uid, Part.CONTAINERS): total(logs, layers),
+        PodPart(pod.uid, Part.DELETED): total(deleted_volumes, deleted_layers),
+    }
 
 
 def _held(pods: Sequence[PodDisk], directories: PodDirectories) -> list[tuple[str, int, int]]:

@@ -30,7 +30,8 @@ from nodeagent.model import SIGNAL_TABLE, DiskRest, NodeSnapshot, Note, PodUsage
 from nodeagent.sampling.cgroup import Hierarchy, cgroups_below
 from nodeagent.sampling.disk import writes
 from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
-from nodeagent.sampling.disk.rest import PodDirectories, directories_on, held_there, read_used, unattributed
+from nodeagent.sampling.disk.places import parts_left
+from nodeagent.sampling.disk.rest import PodDirectories, directories_on, parts_there, read_used, unattributed
 from nodeagent.sampling.disk.traces import Traces
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.disk.worker import DiskWorker, FileSystemOf, Measured, Request
@@ -253,7 +254,8 @@ class DiskWatch:
             wake=self._wake,
             find_rest=find_rest,
             find_used=lambda wanted: read_used(host, wanted.path),
-            find_held=lambda used, pod: held_there(pod, directories, directories_on(host, directories, used.device)),
+            find_held=lambda used, pod: parts_there(pod, directories, directories_on(host, directories, used.device)),
+            find_left=lambda: parts_left(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir),
         )
         return self._worker
 

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from nodeagent.host import workers
 from nodeagent.model import DiskRest, PodUsage, Signal
 from nodeagent.sampling.disk.attribution import Held, Meter, PodDisk, Progress
+from nodeagent.sampling.disk.places import PodPart
 from nodeagent.sampling.disk.rest import Used
 from nodeagent.sampling.disk.walk import Count
 from nodeagent.sampling.host import Unreadable
@@ -46,8 +47,9 @@ class Account(NamedTuple):
     wanted: FileSystemOf
     at: float
     used: Held
-    pods: Mapping[str, Held]
-    """By UID."""
+    pods: Mapping[PodPart, Held]
+    left: frozenset[PodPart] | None = None
+    """Parts of which files are left on disk, of pods that have ended too; None when that is not known."""
 
 
 class Request(NamedTuple):
@@ -73,8 +75,10 @@ FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], DiskRest]
 
 FindUsed = Callable[[FileSystemOf], Used]
 """What a file system holds now. Raises Unreadable."""
-FindHeld = Callable[[Used, PodDisk], Held]
+FindHeld = Callable[[Used, PodDisk], Mapping[PodPart, Held]]
 """What of it a pod holds."""
+FindLeft = Callable[[], frozenset[PodPart]]
+"""Of which parts of which pods files are left. Raises Unreadable."""
 
 
 class Measured(NamedTuple):
@@ -123,17 +127,19 @@ class DiskWorker:
         find_rest: FindRest | None = None,
         find_used: FindUsed | None = None,
         find_held: FindHeld | None = None,
+        find_left: FindLeft | None = None,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         """`make_meter` is called once for each thread. That thread calls `unwritten` (see Meter.measure), `wake`
-        after each measurement, `find_rest` for what `Request.rests` asks, `find_used` and `find_held` for
-        `Request.accounts`."""
+        after each measurement, `find_rest` for what `Request.rests` asks, `find_used`, `find_held` and
+        `find_left` for `Request.accounts`."""
         self._make_meter = make_meter
         self._unwritten = unwritten
         self._wake = wake
         self._find_rest = find_rest
         self._find_used = find_used
         self._find_held = find_held
+        self._find_left = find_left
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._next: Request | None = None
@@ -296,12 +302,17 @@ class DiskWorker:
         find_held = self._find_held
         if find_held is None:
             return ()
+        left: frozenset[PodPart] | None = None
+        if used and self._find_left is not None:
+            with contextlib.suppress(Unreadable):
+                left = self._find_left()
         return tuple(
             Account(
                 wanted,
                 there.read_at,
                 Held(there.bytes, there.inodes),
-                {uid: find_held(there, disk) for uid, disk in pods.items()},
+                {part: held for disk in pods.values() for part, held in find_held(there, disk).items()},
+                left,
             )
             for wanted, there in used
         )

@@ -2,6 +2,7 @@
 
 from nodeagent.model import Signal
 from nodeagent.sampling.disk.attribution import Held
+from nodeagent.sampling.disk.places import Part, PodPart
 from nodeagent.sampling.disk.traces import Traces
 from nodeagent.sampling.disk.worker import Account, FileSystemOf
 
@@ -9,8 +10,13 @@ NODEFS = FileSystemOf("/var/lib/kubelet", (Signal.NODEFS, Signal.NODEFS_INODES))
 INODES = FileSystemOf("/var/lib/kubelet", (Signal.NODEFS_INODES,))
 
 
-def account(at: float, used: int, pods: dict[str, int], *, of: FileSystemOf = NODEFS) -> Account:
-    return Account(of, at, Held(used, used // 10), {uid: Held(size, size // 10) for uid, size in pods.items()})
+def account(
+    at: float, used: int, pods: dict[str, int], *, left: str | None = None, of: FileSystemOf = NODEFS
+) -> Account:
+    """`left`: the pods of which files are left; None when that is not known."""
+    held = {PodPart(uid, Part.VOLUMES): Held(size, size // 10) for uid, size in pods.items()}
+    parts = frozenset([PodPart(uid, Part.VOLUMES) for uid in left]) if left is not None else None
+    return Account(of, at, Held(used, used // 10), held, parts)
 
 
 def traced(*accounts: Account) -> tuple[int, int]:
@@ -28,9 +34,17 @@ def test_growth_is_told_apart_by_whether_a_pod_holds_it() -> None:
 
 
 def test_the_files_of_a_pod_that_has_gone_are_not_in_no_pod() -> None:
-    assert traced(account(0, 5000, {"a": 100, "b": 900}), account(20, 5000, {"a": 100})) == (0, 0)
-    away = traced(account(0, 5000, {"a": 100, "b": 900}), account(20, 4100, {"a": 100}))
-    assert away == (-900, 0), "its files have gone as well"
+    both = account(0, 5000, {"a": 100, "b": 900}, left="ab")
+    assert traced(both, account(20, 5000, {"a": 100}, left="ab")) == (0, 0)
+    assert traced(both, account(20, 5000, {"a": 100})) == (0, 0), "whether they are left is not known"
+
+
+def test_what_a_pod_held_whose_files_are_removed_hides_nothing_that_is_in_no_pod() -> None:
+    both, host = account(0, 5000, {"a": 100, "b": 900}, left="ab"), account(40, 4800, {"a": 100}, left="a")
+    removed = account(20, 4100, {"a": 100}, left="a")
+    assert traced(both, removed) == (0, -900)
+    assert traced(both, removed, host) == (700, -900)
+    assert traced(both, account(10, 5000, {"a": 100}, left="ab"), removed, host) == (700, -900)
 
 
 def test_what_is_older_than_ten_minutes_is_part_of_the_node() -> None:
