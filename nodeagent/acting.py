@@ -49,6 +49,9 @@ from nodeagent.report.metrics import Metrics, Stage
 
 GUARDED_S: Final = 1.0
 """For how long a pod is kept from growing past a threshold that was about to be crossed and then was not."""
+SIGHT_S: Final = 5.0
+"""A second look is good for so long: as long as an eviction may wait for its answer. A process that was stopped after
+it, or a node that stood still, acts on what it sees next."""
 
 
 class Actor:
@@ -105,6 +108,8 @@ class Actor:
         for victim in plan.victims:
             refusal = engine.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
             why = refusal.message if refusal else ""
+            if not why and self._boottime() - fresh.taken_at > SIGHT_S:
+                why = "the second look at the node is too old: this process stood still since"
             if not why and not saved:
                 why = self._unsaved(victim)
             if why:

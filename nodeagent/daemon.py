@@ -57,6 +57,10 @@ NEEDS_RESTART: Final = ("node_name", "state_dir", "logging")
 """Fields of the configuration that are the process' own: a change is said and takes effect at the next start."""
 
 
+BESIDE_SINCE: Final = "_NODEAGENT_BESIDE_SINCE"
+"""Tells this process, when it begins anew, since when (CLOCK_BOOTTIME) it had watched beside another agent."""
+
+
 class CannotRunError(Exception):
     """The agent cannot do what it was asked to; the message says why and what to do about it."""
 
@@ -95,15 +99,21 @@ def run(
         lock = _lock_of(loaded.config, host)
         stack.callback(lock.release)
         other = lock.take() if loaded.config.mode is Mode.ENFORCE and not host.recorded else ""
+        beside_since = float(os.environ.pop(BESIDE_SINCE, "-inf"))
         if other:
             file, loaded = configuration("dry-run")
-        agent, wakeups = _assemble(loaded, file, host, log, writer, stack, lock=lock, other=other)
+            began = str(host.boottime())
+        agent, wakeups = _assemble(
+            loaded, file, host, log, writer, stack, lock=lock, other=other, beside_since=beside_since
+        )
         anew = False
         try:
             anew = agent.run(wakeups, turns=1 if once else None)
         finally:
             agent.stop(anew=anew)
     if anew:
+        if other:
+            os.environ[BESIDE_SINCE] = began
         # The same process with nothing of the old one left: no thread, no descriptor, no state in memory.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
     return exit_codes.OK
@@ -128,8 +138,9 @@ def _assemble(
     *,
     lock: AgentLock,
     other: str,
+    beside_since: float,
 ) -> tuple[Agent, Wakeups]:
-    """`other`: where another agent acts; this one watches and keeps nothing."""
+    """`other`: where another agent acts; this one watches and keeps nothing. `beside_since`: see `recall`."""
     config = loaded.config
     if host.recorded and config.mode is Mode.ENFORCE:
         raise CannotRunError(f"{host.root} is a recorded node; nothing can be enforced there: use --dry-run")
@@ -140,7 +151,7 @@ def _assemble(
         state = AgentState(policy_state.initial(os.urandom(4).hex(), now=host.boottime()))
         recalled = Recalled(state, float("-inf"), restored=False, message="")
     else:
-        store, recorder, recalled = _open_state(config, host, log)
+        store, recorder, recalled = _open_state(config, host, log, beside_since)
     kept = recalled.state
     brake = brake_of(host)
     # Conditions are released with a jitter drawn by the node's name: a fleet must not draw the same.
@@ -342,7 +353,9 @@ def _connect(config: Config, guess: identity.Identity, owned: tuple[OwnedConditi
     return ClusterSession(connection, config, guess, wake=wakeups.wake, owned=owned)
 
 
-def _open_state(config: Config, host: Host, log: "FilteringBoundLogger") -> tuple[StateFile, Recorder | None, Recalled]:
+def _open_state(
+    config: Config, host: Host, log: "FilteringBoundLogger", beside_since: float
+) -> tuple[StateFile, Recorder | None, Recalled]:
     """The state directory, and what the last process left in it."""
     directory, recorder = Path(config.state_dir), None
     try:
@@ -353,7 +366,7 @@ def _open_state(config: Config, host: Host, log: "FilteringBoundLogger") -> tupl
                   directory=str(directory), reason=error.strerror)  # fmt: skip
     store = StateFile(directory / STATE_FILE, shape=AgentState, boot_id=_boot_id(host))
     loaded = store.load()
-    recalled = recall(loaded, instance=os.urandom(4).hex(), now=host.boottime())
+    recalled = recall(loaded, instance=os.urandom(4).hex(), now=host.boottime(), beside_since=beside_since)
     log.info("state", trust=loaded.trust, message=recalled.message)
     return store, recorder, recalled
 

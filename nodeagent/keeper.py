@@ -10,7 +10,8 @@ Promises:
 Theory of operation. A saved state is restored with its tokens only while it is younger than `TRUSTED_S` (`recall`). An
 eviction that it lacks is made only when no process can restore it any more, because it is older than that or was wiped
 (`may_act_unsaved`). So each token on disk is spent once. A process that cannot write at its start begins without tokens
-(`prove`): its state would come back full at each start.
+(`prove`): its state would come back full at each start. So does one that has watched beside an agent with another state
+directory.
 """
 
 import contextlib
@@ -67,19 +68,22 @@ class Recalled(NamedTuple):
     """For the log: what was wrong."""
 
 
-def recall(loaded: Loaded, *, instance: str, now: float) -> Recalled:
-    """What to begin with, after what was found on disk."""
+def recall(loaded: Loaded, *, instance: str, now: float, beside_since: float = float("-inf")) -> Recalled:
+    """What to begin with, after what was found on disk. `beside_since`: until now another agent has acted, and it was
+    seen then. What that one has spent is in a state that was written since, or in another directory."""
     if loaded.trust is not Trust.RESTORED:
         # What an earlier process had spent is not known, unless there was none.
-        spent = loaded.trust is not Trust.FIRST
+        spent = loaded.trust is not Trust.FIRST or beside_since > float("-inf")
         state = AgentState(policy_state.initial(instance, now=now, budgets_spent=spent))
         return Recalled(state, now + TRUSTED_S, False, loaded.message)
     state = loaded.value._replace(policy=policy_state.restored(loaded.value.policy, instance=instance))
     age_s = now - state.saved_at
-    if 0.0 <= age_s < TRUSTED_S:
+    if 0.0 <= age_s < TRUSTED_S and state.saved_at >= beside_since:
         return Recalled(state, state.saved_at + TRUSTED_S, True, "")
     state = state._replace(policy=policy_state.spent(state.policy, now=now))
-    return Recalled(state, now, True, f"last saved {age_s:.0f}s ago: every rate limit begins empty")
+    # A process that was not beside another agent would restore it.
+    restorable_until = state.saved_at + TRUSTED_S if 0.0 <= age_s < TRUSTED_S else now
+    return Recalled(state, restorable_until, True, f"last saved {age_s:.0f}s ago: every rate limit begins empty")
 
 
 class Keeper:

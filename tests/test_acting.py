@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeagent.acting import GUARDED_S, Actor
+from nodeagent.acting import GUARDED_S, SIGHT_S, Actor
 from nodeagent.cluster.pods import PodsView
 from nodeagent.cluster.session import NoCluster
 from nodeagent.config import load
@@ -155,16 +155,17 @@ class OnePod(NoCluster):
 
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
 @pytest.mark.parametrize(
-    ("tier", "wait", "evicted"),
+    ("tier", "wait", "stood_s", "evicted"),
     [
-        (Tier.SOFT, Note("lease", "a seat that was lost since the decision"), []),
-        (Tier.SOFT, None, ["plan-1 default/web"]),
-        (Tier.HARD, Note("lease", "a seat that was lost since the decision"), ["plan-1 default/web"]),
+        (Tier.SOFT, Note("lease", "a seat that was lost since the decision"), 0.0, []),
+        (Tier.SOFT, None, 0.0, ["plan-1 default/web"]),
+        (Tier.HARD, Note("lease", "a seat that was lost since the decision"), 0.0, ["plan-1 default/web"]),
+        (Tier.HARD, None, SIGHT_S, []),
     ],
-    ids=["soft, and has to wait", "soft", "hard"],
+    ids=["soft, and has to wait", "soft", "hard", "hard, and the process was stopped after its second look"],
 )
-def test_a_soft_victim_is_not_evicted_when_the_soft_tier_has_to_wait_since_the_decision(
-    scene: Scene, tier: Tier, wait: Note | None, evicted: list[str]
+def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
+    scene: Scene, tier: Tier, wait: Note | None, stood_s: float, evicted: list[str]
 ) -> None:
     plan = scene.plan()
     threshold = Threshold(Signal.MEMORY, Amount(1 << 60, None, "1Ei"), 0.0 if tier is Tier.HARD else 30.0)
@@ -199,5 +200,5 @@ def test_a_soft_victim_is_not_evicted_when_the_soft_tier_has_to_wait_since_the_d
     session.wait, session.lost_at = wait, 12.5
     fresh = scene.actor.look_again(plan, snapshot, parts)
     assert (fresh.soft_waits_for, fresh.api_lost_at) == (wait, 12.5), "read anew, not carried over"
-    scene.actor.evict(plan, fresh, parts, saved=True)
+    scene.actor.evict(plan, fresh._replace(taken_at=fresh.taken_at - stood_s), parts, saved=True)
     assert session.evicted == evicted

@@ -79,10 +79,10 @@ class Node:
         self.evicted_at: list[float] = []
         self.start()
 
-    def start(self) -> None:
+    def start(self, *, beside_since: float = float("-inf")) -> None:
         self.store = FailingDisk(self.home / "state" / "state", shape=AgentState, boot_id="boot")
         self.store.failure = self.failure
-        recalled = recall(self.store.load(), instance="i", now=self.now)
+        recalled = recall(self.store.load(), instance="i", now=self.now, beside_since=beside_since)
         self.keeper = _keeper(recalled.state.policy, self.store, restorable_until=recalled.restorable_until)
         self.keeper.prove(now=self.now)
 
@@ -205,3 +205,24 @@ def test_a_restart_with_a_state_that_is_whole_keeps_its_tokens(away_s: float, tm
     node.start()
     node.evict()
     assert len(node.evicted_at) == 2
+
+
+@pytest.mark.parametrize(("watched_s", "evicted"), [(20.0, 2), (5.0, 1)], ids=["the same state", "another one"])
+def test_who_has_watched_beside_another_agent_has_what_that_one_left(
+    watched_s: float, evicted: int, tmp_path: Path
+) -> None:
+    """The state was last written 10 s ago: by the other one, if we watched since then."""
+    node = Node(tmp_path)
+    node.evict()
+    node.now += 10.0
+    node.start(beside_since=node.now - watched_s)
+    node.evict()
+    assert len(node.evicted_at) == evicted
+
+
+def test_who_has_watched_beside_an_agent_with_another_directory_begins_empty(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    node.start(beside_since=node.now - 1.0)
+    node.evict()
+    assert not node.evicted_at
