@@ -12,8 +12,9 @@ Promises:
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
 only a limit holds. If a larger pod is out of reach for the moment, the selection is made once more with it: a pod whose
 rank is not known stands first, and one whose usage is not known covers everything. If it is selected, the others that
-take its place must cover the deficit and what the signal loses meanwhile. Tokens are taken one victim after the other;
-a victim whose bucket is empty is dropped like any pod that a limit holds.
+take its place must cover the deficit and what the signal loses meanwhile to what is out of reach. Pods in reach whose
+growth is most of that fall, and covers the deficit, take no other pod's place. Tokens are taken one victim after the
+other; a victim whose bucket is empty is dropped like any pod that a limit holds.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from nodeagent.config.schema import Config
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier, Trend
-from nodeagent.policy import budget, ledger, relief
+from nodeagent.policy import budget, ledger, ranking, relief
 from nodeagent.policy.figures import figure
 from nodeagent.policy.lineup import Lineup
 from nodeagent.policy.reach import OutOfReach, Rule
@@ -35,7 +36,8 @@ AGAIN_S: Final = 600.0
 a pod that grows in bursts looks calm between them: this bounds what it may cost, whatever the rate says."""
 EXHAUSTED: Final = 0.1
 """Below this share of its threshold a signal counts as used up. What is used up falls no further, so its rate says
-nothing about who would take what others give."""
+nothing about who would take what others give: where only a pod of unknown usage is out of reach, which may be tiny,
+others are evicted when it has stood still for `AGAIN_S`."""
 IN_ITS_PLACE: Final = "no other pod is evicted in its place"
 
 
@@ -60,6 +62,10 @@ class Terms(NamedTuple):
     """The buckets that evicting a pod takes a token from."""
     falls: int | None
     """What the signal loses within `HORIZON_S`; None when that is not known."""
+    grows: ranking.Growth
+    """How fast a pod grows for certain: what the signal loses to a victim it loses no longer."""
+    stands_still: bool
+    """The signal is used up, and its threshold has been met for `AGAIN_S`: whatever grew has had its time."""
     plan_id: str
     now: float
     config: Config
@@ -81,6 +87,8 @@ def terms_of(
     shortened: int,
     budgets: budget.BudgetState,
     falls: int | None,
+    grows: ranking.Growth,
+    stands_still: bool,
     plan_id: str,
     now: float,
     config: Config,
@@ -91,11 +99,24 @@ def terms_of(
     if kill:
         tokens = budget.level(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets).tokens
         keys = (budget.LAST_RESORT,)
-        return Terms(deficit, min(room, tokens), False, lambda _: keys, falls, plan_id, now, config)
+        return Terms(
+            deficit, min(room, tokens), False, lambda _: keys, falls, grows, stands_still, plan_id, now, config
+        )
     kubelet = config.ranking.kubelet
     if kubelet or tier is Tier.SOFT:
         room = min(room, 1)
-    return Terms(deficit, room, kubelet, lambda pod: budget.keys_of(pod, signal), falls, plan_id, now, config)
+    return Terms(
+        deficit,
+        room,
+        kubelet,
+        lambda pod: budget.keys_of(pod, signal),
+        falls,
+        grows,
+        stands_still,
+        plan_id,
+        now,
+        config,
+    )
 
 
 def choose(
@@ -169,20 +190,26 @@ def _in_the_place_of(
     earlier_s = budget.in_place_since(budgets, facts.resource, now=terms.now, for_s=AGAIN_S)
     if any(each.listed_soon for each in replaced):
         why = "the API server is about to list it"
-    elif terms.falls is None:
+    elif terms.falls is None and (not terms.stands_still or any(each.known for each in replaced)):
         why = "how fast the rest is used up is not known"
-    elif earlier_s is not None:
-        why = f"others were evicted in such a place {earlier_s:.0f}s ago"
     else:
-        needed = terms.deficit + terms.falls
-        others = _take(lineup, _select(pool, needed, terms), waiting, terms, budgets=budgets)
+        falls = terms.falls or 0
+        selected = _select(pool, terms.deficit + falls, terms, worth=lambda pod: _amount(pod) + _grows_by(pod, terms))
+        others = _take(lineup, selected, waiting, terms, budgets=budgets)
+        grown = sum(_grows_by(pod, terms) for pod in others.pods)
+        growers = grown > 0 and grown >= max(terms.deficit, falls - grown)
+        needed = terms.deficit + max(0, falls - sum(_grows_by(pod, terms) for pod in pool))
         freed = sum(_amount(pod) for pod in others.pods)
-        if freed >= needed:
+        if freed >= needed and growers:
+            return others
+        if freed >= needed and earlier_s is None:
             noted = budget.note_in_place(others.budgets, facts.resource, terms.plan_id, len(others.pods), now=terms.now)
             return others._replace(budgets=noted)
         why = (
             f"others that may be evicted would free {figure(freed, facts.unit)} of the {figure(needed, facts.unit)} "
             f"that are missing now and within {HORIZON_S:.0f}s"
+            if freed < needed
+            else f"others were evicted in such a place {earlier_s:.0f}s ago"
         )
     out = max(replaced, key=lambda each: each.amount)
     uids = {each.pod.view.pod.uid for each in replaced}
@@ -231,11 +258,19 @@ def _in_order(
     return [*first, *rest]
 
 
-def _select(pods: Sequence[RankedPod], deficit: int, terms: Terms) -> list[RankedPod]:
-    """What would be evicted of these, were there no limits."""
+def _grows_by(pod: RankedPod, terms: Terms) -> int:
+    """What the pod takes of the signal within `HORIZON_S`, if it goes on."""
+    usage = pod.view.usage
+    return int(terms.grows(usage, pod.usage) * HORIZON_S) if usage is not None else 0
+
+
+def _select(
+    pods: Sequence[RankedPod], deficit: int, terms: Terms, *, worth: Callable[[RankedPod], int] = _amount
+) -> list[RankedPod]:
+    """What would be evicted of these, were there no limits. `worth` is what a pod adds to cover the deficit."""
     if terms.first_only:
         return list(pods[: terms.room])
-    picked = relief.least_harmful([_amount(pod) for pod in pods], deficit, most=terms.room)
+    picked = relief.least_harmful([worth(pod) for pod in pods], deficit, most=terms.room)
     return [pods[index] for index in picked]
 
 

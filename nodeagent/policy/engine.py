@@ -341,6 +341,8 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
                 shortened=len(shortened),
                 budgets=budgets,
                 falls=choice.falls_by(trend, available=observation.available, value=verdict.value),
+                grows=ranking.steady_growth(case.growth, signal, at=snapshot.taken_at),
+                stands_still=trend is not None and now - (verdict.active_since or now) >= choice.AGAIN_S,
                 plan_id=case.plan_id,
                 now=now,
                 config=config,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from nodeagent.config.schema import Config, RankingKey
 from nodeagent.lean import NamedTuple
 from nodeagent.model import (
+    NO_RESOURCES,
     SIGNAL_TABLE,
     DiskLayout,
     NodeSnapshot,
@@ -160,13 +161,16 @@ def _standing_of(view: PodView, signal: Signal, config: Config) -> Standing:
 
 
 def _impossible(pod: Pod) -> bool:
-    """Whether a container asks for what cannot be: a sum over it says nothing."""
+    """Whether a container asks for what cannot be: a sum over it says nothing. What was allocated counts before what is
+    wanted: anybody may ask a resize for more than exists, which the kubelet refuses."""
     for container in pod.containers:
-        for asked in (container.requests, container.allocated):
-            if asked is None:
-                continue
-            memory, storage = asked.memory, asked.ephemeral_storage
-            if (memory is not None and sound(memory) is None) or (storage is not None and sound(storage) is None):
+        wanted, given = container.requests, container.allocated or NO_RESOURCES
+        for asked, allocated in (
+            (wanted.memory, given.memory),
+            (wanted.ephemeral_storage, given.ephemeral_storage),
+        ):
+            counts = asked if allocated is None else allocated
+            if counts is not None and sound(counts) is None:
                 return True
     return False
 

@@ -391,6 +391,26 @@ def growth_of(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: flo
     return grown if signal is not Signal.PID else lambda usage, now: max(grown(usage, now), _forking(usage, now))
 
 
+def steady_growth(state: GrowthState, signal: Signal, *, at: float) -> Growth:
+    """How fast pods grow for certain: the least growth since any of the kept samples, all of which have the pod. 0 for
+    disks: what a pod writes need not stay."""
+    samples = [sample for sample in (state.newer, state.older) if sample is not None]
+    bases = [sample for sample in samples if GROWTH_STEP_S / 2 <= at - sample.at <= GROWTH_OLDEST_S]
+    if not bases or signal in DISKS:
+        return lambda usage, now: 0.0  # noqa: ARG005
+
+    def grown(usage: PodUsage | None, now: int | None) -> float:
+        if usage is None or now is None:
+            return 0.0
+        uid = usage.cgroup_uid
+        known = [
+            ((sample.processes if signal is Signal.PID else sample.memory).get(uid, now), sample) for sample in bases
+        ]
+        return max(0.0, min((now - before) / (at - sample.at) for before, sample in known))
+
+    return grown
+
+
 def _forking(usage: PodUsage | None, _now: int | None) -> float:
     forks = usage.forks_per_s if usage is not None else None
     return forks if forks is not None and 0.0 <= forks <= ABSURD else 0.0

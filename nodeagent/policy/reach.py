@@ -6,8 +6,9 @@ Three kinds of reasons keep a ranked pod from being evicted:
    and others are chosen as if it were not there.
 2. A limit of ours that passes (owner back-off, an empty bucket, a request that failed lately) or a claim that is not
    looked up yet: `WAITS`. It is evicted later or not at all. Nobody is evicted in its place.
-3. A reason of the moment (usage unreadable, known to the host alone, a PodDisruptionBudget, an eviction that is stuck):
-   `LARGER`. Where it holds more than the others, they are evicted only if they alone cure the deficit (`choice`).
+3. A reason of the moment (usage unreadable, known to the host alone, a PodDisruptionBudget, an eviction that is stuck,
+   a finished pod whose cgroup is not removed yet): `LARGER`. Where it holds more than the others, they are evicted only
+   if they alone cure the deficit (`choice`).
 
 Theory of operation. `sort_out` goes once over a lineup. A pod of the second kind is selected like any candidate and
 dropped after that. A pod of the third kind whose usage is not known may hold whatever is attributed to nothing else on
@@ -51,6 +52,7 @@ _MOMENTARY: Final = frozenset(
         "claims-unknown",
         "unknown-pod",
         "nameless",
+        "finished",
         "terminating",
         "not-running",
         "usage-unknown",
@@ -201,5 +203,6 @@ def _young(ranked: RankedPod, facts: Facts) -> bool:
 
 
 def _holds_nothing(ranked: RankedPod) -> bool:
-    """A pod without a cgroup, and none of whose containers the kubelet has reported as running."""
-    return ranked.view.usage is None and not any(each.running for each in ranked.view.pod.containers)
+    """A pod without a cgroup that is finished, or none of whose containers the kubelet has reported as running."""
+    view = ranked.view
+    return view.usage is None and (view.pod.finished or not any(each.running for each in view.pod.containers))

@@ -33,6 +33,7 @@ from nodeagent.model import (
     PodSource,
     PodView,
     QOSClass,
+    Resources,
     Signal,
     Threshold,
     Tier,
@@ -71,9 +72,12 @@ class Life:
         burst_s: float = 0.0,
         innocents: int = 6,
         each: int = 300 * MI,
+        unaccounted: int = 0,
     ) -> None:
         self.settings, self.seen, self.rate, self.burst_s = settings, seen, rate, burst_s
         self.sizes: dict[str, float] = {f"innocent-{n}": each for n in range(innocents)}
+        self.unaccounted = unaccounted
+        self.seen_of_all: Callable[[PodView, float], PodView] = lambda view, for_s: view
         self.sizes["hog"] = hog
         if sibling:
             self.sizes["sibling"] = sibling
@@ -97,7 +101,7 @@ class Life:
         return self.hog_size(self.sizes[name]) if name in ("hog", "sibling") else int(self.sizes[name])
 
     def snapshot(self) -> NodeSnapshot:
-        used = SERVICES + sum(self.size_of(name) for name in self.sizes)
+        used = SERVICES + self.unaccounted + sum(self.size_of(name) for name in self.sizes)
         available = max(0, CAPACITY[Signal.MEMORY] - used)
         views = []
         for name in self.sizes:
@@ -112,7 +116,7 @@ class Life:
             if name == "hog":
                 view = self.seen.view(view, self.for_s)
             if view is not None:
-                views.append(view)
+                views.append(self.seen_of_all(view, self.for_s))
         services = (CgroupUsage("/system.slice/database.service", SERVICES, 9),)
         return snapshot(*views, at=self.at, available={Signal.MEMORY: available}, cgroups=services)
 
@@ -196,6 +200,10 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
     "no disruption is allowed": (
         Tier.SOFT,
         Seen(lambda view, for_s: view._replace(pod=view.pod._replace(budgets=(DisruptionBudget("b", 0),)))),
+    ),
+    "it is finished and its cgroup is still there": (
+        Tier.HARD,
+        Seen(lambda view, for_s: view._replace(pod=view.pod._replace(phase="Failed"))),
     ),
     "its claim is not looked up": (Tier.SOFT, Seen(lambda view, for_s: claimed(view))),
 }
@@ -301,6 +309,61 @@ def test_evictions_in_its_place_that_did_not_happen_may_be_tried_again() -> None
 def test_after_a_lost_state_nobody_is_evicted_in_the_place_of_another_for_a_while() -> None:
     lost = budget.BudgetState(spent_at=NOW)
     assert budget.in_place_since(lost, "memory", now=NOW + 1, for_s=600) == 1
+
+
+def tiny_without_usage(view: PodView, for_s: float) -> PodView:
+    return unreadable(view, NEVER, for_s) if view.pod.name == "innocent-0" else view
+
+
+@pytest.mark.parametrize("order", ["ours", "kubelet"])
+@pytest.mark.parametrize("tier", Tier)
+def test_a_tiny_unreadable_pod_does_not_shield_a_pod_that_grows_faster_than_it_is_large(order: str, tier: Tier) -> None:
+    """Memory that nothing accounts for may be the tiny pod's; what is being used up is the hog's."""
+    settings = acting(tier, ranking=KUBELET if order == "kubelet" else Ranking())
+    life = Life(settings, Seen(), rate=60.0 * MI, hog=int(1.1 * GI), unaccounted=3 * GI)
+    life.seen_of_all = tiny_without_usage
+    life.run(12)
+    assert life.evicted == ["hog"], "before the memory is used up"
+
+
+def test_two_replicas_that_grow_beside_a_tiny_unreadable_pod_are_both_evicted() -> None:
+    settings = acting(budgets=Budgets(owner_backoff_s=10.0))
+    life = Life(settings, Seen(), rate=30.0 * MI, hog=int(0.6 * GI), sibling=int(0.5 * GI), unaccounted=3 * GI)
+    life.seen_of_all = tiny_without_usage
+    life.run(60)
+    assert sorted(life.evicted) == ["hog", "sibling"]
+
+
+@pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.PID])
+def test_a_resource_that_is_used_up_beside_an_unreadable_pod_is_not_used_up_for_ever(signal: Signal) -> None:
+    def node(at: float) -> NodeSnapshot:
+        most = 20 * GI if signal is Signal.NODEFS else 4000
+        dark = nodes.view("dark", MI, usage_more={"process_count": None, "thread_count": None})
+        large = nodes.view(
+            "large",
+            MI,
+            usage_more={"disk": DiskUsage(rootfs_bytes=most), "process_count": most, "thread_count": most},
+        )
+        return snapshot(dark, large, at=at, available={signal: 0})
+
+    settings = config(hard(signal, 5 * GI if signal is Signal.NODEFS else 1000))
+    state = initial("t", now=NOW)
+    when: list[float] = []
+    for step in range(int(choice.AGAIN_S) + 20):
+        plan, state = engine.decide(node(NOW + step), state, now=NOW + step, config=settings)
+        when += [step for _ in plan.victims]
+    assert len(when) == 1
+    assert choice.AGAIN_S <= when[0] <= choice.AGAIN_S + 5
+
+
+def test_a_resize_to_more_than_exists_puts_a_pod_out_of_nobodys_reach() -> None:
+    """Anybody who may edit the pod may ask for it, and the kubelet goes on with what it had allocated."""
+    hog = nodes.view("hog", 2 * GI, request=100 * MI)
+    [container] = hog.pod.containers
+    wanted = container._replace(requests=Resources(memory=9 * 10**18), allocated=Resources(memory=100 * MI))
+    resized = hog._replace(pod=hog.pod._replace(containers=(wanted,)))
+    innocents = [nodes.view(name, 900 * MI) for name in ("a", "b")]
+    assert decide(pressed(resized, *innocents), config(hard()))[0] == ["hog"]
 
 
 # --- one decision ----------------------------------------------------------------------------------------------------
