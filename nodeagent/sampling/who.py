@@ -110,7 +110,7 @@ def confirm_mirrors(pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, 
 
     `uids` are those of all pod cgroups, `names` what the log directories call them. A mirror pod has no cgroup of its
     own; no pod of the API has the UID that it names; the log directory of that UID has its name, which nobody but the
-    kubelet writes; and it is the only one to name it. What is not confirmed takes no cgroup: the cgroup then is that of
+    kubelet writes, or the UID is a kubelet's hash where no directory can be read; and it is the only one to name it. What is not confirmed takes no cgroup: the cgroup then is that of
     a pod which only the host knows, and the object that of a pod which is not running. Neither can be evicted.
     """
     claims = [pod for pod in pods if pod.mirror_of]
@@ -124,8 +124,16 @@ def confirm_mirrors(pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, 
 
 
 def _is_named(pod: Pod, names: Mapping[str, PodName]) -> bool:
-    """Whether the log directory of the static pod's UID has the name of this pod; all count where none can be read."""
-    return not names or names.get(pod.mirror_of) == PodName(pod.namespace or "", pod.name or "")
+    """Whether the log directory of the static pod's UID has the name of this pod. Where none can be read, whether the
+    UID is one that no API server gives: another pod, which the view of the API may lack, has none of these."""
+    if not names:
+        return not _by_api_server(pod.mirror_of)
+    return names.get(pod.mirror_of) == PodName(pod.namespace or "", pod.name or "")
+
+
+def _by_api_server(uid: str) -> bool:
+    """The API server gives UIDs with dashes; a kubelet gives the MD5 of the manifest in hex (KUBELET-CONTRACT 13)."""
+    return "-" in uid
 
 
 def _as_joined(pod: Pod, confirmed: Set[str]) -> Pod:
@@ -223,8 +231,7 @@ def _named(usage: PodUsage, pod: Pod) -> PodUsage:
 
 def _host_pod(usage: PodUsage, names: Mapping[str, PodName], wall_offset: float) -> Pod:
     who = names.get(usage.cgroup_uid)
-    # The API server gives UIDs with dashes; a kubelet gives the MD5 of the manifest in hex (KUBELET-CONTRACT 13).
-    static = "cgroup" if "-" not in usage.cgroup_uid else ""
+    static = "" if _by_api_server(usage.cgroup_uid) else "cgroup"
     return Pod(
         uid=usage.cgroup_uid,
         cgroup_uid=usage.cgroup_uid,

@@ -67,13 +67,19 @@ def codes(pod: Pod) -> set[str]:
     return {refusal.code for refusal in protection.standing(pod, Protection(unknown_pods=False, namespaces=()))}
 
 
-@pytest.mark.parametrize("uid", [HASH, CHOSEN])
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("uid", "named"), [(HASH, True), (HASH, False), (CHOSEN, True)])
 def test_a_mirror_pod_has_the_cgroup_of_its_static_pod(uid: str, named: bool) -> None:
     names = {uid: who.PodName("kube-system", "etcd-n1")} if named else None
     views = joined([mirror("kube-system/etcd-n1", uid), api_pod("a/web", QUIET)], [uid, QUIET], names)
     assert len(views) == 2
     assert (holder(views, uid).key, codes(holder(views, uid))) == ("kube-system/etcd-n1", {"mirror"})
+
+
+def test_without_log_directories_no_mirror_pod_takes_the_cgroup_of_a_pod_that_the_view_lacks() -> None:
+    """The watch is silent, a hog is new, and its author creates an object that claims to mirror it."""
+    views = joined([mirror("evil/thief", HOG)], [HOG])
+    assert holder(views, HOG).source is PodSource.HOST
+    assert [view.usage for view in views if view.pod.name == "thief"] == [None]
 
 
 def test_a_static_pod_without_a_mirror_pod_is_one_by_its_config_hash() -> None:
