@@ -110,8 +110,9 @@ def confirm_mirrors(pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, 
 
     `uids` are those of all pod cgroups, `names` what the log directories call them. A mirror pod has no cgroup of its
     own; no pod of the API has the UID that it names; the log directory of that UID has its name, which nobody but the
-    kubelet writes, or the UID is a kubelet's hash where no directory can be read; and it is the only one to name it. What is not confirmed takes no cgroup: the cgroup then is that of
-    a pod which only the host knows, and the object that of a pod which is not running. Neither can be evicted.
+    kubelet writes, or the UID is a kubelet's hash where no directory can be read; and it is the only one to name it.
+    What is not confirmed takes no cgroup: the cgroup then is that of a pod which only the host knows, and the object
+    that of a pod which is not running. Neither can be evicted.
     """
     claims = [pod for pod in pods if pod.mirror_of]
     if not claims:

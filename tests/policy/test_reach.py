@@ -201,10 +201,6 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
         Tier.SOFT,
         Seen(lambda view, for_s: view._replace(pod=view.pod._replace(budgets=(DisruptionBudget("b", 0),)))),
     ),
-    "it is finished and its cgroup is still there": (
-        Tier.HARD,
-        Seen(lambda view, for_s: view._replace(pod=view.pod._replace(phase="Failed"))),
-    ),
     "its claim is not looked up": (Tier.SOFT, Seen(lambda view, for_s: claimed(view))),
 }
 """Reasons why a growing hog is out of reach for good."""
@@ -219,6 +215,11 @@ def test_while_a_growing_hog_is_out_of_reach_no_innocent_is_evicted(name: str, o
     assert life.innocents == []
     last = " ".join(refusal.message for refusal in life.plans[-1].refusals)
     assert "hog/hog" in last, "each decision says what it waits for"
+
+
+def test_while_a_finished_pod_still_holds_the_memory_no_innocent_is_evicted() -> None:
+    finished = Seen(lambda view, for_s: view._replace(pod=view.pod._replace(phase="Failed")))
+    assert Life(acting(), finished).run(60).innocents == []
 
 
 FOR_A_WHILE: dict[str, tuple[Tier, Seen, float]] = {
