@@ -198,7 +198,8 @@ def _in_the_place_of(
         others = _take(lineup, selected, waiting, terms, budgets=budgets)
         grown = sum(_grows_by(pod, terms) for pod in others.pods)
         growers = grown > 0 and grown >= max(terms.deficit, falls - grown)
-        needed = terms.deficit + max(0, falls - sum(_grows_by(pod, terms) for pod in pool))
+        theirs = sum(_grows_by(pod, terms) for pod in pool) if growers else grown
+        needed = terms.deficit + max(0, falls - theirs)
         freed = sum(_amount(pod) for pod in others.pods)
         if freed >= needed and growers:
             return others
