@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nodeagent import __version__
-from nodeagent.report import exit_codes
+from nodeagent.report import exit_codes, streams
 
 _DESCRIPTION = """\
 nodeagent acts on node pressure before the kubelet and the OOM killer do: it watches memory, disk, inodes and PIDs of
@@ -77,6 +77,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(exit_codes.USAGE, f"{self.prog}: {message}\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # All texts of argparse come through here. Where one cannot be written, argparse of Python 3.11.2 (Debian 12)
+        # raises and a later one passes over it.
+        if message:
+            (streams.write_output if file is sys.stdout else streams.write_error)(message)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
