@@ -34,13 +34,15 @@ Use `/healthz` as a liveness probe and `/readyz` as a readiness probe, never the
 reach makes every agent not ready, and a restart would not mend it.
 
 The endpoint only reads: GET and HEAD, no names of pods, no authentication. Whoever reaches the port may read the
-figures; bind it to `127.0.0.1` or to the pod's address, and let a NetworkPolicy say who may ask. It is one thread with
-at most {server.CONNECTIONS} connections of {server.DEADLINE_S:g} seconds each, {server.PEER_CONNECTIONS} of one
-address; a scrape takes 0.4 ms with 110 pods. Limits hold for each address by itself, so that no pod's flood keeps a
-kubelet's probe or a Prometheus from its answer: {server.PEER_PAGES_PER_S} scrapes a second of one address and
-{server.PAGES_PER_S} in all, beyond it 429; {server.PEER_PER_S} connections a second of one address, and
-{server.FEW_PER_S} while {server.MANY_PER_S} a second come, beyond it they are closed unread. A kubelet probes from an
-address of the node: only who connects from it as well (`hostNetwork`) shares its limits.
+figures; bind it to `127.0.0.1` or to the pod's address, and let a NetworkPolicy say who may ask. A scrape takes 0.4 ms
+with 110 pods. Limits hold for each address, so that a flood from one pod leaves the kubelet's probes and Prometheus their
+answers. A kubelet probes from an address of the node, which pods with `hostNetwork` share.
+
+| limit | one address | all addresses | beyond it |
+| --- | --- | --- | --- |
+| open connections, at most {server.DEADLINE_S:g} s each | {server.PEER_CONNECTIONS} | {server.CONNECTIONS} | its oldest one is closed |
+| connections a second | {server.PEER_PER_S}; {server.FEW_PER_S} while all send {server.MANY_PER_S} | - | closed unread |
+| scrapes a second | {server.PEER_PAGES_PER_S} | {server.PAGES_PER_S} | 429 |
 
 No series is named after a pod, a namespace or an owner: which pods were evicted is in the Events, the log and
 `nodeagent explain`. What is not known has no series. Ages are reckoned at the scrape on the monotonic clock, so they
