@@ -35,14 +35,14 @@ reach makes every agent not ready, and a restart would not mend it.
 
 The endpoint only reads: GET and HEAD, no names of pods, no authentication. Whoever reaches the port may read the
 figures; bind it to `127.0.0.1` or to the pod's address, and let a NetworkPolicy say who may ask. A scrape takes 0.4 ms
-with 110 pods. Limits hold for each address, so that a flood from one pod leaves the kubelet's probes and Prometheus their
-answers. A kubelet probes from an address of the node, which pods with `hostNetwork` share.
+with 110 pods. Limits hold for each address, so that a flood from one pod leaves the kubelet's probes and Prometheus
+their answers. A kubelet probes from an address of the node, which pods with `hostNetwork` share.
 
 | limit | one address | all addresses | beyond it |
 | --- | --- | --- | --- |
-| open connections, at most {server.DEADLINE_S:g} s each | {server.PEER_CONNECTIONS} | {server.CONNECTIONS} | its oldest one is closed |
-| connections a second | {server.PEER_PER_S}; {server.FEW_PER_S} while all send {server.MANY_PER_S} | - | closed unread |
-| scrapes a second | {server.PEER_PAGES_PER_S} | {server.PAGES_PER_S} | 429 |
+| connections of {server.DEADLINE_S:g} s | {server.PEER_CONNECTIONS} | {server.CONNECTIONS} | the oldest is closed |
+| connections per second | {server.PEER_PER_S}; {server.FEW_PER_S} at {server.MANY_PER_S} in all | - | closed unread |
+| scrapes per second | {server.PEER_PAGES_PER_S} | {server.PAGES_PER_S} | 429 |
 
 No series is named after a pod, a namespace or an owner: which pods were evicted is in the Events, the log and
 `nodeagent explain`. What is not known has no series. Ages are reckoned at the scrape on the monotonic clock, so they
