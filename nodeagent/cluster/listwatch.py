@@ -14,11 +14,13 @@ Promises:
 3. Failures wait longer each time, with jitter, and obey Retry-After. A success must last before it counts as one: a
    server that answers every list and breaks every watch is not asked at full speed.
 4. What cannot be decoded costs its own object only; what the handler gets is either a whole list or one whole event.
+5. Where an empty list is probably wrong (`doubts_empty`), it is not believed for long: unless the watch brings an
+   object, it is asked for again, after `DOUBT_FIRST_S` at first and `DOUBT_LAST_S` in the end.
 """
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 from urllib.parse import urlencode
 
@@ -42,6 +44,10 @@ LASTED_S: Final = 5.0
 LISTED_S: Final = 60.0
 """A list that served this long was a success. Below it the back-off goes on growing: a server that lets every watch
 expire is asked for two to four lists a minute in the end."""
+
+DOUBT_FIRST_S: Final = 2.0
+DOUBT_LAST_S: Final = 60.0
+"""How long an empty list is watched from where it is doubted: first and last. `timeoutSeconds` are whole seconds."""
 
 _event_decoder = objects.Decoder(objects.WatchEvent)
 _status_decoder = objects.Decoder(objects.StatusObject)
@@ -82,8 +88,10 @@ class ListWatch:
         watch_s: float = WATCH_S,
         backoff: Backoff | None = None,
         spread_s: float = 0.0,
+        doubts_empty: bool = False,
     ) -> None:
-        """`spread_s`: the first list waits for a random part of this, where a whole fleet may begin at once."""
+        """`spread_s`: the first list waits for a random part of this, where a whole fleet may begin at once.
+        `doubts_empty`: there is at least one object, as a rule."""
         self._transport = transport
         self._path = path
         self._handler = handler
@@ -94,6 +102,11 @@ class ListWatch:
         self._backoff = backoff or Backoff()
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._spread_s = spread_s
+        self._doubts_empty = doubts_empty
+        self._doubt = Backoff(first_s=DOUBT_FIRST_S, last_s=DOUBT_LAST_S)
+        self._doubt_s = 0.0
+        self._empty = False
+        """The list that is watched from is doubted: it has no object, and the watch has brought none."""
         self._stopping = threading.Event()
         self._relisting = threading.Event()
         """Set while the copy is known to lack an object."""
@@ -168,7 +181,10 @@ class ListWatch:
                 if self._relisting.is_set():
                     continue
                 wait_s = 0.0
-                if self._clock() - began >= LASTED_S:
+                if self._empty:
+                    self._start_over()
+                    wait_s = began + self._doubt_s - self._clock()
+                elif self._clock() - began >= LASTED_S:
                     self._proven()
                 else:
                     # The server ended the watch right after it began: do not spin.
@@ -181,12 +197,13 @@ class ListWatch:
                 # From a version that the server has not reached (its data was set back) it says nothing at all.
                 silent = lasted_s >= self._idle_s and (self.synced_at is None or self.synced_at < began)
                 # An event that is too long is skipped by the next list.
-                if error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError) or silent:
+                useless = error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError)
+                if useless or silent or self._empty:
                     self._start_over()
                 elif lasted_s >= LASTED_S:
                     self._proven()
                 wait_s = self._trouble(error.message, retry_after_s=error.retry_after_s)
-            if wait_s:
+            if wait_s > 0.0:
                 self._stopping.wait(wait_s)
 
     def _proven(self) -> None:
@@ -218,12 +235,25 @@ class ListWatch:
             query["resourceVersion"] = "0"
         self.relists += 1
         listing = Listing(self._transport, self._path, query)
-        self._handler.replace(map(msgspec.Raw, listing))
+        empty = True
+
+        def items() -> Iterator[msgspec.Raw]:
+            nonlocal empty
+            for item in listing:
+                empty = False
+                yield msgspec.Raw(item)
+
+        self._handler.replace(items())
         self._version, self._listed_at = listing.version, self._clock()
+        self._empty = empty and self._doubts_empty
+        if self._empty:
+            self._doubt_s = self._doubt.failed()
+        else:
+            self._doubt.succeeded()
         self._heard(asked_at)
 
     def _watch(self) -> None:
-        timeout_s = int(self._watch_s * self._rng.uniform(1.0, 1.5)) or 1
+        timeout_s = int(self._doubt_s if self._empty else self._watch_s * self._rng.uniform(1.0, 1.5)) or 1
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -255,6 +285,7 @@ class ListWatch:
         version = _version(event.object)
         if event.type in ("ADDED", "MODIFIED", "DELETED"):
             self._handler.apply(event.type, event.object)
+            self._empty = False
         if version:
             self._version = version
         self._heard(self._clock())

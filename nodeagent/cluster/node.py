@@ -70,6 +70,7 @@ class NodeWatch:
             idle_s=idle_s,
             watch_s=watch_s,
             backoff=backoff,
+            doubts_empty=True,
         )
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from msgspec import Raw
 from nodeagent.cluster.credentials import find_credentials
 from nodeagent.cluster.node import NodeWatch, older
 from nodeagent.cluster.transport import connect
-from tests.apiserver import ApiServer, node_object
+from tests.apiserver import Answer, ApiServer, Request, node_object
 
 
 @pytest.fixture
@@ -66,3 +66,41 @@ def test_a_node_that_cannot_be_read_keeps_the_last_view_and_says_so(watch: NodeW
 def test_no_node_is_not_an_empty_node(watch: NodeWatch) -> None:
     watch.replace([])
     assert watch.view() is None
+
+
+def lists(api: ApiServer) -> int:
+    return sum(request.path == "/api/v1/nodes" and "watch" not in request.query for request in api.requests)
+
+
+def test_one_empty_list_does_not_hide_the_node_until_its_next_change(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        meta = {"resourceVersion": str(api.version)}
+        empty = {"kind": "NodeList", "apiVersion": "v1", "metadata": meta, "items": []}
+
+        def instead(request: Request) -> Answer | None:
+            wrong = request.path == "/api/v1/nodes" and "watch" not in request.query and lists(api) == 0
+            return Answer(200, empty) if wrong else None
+
+        api.instead = instead
+        watch = NodeWatch(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))), "lab-node")
+        watch.start()
+        try:
+            assert api.wait_for(lambda: lists(api) == 1)
+            assert api.wait_for(lambda: watch.view() is not None, 10)
+            assert api.wait_for(lambda: lists(api) == 2)
+        finally:
+            watch.stop()
+
+
+def test_a_node_that_is_not_there_is_asked_for_more_and_more_seldom_and_seen_at_once(tmp_path: Path) -> None:
+    with ApiServer(node="another") as api:
+        watch = NodeWatch(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))), "lab-node")
+        watch.start()
+        try:
+            assert api.wait_for(lambda: lists(api) >= 2)
+            assert not api.wait_for(lambda: lists(api) > 4, 5)
+            assert api.wait_for(lambda: api.watched("/api/v1/nodes"))
+            api.add_node(node_object("lab-node"))
+            assert api.wait_for(lambda: watch.view() is not None, 1)
+        finally:
+            watch.stop()
