@@ -5,8 +5,8 @@ Promises:
 1. A limit never passes the sentence on: a pod that it holds is selected like any other, dropped after that, and no
    other pod is evicted in its place.
 2. While a larger pod is out of reach that would have been selected, smaller ones are evicted in its place only if they
-   alone cure the deficit, and that once in `AGAIN_S`: a pod that grows out of reach never takes others with it in
-   series, and a node that stands still is helped.
+   alone cure the deficit, not while much is left, and that once in `AGAIN_S`: a pod that grows out of reach never takes
+   others with it in series, and a node that stands still is helped.
 3. A pod that the selection would take anyway is evicted whatever is out of reach beside it.
 
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 
 from nodeagent.config.schema import Config
 from nodeagent.lean import Final, NamedTuple
-from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier, Trend
-from nodeagent.policy import budget, ledger, ranking, relief
+from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier
+from nodeagent.policy import budget, ledger, ranking, relief, thresholds
+from nodeagent.policy import trend as trends
 from nodeagent.policy.figures import figure
 from nodeagent.policy.lineup import Lineup
 from nodeagent.policy.reach import OutOfReach, Rule
@@ -34,10 +35,11 @@ lets a slow leak take them one by one."""
 AGAIN_S: Final = 600.0
 """How soon others are evicted again in the place of a pod that is out of reach. The rate is measured over seconds, and
 a pod that grows in bursts looks calm between them: this bounds what it may cost, whatever the rate says."""
-EXHAUSTED: Final = 0.1
-"""Below this share of its threshold a signal counts as used up. What is used up falls no further, so its rate says
-nothing about who would take what others give: where only a pod of unknown usage is out of reach, which may be tiny,
-others are evicted when it has stood still for `AGAIN_S`."""
+PATIENCE_S: Final = 20.0
+"""How long after its threshold was met a signal waits for the pod that is out of reach while half of the threshold is
+left: most such reasons (a usage that cannot be read, a finished pod that still holds its memory) pass in seconds."""
+PATIENCE_SHARE: Final = 0.25
+"""Of the time until nothing is left: no longer than that is waited."""
 IN_ITS_PLACE: Final = "no other pod is evicted in its place"
 
 
@@ -65,17 +67,35 @@ class Terms(NamedTuple):
     grows: ranking.Growth
     """How fast a pod grows for certain: what the signal loses to a victim it loses no longer."""
     stands_still: bool
-    """The signal is used up, and its threshold has been met for `AGAIN_S`: whatever grew has had its time."""
+    """The signal has been used up for `AGAIN_S`: whatever grew has had its time. What is used up falls no further, so
+    its rate says nothing about who would take what others give: where only a pod of unknown usage is out of reach,
+    which may be tiny, others are evicted then."""
+    patient: bool
+    """It is too early to evict others in the place of a larger pod."""
     plan_id: str
     now: float
     config: Config
 
 
-def falls_by(trend: Trend | None, *, available: int | None, value: int | None) -> int | None:
-    """What a signal loses within `HORIZON_S` at its present rate. None: it is not known, or the signal is used up."""
-    if trend is None or available is None or value is None or available < value * EXHAUSTED:
+def falls_by(history: trends.History, *, available: int | None, value: int | None) -> int | None:
+    """What a signal loses within `HORIZON_S` at its present rate. None: it is not known, or the signal is used up.
+
+    The larger fall of two estimates: right after a release the trend shows the step up alone.
+    """
+    trend, between = trends.estimate(history), trends.between_neighbours(history)
+    if trend is None or between is None or available is None or value is None or thresholds.used_up(available, value):
         return None
-    return int(max(0.0, -trend.rate_per_s) * HORIZON_S)
+    return int(max(0.0, -trend.rate_per_s, -between) * HORIZON_S)
+
+
+def waits_for_larger(
+    falls: int | None, met_at: float | None, *, available: int | None, value: int | None, now: float
+) -> bool:
+    """Whether the larger pod that is out of reach is waited for: briefly, and while half of the threshold is left."""
+    if falls is None or met_at is None or available is None or value is None or available * 2 < value:
+        return False
+    left_s = available * HORIZON_S / falls if falls else float("inf")
+    return now - met_at < min(PATIENCE_S, left_s * PATIENCE_SHARE)
 
 
 def terms_of(
@@ -89,6 +109,7 @@ def terms_of(
     falls: int | None,
     grows: ranking.Growth,
     stands_still: bool,
+    patient: bool,
     plan_id: str,
     now: float,
     config: Config,
@@ -100,7 +121,7 @@ def terms_of(
         tokens = budget.level(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets).tokens
         keys = (budget.LAST_RESORT,)
         return Terms(
-            deficit, min(room, tokens), False, lambda _: keys, falls, grows, stands_still, plan_id, now, config
+            deficit, min(room, tokens), False, lambda _: keys, falls, grows, stands_still, patient, plan_id, now, config
         )
     kubelet = config.ranking.kubelet
     if kubelet or tier is Tier.SOFT:
@@ -113,6 +134,7 @@ def terms_of(
         falls,
         grows,
         stands_still,
+        patient,
         plan_id,
         now,
         config,
@@ -202,16 +224,21 @@ def _in_the_place_of(
         needed = terms.deficit + max(0, falls - theirs)
         freed = sum(_amount(pod) for pod in others.pods)
         if freed >= needed and growers:
-            return others
-        if freed >= needed and earlier_s is None:
+            growing = [pod for pod in selected if _grows_by(pod, terms) > 0]
+            alone = sum(_amount(pod) for pod in growing) >= terms.deficit
+            return _take(lineup, growing, waiting, terms, budgets=budgets) if alone else others
+        if freed >= needed and earlier_s is None and not terms.patient:
             noted = budget.note_in_place(others.budgets, facts.resource, terms.plan_id, len(others.pods), now=terms.now)
             return others._replace(budgets=noted)
-        why = (
-            f"others that may be evicted would free {figure(freed, facts.unit)} of the {figure(needed, facts.unit)} "
-            f"that are missing now and within {HORIZON_S:.0f}s"
-            if freed < needed
-            else f"others were evicted in such a place {earlier_s:.0f}s ago"
-        )
+        if freed < needed:
+            why = (
+                f"others that may be evicted would free {figure(freed, facts.unit)} of the "
+                f"{figure(needed, facts.unit)} that are missing now and within {HORIZON_S:.0f}s"
+            )
+        elif earlier_s is not None:
+            why = f"others were evicted in such a place {earlier_s:.0f}s ago"
+        else:
+            why = "it may come into reach while much is left"
     out = max(replaced, key=lambda each: each.amount)
     uids = {each.pod.view.pod.uid for each in replaced}
     anyway = [pod for pod in everybody if pod.view.pod.uid not in uids]

@@ -122,6 +122,7 @@ def decide(
         growth=state.growth,
         reclaims=tried.state,
         trends={verdict.signal: verdict.trend for verdict in judged},
+        levels=threshold_state,
         memo=memo if memo is not None else Memo(),
     )
     served, refusals, budgets = _serve_limits(case, budgets)
@@ -178,6 +179,8 @@ class _Case(NamedTuple):
     growth: ranking.GrowthState
     reclaims: reclaim.ReclaimState
     trends: Mapping[Signal, Trend | None]
+    levels: thresholds.ThresholdState
+    """As the snapshot left it."""
     memo: Memo
 
     def line_up(self, signal: Signal, *, tier: Tier, minimum: Minimum | None = None) -> Lineup:
@@ -281,8 +284,9 @@ def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVer
 def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) -> tuple[_Served, budget.BudgetState]:
     """Everything for one threshold that is due. The budgets are changed only if there are victims."""
     snapshot, now, config = case.snapshot, case.now, case.config
-    signal, tier = verdict.threshold.signal, Tier.HARD if verdict.threshold.hard else Tier.SOFT
-    observation = snapshot.observe(signal, verdict.threshold.memory_model)
+    threshold = verdict.threshold
+    signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
+    observation = snapshot.observe(signal, threshold.memory_model)
     missing = _missing(verdict, observation)
     pending = ledger.pending(case.ledger, snapshot, signal, tier=tier, now=now, config=config)
     deficit = Deficit(signal, max(0, missing - pending.amount), pending.amount)
@@ -333,6 +337,10 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
         if brake is not None:
             refusals = (*refusals, brake, *choice.nobody_larger(lineup, candidates, beyond))
         if brake is None or (tier is Tier.HARD and config.relief.on_futile is OnFutile.EVICT):
+            available, value = observation.available, verdict.value
+            history = thresholds.history_of(case.levels, threshold)
+            falls = choice.falls_by(history, available=available, value=value)
+            used_up_at = case.levels.used_up_since.get(thresholds.identity(threshold), now)
             terms = choice.terms_of(
                 left,
                 signal=signal,
@@ -340,9 +348,10 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
                 kill=kill,
                 shortened=len(shortened),
                 budgets=budgets,
-                falls=choice.falls_by(trend, available=observation.available, value=verdict.value),
+                falls=falls,
                 grows=ranking.steady_growth(case.growth, signal, at=snapshot.taken_at),
-                stands_still=trend is not None and now - (verdict.active_since or now) >= choice.AGAIN_S,
+                stands_still=trend is not None and now - used_up_at >= choice.AGAIN_S,
+                patient=choice.waits_for_larger(falls, verdict.active_since, available=available, value=value, now=now),
                 plan_id=case.plan_id,
                 now=now,
                 config=config,

@@ -68,6 +68,9 @@ from nodeagent.policy import stall, trend
 TREND_CONFIDENCE: Final = 0.6
 """A trend below this does not make a threshold act: on a signal that wobbles around a level the line explains less."""
 
+USED_UP: Final = 0.1
+"""Below this share of a threshold its signal counts as used up."""
+
 
 class ThresholdState(NamedTuple):
     """What judging remembers. Keys are threshold identities and stream names; a fresh state has seen nothing."""
@@ -83,6 +86,18 @@ class ThresholdState(NamedTuple):
     unknown_since: Mapping[str, float] = {}
     """Stream -> when it became unknown."""
     history: Mapping[str, trend.History] = {}
+    used_up_since: Mapping[str, float] = {}
+    """Identity -> since when its signal is used up, moved forward by the time its stream was unknown."""
+
+
+def history_of(state: ThresholdState, threshold: Threshold) -> trend.History:
+    """The last good samples of the signal that the threshold is about."""
+    return state.history.get(_stream(threshold), ())
+
+
+def used_up(available: int, value: int) -> bool:
+    """Whether so little is left that the signal cannot fall much further."""
+    return available < value * USED_UP
 
 
 def observe_only(state: ThresholdState) -> ThresholdState:
@@ -253,6 +268,7 @@ def slept(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdStat
     return state._replace(
         first_observed={key: min(at + slept_s, now) for key, at in state.first_observed.items()},
         unknown_since={name: min(at + slept_s, now) for name, at in state.unknown_since.items()},
+        used_up_since={key: min(at + slept_s, now) for key, at in state.used_up_since.items()},
     )
 
 
@@ -323,7 +339,7 @@ def _observed(snapshot: NodeSnapshot, signal: Signal, model: MemoryModel) -> Obs
 class _Next:
     """The state while it is being made."""
 
-    __slots__ = ("first_observed", "good_samples", "history", "past_grace", "read_at", "unknown_since")
+    __slots__ = ("first_observed", "good_samples", "history", "past_grace", "read_at", "unknown_since", "used_up_since")
 
     def __init__(self) -> None:
         self.first_observed: dict[str, float] = {}
@@ -332,6 +348,7 @@ class _Next:
         self.good_samples: dict[str, int] = {}
         self.unknown_since: dict[str, float] = {}
         self.history: dict[str, trend.History] = {}
+        self.used_up_since: dict[str, float] = {}
 
     def remember(self, stream: _Stream, before: ThresholdState, *, now: float) -> None:
         name = stream.name
@@ -354,6 +371,7 @@ class _Next:
             self.good_samples,
             self.unknown_since,
             self.history,
+            self.used_up_since,
         )
 
 
@@ -375,6 +393,8 @@ def _judge_one(
     if stream.unknown:
         if first is not None:
             after.first_observed[key] = first
+            if key in state.used_up_since:
+                after.used_up_since[key] = state.used_up_since[key]
             if was_past:
                 after.past_grace.append(key)
         return ThresholdVerdict(threshold, None, False, None, False, f"not known: {stream.unknown}")
@@ -387,6 +407,9 @@ def _judge_one(
         return ThresholdVerdict(threshold, value, False, None, False)
     since = now if first is None else min(first + stream.stopped_s, now)
     after.first_observed[key] = since
+    if used_up(available, value):
+        used_up_at = state.used_up_since.get(key) if first is not None else None
+        after.used_up_since[key] = now if used_up_at is None else min(used_up_at + stream.stopped_s, now)
     held_back = _still_in_grace(threshold, stream, held_s=elapsed(since, now))
     if not held_back:
         after.past_grace.append(key)

@@ -7,7 +7,7 @@ that is dropped) does not turn it around.
 
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from nodeagent.lean import Final
 from nodeagent.model import Trend
@@ -67,6 +67,17 @@ def _estimate(history: History, values: tuple[int, ...]) -> Trend:
         to_exhaustion_s=_time_down(available, rate),
         confidence=_confidence(history, levels, rate),
     )
+
+
+def between_neighbours(history: History) -> float | None:
+    """The median of the slopes between neighbouring samples, in units per second; None for fewer than `ENOUGH`.
+
+    A step up, as when an evicted pod releases what it held, is one of these slopes, but up to nine of Theil and Sen's
+    fifteen: they show a rise while the signal falls before and after it.
+    """
+    if len(history) < ENOUGH:
+        return None
+    return _median([(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in pairwise(history)])
 
 
 def _time_down(distance: int, rate: float) -> float | None:

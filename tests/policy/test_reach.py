@@ -367,6 +367,63 @@ def test_a_resize_to_more_than_exists_puts_a_pod_out_of_nobodys_reach() -> None:
     assert decide(pressed(resized, *innocents), config(hard()))[0] == ["hog"]
 
 
+def test_right_after_a_release_the_signal_still_falls_as_fast_as_before() -> None:
+    """The step up hides the fall from the trend, and others would be evicted in its place (random run 5029)."""
+    history = tuple((NOW + at, left * MI) for at, left in enumerate((900, 870, 840, 1140, 1110, 1080)))
+    assert choice.falls_by(history, available=1080 * MI, value=GI) == 30 * MI * choice.HORIZON_S
+
+
+def test_a_short_outage_of_the_usage_of_a_slow_hog_costs_no_innocents() -> None:
+    """Five of them alone would cure for a minute (random run 9198)."""
+    dark = Seen(lambda view, for_s: unreadable(view, 20, for_s))
+    life = Life(acting(), dark, rate=10.0 * MI, hog=int(4.2 * GI)).run(60)
+    assert life.evicted == ["hog"]
+
+
+def test_a_hog_out_of_reach_for_longer_is_waited_for_a_moment_only() -> None:
+    dark = Seen(lambda view, for_s: unreadable(view, NEVER, for_s))
+    life = Life(acting(), dark, rate=0.0, hog=int(4.25 * GI))
+    life.run(choice.PATIENCE_S - 1)
+    assert (life.innocents, "out-of-reach" in life.reasons) == ([], True)
+    life.run(3)
+    assert len(life.innocents) == 1
+
+
+def beside_a_dark_sibling(*, innocents: int, each: int, hog: int, sibling: int, hog_priority: int = 0) -> Life:
+    """Two replicas that grow, of which one has no cgroup that could be found."""
+    seen = Seen(lambda view, for_s: view._replace(pod=view.pod._replace(priority=hog_priority)))
+    life = Life(acting(), seen, rate=10.0 * MI, hog=hog, sibling=sibling, innocents=innocents, each=each)
+    life.seen_of_all = lambda view, for_s: view._replace(usage=None) if view.pod.name == "sibling" else view
+    return life.run(20)
+
+
+def test_growth_of_a_pod_that_is_not_evicted_does_not_make_others_cure() -> None:
+    """It goes on growing (random run 9140)."""
+    sizes = {"hog": int(0.5 * GI), "sibling": int(3.7 * GI)}
+    assert beside_a_dark_sibling(innocents=6, each=300 * MI, **sizes, hog_priority=1).innocents == []
+
+
+def test_of_two_that_grow_the_one_in_reach_is_evicted_and_no_innocent_with_it() -> None:
+    life = beside_a_dark_sibling(innocents=6, each=300 * MI, hog=int(0.3 * GI), sibling=int(3.9 * GI))
+    assert life.evicted == ["hog"]
+
+
+def test_a_signal_that_is_just_used_up_has_not_stood_still_however_long_its_threshold_is_met() -> None:
+    dark, large = no_usage("dark"), nodes.view("large", 3 * GI)
+    settings = config(hard(), protection=Protection())
+    state = initial("t", now=NOW)
+    when: list[float] = []
+    for step in range(int(2 * choice.AGAIN_S) + 20):
+        left = max(0, 700 * MI - step * MI)
+        node = attributed(pressed(dark, large, available=left, at=NOW + step), but=4 * GI)
+        if left:
+            node = node._replace(pods=(node.pods[0],))
+        plan, state = engine.decide(node, state, now=NOW + step, config=settings)
+        when += [step for _ in plan.victims]
+    used_up = 700 - 102
+    assert when[0] >= used_up + choice.AGAIN_S
+
+
 # --- one decision ----------------------------------------------------------------------------------------------------
 
 
@@ -674,4 +731,5 @@ def test_whatever_befalls_a_growing_hog_no_innocent_is_evicted(
 
 
 def test_the_constants_of_the_page_are_those_of_the_code() -> None:
-    assert (reach.CLAIMS_WAIT_S, choice.HORIZON_S, choice.AGAIN_S) == (2.0, 60.0, 600.0)
+    constants = (reach.CLAIMS_WAIT_S, choice.HORIZON_S, choice.AGAIN_S, choice.PATIENCE_S, choice.PATIENCE_SHARE)
+    assert constants == (2.0, 60.0, 600.0, 20.0, 0.25)

@@ -84,3 +84,12 @@ def test_any_history_is_bounded_in_order_and_its_trend_is_a_number(points: list[
             assert math.isfinite(found.rate_per_s)
             assert 0.0 <= found.confidence <= 1.0
             assert found.to_exhaustion_s is None or found.to_exhaustion_s >= 0.0
+
+
+def test_a_release_does_not_hide_the_fall_before_and_after_it() -> None:
+    history = line(900 * MI, 870 * MI, 840 * MI, 1140 * MI, 1110 * MI, 1080 * MI)
+    found = trend.estimate(history)
+    assert found is not None
+    assert found.rate_per_s > 0
+    assert trend.between_neighbours(history) == -30 * MI
+    assert trend.between_neighbours(history[:3]) is None
