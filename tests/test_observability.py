@@ -73,7 +73,7 @@ class Running:
         while (seen := self.figure(name, **labels) if self.get("/healthz")[0] else None) is None or seen < value:
             assert time.monotonic() < deadline, (name, seen)
             assert self.process.poll() is None
-            patience.wait(0.05)
+            patience.wait(0.2)  # an address gets ten pages a second
 
 
 @pytest.fixture
