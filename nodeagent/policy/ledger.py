@@ -354,7 +354,8 @@ class Pending(NamedTuple):
     slow: tuple[PodView, ...]
     """Terminating pods with more grace left than this tier waits for, that were not shortened yet."""
     uids: frozenset[str] = frozenset()
-    """The pods of `amount` that are still listed."""
+    """The pods of `amount` that are still listed. One whose release is not known is not among them: it may be out of
+    reach, and others are not chosen as if it were gone."""
 
 
 def pending(
@@ -391,8 +392,9 @@ def pending(
                 freed = _to_come(entry, snapshot)
             if entry is not None and _outlasts(entry, signal, snapshot):
                 freed = max(freed or 0, _to_come(entry, snapshot))
-            amount += freed or 0
-            uids.append(pod.uid)
+            if freed:
+                amount += freed
+                uids.append(pod.uid)
             pods.append(f"{pod.key} (rehearsed)" if entry is not None and entry.stage is Stage.REHEARSED else pod.key)
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
         if same_resource(entry.signal, signal, snapshot) and _entry_counts(entry, snapshot, now=now):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
@@ -698,6 +698,16 @@ moments = st.lists(
 
 @settings_of_hypothesis(deadline=None, max_examples=10)
 @given(story=moments, dies=st.booleans(), kubelet=st.booleans(), tier=st.sampled_from(list(Tier)))
+@example(  # accepted, and unreadable when the time for its release is over
+    story=[
+        Moment(6.0, "", OutcomeKind.ACCEPTED),
+        Moment(1.0, "unlisted", OutcomeKind.ACCEPTED),
+        Moment(15.0, "unread", OutcomeKind.ACCEPTED),
+    ],
+    dies=False,
+    kubelet=False,
+    tier=Tier.HARD,
+)
 def test_whatever_befalls_a_growing_hog_no_innocent_is_evicted(
     story: list[Moment], dies: bool, kubelet: bool, tier: Tier
 ) -> None:
