@@ -77,6 +77,7 @@ def test_what_was_held_though_it_could_not_be_saved_is_let_go_by_the_next_agent(
     api.delay_s = 2.0  # the request hangs in the server while the agent dies
     kubepods.eat(HOG, 400, to_the_end=False)
     until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is held")
+    until(lambda: not (small_disk / "state" / "state").stat().st_size, "the state is wiped")
     agent.kill()
     filler.unlink()
     agent = start_agent(**{**changes, "escalation": {"brake": "none"}})
