@@ -23,7 +23,7 @@ RUN cd /opt/nodeagent/lib/python3.11/site-packages \
  && rm -r aiohappyeyeballs aiohttp aiohttp_retry aiosignal frozenlist multidict propcache yarl \
       pydantic pydantic_core pygments tzdata websocket pip setuptools \
  && find /opt/nodeagent -name tests -type d -prune -exec rm -r {} + \
- && /opt/nodeagent/bin/python -c 'from nodeagent.cluster.official import load; assert load(kubeconfig=True).light'
+ && /opt/nodeagent/bin/python -c 'from nodeagent.kube.kubernetes_client import load; assert load(kubeconfig=True).light'
 
 FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 \

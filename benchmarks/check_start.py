@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nodeagent.model import QOSClass  # noqa: E402
-from tests.trees import MI, Node, TreePod, write_node  # noqa: E402
+from tests.support.trees import MI, Node, TreePod, write_node  # noqa: E402
 
-ENTRY = "import sys; from nodeagent.cli import main; sys.exit(main())"
+ENTRY = "import sys; from nodeagent.commands.cli import main; sys.exit(main())"
 GOAL = 4.0
 
 

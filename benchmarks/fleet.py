@@ -30,20 +30,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.cluster.backoff import Backoff
-from nodeagent.cluster.conditions import NodeConditions
-from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.identity import Identity
-from nodeagent.cluster.leases import Leases
-from nodeagent.cluster.listwatch import WATCH_S
-from nodeagent.cluster.node import NodeWatch
-from nodeagent.cluster.pods import PodWatch
-from nodeagent.cluster.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
-from nodeagent.cluster.transport import ApiError, Response, connect
-from nodeagent.cluster.writers import SPREAD_EVENTS_S
+from nodeagent.actuators.api_writers import SPREAD_EVENTS_S
+from nodeagent.actuators.conditions import NodeConditions
+from nodeagent.actuators.eviction_slots import Leases
+from nodeagent.actuators.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import Conditions, Config, Damping, Fleet, Mode, StandardConditions, Startup
+from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.list_watch import WATCH_S
+from nodeagent.kube.node_identity import Identity
+from nodeagent.kube.node_watch import NodeWatch
+from nodeagent.kube.pod_watch import PodWatch
+from nodeagent.kube.transport import ApiError, Response, connect
 from nodeagent.model import (
     Amount,
     ConditionStatus,
@@ -70,8 +70,8 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import engine, state
-from nodeagent.policy.lineup import Memo
-from tests.apiserver import ApiServer, Request, pod
+from nodeagent.policy.candidates import Memo
+from tests.fake_kube import ApiServer, Request, pod
 
 MI, GI = 1 << 20, 1 << 30
 COMPRESSION = 30.0

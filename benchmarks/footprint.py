@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from nodeagent.config.quantity import parse_milli, parse_quantity
-from tests.apiserver import ApiServer, Json, pod
-from tests.livenode import MIB, Kubepods, configuration, until
+from tests.fake_kube import ApiServer, Json, pod
+from tests.support.livenode import MIB, Kubepods, configuration, until
 
 DAEMONSET: Final = Path(__file__).parents[1] / "daemonset.yaml"
 SIZES: Final = (110, 500)

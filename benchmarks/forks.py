@@ -24,9 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nodeagent.sampling.connector import ConnectorError, open_connector
-from nodeagent.sampling.forks import STORM_S, ConnectorMeter
-from nodeagent.sampling.host import Host
+from nodeagent.sampling.events.fork_meter import STORM_S, ConnectorMeter
+from nodeagent.sampling.events.process_connector import ConnectorError, open_connector
+from nodeagent.sampling.hostfs.host import Host
 
 RATES = (5_000, 23_000)
 SECONDS = 4.0

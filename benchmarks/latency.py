@@ -37,28 +37,28 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.agent import Agent
-from nodeagent.cluster import credentials, identity, transport
-from nodeagent.cluster.session import ClusterSession
-from nodeagent.config.watch import ConfigFile
-from nodeagent.daemon import brake_of
-from nodeagent.host import protect
-from nodeagent.host.holds import Holds
-from nodeagent.host.wakeup import Wakeups
-from nodeagent.journal.log import open_log
-from nodeagent.journal.state import StateFile
-from nodeagent.keeper import AgentState
+from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.session import ClusterSession
+from nodeagent.config.config_file import ConfigFile
+from nodeagent.kube import credentials, node_identity, transport
+from nodeagent.loop.agent import Agent
+from nodeagent.loop.assembly import brake_of
+from nodeagent.loop.components import Parts
+from nodeagent.loop.state_store import AgentState
 from nodeagent.model import Outcome, Victim
-from nodeagent.parts import Parts
 from nodeagent.policy import state as policy_state
-from nodeagent.sampling.alarms import Alarms
-from nodeagent.sampling.deadline import PatientStatvfs
-from nodeagent.sampling.disk.watch import DiskWatch
-from nodeagent.sampling.host import open_host
+from nodeagent.records.state_file import StateFile
+from nodeagent.runtime import self_protection
+from nodeagent.runtime.wakeups import Wakeups
+from nodeagent.sampling.disk.monitor import DiskWatch
+from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.hostfs.host import open_host
+from nodeagent.sampling.hostfs.statvfs_timeout import PatientStatvfs
 from nodeagent.sampling.sampler import Sampler
-from tests.apiserver import ApiServer, pod
-from tests.livenode import HIERARCHIES, MIB, Kubepods, configuration
-from tests.means import bare_means
+from nodeagent.telemetry.log import open_log
+from tests.fake_kube import ApiServer, pod
+from tests.support.livenode import HIERARCHIES, MIB, Kubepods, configuration
+from tests.support.runtime import bare_means
 
 LIMIT = 600 * MIB
 THRESHOLD = 300 * MIB
@@ -248,7 +248,7 @@ class Bench:
         sampling = loaded.config.sampling
         with Wakeups() as wakeups, Sampler(host, sampling, node_name="lab-node", statvfs=statvfs) as sampler:
             link = transport.connect(credentials.find_credentials(str(self.kubeconfig)))
-            guess = identity.local_name(given="lab-node")
+            guess = node_identity.local_name(given="lab-node")
             session = StampedSession(link, loaded.config, guess, wake=wakeups.wake)
             alarms = Alarms(host)
             kept = AgentState(policy_state.initial("bench", now=_now()))
@@ -259,9 +259,9 @@ class Bench:
             parts = Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling))
             agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=kept.policy)
             session.start()
-            for note in protect.protect_process():
+            for note in self_protection.protect_process():
                 print(f"{note.subject}: {note.message}")
-            protect.freeze_collector()
+            self_protection.freeze_collector()
             stages, limits = [], []
             for number in range(runs + 2):
                 stages.append(self._one(agent, wakeups, session, store, number))

@@ -32,13 +32,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nodeagent.sampling.pods.pod_reader.pod_reader import CARRY_S
+
 from benchmarks.realnode import HIERARCHIES, RealNode, real_node
 from nodeagent.config.schema import Config, Startup
+from nodeagent.loop import schedule
 from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
-from nodeagent.policy import engine, pace, state
+from nodeagent.policy import engine, state
 from nodeagent.policy import thresholds as policy_thresholds
-from nodeagent.sampling.host import Host
-from nodeagent.sampling.pods import CARRY_S
+from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)
@@ -47,7 +49,7 @@ SECONDS: Final = 60
 SETTLED: Final = 85
 """Turns after which it is calm: what the first reading, which takes nothing over, left open is known."""
 PRESSED: Final = 11
-WHOLE, MEMORY, THREADS = int(pace.CALM_S), int(CARRY_S), SECONDS
+WHOLE, MEMORY, THREADS = int(schedule.CALM_S), int(CARRY_S), SECONDS
 """How many calm turns there are for each of these."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
@@ -164,7 +166,7 @@ class Loop:
             pod_limits=False,
         )
         self.pods: Sequence[Pod] = node.api_pods()
-        self.memo, self.pace = engine.Memo(), pace.PaceState()
+        self.memo, self.pace = engine.Memo(), schedule.PaceState()
         self.policy = state.initial("benchmark", now=self.now)
         self.effective: tuple[Threshold, ...] | None = None
 
@@ -174,7 +176,7 @@ class Loop:
         node = self.sampler.sample_node(disks=self.now >= before.disks_at, limits=self.now >= before.limits_at)
         if self.effective is None:
             self.effective = policy_thresholds.effective(self.config, node.layout)
-        verdict, self.pace = pace.look(node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0)
+        verdict, self.pace = schedule.look(node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0)
         return node, verdict.whole
 
     def turn(self, *, fresh: bool = False) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.apiserver import ApiServer
+from tests.fake_kube import ApiServer
 from tests.vm.image import REPOSITORY, image, why_not
 from tests.vm.machine import Machine, booted
 from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result

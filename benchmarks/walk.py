@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.sampling.disk.remembered import REMEMBER_BYTES, Remembered
 from nodeagent.sampling.disk.walk import Count, Tally, Walk
-from tests.sampling.disk.mounts import ext4
+from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, Remembered
+from tests.support.mounts import ext4
 
 REMEMBER = 64 << 20
 GOALS = {

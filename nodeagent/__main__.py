@@ -2,7 +2,7 @@
 
 import sys
 
-from nodeagent.cli import main
+from nodeagent.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

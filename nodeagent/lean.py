@@ -7,7 +7,7 @@ of the CPU time of a whole report: 54 ms with typing, 38 ms with this, where `py
 
 * Type checkers see typing's own names: nothing here weakens a check.
 * While running, `Final`, `Any` and `Protocol` only have to exist. `Annotated` keeps what it was given, for `unwrapped`.
-* `NamedTuple` makes classes that behave as typing's do in every way this project uses; tests/test_lean.py compares
+* `NamedTuple` makes classes that behave as typing's do in every way this project uses; tests/unit/test_lean.py compares
   them. There is one constructor for each number of fields, which is then only given the fields' names.
 
 Modules that no report imports use typing itself.

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.apiserver import ApiServer
-from tests.livenode import MIB, Kubepods, Run, StartAgent, configuration
+from tests.fake_kube import ApiServer
+from tests.support.livenode import MIB, Kubepods, Run, StartAgent, configuration
 
 # The same examples in every run, however busy the machine is. `--hypothesis-profile=search` looks for others.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from nodeagent.config import keys
 from nodeagent.config.amount import parse_amount
-from nodeagent.config.document import Node
 from nodeagent.config.duration import format_duration, parse_duration
 from nodeagent.config.keys import Key
 from nodeagent.config.problems import Origin, Problem
 from nodeagent.config.schema import AmountRule, Mark, OneOf, Range, Ranking, RankingKey, Shape
+from nodeagent.config.yaml_nodes import Node
 from nodeagent.model import Amount, Signal
 
 MAX_SHOWN: Final = 60

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nodeagent.config import described, keys
+from nodeagent.config import field_docs, keys
 from nodeagent.config.keys import Key
 from nodeagent.config.schema import API_VERSION, KIND, Mark, OneOf, Range, RankingKey, Shape
 from nodeagent.config.show import plain
@@ -50,7 +50,7 @@ def text() -> str:
 
 
 def _properties(wanted: Iterable[Key]) -> dict[str, Any]:
-    return {key.name: {"description": described.doc(key.owner, key.field), **_of(key, key.type)} for key in wanted}
+    return {key.name: {"description": field_docs.doc(key.owner, key.field), **_of(key, key.type)} for key in wanted}
 
 
 def _of(key: Key, type_: Any) -> dict[str, Any]:

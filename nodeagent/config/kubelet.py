@@ -19,7 +19,7 @@ from nodeagent.config.thresholds import make_thresholds
 from nodeagent.model import Amount, MemoryModel, Signal, Threshold
 
 if TYPE_CHECKING:
-    from nodeagent.config.document import Node
+    from nodeagent.config.yaml_nodes import Node
 
 
 class KubeletSettings(NamedTuple):
@@ -153,9 +153,9 @@ def compare(
 
 def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
     """Raises ConfigError when this is no YAML, or no map."""
-    from nodeagent.config import document
+    from nodeagent.config import yaml_nodes
 
-    root = document.parse(text.encode("utf-8", "surrogatepass"), name=name)
+    root = yaml_nodes.parse(text.encode("utf-8", "surrogatepass"), name=name)
     if root.tag != "map":
         raise ConfigError((Problem(Origin(name, root.line, root.column), "", "the file is not a map of keys"),))
     top = {key.text: value for key, value in root.items}

@@ -13,16 +13,16 @@ for allocatableMemory.available, and all containerfs thresholds, which follow no
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from nodeagent import regular_files
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
 from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, Eviction, Mode, Shape
 from nodeagent.config.thresholds import make_thresholds
 from nodeagent.lean import TYPE_CHECKING, Any, Final, NamedTuple
+from nodeagent.runtime import regular_files
 
 if TYPE_CHECKING:
     from nodeagent.config.decode import Reader
-    from nodeagent.config.document import Node
+    from nodeagent.config.yaml_nodes import Node
 
 
 class Override(NamedTuple):
@@ -73,11 +73,11 @@ def load(path: str | None, *, overrides: Iterable[Override] = ()) -> Loaded:
 def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError | str]]:
     """The configuration in this file, or each one in the ConfigMaps of this manifest: what to call it, and what it says
     or why it cannot be used. Text where there is none to be judged: what the file is."""
-    from nodeagent.config import document, manifest
+    from nodeagent.config import manifest, yaml_nodes
 
     try:
         raw = _read(path)
-        roots = document.parse_all(raw, name=path)
+        roots = yaml_nodes.parse_all(raw, name=path)
         found = manifest.held(roots, raw, name=path)
     except ConfigError as error:
         yield path, error
@@ -109,10 +109,10 @@ _MENDS: Final[Mapping[type[OSError], str]] = {
 
 def _read(path: str) -> bytes:
     """As much of the file as it takes to see that it is too large. Raises ConfigError."""
-    from nodeagent.config import document
+    from nodeagent.config import yaml_nodes
 
     try:
-        return regular_files.read(path, max_bytes=document.MAX_BYTES + 1)  # it may be a log
+        return regular_files.read(path, max_bytes=yaml_nodes.MAX_BYTES + 1)  # it may be a log
     except OSError as error:
         mend = _MENDS.get(type(error), "")
         message = f"cannot be read: {error.strerror or error}"
@@ -123,13 +123,13 @@ def _read(path: str) -> bytes:
 
 def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Override] = ()) -> Loaded:
     """The configuration in this YAML text; `name` is what messages call the file. Raises ConfigError."""
-    from nodeagent.config import decode, document, keys, manifest, rules
+    from nodeagent.config import decode, keys, manifest, rules, yaml_nodes
 
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
-        root = document.parse(raw, name=name)
-    except document.SeveralDocumentsError as error:
-        raise manifest.refusal(document.parse_all(raw, name=name), raw, name=name) or error from None
+        root = yaml_nodes.parse(raw, name=name)
+    except yaml_nodes.SeveralDocumentsError as error:
+        raise manifest.refusal(yaml_nodes.parse_all(raw, name=name), raw, name=name) or error from None
     reader = decode.Reader(name)
     if (refusal := manifest.refusal((root,), raw, name=name)) is not None:
         raise refusal

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nodeagent.config.decode import shown
-from nodeagent.config.document import Node
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import API_VERSION, KIND
+from nodeagent.config.yaml_nodes import Node
 
 HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
 MAX_HELD = 100

@@ -48,14 +48,7 @@ from collections.abc import Mapping, Sequence
 
 from nodeagent.config.schema import Config, Damping
 from nodeagent.lean import Final, NamedTuple
-from nodeagent.model import (
-    SIGNAL_TABLE,
-    ConditionStatus,
-    ConditionType,
-    ConditionVerdict,
-    SignalState,
-    SignalVerdict,
-)
+from nodeagent.model import SIGNAL_TABLE, ConditionStatus, ConditionType, ConditionVerdict, SignalState, SignalVerdict
 from nodeagent.policy import messages
 from nodeagent.policy.thresholds import elapsed
 

@@ -50,25 +50,25 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import (
-    budget,
-    choice,
     conditions,
-    counting,
+    fresh_usage,
+    in_flight,
     last_resort,
-    ledger,
-    local_storage,
+    local_storage_eviction,
+    local_storage_limits,
     messages,
-    overuse,
+    out_of_reach,
     ranking,
-    reach,
+    rate_limits,
     reclaim,
     relief,
+    selection,
     thresholds,
 )
-from nodeagent.policy.aftermath import nobody, recheck, settle, settle_reclaim, stale, waits
-from nodeagent.policy.figures import ABSURD, figure
-from nodeagent.policy.ledger import Entry, Stage
-from nodeagent.policy.lineup import Lineup, Memo, Minimum, line_up
+from nodeagent.policy.candidates import Lineup, Memo, Minimum, line_up
+from nodeagent.policy.in_flight import Entry, Stage
+from nodeagent.policy.plausibility import ABSURD, figure
+from nodeagent.policy.preconditions import nobody, recheck, settle, settle_reclaim, stale, waits
 from nodeagent.policy.state import PolicyState, awake
 
 __all__ = ["Memo", "decide", "grace_s", "recheck", "settle", "settle_reclaim"]
@@ -108,17 +108,17 @@ def decide(
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     # what earlier decisions have become
     fine = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
-    seen = ledger.observe(state.ledger, snapshot, now=now, config=config, fine=fine)
+    seen = in_flight.observe(state.in_flight, snapshot, now=now, config=config, fine=fine)
     tried = reclaim.observe(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
-    budgets = budget.pruned(state.budgets, now=now, budgets=config.budgets)
+    budgets = rate_limits.pruned(state.budgets, now=now, budgets=config.budgets)
     for entry in seen.confirmed:
-        budgets = budget.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
+        budgets = rate_limits.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
     case = _Case(
         plan_id=f"{state.instance}-{state.sequence + 1}",
         snapshot=snapshot,
         now=now,
         config=config,
-        ledger=seen.state,
+        in_flight=seen.state,
         growth=state.growth,
         reclaims=tried.state,
         trends={verdict.signal: verdict.trend for verdict in judged},
@@ -159,7 +159,7 @@ def decide(
         sequence=state.sequence + 1,
         thresholds=threshold_state,
         conditions=condition_state,
-        ledger=ledger.add(seen.state, served.entries),
+        in_flight=in_flight.add(seen.state, served.entries),
         budgets=budgets,
         growth=ranking.remember(state.growth, snapshot),
         reclaims=served.reclaim_state if served.reclaim_state is not None else tried.state,
@@ -175,7 +175,7 @@ class _Case(NamedTuple):
     snapshot: NodeSnapshot
     now: float
     config: Config
-    ledger: ledger.LedgerState
+    in_flight: in_flight.LedgerState
     growth: ranking.GrowthState
     reclaims: reclaim.ReclaimState
     trends: Mapping[Signal, Trend | None]
@@ -213,17 +213,19 @@ class _Served(NamedTuple):
     count_anew: tuple[str, ...] = ()
 
 
-def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
+def _serve_limits(
+    case: _Case, budgets: rate_limits.BudgetState
+) -> tuple[_Served, tuple[Refusal, ...], rate_limits.BudgetState]:
     """Pods over their own local-storage limits, before any threshold as in the kubelet; off by default."""
     snapshot, now, config = case.snapshot, case.now, case.config
     served = _Served(Signal.NODEFS)
     if (
         not config.local_storage_limits
         or nobody(snapshot, now=now, config=config)
-        or budget.waiting(budgets.api, now=now)
+        or rate_limits.waiting(budgets.api, now=now)
     ):
         return served, (), budgets
-    over = overuse.choose(snapshot, budgets=budgets, book=case.ledger, now=now, config=config)
+    over = local_storage_eviction.choose(snapshot, budgets=budgets, book=case.in_flight, now=now, config=config)
     served = served._replace(count_anew=over.count_anew)
     if not over.violations:
         return served, over.refusals, budgets
@@ -236,8 +238,8 @@ def _serve_limits(case: _Case, budgets: budget.BudgetState) -> tuple[_Served, tu
 
 
 def _serve_most_urgent(
-    case: _Case, judged: Sequence[SignalVerdict], budgets: budget.BudgetState, *, always_rank: bool
-) -> tuple[_Served, tuple[Refusal, ...], budget.BudgetState]:
+    case: _Case, judged: Sequence[SignalVerdict], budgets: rate_limits.BudgetState, *, always_rank: bool
+) -> tuple[_Served, tuple[Refusal, ...], rate_limits.BudgetState]:
     """Serve the due thresholds in order of urgency until one of them has victims; with the kubelet's order the first
     alone."""
     refusals: tuple[Refusal, ...] = ()
@@ -281,14 +283,16 @@ def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVer
 # --- serving one threshold -------------------------------------------------------------------------------------------
 
 
-def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) -> tuple[_Served, budget.BudgetState]:
+def _serve(
+    case: _Case, verdict: ThresholdVerdict, budgets: rate_limits.BudgetState
+) -> tuple[_Served, rate_limits.BudgetState]:
     """Everything for one threshold that is due. The budgets are changed only if there are victims."""
     snapshot, now, config = case.snapshot, case.now, case.config
     threshold = verdict.threshold
     signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
     observation = snapshot.observe(signal, threshold.memory_model)
     missing = _missing(verdict, observation)
-    pending = ledger.pending(case.ledger, snapshot, signal, tier=tier, now=now, config=config)
+    pending = in_flight.pending(case.in_flight, snapshot, signal, tier=tier, now=now, config=config)
     deficit = Deficit(signal, max(0, missing - pending.amount), pending.amount)
     minimum = _minimum(deficit, config)
     lineup = case.line_up(signal, tier=tier, minimum=minimum if deficit.amount and not config.ranking.kubelet else None)
@@ -315,33 +319,35 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
             return served._replace(ranking=tuple(lineup.pods), refusals=(tried.waits,)), budgets
     stop = None if deficit.amount else _is_coming(missing, pending, signal)
     stop = _stop(case, budgets, signal, kill=kill) or stop or _look_again(case, signal, tier)
-    stop = stop or counting.waits(snapshot, verdict, case.trends.get(signal), now=now, config=config)
+    stop = stop or fresh_usage.waits(snapshot, verdict, case.trends.get(signal), now=now, config=config)
     if stop is not None:
         return served._replace(ranking=tuple(lineup.pods), refusals=(stop, *spent)), budgets
 
     trend = case.trends.get(signal)
-    reach.lift_claims(lineup, verdict, trend, minimum=minimum, now=now, config=config)
+    out_of_reach.lift_claims(lineup, verdict, trend, minimum=minimum, now=now, config=config)
     shortened: tuple[RankedPod, ...] = ()
     if not kill:
-        shortened = choice.to_shorten(lineup, pending, deficit.amount, minimum=minimum.relief, tier=tier, config=config)
+        shortened = selection.to_shorten(
+            lineup, pending, deficit.amount, minimum=minimum.relief, tier=tier, config=config
+        )
     left = deficit.amount - sum(pod.relief or 0 for pod in shortened)
     chosen: tuple[RankedPod, ...] = ()
     refusals: tuple[Refusal, ...] = spent
     before = budgets
     if left > 0:
         coming = pending.uids | {pod.view.pod.uid for pod in shortened}
-        facts = reach.Facts(snapshot, tier, kill, minimum, coming, case.ledger, budgets, now, config)
-        candidates, beyond = reach.sort_out(lineup, facts)
-        held = [each.pod for each in beyond if each.rule is reach.Rule.WAITS]
+        facts = out_of_reach.Facts(snapshot, tier, kill, minimum, coming, case.in_flight, budgets, now, config)
+        candidates, beyond = out_of_reach.sort_out(lineup, facts)
+        held = [each.pod for each in beyond if each.rule is out_of_reach.Rule.WAITS]
         brake = _brake(case, signal, left, [*candidates, *held])
         if brake is not None:
-            refusals = (*refusals, brake, *choice.nobody_larger(lineup, candidates, beyond))
+            refusals = (*refusals, brake, *selection.nobody_larger(lineup, candidates, beyond))
         if brake is None or (tier is Tier.HARD and config.relief.on_futile is OnFutile.EVICT):
             available, value = observation.available, verdict.value
             history = thresholds.history_of(case.levels, threshold)
-            falls = choice.falls_by(history, available=available, value=value)
+            falls = selection.falls_by(history, available=available, value=value)
             used_up_at = case.levels.used_up_since.get(thresholds.identity(threshold), now)
-            terms = choice.terms_of(
+            terms = selection.terms_of(
                 left,
                 signal=signal,
                 tier=tier,
@@ -350,23 +356,25 @@ def _serve(case: _Case, verdict: ThresholdVerdict, budgets: budget.BudgetState) 
                 budgets=budgets,
                 falls=falls,
                 grows=ranking.steady_growth(case.growth, signal, at=snapshot.taken_at),
-                stands_still=trend is not None and now - used_up_at >= choice.AGAIN_S,
-                patient=choice.waits_for_larger(falls, verdict.active_since, available=available, value=value, now=now),
+                stands_still=trend is not None and now - used_up_at >= selection.AGAIN_S,
+                patient=selection.waits_for_larger(
+                    falls, verdict.active_since, available=available, value=value, now=now
+                ),
                 plan_id=case.plan_id,
                 now=now,
                 config=config,
             )
-            chosen, budgets, limits = choice.choose(lineup, candidates, beyond, terms, budgets=budgets)
+            chosen, budgets, limits = selection.choose(lineup, candidates, beyond, terms, budgets=budgets)
             refusals = (*refusals, *limits)
     if chosen and (waiting := waits(snapshot, tier)) is not None:
         chosen, budgets, refusals = (), before, (*refusals, waiting)
-    blocked = frozenset([uid for uid, wait in budgets.pods.items() if wait.code in budget.BLOCKED])
+    blocked = frozenset([uid for uid, wait in budgets.pods.items() if wait.code in rate_limits.BLOCKED])
     victims = [_victim(pod, verdict, observation, tier, config, blocked) for pod in (*shortened, *chosen)]
     entries = [_entry(case, victim, observation, spends=False) for victim in victims[: len(shortened)]]
     entries += [_entry(case, victim, observation, spends=True) for victim in victims[len(shortened) :]]
     if kill:
         victims = [victim._replace(method=Method.KILL) for victim in victims]
-        entries = [entry._replace(buckets=(budget.LAST_RESORT,)) for entry in entries]
+        entries = [entry._replace(buckets=(rate_limits.LAST_RESORT,)) for entry in entries]
     return (
         served._replace(ranking=tuple(lineup.pods), victims=tuple(victims), entries=tuple(entries), refusals=refusals),
         budgets,
@@ -400,16 +408,16 @@ def _minimum(deficit: Deficit, config: Config) -> Minimum:
     return Minimum(least, Refusal("below-minimum-relief", message))
 
 
-def _stop(case: _Case, budgets: budget.BudgetState, signal: Signal, *, kill: bool) -> Refusal | None:
+def _stop(case: _Case, budgets: rate_limits.BudgetState, signal: Signal, *, kill: bool) -> Refusal | None:
     """What forbids every eviction for this signal now. The last resort needs neither the API nor a current view of the
     pods."""
     if kill:
         old = stale(case.snapshot, now=case.now, config=case.config)
-        return old or ledger.breaker(case.ledger, signal, now=case.now, config=case.config)
+        return old or in_flight.breaker(case.in_flight, signal, now=case.now, config=case.config)
     return (
         nobody(case.snapshot, now=case.now, config=case.config)
-        or ledger.breaker(case.ledger, signal, now=case.now, config=case.config)
-        or budget.waiting(budgets.api, now=case.now)
+        or in_flight.breaker(case.in_flight, signal, now=case.now, config=case.config)
+        or rate_limits.waiting(budgets.api, now=case.now)
     )
 
 
@@ -418,10 +426,10 @@ def _look_again(case: _Case, signal: Signal, tier: Tier) -> Refusal | None:
     kubelet = case.config.ranking.kubelet
     if tier is Tier.HARD and not kubelet:
         return None
-    return ledger.awaited(case.ledger, case.snapshot, now=case.now, signal=None if kubelet else signal)
+    return in_flight.awaited(case.in_flight, case.snapshot, now=case.now, signal=None if kubelet else signal)
 
 
-def _is_coming(missing: int, pending: ledger.Pending, signal: Signal) -> Refusal:
+def _is_coming(missing: int, pending: in_flight.Pending, signal: Signal) -> Refusal:
     unit = SIGNAL_TABLE[signal].unit
     if not pending.amount:
         return Refusal("no-deficit", f"{signal.value}: nothing is missing")
@@ -481,7 +489,7 @@ def reworded(victim: Victim, view: PodView, *, plan: Plan) -> Victim:
     return victim._replace(message=text.message, annotations=text.annotations)
 
 
-def _over_limit(violation: local_storage.Violation, config: Config) -> Victim:
+def _over_limit(violation: local_storage_limits.Violation, config: Config) -> Victim:
     """As the kubelet, without event annotations; its threshold is the limit itself."""
     pod, usage = violation.view
     limit = Amount(violation.allowed, None, messages.written_quantity(violation.allowed))
@@ -514,7 +522,7 @@ def _entry(case: _Case, victim: Victim, observation: Observation, *, spends: boo
         pod_uid=pod.uid,
         cgroup_uid=pod.cgroup_uid,
         pod=pod.key,
-        owner=budget.owner_of(pod),
+        owner=rate_limits.owner_of(pod),
         signal=threshold.signal,
         memory_model=threshold.memory_model,
         tier=victim.tier,
@@ -524,8 +532,8 @@ def _entry(case: _Case, victim: Victim, observation: Observation, *, spends: boo
         available=observation.available or 0,
         predicted=victim.predicted_relief or 0,
         grace_s=victim.grace_period_s,
-        until=case.now + case.config.cluster.request_timeout_s + victim.grace_period_s + ledger.SLACK_S,
-        buckets=budget.keys_of(pod, victim.limit or threshold.signal) if spends else (),
+        until=case.now + case.config.cluster.request_timeout_s + victim.grace_period_s + in_flight.SLACK_S,
+        buckets=rate_limits.keys_of(pod, victim.limit or threshold.signal) if spends else (),
         limit=victim.limit,
     )
 

@@ -16,7 +16,7 @@ before. Back-offs and buckets of evictions do not hold it: they are empty becaus
 from nodeagent.config.schema import Config, LastResort
 from nodeagent.lean import Final
 from nodeagent.model import NodeSnapshot, Refusal, Tier
-from nodeagent.policy import budget
+from nodeagent.policy import rate_limits
 
 API_IS_BACK: Final = Refusal(
     "api-is-back", "the API server answers again, or has not been out of reach for long enough"
@@ -35,10 +35,10 @@ def is_open(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
 
 
 def due(
-    snapshot: NodeSnapshot, tier: Tier, budgets: budget.BudgetState, *, now: float, config: Config
+    snapshot: NodeSnapshot, tier: Tier, budgets: rate_limits.BudgetState, *, now: float, config: Config
 ) -> tuple[bool, tuple[Refusal, ...]]:
     """Whether victims are to be ended now; if it is only the bucket that forbids it, the reason."""
     if tier is not Tier.HARD or not is_open(snapshot, now=now, config=config):
         return False, ()
-    spent = budget.empty(budgets, budget.LAST_RESORT, now=now, budgets=config.budgets)
+    spent = rate_limits.empty(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.budgets)
     return spent is None, () if spent is None else (spent,)

@@ -21,7 +21,7 @@ from nodeagent.model import (
     Unit,
 )
 from nodeagent.policy import requests
-from nodeagent.policy.figures import figure
+from nodeagent.policy.plausibility import figure
 
 EVICTED: Final = "Evicted"
 """Reason of the pod's event (type Warning) and of the status of a pod that a kubelet evicted."""

@@ -41,7 +41,7 @@ from nodeagent.model import (
     Signal,
     Unit,
 )
-from nodeagent.policy.figures import ABSURD, figure, sound
+from nodeagent.policy.plausibility import ABSURD, figure, sound
 
 LAST: Final = float(2**63)
 """Stands behind every real value. Not infinity, which JSON cannot carry."""

@@ -42,7 +42,7 @@ from nodeagent.model import (
     Trend,
 )
 from nodeagent.policy import thresholds
-from nodeagent.policy.figures import figure
+from nodeagent.policy.plausibility import figure
 
 LOST_S: Final = 5.0
 """How long after its deadline an outcome may come: ending a process group takes less than 1 s."""

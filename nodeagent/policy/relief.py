@@ -18,18 +18,9 @@ from collections.abc import Sequence
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Relief
 from nodeagent.lean import Final
-from nodeagent.model import (
-    SIGNAL_TABLE,
-    DiskLayout,
-    HostDirectory,
-    NodeSnapshot,
-    PodUsage,
-    Refusal,
-    Signal,
-    Unit,
-)
+from nodeagent.model import SIGNAL_TABLE, DiskLayout, HostDirectory, NodeSnapshot, PodUsage, Refusal, Signal, Unit
 from nodeagent.policy import ranking
-from nodeagent.policy.figures import ABSURD, figure, sound
+from nodeagent.policy.plausibility import ABSURD, figure, sound
 
 UNREAD_SHARE: Final = 0.5
 """Share of the working set that counts as relief when memory.stat of a pod could not be read. The working set still

@@ -13,17 +13,7 @@ the containers' only for the resources that the pod gives (docs/kubelet-differen
 
 from collections.abc import Callable, Iterable
 
-from nodeagent.model import (
-    SIGNAL_TABLE,
-    Container,
-    ContainerKind,
-    Pod,
-    PodSource,
-    PodView,
-    Resources,
-    Signal,
-    Unit,
-)
+from nodeagent.model import SIGNAL_TABLE, Container, ContainerKind, Pod, PodSource, PodView, Resources, Signal, Unit
 
 
 def effective_requests(pod: Pod) -> Resources:

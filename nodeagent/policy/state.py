@@ -5,11 +5,11 @@ so that a process that dies at any step spends nothing twice.
 """
 
 from nodeagent.lean import Final, NamedTuple
-from nodeagent.policy import budget, ledger, reclaim, thresholds
-from nodeagent.policy.budget import BudgetState
+from nodeagent.policy import in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
-from nodeagent.policy.ledger import LedgerState
+from nodeagent.policy.in_flight import LedgerState
 from nodeagent.policy.ranking import GrowthState
+from nodeagent.policy.rate_limits import BudgetState
 from nodeagent.policy.reclaim import ReclaimState
 from nodeagent.policy.thresholds import ThresholdState, observe_only
 
@@ -25,7 +25,7 @@ class PolicyState(NamedTuple):
     sequence: int = 0
     thresholds: ThresholdState = ThresholdState()
     conditions: ConditionState = ConditionState()
-    ledger: LedgerState = LedgerState()
+    in_flight: LedgerState = LedgerState()
     budgets: BudgetState = BudgetState()
     growth: GrowthState = GrowthState()
     reclaims: ReclaimState = ReclaimState()
@@ -54,7 +54,7 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
 
 def spent(state: PolicyState, *, now: float) -> PolicyState:
     """The same with every bucket empty: what was spent since the state was written is not known."""
-    return state._replace(budgets=budget.spent(state.budgets, now=now))
+    return state._replace(budgets=rate_limits.spent(state.budgets, now=now))
 
 
 def awake(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
@@ -72,6 +72,6 @@ def awake(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
         return state
     return state._replace(
         thresholds=thresholds.slept(state.thresholds, slept_s, now=now),
-        ledger=ledger.slept(state.ledger, slept_s, now=now),
+        in_flight=in_flight.slept(state.in_flight, slept_s, now=now),
         reclaims=reclaim.slept(state.reclaims, slept_s),
     )

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION
-from nodeagent.journal import records
 from nodeagent.model import SIGNAL_TABLE, Unit
-from nodeagent.report import words
-from nodeagent.report.layout import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
+from nodeagent.records import flight_recorder
+from nodeagent.report import wording
+from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 PODS_SHOWN: Final = 40
 """Rows of the ranking in text; JSON has all. Who goes, and the first of who is spared, are far above."""
@@ -55,7 +55,7 @@ def stories(place: Path) -> tuple[Story, ...]:
     after: dict[str, dict[str, list[Record]]] = {"outcome": {}, "relief": {}, "reclaim": {}}
     order: dict[str, None] = {}
     try:
-        for record in records.read(place):
+        for record in flight_recorder.read(place):
             kind = record.get("record")
             identity = str(record.get("id" if kind == "decision" else "planId", ""))
             if kind == "decision":
@@ -65,7 +65,7 @@ def stories(place: Path) -> tuple[Story, ...]:
             else:
                 continue
             order[identity] = None
-    except records.RecordsError as error:
+    except flight_recorder.RecordsError as error:
         raise ExplainError(str(error)) from error
     return tuple(
         Story(each, decisions.get(each, {}), *(tuple(records.get(each, ())) for records in after.values()))
@@ -144,20 +144,20 @@ def _list_row(story: Story) -> tuple[Cell, ...]:
         Cell(
             _time(decision) if decision else _time(next(iter((*story.outcomes, *story.reliefs, *story.reclaims)), {}))
         ),
-        Cell(words.harmless(story.id), STRONG),
+        Cell(wording.harmless(story.id), STRONG),
         Cell(_subject(decision)),
         _headline(story),
         Cell(_outcomes_in_short(story)),
-        Cell(words.quantity(_sum(predicted), unit=unit) if predicted else ""),
-        Cell(words.quantity(_sum(measured), unit=unit, signed=True) if measured else ""),
+        Cell(wording.quantity(_sum(predicted), unit=unit) if predicted else ""),
+        Cell(wording.quantity(_sum(measured), unit=unit, signed=True) if measured else ""),
     )
 
 
 def _subject(decision: Record) -> str:
     threshold = _map(_map(decision, "actingOn"), "threshold")
     if not threshold:
-        return words.harmless(str(decision.get("rankedFor", words.UNKNOWN)))
-    return f"{words.harmless(str(threshold.get('signal')))} ({_tier(threshold)})"
+        return wording.harmless(str(decision.get("rankedFor", wording.UNKNOWN)))
+    return f"{wording.harmless(str(threshold.get('signal')))} ({_tier(threshold)})"
 
 
 def _headline(story: Story) -> Cell:
@@ -165,7 +165,7 @@ def _headline(story: Story) -> Cell:
     if victims:
         more = f" and {len(victims) - 2} more" if len(victims) > 2 else ""
         return Cell(f"evict {', '.join(victims[:2])}{more}", BAD)
-    codes = [words.harmless(str(refusal.get("code"))) for refusal in _items(story.decision, "refusals")]
+    codes = [wording.harmless(str(refusal.get("code"))) for refusal in _items(story.decision, "refusals")]
     if codes:
         return Cell(f"nobody: {', '.join(codes)}", WARN)
     return Cell("nothing was due" if story.decision else "not kept any more", DIM)
@@ -174,7 +174,7 @@ def _headline(story: Story) -> Cell:
 def _outcomes_in_short(story: Story) -> str:
     counts: dict[str, int] = {}
     for outcome in story.outcomes:
-        kind = words.harmless(str(outcome.get("kind")))
+        kind = wording.harmless(str(outcome.get("kind")))
         counts[kind] = counts.get(kind, 0) + 1
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())
 
@@ -185,7 +185,9 @@ def _outcomes_in_short(story: Story) -> str:
 def sections(story: Story) -> tuple[Section, ...]:
     """Everything about one decision, in reading order."""
     if not story.decision:
-        head = Section("", lines=(Cell(f"{words.harmless(story.id)}: the decision itself is not kept any more", WARN),))
+        head = Section(
+            "", lines=(Cell(f"{wording.harmless(story.id)}: the decision itself is not kept any more", WARN),)
+        )
         return tuple(each for each in (head, _victims(story), _reclaims(story)) if each.rows or each.lines)
     every = (
         _head(story),
@@ -205,20 +207,20 @@ def _head(story: Story) -> Section:
     decision = story.decision
     victims = len(_items(decision, "victims"))
     result = f"{victims} pod{'s' * (victims != 1)} to evict" if victims else "nobody to evict"
-    lines = [Cell(f"{words.harmless(story.id)}  {_time(decision)}  {_subject(decision)}: {result}", STRONG)]
+    lines = [Cell(f"{wording.harmless(story.id)}  {_time(decision)}  {_subject(decision)}: {result}", STRONG)]
     acting, deficit = _map(decision, "actingOn"), _map(decision, "deficit")
     unit = _unit(decision)
     if acting:
         threshold = _map(acting, "threshold")
-        value = words.quantity(_int(acting.get("value")), unit=unit)
+        value = wording.quantity(_int(acting.get("value")), unit=unit)
         since = _age(decision, acting.get("activeSince"))
         grace = _number(threshold.get("gracePeriodSeconds"))
-        patience = f", after a grace period of {words.duration(grace)}" if grace else ""
+        patience = f", after a grace period of {wording.duration(grace)}" if grace else ""
         lines.append(Cell(f"acting on {_tier(threshold)} {value}, met for {since}{patience}"))
     if deficit:
-        amount = words.quantity(_int(deficit.get("amount")), unit=unit)
+        amount = wording.quantity(_int(deficit.get("amount")), unit=unit)
         pending = _int(deficit.get("pendingRelease"))
-        coming = f", {words.quantity(pending, unit=unit)} already on their way" if pending else ""
+        coming = f", {wording.quantity(pending, unit=unit)} already on their way" if pending else ""
         lines.append(Cell(f"missing {amount} with minimum reclaim{coming}"))
     taken = _age(decision, decision.get("snapshotTakenAt"))
     lines.append(Cell(f"decided {taken} after the sample; pods ranked by {', '.join(_order(decision)) or '?'}", DIM))
@@ -244,14 +246,14 @@ def _signals(story: Story) -> Section:
         state = str(verdict.get("state"))
         rows.append(
             (
-                Cell(words.harmless(str(seen.get("signal")))),
-                Cell(words.quantity(_int(seen.get("available")), unit=unit)),
-                Cell(words.quantity(_int(seen.get("capacity")), unit=unit)),
+                Cell(wording.harmless(str(seen.get("signal")))),
+                Cell(wording.quantity(_int(seen.get("available")), unit=unit)),
+                Cell(wording.quantity(_int(seen.get("capacity")), unit=unit)),
                 Cell(", ".join(_threshold(each, unit) for each in thresholds) or "none"),
-                Cell(words.harmless(state), {"ok": GOOD, "hard": BAD}.get(state, WARN)),
+                Cell(wording.harmless(state), {"ok": GOOD, "hard": BAD}.get(state, WARN)),
                 Cell(_age(story.decision, seen.get("readAt"))),
                 Cell(
-                    words.harmless("; ".join(filter(None, (*held, _heading(verdict), str(seen.get("reason") or "")))))
+                    wording.harmless("; ".join(filter(None, (*held, _heading(verdict), str(seen.get("reason") or "")))))
                 ),
             )
         )
@@ -260,20 +262,20 @@ def _signals(story: Story) -> Section:
 
 def _heading(verdict: Record) -> str:
     trend = _map(verdict, "trend")
-    return words.heading(
+    return wording.heading(
         *[_number(trend.get(key)) for key in ("toThresholdSeconds", "toExhaustionSeconds", "confidence")]
     )
 
 
 def _threshold(verdict: Record, unit: Unit) -> str:
-    value = words.quantity(_int(verdict.get("value")), unit=unit)
+    value = wording.quantity(_int(verdict.get("value")), unit=unit)
     met = " met" if verdict.get("met") else ""
     return f"{_tier(_map(verdict, 'threshold'))} {value}{met}"
 
 
 def _refusals(story: Story) -> Section:
     lines = [
-        Cell(f"{words.harmless(str(each.get('code')))}: {words.harmless(str(each.get('message')))}", WARN)
+        Cell(f"{wording.harmless(str(each.get('code')))}: {wording.harmless(str(each.get('message')))}", WARN)
         for each in _items(story.decision, "refusals")
     ]
     title = "WHY NOT MORE" if _items(story.decision, "victims") else "WHY NOBODY"
@@ -298,18 +300,18 @@ def _victims(story: Story) -> Section:
         rows.append(
             (
                 Cell(_pod(victim), BAD),
-                Cell(words.harmless(str(victim.get("method")))),
-                Cell(words.duration(_number(victim.get("gracePeriodSeconds")))),
-                Cell(words.quantity(_int(victim.get("predictedRelief")), unit=unit)),
+                Cell(wording.harmless(str(victim.get("method")))),
+                Cell(wording.duration(_number(victim.get("gracePeriodSeconds")))),
+                Cell(wording.quantity(_int(victim.get("predictedRelief")), unit=unit)),
                 _outcome(outcome),
                 Cell(_took(story.decision, outcome)),
-                Cell(words.harmless(str(outcome.get("message") or victim.get("message") or "").strip())),
+                Cell(wording.harmless(str(outcome.get("message") or victim.get("message") or "").strip())),
             )
         )
     for uid, outcome in by_uid.items():
-        said = Cell(words.harmless(str(outcome.get("message") or "")))
+        said = Cell(wording.harmless(str(outcome.get("message") or "")))
         rows.append(
-            (Cell(f"uid/{words.harmless(uid)}"), Cell(""), Cell(""), Cell(""), _outcome(outcome), Cell(""), said)
+            (Cell(f"uid/{wording.harmless(uid)}"), Cell(""), Cell(""), Cell(""), _outcome(outcome), Cell(""), said)
         )
     return Section("VICTIMS", columns, tuple(rows))
 
@@ -320,7 +322,7 @@ def _outcome(outcome: Record) -> Cell:
     kind = str(outcome.get("kind"))
     status = outcome.get("httpStatus")
     text = kind + (f" (HTTP {status})" if status is not None else "")
-    return Cell(words.harmless(text), GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
+    return Cell(wording.harmless(text), GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
 
 
 def _reclaims(story: Story) -> Section:
@@ -332,13 +334,13 @@ def _reclaims(story: Story) -> Section:
     for name in names:
         each = reported.get(name)
         if each is None:
-            lines.append(Cell(f"{words.harmless(name)}: no gain recorded", DIM))
+            lines.append(Cell(f"{wording.harmless(name)}: no gain recorded", DIM))
             continue
-        gained = words.quantity(_int(each.get("gained")), unit=_unit_of(each.get("signal")), signed=True)
-        took = words.duration(_number(each.get("tookSeconds")))
-        result = words.harmless(str(each.get("result")))
+        gained = wording.quantity(_int(each.get("gained")), unit=_unit_of(each.get("signal")), signed=True)
+        took = wording.duration(_number(each.get("tookSeconds")))
+        result = wording.harmless(str(each.get("result")))
         good = result == "done" and (_int(each.get("gained")) or 0) > 0
-        lines.append(Cell(f"{words.harmless(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
+        lines.append(Cell(f"{wording.harmless(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
     return Section("TRIED BEFORE PODS" if lines else "", lines=tuple(lines))
 
 
@@ -347,10 +349,11 @@ def _relief(story: Story) -> Section:
     for each in story.reliefs:
         unit = _unit_of(each.get("signal"))
         measured, predicted = _int(each.get("measured")), _int(each.get("predicted"))
-        took = words.duration(_number(each.get("tookSeconds")))
+        took = wording.duration(_number(each.get("tookSeconds")))
         enough = measured is not None and predicted is not None and 2 * measured >= predicted
         text = (
-            f"{words.quantity(measured, unit=unit, signed=True)} measured of {words.quantity(predicted, unit=unit)} "
+            f"{wording.quantity(measured, unit=unit, signed=True)} measured of "
+            f"{wording.quantity(predicted, unit=unit)} "
             f"predicted, {took} after the decision"
         )
         lines.append(Cell(text, GOOD if enough else BAD))
@@ -364,10 +367,10 @@ def _conditions(story: Story) -> Section:
         status = str(each.get("status"))
         rows.append(
             (
-                Cell(words.harmless(str(each.get("type")))),
-                Cell(words.harmless(status), BAD if status == "True" else ""),
+                Cell(wording.harmless(str(each.get("type")))),
+                Cell(wording.harmless(status), BAD if status == "True" else ""),
                 Cell(_age(story.decision, each.get("since"))),
-                Cell(words.harmless(str(each.get("message")))),
+                Cell(wording.harmless(str(each.get("message")))),
             )
         )
     return Section("CONDITIONS", columns, tuple(rows))
@@ -390,17 +393,17 @@ def _ranking(story: Story) -> Section:
         goes = str(pod.get("uid")) in going
         rows.append(
             (
-                Cell(words.harmless(str(pod.get("rank")))),
+                Cell(wording.harmless(str(pod.get("rank")))),
                 Cell(_pod(pod), BAD if goes else ""),
-                Cell(words.quantity(_int(pod.get("usage")), unit=unit)),
-                Cell(words.quantity(_int(pod.get("request")), unit=unit) if pod.get("request") is not None else "-"),
-                Cell(words.quantity(_int(pod.get("relief")), unit=unit)),
+                Cell(wording.quantity(_int(pod.get("usage")), unit=unit)),
+                Cell(wording.quantity(_int(pod.get("request")), unit=unit) if pod.get("request") is not None else "-"),
+                Cell(wording.quantity(_int(pod.get("relief")), unit=unit)),
                 _why(pod, goes=goes, idle=not going),
             )
         )
     more = len(pods) - len(rows)
     lines = (Cell(f"and {more} more: -o json has them all", DIM),) if more else ()
-    title = words.harmless(f"PODS IN EVICTION ORDER FOR {story.decision.get('rankedFor')}")
+    title = wording.harmless(f"PODS IN EVICTION ORDER FOR {story.decision.get('rankedFor')}")
     return Section(title, columns, tuple(rows), lines)
 
 
@@ -409,15 +412,15 @@ def _why(pod: Record, *, goes: bool, idle: bool) -> Cell:
     keys = "; ".join(str(key.get("text")) for key in _items(pod, "keys"))
     refusals = "; ".join(str(refusal.get("message")) for refusal in _items(pod, "refusals"))
     if goes:
-        return Cell(words.harmless(f"goes: {keys}"), BAD)
+        return Cell(wording.harmless(f"goes: {keys}"), BAD)
     if refusals:
-        return Cell(words.harmless(f"spared: {refusals}"), DIM)
-    return Cell(words.harmless(f"{'candidate' if idle else 'not needed'}: {keys}"))
+        return Cell(wording.harmless(f"spared: {refusals}"), DIM)
+    return Cell(wording.harmless(f"{'candidate' if idle else 'not needed'}: {keys}"))
 
 
 def _notes(story: Story) -> Section:
     lines = [
-        Cell(f"{words.harmless(str(each.get('subject')))}: {words.harmless(str(each.get('message')))}")
+        Cell(f"{wording.harmless(str(each.get('subject')))}: {wording.harmless(str(each.get('message')))}")
         for each in _items(story.decision, "notes")
     ]
     return Section("NOTES" if lines else "", lines=tuple(lines))
@@ -454,7 +457,7 @@ def _sum(values: Iterable[object]) -> int | None:
 
 def _pod(record: Record) -> str:
     namespace, name = record.get("namespace"), record.get("name")
-    return words.harmless(f"{namespace}/{name}" if namespace and name else f"uid/{record.get('uid')}")
+    return wording.harmless(f"{namespace}/{name}" if namespace and name else f"uid/{record.get('uid')}")
 
 
 def _tier(threshold: Record) -> str:
@@ -463,18 +466,18 @@ def _tier(threshold: Record) -> str:
 
 def _time(record: Record) -> str:
     wall = _number(record.get("wallTime"))
-    return words.UNKNOWN if wall is None else words.rfc3339(wall)
+    return wording.UNKNOWN if wall is None else wording.rfc3339(wall)
 
 
 def _age(decision: Record, instant: object) -> str:
     """From `instant` to the decision."""
     made_at, at = _number(decision.get("madeAt")), _number(instant)
-    return words.UNKNOWN if made_at is None or at is None else words.duration(max(0.0, made_at - at))
+    return wording.UNKNOWN if made_at is None or at is None else wording.duration(max(0.0, made_at - at))
 
 
 def _took(decision: Record, outcome: Record) -> str:
     made_at, at = _number(decision.get("madeAt")), _number(outcome.get("at"))
-    return "" if made_at is None or at is None else words.duration(max(0.0, at - made_at))
+    return "" if made_at is None or at is None else wording.duration(max(0.0, at - made_at))
 
 
 def _unit(decision: Record) -> Unit:
@@ -488,4 +491,4 @@ def _unit_of(signal: object) -> Unit:
 
 def _order(decision: Record) -> list[str]:
     order = decision.get("rankOrder")
-    return [words.harmless(str(name)) for name in order] if isinstance(order, list) else []
+    return [wording.harmless(str(name)) for name in order] if isinstance(order, list) else []

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nodeagent.report import streams
-from nodeagent.report.layout import Section
+from nodeagent.commands import standard_streams
+from nodeagent.report.sections import Section
 
 
 def show(sections: Sequence[Section], as_object: Callable[[], dict[str, Any]], *, output: str, color: str) -> None:
@@ -15,15 +15,15 @@ def show(sections: Sequence[Section], as_object: Callable[[], dict[str, Any]], *
     if output == "json":
         import json
 
-        streams.write_output(json.dumps(as_object(), indent=2) + "\n")
+        standard_streams.write_output(json.dumps(as_object(), indent=2) + "\n")
     elif color == "always" or (color == "auto" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
         from nodeagent.report import terminal
 
         try:
             terminal.draw(terminal.console(force=color == "always"), sections)
         except OSError as error:
-            streams.output_failed(error)
+            standard_streams.output_failed(error)
     else:
         from nodeagent.report import text
 
-        streams.write_output(text.render(sections))
+        standard_streams.write_output(text.render(sections))

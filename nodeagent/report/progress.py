@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from nodeagent.report.words import harmless
+from nodeagent.report.wording import harmless
 
 EVERY_S: Final = 0.2
 

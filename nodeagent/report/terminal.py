@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from nodeagent.lean import TYPE_CHECKING, Final
-from nodeagent.report import layout
-from nodeagent.report.layout import Cell, Column, Section
+from nodeagent.report import sections
+from nodeagent.report.sections import Cell, Column, Section
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _STYLES: Final = {
-    layout.GOOD: "green",
-    layout.WARN: "yellow",
-    layout.BAD: "bold red",
-    layout.DIM: "dim",
-    layout.STRONG: "bold",
+    sections.GOOD: "green",
+    sections.WARN: "yellow",
+    sections.BAD: "bold red",
+    sections.DIM: "dim",
+    sections.STRONG: "bold",
     "": "",
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from nodeagent.report.layout import Section
+from nodeagent.report.sections import Section
 
 _GAP = "  "
 

@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from nodeagent.config.schema import Sampling
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
-from nodeagent.sampling import cgroup, filesystems, memory, pids, pods, pressure, signals, who
-from nodeagent.sampling.host import Clocks, FileSystem, Host, Unreadable
-from nodeagent.sampling.kept import KeptFiles
+from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Unreadable
+from nodeagent.sampling.node import filesystems, memory, pids, psi, signals
+from nodeagent.sampling.pods import pod_names, pod_reader
 
 _RELOOK_S: Final = 60.0
 # An agent may be up before the kubelet. A minute without a sight of its pods was lost to the OOM killer on a ramp of
@@ -41,12 +43,12 @@ _TOP_S: Final = 30.0
 class Surroundings(NamedTuple):
     """What rarely changes."""
 
-    hierarchy: cgroup.Hierarchy
-    kubepods: cgroup.Kubepods | None
+    hierarchy: cgroups.Hierarchy
+    kubepods: cgroups.Kubepods | None
     no_kubepods: str
     memory: memory.Places
     layout: filesystems.Layout
-    stall_files: pressure.StallFiles
+    stall_files: psi.StallFiles
     notes: tuple[Note, ...]
     looked_at: float
 
@@ -95,18 +97,18 @@ class Sampler:
         self._pod_stalls = pod_stalls
         self._pod_limits = pod_limits
         self._kept = KeptFiles(host, limit=_kept_limit())
-        self._names = who.PodNames(host, pod_logs_dir=config.pod_logs_dir)
+        self._names = pod_names.PodNames(host, pod_logs_dir=config.pod_logs_dir)
         self._around: Surroundings | None = None
         self._disks: Disks | None = None
         self._limits: Limits | None = None
-        self._pod_reader: pods.PodReader | None = None
+        self._pod_reader: pod_reader.PodReader | None = None
         self._usages: tuple[PodUsage, ...] = ()
         """Of the last sample."""
-        self._found: Sequence[pods.PodCgroup] = ()
+        self._found: Sequence[pod_reader.PodCgroup] = ()
         self._uids: frozenset[str] = frozenset()
         """Of what was found."""
-        self._mirrors = who.Mirrors()
-        self._joined: who.Joined | None = None
+        self._mirrors = pod_names.Mirrors()
+        self._joined: pod_names.Joined | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
@@ -191,7 +193,7 @@ class Sampler:
         snapshot = node if node is not None else self.sample_node()
         now = snapshot.taken_at
         around = self._surroundings(now)
-        stalls, stall_notes = pressure.read(self._kept, around.stall_files, now=now)
+        stalls, stall_notes = psi.read(self._kept, around.stall_files, now=now)
         usages, notes = self._look(around, snapshot, api_pods, fresh=fresh, late_s=late_s)
         if usages and self._names.reason and api_pods is None:
             notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
@@ -246,8 +248,8 @@ class Sampler:
         around = self._around
         if around is not None and now - around.looked_at < (_RELOOK_S if around.kubepods else _MISSING_S):
             return around
-        hierarchy = cgroup.detect(self._host)
-        kubepods, missing = cgroup.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
+        hierarchy = cgroups.detect(self._host)
+        kubepods, missing = cgroups.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
         starved: list[str] = []
 
         def statvfs(path: str) -> FileSystem:
@@ -259,21 +261,21 @@ class Sampler:
                 raise
 
         layout = filesystems.detect(self._host, self._config, statvfs)
-        files = pressure.files(self._host, hierarchy, kubepods)
+        files = psi.files(self._host, hierarchy, kubepods)
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
             self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
-        notes = cgroup.notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
+        notes = cgroups.notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
         places = memory.places(hierarchy, kubepods, no_kubepods=missing)
         # What could not be asked for want of a PID is asked soon: until then disks are not where they seem to be.
         looked_at = now - max(0.0, _RELOOK_S - _MISSING_S) if starved else now
         self._around = Surroundings(hierarchy, kubepods, missing, places, layout, files, notes, looked_at)
         return self._around
 
-    def _reader(self, hierarchy: cgroup.Hierarchy, kubepods: cgroup.Kubepods) -> pods.PodReader:
+    def _reader(self, hierarchy: cgroups.Hierarchy, kubepods: cgroups.Kubepods) -> pod_reader.PodReader:
         # What is handed out again must not be too old for a decision, also when it is made in haste.
-        carry_s = min(pods.CARRY_S, self._config.stale_after_s * 2 / 3)
-        return pods.PodReader(
+        carry_s = min(pod_reader.CARRY_S, self._config.stale_after_s * 2 / 3)
+        return pod_reader.PodReader(
             self._host,
             hierarchy,
             kubepods,
@@ -332,7 +334,7 @@ class Sampler:
         joined = self._joined
         if joined is None or usages is not joined.usages or api_pods is not joined.api_pods:
             offset = snapshot.wall_time - snapshot.taken_at
-            joined = self._joined = who.join(
+            joined = self._joined = pod_names.join(
                 usages, api_pods, names=self._names.pods, wall_offset=offset, before=joined
             )
         return joined.views
@@ -340,7 +342,7 @@ class Sampler:
     def _top_cgroups(self, around: Surroundings, now: float) -> tuple[CgroupUsage, ...]:
         """They only say where memory is that no pod holds, so they may be `_TOP_S` old."""
         if self._top is None or not 0 <= now - self._top_at < _TOP_S:
-            self._top = cgroup.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
+            self._top = cgroups.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
             self._top_at = now
         return self._top
 

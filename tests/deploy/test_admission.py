@@ -12,16 +12,17 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nodeagent.cluster.credentials import find_credentials
-from nodeagent.cluster.events import REFRESH_S, Event, EventWriter
-from nodeagent.cluster.evict import Evictor
-from nodeagent.cluster.leases import Leases
-from nodeagent.cluster.pods import pod_of
-from nodeagent.cluster.transport import Transport, connect
+from nodeagent.actuators.event_writer import REFRESH_S, Event, EventWriter
+from nodeagent.actuators.eviction_slots import Leases
+from nodeagent.actuators.evictions import Evictor
 from nodeagent.config.schema import Protection
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
-from tests.apiserver import ApiServer, pod
-from tests.deploy.manifests import REPOSITORY, Document, documents, the
+from tests.fake_kube import ApiServer, pod
+from tests.support.manifests import Document, documents, the
+from tests.support.paths import REPOSITORY
 
 celpy = pytest.importorskip("celpy", reason="needs cel-python (dependency group test)")
 
@@ -174,7 +175,7 @@ def test_pressure_conditions_of_the_own_node_may_come_change_and_go() -> None:
 
 
 def test_every_condition_that_the_agent_publishes_may_be_published() -> None:
-    from nodeagent.cluster.conditions import OWN_PREFIX
+    from nodeagent.actuators.conditions import OWN_PREFIX
     from nodeagent.model import ConditionType
 
     ready = NODE["status"]["conditions"][1]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.paths import REPOSITORY
+
 CI = REPOSITORY / ".ci"
 
 

@@ -11,9 +11,11 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.config.schema import Fleet
-from tests.deploy.manifests import DAEMONSET, REPOSITORY, Document, container, documents, pod_spec, the, with_brake
+from nodeagent.sampling.node import kubelet_config
+from tests.support.manifests import DAEMONSET, Document, container, documents, pod_spec, the, with_brake
+from tests.support.paths import REPOSITORY
 
-CLUSTER: Final = REPOSITORY / "nodeagent" / "cluster"
+API_PACKAGES: Final = [REPOSITORY / "nodeagent" / each for each in ("kube", "actuators")]
 
 RIGHTS: Final = {
     # What the code sends, with {} for what it fills in: the right it takes (group, resource, verbs).
@@ -52,7 +54,7 @@ EVERYBODYS: Final = {
 
 CAPABILITIES: Final = {
     "DAC_READ_SEARCH": ("nodeagent/sampling/disk", r"scandir|openat|dir_fd|os\.open"),
-    "IPC_LOCK": ("nodeagent/host/protect.py", r"mlockall"),
+    "IPC_LOCK": ("nodeagent/runtime/self_protection.py", r"mlockall"),
 }
 """Each capability that the container adds, and the code that uses it."""
 
@@ -68,6 +70,10 @@ NOT_MOUNTED: Final = {
     "/run/crio/crio.sock": "as above",
     "/var/lib/containers/storage": "CRI-O: the comment at the volume says what to change",
     "/etc/os-release": "only to tell Talos by, whose killer of processes is no process of its own",
+    **dict.fromkeys(
+        kubelet_config.USUAL_FILES,
+        "the kubelet's settings: `check` reads them where they are, `config show` names the file to give",
+    ),
     "/etc/systemd/system": "units' settings for systemd-oomd: in the container only its process tells of it",
     "/run/systemd/system": "as above",
     "/run/systemd/system.control": "as above",
@@ -132,7 +138,7 @@ def texts(module: Path) -> Iterator[str]:
 def request_paths() -> Iterator[tuple[str, str]]:
     """(path, module) for every API path in the cluster room. `f"{base}/tail"` counts with each base of its module that
     names an object."""
-    for module in sorted(CLUSTER.rglob("*.py")):
+    for module in sorted(path for package in API_PACKAGES for path in package.rglob("*.py")):
         found = {text.partition("?")[0] for text in texts(module) if re.match(r"/apis?/", text)}
         tails = {match[1] for text in texts(module) if (match := re.fullmatch(r"\{\}((?:/[a-z]+)+)(?:\{\})?", text))}
         yield from ((path, module.name) for path in found)
@@ -197,7 +203,7 @@ def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -
 
 
 def test_the_command_line_is_one_that_the_program_accepts() -> None:
-    from nodeagent.arguments import parser
+    from nodeagent.commands.arguments import parser
 
     options = parser().parse_args(container()["args"])
     mounts = {mount["mountPath"] for mount in container()["volumeMounts"]}
@@ -281,7 +287,7 @@ def test_the_patch_for_a_brake_opens_the_cgroups_and_allows_signals_and_nothing_
     ]
     [added] = set(after["securityContext"]["capabilities"]["add"]) - CAPABILITIES.keys()
     assert added == "KILL"
-    assert "os.kill(" in (REPOSITORY / "nodeagent" / "host" / "brake.py").read_text(encoding="utf-8")
+    assert "os.kill(" in (REPOSITORY / "nodeagent" / "actuators" / "cgroup_brake.py").read_text(encoding="utf-8")
     for each in (before, after):  # all the rest is as it was
         del each["volumeMounts"], each["securityContext"]["capabilities"]["add"]
     assert patched == plain

@@ -8,7 +8,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.deploy.manifests import REPOSITORY
+from tests.support.paths import REPOSITORY
 from tests.vm.dockerfile import BASE_IMAGE, instructions
 
 STEPS: Final = instructions((REPOSITORY / "Dockerfile").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 
 from benchmarks.footprint import HOGS, Footprint, limits, measure
-from tests.livenode import needs_cgroup_v1
+from tests.support.livenode import needs_cgroup_v1
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.manifests import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 UNIT: Final = REPOSITORY / "systemd" / "nodeagent.service"
 SLICE: Final = REPOSITORY / "systemd" / "nodeagent.slice"
@@ -12,7 +12,7 @@ BEFORE_253: Final = REPOSITORY / "systemd" / "drop-ins" / "before-253.conf"
 
 CAPABILITIES: Final = {
     "CAP_DAC_READ_SEARCH": ("nodeagent/sampling/disk", r"scandir|openat|dir_fd|os\.open"),
-    "CAP_SYS_RESOURCE": ("nodeagent/sampling/wake.py", r"CAP_SYS_RESOURCE"),
+    "CAP_SYS_RESOURCE": ("nodeagent/sampling/events/kernel_events.py", r"CAP_SYS_RESOURCE"),
 }
 """Each capability that the unit keeps, and the code that uses it."""
 
@@ -34,7 +34,7 @@ def code() -> str:
 
 
 def test_the_command_line_is_one_that_the_program_accepts() -> None:
-    from nodeagent.arguments import parser
+    from nodeagent.commands.arguments import parser
 
     (command,) = settings(UNIT)["ExecStart"]
     program, *arguments = command.split()
@@ -84,7 +84,7 @@ def test_every_capability_is_used_by_the_code_that_is_named_for_it() -> None:
 
 def test_fork_rates_have_the_right_that_older_kernels_ask_for() -> None:
     assert settings(UNIT.parent / "drop-ins" / "fork-rates.conf") == {"CapabilityBoundingSet": ["CAP_NET_ADMIN"]}
-    connector = (REPOSITORY / "nodeagent" / "sampling" / "connector.py").read_text(encoding="utf-8")
+    connector = (REPOSITORY / "nodeagent" / "sampling" / "events" / "process_connector.py").read_text(encoding="utf-8")
     assert "needs CAP_NET_ADMIN" in connector
 
 
@@ -95,7 +95,7 @@ def test_the_slice_guards_what_the_unit_asks_for() -> None:
 
 
 def test_the_oom_killer_comes_as_late_as_the_agent_itself_asks() -> None:
-    from nodeagent.host import protect
+    from nodeagent.runtime import self_protection
 
-    assert settings(UNIT)["OOMScoreAdjust"] == [str(protect.OOM_SCORE_ADJ)]
-    assert settings(UNIT)["Nice"] == [str(protect.NICE)]
+    assert settings(UNIT)["OOMScoreAdjust"] == [str(self_protection.OOM_SCORE_ADJ)]
+    assert settings(UNIT)["Nice"] == [str(self_protection.NICE)]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.cluster.credentials import Credentials, find_credentials
-from nodeagent.cluster.identity import host_addresses
-from nodeagent.cluster.transport import ApiError, Transport, connect
+from nodeagent.kube.credentials import Credentials, find_credentials
+from nodeagent.kube.node_identity import host_addresses
+from nodeagent.kube.transport import ApiError, Transport, connect
 from nodeagent.model import OutcomeKind
 
 KUBECONFIG = "NODEAGENT_E2E_KUBECONFIG"

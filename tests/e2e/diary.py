@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from nodeagent.cluster.listwatch import ListWatch
+from nodeagent.kube.list_watch import ListWatch
 from tests.e2e.conftest import Cluster, Json
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.clock import boottime
-from nodeagent.cluster.conditions import NodeConditions
-from nodeagent.cluster.events import Event, EventWriter
-from nodeagent.cluster.evict import Evictor
-from nodeagent.cluster.identity import Identity, IdentityError, resolve
-from nodeagent.cluster.leases import Leases
-from nodeagent.cluster.node import NodeWatch
-from nodeagent.cluster.pods import PodWatch, list_pods, pod_of
-from nodeagent.cluster.taint import Fence
-from nodeagent.cluster.transport import ApiError, connect
+from nodeagent.actuators.conditions import NodeConditions
+from nodeagent.actuators.event_writer import Event, EventWriter
+from nodeagent.actuators.eviction_slots import Leases
+from nodeagent.actuators.evictions import Evictor
+from nodeagent.actuators.taints import Fence
 from nodeagent.config.schema import StandardConditions
+from nodeagent.kube.node_identity import Identity, IdentityError, resolve
+from nodeagent.kube.node_watch import NodeWatch
+from nodeagent.kube.pod_watch import PodWatch, list_pods, pod_of
+from nodeagent.kube.timestamps import boottime
+from nodeagent.kube.transport import ApiError, connect
 from nodeagent.model import (
     Amount,
     ConditionStatus,

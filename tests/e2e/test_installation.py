@@ -8,19 +8,19 @@ away again. What tries the rights is asked for with dryRun: should it be allowed
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
 import yaml
 
-from nodeagent.cluster.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
+from nodeagent.kube.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
 from tests.e2e.conftest import Cluster, Json, has_service_account, with_token
 from tests.e2e.thisnode import at_work, marks, wipe
+from tests.support.paths import REPOSITORY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-DAEMONSET: Final = Path(__file__).parents[2] / "daemonset.yaml"
+DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
 LEASES: Final = DAEMONSET.parent / "examples" / "fleet-leases.yaml"
 ACCOUNT: Final = "nodeagent"
 NODE_CLAIM: Final = "authentication.kubernetes.io/node-name"

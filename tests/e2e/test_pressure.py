@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.conftest import Cluster, Json
 from tests.e2e.diary import Diary, Entry
 from tests.e2e.thisnode import Load, ThisNode, Threshold, agent, container_cgroups, marks, most_processes, why_not
-from tests.livenode import Run
+from tests.support.livenode import Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodeagent.cluster.transport import STRATEGIC_MERGE, ApiError
 from nodeagent.config import kubelet
 from nodeagent.config.resolve import resolve
+from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError
 from nodeagent.model import OutcomeKind
 from tests.e2e.conftest import WIPE, Cluster, Json, is_this_machine
-from tests.livenode import Run
+from tests.support.livenode import Run
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 DEEPEST: Final = 8

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver import ApiServer
-from tests.vm.image import NEWER, OLDER, REPOSITORY, Image, Suite, image, why_not
+from tests.fake_kube import ApiServer
+from tests.support.paths import REPOSITORY
+from tests.vm.image import NEWER, OLDER, Image, Suite, image, why_not
 from tests.vm.machine import Machine, booted
 from tests.vm.ramps import NODE, Node
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-REPOSITORY: Final = Path(__file__).parents[2]
+from tests.support.paths import REPOSITORY
 
 
 class Suite(NamedTuple):

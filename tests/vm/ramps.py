@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.apiserver import ApiServer, Json, pod
+from tests.fake_kube import ApiServer, Json, pod
 from tests.vm.machine import HOST_LOOPBACK, Machine
 from tests.vm.pods import LOAD, VmPod, go, kill_pod, start_pod
 

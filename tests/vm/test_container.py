@@ -1,5 +1,6 @@
 """daemonset.yaml's pod, run by a real container runtime (runc): what it mounts and may do is enough, and why it asks.
 
+from tests.support.paths import REPOSITORY
 The container is made from the Dockerfile, whose steps are taken without a container engine, and from the manifest: its
 mounts, capabilities, namespaces, user and memory limit. Not from them: the seccomp profile, which a kubelet's runtime
 brings, the network, and the CPU limit, because an emulated core has a tenth of a real one's speed
@@ -17,7 +18,8 @@ from typing import Any, Final
 import pytest
 
 from nodeagent.config.quantity import parse_quantity
-from tests.deploy.manifests import REPOSITORY, Document, container, pod_spec, the, with_brake
+from tests.support.manifests import Document, container, pod_spec, the, with_brake
+from tests.support.paths import REPOSITORY
 from tests.vm.dockerfile import Built, base_root, build
 from tests.vm.image import cache_folder
 from tests.vm.machine import Machine
@@ -231,7 +233,7 @@ def test_the_container_can_change_nothing_of_the_host_but_its_state(machine: Mac
 HOLD_AND_END: Final = """
 import sys
 from pathlib import Path
-from nodeagent.host.brake import BrakeKind, CgroupBrake
+from nodeagent.actuators.cgroup_brake import BrakeKind, CgroupBrake
 brake = CgroupBrake(unified=Path("/host/sys/fs/cgroup"), freezer=None)
 hold = brake.plan_hold(sys.argv[1], BrakeKind(sys.argv[2]), pod_uid="x", until=0.0)
 brake.apply(hold)

@@ -34,7 +34,7 @@ ATTRIBUTE: Final = """\
 import json, sys, time
 from nodeagent.config.schema import Sampling
 from nodeagent.sampling.disk.attribution import Meter
-from nodeagent.sampling.host import open_host
+from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
 host = open_host("/")
 with Sampler(host, Sampling(), node_name="vm-node") as sampler:

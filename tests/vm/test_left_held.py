@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.host.brake import MARK
+from nodeagent.actuators.cgroup_brake import MARK
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, start_pod
 from tests.vm.ramps import HARD_MIB, Node, mem_available_mib

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.apiserver import ApiServer
+from tests.fake_kube import ApiServer
 from tests.vm.disks import free, watched
 from tests.vm.machine import Machine
 from tests.vm.pods import go, start_pod

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.vm.image import REPOSITORY
+from tests.support.paths import REPOSITORY
 from tests.vm.machine import Machine
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
@@ -29,7 +29,7 @@ MEASURE: Final = r"""
 import json, sys, time
 from nodeagent.model import ContainerUsage, PodUsage, QOSClass
 from nodeagent.sampling.disk.attribution import Meter
-from nodeagent.sampling.host import open_host
+from nodeagent.sampling.hostfs.host import open_host
 
 top, cgroups = sys.argv[1], json.loads(sys.argv[2])
 ID = {name: str(number) * 64 for number, name in enumerate(cgroups, start=1)}

@@ -14,8 +14,8 @@ FAST: Final = Ramp(1024, 1500)
 GUARD: Final = """\
 import os, signal, sys, time
 from pathlib import Path
-from nodeagent.host.brake import CgroupBrake
-from nodeagent.host.holds import Holds
+from nodeagent.actuators.cgroup_brake import CgroupBrake
+from nodeagent.actuators.brakes import Holds
 top, cgroup = Path("/sys/fs/cgroup"), sys.argv[1]
 pod = top / cgroup.lstrip("/")
 used = lambda: int((pod / "memory.current").read_text())

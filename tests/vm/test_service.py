@@ -15,8 +15,8 @@ from typing import Final
 
 import pytest
 
-from tests.apiserver import ApiServer, Json, pod
-from tests.certificates import make, server_context
+from tests.fake_kube import ApiServer, Json, pod
+from tests.support.certificates import make, server_context
 from tests.vm.image import NEWER, OLDER, Suite
 from tests.vm.machine import HOST_LOOPBACK, Machine
 from tests.vm.pods import VmPod, kill_pod, start_pod

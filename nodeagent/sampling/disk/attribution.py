@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
-from nodeagent.sampling.disk.deleted import DeletedFiles, DeletedScan, Target
-from nodeagent.sampling.disk.places import Found, Kind, Place, find_places, open_place
-from nodeagent.sampling.disk.quota import Quota, all_confined, quota_devices, read_quotas
-from nodeagent.sampling.disk.remembered import Remembered
+from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
+from nodeagent.sampling.disk.pod_paths import Found, Kind, Place, find_places, open_place
+from nodeagent.sampling.disk.project_quota import Quota, all_confined, quota_devices, read_quotas
 from nodeagent.sampling.disk.walk import Count, Tally, Walk
-from nodeagent.sampling.host import Host, Unreadable
-from nodeagent.sampling.processes import processes_below
+from nodeagent.sampling.disk.walk_cache import Remembered
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs.processes import processes_below
 
 # Entries that one tree may take before the next one gets its turn: 75 ms of CPU.
 _TURN: Final = 50_000

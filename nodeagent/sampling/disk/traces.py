@@ -10,8 +10,8 @@ from typing import Final
 
 from nodeagent.model import DiskPoint, DiskTrace
 from nodeagent.sampling.disk.attribution import Held
-from nodeagent.sampling.disk.places import PodPart
-from nodeagent.sampling.disk.worker import Account
+from nodeagent.sampling.disk.pod_paths import PodPart
+from nodeagent.sampling.disk.walk_worker import Account
 
 # How far back a trace goes: what came before is part of the node as it is.
 _LONG_S: Final = 600.0

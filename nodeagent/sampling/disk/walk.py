@@ -35,9 +35,9 @@ from itertools import islice
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from nodeagent.sampling.disk.links import Seen
-from nodeagent.sampling.disk.remembered import SETTLED_S, Frame, Record, Remembered
+from nodeagent.sampling.disk.seen_inodes import Seen
 from nodeagent.sampling.disk.statx import BATCH, Answers
+from nodeagent.sampling.disk.walk_cache import SETTLED_S, Frame, Record, Remembered
 
 # Entries of a large directory between two looks at budget and deadline, and names held at once in each: 1 ms of CPU and
 # 0.1 MiB.

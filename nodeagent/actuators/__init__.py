@@ -1,0 +1,1 @@
+"""Every change outside this process: the Node object, pods, Leases, Events, cgroups, reclaim actions."""

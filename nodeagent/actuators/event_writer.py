@@ -1,0 +1,213 @@
+"""Tells people what happened, as events.k8s.io/v1 Events on pods and on the node. Never in the way of an eviction.
+
+With a node's credentials they are written as core/v1, which is the same objects under older names: the API server lets
+a node write no others (its rules name the core group only: bootstrappolicy/policy.go, NodeRules).
+
+Promises:
+
+1. `emit` never blocks. The queue is bounded; when it is full the oldest is dropped and counted: during a storm the
+   newest says more.
+2. The same thing said again within `SERIES_S` is not a new Event but a longer series of the first, written at most once
+   in `REFRESH_S`.
+3. At most `BURST` Events are written at once and `PER_S` in a second after that; after a failure the next one waits,
+   longer each time.
+4. An Event that cannot be written is lost and counted. It is a courtesy: logs and metrics have it as well.
+"""
+
+import random
+import threading
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodeagent.kube.backoff import Backoff, Tokens
+from nodeagent.kube.timestamps import boottime, micro_stamp
+from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.model import OutcomeKind
+from nodeagent.runtime import workers
+
+QUEUE: Final = 200
+"""Events waiting. A hard decision makes at most five, each 1 KiB."""
+SERIES_S: Final = 360.0
+"""As client-go: an event that is silent for six minutes has ended its series."""
+REFRESH_S: Final = 30.0
+"""Least time between two writes of one series."""
+NOTE_BYTES: Final = 1024
+"""The API server's limit for a note."""
+BURST: Final = 25.0
+PER_S: Final = 1.0
+"""As many as client-go allows one object at once; a decision of five victims makes eight Events."""
+_SERIES: Final = 256
+"""Series remembered; the oldest is forgotten and starts anew."""
+CONTROLLER: Final = "nodeagent.io/nodeagent"
+_CORE_NAMES: Final = {
+    "regarding": "involvedObject",
+    "note": "message",
+    "reportingController": "reportingComponent",
+}
+"""Fields that core/v1 calls otherwise. Those of its own (source, count, first and last time) stay empty in both."""
+
+
+class Event(NamedTuple):
+    """Something worth telling."""
+
+    kind: str
+    """`Pod` or `Node`."""
+    namespace: str
+    """Empty for a Node."""
+    name: str
+    uid: str
+    reason: str
+    """CamelCase: `Evicted`, `EvictionThresholdMet`."""
+    note: str
+    action: str = "Evicting"
+    warning: bool = True
+    annotations: Mapping[str, str] = {}
+    at_wall: float | None = None
+    """When it happened, epoch seconds; None: now."""
+
+
+class _Series:
+    __slots__ = ("count", "last_at", "path", "written_at")
+
+    def __init__(self, path: str, now: float) -> None:
+        self.path = path
+        self.count = 1
+        self.last_at = now
+        self.written_at = now
+
+
+class EventWriter:
+    """The worker."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        node_name: str,
+        *,
+        core: bool = False,
+        clock: Callable[[], float] = boottime,
+        spread_s: float = 0.0,
+    ) -> None:
+        """`core`: write core/v1 Events, as a node's credentials must. `spread_s`: after a silence the first Event waits
+        for a random part of this, where a whole fleet may have the same to tell in the same second."""
+        self._transport = transport
+        self._clock = clock
+        self._spread_s = spread_s
+        self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._node_name = node_name
+        self._core = core
+        self._waiting: deque[tuple[Event, float]] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
+        self._tokens = Tokens(BURST, PER_S)
+        self._failing = Backoff()
+        self.dropped = 0
+        """Events that were not written, for the metrics."""
+        self.reason = ""
+        """Why the last one was not."""
+        self._thread = workers.thread_of(self._run, name="events")
+
+    def start(self) -> None:
+        """Begin to write; returns at once."""
+        workers.start(self._thread)
+
+    def emit(self, event: Event) -> None:
+        """Tell it. Never blocks."""
+        with self._changed:
+            if len(self._waiting) >= QUEUE:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append((event, time.time() if event.at_wall is None else event.at_wall))
+            self._changed.notify()
+
+    def stop(self, *, timeout_s: float = 2.0) -> None:
+        """Write what is waiting, for at most this long."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        workers.join(self._thread, timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._changed.wait_for(lambda: self._waiting or self._stopping)
+                    self._changed.wait_for(lambda: self._stopping, self._rng.uniform(0.0, self._spread_s))
+                while not self._stopping and not self._tokens.take(self._clock()):
+                    self._changed.wait(1.0 / PER_S)
+                if not self._waiting:
+                    return
+                event, wall = self._waiting.popleft()
+            try:
+                self._write(event, wall)
+                self.reason = ""
+                self._failing.succeeded()
+            except ApiError as error:
+                self.reason = error.message
+                self.dropped += 1
+                with self._changed:
+                    wait_s = self._failing.failed(error.retry_after_s)
+                    if self._changed.wait_for(lambda: self._stopping, wait_s):
+                        return  # nobody waits for a server that refuses
+
+    def _write(self, event: Event, wall: float) -> None:
+        key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)
+        now = self._clock()
+        series = self._series.get(key)
+        if series is None or now - series.last_at > SERIES_S:
+            self._create(event, wall, key, now)
+            return
+        series.count += 1
+        series.last_at = now
+        if now - series.written_at < REFRESH_S:
+            return
+        body = {"series": {"count": series.count, "lastObservedTime": micro_stamp(wall)}}
+        try:
+            self._transport.request("PATCH", series.path, body=msgspec.json.encode(body), content_type=STRATEGIC_MERGE)
+            series.written_at = now
+        except ApiError as error:
+            if error.kind is not OutcomeKind.GONE:
+                raise
+            # Events live for an hour; this one has been cleaned up.
+            self._create(event, wall, key, now)
+
+    def _create(self, event: Event, wall: float, key: tuple[str, ...], now: float) -> None:
+        # Events about a Node, which has no namespace, stand in `default`.
+        namespace = event.namespace or "default"
+        # A name that is cut must not end in what may not stand before a dot.
+        name = f"{event.name[:200].rstrip('-.')}.{uuid.uuid4().hex[:16]}"
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        if self._core:
+            path = f"/api/v1/namespaces/{namespace}/events"
+        self._transport.request("POST", path, body=self._body(event, wall, namespace, name))
+        self._series[key] = _Series(f"{path}/{name}", now)
+        self._series.move_to_end(key)
+        while len(self._series) > _SERIES:
+            self._series.popitem(last=False)
+
+    def _body(self, event: Event, wall: float, namespace: str, name: str) -> bytes:
+        regarding = {"kind": event.kind, "apiVersion": "v1", "name": event.name, "uid": event.uid}
+        if event.namespace:
+            regarding["namespace"] = event.namespace
+        body: dict[str, object] = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
+            "eventTime": micro_stamp(wall),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._node_name[:128],
+            "action": event.action,
+            "reason": event.reason,
+            "regarding": regarding,
+            "note": event.note.encode()[:NOTE_BYTES].decode("utf-8", "ignore"),
+            "type": "Warning" if event.warning else "Normal",
+        }
+        if self._core:
+            body = {_CORE_NAMES.get(field, field): value for field, value in body.items()} | {"apiVersion": "v1"}
+        return msgspec.json.encode(body)

@@ -1,0 +1,280 @@
+"""The command line: every command, option and help text. Imported when the quick reading in `cli` does not do."""
+
+import argparse
+import os
+import sys
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from nodeagent import __version__
+from nodeagent.commands import exit_codes, standard_streams
+
+_DESCRIPTION = """\
+nodeagent acts on node pressure before the kubelet and the OOM killer do: it watches memory, disk, inodes and PIDs of
+this node, publishes pressure conditions and evicts pods through the Eviction API, one record with the reasons for
+everything it does and everything it refuses to do.
+
+Start with `nodeagent check`: it changes nothing and needs no cluster, no configuration and no rights.
+"""
+
+_EXAMPLES = """\
+examples:
+  nodeagent check                            report on this machine
+  nodeagent check --watch 2                  again every two seconds
+  nodeagent check -o json | jq .signals      the same facts for programs
+  nodeagent config show                      the effective configuration and where each value comes from
+  nodeagent config validate FILE             every mistake in it, with line and key
+  nodeagent run --config FILE --dry-run      the agent, deciding and logging but touching nothing
+  nodeagent explain last                     why the last decision was made
+  nodeagent replay /run/nodeagent --config FILE     who would have gone with another configuration
+"""
+
+_CHECK_DESCRIPTION = """\
+Print one report of this node: every signal with its thresholds and headroom, the memory models side by side, stalls,
+the conditions that would be published, and the pods in the order in which they would be evicted, with the reasons.
+Nothing is changed. Without the API, names come from the log directory and requests are estimates; the report says so.
+"""
+
+_CHECK_EXAMPLES = """\
+examples:
+  nodeagent check                                 this machine
+  nodeagent check --signal nodefs.available       rank the pods for another signal
+  nodeagent check --disk                          who holds the disks: pods, host directories
+  nodeagent check --host-root /host --api always  from a container that mounts the host there
+  kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
+  nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
+"""
+
+_RUN_DESCRIPTION = """\
+Watch this node and act on its pressure until SIGTERM: publish conditions, keep new pods away with a taint, and evict
+pods when a threshold has been met for its grace period. Without a configuration that says `mode: enforce` it rehearses:
+it decides and logs the same, and sends nothing. SIGHUP, or a changed file, has the configuration read again; an invalid
+one is refused and the old one stays. The log goes to standard output, as JSON unless that is a terminal.
+"""
+
+_CONFIG_DESCRIPTION = """\
+The configuration is one YAML file. Keys that a KubeletConfiguration has keep the kubelet's names and meanings, so that
+its eviction stanza can be pasted; what is left out has a built-in default.
+"""
+
+_EXPLAIN_DESCRIPTION = """\
+Tell why the agent decided as it did, from the records in its state directory: what was seen and how old it was, which
+threshold acted, the pods in order with the keys that put them there, who was spared and why, what the API server
+answered, and what was freed. Without an ID the last decisions are listed. The id is the one in the log line, the Event
+and the annotation.
+"""
+
+_REPLAY_DESCRIPTION = """\
+Make recorded decisions again with another configuration and show who would have gone instead. Nothing is changed and
+nobody is asked. Each decision is made on what the agent saw and remembered then; a soft threshold that was not in force
+then is taken as met for long enough, and the report says so.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse exits with 2 on wrong usage, which monitoring would read as `hard`."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(exit_codes.USAGE, f"{self.prog}: {message}\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # All texts of argparse come through here. Where one cannot be written, argparse of Python 3.11.2 (Debian 12)
+        # raises and a later one passes over it.
+        if message:
+            (standard_streams.write_output if file is sys.stdout else standard_streams.write_error)(message)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """argparse makes one for every argument that is added, and each would ask for the terminal's size."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_help_width())
+
+
+@lru_cache(maxsize=1)
+def _help_width() -> int:
+    """Columns of the terminal, within what reads well; 100 where there is none."""
+    try:
+        return max(60, min(os.get_terminal_size(sys.stdout.fileno()).columns - 2, 120))
+    except (OSError, ValueError):  # no terminal, or no descriptor at all
+        return 100
+
+
+def parser(*, only: str | None = None) -> argparse.ArgumentParser:
+    """The command line: all of it, or the one command named `only` (where there is such a command)."""
+    root = _Parser(
+        prog="nodeagent",
+        description=_DESCRIPTION,
+        epilog=f"{_EXAMPLES}\nexit codes:\n{exit_codes.as_text()}\n",
+        formatter_class=_Formatter,
+    )
+    root.add_argument("--version", action="version", version=f"nodeagent {__version__}")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=root.prog)
+    for name, add in _ADD.items():
+        if only not in _ADD or name == only:
+            add(commands)
+    return root
+
+
+def _add_node_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
+    command.add_argument(
+        "--host-root", metavar="DIR", default="/", help="read another root: the DaemonSet's /host, a recorded node"
+    )
+    command.add_argument(
+        "--node-name", metavar="NAME", help="name of this node's object (default: $NODE_NAME, then the host's name)"
+    )
+    command.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API outside a cluster")
+
+
+def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    check = commands.add_parser(
+        "check",
+        help="report this node, change nothing",
+        description=_CHECK_DESCRIPTION,
+        epilog=f"{_CHECK_EXAMPLES}\nexit codes:\n{exit_codes.as_text()}\n",
+        formatter_class=_Formatter,
+    )
+    _add_node_options(check)
+    check.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text", help="default: text")
+    check.add_argument(
+        "--api",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="ask the API for pods: when it is configured (default), always, never",
+    )
+    check.add_argument("--no-api", dest="api", action="store_const", const="never", help="the same as --api never")
+    check.add_argument("--pods", metavar="FILE", help="take the pods from a PodList in JSON instead of the API")
+    check.add_argument("--signal", metavar="SIGNAL", help="rank the pods for this signal (default: the most urgent)")
+    check.add_argument(
+        "--disk", action="store_true", help="measure what pods and host directories hold on disk (up to a minute)"
+    )
+    check.add_argument(
+        "--watch", metavar="SECONDS", nargs="?", const=2.0, type=_interval, help="repeat until Ctrl-C (default: 2 s)"
+    )
+    check.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
+    )
+    check.set_defaults(command="check")
+
+
+def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    run = commands.add_parser("run", help="run the agent", description=_RUN_DESCRIPTION, formatter_class=_Formatter)
+    _add_node_options(run)
+    run.add_argument("--dry-run", action="store_true", help="decide and log, send nothing, whatever `mode` says")
+    run.add_argument("--once", action="store_true", help="one round of the loop, then exit")
+    run.set_defaults(command="run")
+
+
+def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    config = commands.add_parser(
+        "config",
+        help="show, validate or describe the configuration",
+        description=_CONFIG_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
+    actions = config.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=config.prog)
+    show = actions.add_parser(
+        "show",
+        help="the effective configuration with each value's origin",
+        description="Print what applies: what the file says, and the built-in defaults for the rest. Each value has a "
+        "comment that tells where it comes from.",
+    )
+    show.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
+    show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
+    show.set_defaults(command="config show")
+    validate = actions.add_parser(
+        "validate",
+        help="every error of these files; exit 0 valid, 1 not",
+        description="Print every error of every file at once, with line and key. Of a Kubernetes manifest the "
+        "configuration in its ConfigMap is read; one without is named. Exits with 0 when all files are valid and with "
+        "1 when one is not.",
+    )
+    validate.add_argument("files", metavar="FILE", nargs="+")
+    validate.set_defaults(command="config validate")
+    schema = actions.add_parser(
+        "schema",
+        help="the JSON Schema of the configuration, for editors",
+        description="Print the JSON Schema of the configuration, with which editors complete and check it.",
+    )
+    schema.set_defaults(command="config schema")
+
+
+def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="why a decision was made",
+        description=_EXPLAIN_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
+    explain.add_argument("id", metavar="ID", nargs="?", help="a decision's id, the beginning of one, or `last`")
+    explain.add_argument(
+        "--state-dir", metavar="DIR", help="where the agent keeps its records, or a file of them (default: stateDir)"
+    )
+    explain.add_argument("--config", metavar="FILE", help="take stateDir from this configuration file")
+    explain.add_argument("-n", "--last", metavar="N", type=_count, default=20, help="list so many (default: 20)")
+    _add_output(explain)
+    explain.set_defaults(command="explain")
+
+
+def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="recorded decisions again, with another configuration",
+        description=_REPLAY_DESCRIPTION,
+        formatter_class=_Formatter,
+    )
+    replay.add_argument("place", metavar="FILE|DIR", help="a state directory, or a file of records (decisions.jsonl)")
+    replay.add_argument("--config", metavar="FILE", required=True, help="the configuration to decide with")
+    _add_output(replay)
+    replay.set_defaults(command="replay")
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    command.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
+    )
+
+
+def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print a shell completion script",
+        description="Print a completion script: source <(nodeagent completion bash)",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(command="completion")
+
+
+def _add_version(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(command="version")
+
+
+_ADD = {
+    "check": _add_check,
+    "run": _add_run,
+    "explain": _add_explain,
+    "replay": _add_replay,
+    "config": _add_config,
+    "completion": _add_completion,
+    "version": _add_version,
+}
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0.1 and 86400")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
+    return int(text)

@@ -1,0 +1,277 @@
+"""`nodeagent replay`: recorded decisions made again with another configuration, and who would have gone instead.
+
+Promises:
+
+1. Nothing is changed and nobody is asked: records and a configuration go in, differences come out.
+2. Each decision is made again by itself, on the snapshot and the state that the agent had then. What another
+   configuration would have done *before* (pods that had gone earlier, tokens spent) is not invented.
+3. With the configuration that was in force then there is no difference: the policy is pure.
+
+Theory of operation. The recorded state knows the thresholds of the time. A threshold that was not in force then has no
+past: whether it had been met for its grace period cannot be told, so it is taken as met for long enough, and the report
+says so. A stream of samples that had passed the start-up of the time has passed that of the new configuration, too.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nodeagent.config.schema import API_VERSION, Config, Mode
+from nodeagent.model import Plan, RankedPod, Victim
+from nodeagent.policy import engine, ranking, thresholds
+from nodeagent.policy.state import PolicyState
+from nodeagent.records import flight_recorder
+from nodeagent.report import wording
+from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
+
+
+class ReplayError(Exception):
+    """There is nothing to replay; the message is for the user."""
+
+
+class PodThen(NamedTuple):
+    """A pod that was evicted then."""
+
+    key: str
+    uid: str
+
+
+class Replayed(NamedTuple):
+    """One recorded decision, and the one that was made instead."""
+
+    id: str
+    wall_time: float | None
+    then_for: str
+    """The signal and tier that were served then, or why nobody went."""
+    then: tuple[PodThen, ...]
+    plan: Plan | None
+    """None: it could not be made again, see `trouble`."""
+    assumed: tuple[str, ...] = ()
+    """Soft thresholds that are met now and were not in force then: their grace is taken as over."""
+    trouble: str = ""
+
+    @property
+    def differs(self) -> bool:
+        return self.plan is not None and {each.uid for each in self.then} != {
+            victim.pod.uid for victim in self.plan.victims
+        }
+
+
+# --- replaying -------------------------------------------------------------------------------------------------------
+
+
+def replay(place: Path, config: Config) -> tuple[Replayed, ...]:
+    """Every recorded decision of a state directory or a file of records, made again with `config`.
+
+    Raises:
+        ReplayError: there are no records.
+    """
+    packer = flight_recorder.Packer()
+    try:
+        found = tuple(
+            _again(record, config, packer)
+            for record in flight_recorder.read(place)
+            if record.get("record") == "decision"
+        )
+    except flight_recorder.RecordsError as error:
+        raise ReplayError(str(error)) from error
+    if not found:
+        raise ReplayError(f"{place}: no decision is recorded there")
+    return found
+
+
+def _again(record: Mapping[str, Any], config: Config, packer: flight_recorder.Packer) -> Replayed:
+    wall = record.get("wallTime")
+    row = Replayed(
+        id=str(record.get("id")),
+        wall_time=wall if isinstance(wall, int | float) else None,
+        then_for=_then_for(record),
+        then=tuple(_pods_then(record)),
+        plan=None,
+    )
+    inputs, trouble = packer.unpack(record.get("inputs"))
+    if inputs is None:
+        return row._replace(trouble=trouble)
+    try:
+        plan, assumed = _decide(inputs, config)
+    except Exception as error:
+        # The policy relies on what a snapshot of ours promises; one that somebody altered promises nothing.
+        return row._replace(trouble=f"its inputs do not fit together: {type(error).__name__}: {error}")
+    return row._replace(plan=plan, assumed=assumed)
+
+
+def _decide(inputs: flight_recorder.Inputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
+    """The plan for these inputs, and the soft thresholds whose grace was taken as over."""
+    now_in_force = thresholds.effective(config, inputs.snapshot.layout)
+    known = {thresholds.identity(each) for each in inputs.thresholds}
+    news = [each for each in now_in_force if thresholds.identity(each) not in known]
+    state = _prepared(inputs, config, since={thresholds.identity(each): each.grace_period_s for each in news})
+    # Here nobody is evicted, and what a rehearsal remembered counts as it did then.
+    config = config._replace(mode=Mode.DRY_RUN)
+    plan, _ = engine.decide(inputs.snapshot, state, now=inputs.now, config=config)
+    new = {thresholds.identity(each) for each in news if not each.hard}
+    assumed = tuple(
+        f"{each.threshold.signal} {each.threshold.value.text}"
+        for verdict in plan.signals
+        for each in verdict.thresholds
+        if each.met and thresholds.identity(each.threshold) in new
+    )
+    return ranking.explained(plan), assumed
+
+
+def _prepared(inputs: flight_recorder.Inputs, config: Config, *, since: Mapping[str, float]) -> PolicyState:
+    """The recorded state as the new configuration would have it at that instant."""
+    then = inputs.state.thresholds
+    good = {
+        stream: config.startup.fresh_samples if count >= inputs.fresh_samples else count
+        for stream, count in then.good_samples.items()
+    }
+    observed = {**{identity: inputs.now - grace_s for identity, grace_s in since.items()}, **then.first_observed}
+    return inputs.state._replace(thresholds=then._replace(good_samples=good, first_observed=observed))
+
+
+def _pods_then(record: Mapping[str, Any]) -> Iterable[PodThen]:
+    victims = record.get("victims")
+    for victim in victims if isinstance(victims, list) else ():
+        if isinstance(victim, Mapping):
+            yield PodThen(f"{victim.get('namespace')}/{victim.get('name')}", str(victim.get("uid")))
+
+
+def _then_for(record: Mapping[str, Any]) -> str:
+    refusals = record.get("refusals")
+    listed = refusals if isinstance(refusals, list) else []
+    codes = [str(each.get("code")) for each in listed if isinstance(each, Mapping)]
+    acting = record.get("actingOn")
+    threshold = acting.get("threshold") if isinstance(acting, Mapping) else None
+    if not isinstance(threshold, Mapping):
+        return ", ".join(codes)
+    tier = "soft" if threshold.get("gracePeriodSeconds") else "hard"
+    return f"{threshold.get('signal')} ({tier})" + (f": {', '.join(codes)}" if codes else "")
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def as_object(rows: Iterable[Replayed], *, config_source: str) -> dict[str, Any]:
+    """All of it as one object."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ReplayReport",
+        "configuration": config_source,
+        "decisions": [_row_object(row) for row in rows],
+    }
+
+
+def _row_object(row: Replayed) -> dict[str, Any]:
+    plan = row.plan
+    return {
+        "id": row.id,
+        "time": wording.rfc3339(row.wall_time) if row.wall_time is not None else None,
+        "differs": row.differs if plan is not None else None,
+        "reason": row.trouble or None,
+        "then": {"for": row.then_for, "victims": [each._asdict() for each in row.then]},
+        "now": None
+        if plan is None
+        else {
+            "for": _now_for(plan),
+            "victims": [{"key": victim.pod.key, "uid": victim.pod.uid} for victim in plan.victims],
+            "refusals": [refusal._asdict() for refusal in plan.refusals],
+        },
+        "graceAssumedOver": list(row.assumed),
+        "differences": [{"change": change, "pod": pod, "reason": reason} for change, pod, reason in _differences(row)],
+    }
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section, ...]:
+    """A summary, a row for each decision, and the differences pod by pod."""
+    differing = [row for row in rows if row.differs]
+    failed = sum(row.plan is None for row in rows)
+    same = len(rows) - len(differing) - failed
+    summary = (
+        f"{len(rows)} decisions with {wording.harmless(config_source)}: {same} the same, {len(differing)} different"
+    )
+    if failed:
+        summary += f", {failed} could not be made again"
+    columns = (Column("TIME"), Column("ID"), Column("THEN"), Column("NOW"), Column("DIFFERENCE"))
+    table = Section("", columns, tuple(_row(row) for row in rows))
+    head = Section("", lines=(Cell(summary, STRONG),))
+    return (head, table, *(_difference_section(row) for row in differing))
+
+
+def _row(row: Replayed) -> tuple[Cell, ...]:
+    time = wording.rfc3339(row.wall_time) if row.wall_time is not None else wording.UNKNOWN
+    then = f"{row.then_for or '?'}: {_named([each.key for each in row.then])}"
+    if row.plan is None:
+        return (
+            Cell(time),
+            Cell(wording.harmless(row.id)),
+            Cell(wording.harmless(then)),
+            Cell("?"),
+            Cell(wording.harmless(row.trouble), WARN),
+        )
+    now = f"{_now_for(row.plan)}: {_named([victim.pod.key for victim in row.plan.victims])}"
+    notes = f" (grace of {', '.join(row.assumed)} taken as over)" if row.assumed else ""
+    difference = Cell("different" + notes, BAD) if row.differs else Cell("same" + notes, DIM)
+    return (
+        Cell(time),
+        Cell(wording.harmless(row.id)),
+        Cell(wording.harmless(then)),
+        Cell(wording.harmless(now)),
+        difference,
+    )
+
+
+def _named(pods: list[str]) -> str:
+    return ", ".join(pods) if pods else "nobody"
+
+
+def _now_for(plan: Plan) -> str:
+    codes = ", ".join(refusal.code for refusal in plan.refusals)
+    if plan.acting_on is None:
+        return codes or "nothing due"
+    threshold = plan.acting_on.threshold
+    return f"{threshold.signal} ({'hard' if threshold.hard else 'soft'})" + (f": {codes}" if codes else "")
+
+
+def _difference_section(row: Replayed) -> Section:
+    lines = [
+        Cell(wording.harmless(f"{'+' if change == 'goes' else '-'} {pod}: {reason}"), BAD if change == "goes" else GOOD)
+        for change, pod, reason in _differences(row)
+    ]
+    return Section(wording.harmless(row.id), lines=tuple(lines))
+
+
+def _differences(row: Replayed) -> list[tuple[str, str, str]]:
+    """(goes or spared, pod, why), first who would go now and did not, then who went and would not."""
+    plan = row.plan
+    if plan is None:
+        return []
+    went = {each.uid for each in row.then}
+    places = {ranked.view.pod.uid: ranked for ranked in plan.ranking}
+    goes = [victim for victim in plan.victims if victim.pod.uid not in went]
+    going = {victim.pod.uid for victim in plan.victims}
+    return [
+        *[("goes", victim.pod.key, _why_goes(victim, places.get(victim.pod.uid))) for victim in goes],
+        *[("spared", each.key, _why_spared(places.get(each.uid), plan)) for each in row.then if each.uid not in going],
+    ]
+
+
+def _why_goes(victim: Victim, ranked: RankedPod | None) -> str:
+    if ranked is None:
+        return victim.tier.value
+    return f"rank {ranked.rank}, {victim.tier.value}: " + "; ".join(key.text for key in ranked.keys)
+
+
+def _why_spared(ranked: RankedPod | None, plan: Plan) -> str:
+    if plan.acting_on is None:
+        return "; ".join(refusal.message for refusal in plan.refusals) or "nothing is due"
+    if ranked is None:
+        return "not on the node"
+    if ranked.refusals:
+        return f"rank {ranked.rank}: " + "; ".join(refusal.message for refusal in ranked.refusals)
+    if not plan.victims:
+        return "; ".join(refusal.message for refusal in plan.refusals)
+    return f"rank {ranked.rank}: others free enough"

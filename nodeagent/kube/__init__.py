@@ -1,0 +1,1 @@
+"""The API server: transport, list and watch, decoding."""

@@ -1,0 +1,172 @@
+"""Which Node this machine is. Whoever cannot be sure must not act: evicting by another node's name is the worst defect.
+
+Order: the name that was given (`--node-name`, the configuration), $NODE_NAME (the DaemonSet's downward API), the
+kubelet's `--hostname-override`, the hostname; and if no Node has that hostname, the one Node whose addresses are this
+host's. Credentials of a node (`system:node:x`) must belong to the same one.
+"""
+
+import re
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from nodeagent.model import OutcomeKind
+
+if TYPE_CHECKING:
+    from nodeagent.kube.transport import Transport
+
+T = TypeVar("T")
+
+_NODE_USER: Final = "system:node:"
+_NODE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+NO_FENCE: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
+
+
+class IdentityError(Exception):
+    """It is not sure which node this is. The message ends with what to do about it."""
+
+
+class Identity(NamedTuple):
+    """The Node's name and how it was found."""
+
+    name: str
+    source: str
+    """For people: `--node-name`, `$NODE_NAME`, `hostname`, `addresses 10.0.2.15`."""
+    user: str = ""
+    """Who the API server takes us for; empty when it was not asked or did not say."""
+
+    @property
+    def node_credentials(self) -> bool:
+        """The credentials are a node's: NodeRestriction forbids them taints and other nodes."""
+        return self.user.startswith(_NODE_USER)
+
+
+def local_name(*, given: str = "", env: str = "", hostname_override: str = "", hostname: str | None = None) -> Identity:
+    """The name without asking anybody. For the hostname it is a guess, which `resolve` confirms.
+
+    Raises `IdentityError` when a name that was given cannot be a node's.
+    """
+    host = socket.gethostname() if hostname is None else hostname
+    for name, source in (
+        (given, "--node-name"),
+        (env, "$NODE_NAME"),
+        (hostname_override, "the kubelet's --hostname-override"),
+        (host.strip().lower(), "hostname"),
+    ):
+        if not name:
+            continue
+        if not _NODE_NAME.fullmatch(name):
+            raise IdentityError(f"{name!r} ({source}) cannot be a node's name; set --node-name")
+        return Identity(name, source)
+    raise IdentityError("this host has no name; set --node-name")
+
+
+def resolve(
+    transport: "Transport",
+    guess: Identity,
+    *,
+    addresses: Callable[[], Iterable[str]] | None = None,
+) -> Identity:
+    """The guess, confirmed by the API server, or the Node that has this host's addresses.
+
+    `addresses` gives this host's addresses (default: asks the kernel through pyroute2). Raises `IdentityError` when it
+    cannot be sure, `ApiError` when the API server could not be asked.
+    """
+    user = whoami(transport)
+    mine = addresses or host_addresses
+    if user.startswith(_NODE_USER):
+        return _by_credentials(transport, guess, user, mine)
+    if _exists(transport, guess.name):
+        return guess._replace(user=user)
+    if guess.source != "hostname":
+        raise IdentityError(f"{guess.source} says {guess.name}, but there is no such Node; correct the name")
+    return _by_address(transport, guess.name, set(mine()))._replace(user=user)
+
+
+def host_addresses() -> tuple[str, ...]:
+    """This host's addresses that another machine could reach it by."""
+    from pyroute2 import IPRoute
+
+    found = []
+    with IPRoute() as netlink:
+        for message in netlink.get_addr():
+            address = message.get("IFA_LOCAL") or message.get("IFA_ADDRESS")
+            # Scope 0 is global; loopback (254) and link-local (253) addresses are the same on every host.
+            if address and message["scope"] == 0:
+                found.append(str(address))
+    return tuple(found)
+
+
+def whoami(transport: "Transport") -> str:
+    """Who the API server takes us for; empty when it does not say. Raises `ApiError`."""
+    from nodeagent.kube.objects import SelfSubjectReview
+    from nodeagent.kube.transport import ApiError
+
+    body = b'{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
+    try:
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        return _read(transport.request("POST", path, body=body).body, SelfSubjectReview).status.user_info.username
+    except ApiError as error:
+        if error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.GONE, OutcomeKind.INVALID):
+            # Servers before 1.28 do not have it. Node credentials are then limited by NodeRestriction all the same.
+            return ""
+        raise
+
+
+def _read(body: bytes, shape: type[T]) -> T:
+    """Raises `ApiError`, as a request does that was not answered: ask again."""
+    from nodeagent.kube.objects import Decoder, UnreadableError
+    from nodeagent.kube.transport import ApiError
+
+    try:
+        return Decoder(shape).decode(body)
+    except UnreadableError as error:
+        raise ApiError(OutcomeKind.SERVER_ERROR, f"the API server's answer cannot be read: {error}") from error
+
+
+def _by_credentials(transport: "Transport", guess: Identity, user: str, mine: Callable[[], Iterable[str]]) -> Identity:
+    """Node credentials name one node; a copy of them on another machine must not act on it."""
+    from nodeagent.kube.objects import NodeObject
+
+    owner = user.removeprefix(_NODE_USER)
+    if owner == guess.name:
+        return guess._replace(user=user)
+    if guess.source == "hostname":
+        # A node may be called otherwise than its host, as in some clouds; then its addresses are still this host's.
+        node = _read(transport.request("GET", f"/api/v1/nodes/{owner}").body, NodeObject)
+        if shared := {a.address for a in node.status.addresses or () if a.type == "InternalIP"} & set(mine()):
+            return Identity(owner, f"addresses {', '.join(sorted(shared))}", user)
+    raise IdentityError(
+        f"{guess.source} says {guess.name}, but the credentials belong to {owner}; "
+        "use this node's own credentials or correct the name"
+    )
+
+
+def _exists(transport: "Transport", name: str) -> bool:
+    from nodeagent.kube.transport import ApiError
+
+    try:
+        transport.request("GET", f"/api/v1/nodes/{name}")
+    except ApiError as error:
+        if error.kind is OutcomeKind.GONE:
+            return False
+        raise
+    return True
+
+
+def _by_address(transport: "Transport", hostname: str, mine: set[str]) -> Identity:
+    from nodeagent.kube.list_stream import Listing
+    from nodeagent.kube.objects import NodeObject
+
+    matches: dict[str, set[str]] = {}
+    for item in Listing(transport, "/api/v1/nodes", {"resourceVersion": "0"}):
+        node = _read(item, NodeObject)
+        internal = {a.address for a in node.status.addresses or () if a.type == "InternalIP"}
+        if internal & mine:
+            matches[node.metadata.name] = internal & mine
+    if len(matches) == 1:
+        ((name, shared),) = matches.items()
+        return Identity(name, f"addresses {', '.join(sorted(shared))}")
+    if not matches:
+        raise IdentityError(f"no Node is called {hostname} and none has an address of this host; set --node-name")
+    raise IdentityError(f"several Nodes have an address of this host ({', '.join(sorted(matches))}); set --node-name")

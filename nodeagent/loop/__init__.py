@@ -1,0 +1,1 @@
+"""The order of a sync, the schedule, the wiring, reload and state."""

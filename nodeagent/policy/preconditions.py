@@ -1,0 +1,250 @@
+"""Between a decision and the next: the check right before acting, and what became of the requests.
+
+Promises:
+
+1. `recheck` lets an eviction pass only on a sample newer than the one that the decision saw.
+2. `settle` takes every outcome in once: the same one again changes nothing.
+3. Nothing is spent twice, and what is not proven to have failed stays spent.
+"""
+
+from collections.abc import Iterable
+
+from nodeagent.config.resolve import resolve
+from nodeagent.config.schema import Config
+from nodeagent.lean import Final
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    Method,
+    NodeSnapshot,
+    Outcome,
+    OutcomeKind,
+    ReclaimOutcome,
+    Refusal,
+    Tier,
+    Victim,
+)
+from nodeagent.policy import in_flight, last_resort, local_storage_limits, protection, rate_limits, reclaim, thresholds
+from nodeagent.policy.in_flight import Entry, Stage
+from nodeagent.policy.plausibility import FUTURE_S, figure
+from nodeagent.policy.state import PolicyState
+
+# --- right before acting ---------------------------------------------------------------------------------------------
+
+
+def recheck(
+    victim: Victim, snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config
+) -> Refusal | None:
+    """Why a planned victim must not be evicted after all, by a sample newer than the one that it was chosen by.
+
+    None: the threshold is still met (minimum reclaim included), and the same pod still runs and is still no protected
+    one.
+    """
+    entry = next((each for each in reversed(state.in_flight.entries) if each.pod_uid == victim.pod.uid), None)
+    if entry is None or entry.stage is not Stage.PLANNED:
+        return Refusal("not-planned", f"{victim.pod.key} is not in the ledger as planned")
+    if not snapshot.taken_at > entry.sample_at:
+        return Refusal("snapshot-old", "the sample is not newer than the one of the decision")
+    return (
+        _no_ground(victim, snapshot, now=now, config=config)
+        or (None if victim.limit else _recovered(victim, snapshot, now=now, config=config))
+        or _changed(victim, entry, snapshot, config=config)
+    )
+
+
+def _no_ground(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    if victim.method is Method.KILL:
+        still = last_resort.is_open(snapshot, now=now, config=config)
+        return stale(snapshot, now=now, config=config) or (None if still else last_resort.API_IS_BACK)
+    return nobody(snapshot, now=now, config=config) or waits(snapshot, victim.tier)
+
+
+def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    threshold = victim.threshold
+    observation = snapshot.observe(threshold.signal, threshold.memory_model)
+    unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
+    value = resolve(threshold.value, capacity=observation.capacity)
+    if unusable or value is None or observation.available is None:
+        return Refusal("unknown", f"{threshold.signal.value} is not known any more: {unusable or observation.reason}")
+    reclaim = resolve(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
+    level = value + (reclaim or 0)
+    if observation.available < level:
+        return None
+    unit = SIGNAL_TABLE[threshold.signal].unit
+    return Refusal(
+        "recovered",
+        f"{threshold.signal.value} is {figure(observation.available, unit)} again, at least {figure(level, unit)}",
+    )
+
+
+def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
+    pod = victim.pod
+    view = next((each for each in snapshot.pods if each.pod.uid == pod.uid), None)
+    if view is None:
+        return Refusal("gone", f"{pod.key} with UID {pod.uid} is not on this node any more")
+    if view.usage is None:
+        return Refusal("not-running", f"{pod.key} has no cgroup any more")
+    if view.pod.terminating and entry.buckets:
+        return Refusal("terminating", f"{pod.key} is terminating already")
+    if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
+        return protection.OWN_POD
+    if victim.limit and not local_storage_limits.violations((view,), layout=snapshot.layout, at=snapshot.taken_at):
+        return Refusal("recovered", f"{pod.key} does not exceed {victim.limit} any more")
+    # The hard tier has waited for the claims before it chose.
+    lifted = ("claims-unknown",) if victim.tier is Tier.HARD and not victim.limit else ()
+    standing = protection.standing(view.pod, config.protection)
+    return next((refusal for refusal in standing if refusal.code not in lifted), None)
+
+
+def nobody(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    """Why this snapshot is no ground for evicting anybody, or None."""
+    if (old := stale(snapshot, now=now, config=config)) is not None:
+        return old
+    if snapshot.pods_synced_at is None:
+        return Refusal("pods-never-synced", "the API has not told which pods run here")
+    age_s = now - snapshot.pods_synced_at
+    if not -FUTURE_S <= age_s <= config.cluster.pods_max_age_s:
+        limit_s = config.cluster.pods_max_age_s
+        return Refusal("pods-stale", f"the API's view of the pods is {age_s:.1f}s old, at most {limit_s:g}s")
+    return None
+
+
+def stale(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+    """Why the node's own numbers are too old for anything, or None."""
+    age_s = now - snapshot.taken_at
+    if -FUTURE_S <= age_s <= config.sampling.stale_after_s:
+        return None
+    return Refusal("snapshot-stale", f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s")
+
+
+def waits(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
+    """What the soft tier waits for, or None. The hard tier waits for nothing."""
+    waiting = snapshot.soft_waits_for
+    if tier is Tier.HARD or waiting is None:
+        return None
+    return Refusal(f"waits-for-{waiting.subject}", f"the soft tier waits for {waiting.message}")
+
+
+# --- how it went -----------------------------------------------------------------------------------------------------
+
+
+_NOTHING_EVICTED: Final = frozenset(
+    {
+        OutcomeKind.BLOCKED_BY_BUDGET,
+        OutcomeKind.THROTTLED,
+        OutcomeKind.BUDGET_CONFLICT,
+        OutcomeKind.GONE,
+        OutcomeKind.REPLACED,
+        OutcomeKind.INVALID,
+        OutcomeKind.FORBIDDEN,
+        OutcomeKind.UNAUTHORIZED,
+        OutcomeKind.UNREACHABLE,
+        OutcomeKind.RECHECK_REFUSED,
+        OutcomeKind.NOT_KILLED,
+    }
+)
+"""Outcomes that prove that this request evicted nothing: tokens come back. A time-out and a server error prove nothing:
+the request may have been carried out. A dry run keeps its tokens, so that a rehearsal shows the pace of the real thing.
+"""
+
+_NO_API: Final = frozenset(
+    {
+        OutcomeKind.THROTTLED,
+        OutcomeKind.FORBIDDEN,
+        OutcomeKind.UNAUTHORIZED,
+        OutcomeKind.SERVER_ERROR,
+        OutcomeKind.TIMED_OUT,
+        OutcomeKind.UNREACHABLE,
+    }
+)
+"""Outcomes that the next pod would meet as well: nothing is sent for a while."""
+
+_NOT_THE_API: Final = frozenset(
+    {OutcomeKind.DRY_RUN, OutcomeKind.RECHECK_REFUSED, OutcomeKind.KILLED, OutcomeKind.NOT_KILLED}
+)
+"""Outcomes that say nothing about the API."""
+
+_POD_WAITS: Final = {
+    OutcomeKind.BLOCKED_BY_BUDGET: rate_limits.POD_BACKOFF_S,
+    OutcomeKind.BUDGET_CONFLICT: rate_limits.POD_BACKOFF_MAX_S,
+    OutcomeKind.GONE: rate_limits.POD_RETRY_S,
+    OutcomeKind.REPLACED: rate_limits.POD_RETRY_S,
+    OutcomeKind.INVALID: rate_limits.POD_RETRY_S,
+    OutcomeKind.NOT_KILLED: rate_limits.POD_BACKOFF_MAX_S,
+}
+"""Outcomes that are this pod's alone, and how long it is left alone at first when the server does not say; doubled with
+each repetition. Two budgets on one pod do not heal by themselves. A server that is behind, or a proxy in trouble, says
+404, 409 or 400 of a pod that is still there: it is asked again soon, and nobody is evicted in its place (`reach`)."""
+
+GONE_S: Final = 1.0
+"""How long a pod that the API server does not know any more is expected to vanish from the node. If it does, what it
+held counts as pending release; if not, it is asked for again."""
+
+
+def settle(state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: float, config: Config) -> PolicyState:
+    """Take in how requests ended. An outcome that was taken in before, or that belongs to no entry, changes nothing."""
+    each_of: Iterable[Outcome] = (outcomes,) if isinstance(outcomes, Outcome) else outcomes
+    for outcome in each_of:
+        state = _settle_one(state, outcome, now=now, config=config)
+    return state
+
+
+def settle_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
+    """Take in how an action ended that was tried before evicting."""
+    return state._replace(reclaims=reclaim.settle(state.reclaims, outcome))
+
+
+def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:
+    entry = in_flight.find(state.in_flight, plan_id=outcome.plan_id, pod_uid=outcome.pod_uid)
+    if entry is None or entry.stage not in (Stage.PLANNED, Stage.DOUBT):
+        return state
+    kind, budgets = outcome.kind, state.budgets
+    if kind in _NOTHING_EVICTED and entry.stage is Stage.PLANNED:
+        budgets = rate_limits.give_back(budgets, entry.buckets, now=now, budgets=config.budgets)
+        budgets = rate_limits.undo_in_place(budgets, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
+    if kind in _NO_API:
+        wait_s = outcome.retry_after_s
+        if wait_s is None and kind is OutcomeKind.FORBIDDEN:
+            wait_s = (
+                rate_limits.API_BACKOFF_MAX_S
+            )  # rights are not mended within seconds; a rotated token arrives in them
+        budgets = rate_limits.spare_api(
+            budgets, entry.plan_id, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
+        )
+    elif kind not in _NOT_THE_API:
+        budgets = rate_limits.api_answered(budgets)
+    if kind in _POD_WAITS:
+        budgets = rate_limits.spare_pod(
+            budgets,
+            entry.pod_uid,
+            now=now,
+            code=kind.value,
+            why=_why(entry, outcome),
+            retry_after_s=outcome.retry_after_s,
+            first_s=_POD_WAITS[kind],
+        )
+    if kind in (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN) and entry.buckets:
+        budgets = rate_limits.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
+    return state._replace(
+        in_flight=in_flight.replace(state.in_flight, entry, by=_after(entry, kind, now=now)), budgets=budgets
+    )
+
+
+def _after(entry: Entry, kind: OutcomeKind, *, now: float) -> Entry | None:
+    """What becomes of the entry; None when nothing is under way for it."""
+    until = now + entry.grace_s + in_flight.SLACK_S
+    if kind is OutcomeKind.ACCEPTED:
+        return entry._replace(stage=Stage.ACCEPTED, until=until)
+    if kind is OutcomeKind.KILLED:
+        return entry._replace(stage=Stage.KILLED, until=now + in_flight.KILLED_S)
+    if kind in (OutcomeKind.TIMED_OUT, OutcomeKind.SERVER_ERROR):
+        return entry._replace(stage=Stage.DOUBT, until=until)
+    if kind is OutcomeKind.DRY_RUN:
+        return entry._replace(stage=Stage.REHEARSED, until=until)
+    if kind is OutcomeKind.GONE:
+        return entry._replace(stage=Stage.UNLISTED, until=now + GONE_S)
+    return None
+
+
+def _why(entry: Entry, outcome: Outcome) -> str:
+    status = f" (HTTP {outcome.http_status})" if outcome.http_status is not None else ""
+    return f"evicting {entry.pod}: {outcome.kind.value}{status}: {outcome.message}"

@@ -1,0 +1,1 @@
+"""Flight recorder, state file and status file."""

@@ -1,0 +1,318 @@
+"""The report as one stable object: what `-o json` and `-o yaml` print and `node_report.schema.json` describes.
+
+Bytes, inodes and counts are integers, durations are seconds, and what is not known is null with its reason beside it.
+Fields may be added within one apiVersion; none is renamed, removed or given another meaning. `docs/report.md` explains
+them.
+"""
+
+from nodeagent.lean import Any, Final
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    ConditionVerdict,
+    DiskRest,
+    MemoryModel,
+    NodeMemory,
+    Observation,
+    PodSource,
+    PodUsage,
+    RankedPod,
+    Signal,
+    SignalVerdict,
+    Stall,
+    Threshold,
+    ThresholdVerdict,
+)
+from nodeagent.report import node_report, wording
+from nodeagent.report.node_report import Report
+
+API_VERSION: Final = "nodeagent.io/v1alpha1"
+KIND: Final = "NodeReport"
+
+Document = dict[str, Any]
+
+
+def to_json(report: Report) -> Document:
+    """`report` as plain lists, dictionaries, strings, integers, floats, booleans and None."""
+    snapshot, plan = report.snapshot, report.plan
+    shared = node_report.shared_file_systems(snapshot)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "node": snapshot.node,
+        "time": wording.rfc3339(snapshot.wall_time),
+        "state": str(node_report.state(report)),
+        "mode": report.mode,
+        "configuration": report.config_source,
+        "podsSource": report.pods_source,
+        "signals": [_signal(report, verdict, shared.get(verdict.signal)) for verdict in plan.signals],
+        "conditions": [_condition(condition) for condition in plan.conditions],
+        "memory": _memory(report),
+        "pressure": [_stall(stall) for stall in snapshot.stalls],
+        "diskLayout": str(snapshot.layout),
+        "rankedFor": str(plan.ranked_for),
+        "pods": [_pod(report, ranked) for ranked in plan.ranking],
+        "victims": [
+            {
+                "namespace": victim.pod.namespace,
+                "name": victim.pod.name,
+                "uid": victim.pod.uid,
+                "tier": str(victim.tier),
+                "gracePeriodSeconds": victim.grace_period_s,
+                "message": victim.message,
+                "annotations": dict(victim.annotations),
+            }
+            for victim in plan.victims
+        ],
+        "refusals": [{"code": refusal.code, "message": refusal.message} for refusal in plan.refusals],
+        "disks": [_rest(report, rest) for rest in snapshot.disk_rests],
+        "cgroups": [
+            {
+                "path": cgroup.path,
+                "memoryWorkingSetBytes": cgroup.memory_working_set,
+                "processCount": cgroup.process_count,
+            }
+            for cgroup in snapshot.cgroups
+        ],
+        "kubelet": _kubelet(report),
+        "notes": [{"subject": note.subject, "message": note.message} for note in report.notes],
+    }
+
+
+def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Document:
+    seen = verdict.observation
+    leading = node_report.leading(report.snapshot, verdict)
+    trend = verdict.trend
+    return {
+        "name": str(verdict.signal),
+        "unit": str(SIGNAL_TABLE[verdict.signal].unit),
+        "available": seen.available,
+        "capacity": seen.capacity,
+        "threshold": leading.value if leading else None,
+        "headroom": node_report.headroom(report.snapshot, leading) if leading else None,
+        "state": str(verdict.state),
+        "reason": _reason(verdict, leading),
+        "source": seen.source,
+        "ageSeconds": _age(report, seen.read_at),
+        "sameFileSystemAs": str(same_as) if same_as else None,
+        "thresholds": [_threshold(report, each) for each in verdict.thresholds],
+        "trend": {
+            "ratePerSecond": trend.rate_per_s,
+            "toThresholdSeconds": trend.to_threshold_s,
+            "toExhaustionSeconds": trend.to_exhaustion_s,
+            "confidence": trend.confidence,
+        }
+        if trend
+        else None,
+    }
+
+
+def _reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> str | None:
+    """Why the state is what it is, where that is not plain from the numbers."""
+    if verdict.observation.available is None:
+        return verdict.observation.reason or "could not be read"
+    if not verdict.thresholds:
+        return "no threshold"
+    return (leading.held_back or None) if leading else None
+
+
+def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
+    threshold = verdict.threshold
+    return {
+        **_threshold_text(threshold),
+        "value": verdict.value,
+        "headroom": node_report.headroom(report.snapshot, verdict),
+        "memoryModel": str(threshold.memory_model) if threshold.signal is Signal.MEMORY else None,
+        "met": verdict.met,
+        "due": verdict.due,
+        "heldBack": verdict.held_back or None,
+        "activeSeconds": None if verdict.active_since is None else _age(report, verdict.active_since),
+    }
+
+
+def _threshold_text(threshold: Threshold) -> Document:
+    return {
+        "tier": "hard" if threshold.hard else "soft",
+        "configured": threshold.value.text,
+        "gracePeriodSeconds": threshold.grace_period_s,
+        "minimumReclaim": threshold.min_reclaim.text if threshold.min_reclaim else None,
+    }
+
+
+def _condition(condition: ConditionVerdict) -> Document:
+    return {
+        "type": str(condition.type),
+        "status": str(condition.status),
+        "reason": condition.reason,
+        "message": condition.message,
+    }
+
+
+def _memory(report: Report) -> Document:
+    """The memory models side by side, and what neither of them shows."""
+    memory = report.snapshot.memory
+    working_set = report.snapshot.observe(Signal.MEMORY)
+    by_kernel = report.snapshot.observe(Signal.MEMORY, MemoryModel.MEM_AVAILABLE)
+    return {
+        "capacityBytes": working_set.capacity,
+        "workingSetModel": _model(working_set),
+        "memAvailableModel": _model(by_kernel),
+        "details": _meminfo(memory) if memory else None,
+        "swap": {"totalBytes": memory.swap_total, "freeBytes": memory.swap_free} if memory else None,
+        "hugePages": [
+            {
+                "pageSizeBytes": pool.page_size,
+                "total": pool.total,
+                "free": pool.free,
+                "reserved": pool.reserved,
+            }
+            for pool in memory.hugepages
+        ]
+        if memory
+        else [],
+        "hugetlbBytes": memory.hugetlb if memory else None,
+    }
+
+
+def _model(seen: Observation) -> Document:
+    return {"availableBytes": seen.available, "source": seen.source, "reason": seen.reason or None}
+
+
+def _meminfo(memory: NodeMemory) -> Document:
+    return {
+        "freeBytes": memory.free,
+        "buffersBytes": memory.buffers,
+        "cachedBytes": memory.cached,
+        "anonBytes": memory.anon,
+        "shmemBytes": memory.shmem,
+        "dirtyBytes": memory.dirty,
+        "slabReclaimableBytes": memory.slab_reclaimable,
+        "slabUnreclaimableBytes": memory.slab_unreclaimable,
+        "kernelStackBytes": memory.kernel_stack,
+        "pageTablesBytes": memory.page_tables,
+    }
+
+
+def _stall(stall: Stall) -> Document:
+    full = None
+    if stall.full_avg10 is not None:
+        full = {"avg10": stall.full_avg10, "avg60": stall.full_avg60, "totalMicroseconds": stall.full_total_us}
+    return {
+        "scope": str(stall.scope),
+        "resource": stall.resource,
+        "some": {"avg10": stall.some_avg10, "avg60": stall.some_avg60, "totalMicroseconds": stall.some_total_us},
+        "full": full,
+    }
+
+
+def _pod(report: Report, ranked: RankedPod) -> Document:
+    pod, usage = ranked.view.pod, ranked.view.usage
+    api = pod.source is PodSource.API
+    request = node_report.memory_request(ranked.view)
+    return {
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "uid": pod.uid,
+        "qosClass": str(pod.qos_class),
+        "priority": pod.priority,
+        "phase": pod.phase or None,
+        "terminating": pod.terminating,
+        "owner": f"{pod.owner.kind}/{pod.owner.name}" if pod.owner else None,
+        "rank": ranked.rank,
+        "keys": [{"name": str(key.name), "value": key.value, "text": key.text} for key in ranked.keys],
+        "usage": ranked.usage,
+        "request": ranked.request,
+        "relief": ranked.relief,
+        "protectedBy": [{"code": refusal.code, "message": refusal.message} for refusal in ranked.refusals],
+        "memoryWorkingSetBytes": usage.memory_working_set if usage else None,
+        "memoryRequestBytes": request.value,
+        "memoryLimitBytes": usage.memory_limit if usage else None,
+        "memoryUnreclaimableBytes": usage.memory_unreclaimable if usage else None,
+        "processCount": usage.process_count if usage else None,
+        "threadCount": usage.thread_count if usage else None,
+        "disk": _disk(report, usage) if usage else None,
+        "containers": [
+            {
+                "id": container.container_id,
+                "name": container.name,
+                "memoryWorkingSetBytes": container.memory_working_set,
+                "processCount": container.process_count,
+            }
+            for container in (usage.containers if usage else ())
+        ],
+        "cgroup": usage.cgroup if usage else None,
+        "ageSeconds": _age(report, usage.read_at) if usage else None,
+        "sources": {
+            "name": ("api" if api else "host") if pod.name else None,
+            "qosClass": "api" if api else "host",
+            "priority": None if pod.priority is None else "api" if api else "host",
+            "memoryRequestBytes": request.source or None,
+            "memoryWorkingSetBytes": "host" if usage and usage.memory_working_set is not None else None,
+            "processCount": "host" if usage and usage.process_count is not None else None,
+        },
+    }
+
+
+def _disk(report: Report, usage: PodUsage) -> Document:
+    disk, sight, writing = usage.disk, usage.disk_sight, usage.writing
+    return {
+        "rootfsBytes": disk.rootfs_bytes,
+        "rootfsInodes": disk.rootfs_inodes,
+        "logsBytes": disk.logs_bytes,
+        "logsInodes": disk.logs_inodes,
+        "volumesBytes": disk.volumes_bytes,
+        "volumesInodes": disk.volumes_inodes,
+        "otherBytes": disk.other_bytes,
+        "otherInodes": disk.other_inodes,
+        "deletedOpenBytes": sight.deleted_bytes if sight else None,
+        "complete": sight.complete if sight else None,
+        "unknown": list(sight.unknown) if sight else [],
+        "ageSeconds": _age(report, sight.read_at) if sight else None,
+        "writtenBytesPerSecond": writing.bytes_per_s if writing else None,
+    }
+
+
+def _rest(report: Report, rest: DiskRest) -> Document:
+    return {
+        "signals": [str(signal) for signal in rest.signals],
+        "usedBytes": rest.used_bytes,
+        "usedInodes": rest.used_inodes,
+        "podsBytes": rest.attributed_bytes,
+        "podsInodes": rest.attributed_inodes,
+        "unattributedBytes": rest.unattributed_bytes,
+        "unattributedInodes": rest.unattributed_inodes,
+        "largest": [
+            {"path": each.path, "bytes": each.bytes, "inodes": each.inodes, "complete": each.complete}
+            for each in rest.largest
+        ],
+        "ageSeconds": _age(report, rest.read_at),
+    }
+
+
+def _kubelet(report: Report) -> Document | None:
+    if report.kubelet is None:
+        return None
+    return {
+        "configuration": report.kubelet.path,
+        "assumed": bool(report.kubelet.unread),
+        "reason": report.kubelet.unread or None,
+        "thresholds": [
+            {
+                "signal": str(each.threshold.signal),
+                **_threshold_text(each.threshold),
+                "value": each.value,
+                "ours": _our_threshold(each.answer),
+                "oursSoft": _our_threshold(each.soft),
+                "verdict": each.verdict,
+            }
+            for each in node_report.compare(report)
+        ],
+    }
+
+
+def _our_threshold(verdict: ThresholdVerdict | None) -> Document | None:
+    return {**_threshold_text(verdict.threshold), "value": verdict.value} if verdict else None
+
+
+def _age(report: Report, instant: float) -> float:
+    """Seconds from `instant` to the decision."""
+    return round(max(0.0, report.plan.made_at - instant), 3)

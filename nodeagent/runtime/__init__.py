@@ -1,0 +1,1 @@
+"""This process: clocks, wake-ups, threads, sd_notify, own cost, self-protection."""

@@ -1,0 +1,301 @@
+"""The disks as the loop sees them: when to walk, who writes meanwhile, and what is known of each pod.
+
+Promises:
+
+1. `tick` and `apply` never wait for a disk: walks run in `DiskWorker`'s thread, of files only those of /proc and
+   /sys/fs/cgroup are read here.
+2. Nothing is walked while no disk is near a threshold and no limit applies.
+3. Every number says when it was read and whether it is whole (`PodUsage.disk_sight`); a pod that was not measured keeps
+   its unknown disk.
+
+Theory of operation. `tick` comes with each look at the node. What it does depends on how urgent disks are:
+
+    calm       nothing
+    limits     `localStorageLimits` is on: a walk every `_LIMITS_S`, as often as a kubelet walks volumes
+    near       a threshold may be crossed soon: walks with pauses, and write rates, so that the first walk has ended and
+               the writers are known when it is
+    crossed    walk after walk, each for `_SHORT_S`: what was counted until then is published, the next one goes on from
+               there. Once in `_REST_S` also what is in no pod.
+
+A walk that began in calmer times and is still running when a threshold is crossed is cut short, so that what it has is
+known at once. Pauses are multiples of what the last walk took, so that walking never takes more than a fixed share of
+the time however large the trees are.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.config.schema import Sampling
+from nodeagent.model import SIGNAL_TABLE, DiskRest, NodeSnapshot, Note, PodUsage, PodView, Signal, Unit
+from nodeagent.sampling.disk import write_rates
+from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.sampling.disk.pod_paths import parts_left
+from nodeagent.sampling.disk.traces import Traces
+from nodeagent.sampling.disk.unattributed import PodDirectories, directories_on, parts_there, read_used, unattributed
+from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.walk_worker import DiskWorker, FileSystemOf, Measured, Request
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, cgroups_below
+from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.node.filesystems import Layout
+
+# How long one walk may take before what it has is published. 200,000 files take 0.35 s (MEASURED, the kernel).
+_SHORT_S: Final = 2.0
+_LONG_S: Final = 20.0
+# Shortest pauses between walks, and pauses as multiples of what the last walk took: half of one core's time under
+# pressure, a fifth near it, a tenth for limits.
+_CROSSED_PAUSE: Final = (0.5, 1.0)
+_NEAR_PAUSE: Final = (10.0, 4.0)
+_LIMITS_S: Final = 60.0
+_LIMITS_PAUSE: Final = (_LIMITS_S, 9.0)
+# One sample of 110 pods' writes reads 220 small files: 2.2 ms (measured).
+_WRITES_S: Final = 0.25
+_REST_S: Final = 60.0
+_REST_BUDGET_S: Final = 5.0
+# Cgroups of one pod in which its processes are looked for.
+_CGROUPS: Final = 256
+# Host directories that a note names.
+_NAMED: Final = 3
+# What was measured is shown this long after the last need for it.
+_REMEMBER_S: Final = 120.0
+
+
+class Need(NamedTuple):
+    """How urgent disks are now."""
+
+    crossed: frozenset[Signal] = frozenset()
+    """Signals below a threshold."""
+    near: frozenset[Signal] = frozenset()
+    """Disk signals that may be soon."""
+
+
+class DiskWatch:
+    """Watches the disks of one host. Belongs to the loop's thread."""
+
+    def __init__(
+        self, host: Host, config: Sampling, *, limits: bool = False, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        """`limits`: pods are held to their own local-storage limits. `wake` is called from another thread when
+        something new is known."""
+        self._host = host
+        self._config = config
+        self._limits = limits
+        self._wake = wake
+        self._writes = write_rates.Writes()
+        self._processes = write_rates.ProcessWrites()
+        self._writes_at = float("-inf")
+        self._writes_trouble = ""
+        self._worker: DiskWorker | None = None
+        self._where: tuple[str, str, str] | None = None
+        self._asked_at = float("-inf")
+        self._asked_short = False
+        self._rest_at = float("-inf")
+        self._needed_at = float("-inf")
+        self._pods: tuple[PodUsage, ...] = ()
+        self._traces = Traces()
+        self._anew: frozenset[str] = frozenset()
+
+    def close(self, *, timeout_s: float = 1.0) -> None:
+        """Give up the worker; its thread is waited for as long as this."""
+        if self._worker is not None:
+            self._worker.close(timeout_s=timeout_s)
+            self._worker = None
+
+    # --- each look at the node
+
+    def tick(self, node: NodeSnapshot, need: Need, *, hierarchy: Hierarchy, layout: Layout) -> None:
+        """Take in a look at the node: sample the writers and ask for a walk where that is due."""
+        if self._host.recorded:
+            return
+        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISKS
+        urgent = disks | need.near
+        now = node.taken_at
+        if urgent or self._limits:
+            self._needed_at = now
+        if urgent and now - self._writes_at >= _WRITES_S:
+            self._writes_at = now
+            self._sample_writes(node, urgent, hierarchy)
+        if self._pods and (urgent or self._limits):
+            self._ask(node, disks, urgent, hierarchy, layout)
+
+    def count_anew(self, uids: Iterable[str]) -> None:
+        """These pods alone are counted next, as soon as the walk under way has ended; at the next look at the node."""
+        self._anew = frozenset(uids)
+
+    def apply(self, snapshot: NodeSnapshot, *, whole: bool = True) -> NodeSnapshot:
+        """The snapshot with what is known of its pods' disks. The pods of a `whole` one are those that the next walk
+        measures; without it only some pods may be in it."""
+        if whole:
+            self._pods = tuple([view.usage for view in snapshot.pods if view.usage is not None])
+        if snapshot.taken_at - self._needed_at > _REMEMBER_S or self._host.recorded:
+            return snapshot
+        known = self._worker.latest() if self._worker is not None else None
+        found = known.pods if known is not None else {}
+        self._traces.add(known.accounts if known is not None else ())
+        pods = tuple([self._with_disk(view, found.get(view.usage.cgroup_uid)) if view.usage else view
+                      for view in snapshot.pods])  # fmt: skip
+        rests = known.rests if known is not None else ()
+        traces = self._traces.known(deleted_known=not _deleted_unknown(found.values()))
+        return snapshot._replace(pods=pods, disk_rests=rests, disk_traces=traces, notes=snapshot.notes + self._notes())
+
+    def glance(self) -> Measured | None:
+        """What the worker is at; None before the first need. May be called by any thread."""
+        worker = self._worker
+        return worker.glance() if worker is not None else None
+
+    # --- parts
+
+    def _with_disk(self, view: PodView, found: PodDisk | None) -> PodView:
+        usage = view.usage
+        assert usage is not None
+        return view._replace(usage=apply(usage, found)._replace(writing=self._writes.writing(usage.cgroup_uid)))
+
+    def _notes(self) -> tuple[Note, ...]:
+        notes: tuple[Note, ...] = ()
+        if self._worker is not None:
+            known = self._worker.latest()
+            if known.trouble:
+                notes = (Note("disks", known.trouble),)
+            elif known.finished_at is None and known.running:
+                notes = (Note("disks", "what the pods hold on disk is being counted, nothing is known yet"),)
+        if self._worker is not None:
+            notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().rests))
+        if self._worker is not None and (unknown := _deleted_unknown(self._worker.latest().pods.values())):
+            notes = (*notes, Note("disks", f"deleted files that {unknown} pods may hold open are not attributed"))
+        if self._writes_trouble:
+            notes = (*notes, Note("disks", f"who writes is not known of every pod: {self._writes_trouble}"))
+        return notes
+
+    def _sample_writes(self, node: NodeSnapshot, urgent: Iterable[Signal], hierarchy: Hierarchy) -> None:
+        pods = self._pods
+        if hierarchy.unified is not None and hierarchy.unified == hierarchy.memory:
+            devices = frozenset[bytes]()
+            for signal in urgent:
+                device = node.observations[signal].device
+                devices |= write_rates.disk_names(self._host, device) if device is not None else frozenset()
+            places = [(pod.cgroup_uid, f"{hierarchy.unified}{pod.cgroup}") for pod in pods]
+            self._writes_trouble = write_rates.sample(self._host, self._writes, places, devices=devices)
+        elif hierarchy.pids is not None:
+            groups = [(pod.cgroup_uid, self._cgroups(f"{hierarchy.pids}{pod.cgroup}")) for pod in pods]
+            self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
+
+    def _cgroups(self, pod: str) -> list[str]:
+        return cgroups_below(self._host, pod, most=_CGROUPS).places
+
+    def _ask(
+        self,
+        node: NodeSnapshot,
+        crossed: frozenset[Signal],
+        urgent: frozenset[Signal],
+        hierarchy: Hierarchy,
+        layout: Layout,
+    ) -> None:
+        """Ask for a walk when the last one is long enough ago."""
+        worker = self._worker_for(hierarchy, layout)
+        known, now = worker.latest(), node.taken_at
+        if known.running or (known.finished_at or 0.0) < self._asked_at:
+            if crossed and not self._asked_short and now - self._asked_at > _SHORT_S:
+                worker.cancel()
+                self._asked_short = True
+            if now - self._asked_at < _LONG_S * 3:
+                return
+        if pods := self._to_count_anew(known):
+            self._asked_at, self._asked_short = now, False
+            worker.request(Request(pods, budget_s=_LONG_S, anew=True))
+            return
+        pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
+        ended = known.finished_at if known.finished_at is not None else float("-inf")
+        if now - ended < max(pause, times * known.took_s):
+            return
+        rests: tuple[FileSystemOf, ...] = ()
+        if crossed and now - self._rest_at >= _REST_S and known.finished_at is not None:
+            self._rest_at = now
+            rests = file_systems(node, crossed, layout)
+        only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in urgent)
+        self._asked_at, self._asked_short = now, bool(crossed)
+        worker.request(
+            Request(
+                self._pods,
+                budget_s=_SHORT_S if crossed else _LONG_S,
+                what=Count.INODES if only_inodes else Count.BYTES_AND_INODES,
+                accounts=_counted(file_systems(node, urgent, layout), only_inodes=only_inodes),
+                rests=rests,
+                rest_budget_s=_REST_BUDGET_S,
+            )
+        )
+
+    def _to_count_anew(self, known: Measured) -> tuple[PodUsage, ...]:
+        """Those that were counted while the decision was made that asks for them have no need of it any more."""
+        anew = {uid for uid in self._anew if uid not in known.pods or known.pods[uid].routine}
+        self._anew = frozenset()
+        return tuple([usage for usage in self._pods if usage.cgroup_uid in anew])
+
+    def _worker_for(self, hierarchy: Hierarchy, layout: Layout) -> DiskWorker:
+        """The worker, made anew when the cgroups or the runtime's store are elsewhere."""
+        store = layout.store.containers if layout.store is not None else ""
+        kubelet = layout.kubelet or self._config.kubelet_dir
+        where = (hierarchy.pids or "", store, kubelet)
+        if self._worker is not None and self._where == where:
+            return self._worker
+        self.close(timeout_s=0.0)
+        self._where = where
+        self._traces.clear()
+        quiet = hierarchy.unified is not None and hierarchy.unified == hierarchy.memory
+        directories = PodDirectories(kubelet, self._config.pod_logs_dir, store)
+        host, config = self._host, self._config
+
+        def find_rest(wanted: FileSystemOf, pods: Sequence[PodDisk], until: float) -> DiskRest:
+            return unattributed(
+                host, wanted.path, attributed=pods, directories=directories, until=until, signals=wanted.signals
+            )
+
+        self._worker = DiskWorker(
+            lambda: Meter(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""),
+            unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
+            wake=self._wake,
+            find_rest=find_rest,
+            find_used=lambda wanted: read_used(host, wanted.path),
+            find_held=lambda used, pod: parts_there(pod, directories, directories_on(host, directories, used.device)),
+            find_left=lambda: parts_left(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir),
+        )
+        return self._worker
+
+
+DISKS: Final = frozenset(
+    signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
+)
+
+
+def _counted(wanted: Iterable[FileSystemOf], *, only_inodes: bool) -> tuple[FileSystemOf, ...]:
+    """The file systems with those of their signals that a walk tells of."""
+    if not only_inodes:
+        return tuple(wanted)
+    inodes = frozenset(signal for signal in DISKS if SIGNAL_TABLE[signal].unit is Unit.INODES)
+    return tuple(each._replace(signals=tuple(s for s in each.signals if s in inodes)) for each in wanted)
+
+
+def _deleted_unknown(pods: Iterable[PodDisk]) -> int:
+    """Of how many pods not all open files could be looked at."""
+    return sum(pod.deleted is None or not pod.deleted.complete for pod in pods)
+
+
+def _in_no_pod(rest: DiskRest) -> Note:
+    """At most one in `_REST_S`."""
+    names = "/".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
+    largest = [f"{each.path} {each.bytes >> 20}Mi, {each.inodes} inodes" for each in rest.largest[:_NAMED]]
+    held = f"{rest.unattributed_bytes >> 20}Mi and {rest.unattributed_inodes} inodes of {names} are in no pod"
+    return Note("disks", "; ".join((held, *largest)))
+
+
+def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:
+    """The file systems behind these signals, each once, with all disk signals that it is behind."""
+    store = layout.store
+    paths = {"nodefs": layout.nodefs}
+    if store is not None:
+        paths |= {"imagefs": store.images, "containerfs": store.containers}
+    devices = {signal: node.observations[signal].device for signal in Signal if signal in DISKS}
+    found: dict[int, FileSystemOf] = {}
+    for signal in sorted(signals):
+        path, device = paths.get(signal.partition(".")[0]), devices.get(signal)
+        if path is not None and device is not None and device not in found:
+            found[device] = FileSystemOf(path, tuple([each for each, other in devices.items() if other == device]))
+    return tuple(found.values())

@@ -1,0 +1,1 @@
+"""Wake-ups: PSI, memcg and cgroup events, the process connector."""

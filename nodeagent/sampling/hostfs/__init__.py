@@ -1,0 +1,1 @@
+"""Files and cgroups of the host below an injected root."""

@@ -1,0 +1,1 @@
+"""The signals of the node: memory, PIDs, file systems, PSI."""

@@ -1,0 +1,111 @@
+"""The signal tables: one row for each signal, which makes its observation from what was read of the node.
+
+A new signal is one family file (memory, pids, filesystems) that reads it, and one row here.
+"""
+
+from collections.abc import Callable, Mapping
+
+from nodeagent.lean import Final, NamedTuple
+from nodeagent.model import Observation, Signal
+from nodeagent.sampling.node.filesystems import Readings, observe_bytes, observe_inodes
+from nodeagent.sampling.node.memory import MEMINFO, MemoryLimits, MemoryUse, Places
+
+
+class NodeFacts(NamedTuple):
+    """What one look at memory and PIDs gave."""
+
+    limits: MemoryLimits
+    places: Places
+    memory: MemoryUse
+    pids: Observation
+    now: float
+
+
+def _memory(facts: NodeFacts) -> Observation:
+    total, used, source = facts.limits.total, facts.memory.root.value, facts.places.root_source
+    if total is None or used is None:
+        reason = facts.limits.meminfo_reason if total is None else facts.memory.root.reason
+        return Observation(Signal.MEMORY, None, total, facts.now, source, reason)
+    return Observation(Signal.MEMORY, max(0, total - used), total, facts.now, source)
+
+
+def _allocatable_memory(facts: NodeFacts) -> Observation:
+    limit, used, source = facts.limits.pods, facts.memory.pods.value, facts.places.pods_source
+    if limit is None or used is None:
+        reason = facts.memory.pods.reason if used is None else facts.limits.pods_reason
+        return Observation(Signal.ALLOCATABLE_MEMORY, None, limit, facts.now, source, reason)
+    return Observation(Signal.ALLOCATABLE_MEMORY, max(0, limit - used), limit, facts.now, source)
+
+
+def _pid(facts: NodeFacts) -> Observation:
+    return facts.pids
+
+
+def _images(disks: Readings) -> str:
+    store = disks.layout.store
+    return store.images if store else "(no image store)"
+
+
+def _containers(disks: Readings) -> str:
+    store = disks.layout.store
+    return store.containers if store else "(no image store)"
+
+
+def _nodefs(disks: Readings) -> Observation:
+    return observe_bytes(Signal.NODEFS, disks.nodefs, disks.layout.nodefs, disks.read_at)
+
+
+def _nodefs_inodes(disks: Readings) -> Observation:
+    return observe_inodes(Signal.NODEFS_INODES, disks.nodefs, disks.layout.nodefs, disks.read_at)
+
+
+def _imagefs(disks: Readings) -> Observation:
+    return observe_bytes(Signal.IMAGEFS, disks.imagefs, _images(disks), disks.read_at)
+
+
+def _imagefs_inodes(disks: Readings) -> Observation:
+    return observe_inodes(Signal.IMAGEFS_INODES, disks.imagefs, _images(disks), disks.read_at)
+
+
+def _containerfs(disks: Readings) -> Observation:
+    return observe_bytes(Signal.CONTAINERFS, disks.containerfs, _containers(disks), disks.read_at)
+
+
+def _containerfs_inodes(disks: Readings) -> Observation:
+    return observe_inodes(Signal.CONTAINERFS_INODES, disks.containerfs, _containers(disks), disks.read_at)
+
+
+READERS: Final[Mapping[Signal, Callable[[NodeFacts], Observation]]] = {
+    Signal.MEMORY: _memory,
+    Signal.ALLOCATABLE_MEMORY: _allocatable_memory,
+    Signal.PID: _pid,
+}
+DISK_READERS: Final[Mapping[Signal, Callable[[Readings], Observation]]] = {
+    Signal.NODEFS: _nodefs,
+    Signal.NODEFS_INODES: _nodefs_inodes,
+    Signal.IMAGEFS: _imagefs,
+    Signal.IMAGEFS_INODES: _imagefs_inodes,
+    Signal.CONTAINERFS: _containerfs,
+    Signal.CONTAINERFS_INODES: _containerfs_inodes,
+}
+
+
+def observe_disks(disks: Readings) -> dict[Signal, Observation]:
+    """One observation for each signal of a file system, always."""
+    return {signal: read(disks) for signal, read in DISK_READERS.items()}
+
+
+def observe(facts: NodeFacts, disks: Mapping[Signal, Observation]) -> dict[Signal, Observation]:
+    """One observation for each signal, always; `disks` are the ones that `observe_disks` made."""
+    found = {signal: read(facts) for signal, read in READERS.items()}
+    found.update(disks)
+    return found
+
+
+def observe_mem_available(memory: MemoryLimits, *, now: float) -> Observation:
+    """`memory.available` by the kernel's own estimate (MemAvailable) instead of the working set."""
+    source = f"{MEMINFO} MemAvailable"
+    if memory.mem_available is None or memory.total is None:
+        reason = memory.meminfo_reason or f"{MEMINFO} has no MemAvailable"
+        return Observation(Signal.MEMORY, None, memory.total, now, source, reason)
+    return Observation(Signal.MEMORY, memory.mem_available, memory.total, now, source)

@@ -1,0 +1,1 @@
+"""The pods of the node as its cgroups show them."""

@@ -1,0 +1,1 @@
+"""Log, metrics, probes and the HTTP endpoint."""

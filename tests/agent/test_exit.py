@@ -1,0 +1,57 @@
+"""What a clean exit leaves on the Node is what the configuration says, and the next agent takes it over."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fake_kube import ApiServer, Json, pod
+from tests.support.livenode import Kubepods, StartAgent, needs_cgroup_v1, until
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+HOG = str(uuid.uuid4())
+PATIENT: dict[str, Any] = {"evictionSoftGracePeriod": {"allocatableMemory.available": "10m"}}
+
+
+@pytest.fixture
+def api(kubepods: Kubepods) -> Iterator[ApiServer]:
+    with ApiServer(node="lab-node", pods=[pod("hog", uid=HOG, owner=("ReplicaSet", "hog"))], linger_s=None) as server:
+        yield server
+
+
+def _condition(api: ApiServer, kind: str) -> Json:
+    return api.condition(kind) or {"status": "", "reason": "", "message": ""}
+
+
+def _fenced(api: ApiServer) -> bool:
+    return "nodeagent.io/memory-pressure" in [taint["key"] for taint in api.node()["spec"].get("taints", ())]
+
+
+def test_kept_conditions_say_that_the_agent_has_stopped_and_the_next_one_clears_them(
+    kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
+) -> None:
+    kubepods.start(HOG, qos="besteffort")
+    kubepods.eat(HOG, 400)
+    agent = start_agent(**PATIENT, conditions={"onExit": "keep"})
+    assert api.wait_for(lambda: _condition(api, "MemoryPressure")["status"] == "True" and _fenced(api), 30)
+    since = _condition(api, "MemoryPressure")["lastTransitionTime"]
+    assert agent.stop() == 0
+    for kind in ("MemoryPressure", "NodeAgentMemoryPressure"):
+        left = _condition(api, kind)
+        assert (left["status"], left["reason"]) == ("True", "NodeAgentStopped")
+        assert left["message"].startswith("nodeagent has stopped; before: ")
+    assert _condition(api, "MemoryPressure")["lastTransitionTime"] == since, "that is no transition"
+    assert _condition(api, "NodeAgentDiskPressure")["reason"] == "NodeAgentStopped"
+    assert _condition(api, "DiskPressure")["reason"] == "KubeletHasNoDiskPressure", "what is not ours is left alone"
+    assert _fenced(api)
+
+    kubepods.kill(HOG)
+    api.delete_pod("default", "hog")
+    agent = start_agent(**PATIENT)
+    assert api.wait_for(lambda: _condition(api, "MemoryPressure")["status"] == "False", 30), agent.events()
+    assert api.wait_for(lambda: not _fenced(api), 30)
+    until(lambda: _condition(api, "NodeAgentMemoryPressure")["status"] == "False", "our own type is kept up again")
+    assert agent.stop() == 0
+    assert api.condition("NodeAgentMemoryPressure") is None

@@ -1,0 +1,54 @@
+"""What the loop says of itself, by the real program."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.records import status_file
+from tests.support.livenode import Run, until
+
+CONFIG = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nlogging: {format: json}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "nodeagent.yaml"
+    path.write_text(f"{CONFIG}stateDir: {tmp_path / 'state'}\n")
+    return path
+
+
+@pytest.fixture
+def agent(config: Path, tmp_path: Path) -> Iterator[Run]:
+    dropped = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "NODEAGENT_MODE", "HOME")
+    environ = {name: value for name, value in os.environ.items() if name not in dropped}
+    run = Run("--dry-run", "--config", str(config), log=tmp_path / "log", environ=environ)
+    until(lambda: run.said("started"), "the start")
+    yield run
+    run.kill()
+
+
+def _notes(agent: Run, subject: str) -> list[str]:
+    return [line["message"] for line in agent.said("note") if line["subject"] == subject]
+
+
+def test_a_loop_that_was_kept_from_turning_says_so(agent: Run) -> None:
+    until(lambda: agent.said("signal"), "the first turn")
+    agent.process.send_signal(signal.SIGSTOP)
+    threading.Event().wait(2.0)
+    agent.process.send_signal(signal.SIGCONT)
+    until(lambda: _notes(agent, "loop"), "the late turn")
+    assert _notes(agent, "loop")[0].endswith("s or more later than it should have")
+    assert agent.stop() == 0
+
+
+def test_a_refused_configuration_is_what_check_tells(agent: Run, config: Path) -> None:
+    config.write_text(config.read_text() + "mode: enforced\n")
+    agent.process.send_signal(signal.SIGHUP)
+    state = str(config.parent / "state")
+    until(lambda: "a new one was refused, the old one stays" in str(status_file.read(state, now=1e12)), "the refusal")
+    assert agent.stop() == 0
+    assert not status_file.read(state, now=1e12), "and of an agent that has ended nothing"

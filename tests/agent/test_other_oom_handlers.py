@@ -1,0 +1,96 @@
+"""Who else kills or evicts on the node is said by the report, and by the agent as it starts; and what it will miss."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.livenode import Run, until
+from tests.support.trees import Node, TreePod, write_node
+
+KUBELET = "kind: KubeletConfiguration\nevictionHard: {memory.available: 500Mi}\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A node with an earlyoom and a kubelet that evicts."""
+    root = tmp_path / "node"
+    root.mkdir()
+    write_node(root, Node(uptime=time.clock_gettime(time.CLOCK_BOOTTIME), pods=(TreePod("default/web"),)))
+    process = root / "proc/400"
+    process.mkdir()
+    (process / "comm").write_text("earlyoom\n")
+    (process / "cmdline").write_bytes(b"/usr/bin/earlyoom\0-m\0007\0")
+    (process / "cgroup").write_text("0::/system.slice/earlyoom.service\n")
+    config = root / "var/lib/kubelet/config.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(KUBELET)
+    return root
+
+
+def _environment() -> dict[str, str]:
+    dropped = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "NODEAGENT_MODE", "HOME")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def test_check_says_who_else_kills_here_although_no_agent_runs(node: Path) -> None:
+    command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--output", "json", "--host-root", str(node)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=_environment())
+    told = [note["message"] for note in json.loads(ran.stdout)["notes"] if note["subject"] == "coexistence"]
+    assert len(told) == 1
+    assert told[0].startswith("earlyoom runs (PID 400)")
+
+
+def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(node: Path, tmp_path: Path) -> None:
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+        f"stateDir: {tmp_path / 'state'}\nlogging: {{format: json}}\n"
+        "reclaim: {actions: [{name: tidy, command: [no-such-program]}]}\n"
+    )
+    arguments = ("--dry-run", "--config", str(config), "--host-root", str(node))
+    agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
+    try:
+        until(lambda: len(_neighbours(agent)) == 2, "who else kills")
+        killer, kubelet = _neighbours(agent)
+        assert killer.startswith("earlyoom runs (PID 400)")
+        assert [line["message"].split(":")[0] for line in agent.said("note") if line["subject"] == "reclaim"] == [
+            "tidy will fail"
+        ]
+        assert kubelet.startswith("the kubelet's own eviction is on (memory.available<500Mi)")
+        assert agent.stop() == 0
+    finally:
+        agent.kill()
+
+
+def test_the_agent_does_not_take_a_kubelets_defaults_for_a_fact(node: Path, tmp_path: Path) -> None:
+    """As on a real node on which the kubelet's eviction was off, by a file that was not mounted."""
+    (node / "var/lib/kubelet/config.yaml").unlink()
+    (node / "var/lib/kubelet/config.yaml").symlink_to("/not/mounted.yaml")
+    process = node / "proc/77"
+    process.mkdir()
+    (process / "cmdline").write_bytes(b"/usr/bin/kubelet\0--config=/not/mounted.yaml\0")
+    service = node / "sys/fs/cgroup/system.slice/kubelet.service"
+    service.mkdir(parents=True)
+    (service / "cgroup.procs").write_text("77\n")
+    config = tmp_path / "nodeagent.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
+        f"stateDir: {tmp_path / 'state'}\nlogging: {{format: json}}\n"
+    )
+    arguments = ("--dry-run", "--config", str(config), "--host-root", str(node))
+    agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
+    try:
+        until(lambda: len(_neighbours(agent)) == 2, "who else kills")
+        assert _neighbours(agent)[1].startswith("whether the kubelet evicts is not known (/not/mounted.yaml: ")
+        assert agent.stop() == 0
+    finally:
+        agent.kill()
+
+
+def _neighbours(agent: Run) -> list[str]:
+    return [line["message"] for line in agent.said("note") if line["subject"] == "coexistence"]

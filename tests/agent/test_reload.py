@@ -1,0 +1,140 @@
+"""A running agent takes a new configuration when it is good, keeps the old one when it is not, and says which."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.livenode import Run, until
+
+HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nlogging: {format: json}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(HEAD + f"stateDir: {tmp_path}/state\n")
+    return path
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.settimeout(60)
+        yield receiver
+
+
+@pytest.fixture
+def agent(tmp_path: Path, config: Path, manager: socket.socket) -> Iterator[Run]:
+    """No cluster: neither a kubeconfig nor a home to find one in."""
+    environ = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(tmp_path / "notify"), "PYTHONPATH": ":".join(sys.path)}
+    run = Run("--config", str(config), "--node-name", "n", log=tmp_path / "log", environ=environ)
+    until(lambda: run.said("started"), "the start")
+    yield run
+    run.process.kill()
+    run.process.wait()
+
+
+def rewrite(config: Path, text: str) -> None:
+    """In one step: the agent may look at any moment."""
+    replacement = config.with_name("next")
+    replacement.write_text(text)
+    replacement.replace(config)
+
+
+def _heard(manager: socket.socket, message: str) -> None:
+    while not manager.recv(4096).decode().startswith(message):
+        pass
+
+
+def test_a_changed_file_is_taken_on_sighup_and_told_key_by_key(
+    agent: Run, config: Path, manager: socket.socket
+) -> None:
+    _heard(manager, "READY=1")
+    rewrite(config, config.read_text() + "evictionHard: {memory.available: 123Mi}\n")
+    agent.process.send_signal(signal.SIGHUP)
+    _heard(manager, "RELOADING=1")
+    _heard(manager, "READY=1")
+    until(lambda: agent.said("configuration changed"), "the change")
+    told = {line["key"]: (line["before"], line["after"]) for line in agent.said("configuration changed")}
+    assert told["evictionHard.memory.available"] == ("200Mi", "123Mi")
+    assert told["evictionHard.pid.available"] == ("5%", "not set")
+    assert agent.stop() == 0
+
+
+def test_a_mounted_file_is_taken_without_a_signal(agent: Run, config: Path) -> None:
+    rewrite(config, config.read_text() + "evictionHard: {memory.available: 123Mi}\n")
+    until(lambda: agent.said("configuration changed"), "the change")
+    assert agent.stop() == 0
+
+
+def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: Run, config: Path) -> None:
+    good = config.read_text()
+    rewrite(config, good + "evictionHard: {memory.avialable: 1Gi}\nmode: enforced\n")
+    agent.process.send_signal(signal.SIGHUP)
+    until(lambda: agent.said("configuration refused, the old one stays"), "the refusal")
+    refused, *_ = agent.said("configuration refused, the old one stays")
+    assert "did you mean" in str(refused["problems"])
+    assert len(refused["problems"]) == 2
+    assert not agent.said("configuration changed")
+    rewrite(config, good + "evictionHard: {memory.available: 123Mi}\n")
+    agent.process.send_signal(signal.SIGHUP)
+    until(lambda: agent.said("configuration changed"), "the mended file")
+    assert agent.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "why"),
+    [
+        ("mode: enforce", "mode", "no credentials"),
+        ("cluster: {kubeconfig: /nowhere}", "cluster.kubeconfig", "/nowhere, which is not there"),
+    ],
+    ids=["mode", "kubeconfig"],
+)
+def test_what_this_machine_cannot_do_is_refused_like_a_mistake(
+    agent: Run, config: Path, line: str, key: str, why: str
+) -> None:
+    rewrite(config, config.read_text() + f"{line}\n")
+    agent.process.send_signal(signal.SIGHUP)
+    until(lambda: agent.said("configuration refused, the old one stays"), "the refusal")
+    refused, *_ = agent.said("configuration refused, the old one stays")
+    [problem] = refused["problems"]
+    assert f" {key}: " in problem
+    assert why in problem
+    assert agent.process.poll() is None
+    assert agent.stop() == 0
+
+
+def test_the_process_own_keys_wait_for_the_next_start(agent: Run, config: Path, tmp_path: Path) -> None:
+    rewrite(config, HEAD + f"stateDir: {tmp_path}/elsewhere\n")
+    agent.process.send_signal(signal.SIGHUP)
+    until(lambda: agent.said("a changed key takes effect at the next start"), "the warning")
+    assert agent.stop() == 0
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what others may write is about whom root obeys")
+def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(agent: Run, config: Path) -> None:
+    rewrite(config, config.read_text() + "mode: enforce\n")
+    config.chmod(0o666)
+    agent.process.send_signal(signal.SIGHUP)
+    why = "can be written by everybody (mode 0666)"
+    until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
+    assert not agent.said("configuration changed")
+    assert agent.stop() == 0
+
+
+def test_a_named_pipe_in_place_of_the_file_holds_nobody_up(agent: Run, config: Path) -> None:
+    """Opened to read it would block the loop, which could not even be told to end then."""
+    pipe = config.with_name("pipe")
+    os.mkfifo(pipe)
+    pipe.rename(config)
+    agent.process.send_signal(signal.SIGHUP)
+    why = "it is a named pipe, not a regular file"
+    until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
+    assert agent.stop() == 0

@@ -1,0 +1,179 @@
+"""Least privilege: the agent lives its whole life with the rights of daemonset.yaml, is refused nothing, uses all."""
+
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+
+from nodeagent.actuators.event_writer import REFRESH_S, Event, EventWriter
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.transport import connect
+from tests.fake_kube import ApiServer, pod
+from tests.support.livenode import Kubepods, Run, StartAgent, needs_cgroup_v1, until
+from tests.support.paths import REPOSITORY
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
+FLEET: Final = REPOSITORY / "examples" / "fleet-leases.yaml"
+HOG, BLOCKED = str(uuid.uuid4()), str(uuid.uuid4())
+
+
+class Right(NamedTuple):
+    """One verb on one resource; an empty namespace is all of them."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+
+
+class Rbac:
+    """RBAC as the API server evaluates it: whoever is not allowed is refused. Keeps what was asked for."""
+
+    def __init__(self, rights: set[Right]) -> None:
+        self.rights = rights
+        self.used: set[Right] = set()
+        self.refused: list[Right] = []
+
+    def __call__(self, verb: str, group: str, resource: str, namespace: str) -> bool:
+        matches = {
+            right
+            for right in self.rights
+            if right[:3] == (verb, group, resource) and right.namespace in ("", namespace)
+        }
+        self.used |= matches
+        if not matches:
+            self.refused.append(Right(verb, group, resource, namespace))
+        return bool(matches)
+
+
+def rights_of(rules: list[dict[str, Any]], namespace: str = "") -> set[Right]:
+    return {
+        Right(verb, group, resource, namespace)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def manifest(*, optional: bool) -> set[Right]:
+    """The rights in daemonset.yaml; with `optional` also those that stand there commented out, and a fleet's."""
+    text = DAEMONSET.read_text(encoding="utf-8")
+    if optional:
+        text = re.sub(r"^( +)# (- apiGroups|  (?:resources|verbs):)", r"\1\2", text, flags=re.MULTILINE)
+        text += "\n---\n" + FLEET.read_text(encoding="utf-8")
+    found: set[Right] = set()
+    for document in yaml.safe_load_all(text):
+        if document["kind"] == "ClusterRole":
+            found |= rights_of(document["rules"])
+        elif document["kind"] == "Role":
+            found |= rights_of(document["rules"], document["metadata"]["namespace"])
+    return found
+
+
+@pytest.fixture
+def api(kubepods: Kubepods) -> Iterator[ApiServer]:
+    pods = [
+        pod("hog", uid=HOG, owner=("ReplicaSet", "hog"), requests={"memory": "50Mi"}, grace=3),
+        pod("blocked", uid=BLOCKED, owner=("ReplicaSet", "blocked"), labels={"app": "blocked"}),
+        pod("db", spec={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}),
+    ]
+    with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
+        server.set_pdb("blocked", {"app": "blocked"}, allowed=0)
+        server.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+        yield server
+
+
+def says_no_pressure(api: ApiServer) -> bool:
+    own = api.condition("NodeAgentMemoryPressure")
+    return own is not None and own["status"] == "False"
+
+
+def soft_episode(kubepods: Kubepods, api: ApiServer, agent: Run) -> None:
+    """Calm, pressure, fence, an eviction, recovery, the fence down."""
+    assert api.wait_for(lambda: api.sent("GET", "/persistentvolumes/pv-data"), 60), agent.events()
+    kubepods.eat(HOG, 400)
+    assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 60), agent.events()
+    [asked] = api.sent("POST", "/hog/eviction")
+    fences = api.sent("PATCH", "/nodes/lab-node")
+    assert fences[0].at < asked.at, "the fence is up before the first eviction"
+    kubepods.kill(HOG)
+    api.delete_pod("default", "hog")
+    assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
+    assert api.wait_for(lambda: not api.node()["spec"].get("taints"), 60), agent.events()
+
+
+def repeat_an_event(api: ApiServer, tmp_path: Path) -> None:
+    """What repeats for half a minute is one Event that is written again."""
+    now = [0.0]
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    writer = EventWriter(transport, "lab-node", clock=lambda: now[0])
+    writer.start()
+    event = Event("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
+    before = len(api.sent("POST", "/events"))
+    writer.emit(event)
+    assert api.wait_for(lambda: len(api.sent("POST", "/events")) > before, 30)
+    now[0] = REFRESH_S + 1
+    writer.emit(event)
+    assert api.wait_for(lambda: [r for r in api.requests if r.method == "PATCH" and "/events/" in r.path], 30)
+    writer.stop()
+    transport.close()
+
+
+def test_a_life_with_the_defaults_needs_every_right_that_is_granted_and_no_other(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
+) -> None:
+    rbac = api.rights = Rbac(manifest(optional=False))
+    kubepods.start(HOG, qos="burstable")
+    agent = run()
+    soft_episode(kubepods, api, agent)
+    assert agent.stop() == 0
+    repeat_an_event(api, tmp_path)
+    assert rbac.refused == []
+    assert rbac.rights - rbac.used == set()
+
+
+def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
+) -> None:
+    rbac = api.rights = Rbac(manifest(optional=True))
+    kubepods.start(HOG, qos="burstable")
+    kubepods.start(BLOCKED, qos="besteffort")
+    agent = run(
+        evictionHard={"allocatableMemory.available": "100Mi"},
+        escalation={"onBlocked": "delete", "brake": "freeze", "hardKill": "cgroup"},
+        fleet={"maxConcurrentEvictions": 1},
+    )
+    soft_episode(kubepods, api, agent)
+    [((namespace, _), seat)] = api.store["leases"].items()
+    assert (namespace, seat["spec"]["holderIdentity"]) == ("nodeagent", "lab-node")
+
+    kubepods.eat(BLOCKED, 520, to_the_end=False)
+    assert api.wait_for(lambda: api.sent("DELETE", "/pods/blocked"), 60), agent.events()
+    until(lambda: not kubepods.running(BLOCKED), "the end of the blocked pod")
+    api.delete_pod("default", "blocked")
+    assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
+    assert agent.stop() == 0
+    assert api.store["leases"]["nodeagent", seat["metadata"]["name"]]["spec"]["holderIdentity"] == ""
+    repeat_an_event(api, tmp_path)
+    assert rbac.refused == []
+    assert rbac.rights - rbac.used == set()
+
+
+def test_one_right_less_is_noticed(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+    """The evaluator itself: with the eviction's right gone the request is refused, and the log says so."""
+    rights = manifest(optional=False)
+    rights.remove(Right("create", "", "pods/eviction"))
+    rbac = api.rights = Rbac(rights)
+    kubepods.start(HOG, qos="burstable")
+    agent = run()
+    kubepods.eat(HOG, 400)
+    until(lambda: agent.said("eviction forbidden"), "the refusal")
+    assert agent.stop() == 0
+    assert set(rbac.refused) == {Right("create", "", "pods/eviction", "default")}

@@ -1,0 +1,125 @@
+"""Of two agents on one node one acts; the other watches, says so, and takes over."""
+
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_kube import ApiServer, pod
+from tests.support.livenode import HARD, Kubepods, Run, StartAgent, configuration, needs_cgroup_v1, until
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+HOGS = {str(uuid.uuid4()): f"hog-{n}" for n in range(6)}
+SETTINGS: dict[str, Any] = {
+    **HARD,
+    "budgets": {"node": {"burst": 2, "perHour": 1}},
+    "escalation": {"brake": "freeze", "brakeDeadline": "10m"},
+}
+
+
+@pytest.fixture
+def api(kubepods: Kubepods) -> Iterator[ApiServer]:
+    pods = [pod(name, uid=uid, owner=("ReplicaSet", name), qos="Burstable") for uid, name in HOGS.items()]
+    with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
+        for uid in HOGS:
+            kubepods.start(uid, qos="burstable")
+        yield server
+
+
+def eat(kubepods: Kubepods) -> None:
+    for uid in HOGS:
+        kubepods.eat(uid, 70, to_the_end=False)
+
+
+def watches(agent: Run) -> bool:
+    return any("another agent acts on this node" in str(line) for line in agent.events())
+
+
+@pytest.mark.parametrize("directory", ["state", "other"], ids=["one state directory", "two state directories"])
+def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
+    directory: str, kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    first = run(**SETTINGS)
+    second = start_agent(**SETTINGS, stateDir=str(tmp_path / directory))
+    until(lambda: watches(second), "the second one says that it watches")
+    if directory == "other":
+        assert not (tmp_path / "other").exists(), "it keeps nothing"
+    eat(kubepods)
+    until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
+    until(lambda: second.said("would evict"), "the second one has decided as well")
+    told = len(second.said("not evicting"))
+    first.kill()
+    until(lambda: second.said("no other agent acts any more"), "the second one takes over")
+    until(lambda: len(second.said("started")) == 2, "and begins anew")
+    assert [line["mode"] for line in second.said("started")] == ["dry-run", "enforce"]
+    trust = "restored" if directory == "state" else "first"
+    assert [line["trust"] for line in second.heard("state")] == [trust]
+    until(
+        lambda: any(line["code"].startswith("budget-") for line in second.said("not evicting")[told:]),
+        "what the first one has spent",
+    )
+    assert len(api.sent("POST", "/eviction")) == 2
+    until(lambda: not any(kubepods.frozen(uid, qos="burstable") for uid in HOGS), "what the first one held is let go")
+    assert second.stop() == 0
+
+
+def test_an_agent_that_watches_touches_neither_the_node_nor_what_the_other_holds(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent
+) -> None:
+    first = run(**SETTINGS)
+    eat(kubepods)
+    until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
+    first.process.send_signal(signal.SIGSTOP)  # it hangs: what it holds is held until it goes on
+    held = [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")]
+    assert held
+    second = start_agent(**SETTINGS)
+    until(lambda: watches(second), "the second one says that it watches")
+    third = start_agent("--dry-run", **SETTINGS)
+    for agent in (second, third):
+        until(lambda agent=agent: agent.said("would evict") or agent.said("not evicting"), "a decision")  # type: ignore[misc]
+        assert agent.stop() == 0
+    assert [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")] == held
+    pressure = api.condition("NodeAgentMemoryPressure")
+    assert pressure is not None
+    assert pressure["status"] == "True"
+    assert len(api.sent("POST", "/eviction")) == 2
+    first.process.send_signal(signal.SIGCONT)
+    assert first.stop() == 0
+
+
+def test_a_rehearsal_keeps_no_agent_from_acting_and_does_not_become_one_beside_it(
+    kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    shared = {**SETTINGS, "stateDir": str(tmp_path / "state")}
+    (tmp_path / "other").mkdir()
+    file = configuration(tmp_path / "other", kubepods, **shared, mode="dry-run")
+    kubeconfig = api.kubeconfig(tmp_path / "other" / "kubeconfig")
+    arguments = ("--config", str(file), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
+    rehearsal = Run(*arguments, log=tmp_path / "other" / "log")
+    try:
+        until((tmp_path / "state" / "state").exists, "its state")
+        acting = run(**shared)
+        eat(kubepods)
+        until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions")
+        configuration(tmp_path / "other", kubepods, **shared)
+        rehearsal.process.send_signal(signal.SIGHUP)
+        until(lambda: "another agent acts on this node" in str(refusals(rehearsal)), "the refusal")
+        acting.kill()
+        rehearsal.process.send_signal(signal.SIGHUP)
+        until(lambda: "restart it" in str(refusals(rehearsal)), "the second refusal")
+        assert rehearsal.stop() == 0
+    finally:
+        rehearsal.kill()
+    last = start_agent(**shared)
+    until(lambda: any(line["code"].startswith("budget-") for line in last.said("not evicting")), "what was spent")
+    assert [line["trust"] for line in last.heard("state")] == ["restored"]
+    assert len(api.sent("POST", "/eviction")) == 2
+    assert last.stop() == 0
+
+
+def refusals(agent: Run) -> list[dict[str, Any]]:
+    return agent.said("configuration refused, the old one stays")

@@ -1,0 +1,95 @@
+"""The pages that are generated are current, and every word that the agent gives as a reason is explained in one."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from nodeagent.actuators import session
+from nodeagent.commands import reference_docs
+from nodeagent.model import OutcomeKind, refusals
+from nodeagent.policy import protection, rate_limits
+from nodeagent.telemetry import metric_families, metrics
+from nodeagent.telemetry.exposition import sample_name
+from tests.support.paths import REPOSITORY
+
+SOURCES = sorted((REPOSITORY / "nodeagent").rglob("*.py"))
+
+
+def calls(name: str) -> Iterator[ast.Call]:
+    """Every call of a function or class of this name in the program."""
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and name in (getattr(node.func, "id", ""), getattr(node.func, "attr", "")):
+                yield node
+
+
+def literal(call: ast.Call, position: int) -> str | None:
+    if len(call.args) <= position:
+        return None
+    value = call.args[position]
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+@pytest.mark.parametrize("name", reference_docs.PAGES)
+def test_each_page_is_what_is_generated(name: str) -> None:
+    page = (REPOSITORY / "docs" / f"{name}.md").read_text("utf-8")
+    assert page == reference_docs.PAGES[name](), (
+        f"run: python -m nodeagent.commands.reference_docs {name} > docs/{name}.md"
+    )
+
+
+def test_every_code_of_a_refusal_is_explained_and_every_explained_code_exists() -> None:
+    written = {code for call in calls("Refusal") if (code := literal(call, 0)) is not None}
+    written |= {code for call in calls("Wait") if (code := literal(call, 3)) is not None}
+    written |= {row.code for row in (*protection.STANDING, *protection.MOMENTARY)}
+    written |= {f"waits-for-{what}" for what in session.WAITS}
+    buckets = (rate_limits.NODE, rate_limits.NAMESPACE, rate_limits.OWNER, rate_limits.SIGNAL, rate_limits.LAST_RESORT)
+    written |= {f"budget-{kind}" for kind in buckets}
+    assert written == set(refusals.REFUSALS)
+
+
+def test_no_code_is_explained_twice() -> None:
+    groups = (refusals.PROTECTIONS, refusals.LIMITS, refusals.DECISIONS, refusals.RECHECKS)
+    assert sum(map(len, groups)) == len(refusals.REFUSALS)
+
+
+def test_every_protection_that_is_configured_names_its_key_on_the_page() -> None:
+    page = reference_docs.reasons_page()
+    keys = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
+    for row in (*protection.STANDING, *protection.MOMENTARY):
+        assert f"| `{row.code}` | {f'`{row.switch}`' if row.switch else 'always'} |" in page
+        if row.switch:
+            assert f"| `{row.switch.removeprefix('protection.')}` |" in keys
+
+
+def test_every_reason_of_an_event_is_explained_and_every_explained_one_is_emitted() -> None:
+    emitted = {reason for call in calls("tell_node") if (reason := literal(call, 0)) is not None}
+    emitted |= {reason for call in calls("_about_pod") if (reason := literal(call, 1)) is not None}
+    emitted |= set(session._NEWS.values())
+    source = (REPOSITORY / "nodeagent" / "actuators" / "session.py").read_text("utf-8")
+    for choice in re.findall(r'reason = ("\w+" if .* else "\w+")', source):
+        emitted |= set(re.findall(r'"(\w+)"', choice))
+    assert emitted == {each.reason for each in refusals.EVENTS}
+
+
+def test_every_outcome_stage_and_failure_has_a_meaning() -> None:
+    for kind in (OutcomeKind, metrics.Stage, metrics.Failure):
+        said = reference_docs.meanings(kind)
+        assert set(said) == {str(member) for member in kind}
+        assert all(meaning.strip(". ") for word, meaning in said.items()), said
+
+
+def test_every_series_is_on_the_page_under_the_name_that_prometheus_has() -> None:
+    page = reference_docs.metrics_page()
+    for family in metric_families.FAMILIES:
+        assert f"| `{sample_name(family)}` |" in page
+
+
+def test_the_alerts_on_the_page_use_series_that_exist() -> None:
+    names = {sample_name(family) for family in metric_families.FAMILIES}
+    alerts = reference_docs.metrics_page().partition("## Worth an alert")[2]
+    used = set(re.findall(r"\b(?:nodeagent|process)_\w+", alerts))
+    assert used
+    assert used <= names

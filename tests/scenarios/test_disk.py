@@ -1,0 +1,465 @@
+"""Disks, end to end: a real file system that a real process in a pod fills, the real program, an API server over HTTP.
+
+The pods' directories are on a loop-mounted ext4; what is asserted are the requests that arrived, and what was left of
+the file system meanwhile.
+"""
+
+import ctypes
+import datetime as dt
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.loop.schedule import CALM_S
+from tests.fake_kube import ApiServer, pod
+from tests.support.livenode import MIB, Kubepods, Run, StartAgent, needs_cgroup_v1, until
+from tests.support.mounts import ext4
+
+pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
+
+FILLER, CHILL, OTHER = str(uuid.uuid4()), str(uuid.uuid4()), str(uuid.uuid4())
+
+WRITER = """
+import os, sys, time
+directory, rate_mib = sys.argv[1], float(sys.argv[2])
+print("up", flush=True)
+sys.stdin.readline()
+piece, written = b"x" * (1 << 20), 0
+try:
+    while True:
+        with open(f"{directory}/{written // 64}", "ab", buffering=0) as file:
+            file.write(piece)
+        written += 1
+        time.sleep(1 / rate_mib)  # and no faster after a moment in which the machine was busy
+except OSError:
+    sys.stdin.readline()
+"""
+
+HIDER = """
+import os, sys, time
+directory, rate_mib = sys.argv[1], float(sys.argv[2])
+file = open(f"{directory}/file", "wb", buffering=0)
+os.unlink(f"{directory}/file")
+print("up", flush=True)
+sys.stdin.readline()
+piece = b"x" * (1 << 20)
+try:
+    while True:
+        file.write(piece)
+        time.sleep(1 / rate_mib)
+except OSError:
+    sys.stdin.readline()
+"""
+
+LITTERER = """
+import sys, time
+directory, per_s = sys.argv[1], float(sys.argv[2])
+print("up", flush=True)
+sys.stdin.readline()
+made = 0
+try:
+    while True:
+        open(f"{directory}/{made}", "w").close()
+        made += 1
+        time.sleep(1 / per_s)
+except OSError:
+    sys.stdin.readline()
+"""
+
+
+class Disk:
+    """A node's directories on a file system of their own, and the lowest that was ever left of it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        for name in ("kubelet/pods", "images", "logs"):
+            (place / name).mkdir(parents=True)
+        self.lowest_bytes = self.lowest_inodes = 1 << 62
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            numbers = os.statvfs(self.place)
+            self.lowest_bytes = min(self.lowest_bytes, numbers.f_bavail * numbers.f_frsize)
+            self.lowest_inodes = min(self.lowest_inodes, numbers.f_ffree)
+
+    def close(self) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    @property
+    def sampling(self) -> dict[str, str]:
+        return {
+            "kubeletDir": f"{self.place}/kubelet",
+            "imageDir": f"{self.place}/images",
+            "podLogsDir": f"{self.place}/logs",
+        }
+
+    def volume(self, uid: str) -> Path:
+        made = self.place / f"kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def remove(self, uid: str) -> None:
+        shutil.rmtree(self.place / f"kubelet/pods/{uid}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with ext4(tmp_path, size_mb=512, inodes=20_000) as place:
+        made = Disk(place)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def api(kubepods: Kubepods) -> Iterator[ApiServer]:
+    pods = [
+        pod("filler", uid=FILLER, owner=("ReplicaSet", "filler"), qos="Burstable", requests={"memory": "50Mi"}),
+        pod("chill", uid=CHILL, owner=("ReplicaSet", "chill"), qos="Burstable", requests={"memory": "50Mi"}),
+        pod("other", uid=OTHER, owner=("ReplicaSet", "other"), qos="Burstable", requests={"memory": "50Mi"}),
+    ]
+    with ApiServer(node="lab-node", pods=pods, linger_s=None) as server:
+        yield server
+
+
+@pytest.fixture
+def run(kubepods: Kubepods, disk: Disk, start_agent: StartAgent) -> StartAgent:
+    def start(*arguments: str, **changes: object) -> Run:
+        sampling = {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}", **disk.sampling}
+        settings = {"evictionSoft": {}, "evictionSoftGracePeriod": {}, "sampling": sampling, **changes}
+        agent = start_agent(*arguments, **settings)
+        until(lambda: agent.said("signal"), "the first decision")
+        return agent
+
+    return start
+
+
+def _says(api: ApiServer, kind: str, status: str) -> bool:
+    found = api.condition(kind)
+    return found is not None and found["status"] == status
+
+
+def _idle(kubepods: Kubepods, disk: Disk, uid: str, *, files: int = 1, mib: int = 0) -> None:
+    """A pod that holds something and does nothing."""
+    place = disk.volume(uid)
+    for index in range(files):
+        (place / f"f{index}").write_bytes(b"x" * (mib * MIB // files))
+    kubepods.start(uid, qos="burstable")
+
+
+def _start(kubepods: Kubepods, disk: Disk, uid: str, program: str, per_s: float) -> "subprocess.Popen[str]":
+    """A pod whose process fills its volume as soon as a line is written to it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(disk.volume(uid)), str(per_s)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    kubepods.adopt(uid, process, qos="burstable")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def _go(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+DISK_HARD: dict[str, Any] = {
+    # The soft ones publish the condition and never act here.
+    "evictionSoft": {"nodefs.available": "60%", "nodefs.inodesFree": "60%"},
+    "evictionSoftGracePeriod": {"nodefs.available": "10m", "nodefs.inodesFree": "10m"},
+    "evictionHard": {"nodefs.available": "40%", "nodefs.inodesFree": "40%"},
+    "escalation": {"hardKill": "cgroup"},
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "per_s", "resource"), [(WRITER, 25.0, "ephemeral-storage"), (LITTERER, 1200.0, "inodes")]
+)
+def test_the_condition_is_up_before_the_filler_goes_and_nothing_ever_reaches_zero(
+    kubepods: Kubepods,
+    disk: Disk,
+    api: ApiServer,
+    run: StartAgent,
+    program: str,
+    per_s: float,
+    resource: str,
+) -> None:
+    _idle(kubepods, disk, CHILL, files=20, mib=20)
+    filler = _start(kubepods, disk, FILLER, program, per_s)
+    up_at_eviction: list[bool] = []
+
+    def kubelet(entry: dict[str, Any], _body: dict[str, Any]) -> None:
+        assert entry["metadata"]["name"] == "filler"
+        up_at_eviction.append(_says(api, "DiskPressure", "True") and _says(api, "NodeAgentDiskPressure", "True"))
+
+    api.on_eviction = kubelet
+    agent = run(**DISK_HARD)
+    _go(filler)
+    assert api.wait_for(lambda: up_at_eviction, 60), agent.events()
+    assert up_at_eviction == [True]
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    lowest = disk.lowest_bytes, disk.lowest_inodes
+    [told] = agent.heard("evicting")
+    assert resource in told["message"]
+    assert told["predicted_relief"] > 0
+
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert len(api.sent("POST", "/eviction")) == 1, "chill stays"
+    numbers = os.statvfs(disk.place)
+    assert lowest[0] > 0.05 * numbers.f_blocks * numbers.f_frsize
+    assert lowest[1] > 0.05 * numbers.f_files
+
+
+def test_a_dry_run_names_the_filler_and_touches_nobody(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _idle(kubepods, disk, CHILL, files=20, mib=20)
+    filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
+    agent = run("--dry-run", **{**DISK_HARD, "evictionHard": {"nodefs.available": "50%"}})
+    _go(filler)
+    until(lambda: agent.said("would evict"), "what it would do", timeout_s=60)
+    assert agent.said("would evict")[0]["pod"] == "default/filler"
+    assert kubepods.running(FILLER)
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+
+
+def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _idle(kubepods, disk, CHILL, files=20, mib=40)
+    cache = disk.place / "images/cache"
+    cache.mkdir()
+    for index in range(64):  # 256 of some 430 MiB, by nobody in a pod
+        (cache / f"f{index}").write_bytes(b"x" * 4 * MIB)
+    rubbish = "import os, shutil, sys; shutil.rmtree(sys.argv[1]); print(*[os.environ[n] for n in sys.argv[2:]])"
+    names = [f"NODEAGENT_{name}" for name in ("RESOURCE", "SIGNAL")]
+    command = [sys.executable, "-c", rubbish, str(cache), *names]
+    agent = run(
+        evictionSoft={"nodefs.available": "50%"},
+        evictionSoftGracePeriod={"nodefs.available": "500ms"},
+        reclaim={
+            "actions": [{"name": "empty-cache", "command": command, "timeout": "1m"}],
+            "waitForKubelet": "3s",
+        },
+    )
+    until(lambda: agent.said("reclaim done"), "the end of the action", timeout_s=60)
+    assert agent.said("reclaim done")[0]["message"] == "ephemeral-storage nodefs.available"
+    until(lambda: any(note["subject"] == "reclaim" for note in agent.said("note")), "its gain", timeout_s=60)
+    [gain] = [note for note in agent.said("note") if note["subject"] == "reclaim"]
+    assert "empty-cache (done)" in gain["message"]
+    assert "brought back 256Mi" in gain["message"]
+    assert list(dict.fromkeys(line["code"] for line in agent.said("not evicting"))) == [
+        "waits-for-kubelet",
+        "reclaiming",
+    ]
+    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+
+
+def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_goes(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    filler = _start(kubepods, disk, FILLER, WRITER, 25.0)
+    api.on_eviction = lambda entry, _body: None
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    agent = run(**DISK_HARD, reclaim={"actions": [{"name": "useless", "command": sleep, "timeout": "500ms"}]})
+    _go(filler)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    assert agent.heard("evicting")
+    assert [line["event"] for line in agent.events() if line["event"] in ("reclaim timed-out", "evicting")] == [
+        "reclaim timed-out",
+        "evicting",
+    ]
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    assert disk.lowest_bytes > 50 * MIB
+    assert agent.stop() == 0
+
+
+def test_a_rehearsal_runs_no_reclaim_action(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent, tmp_path: Path
+) -> None:
+    filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
+    touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')", str(tmp_path / "ran")]
+    agent = run("--dry-run", **DISK_HARD, reclaim={"actions": [{"name": "touch", "command": touch}]})
+    _go(filler)
+    until(lambda: agent.said("would evict") and agent.said("would reclaim"), "what it would do", timeout_s=60)
+    assert agent.said("would reclaim")[0]["action"] == "touch"
+    assert agent.stop() == 0
+    assert not (tmp_path / "ran").exists()
+    assert not api.sent("POST", "/eviction")
+
+
+def test_a_disk_that_is_full_of_what_is_in_no_pod_costs_nobody_and_says_where_it_is(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _idle(kubepods, disk, CHILL, files=2, mib=2)
+    (disk.place / "images/blobs").mkdir()
+    for index in range(75):  # 300 of some 430 MiB
+        (disk.place / f"images/blobs/f{index}").write_bytes(b"x" * 4 * MIB)
+    agent = run(**DISK_HARD)
+    until(lambda: agent.said("not evicting"), "a refusal", timeout_s=60)
+
+    def named() -> bool:
+        return any("are in no pod" in str(note["message"]) for note in agent.said("note"))
+
+    until(named, "where it is", timeout_s=60)
+    note = next(note["message"] for note in agent.said("note") if "are in no pod" in note["message"])
+    assert f"{disk.place}/images 300Mi, 77 inodes" in note
+    why = {"no-candidates", "futile"}
+    until(lambda: why & {line["code"] for line in agent.said("not evicting")}, "why nobody goes")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+
+
+def test_a_pod_over_its_own_limit_goes_while_the_disk_has_room(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    def limited(entry: dict[str, Any]) -> None:
+        entry["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "10Mi"}}]
+
+    for name in ("filler", "chill"):
+        api.modify_pod("default", name, limited)
+    _idle(kubepods, disk, FILLER, files=2, mib=20)
+    _idle(kubepods, disk, CHILL, files=2, mib=8)
+    agent = run(**DISK_HARD, localStorageLimits=True)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    [request] = api.sent("POST", "/eviction")
+    assert request.path.endswith("/filler/eviction")
+    assert 'Usage of EmptyDir volume "data" exceeds the limit "10Mi"' in agent.heard("evicting")[0]["message"]
+    assert agent.stop() == 0
+
+
+def test_a_calm_agent_does_not_tarry_with_a_pod_that_has_come_to_exceed_its_limit(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    def limited(entry: dict[str, Any]) -> None:
+        entry["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "10Mi"}}]
+
+    api.modify_pod("default", "filler", limited)
+    _idle(kubepods, disk, FILLER, files=2, mib=4)
+    agent = run(**DISK_HARD, localStorageLimits=True)
+    threading.Event().wait(CALM_S + 2.0)
+    (disk.volume(FILLER) / "more").write_bytes(b"x" * 20 * MIB)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    [counting, *_] = [line for line in agent.said("not evicting") if line["code"] == "counting-anew"]
+    [evicting] = agent.heard("evicting")
+    passed = dt.datetime.fromisoformat(evicting["timestamp"]) - dt.datetime.fromisoformat(counting["timestamp"])
+    assert passed.total_seconds() < CALM_S / 2, "what was counted anew is decided upon at the next look"
+    assert agent.stop() == 0
+
+
+INNOCENTS_MIB = (60, 30)
+
+
+def _innocents(kubepods: Kubepods, disk: Disk) -> None:
+    """Two pods, each of which holds enough to be a candidate."""
+    for uid, mib in zip((CHILL, OTHER), INNOCENTS_MIB, strict=True):
+        _idle(kubepods, disk, uid, files=4, mib=mib)
+
+
+def test_a_pod_that_fills_the_disk_with_a_deleted_file_goes_and_no_smaller_one_for_it(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    filler = _start(kubepods, disk, FILLER, HIDER, 25.0)
+    api.on_eviction = lambda _entry, _body: None
+    agent = run(**DISK_HARD)
+    _go(filler)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    until(lambda: not kubepods.running(FILLER), "the filler has ended")
+    [told] = agent.heard("evicting")
+    assert told["pod"] == "default/filler"
+    assert told["predicted_relief"] > 50 * MIB
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert agent.stop() == 0
+    assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
+
+
+def _without_ptrace(start: Callable[[], Run]) -> Run:
+    """What this starts may not see the open files of processes that have more rights: neither may what a DaemonSet
+    starts. The bounding set belongs to the thread that starts it."""
+    started: list[Run] = []
+
+    def begin() -> None:
+        drop_from_bounding_set, sys_ptrace = 24, 19
+        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, sys_ptrace, 0, 0, 0) == 0
+        started.append(start())
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    return started[0]
+
+
+def test_nobody_goes_for_a_disk_that_fills_with_what_may_not_be_seen(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    filler = _start(kubepods, disk, FILLER, HIDER, 12.0)
+    agent = _without_ptrace(lambda: run(**DISK_HARD))
+    _go(filler)
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: disk.lowest_bytes < 100 * MIB, "the disk is half of the way to full")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+    notes = [note["message"] for note in agent.said("note")]
+    assert any("deleted files" in note and "not attributed" in note for note in notes)
+
+
+def test_nobody_goes_for_what_had_come_before_the_agent_did(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    filler = _start(kubepods, disk, FILLER, HIDER, 6.0)
+    _go(filler)
+    until(lambda: disk.lowest_bytes < 150 * MIB, "the disk is short")
+    agent = _without_ptrace(lambda: run(**DISK_HARD))
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: disk.lowest_bytes < 90 * MIB, "the disk fills on")
+    assert agent.stop() == 0
+    assert not api.sent("POST", "/eviction")
+
+
+def test_what_an_evicted_pod_held_hides_no_growth_that_is_in_no_pod(
+    kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
+) -> None:
+    _innocents(kubepods, disk)
+    _idle(kubepods, disk, FILLER, files=4, mib=220)
+    api.on_eviction = lambda _entry, _body: None
+    agent = run(**DISK_HARD)
+    assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
+    kubepods.kill(FILLER)
+    disk.remove(FILLER)
+    api.delete_pod("default", "filler")
+    journal = disk.place / "journal"
+    journal.mkdir()
+    for index in range(105):  # 210 MiB, slow enough for several counts
+        (journal / str(index)).write_bytes(b"x" * 2 * MIB)
+        threading.Event().wait(0.15)
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    assert agent.stop() == 0
+    assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]

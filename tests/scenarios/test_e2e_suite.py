@@ -1,0 +1,284 @@
+"""The end-to-end suite itself works: it passes against the HTTP double with a stand-in for the kubelet."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.transport import connect
+from tests.e2e.conftest import Cluster
+from tests.e2e.thisnode import wipe
+from tests.fake_kube import ApiServer, Json, Request, node_object
+from tests.support.livenode import Run
+from tests.support.paths import REPOSITORY
+
+
+def ready_node(image: str) -> Json:
+    node: Json = node_object("node-1")
+    node["status"]["conditions"].append({"type": "Ready", "status": "True", "reason": "KubeletReady"})
+    node["status"]["images"] = [{"names": [image]}] if image else []
+    return node
+
+
+def run_suite(api: ApiServer, tmp_path: Path, suite: str = "test_cluster.py") -> str:
+    environment = {**os.environ, "NODEAGENT_E2E_KUBECONFIG": str(api.kubeconfig(tmp_path / "kubeconfig"))}
+    # Two kubelet periods are left to a real kubelet; the double's resets are tested in test_conditions.
+    command = [sys.executable, "-m", "pytest", f"tests/e2e/{suite}", "-q", "-rs", "-k", "not against_the_kubelet"]
+    finished = subprocess.run(
+        command,
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=REPOSITORY,
+    )
+    assert finished.returncode == 0, finished.stdout[-4000:]
+    return finished.stdout
+
+
+@pytest.mark.parametrize("image", ["registry.k8s.io/pause:3.10", ""])
+def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) -> None:
+    with ApiServer(node=ready_node(image)) as api:
+        with kubelet(api, image, start):
+            output = run_suite(api, tmp_path)
+        assert not api.store["namespaces"]
+        assert "taints" not in api.node()["spec"]
+        assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
+    if image:
+        assert "14 passed" in output
+    else:
+        assert "no pod starts on node-1" in output
+
+
+def test_what_an_agent_has_set_that_is_already_there_is_not_touched_unless_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = ready_node("")
+    theirs = {"type": "NodeAgentPIDPressure", "status": "False", "reason": "NodeAgentNoPressure"}
+    node["status"]["conditions"].append(theirs)
+    with ApiServer(node=node) as api:
+        output = run_suite(api, tmp_path)
+        assert "an agent is at work on node-1 already, or was (NODEAGENT_E2E_WIPE=1): NodeAgentPIDPressure" in output
+        assert not [request for request in api.sent("PATCH") if "/nodes/" in request.path]
+        assert api.condition("NodeAgentPIDPressure") == theirs
+
+        monkeypatch.setenv("NODEAGENT_E2E_WIPE", "1")
+        assert "an agent is at work" not in run_suite(api, tmp_path)
+        assert api.condition("NodeAgentPIDPressure") is None
+
+
+def test_what_a_lost_agent_left_is_taken_off_while_the_control_plane_writes_too(tmp_path: Path) -> None:
+    node = ready_node("")
+    ours, theirs = (
+        {"key": f"{owner}/pid-pressure", "effect": "NoSchedule"} for owner in ("nodeagent.io", "example.com")
+    )
+    node["status"]["conditions"].append({"type": "NodeAgentPIDPressure", "status": "True", "reason": "NodeAgentX"})
+    node["spec"]["taints"] = [ours]
+    refused: list[Request] = []
+    with ApiServer(node=node) as api:
+
+        def meanwhile(request: Request, done: bool) -> None:
+            if request.method == "PATCH" and request.path.endswith("/node-1") and not done and not refused:
+                refused.append(request)
+                api._patch_node("node-1", {"spec": {"taints": [ours, theirs]}}, "")
+
+        api.at_request = meanwhile
+        kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig"))
+        wipe(Cluster(connect(find_credentials(kubeconfig)), kubeconfig))
+        assert refused
+        assert api.condition("NodeAgentPIDPressure") is None
+        assert api.node()["spec"]["taints"] == [theirs]
+
+
+def test_a_pod_that_cannot_start_is_given_up_at_once_and_the_reason_told(tmp_path: Path) -> None:
+    image = "registry.k8s.io/pause:3.10"
+    why = {"reason": "ErrImageNeverPull", "message": "Container image is not present"}
+
+    def refuse(pod: Json) -> None:
+        pod["status"]["containerStatuses"] = [{"name": "c", "state": {"waiting": why}}]
+
+    with ApiServer(node=ready_node(image)) as api, kubelet(api, image, refuse):
+        output = run_suite(api, tmp_path)
+    assert f"{image}: ErrImageNeverPull: Container image is not present" in output
+
+
+def report(tmp_path: Path, *options: str, api: ApiServer | None = None) -> tuple[int, list[str]]:
+    """The exit code and the lines of the one report."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NODEAGENT_E2E_")}
+    if api is not None:
+        environment["NODEAGENT_E2E_KUBECONFIG"] = str(api.kubeconfig(tmp_path / "kubeconfig"))
+    file = tmp_path / "report"
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.e2e", "--report", str(file), *options],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=REPOSITORY,
+    )
+    text = file.read_text()
+    assert finished.stdout.endswith(text), finished.stdout[-2000:]
+    return finished.returncode, text.splitlines()
+
+
+def test_without_a_cluster_the_report_lists_every_claim_that_needs_one(tmp_path: Path) -> None:
+    code, lines = report(tmp_path)
+    claims = [line for line in lines if line.startswith("  ")]
+    assert code == 0
+    assert all(line.startswith("  not tried  ") and "NODEAGENT_E2E_KUBECONFIG" in line for line in claims)
+    assert "a hard threshold does not wait and leaves a second" in "".join(claims)
+    files = {path.name for path in (REPOSITORY / "tests" / "e2e").glob("test_*.py")}
+    assert {line.partition(":")[0] for line in lines if line.startswith("test_")} == files
+    assert lines[-1] == f"{len(claims)} claims: 0 passed, 0 failed, {len(claims)} not tried"
+
+
+def test_the_report_tells_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None:
+    with ApiServer(node=ready_node("")) as api:
+        # Whoever may write no Events: the administrator of this cluster.
+        api.forbid("create", "events")
+        code, lines = report(tmp_path, "-k", "recognised or event_is_told or pods_uid_is_refused", api=api)
+    assert code == 1
+    passed, unknown, failed = [line for line in lines if line.startswith("  ")]
+    assert passed == "  passed     the node is recognised and a wrong name refused"
+    assert unknown.startswith("  not tried  another pods uid is refused: no pod starts on node-1")
+    assert failed.startswith("  failed     an event is told: call: ")
+    assert "events.events.k8s.io is forbidden" in failed
+    assert lines[-1] == "3 claims: 1 passed, 1 failed, 1 not tried"
+
+
+class DaemonSets:
+    """What makes a pod of a DaemonSet, as far as our own needs it: the program with the ConfigMap's configuration and
+    the token of a pod on the node, and what its readiness probe says. The image is not looked at."""
+
+    def __init__(self, api: ApiServer, directory: Path) -> None:
+        self._api = api
+        self._directory = directory
+        self._running: Run | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="daemonsets")
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._over.wait(0.1):
+            sets = list(self._api.store["daemonsets"].items())
+            if sets and self._running is None:
+                ((namespace, name), made) = sets[0]
+                self._start(namespace, name, made["spec"]["template"])
+            if not sets and self._running is not None:
+                self._end()
+        if self._running is not None:
+            self._end()
+
+    def _start(self, namespace: str, name: str, template: Json) -> None:
+        self._key = (namespace, f"{name}-x")
+        spec = {**template["spec"], "nodeName": "node-1"}
+        pod = {"metadata": {**template["metadata"], "name": f"{name}-x", "namespace": namespace}, "spec": spec}
+        uid = self._api.add_pod({**pod, "status": {"phase": "Running", "qosClass": "Guaranteed"}})["metadata"]["uid"]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        config = yaml.safe_load(self._api.store["configmaps"][namespace, name]["data"]["config.yaml"])
+        config |= {"metrics": {"address": address}, "stateDir": str(self._directory / "state")}
+        path = self._directory / "config.yaml"
+        path.write_text(json.dumps(config))
+        token = self._api.token_of(namespace, spec["serviceAccountName"], node="node-1")
+        kubeconfig = self._api.kubeconfig(self._directory / "agents-kubeconfig", token=token)
+        self._running = Run(
+            *("--config", str(path), "--kubeconfig", str(kubeconfig)),
+            log=self._directory / "agent.log",
+            environ={**os.environ, "NODE_NAME": "node-1", "POD_UID": uid},
+        )
+        self._api.pod_ports[f"{name}-x:{spec['containers'][0]['ports'][0]['containerPort']}"] = f"http://{address}"
+        while not self._answers(f"http://{address}/readyz") and not self._over.wait(0.1):
+            continue
+        self._api.modify_pod(*self._key, start)
+
+    def _answers(self, url: str) -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as page:
+                return bool(page.status == 200)
+        except OSError:
+            return False
+
+    def _end(self) -> None:
+        assert self._running is not None
+        self._running.stop()
+        self._api.delete_pod(*self._key)
+        self._running = None
+
+
+def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double grants by the bindings that the suite has made there, and asks its policies with an evaluator of their
+    language."""
+    evaluator = pytest.importorskip("tests.deploy.test_admission")
+    with ApiServer(node=ready_node(""), linger_s=None) as api:
+        api.add_node(node_object("node-2", address="10.0.2.16"))
+
+        def denied(asked: Json, old: Json | None, new: Json | None) -> list[str]:
+            kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+            made = [entry for kind in kinds for entry in api.store[kind].values()]
+            found: list[str] = evaluator.denied(asked, old, new, made)
+            return found
+
+        api.admit = denied
+        monkeypatch.setenv("NODEAGENT_E2E_IMAGE", "nodeagent:0.1.0")
+        daemonsets = DaemonSets(api, tmp_path)
+        try:
+            output = run_suite(api, tmp_path, "test_installation.py")
+        finally:
+            daemonsets.close()
+        assert "32 passed" in output, output
+        left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
+        assert not [kind for kind in left if api.store[kind]]
+        assert "taints" not in api.node()["spec"]
+        assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
+
+
+@contextlib.contextmanager
+def kubelet(api: ApiServer, image: str, change: Callable[[Json], None]) -> Iterator[None]:
+    """Does this to each pod of an image that it has."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            api.wait_for(lambda: over.is_set() or waiting(api, image), 0.2)
+            for namespace, name in waiting(api, image):
+                api.modify_pod(namespace, name, change)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def waiting(api: ApiServer, image: str) -> list[tuple[str, str]]:
+    return [
+        key
+        for key, pod in list(api.store["pods"].items())
+        if pod["status"]["phase"] == "Pending"
+        and "nodeName" in pod["spec"]
+        and "containerStatuses" not in pod["status"]
+        and pod["spec"]["containers"][0]["image"] == image
+    ]
+
+
+def start(pod: Json) -> None:
+    pod["status"].update(phase="Running", conditions=[{"type": "Ready", "status": "True"}])

@@ -1,0 +1,58 @@
+"""What the deployment tests read: the documents of daemonset.yaml, and its patch in examples/."""
+
+import copy
+from typing import Any, Final
+
+import yaml
+
+from tests.support.paths import REPOSITORY
+
+DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
+BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
+
+Document = dict[str, Any]
+
+
+def documents() -> list[Document]:
+    """Every document of daemonset.yaml, in order."""
+    return list(yaml.safe_load_all(DAEMONSET.read_text(encoding="utf-8")))
+
+
+def the(kind: str) -> Document:
+    """The only document of this kind."""
+    (found,) = (document for document in documents() if document["kind"] == kind)
+    return found
+
+
+def pod_spec() -> Document:
+    """The pod that the DaemonSet makes."""
+    spec: Document = the("DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def container(daemonset: Document | None = None) -> Document:
+    """Its only container; of daemonset.yaml, or of a changed one."""
+    (only,) = (daemonset or the("DaemonSet"))["spec"]["template"]["spec"]["containers"]
+    found: Document = only
+    return found
+
+
+def with_brake() -> Document:
+    """The DaemonSet as `kubectl patch` leaves it with the patch of examples/."""
+    patched: Document = _merged(the("DaemonSet"), yaml.safe_load(BRAKE.read_text(encoding="utf-8")))
+    return patched
+
+
+MERGE_KEYS: Final = {"containers": "name", "volumeMounts": "mountPath"}
+"""Lists that a strategic merge patch merges, by what; every other one is replaced (the API's x-kubernetes-patch-*)."""
+
+
+def _merged(old: Any, patch: Any, field: str = "") -> Any:
+    if isinstance(old, dict) and isinstance(patch, dict):
+        return copy.deepcopy(old) | {key: _merged(old.get(key), value, key) for key, value in patch.items()}
+    if isinstance(old, list) and isinstance(patch, list) and field in MERGE_KEYS:
+        by = {each[MERGE_KEYS[field]]: each for each in old}
+        for each in patch:
+            by[each[MERGE_KEYS[field]]] = _merged(by.get(each[MERGE_KEYS[field]]), each)
+        return list(by.values())
+    return patch

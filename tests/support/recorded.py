@@ -1,0 +1,37 @@
+"""Decisions of the real policy, recorded by the real recorder, for what reads them."""
+
+from pathlib import Path
+
+from nodeagent.config.schema import Config
+from nodeagent.model import NodeSnapshot, Plan
+from nodeagent.policy import engine, ranking, thresholds
+from nodeagent.policy.state import PolicyState, initial
+from nodeagent.records.flight_recorder import Inputs, Recorder
+from tests.support.nodes import NOW, WALL
+
+
+class Run:
+    """An agent's decisions one after another; those that did or refused something are recorded."""
+
+    def __init__(self, directory: Path, config: Config, *, instance: str = "abc") -> None:
+        self.config = config
+        self.recorder = Recorder(directory)
+        self.state: PolicyState = initial(instance, now=NOW - 60)
+
+    def decide(self, seen: NodeSnapshot, *, with_inputs: bool = True) -> Plan:
+        before = self.state
+        plan, self.state = engine.decide(seen, before, now=seen.taken_at, config=self.config)
+        inputs = Inputs(
+            seen,
+            before,
+            seen.taken_at,
+            thresholds.effective(self.config, seen.layout),
+            self.config.startup.fresh_samples,
+        )
+        wall_time = WALL + seen.taken_at - NOW
+        if plan.victims or plan.refusals:
+            explained = ranking.explained(plan)
+            assert self.recorder.decision(explained, wall_time=wall_time, inputs=inputs if with_inputs else None) == ""
+        for report in plan.relief_reports:
+            assert self.recorder.relief(report, wall_time=wall_time) == ""
+        return plan

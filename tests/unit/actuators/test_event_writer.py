@@ -1,0 +1,170 @@
+"""Events are told once, counted when repeated, bounded, and never waited for."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.actuators.event_writer import BURST, CONTROLLER, PER_S, QUEUE, REFRESH_S, Event, EventWriter
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.transport import connect
+from tests.fake_kube import ApiServer
+
+EVICTED = Event(
+    "Pod", "default", "hog", "uid-1", "Evicted", "The node was low on resource: memory. ", annotations={"x": "y"}
+)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def writer(api: ApiServer, tmp_path: Path) -> Iterator[EventWriter]:
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))), request_timeout_s=5.0)
+    writer = EventWriter(transport, "lab-node")
+    writer.start()
+    yield writer
+    writer.stop()
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait(60)
+
+
+def test_an_event_on_a_pod_stands_in_its_namespace(api: ApiServer, writer: EventWriter) -> None:
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.sent("POST"), 30)
+    (request,) = api.sent("POST")
+    assert request.path == "/apis/events.k8s.io/v1/namespaces/default/events"
+    body = request.body
+    assert (body["reason"], body["type"], body["note"]) == ("Evicted", "Warning", EVICTED.note)
+    assert body["regarding"] == {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "namespace": "default",
+        "name": "hog",
+        "uid": "uid-1",
+    }
+    assert body["metadata"]["annotations"] == {"x": "y"}
+    assert body["reportingInstance"] == "lab-node"
+    assert len(api.store["events"]) == 1
+
+
+def test_an_event_on_the_node_stands_in_default(api: ApiServer, writer: EventWriter) -> None:
+    writer.emit(Event("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory"))
+    assert api.wait_for(lambda: api.store["events"], 30)
+    assert "namespace" not in api.sent("POST")[0].body["regarding"]
+
+
+def test_a_repetition_is_not_another_event(api: ApiServer, writer: EventWriter) -> None:
+    for _ in range(10):
+        writer.emit(EVICTED)
+    writer.emit(EVICTED._replace(uid="uid-2"))
+    writer.stop(timeout_s=30.0)
+    assert len(api.sent("POST")) == 2
+    assert not api.sent("PATCH"), "a series is written at most once in 30 s"
+
+
+def test_an_api_server_that_hangs_never_makes_the_teller_wait(api: ApiServer, writer: EventWriter) -> None:
+    answered = threading.Event()
+    api.at_request = lambda _request, _done: _wait(answered)
+    began = time.monotonic()
+    for n in range(QUEUE * 2):
+        writer.emit(EVICTED._replace(uid=str(n)))
+    assert time.monotonic() - began < 5, "one request alone is waited for 5 s"
+    assert writer.dropped >= QUEUE - 2
+    assert len(writer._waiting) <= QUEUE
+    answered.set()
+
+
+def test_a_refused_event_is_counted_and_the_next_is_told(api: ApiServer, writer: EventWriter) -> None:
+    api.forbid("create", "events")
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.sent("POST"), 30)
+    for _ in range(3000):
+        if writer.dropped:
+            break
+        threading.Event().wait(0.01)
+    assert writer.dropped == 1
+    assert "forbidden" in writer.reason
+    api.allow("create", "events")
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.store["events"], 30)
+
+
+def test_a_note_is_cut_to_what_the_server_takes(api: ApiServer, writer: EventWriter) -> None:
+    writer.emit(EVICTED._replace(note="ä" * 2000))
+    assert api.wait_for(lambda: api.sent("POST"), 30)
+    assert len(api.sent("POST")[0].body["note"].encode()) == 1024
+
+
+def test_with_a_nodes_credentials_the_same_is_told_in_the_core_group(
+    api: ApiServer, writer: EventWriter, tmp_path: Path
+) -> None:
+    """The Node authorizer knows no events.k8s.io."""
+    api.tokens[api.token] = "system:node:lab-node"
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: api.sent("POST"), 5)
+    writer.stop()
+    assert 'in API group "events.k8s.io"' in writer.reason
+
+    now = [0.0]
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "node"))), request_timeout_s=0.5)
+    core = EventWriter(transport, "lab-node", core=True, clock=lambda: now[0])
+    core.start()
+    core.emit(EVICTED)
+    assert api.wait_for(lambda: api.store["events"], 5)
+    now[0] = REFRESH_S + 1
+    core.emit(EVICTED)
+    core.stop()
+    assert core.reason == ""
+    [event] = api.store["events"].values()
+    assert event["involvedObject"] == {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "namespace": "default",
+        "name": "hog",
+        "uid": "uid-1",
+    }
+    assert (event["message"], event["reportingComponent"]) == (EVICTED.note, CONTROLLER)
+    assert event["series"]["count"] == 2
+    assert {request.path for request in api.sent("POST")[1:]} == {"/api/v1/namespaces/default/events"}
+
+
+@pytest.mark.parametrize("last", ["a", "-", ".", "-.-"])
+def test_the_name_of_an_event_is_one_wherever_a_long_pods_name_is_cut(
+    api: ApiServer, writer: EventWriter, last: str
+) -> None:
+    name = "a" * (200 - len(last)) + last + "b" * 50
+    writer.emit(EVICTED._replace(name=name))
+    assert api.wait_for(lambda: api.store["events"], 5)
+    [(_, told)] = api.store["events"]
+    assert len(told) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in told.split(".")), told
+    assert api.sent("POST")[0].body["regarding"]["name"] == name
+
+
+def _storm(writer: EventWriter) -> None:
+    """400 things to tell in four seconds."""
+    for number in range(400):
+        writer.emit(Event("Node", "", "lab-node", "u", "Why", f"note {number}"))
+        threading.Event().wait(0.01)
+
+
+def test_a_storm_of_events_is_a_burst_and_then_one_in_a_second(api: ApiServer, writer: EventWriter) -> None:
+    began = time.monotonic()
+    _storm(writer)
+    assert BURST <= len(api.sent("POST", "/events")) <= BURST + PER_S * (time.monotonic() - began) + 1
+
+
+def test_a_server_that_refuses_events_is_asked_less_and_less(api: ApiServer, writer: EventWriter) -> None:
+    api.forbid("create", "events")
+    _storm(writer)
+    assert 2 <= len(api.sent("POST", "/events")) <= 8
+    assert writer.dropped > 100

@@ -1,0 +1,268 @@
+"""The zone's seats: never more than there are, none for ever, whatever the clocks say."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.actuators.eviction_slots import Leases
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.transport import Transport, connect
+from tests.fake_kube import ApiServer
+
+Make = Callable[..., Leases]
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def transport(api: ApiServer, tmp_path: Path) -> Iterator[Transport]:
+    made = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))), request_timeout_s=5.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def node(transport: Transport) -> Iterator[Make]:
+    made: list[Leases] = []
+
+    def make(name: str, *, zone: str | None = "eu-1a", seats: int = 1, **more: Any) -> Leases:
+        settings: dict[str, Any] = {
+            "namespace": "nodeagent",
+            "duration_s": 15.0,
+            "keep_s": 60.0,
+            "look_s": (0.05, 0.1),
+        }
+        made.append(Leases(transport, holder=name, zone=lambda: zone, seats=seats, **(settings | more)))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop(clear=False)
+
+
+def eventually(holds: Callable[[], object], *, within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        threading.Event().wait(0.005)
+
+
+def wants(agent: Leases) -> bool:
+    """Says so; whether it holds a seat."""
+    agent.want()
+    return agent.held()
+
+
+def leases(api: ApiServer) -> dict[str, str]:
+    """Holder by name."""
+    with api._changed:
+        return {name: entry["spec"]["holderIdentity"] for (_, name), entry in api.store["leases"].items()}
+
+
+def test_nothing_is_asked_before_the_soft_tier_would_act(api: ApiServer, node: Make) -> None:
+    agent = node("a")
+    threading.Event().wait(0.1)
+    assert not api.requests
+    assert not agent.held()
+
+
+def test_a_seat_is_made_in_the_nodes_zone_and_renewed(api: ApiServer, node: Make) -> None:
+    agent = node("a", zone="EU_West/1a", duration_s=1.0)
+    agent.want()
+    eventually(agent.held)
+    assert leases(api) == {"nodeagent-evictions-eu-west-1a-0": "a"}
+    assert api.wait_for(lambda: len(api.sent("PUT")) >= 3, 30), "renewed three times in a second each"
+    eventually(agent.held)
+    eventually(lambda: not agent.reason)
+
+
+def test_a_node_without_a_zone_shares_the_seats_of_those_without(api: ApiServer, node: Make) -> None:
+    agent = node("a", zone="")
+    agent.want()
+    eventually(agent.held)
+    assert list(leases(api)) == ["nodeagent-evictions-nozone-0"]
+
+
+def test_as_long_as_the_zone_is_not_known_there_is_no_seat(api: ApiServer, node: Make) -> None:
+    agent = node("a", zone=None)
+    agent.want()
+    eventually(lambda: "zone" in agent.reason)
+    assert not api.requests
+    assert not agent.held()
+
+
+def test_the_next_node_has_its_turn_when_a_seat_is_given_back(api: ApiServer, node: Make) -> None:
+    first, second = node("a", keep_s=0.3), node("b")
+    eventually(lambda: wants(first))
+    second.want()
+    eventually(lambda: wants(first) and "taken, by a" in second.reason)
+    eventually(second.held)
+    assert not first.held()
+    assert leases(api) == {"nodeagent-evictions-eu-1a-0": "b"}
+
+
+def test_a_clean_exit_gives_the_seat_back(api: ApiServer, node: Make) -> None:
+    agent = node("a")
+    agent.want()
+    eventually(agent.held)
+    agent.stop()
+    assert leases(api) == {"nodeagent-evictions-eu-1a-0": ""}
+
+
+def test_a_restarted_agent_finds_its_seat_again_and_takes_no_second_one(api: ApiServer, node: Make) -> None:
+    first = node("a", seats=3)
+    first.want()
+    eventually(first.held)
+    first.stop(clear=False)
+    second = node("a", seats=3)
+    second.want()
+    eventually(second.held)
+    assert list(leases(api).values()) == ["a"]
+
+
+@pytest.mark.parametrize("renewed", ["1970-01-01T00:00:00.000000Z", "2100-01-01T00:00:00.000000Z"])
+def test_a_dead_nodes_seat_is_taken_after_its_time_on_our_clock_whatever_its_stamps_say(
+    api: ApiServer, node: Make, renewed: str
+) -> None:
+    spec = {"holderIdentity": "dead", "leaseDurationSeconds": 1, "renewTime": renewed, "acquireTime": renewed}
+    api._put(
+        "leases", {"metadata": {"name": "nodeagent-evictions-eu-1a-0", "namespace": "nodeagent"}, "spec": spec}, "ADDED"
+    )
+    agent = node("a")
+    began = time.monotonic()
+    agent.want()
+    eventually(agent.held)
+    assert time.monotonic() - began >= 1.0, "a whole duration from when we saw it first"
+
+
+def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last(api: ApiServer, node: Make) -> None:
+    spec = {"holderIdentity": "greedy", "leaseDurationSeconds": 3600}
+    for name in ("eu-1a-0", "eu-1a-1", "eu-1b-0"):
+        api._put(
+            "leases", {"metadata": {"name": f"nodeagent-evictions-{name}", "namespace": "nodeagent"}, "spec": spec}, ""
+        )
+    agents = [node(name, seats=2) for name in ("a", "b")]
+    for agent in agents:
+        agent.want()
+    eventually(lambda: all(agent.held() for agent in agents))
+    last = node("c", zone="eu-1b")
+    last.want()
+    eventually(lambda: "taken, by greedy" in last.reason)
+    assert leases(api)["nodeagent-evictions-eu-1b-0"] == "greedy"
+
+
+def test_a_lease_that_a_holder_has_left_in_another_zone_costs_it_nothing(api: ApiServer, node: Make) -> None:
+    spec = {"holderIdentity": "a", "leaseDurationSeconds": 3600}
+    left = {"metadata": {"name": "nodeagent-evictions-eu-1z-0", "namespace": "nodeagent"}, "spec": spec}
+    api._put("leases", left, "ADDED")
+    holder, other = node("a"), node("b")
+    holder.want()
+    eventually(holder.held)
+    other.want()
+    eventually(lambda: "taken, by a" in other.reason)
+    assert holder.held()
+    assert leases(api)["nodeagent-evictions-eu-1a-0"] == "a"
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_a_living_holder_is_left_alone_by_a_node_whose_clock_is_an_hour_off(
+    transport: Transport, ahead_s: float
+) -> None:
+    # Stepped in this thread, through ten durations of 15 s.
+    now = [10_000.0]
+    holder, other = (
+        Leases(
+            transport,
+            holder=name,
+            zone=lambda: "eu-1a",
+            seats=1,
+            namespace="nodeagent",
+            duration_s=15.0,
+            keep_s=1000.0,
+            look_s=(0.05, 0.1),
+            clock=clock,
+        )
+        for name, clock in (("a", lambda: now[0]), ("b", lambda: now[0] + ahead_s))
+    )
+    holder.want()
+    other.want()
+    looked = 0
+    for _ in range(300):
+        now[0] += 0.5
+        if holder.wait_s() <= 0:
+            holder.step()
+        if holder.held() and other.wait_s() <= 0:
+            other.step()
+            looked += 1
+        assert not other.held()
+        assert holder.held()
+    assert looked > 200, "the other has tried all the time"
+
+
+def test_a_node_that_is_cut_off_stops_believing_before_another_may_take_its_seat(api: ApiServer, node: Make) -> None:
+    cut_off, other = node("a", duration_s=1.0), node("b", duration_s=1.0)
+    cut_off.want()
+    eventually(cut_off.held)
+    other.want()
+    eventually(lambda: "taken, by a" in other.reason)
+    api.forbid("update", "leases")
+    deadline = time.monotonic() + 60
+    gave_up = False
+    while not other.held():
+        assert time.monotonic() < deadline, "nobody gives up, nobody takes over"
+        if not gave_up and not cut_off.held():
+            gave_up = True
+            api.allow("update", "leases")
+            cut_off.stop(clear=False)
+        threading.Event().wait(0.002)
+    assert not cut_off.held(), "asked after the other had taken it"
+
+
+def test_of_two_that_reach_for_one_seat_the_slower_is_refused_and_looks_on(api: ApiServer, node: Make) -> None:
+    slow, fast = node("a"), node("b")
+    slow.stop(clear=False)
+    fast.stop(clear=False)
+    fast._create("nodeagent-evictions-eu-1a-0")
+    fast._release(timeout_s=None)
+    name = "nodeagent-evictions-eu-1a-0"
+    seen = slow._look(frozenset([name]))[name]
+    assert fast._write(fast._look(frozenset([name]))[name], holder="b")
+    assert not slow._write(seen, holder="a")
+    assert not slow._create(name)
+    assert leases(api) == {name: "b"}
+
+
+def test_no_more_nodes_hold_seats_at_once_than_there_are(api: ApiServer, node: Make) -> None:
+    api.delay_s = 0.01
+    agents = [node(f"node-{n}", seats=2, keep_s=0.15) for n in range(6)]
+    had: set[int] = set()
+    deadline = time.monotonic() + 60
+    while len(had) < len(agents):
+        assert time.monotonic() < deadline, had
+        # Whoever holds one before all were asked and after it, held it all the while: nobody wants a second turn.
+        before = {n for n, agent in enumerate(agents) if agent.held()}
+        holding = {n for n in before if agents[n].held()}
+        assert len(holding) <= 2, holding
+        had.update(before)
+        for n, agent in enumerate(agents):
+            if n not in had:
+                agent.want()
+        threading.Event().wait(0.002)
+    assert set(leases(api)) <= {"nodeagent-evictions-eu-1a-0", "nodeagent-evictions-eu-1a-1"}
+
+
+def test_without_the_right_there_is_no_seat_and_it_says_why(api: ApiServer, node: Make) -> None:
+    api.forbid("list", "leases")
+    agent = node("a")
+    agent.want()
+    eventually(lambda: "forbidden" in agent.reason)
+    assert not agent.held()

@@ -1,0 +1,508 @@
+"""What the loop sees of the cluster: fence before soft victims, budgets near pressure, Events with the plan's id."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.actuators.session import FENCE_WAIT_S, ClusterSession
+from nodeagent.config.schema import Conditions, Config, Fleet, Mode, Protection
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.node_identity import Identity
+from nodeagent.kube.transport import connect
+from nodeagent.model import (
+    Amount,
+    ConditionStatus,
+    ConditionType,
+    ConditionVerdict,
+    DisruptionBudget,
+    Method,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    Refusal,
+    Signal,
+    Threshold,
+    Tier,
+    Victim,
+)
+from nodeagent.runtime import workers
+from tests.fake_kube import ApiServer, Request, pod
+
+MEMORY = ConditionType.MEMORY_PRESSURE
+TAINT = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
+ENFORCE = Config(mode=Mode.ENFORCE)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer(pods=[pod("hog", uid="uid-hog", labels={"app": "hog"})], linger_s=None) as server:
+        yield server
+
+
+@pytest.fixture
+def session(api: ApiServer, tmp_path: Path) -> Iterator[Callable[..., ClusterSession]]:
+    started: list[ClusterSession] = []
+
+    def start(config: Config = ENFORCE, **more: Any) -> ClusterSession:
+        transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+        made = ClusterSession(transport, config, Identity("lab-node", "test"), wake=lambda: None, **more)
+        made.start()
+        started.append(made)
+        eventually(lambda: made.pods().synced_at is not None)
+        return made
+
+    yield start
+    for each in started:
+        each.stop(clear=False)
+
+
+def eventually(holds: Callable[[], object], *, within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        threading.Event().wait(0.005)
+
+
+@contextlib.contextmanager
+def kept_waiting(api: ApiServer, ending: str) -> Iterator[None]:
+    """Requests whose path ends so are carried out when the block is left."""
+    over = threading.Event()
+
+    def hold(request: Request, done: bool) -> None:
+        if not done and request.path.endswith(ending):
+            over.wait(60)
+
+    api.at_request = hold
+    try:
+        yield
+    finally:
+        api.at_request = None
+        over.set()
+
+
+def verdict(status: ConditionStatus) -> ConditionVerdict:
+    return ConditionVerdict(MEMORY, status, "NodeAgentTest", "for a test", 0.0)
+
+
+def outcome(agent: ClusterSession) -> Outcome:
+    """The next one, alone."""
+    found: list[Outcome] = []
+
+    def there() -> bool:
+        found.extend(agent.outcomes())
+        return bool(found)
+
+    eventually(there)
+    (only,) = found
+    return only
+
+
+TRUE, FALSE, UNKNOWN = (verdict(status) for status in ConditionStatus)
+
+
+def taints(api: ApiServer) -> list[Any]:
+    return list(api.node()["spec"].get("taints", []))
+
+
+def victim(session: ClusterSession, *, tier: Tier = Tier.SOFT) -> Victim:
+    return Victim(
+        pod=session.pods().pods[0],
+        cgroup="/kubepods/poduid-hog",
+        threshold=Threshold(Signal.MEMORY, Amount(1, None, "1")),
+        tier=tier,
+        method=Method.EVICT,
+        grace_period_s=3.0,
+        message="The node was low on resource: memory. ",
+        annotations={"starved_resource": "memory"},
+        predicted_relief=None,
+    )
+
+
+def waits_for(session: ClusterSession) -> str | None:
+    waiting = session.soft_wait()
+    return waiting.subject if waiting is not None else None
+
+
+def answer(session: ClusterSession) -> Outcome:
+    """What became of the one victim."""
+    found: list[Outcome] = []
+
+    def arrived() -> bool:
+        found.extend(session.outcomes())
+        return bool(found)
+
+    eventually(arrived)
+    return found[0]
+
+
+def plan(*victims: Victim, refused: tuple[Refusal, ...] = ()) -> Plan:
+    return Plan("run-7", 0.0, 0.0, (), (), victims=victims, refusals=refused)
+
+
+def events(api: ApiServer) -> dict[str, Any]:
+    return {request.body["reason"]: request.body for request in api.sent("POST", "/events")}
+
+
+# --- the fence -------------------------------------------------------------------------------------------------------
+
+
+def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session(clock=lambda: 100.0)
+    with kept_waiting(api, "/nodes/lab-node"):
+        agent.publish([TRUE])
+        assert waits_for(agent) == "fence"
+        assert not agent.fenced(MEMORY)
+    eventually(lambda: agent.soft_wait() is None)
+    assert agent.fenced(MEMORY)
+    assert taints(api) == [TAINT]
+
+
+def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.forbid("patch", "nodes")
+    now = [100.0]
+    agent = session(ENFORCE._replace(protection=Protection(disruption_budgets=False)), clock=lambda: now[0])
+    agent.publish([TRUE])
+    now[0] += FENCE_WAIT_S - 0.1
+    agent.publish([TRUE])
+    assert waits_for(agent) == "fence"
+    now[0] += 0.2
+    assert waits_for(agent) is None
+    assert not agent.fenced(MEMORY)
+    eventually(lambda: any(note.subject == "fence" and "forbidden" in note.message for note in agent.notes()))
+
+
+def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    first = session()
+    first.publish([TRUE])
+    assert api.wait_for(lambda: taints(api) == [TAINT], 30)
+    first.stop(clear=False)
+    assert taints(api) == [TAINT]
+    second = session()
+    second.publish([UNKNOWN])
+    eventually(lambda: second.fenced(MEMORY))
+    second.publish([FALSE])
+    assert api.wait_for(lambda: taints(api) == [], 30)
+
+
+def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session()
+    agent.publish([TRUE])
+    eventually(lambda: agent.fenced(MEMORY))
+    assert agent.stop(clear=True) == ""
+    assert taints(api) == []
+
+
+def test_a_process_that_is_stopped_before_it_has_seen_its_node_takes_down_what_an_earlier_one_left(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    with api._changed:
+        api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
+
+    def lose_the_lists_of_nodes(request: Request, carried_out: bool) -> None:
+        if request.path == "/api/v1/nodes" and not carried_out:
+            raise ConnectionAbortedError
+
+    api.at_request = lose_the_lists_of_nodes
+    agent = session()
+    eventually(lambda: any(note.subject == "node object" for note in agent.notes()))
+    assert taints(api) == [TAINT]
+    assert agent.stop(clear=True) == ""
+    assert taints(api) == []
+
+
+def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    with api._changed:
+        api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
+    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent.publish([TRUE])
+    assert waits_for(agent) != "fence"
+    assert api.wait_for(lambda: taints(api) == [], 30)
+
+
+def test_with_node_credentials_there_is_no_fence_and_it_says_so(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.tokens[api.token] = "system:node:lab-node"
+    agent = session()
+    agent.publish([TRUE])
+    assert waits_for(agent) != "fence"
+    assert any("NodeRestriction" in note.message for note in agent.notes())
+    assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
+    assert not api.sent("PATCH", "/nodes/lab-node")
+
+
+def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session(Config(mode=Mode.DRY_RUN))
+    agent.publish([TRUE])
+    agent.decided(plan(victim(agent)))
+    agent.tell_node("ConfigurationRefused", "x", action="Reloading")
+    agent.warm()
+    assert waits_for(agent) != "fence"
+    agent.stop(clear=True)
+    assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
+
+
+# --- disruption budgets ----------------------------------------------------------------------------------------------
+
+
+def test_budgets_are_not_asked_for_before_pressure_is_near(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.set_pdb("one", {"app": "hog"}, allowed=0)
+    agent = session()
+    assert agent.pods().pods[0].budgets == ()
+    assert not api.sent("GET", "/poddisruptionbudgets")
+    agent.warm()
+    eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 0),))
+    assert agent.pods().pods is agent.pods().pods, "nothing new, nothing reckoned again"
+    api.set_pdb("one", {"app": "hog"}, allowed=3)
+    eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 3),))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_soft_tier_waits_until_the_budgets_are_known(
+    api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
+) -> None:
+    api.set_pdb("one", {"app": "hog"}, allowed=0)
+    agent = session(Config(mode=mode, conditions=Conditions(fence=False)))
+    assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
+    with kept_waiting(api, "/poddisruptionbudgets"):
+        agent.publish([TRUE])
+        assert waits_for(agent) == "budgets"
+        assert agent.pods().pods[0].budgets == ()
+    eventually(lambda: waits_for(agent) is None)
+    assert agent.pods().pods[0].budgets == (DisruptionBudget("one", 0),)
+
+
+def test_budgets_that_cannot_be_listed_are_not_waited_for(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.forbid("list", "poddisruptionbudgets")
+    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent.warm()
+    eventually(lambda: any("poddisruptionbudgets" in note.message for note in agent.notes()))
+    eventually(lambda: waits_for(agent) is None)
+
+
+def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent.warm()
+    eventually(lambda: waits_for(agent) is None)
+    api.set_pdb("other", {"app": "new"}, allowed=0, namespace="later")
+    api.add_pod(pod("new", namespace="later", labels={"app": "new"}))
+    eventually(lambda: len(agent.pods().pods) == 2)
+    with kept_waiting(api, "/poddisruptionbudgets"):
+        agent.warm()
+        assert waits_for(agent) == "budgets"
+    eventually(lambda: [p.budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)])
+
+
+def test_budgets_are_never_asked_for_when_they_protect_nobody(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session(ENFORCE._replace(protection=Protection(disruption_budgets=False)))
+    agent.warm()
+    agent.publish([FALSE])
+    assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
+    assert not api.sent("GET", "/poddisruptionbudgets")
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_and_failures_of_the_nodes_watch_are_counted_as_those_of_the_pods(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+
+    def relists() -> dict[str, int]:
+        return {watch.name: watch.relists for watch in agent.counts().watches}
+
+    eventually(lambda: relists() == {"pods": 1, "node": 1})
+    api.forbid("watch", "nodes")
+    api.compact()
+    api.end_watches()
+    eventually(lambda: next(w.failures for w in agent.counts().watches if w.name == "node") > 0)
+    api.allow("watch", "nodes")
+    eventually(lambda: relists()["node"] > 1)
+
+
+# --- volumes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_mirror_pod_names_our_node_object_where_its_uid_is_known(
+    dry_run: bool, api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    for name, uid in (("ours", api.node()["metadata"]["uid"]), ("forged", "another-uid")):
+        marks = {"kubernetes.io/config.mirror": name, "kubernetes.io/config.hash": name}
+        entry = pod(name, annotations=marks)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "lab-node", "uid": uid, "controller": True}
+        entry["metadata"]["ownerReferences"] = [owner]
+        api.add_pod(entry)
+    made = session(Config() if dry_run else ENFORCE)
+
+    def mirrors() -> set[str]:
+        return {each.name or "" for each in made.pods().pods if each.mirror_of}
+
+    # A dry run does not watch the Node: the name of the owner has to do.
+    eventually(lambda: mirrors() == ({"ours", "forged"} if dry_run else {"ours"}))
+    assert made.pods().pods is made.pods().pods
+
+
+def mounting(name: str) -> dict[str, Any]:
+    return pod(name, spec={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]})
+
+
+def test_a_pod_with_a_local_volume_is_bound_to_the_node(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+    api.add_pod(mounting("db"))
+    agent = session()
+    eventually(lambda: any(each.node_bound for each in agent.pods().pods if each.name == "db"))
+    assert agent.pods().pods is agent.pods().pods
+
+
+def test_nobody_asks_about_volumes_that_protect_nobody(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
+    api.add_pod(mounting("db"))
+    agent = session(ENFORCE._replace(protection=Protection(node_bound=False)))
+    agent.publish([FALSE])
+    assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
+    assert not api.sent("GET", "/persistentvolumeclaims/data")
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+    chosen = victim(agent)
+    agent.decided(plan(chosen))
+    agent.evict("run-7", chosen)
+    assert answer(agent).kind is OutcomeKind.ACCEPTED
+    assert api.wait_for(lambda: {"Evicted", "EvictionThresholdMet"} <= set(events(api)), 30)
+    evicted, met = events(api)["Evicted"], events(api)["EvictionThresholdMet"]
+    assert evicted["regarding"]["uid"] == "uid-hog"
+    assert evicted["note"] == "The node was low on resource: memory. "
+    assert evicted["metadata"]["annotations"] == {"starved_resource": "memory", "nodeagent.io/plan": "run-7"}
+    assert met["note"] == "Attempting to reclaim memory"
+    assert met["regarding"] == {"kind": "Node", "apiVersion": "v1", "name": "lab-node", "uid": "lab-node"}
+    assert met["metadata"]["annotations"] == {"nodeagent.io/plan": "run-7"}
+
+
+def test_with_node_credentials_an_eviction_is_told_as_well(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.tokens[api.token] = "system:node:lab-node"
+    agent = session()
+    chosen = victim(agent)
+    agent.decided(plan(chosen))
+    agent.evict("run-7", chosen)
+    assert answer(agent).kind is OutcomeKind.ACCEPTED
+    wanted = {"Evicted", "EvictionThresholdMet"}
+    assert api.wait_for(lambda: wanted <= {event["reason"] for event in api.store["events"].values()}, 10)
+
+
+def test_an_eviction_that_is_refused_is_not_told_as_done(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.set_pdb("one", {"app": "hog"}, allowed=0)
+    agent = session()
+    agent.evict("run-7", victim(agent))
+    assert answer(agent).kind is OutcomeKind.BLOCKED_BY_BUDGET
+    agent.stop(clear=False)
+    assert "Evicted" not in events(api)
+
+
+def test_conditions_that_change_are_told_as_a_kubelet_would(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+    for each in (UNKNOWN, FALSE, TRUE, TRUE, FALSE):
+        agent.publish([each])
+    assert api.wait_for(lambda: len(events(api)) == 2, 30), list(events(api))
+    told = events(api)["NodeHasInsufficientMemory"]
+    assert (told["type"], told["note"]) == ("Normal", "Node lab-node status is now: NodeHasInsufficientMemory")
+    assert "NodeHasSufficientMemory" in events(api)
+
+
+def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    agent = session()
+    chosen = victim(agent, tier=Tier.HARD)._replace(method=Method.KILL)
+    api.go_down()
+    eventually(lambda: agent.pods().lost_at is not None)
+    agent.killed("run-8", chosen)
+    agent.outcomes()
+    assert [event.reason for event in agent._untold] == ["Killed"], "what is told now gets lost"
+    api.come_back()
+    eventually(lambda: agent.pods().lost_at is None)
+    agent.outcomes()
+    assert api.wait_for(lambda: "Killed" in events(api), 30)
+    assert events(api)["Killed"]["metadata"]["annotations"]["nodeagent.io/plan"] == "run-8"
+
+
+# --- seats -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.store["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
+    agent = session(ENFORCE._replace(fleet=Fleet(max_concurrent_evictions=2)))
+    agent.publish([FALSE])
+    waiting = agent.soft_wait()
+    assert waiting is not None
+    assert waiting.subject == "lease"
+    agent.decided(plan(victim(agent, tier=Tier.HARD)))
+    threading.Event().wait(0.1)
+    assert not api.store["leases"], "the hard tier takes no seat"
+    agent.decided(plan(refused=(Refusal("waits-for-lease", ""),)))
+    eventually(lambda: agent.soft_wait() is None)
+    ((namespace, name),) = api.store["leases"]
+    assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")
+
+
+@pytest.mark.parametrize("content", ["one\ntwo", "t\u00f6ken", "to\u20acken", ""])
+def test_a_token_file_that_cannot_be_used_ends_no_thread_and_is_told_until_it_is_mended(
+    api: ApiServer, tmp_path: Path, content: str
+) -> None:
+    path, token = api.kubeconfig(tmp_path / "kubeconfig"), tmp_path / "token"
+    token.write_text("agent-token")
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = {"tokenFile": str(token)}
+    path.write_text(json.dumps(config))
+    agent = ClusterSession(
+        connect(find_credentials(str(path))), ENFORCE, Identity("lab-node", "test"), wake=lambda: None
+    )
+    before = {each.name for each in workers.stuck()}
+    agent.start()
+    eventually(lambda: agent.pods().synced_at is not None)
+    api.tokens = {"rotated": api.tokens["agent-token"]}
+    token.write_text(content)
+    api.end_watches()
+    agent.publish([TRUE])
+    agent.evict("plan", victim(agent))
+    eventually(lambda: [note for note in agent.notes() if note.subject == "credentials"])
+    assert outcome(agent).kind is OutcomeKind.UNAUTHORIZED
+
+    token.write_text("rotated")
+    agent.evict("plan", victim(agent))
+    assert outcome(agent).kind is OutcomeKind.ACCEPTED
+    assert not [note for note in agent.notes() if note.subject == "credentials"]
+    eventually(lambda: api.condition("NodeAgentMemoryPressure"), within_s=60)
+    assert {each.name for each in workers.stuck()} <= before, "no thread has died"
+    agent.stop(clear=False)

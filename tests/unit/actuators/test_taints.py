@@ -1,0 +1,128 @@
+"""The fence: our own taints go up and down, everybody else's stay."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.actuators.conditions import CONTESTED
+from nodeagent.actuators.taints import Fence
+from nodeagent.kube.backoff import BURST
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.node_watch import NodeWatch
+from nodeagent.kube.transport import connect
+from nodeagent.model import ConditionType
+from tests.fake_kube import ApiServer, Request
+
+MEMORY, DISK = ConditionType.MEMORY_PRESSURE, ConditionType.DISK_PRESSURE
+OURS = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
+FOREIGN = {"key": "team", "value": "a", "effect": "NoExecute", "timeAdded": "2026-11-20T23:16:53Z"}
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def fence(api: ApiServer, tmp_path: Path) -> Iterator[Fence]:
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    node = NodeWatch(transport, api.node_name)
+    fence = Fence(transport, node)
+    node.start()
+    fence.start()
+    assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
+    yield fence
+    fence.stop(clear=False)
+    node.stop()
+
+
+def taints(api: ApiServer) -> list[Any]:
+    return list(api.node()["spec"].get("taints", []))
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("it never came true")
+
+
+def somebody_taints(api: ApiServer, *entries: dict[str, str]) -> None:
+    with api._changed:
+        api._patch_node(api.node_name, {"spec": {"taints": list(entries)}}, "")
+
+
+def test_nothing_is_touched_until_somebody_wants_something(api: ApiServer, fence: Fence) -> None:
+    somebody_taints(api, FOREIGN)
+    threading.Event().wait(0.1)
+    assert not api.sent("PATCH")
+
+
+def test_a_taint_goes_up_beside_others_and_comes_down_alone(api: ApiServer, fence: Fence) -> None:
+    somebody_taints(api, FOREIGN)
+    fence.want([MEMORY])
+    assert api.wait_for(lambda: taints(api) == [FOREIGN, OURS], 30), taints(api)
+    eventually(lambda: fence.up() == {MEMORY})
+    fence.want([])
+    assert api.wait_for(lambda: taints(api) == [FOREIGN], 30)
+    eventually(lambda: fence.up() == frozenset())
+
+
+def test_a_conflict_is_resolved_with_the_others_change_kept(api: ApiServer, fence: Fence) -> None:
+    # The watch ends, so that the fence does not hear of the other's write before its own is refused.
+    api.forbid("list", "nodes")
+    api.forbid("watch", "nodes")
+    api.end_watches()
+    eventually(lambda: "forbidden" in fence._node.reason)
+    somebody_taints(api, FOREIGN)
+    fence.want([DISK])
+    wanted = [FOREIGN, {"key": "nodeagent.io/disk-pressure", "effect": "NoSchedule"}]
+    assert api.wait_for(lambda: taints(api) == wanted, 30), taints(api)
+    assert len(api.sent("PATCH")) == 2
+
+
+def test_a_taint_that_somebody_removed_is_put_back(api: ApiServer, fence: Fence) -> None:
+    fence.want([MEMORY])
+    assert api.wait_for(lambda: taints(api) == [OURS], 30)
+    eventually(lambda: fence.up() == {MEMORY})
+    somebody_taints(api)
+    assert api.wait_for(lambda: taints(api) == [OURS], 30)
+
+
+def test_without_the_right_it_says_so_and_does_not_hammer(api: ApiServer, fence: Fence) -> None:
+    api.forbid("patch", "nodes")
+    fence.want([MEMORY])
+    eventually(lambda: "cannot patch" in fence.reason)
+    for _ in range(10):
+        fence.want([MEMORY, DISK])
+    threading.Event().wait(0.1)
+    assert len(api.sent("PATCH")) == 1
+    assert fence.up() == frozenset()
+
+
+def test_a_clean_exit_takes_the_fence_down(api: ApiServer, fence: Fence) -> None:
+    somebody_taints(api, FOREIGN)
+    fence.want([MEMORY, DISK])
+    eventually(lambda: fence.up() == {MEMORY, DISK})
+    fence.stop()
+    assert taints(api) == [FOREIGN]
+
+
+def test_who_takes_the_taint_away_each_time_is_not_fought_without_end(api: ApiServer, fence: Fence) -> None:
+    def strip(request: Request, done: bool) -> None:
+        if done and request.method == "PATCH":
+            entry = api.node()
+            entry["spec"]["taints"] = []
+            api.put_node(entry)
+
+    api.at_request = strip
+    fence.want([ConditionType.MEMORY_PRESSURE])
+    assert api.wait_for(lambda: len(api.sent("PATCH")) > BURST, 20), "the first answers are quick"
+    threading.Event().wait(4.0)
+    assert len(api.sent("PATCH")) <= 1 + BURST + 5
+    assert fence.reason == CONTESTED

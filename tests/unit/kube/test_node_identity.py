@@ -1,0 +1,87 @@
+"""The agent knows which node it is, or refuses."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.node_identity import Identity, IdentityError, host_addresses, local_name, resolve
+from nodeagent.kube.transport import Transport, connect
+from tests.fake_kube import ApiServer, node_object
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer(node=node_object("node-1", address="10.0.0.1")) as server:
+        server.add_node(node_object("node-2", address="10.0.0.2"))
+        yield server
+
+
+@pytest.fixture
+def transport(api: ApiServer, tmp_path: Path) -> Transport:
+    return connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+
+
+def here(*addresses: str) -> Callable[[], tuple[str, ...]]:
+    return lambda: addresses
+
+
+def test_the_order_is_flag_then_environment_then_kubelet_then_hostname() -> None:
+    everything = {"given": "a", "env": "b", "hostname_override": "c", "hostname": "D"}
+    for name, source in (("a", "--node-name"), ("b", "$NODE_NAME"), ("c", "--hostname-override"), ("d", "hostname")):
+        found = local_name(**everything)
+        assert (found.name, source in found.source) == (name, True)
+        everything[next(iter(everything))] = ""
+        del everything[next(key for key, value in everything.items() if not value)]
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "UPPER", "-a", "a/b?c"])
+def test_a_name_that_no_node_can_have_is_refused(name: str) -> None:
+    with pytest.raises(IdentityError, match="set --node-name"):
+        local_name(given=name)
+
+
+def test_a_given_name_is_confirmed(transport: Transport) -> None:
+    found = resolve(transport, Identity("node-1", "--node-name"), addresses=here())
+    assert (found.name, found.user) == ("node-1", "system:serviceaccount:kube-system:nodeagent")
+    assert not found.node_credentials
+
+
+def test_a_given_name_that_is_no_node_is_not_replaced_by_a_guess(transport: Transport) -> None:
+    with pytest.raises(IdentityError, match="no such Node"):
+        resolve(transport, Identity("node-9", "--node-name"), addresses=here("10.0.0.1"))
+
+
+def test_a_hostname_that_is_no_node_is_found_by_address(transport: Transport) -> None:
+    found = resolve(transport, Identity("my-host", "hostname"), addresses=here("192.168.1.1", "10.0.0.2"))
+    assert found.name == "node-2"
+    assert "10.0.0.2" in found.source
+
+
+def test_no_matching_address_or_two_is_not_sure(transport: Transport) -> None:
+    for addresses, word in ((here("10.9.9.9"), "none has"), (here("10.0.0.1", "10.0.0.2"), "several")):
+        with pytest.raises(IdentityError, match=word):
+            resolve(transport, Identity("my-host", "hostname"), addresses=addresses)
+
+
+def test_node_credentials_must_belong_to_the_node_that_was_named(api: ApiServer, transport: Transport) -> None:
+    api.tokens[api.token] = "system:node:node-2"
+    with pytest.raises(IdentityError, match="belong to node-2"):
+        resolve(transport, Identity("node-1", "--node-name"), addresses=here("10.0.0.1"))
+    found = resolve(transport, Identity("node-2", "--node-name"), addresses=here())
+    assert found.node_credentials
+
+
+def test_node_credentials_name_the_node_only_if_its_address_is_ours(api: ApiServer, transport: Transport) -> None:
+    api.tokens[api.token] = "system:node:node-2"
+    assert resolve(transport, Identity("my-host", "hostname"), addresses=here("10.0.0.2")).name == "node-2"
+    with pytest.raises(IdentityError, match="belong to node-2"):
+        resolve(transport, Identity("my-host", "hostname"), addresses=here("10.0.0.1"))
+
+
+def test_this_hosts_addresses_are_asked_of_the_kernel() -> None:
+    pytest.importorskip("pyroute2")
+    addresses = host_addresses()
+    assert "127.0.0.1" not in addresses
+    assert "::1" not in addresses

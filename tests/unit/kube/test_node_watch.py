@@ -1,0 +1,106 @@
+"""The own Node as last seen, whoever saw it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import Raw
+
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.node_watch import NodeWatch, older
+from nodeagent.kube.transport import connect
+from tests.fake_kube import Answer, ApiServer, Request, node_object
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[NodeWatch]:
+    """Not started: the tests say what it hears."""
+    with ApiServer() as api:
+        transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+        yield NodeWatch(transport, "lab-node")
+
+
+def node(version: int, memory: str) -> bytes:
+    entry = node_object("lab-node")
+    entry["metadata"]["resourceVersion"] = str(version)
+    entry["status"]["conditions"][0]["status"] = memory
+    return json.dumps(entry).encode()
+
+
+def seen(watch: NodeWatch) -> str:
+    view = watch.view()
+    assert view is not None
+    return view.conditions["MemoryPressure"].status
+
+
+def test_what_the_watch_brings_late_does_not_undo_what_a_write_was_answered_with(watch: NodeWatch) -> None:
+    watch.replace([Raw(node(9, "False"))])
+    watch.learn(node(12, "True"))
+    watch.apply("MODIFIED", Raw(node(11, "False")))
+    assert seen(watch) == "True"
+    watch.apply("MODIFIED", Raw(node(13, "False")))
+    assert seen(watch) == "False"
+
+
+def test_a_new_list_is_believed_even_if_its_versions_are_smaller(watch: NodeWatch) -> None:
+    watch.learn(node(100, "True"))
+    watch.replace([Raw(node(5, "False"))])
+    assert seen(watch) == "False"
+
+
+def test_versions_are_compared_as_numbers_where_they_are_numbers() -> None:
+    assert older("9", "10")
+    assert not older("10", "9")
+    assert not older("a", "b")
+
+
+def test_a_node_that_cannot_be_read_keeps_the_last_view_and_says_so(watch: NodeWatch) -> None:
+    watch.replace([Raw(node(5, "False"))])
+    watch.apply("MODIFIED", Raw(b'{"metadata": 3}'))
+    assert seen(watch) == "False"
+    watch.apply("DELETED", Raw(node(6, "False")))
+    assert watch.view() is None
+
+
+def test_no_node_is_not_an_empty_node(watch: NodeWatch) -> None:
+    watch.replace([])
+    assert watch.view() is None
+
+
+def lists(api: ApiServer) -> int:
+    return sum(request.path == "/api/v1/nodes" and "watch" not in request.query for request in api.requests)
+
+
+def test_one_empty_list_does_not_hide_the_node_until_its_next_change(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        meta = {"resourceVersion": str(api.version)}
+        empty = {"kind": "NodeList", "apiVersion": "v1", "metadata": meta, "items": []}
+
+        def instead(request: Request) -> Answer | None:
+            wrong = request.path == "/api/v1/nodes" and "watch" not in request.query and lists(api) == 0
+            return Answer(200, empty) if wrong else None
+
+        api.instead = instead
+        watch = NodeWatch(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))), "lab-node")
+        watch.start()
+        try:
+            assert api.wait_for(lambda: lists(api) == 1)
+            assert api.wait_for(lambda: watch.view() is not None, 10)
+            assert api.wait_for(lambda: lists(api) == 2)
+        finally:
+            watch.stop()
+
+
+def test_a_node_that_is_not_there_is_asked_for_more_and_more_seldom_and_seen_at_once(tmp_path: Path) -> None:
+    with ApiServer(node="another") as api:
+        watch = NodeWatch(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))), "lab-node")
+        watch.start()
+        try:
+            assert api.wait_for(lambda: lists(api) >= 2)
+            assert not api.wait_for(lambda: lists(api) > 4, 5)
+            assert api.wait_for(lambda: api.watched("/api/v1/nodes"))
+            api.add_node(node_object("lab-node"))
+            assert api.wait_for(lambda: watch.view() is not None, 1)
+        finally:
+            watch.stop()

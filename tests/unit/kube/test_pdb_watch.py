@@ -1,0 +1,138 @@
+"""Disruption budgets are watched where a decision wants them, and nowhere else."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodeagent.kube import objects
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.pdb_watch import ANSWER_S, KEEP_S, BudgetWatch, selects
+from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.transport import connect
+from nodeagent.model import DisruptionBudget, Pod
+from tests.fake_kube import ApiServer, pod
+
+
+def a_pod(name: str = "p", *, namespace: str = "default", **labels: str) -> Pod:
+    return pod_of(json.dumps(pod(name, namespace=namespace, labels=labels)).encode())
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [100.0]
+
+
+@pytest.fixture
+def budgets(api: ApiServer, tmp_path: Path, now: list[float]) -> Iterator[BudgetWatch]:
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    watch = BudgetWatch(transport, clock=lambda: now[0])
+    yield watch
+    watch.stop()
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("it never came true")
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait(60)
+
+
+def held(budgets: BudgetWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
+    return budgets.fill((candidate,))[0].budgets
+
+
+def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: BudgetWatch) -> None:
+    assert held(budgets, a_pod(app="a")) == ()
+    assert not api.requests
+    budgets.want(["default"])
+    assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query], 30)
+    assert {r.path for r in api.requests} == {"/apis/policy/v1/namespaces/default/poddisruptionbudgets"}
+
+
+def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: BudgetWatch, now: list[float]) -> None:
+    answered = threading.Event()
+    api.at_request = lambda _request, _done: _wait(answered)
+    assert budgets.unanswered() == ""
+    budgets.want(["default"])
+    assert budgets.unanswered() == "default"
+    now[0] += ANSWER_S + 1.0
+    assert budgets.unanswered() == ""
+    now[0] -= ANSWER_S
+    assert budgets.unanswered() == "default"
+    answered.set()
+    eventually(lambda: budgets.unanswered() == "")
+
+
+def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, budgets: BudgetWatch) -> None:
+    api.set_pdb("b", {"app": "a"}, allowed=1)
+    api.set_pdb("elsewhere", {"app": "a"}, allowed=1, namespace="other")
+    budgets.want(["default"])
+    eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 1),))
+    assert held(budgets, a_pod(app="z")) == ()
+    assert held(budgets, a_pod(app="a", namespace="other")) == ()
+    with api._changed:
+        budget = api.store["poddisruptionbudgets"]["default", "b"]
+        budget["status"]["disruptionsAllowed"] = 0
+        api._note("poddisruptionbudgets", budget, "MODIFIED")
+    eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
+
+
+def test_a_budget_that_is_not_observed_yet_allows_nothing(api: ApiServer, budgets: BudgetWatch) -> None:
+    api.set_pdb("b", {"app": "a"}, allowed=3, observed=False)
+    budgets.want(["default"])
+    eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
+
+
+def test_a_namespace_that_nobody_wants_any_more_is_let_go(
+    api: ApiServer, budgets: BudgetWatch, now: list[float]
+) -> None:
+    api.set_pdb("b", {"app": "a"}, allowed=1)
+    budgets.want(["default"])
+    eventually(lambda: held(budgets, a_pod(app="a")))
+    now[0] += KEEP_S + 1
+    budgets.want([])
+    assert held(budgets, a_pod(app="a")) == ()
+
+
+def test_missing_rights_are_a_note(api: ApiServer, budgets: BudgetWatch) -> None:
+    api.forbid("list", "poddisruptionbudgets")
+    budgets.want(["default"])
+    eventually(lambda: any("forbidden" in note.message for note in budgets.notes()))
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "selected"),
+    [
+        (None, {"a": "1"}, False),
+        ({}, {}, True),
+        ({"matchLabels": {"a": "1"}}, {"a": "1", "b": "2"}, True),
+        ({"matchLabels": {"a": "1"}}, {"a": "2"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "2"]}]}, {"a": "2"}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "In", "values": ["1"]}]}, {}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["1"]}]}, {}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["1"]}]}, {"a": "1"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"a": ""}, True),
+        ({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}, {"a": ""}, False),
+        ({"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "b", "operator": "Exists"}]}, {"a": "1"}, False),
+        ({"matchExpressions": [{"key": "a", "operator": "Later"}]}, {}, True),
+    ],
+)
+def test_selectors_mean_what_policy_v1_says(selector: Any, labels: dict[str, str], selected: bool) -> None:
+    decoded = None if selector is None else msgspec.convert(selector, objects.LabelSelector)
+    assert selects(decoded, a_pod(**labels)) is selected

@@ -1,0 +1,697 @@
+"""Requests have bounds, failures have names, and credentials are renewed."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.kube.credentials import Credentials, CredentialSource, find_credentials
+from nodeagent.kube.transport import (
+    PATIENCE_S,
+    STRATEGIC_MERGE,
+    ApiError,
+    CredentialsError,
+    Transport,
+    connect,
+    error_of,
+)
+from nodeagent.model import OutcomeKind
+from nodeagent.runtime import workers
+from tests.fake_kube import AGENT, ApiServer, pod
+from tests.support.certificates import make, server_context
+from tests.support.paths import RECORDINGS
+from tests.support.rawserver import CHUNKED, RawServer, chunk, read_request, response
+
+
+def transport_to(server: ApiServer | RawServer, tmp_path: Path, *, timeout_s: float = 5.0) -> Transport:
+    path = server.kubeconfig(tmp_path / "kubeconfig")
+    return connect(find_credentials(str(path)), request_timeout_s=timeout_s)
+
+
+def failure(call: Callable[[], object]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        call()
+    return caught.value
+
+
+# --- what answers mean -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "retry_after_s"),
+    [
+        ("eviction-pdb-429", OutcomeKind.BLOCKED_BY_BUDGET, None),
+        ("eviction-pdb-429-not-observed", OutcomeKind.BLOCKED_BY_BUDGET, 10.0),
+        ("apf-429-eviction", OutcomeKind.THROTTLED, 2.0),
+        ("eviction-two-pdbs-500", OutcomeKind.BUDGET_CONFLICT, None),
+        ("eviction-404", OutcomeKind.GONE, None),
+        ("eviction-uid-mismatch-409", OutcomeKind.REPLACED, None),
+        ("eviction-rv-mismatch-409", OutcomeKind.REPLACED, None),
+        ("eviction-name-mismatch-400", OutcomeKind.INVALID, None),
+        ("eviction-badjson-400", OutcomeKind.INVALID, None),
+        ("eviction-403", OutcomeKind.FORBIDDEN, None),
+        ("unauthorized-401", OutcomeKind.UNAUTHORIZED, None),
+        ("list-pods-rv-future", OutcomeKind.SERVER_ERROR, 1.0),
+        ("node-status-patch-missing-type", OutcomeKind.SERVER_ERROR, None),
+        ("node-status-patch-422", OutcomeKind.INVALID, None),
+    ],
+)
+def test_each_recorded_refusal_has_its_own_meaning(name: str, kind: OutcomeKind, retry_after_s: float | None) -> None:
+    recorded = json.loads((RECORDINGS / f"{name}.json").read_text())["response"]
+    error = error_of(recorded["status"], dict(recorded["headers"]), recorded["body"].encode())
+    assert (error.kind, error.retry_after_s, error.status) == (kind, retry_after_s, recorded["status"])
+    assert error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (403, "Forbidden", 'poddisruptionbudget.policy "web" is forbidden: pdb disruptions allowed is negative'),
+        (
+            403,
+            "Forbidden",
+            'poddisruptionbudget.policy "web" is forbidden: DisruptedPods map too big - too many evictions not '
+            "confirmed by PDB controller",
+        ),
+        (504, "Timeout", 'Timeout: couldn\'t update PodDisruptionBudget "web" due to conflicts'),
+    ],
+)
+def test_a_budget_that_cannot_be_counted_refuses_for_itself_and_not_for_the_server(
+    status: int, reason: str, message: str
+) -> None:
+    """Not recorded: they take a thousand evictions at once."""
+    body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
+    error = error_of(status, {"Retry-After": "10"}, json.dumps(body).encode())
+    assert (error.kind, error.retry_after_s) == (OutcomeKind.BLOCKED_BY_BUDGET, 10.0)
+    assert "web" in error.message
+
+
+def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
+    message = 'poddisruptionbudgets.policy is forbidden: User "x" cannot list resource "poddisruptionbudgets"'
+    assert error_of(403, {}, json.dumps({"message": message}).encode()).kind is OutcomeKind.FORBIDDEN
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (
+            "pods \"web\" is forbidden: ValidatingAdmissionPolicy 'nodeagent-evictions' with binding "
+            "'nodeagent-evictions' denied request: nodeagent may evict no pods of kube-system",
+            OutcomeKind.INVALID,
+        ),
+        ('admission webhook "hold.example.com" denied the request: not now', OutcomeKind.INVALID),
+        ('admission webhook "hold.example.com" denied the request without explanation', OutcomeKind.INVALID),
+        (
+            'pods "denied-request" is forbidden: User "denied" cannot create resource "pods/eviction" in API group "" '
+            'in the namespace "denied-the-request"',
+            OutcomeKind.FORBIDDEN,
+        ),
+    ],
+)
+def test_what_admission_refuses_is_one_request_and_not_a_missing_right(message: str, kind: OutcomeKind) -> None:
+    """The texts of k8s.io/apiserver: plugin/policy/validating/dispatcher.go, plugin/webhook/errors/statuserror.go."""
+    body = {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
+    error = error_of(403, {}, json.dumps(body).encode())
+    assert (error.kind, error.status, error.message) == (kind, 403, message)
+
+
+def test_a_refused_budget_says_which_and_why() -> None:
+    recorded = json.loads((RECORDINGS / "eviction-pdb-429.json").read_text())["response"]
+    assert "pdb-hog needs 2 healthy pods" in error_of(429, {}, recorded["body"].encode()).message
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[1]", b'{"message": 3}', b'{"message":"m","details":[]}', b"{"])
+def test_a_body_that_is_no_status_still_makes_an_error(body: bytes) -> None:
+    assert error_of(429, {}, body).kind is OutcomeKind.THROTTLED
+    assert error_of(503, {"Retry-After": "Fri, 20 Nov 2026 23:16:51 GMT"}, body).retry_after_s is None
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_arrives_in_one_piece(tmp_path: Path) -> None:
+    """An agent that is killed while it asks has asked for all of it, or for nothing."""
+    pieces: list[bytes] = []
+
+    def answer(connection: socket.socket, number: int) -> None:
+        while piece := connection.recv(1 << 20):
+            pieces.append(piece)
+            connection.sendall(response(b"{}"))
+
+    body = json.dumps({"kind": "Eviction", "padding": "x" * 2000}).encode()
+    with RawServer(answer) as server:
+        transport = transport_to(server, tmp_path)
+        for _ in range(20):
+            transport.request("POST", "/api/v1/namespaces/default/pods/hog/eviction", body=body)
+    assert len(pieces) == 20
+    assert all(piece.startswith(b"POST /api/v1/") and piece.endswith(body) for piece in pieces)
+
+
+def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: None) as server:
+        transport = transport_to(server, tmp_path)
+    assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNREACHABLE
+
+
+def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: server.over.wait()) as server:
+        transport = transport_to(server, tmp_path, timeout_s=1.0)
+        began = time.monotonic()
+        assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
+        assert time.monotonic() - began < 3
+
+
+def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: server.over.wait()) as server:
+        transport = transport_to(server, tmp_path, timeout_s=5.0)
+        thread = workers.begin(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="asking")
+        assert thread is not None
+        told: list[str] = []
+        while not told and thread.is_alive():
+            much_later = time.monotonic() + 5.0 + PATIENCE_S
+            told = [each.message for each in workers.stuck(much_later) if each.name == "asking"]
+        assert told == ["has been at GET /version for more than 45s"]
+        assert not [each for each in workers.stuck() if each.name == "asking"]
+    thread.join(20)
+
+
+@pytest.mark.parametrize("what", ["headers", "body"])
+def test_a_server_that_drips_bytes_cannot_outlast_the_deadline(tmp_path: Path, what: str) -> None:
+    def drip(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        if what == "body":
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+        else:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+        while not server.over.wait(0.05):
+            connection.sendall(b"x")
+
+    with RawServer(drip) as server:
+        transport = transport_to(server, tmp_path, timeout_s=1.0)
+        began = time.monotonic()
+        assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.TIMED_OUT
+        assert time.monotonic() - began < 3
+
+
+def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
+    sent = [0]
+
+    def flood(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5368709120\r\n\r\n")
+        while True:
+            sent[0] += connection.send(bytes(1 << 16))
+
+    with RawServer(flood) as server:
+        transport = transport_to(server, tmp_path)
+        error = failure(lambda: transport.request("GET", "/api/v1/pods", max_bytes=1 << 20))
+    assert error.kind is OutcomeKind.SERVER_ERROR
+    assert "larger than 1 MiB" in error.message
+    assert sent[0] < 32 << 20
+
+
+@pytest.mark.parametrize("status", ["500 Oops", "404 Not Found", "429 Too Many"])
+def test_an_endless_refusal_is_cut_off_and_still_a_refusal(tmp_path: Path, status: str) -> None:
+    sent = [0]
+
+    def flood(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: 5368709120\r\n\r\n"
+        connection.sendall(head.encode())
+        while True:
+            sent[0] += connection.send(b"[" * (1 << 16))
+
+    with RawServer(flood) as server:
+        transport = transport_to(server, tmp_path)
+        error = failure(lambda: transport.request("GET", "/api/v1/pods"))
+    assert error.status == int(status[:3])
+    assert not error.from_api
+    assert sent[0] < 32 << 20
+
+
+def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
+    def flood(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED)
+        while True:
+            connection.sendall(chunk(b"x" * (1 << 16)))
+
+    with RawServer(flood) as server, transport_to(server, tmp_path).stream("/w", idle_s=5, total_s=30) as stream:
+        assert "larger than" in failure(lambda: list(stream.lines())).message
+
+
+@pytest.mark.parametrize("garbage", [b"\0\1\2\3\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
+def test_garbage_instead_of_http_is_a_broken_connection(tmp_path: Path, garbage: bytes) -> None:
+    def spit(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(garbage)
+
+    with RawServer(spit) as server:
+        transport = transport_to(server, tmp_path)
+        assert failure(lambda: transport.request("GET", "/x")).kind is OutcomeKind.TIMED_OUT
+
+
+def test_an_answer_that_breaks_off_is_no_answer(tmp_path: Path) -> None:
+    def cut(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(response(b"{}" * 50)[:-20])
+
+    with RawServer(cut) as server:
+        transport = transport_to(server, tmp_path)
+        assert failure(lambda: transport.request("GET", "/x")).kind is OutcomeKind.TIMED_OUT
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_lines_arrive_as_they_are_sent_whatever_the_chunks(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED + chunk(b"one\ntw") + chunk(b"o\n\nthree\n") + chunk(b"unfinished") + chunk(b""))
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=5, total_s=30) as stream:
+        assert list(stream.lines()) == [b"one", b"two", b"three"]
+
+
+def test_a_silent_stream_is_noticed(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED + chunk(b"one\n"))
+        server.over.wait()
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=1.0, total_s=30) as stream:
+        lines = stream.lines()
+        assert next(lines) == b"one"
+        assert failure(lambda: next(lines)).kind is OutcomeKind.TIMED_OUT
+
+
+def test_a_stream_that_drips_without_end_is_ended(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED)
+        while not server.over.wait(0.05):
+            connection.sendall(chunk(b"x"))
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=20, total_s=1.0) as stream:
+        began = time.monotonic()
+        assert failure(lambda: list(stream.lines())).kind is OutcomeKind.TIMED_OUT
+        assert time.monotonic() - began < 3
+
+
+def test_a_stream_can_be_aborted_from_another_thread(tmp_path: Path) -> None:
+    def watch(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(CHUNKED + chunk(b"one\n"))
+        server.over.wait()
+
+    with RawServer(watch) as server, transport_to(server, tmp_path).stream("/w", idle_s=30, total_s=30) as stream:
+        lines = stream.lines()
+        assert next(lines) == b"one"
+        threading.Timer(0.1, stream.abort).start()
+        assert list(lines) == []
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_connections_are_kept_open_and_warming_opens_as_many_as_asked(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        transport = transport_to(api, tmp_path)
+        for _ in range(5):
+            transport.request("GET", "/version")
+        assert len({r.connection for r in api.requests}) == 1
+        assert transport.warm(4) == 4
+        assert len({r.connection for r in api.requests}) == 4
+
+
+def test_a_kept_connection_that_the_server_closed_costs_one_new_one_and_no_failure(tmp_path: Path) -> None:
+    closed = threading.Event()
+
+    def one_each(connection: socket.socket, number: int) -> None:
+        read_request(connection)
+        connection.sendall(response(b"{}"))
+        if number == 1:
+            # The next request arrives, and is not answered any more.
+            read_request(connection)
+            closed.set()
+
+    with RawServer(one_each) as server:
+        transport = transport_to(server, tmp_path)
+        assert transport.request("GET", "/a").status == 200
+        assert transport.request("POST", "/b", body=b"{}").status == 200
+        assert closed.is_set()
+        assert server.connections == 2
+
+
+def test_a_server_that_closes_every_connection_is_asked_only_twice(tmp_path: Path) -> None:
+    with RawServer(lambda connection, number: read_request(connection)) as server:
+        transport = transport_to(server, tmp_path)
+        assert failure(lambda: transport.request("POST", "/a", body=b"{}")).kind is OutcomeKind.TIMED_OUT
+        assert server.connections == 2
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rotated_token_is_read_again_after_a_401(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        transport = transport_to(api, tmp_path)
+        transport.request("GET", "/version")
+        api.tokens = {"second": AGENT}
+        api.kubeconfig(tmp_path / "kubeconfig", token="second")
+        assert transport.request("GET", "/version").status == 200
+        assert [r.headers["authorization"] for r in api.requests][-1] == "Bearer second"
+
+
+def test_a_token_that_stays_wrong_is_refused_without_hammering(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        transport = transport_to(api, tmp_path)
+        api.tokens = {}
+        for _ in range(5):
+            assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+        assert len(api.requests) == 5
+
+
+def test_a_token_file_is_read_again_every_minute_and_its_newline_stays_out(tmp_path: Path) -> None:
+    now = [0.0]
+    token = tmp_path / "token"
+    token.write_text("agent-token\n")
+    with ApiServer() as api:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        config = json.loads(path.read_text())
+        config["users"][0]["user"] = {"tokenFile": str(token)}
+        path.write_text(json.dumps(config))
+        transport = Transport(find_credentials(str(path)), request_timeout_s=5, clock=lambda: now[0])
+        transport.request("GET", "/version")
+        api.tokens["rotated"] = AGENT
+        token.write_text("rotated\n")
+        transport.request("GET", "/version")
+        now[0] = 61.0
+        transport.request("GET", "/version")
+        seen = [r.headers["authorization"] for r in api.requests]
+        assert seen == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
+
+
+def test_a_token_file_caught_while_it_is_replaced_does_no_harm(tmp_path: Path) -> None:
+    now = [0.0]
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        config = json.loads(path.read_text())
+        config["users"][0]["user"] = {"tokenFile": str(token)}
+        path.write_text(json.dumps(config))
+        transport = Transport(find_credentials(str(path)), request_timeout_s=5, clock=lambda: now[0])
+        token.unlink()
+        now[0] = 61.0
+        assert transport.request("GET", "/version").status == 200
+
+
+def plugin(tmp_path: Path, body: str) -> Path:
+    script = tmp_path / "plugin"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+def with_plugin(api: ApiServer, tmp_path: Path, script: Path) -> Credentials:
+    path = api.kubeconfig(tmp_path / "kubeconfig")
+    config = json.loads(path.read_text())
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script), "interactiveMode": "Never"}
+    config["users"][0]["user"] = {"exec": run}
+    path.write_text(json.dumps(config))
+    return find_credentials(str(path))
+
+
+def test_an_exec_plugin_gives_the_token_and_runs_again_only_after_a_401(tmp_path: Path) -> None:
+    answer = '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}'
+    script = plugin(tmp_path, f"echo x >> {tmp_path}/runs; printf '{answer}' \"$(cat {tmp_path}/token)\"")
+    (tmp_path / "token").write_text("agent-token")
+    with ApiServer() as api:
+        transport = connect(with_plugin(api, tmp_path, script))
+        for _ in range(3):
+            transport.request("GET", "/version")
+        assert (tmp_path / "runs").read_text() == "x\n"
+        api.tokens = {"second": AGENT}
+        (tmp_path / "token").write_text("second")
+        assert transport.request("GET", "/version").status == 200
+        assert (tmp_path / "runs").read_text() == "x\nx\n"
+
+
+def test_an_exec_plugin_that_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with ApiServer() as api, pytest.raises(CredentialsError, match="exec plugin"):
+        connect(with_plugin(api, tmp_path, plugin(tmp_path, "exit 1")))
+
+
+@pytest.mark.parametrize("text", ["", "{", "current-context: x\n", "- 1\n", "current-context: 3\nclusters: 7\n"])
+def test_a_broken_kubeconfig_is_a_credentials_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(CredentialsError):
+        connect(find_credentials(str(path)))
+
+
+def test_a_service_account_is_used_as_the_official_package_does(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("projected\n")
+    (tmp_path / "ca.crt").write_text("not read before a connection is made")
+    credentials = Credentials(
+        CredentialSource.SERVICE_ACCOUNT, service_account_dir=str(tmp_path), server="10.96.0.1:443"
+    )
+    transport = connect(credentials)
+    assert transport.server == "https://10.96.0.1:443"
+
+
+def with_token_file(api: ApiServer, tmp_path: Path, token: Path) -> Credentials:
+    path = api.kubeconfig(tmp_path / "kubeconfig")
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = {"tokenFile": str(token)}
+    path.write_text(json.dumps(config))
+    return find_credentials(str(path))
+
+
+def test_a_token_that_is_rotated_right_after_it_was_refused_is_used_by_the_next_request(tmp_path: Path) -> None:
+    """The API server may refuse the old token before the kubelet has written the new one."""
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        transport = connect(with_token_file(api, tmp_path, token))
+        api.tokens = {"rotated": AGENT}
+        for _ in range(2):
+            assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+        token.write_text("rotated")
+        assert transport.request("GET", "/version").status == 200
+        assert len(api.requests) == 4, "each refused request was sent once, the last one twice"
+
+
+@pytest.mark.parametrize("what", ["list", "watch", "evict", "patch"])
+def test_every_request_reads_a_rotated_token_at_its_first_401_and_is_sent_again(tmp_path: Path, what: str) -> None:
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer(pods=[pod("hog")], linger_s=None) as api:
+        transport = connect(with_token_file(api, tmp_path, token))
+        transport.request("GET", "/version")
+        api.tokens = {"rotated": AGENT}
+        token.write_text("rotated")
+        pods = "/api/v1/namespaces/default/pods"
+        if what == "watch":
+            api.end_watches()
+            with transport.stream(f"{pods}?watch=1&resourceVersion=0", idle_s=5, total_s=5):
+                pass
+        elif what == "evict":
+            transport.request("POST", f"{pods}/hog/eviction", body=b'{"metadata":{"name":"hog"}}')
+        elif what == "patch":
+            transport.request("PATCH", "/api/v1/nodes/lab-node/status", body=b"{}", content_type=STRATEGIC_MERGE)
+        else:
+            transport.request("GET", pods)
+        sent = [r.headers["authorization"] for r in api.requests]
+        assert sent == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
+
+
+def test_many_threads_that_are_refused_at_once_read_the_token_and_go_on(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        transport = connect(with_token_file(api, tmp_path, token))
+        transport.warm(6)
+        api.tokens = {"rotated": AGENT}
+        token.write_text("rotated")
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: statuses.append(transport.request("GET", "/version").status))
+            for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert statuses == [200] * 6
+
+
+def _as_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _as_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _as_dangling_link(path: Path) -> None:
+    path.symlink_to("..data-that-is-not-there")
+
+
+def _nothing(path: Path) -> None:
+    """As in the moment between two files."""
+
+
+UNUSABLE = [
+    (b"one\ntwo", "more than one line"),
+    (b"one\r\nX-Remote-User: admin", "more than one line"),
+    ("t\u00f6ken".encode(), "no visible ASCII"),
+    ("to\u20acken".encode(), "no visible ASCII"),
+    ("\ufefftoken".encode(), "no visible ASCII"),
+    (b"\xff\xfetoken", "no visible ASCII"),
+    (b"to\0ken", "no visible ASCII"),
+    (b"to ken", "no visible ASCII"),
+    (b"", "is empty"),
+    (b" \r\n\r\n", "is empty"),
+    (b"x" * 70000, "larger than 64 KiB"),
+    (_as_directory, "Is a directory|no regular file"),
+    (_as_fifo, "no regular file"),
+    (_as_dangling_link, "cannot be read: No such file"),
+    (_nothing, "cannot be read: No such file"),
+]
+
+
+def spoil(path: Path, how: bytes | Callable[[Path], None]) -> None:
+    path.unlink()
+    if isinstance(how, bytes):
+        path.write_bytes(how)
+    else:
+        how(path)
+
+
+@pytest.fixture
+def service_account(tmp_path: Path) -> Iterator[tuple[ApiServer, Credentials]]:
+    """An API server with TLS, and a directory as the kubelet mounts it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates")
+    made = make(tmp_path)
+    with ApiServer(tls=server_context(made), pods=[pod("hog")], linger_s=None) as api:
+        (tmp_path / "token").write_text("agent-token")
+        server = api.url.partition("//")[2]
+        yield api, Credentials(CredentialSource.SERVICE_ACCOUNT, service_account_dir=str(tmp_path), server=server)
+
+
+@pytest.mark.parametrize(("how", "flaw"), UNUSABLE)
+def test_a_token_file_that_cannot_be_used_leaves_the_old_token_in_use_and_says_so(
+    service_account: tuple[ApiServer, Credentials], tmp_path: Path, how: bytes | Callable[[Path], None], flaw: str
+) -> None:
+    api, credentials = service_account
+    token, now = tmp_path / "token", [0.0]
+    transport = Transport(credentials, request_timeout_s=5, clock=lambda: now[0])
+    spoil(token, how)
+    now[0] += 61.0
+    assert transport.request("GET", "/version").status == 200, "the old token is still good"
+    first = transport.trouble
+    assert re.search(flaw, first), first
+    assert str(token) in first
+    assert "one" not in first.replace("one line", ""), "no part of a token is shown"
+    now[0] += 61.0
+    transport.request("GET", "/version")
+    assert transport.trouble == first, "one text for one trouble"
+
+    api.tokens = {"rotated": AGENT}
+    assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+
+    if token.is_dir():
+        token.rmdir()
+    else:
+        token.unlink(missing_ok=True)
+    token.write_bytes(b"\n rotated\r\n")
+    assert transport.request("GET", "/version").status == 200
+    assert not transport.trouble
+
+
+@pytest.mark.parametrize(("how", "flaw"), UNUSABLE)
+def test_an_agent_that_starts_with_such_a_token_file_is_told_which_and_why(
+    tmp_path: Path, how: bytes | Callable[[Path], None], flaw: str
+) -> None:
+    (tmp_path / "ca.crt").write_text("not read before a connection is made")
+    (tmp_path / "token").write_text("")
+    spoil(tmp_path / "token", how)
+    credentials = Credentials(CredentialSource.SERVICE_ACCOUNT, service_account_dir=str(tmp_path), server="10.0.0.1:1")
+    with pytest.raises(CredentialsError, match=flaw) as refused:
+        connect(credentials)
+    assert str(tmp_path / "token") in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"one\ntwo", "t\u00f6ken".encode(), b"\xff\xfetoken", b"", b"to\0ken"])
+def test_a_kubeconfigs_token_file_that_cannot_be_used_leaves_the_old_token_in_use_as_well(
+    tmp_path: Path, content: bytes
+) -> None:
+    token, now = tmp_path / "token", [0.0]
+    token.write_text("agent-token")
+    with ApiServer() as api:
+        credentials = with_token_file(api, tmp_path, token)
+        transport = Transport(credentials, request_timeout_s=5, clock=lambda: now[0])
+        token.write_bytes(content)
+        now[0] += 61.0
+        assert transport.request("GET", "/version").status == 200
+        assert "kubeconfig" in transport.trouble
+        api.tokens = {"rotated": AGENT}
+        assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNAUTHORIZED
+        token.write_text("rotated")
+        assert transport.request("GET", "/version").status == 200
+        assert not transport.trouble
+
+
+def test_a_token_that_is_rotated_as_the_kubelet_does_is_read_whole(
+    service_account: tuple[ApiServer, Credentials], tmp_path: Path
+) -> None:
+    """`token` -> `..data/token`, and `..data` is a link that is replaced."""
+    api, credentials = service_account
+    token = tmp_path / "token"
+    for version in ("1", "2"):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "token").write_text("agent-token" if version == "1" else "rotated")
+    (tmp_path / "..data").symlink_to("..1")
+    token.unlink()
+    token.symlink_to("..data/token")
+    transport = connect(credentials)
+    assert transport.request("GET", "/version").status == 200
+    api.tokens = {"rotated": AGENT}
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    assert transport.request("GET", "/version").status == 200
+
+
+def test_an_exec_plugin_that_fails_later_costs_no_thread(tmp_path: Path) -> None:
+    answer = (
+        '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential",'
+        '"status":{"token":"%s","expirationTimestamp":"2020-01-01T00:00:00Z"}}'
+    )
+    script = plugin(tmp_path, f"printf '{answer}' \"$(cat {tmp_path}/token)\"")
+    (tmp_path / "token").write_text("agent-token")
+    now = [0.0]
+    with ApiServer() as api:
+        transport = Transport(with_plugin(api, tmp_path, script), request_timeout_s=5, clock=lambda: now[0])
+        for broken in ("exit 1", "printf nonsense", f"printf '{answer}' 'a\\u00e4'"):
+            plugin(tmp_path, broken)
+            now[0] += 61.0
+            assert transport.request("GET", "/version").status == 200
+
+
+def test_the_whole_package_serves_as_well_as_its_parts(tmp_path: Path) -> None:
+    with ApiServer() as api:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        transport = connect(find_credentials(str(path)), light=False)
+        assert not transport.light
+        assert transport.request("GET", "/version").status == 200

@@ -1,0 +1,275 @@
+"""Pods whose data is in a local volume are known to be bound to the node; what is not known is said, and no more asked
+than has to be."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.config.schema import Protection
+from nodeagent.kube import volume_lookup
+from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.transport import Transport, connect
+from nodeagent.kube.volume_lookup import AGAIN_S, VolumeLookup, look_up_all
+from nodeagent.model import Pod
+from nodeagent.policy import protection
+from tests.fake_kube import ApiServer, pod
+
+HOST_PATH: dict[str, Any] = {"hostPath": {"path": "/data"}}
+NETWORK: dict[str, Any] = {"csi": {"driver": "ebs.csi.aws.com", "volumeHandle": "vol-1"}}
+
+
+def affine(*values: str, key: str = "kubernetes.io/hostname") -> dict[str, Any]:
+    term = {"matchExpressions": [{"key": key, "operator": "In", "values": list(values)}]}
+    return {**NETWORK, "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}}
+
+
+LOCAL: dict[str, Any] = {**affine("lab-node"), "local": {"path": "/mnt/disk1"}}
+
+
+def a_pod(name: str, *claims: str) -> dict[str, Any]:
+    mounts = [{"name": f"v-{claim}", "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    return pod(name, spec={"volumes": [*mounts, {"name": "tmp", "emptyDir": {}}]})
+
+
+def read(entry: dict[str, Any]) -> Pod:
+    return pod_of(json.dumps(entry).encode())
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("it never came true")
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer(node="lab-node") as server:
+        yield server
+
+
+@pytest.fixture
+def transport(api: ApiServer, tmp_path: Path) -> Transport:
+    return connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [100.0]
+
+
+@pytest.fixture
+def lookup(transport: Transport, now: list[float]) -> Iterator[VolumeLookup]:
+    made = VolumeLookup(transport, "lab-node", clock=lambda: now[0], backoff=Backoff(first_s=0.01, last_s=0.02))
+    yield made
+    made.stop()
+
+
+def known(lookup: VolumeLookup, *pods: Pod) -> tuple[Pod, ...]:
+    eventually(lambda: not any(pod.claims_unknown.endswith(volume_lookup.NOT_YET) for pod in lookup.fill(pods)))
+    return lookup.fill(pods)
+
+
+def refused(pod: Pod, **rules: Any) -> str:
+    return "; ".join(each.message for each in protection.standing(pod, Protection(bare_pods=False, **rules)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "binds"),
+    [
+        (LOCAL, True),
+        (HOST_PATH, True),
+        (affine("lab-node"), True),
+        (affine("lab-node", key="topology.topolvm.io/node"), True),
+        (affine("lab-node", "lab-node-2"), False),
+        (affine("eu-1a", key="topology.kubernetes.io/zone"), False),
+        (NETWORK, False),
+    ],
+    ids=["local", "hostPath", "hostname", "driver's own label", "two nodes", "zone", "network"],
+)
+def test_a_volume_that_only_this_node_can_mount_binds_the_pod(
+    api: ApiServer, lookup: VolumeLookup, spec: dict[str, Any], binds: bool
+) -> None:
+    api.set_volume("data", spec)
+    (seen,) = known(lookup, read(a_pod("db", "data")))
+    assert bool(seen.node_bound) is binds
+    assert seen.claims_unknown == ""
+    if binds:
+        told = "could only come back to this node: its claim data is on the local PersistentVolume pv-data"
+        assert refused(seen) == told
+        assert refused(seen, node_bound=False) == ""
+
+
+def test_one_local_volume_among_several_is_enough(api: ApiServer, lookup: VolumeLookup) -> None:
+    api.set_volume("a", NETWORK)
+    api.set_volume("b", LOCAL)
+    (seen,) = known(lookup, read(a_pod("db", "missing", "a", "b")))
+    assert "pv-b" in seen.node_bound
+    assert seen.claims_unknown == ""
+
+
+def test_nobody_is_asked_and_no_thread_is_made_for_pods_without_claims(api: ApiServer, lookup: VolumeLookup) -> None:
+    before = threading.enumerate()
+    pods = (read(a_pod("web")), read(pod("plain")))
+    assert lookup.fill(pods) == pods
+    assert lookup.fill(pods) is lookup.fill(pods)
+    assert not api.requests
+    assert "volumes" not in {thread.name for thread in threading.enumerate() if thread not in before}
+
+
+def test_a_pod_that_is_bound_anyway_is_not_asked_about(api: ApiServer, lookup: VolumeLookup) -> None:
+    entry = a_pod("db", "data")
+    entry["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "lab-node"}
+    (seen,) = lookup.fill((read(entry),))
+    assert seen.node_bound.startswith("nodeSelector")
+    assert not api.requests
+
+
+def test_a_claim_is_asked_about_once_and_its_pods_stay_the_same_objects(api: ApiServer, lookup: VolumeLookup) -> None:
+    api.set_volume("data", LOCAL)
+    one, two = read(a_pod("one", "data")), read(a_pod("two", "data"))
+    seen = known(lookup, one, two)
+    assert all(each.node_bound for each in seen)
+    pods = (two, one)
+    assert all(each.node_bound for each in lookup.fill(pods))
+    assert lookup.fill(pods) is lookup.fill(pods)
+    assert [r.path for r in api.requests] == [
+        "/api/v1/namespaces/default/persistentvolumeclaims/data",
+        "/api/v1/persistentvolumes/pv-data",
+    ]
+
+
+def test_until_it_is_known_the_pod_may_be_bound_and_is_protected(api: ApiServer, lookup: VolumeLookup) -> None:
+    api.forbid("get", "persistentvolumeclaims")
+    (seen,) = known(lookup, read(a_pod("db", "data")))
+    assert seen.node_bound == ""
+    assert "may be bound to this node: whether its claim data is a local PersistentVolume is not known" in refused(seen)
+    assert "forbidden" in refused(seen)
+    assert "forbidden" in lookup.reason
+    api.set_volume("data", NETWORK)
+    api.allow("get", "persistentvolumeclaims")
+    pods = (read(a_pod("db", "data")),)
+    eventually(lambda: refused(lookup.fill(pods)[0]) == "")
+    assert lookup.reason == ""
+
+
+@pytest.mark.parametrize("bound", [True, False], ids=["no claim", "not bound yet"])
+def test_a_claim_that_cannot_be_told_yet_is_asked_about_again_a_minute_later(
+    api: ApiServer, lookup: VolumeLookup, now: list[float], bound: bool
+) -> None:
+    if not bound:
+        api.set_volume("data", LOCAL, bound=False)
+    other = read(a_pod("other", "other"))
+    api.set_volume("other", NETWORK)
+    (seen, _) = known(lookup, read(a_pod("db", "data")), other)
+    assert ("not found" if bound else "not bound to a volume yet") in seen.claims_unknown
+    asked = len(api.requests)
+    api.set_volume("data", LOCAL)
+    now[0] += AGAIN_S / 2
+    pods = (read(a_pod("db", "data")), other)
+    assert lookup.fill(pods)[0].claims_unknown
+    assert len(api.requests) == asked
+    now[0] += AGAIN_S
+    eventually(lambda: lookup.fill((read(a_pod("db", "data")), other))[0].node_bound)
+
+
+def test_what_cannot_be_read_is_not_known(api: ApiServer, lookup: VolumeLookup) -> None:
+    api.set_volume("data", {"local": "a string"})
+    (seen,) = known(lookup, read(a_pod("db", "data")))
+    assert "cannot be read" in seen.claims_unknown
+
+
+def test_claims_beyond_the_bound_are_not_asked_about(api: ApiServer, transport: Transport) -> None:
+    many = tuple(read(a_pod(f"p{n}", f"c{n}")) for n in range(volume_lookup.MOST_CLAIMS + 1))
+    lookup = VolumeLookup(transport, "lab-node", spread_s=3600.0)
+    seen = lookup.fill(many)
+    lookup.stop()
+    assert "not looked up yet" in seen[-2].claims_unknown
+    assert "more than 1024 claims" in seen[-1].claims_unknown
+    assert not api.requests
+
+
+@pytest.mark.parametrize("trouble", ["spread", "forbidden", "not found"])
+def test_near_pressure_claims_are_looked_up_within_a_moment(
+    api: ApiServer, transport: Transport, now: list[float], trouble: str
+) -> None:
+    """Whatever it waits for: that a fleet is spread, that a right is granted, or that a claim exists."""
+    lookup = VolumeLookup(
+        transport,
+        "lab-node",
+        clock=lambda: now[0],
+        backoff=Backoff(first_s=3600.0, last_s=3600.0),
+        spread_s=3600.0 if trouble == "spread" else 0.0,
+    )
+    db = read(a_pod("db", "data"))
+    lookup.fill((db,))
+    if trouble == "forbidden":
+        api.forbid("get", "persistentvolumeclaims")
+    if trouble != "spread":
+        eventually(lambda: trouble in lookup.fill((db,))[0].claims_unknown)
+    now[0] += volume_lookup.HURRY_S
+    (unknown,) = lookup.fill((db,))
+    assert unknown.claims_asked_at == 100.0, "since when it is asked, whatever was answered"
+    api.allow("get", "persistentvolumeclaims")
+    api.set_volume("data", NETWORK)
+    lookup.hurry()
+    eventually(lambda: not lookup.fill((db,))[0].claims_unknown)
+    assert lookup.fill((db,))[0].claims_asked_at is None
+    lookup.stop()
+
+
+def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
+    api: ApiServer, transport: Transport, now: list[float]
+) -> None:
+    api.forbid("get", "persistentvolumeclaims")
+    lookup = VolumeLookup(transport, "lab-node", clock=lambda: now[0], backoff=Backoff(first_s=3600.0, last_s=3600.0))
+    began = time.monotonic()
+    lookup.fill(tuple(read(a_pod(f"db-{n}", f"data-{n}")) for n in range(20)))
+    while time.monotonic() - began < 3.0:
+        lookup.hurry()
+        threading.Event().wait(0.05)
+    lookup.stop()
+    # 0.25, 0.5, 1, 2 s, of which at least half is waited.
+    assert 2 <= len(api.requests) <= 6
+
+
+def test_what_is_remembered_goes_with_the_pods(api: ApiServer, lookup: VolumeLookup) -> None:
+    api.set_volume("data", LOCAL)
+    assert known(lookup, read(a_pod("db", "data")))[0].node_bound
+    assert lookup.fill(()) == ()
+    assert "not looked up yet" in lookup.fill((read(a_pod("db", "data")),))[0].claims_unknown
+
+
+def test_a_kubelets_credentials_may_ask_what_is_asked(api: ApiServer, tmp_path: Path) -> None:
+    """The Node authorizer: single claims and volumes of the node's own pods, no lists."""
+    api.tokens["node-token"] = "system:node:lab-node"
+    kubelet = connect(find_credentials(str(api.kubeconfig(tmp_path / "node", token="node-token"))))
+    api.set_volume("data", LOCAL)
+    mine = read(api.add_pod(a_pod("db", "data")))
+    elsewhere = read({**a_pod("far", "data"), "metadata": {"name": "far", "namespace": "other", "uid": "u"}})
+    seen, trouble = look_up_all(kubelet, (mine, elsewhere), node_name="lab-node", known={}, for_s=10.0)
+    assert seen[0].node_bound
+    assert "forbidden" in seen[1].claims_unknown
+    assert "forbidden" in trouble
+
+
+def test_a_report_looks_up_as_much_as_there_is_time_for_and_says_so(api: ApiServer, transport: Transport) -> None:
+    api.set_volume("data", LOCAL)
+    pods = (read(a_pod("db", "data")),)
+    places: dict[volume_lookup.Claim, volume_lookup.Place] = {}
+    seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=0.0)
+    assert trouble == "there are more claims than there was time to look up"
+    assert seen[0].claims_unknown
+    seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
+    assert (bool(seen[0].node_bound), trouble) == (True, "")
+    asked = len(api.requests)
+    look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
+    assert len(api.requests) == asked

@@ -1,0 +1,228 @@
+"""Rate limits hold over any number of processes, whatever becomes of the state on disk meanwhile."""
+
+import errno
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.cgroup_brake import CgroupBrake
+from nodeagent.config import load
+from nodeagent.config.schema import Bucket
+from nodeagent.loop.state_store import TRUSTED_S, AgentState, Keeper, recall
+from nodeagent.model import Refusal
+from nodeagent.policy import rate_limits
+from nodeagent.policy import state as policy_state
+from nodeagent.records.state_file import Loaded, StateFile, Trust
+from nodeagent.telemetry.log import open_log
+from nodeagent.telemetry.metrics import Metrics
+
+NODE = Bucket(burst=2, per_hour=30.0)
+BUDGETS = load.load(None, overrides=()).config.budgets._replace(node=NODE)
+REFILL_S = 3600.0 / NODE.per_hour
+STEPS = (
+    "evict",
+    "evict",
+    "kill",
+    "kill",
+    "wait",
+    "routine",
+    "full",
+    "read-only",
+    "unreadable",
+    "well",
+    "replace",
+    "back",
+)
+
+
+class FailingDisk(StateFile):
+    """A state file on a disk that fails as it is told."""
+
+    failure = "well"
+
+    def load(self) -> Loaded:
+        if self.failure == "unreadable":
+            return Loaded(Trust.CORRUPT, None, "cannot be read")
+        return super().load()
+
+    def save(self, value: object) -> None:
+        if self.failure == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._refuse_writes()
+        super().save(value)
+
+    def wipe(self) -> bool:
+        try:
+            self._refuse_writes()
+        except OSError:
+            return False
+        return super().wipe()
+
+    def _refuse_writes(self) -> None:
+        if self.failure in ("read-only", "unreadable"):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+
+class Node:
+    """One node over many lives of its agent, which evicts whenever it may."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.now = 1000.0
+        self.failure = "well"
+        self.evicted_at: list[float] = []
+        self.start()
+
+    def start(self, *, beside_since: float = float("-inf")) -> None:
+        self.store = FailingDisk(self.home / "state" / "state", shape=AgentState, boot_id="boot")
+        self.store.failure = self.failure
+        recalled = recall(self.store.load(), instance="i", now=self.now, beside_since=beside_since)
+        self.keeper = _keeper(recalled.state.policy, self.store, restorable_until=recalled.restorable_until)
+        self.keeper.prove(now=self.now)
+
+    def evict(self) -> None:
+        """As the loop does: the token is taken, saved, and only then spent."""
+        taken = rate_limits.take(self.keeper.policy.budgets, (rate_limits.NODE,), now=self.now, budgets=BUDGETS)
+        if isinstance(taken, Refusal):
+            return
+        self.keeper.policy = self.keeper.policy._replace(budgets=taken)
+        if self.keeper.save(now=self.now, at_once=True) or self.keeper.may_act_unsaved(now=self.now):
+            self.evicted_at.append(self.now)
+        else:
+            given = rate_limits.give_back(taken, (rate_limits.NODE,), now=self.now, budgets=BUDGETS)
+            self.keeper.policy = self.keeper.policy._replace(budgets=given)
+
+    def step(self, name: str) -> None:
+        if name == "evict":
+            self.evict()
+        elif name == "kill":
+            self.start()
+        elif name == "routine":
+            self.keeper.save(now=self.now, at_once=False)
+        elif name == "replace":
+            if self.failure == "well" and not (self.home / "other").exists():
+                (self.home / "state").rename(self.home / "other")
+                (self.home / "state").mkdir()
+                self.keeper.save(now=self.now, at_once=True)
+        elif name == "back":
+            if (self.home / "other").exists() and self.failure == "well":
+                shutil.rmtree(self.home / "state", ignore_errors=True)
+                (self.home / "other").rename(self.home / "state")
+        elif name != "wait":
+            self.failure = self.store.failure = name
+
+
+def _keeper(policy: policy_state.PolicyState, store: StateFile | None, *, restorable_until: float) -> Keeper:
+    log, writer = open_log(level="error", style="json")
+    writer.close()
+    config = load.load(None, overrides=()).config
+    holds = Holds(CgroupBrake(unified=None, freezer=None))
+    metrics = Metrics(config, boottime=lambda: 0.0, figures=_unasked)
+    rest: dict[str, Any] = {"holds": holds, "owned": tuple, "says": tuple, "metrics": metrics, "log": log}
+    return Keeper(policy, store, restorable_until=restorable_until, **rest)
+
+
+def _unasked() -> Any:
+    raise AssertionError
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from([0.0, 0.1, 1.0, 11.0, 60.0, 130.0, 400.0])), max_size=40)
+)
+def test_no_stretch_of_time_sees_more_evictions_than_its_rate_limit(steps: list[tuple[str, float]]) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        node = Node(Path(home))
+        for name, pause_s in steps:
+            node.now += pause_s
+            node.step(name)
+    for first, begin in enumerate(node.evicted_at):
+        for last, end in enumerate(node.evicted_at[first:], start=first):
+            assert last - first + 1 <= NODE.burst + (end - begin) / REFILL_S + 1e-6
+
+
+@pytest.mark.parametrize("failure", ["full", "read-only"])
+def test_five_lives_with_a_disk_that_fails_spend_what_one_has(failure: str, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.step(failure)
+    for _ in range(5):
+        for _ in range(3):
+            node.evict()
+        node.start()
+    node.step("well")
+    node.start()
+    node.evict()
+    assert len(node.evicted_at) <= NODE.burst
+
+
+def test_a_hard_threshold_waits_for_a_read_only_directory_no_longer_than_its_state_is_good(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.step("read-only")
+    node.evict()
+    assert not node.evicted_at
+    node.now += TRUSTED_S
+    node.evict()
+    assert node.evicted_at
+
+
+def test_a_hard_threshold_does_not_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.step("full")
+    node.evict()
+    assert node.evicted_at == [node.now]
+    node.start()
+    node.evict()
+    assert node.evicted_at == [node.now], "the next life begins with empty rate limits"
+    node.now += REFILL_S
+    node.evict()
+    assert len(node.evicted_at) == 2, "and they are refilled"
+
+
+def test_what_was_spent_while_the_directory_was_read_only_does_not_come_back_with_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.step("read-only")
+    node.now += TRUSTED_S
+    node.evict()
+    node.evict()
+    assert len(node.evicted_at) == 2
+    node.step("well")
+    node.start()
+    node.evict()
+    assert len(node.evicted_at) == 2
+
+
+@pytest.mark.parametrize("away_s", [0.0, 5.0, 300.0])
+def test_a_restart_with_a_state_that_is_whole_keeps_its_tokens(away_s: float, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.evict()
+    node.now += away_s
+    node.start()
+    node.evict()
+    assert len(node.evicted_at) == 2
+
+
+@pytest.mark.parametrize(("watched_s", "evicted"), [(20.0, 2), (5.0, 1)], ids=["the same state", "another one"])
+def test_who_has_watched_beside_another_agent_has_what_that_one_left(
+    watched_s: float, evicted: int, tmp_path: Path
+) -> None:
+    """The state was last written 10 s ago: by the other one, if we watched since then."""
+    node = Node(tmp_path)
+    node.evict()
+    node.now += 10.0
+    node.start(beside_since=node.now - watched_s)
+    node.evict()
+    assert len(node.evicted_at) == evicted
+
+
+def test_who_has_watched_beside_an_agent_with_another_directory_begins_empty(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    shutil.rmtree(tmp_path / "state")
+    node.start(beside_since=node.now - 1.0)
+    node.evict()
+    assert not node.evicted_at

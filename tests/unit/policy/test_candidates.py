@@ -1,0 +1,143 @@
+"""The order of all pods is the same whether it is reckoned at once or brought up to date."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.config.schema import Config, Protection, Ranking, RankingKey
+from nodeagent.model import NodeSnapshot, PodSource, PodView, QOSClass, Refusal, Signal, Tier
+from nodeagent.policy import ranking
+from nodeagent.policy.candidates import Lineup, Memo, Minimum, line_up
+from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, usage, view
+
+ORDERS = (
+    Ranking(),
+    Ranking(kubelet=True),
+    Ranking(order=(RankingKey.PRIORITY, RankingKey.USAGE, RankingKey.RESTART_COUNT)),
+    Ranking(order=(RankingKey.DUPLICATE_ON_NODE, RankingKey.AGE, RankingKey.GROWTH)),
+)
+PODS = 12
+MINIMUM = Minimum(100 * MI, Refusal("below-minimum-relief", "too little"))
+
+
+def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:
+    """These very views, which `snapshot` would make anew."""
+    return snapshot(at=at, **more)._replace(pods=tuple(views))
+
+
+def lined(seen: NodeSnapshot, settings: Config, memo: Memo, *, signal: Signal = Signal.MEMORY, **more: Any) -> Lineup:
+    return line_up(
+        seen, signal, **({"tier": Tier.HARD, "growth": ranking.GrowthState()} | more), config=settings, memo=memo
+    )
+
+
+def changed(before: PodView, what: str, number: int, at: float) -> PodView:
+    """The same pod after something happened to it."""
+    pod, used = before
+    match what:
+        case "read":
+            return PodView(pod, usage(pod, number * 16 * MI, at=at))
+        case "vanished":
+            return PodView(pod, None)
+        case "stale":
+            return PodView(pod, usage(pod, number * 16 * MI, at=at - number))
+        case "from the future":
+            return PodView(pod, usage(pod, number * 16 * MI, at=at + 0.5 * number))
+        case "absurd":
+            return PodView(pod, usage(pod, -number if number % 2 else None, at=at))
+        case "terminating":
+            return PodView(pod._replace(deletion_wall=None if pod.deletion_wall else WALL + number), used)
+        case "edited":
+            return PodView(pod._replace(priority=number * 1000 if number else 2_000_000_000), used)
+        case "only the host's":
+            return PodView(pod._replace(source=PodSource.HOST), used)
+    raise AssertionError(what)
+
+
+CHANGES = ("read", "vanished", "stale", "from the future", "absurd", "terminating", "edited", "only the host's")
+
+
+def mostly(usual: Any, *rare: Any, times: int = 9) -> st.SearchStrategy[Any]:
+    return st.sampled_from([usual] * times + list(rare))
+
+
+HAPPENED = st.tuples(
+    mostly("read", *["terminating"] * 4, *CHANGES, times=20), st.integers(0, PODS - 1), st.integers(0, 40)
+)
+STEP = st.fixed_dictionaries(
+    {
+        "happened": st.lists(HAPPENED, max_size=4),
+        "gone": mostly(None, 4, 5, 6),
+        "turned": mostly(False, True),
+        "passed_s": mostly(1.0, 0.02, 7.0, 31.0, -1.5, times=4),
+        "signal": mostly(Signal.MEMORY, Signal.ALLOCATABLE_MEMORY, Signal.PID, Signal.NODEFS),
+        "tier": mostly(Tier.HARD, Tier.SOFT, times=2),
+        "minimum": st.sampled_from((None, MINIMUM)),
+        "own": mostly("", "uid-shop-p3"),
+        "total": mostly(16 * GI, 200 * MI),
+        "prepares": mostly(False, True, times=3),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(mostly(ORDERS[0], *ORDERS, times=4), mostly(False, True, times=2), st.lists(STEP, min_size=3, max_size=12))
+def test_an_order_that_was_brought_up_to_date_is_the_one_that_is_reckoned_anew(
+    order: Ranking, protected: bool, steps: list[dict[str, Any]]
+) -> None:
+    rules = Protection(minimum_age_s=60.0) if protected else Protection(minimum_age_s=0.0, disruption_budgets=False)
+    settings, memo, at = config(ranking=order, protection=rules), Memo(), NOW
+    classes = list(QOSClass)
+    views = [
+        view(f"p{number}", number * 64 * MI, qos=classes[number % 3], age_s=10.0 * number) for number in range(PODS)
+    ]
+    for step in steps:
+        at += step["passed_s"]
+        for what, index, number in step["happened"]:
+            views[index] = changed(views[index], what, number, at)
+        there = [each for index, each in enumerate(views) if index != step["gone"]]
+        seen = node(there[::-1] if step["turned"] else there, at=at, own_pod_uid=step["own"])
+        assert seen.memory is not None
+        seen = seen._replace(memory=seen.memory._replace(total=step["total"]))
+        if step["prepares"]:
+            memo.prepare(seen, config=settings)
+        asked = {name: step[name] for name in ("signal", "tier", "minimum")}
+        assert lined(seen, settings, memo, **asked) == lined(seen, settings, Memo(), **asked)
+
+
+def test_of_a_pod_that_did_not_change_nothing_is_reckoned_again() -> None:
+    settings, memo = config(), Memo()
+    views = [view(f"p{number}", number * GI) for number in range(8)]
+    memo.prepare(node(views, at=NOW), config=settings)
+    before = {each.view.pod.name: each.values for each in lined(node(views, at=NOW + 1), settings, memo).pods}
+    views[0] = changed(views[0], "read", 1000, NOW + 2)
+    after = lined(node(views, at=NOW + 2), settings, memo).pods
+    assert after[0].view is views[0]
+    assert [each.view.pod.name for each in after if each.values is not before[each.view.pod.name]] == ["p0"]
+
+
+def test_a_reading_that_grows_too_old_in_its_place_is_no_longer_believed() -> None:
+    settings, memo = config(), Memo()
+    views = [view(f"p{number}", number * GI) for number in range(8)]
+    lined(node(views, at=NOW), settings, memo)
+    views[7] = PodView(views[7].pod, usage(views[7].pod, 7 * GI, at=NOW - 25.0))
+    assert lined(node(views, at=NOW), settings, memo).pods[0].usage == 7 * GI
+    last = lined(node(views, at=NOW + 10.0), settings, memo).pods[-1]
+    assert (last.view, last.usage) == (views[7], None)
+
+
+def test_a_pod_in_the_place_of_another_is_reckoned_anew() -> None:
+    settings, memo = config(), Memo()
+    views = [view(f"p{number}", number * GI) for number in range(8)]
+    lined(node(views, at=NOW), settings, memo)
+    views[3] = view("new", 10 * GI)
+    names = [each.view.pod.name for each in lined(node(views, at=NOW), settings, memo).pods]
+    assert names == ["new", "p7", "p6", "p5", "p4", "p2", "p1", "p0"]
+
+
+def test_another_configuration_is_another_order() -> None:
+    memo, views = Memo(), [view("young", GI, priority=1), view("old", 2 * GI)]
+    assert [each.view.pod.name for each in lined(node(views, at=NOW), config(), memo).pods] == ["old", "young"]
+    kept = config(protection=Protection(namespaces=("shop",)))
+    assert all(each.refusals for each in lined(node(views, at=NOW), kept, memo).pods)

@@ -1,0 +1,273 @@
+"""Who goes for disk: by what was measured, by how old that is, and while nothing is measured by who writes."""
+
+from typing import Any
+
+import pytest
+
+from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.model import (
+    DiskLayout,
+    DiskRest,
+    DiskSight,
+    DiskUsage,
+    HostDirectory,
+    PodView,
+    QOSClass,
+    Signal,
+    Tier,
+    Writing,
+)
+from nodeagent.policy import candidates, engine, ranking
+from nodeagent.policy.state import initial
+from tests.support import nodes
+from tests.support.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft, view
+
+
+def filler(
+    name: str, held: int | None = None, *, rate: float | None = None, age_s: float = 1.0, **more: Any
+) -> PodView:
+    """A pod that holds so much in its volumes, and wrote at this rate for ten seconds."""
+    usage: dict[str, Any] = {}
+    if held is not None:
+        usage["disk"] = DiskUsage(volumes_bytes=held, volumes_inodes=held // 4096)
+        usage["disk_sight"] = DiskSight(NOW - age_s, complete=True)
+    if rate is not None:
+        usage["writing"] = Writing(rate, int(rate * 10), 10.0, NOW)
+    return nodes.view(name, usage_more=usage, **more)
+
+
+def decided(
+    *pods: PodView, threshold: Any = None, signal: Signal = Signal.NODEFS, crossed_s: float = 10.0, **more: Any
+) -> Any:
+    """The threshold was crossed so long ago: 100 MiB are missing, or of inodes 100."""
+    value, left = (1000, 900) if signal is Signal.NODEFS_INODES else (GI, GI - 100 * MI)
+    settings = config(threshold or hard(signal, value), **more)
+    below: dict[Signal, int | None] = {signal: left}
+    began = NOW - crossed_s
+    _, state = engine.decide(snapshot(at=began, available=below), initial("t", now=began), now=began, config=settings)
+    plan, _ = engine.decide(snapshot(*pods, available=below), state, now=NOW, config=settings)
+    return ranking.explained(plan)
+
+
+def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_says_so() -> None:
+    plan = decided(
+        filler("steady", rate=30.0 * MI, qos=QOSClass.BEST_EFFORT),
+        filler("filler", rate=150.0 * MI, qos=QOSClass.GUARANTEED),
+        filler("unseen"),
+    )
+    assert [victim.pod.name for victim in plan.victims] == ["filler"]
+    assert [pod.view.pod.name for pod in plan.ranking] == ["filler", "steady", "unseen"]
+    assert plan.ranking[0].keys[0].text == "writes 150Mi a second; what it holds is not measured yet"
+    assert plan.victims[0].predicted_relief == 1500 * MI
+    assert any("not measured yet" in note.message for note in plan.notes)
+    assert [refusal.code for refusal in plan.ranking[2].refusals] == ["usage-unknown"]
+
+
+def test_where_neither_usage_nor_writes_are_known_no_ranking_by_writes_is_claimed() -> None:
+    plan = decided(filler("unseen"), filler("other"))
+    assert not plan.victims
+    assert [note.message for note in plan.notes if note.subject == "disks"] == [
+        "neither what the pods hold nor how fast they write is known"
+    ]
+
+
+@pytest.mark.parametrize(("layout", "victims"), [(DiskLayout.SINGLE, ["filler"]), (DiskLayout.UNKNOWN, [])])
+def test_on_an_unknown_layout_nobody_goes_for_what_he_writes(layout: DiskLayout, victims: list[str]) -> None:
+    seen = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)
+    plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(Signal.NODEFS, GI)))
+    assert [victim.pod.name for victim in plan.victims] == victims
+
+
+def test_the_soft_tier_waits_for_the_walk() -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), threshold=soft(Signal.NODEFS, GI))
+    assert not plan.victims
+    assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
+
+
+def test_as_soon_as_one_pod_is_measured_writes_count_no_more() -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), filler("holder", 60 * GI))
+    assert [victim.pod.name for victim in plan.victims] == ["holder"]
+    assert ranking.WRITE_RATE not in plan.rank_order
+
+
+def test_who_wrote_too_little_to_matter_is_left_alone() -> None:
+    plan = decided(filler("logger", rate=1000.0))
+    assert not plan.victims
+    assert [refusal.code for refusal in plan.ranking[0].refusals] == ["below-minimum-relief"]
+
+
+def test_writes_say_nothing_of_inodes() -> None:
+    plan = decided(filler("filler", rate=150.0 * MI), signal=Signal.NODEFS_INODES)
+    assert not plan.victims
+
+
+def test_an_old_look_at_the_writes_is_none() -> None:
+    view = filler("filler", rate=150.0 * MI)
+    assert view.usage is not None
+    assert view.usage.writing is not None
+    old = view._replace(usage=view.usage._replace(writing=view.usage.writing._replace(read_at=NOW - 100.0)))
+    assert not decided(old).victims
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(500.0, True), (700.0, False)])
+def test_a_measure_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
+    plan = decided(filler("holder", 2 * GI, age_s=age_s))
+    assert bool(plan.victims) is goes
+    if not goes:
+        assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
+
+
+@pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.NODEFS_INODES])
+@pytest.mark.parametrize(
+    ("crossed_s", "ages_s", "goes"),
+    [
+        (0.5, (0.6, 0.6), False),
+        (0.5, (0.4, 0.6), False),
+        (0.5, (0.4, None), False),
+        (0.5, (0.4, 0.4), True),
+        (2.9, (9.0, 9.0), False),
+        (3.0, (9.0, 9.0), True),
+        (0.5, (None, None), True),
+    ],
+    ids=[
+        "counted before",
+        "one counted before",
+        "one not counted",
+        "all counted since",
+        "still being counted",
+        "counted for too long",
+        "nothing counted at all",
+    ],
+)
+def test_who_was_counted_before_a_disk_ran_short_goes_only_when_a_new_count_does_not_come(
+    signal: Signal, crossed_s: float, ages_s: tuple[float | None, ...], goes: bool
+) -> None:
+    pods = [
+        filler(f"p{number}", 2 * GI, age_s=age_s) if age_s is not None else filler(f"p{number}", rate=150.0 * MI)
+        for number, age_s in enumerate(ages_s)
+    ]
+    plan = decided(*pods, signal=signal, crossed_s=crossed_s)
+    by_writes = goes and signal is Signal.NODEFS
+    assert bool(plan.victims) is (by_writes if None in ages_s else goes)
+    assert any(refusal.code == "counting-anew" for refusal in plan.refusals) is not goes
+
+
+def test_a_disk_that_will_soon_be_full_is_waited_for_less_long() -> None:
+    settings = config(hard(Signal.NODEFS, GI))
+    pods = [filler("holder", 2 * GI, age_s=20.0)]
+    state, victims = initial("t", now=NOW - 8.0), {}
+    for step in range(40):
+        at = NOW - 8.0 + step * 0.25
+        available = int(2 * GI - step * 0.25 * GI / 4)  # of 1 GiB a quarter is gone each second
+        plan, state = engine.decide(
+            snapshot(*pods, at=at, available={Signal.NODEFS: available}), state, now=at, config=settings
+        )
+        victims[at - NOW] = [victim.pod.name for victim in plan.victims]
+        if plan.victims:
+            break
+    waited_s = max(victims) - min(at for at in victims if 2 * GI - (at + 8.0) * GI / 4 < GI)
+    assert 0.5 <= waited_s <= 1.25, "a quarter of the four seconds that are left"
+
+
+def test_a_kubelets_order_does_not_wait_for_a_count() -> None:
+    pods = (filler("holder", 2 * GI, age_s=9.0),)
+    assert decided(*pods, crossed_s=0.5, ranking=Ranking(kubelet=True)).victims
+
+
+def test_growth_of_a_disk_is_what_a_pod_writes() -> None:
+    plan = decided(
+        filler("large", 4 * GI, rate=0.0),
+        filler("growing", 2 * GI, rate=50.0 * MI),
+        ranking=Ranking(order=(RankingKey.GROWTH,)),
+    )
+    assert [pod.view.pod.name for pod in plan.ranking] == ["growing", "large"]
+    assert plan.ranking[0].keys[0].text == "grows by 50Mi a second"
+
+
+def inode_holder(
+    name: str, inodes: int, *, walked_at: float, complete: bool = True, started_at: float = 0.0
+) -> PodView:
+    held = view(name)
+    assert held.usage is not None
+    used = held.usage._replace(
+        disk=DiskUsage(rootfs_inodes=7, logs_inodes=3, volumes_inodes=inodes - 10),
+        disk_sight=DiskSight(walked_at, complete=complete),
+        started_at=started_at,
+    )
+    return held._replace(usage=used)
+
+
+def by_growth(
+    growth: ranking.GrowthState, *pods: PodView, at: float, signal: Signal = Signal.NODEFS_INODES
+) -> list[str]:
+    lined = candidates.line_up(
+        snapshot(*pods, at=at),
+        Signal.NODEFS_INODES,
+        tier=Tier.SOFT,
+        config=config(ranking=Ranking(order=(RankingKey.GROWTH,))),
+        growth=growth,
+        memo=candidates.Memo(),
+    )
+    return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in lined.pods]
+
+
+def test_growth_by_inodes_is_reckoned_from_one_walk_to_the_next() -> None:
+    growth = ranking.remember(
+        ranking.GrowthState(),
+        snapshot(
+            inode_holder("large", 5000, walked_at=NOW - 61.0),
+            inode_holder("growing", 100, walked_at=NOW - 51.0),
+            inode_holder("cut-short", 100, walked_at=NOW - 51.0, complete=False),
+        ),
+    )
+    now = (
+        inode_holder("large", 5001, walked_at=NOW - 1.0),
+        inode_holder("growing", 1100, walked_at=NOW - 1.0),
+        inode_holder("cut-short", 9000, walked_at=NOW - 1.0),
+    )
+    later = ranking.remember(growth, snapshot(*now, at=NOW + 10.0))
+    for state in (growth, later, ranking.remember(later, snapshot(*now, at=NOW + 20.0))):
+        assert by_growth(state, *now, at=NOW + 21.0) == ["growing 20", "large 0.0166667", "cut-short 0"]
+    # What a layer of its own file system holds has not grown.
+    dedicated = snapshot(*now, at=NOW + 21.0, layout=DiskLayout.DEDICATED_IMAGEFS)
+    rate = ranking.growth_of(later, Signal.IMAGEFS_INODES, dedicated.layout, at=NOW + 21.0)
+    assert [rate(each.usage, 7) for each in now] == [0.0, 0.0, 0.0]
+
+
+def test_a_pod_that_has_started_since_the_last_walk_has_grown_from_no_inodes() -> None:
+    young = inode_holder("young", 1000, walked_at=NOW, started_at=NOW - 10.0)
+    old = inode_holder("old", 9000, walked_at=NOW, started_at=NOW - 7200.0)
+    assert by_growth(ranking.GrowthState(), old, young, at=NOW) == ["young 100", "old 0"]
+
+
+def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
+    pods = [filler(name, rate=10.0 * MI) for name in "cab"]
+    seen = snapshot(*pods)
+    lined = candidates.line_up(
+        seen, Signal.NODEFS, tier=Tier.HARD, config=config(), growth=ranking.GrowthState(), memo=candidates.Memo()
+    )
+    assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
+
+
+def test_a_futile_decision_names_the_host_directories_that_hold_the_disk() -> None:
+    largest = (
+        HostDirectory("/var/log/journal", 40 * GI, 10, complete=True),
+        HostDirectory("/var/lib/docker", 20 * GI, 9000, complete=False),
+    )
+    rest = DiskRest((Signal.NODEFS, Signal.NODEFS_INODES), 99 * GI, GI, 20_000, 100, largest, NOW)
+    held = filler("small", 10 * MI)
+    assert held.usage is not None
+    open_files = DiskSight(NOW, complete=True, deleted_bytes=3 * GI)
+    held = held._replace(usage=held.usage._replace(disk_sight=open_files))
+    for signal, expected in (
+        (
+            Signal.NODEFS,
+            "/var/log/journal 40Gi, /var/lib/docker at least 20Gi, deleted files held open by shop/small 3Gi",
+        ),
+        (Signal.NODEFS_INODES, "/var/lib/docker at least 9000, /var/log/journal 10"),
+    ):
+        seen = snapshot(held, available={signal: 100 * KI}, disk_rests=(rest,))
+        plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(signal, GI)))
+        assert not plan.victims
+        refusal = plan.refusals[0]
+        assert expected in refusal.message

@@ -1,0 +1,940 @@
+"""The whole decision, from a snapshot to a plan, to outcomes, to the next decision."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.config.schema import Bucket, Config, Escalation, Mode, OnBlocked, OnFutile, Protection, Ranking, Relief
+from nodeagent.model import (
+    Amount,
+    CgroupUsage,
+    ContainerUsage,
+    DiskUsage,
+    DisruptionBudget,
+    Method,
+    NodeSnapshot,
+    Outcome,
+    OutcomeKind,
+    Owner,
+    Plan,
+    PodView,
+    QOSClass,
+    Resources,
+    Signal,
+    Threshold,
+    Tier,
+    Victim,
+)
+from nodeagent.policy import engine, rate_limits, state
+from nodeagent.policy.in_flight import Stage
+from nodeagent.policy.state import PolicyState
+from tests.support.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
+
+BE, BURSTABLE, GUARANTEED = QOSClass.BEST_EFFORT, QOSClass.BURSTABLE, QOSClass.GUARANTEED
+FULL = {Signal.MEMORY: 100 * MI}
+"""924 MiB are missing to the threshold of 1 GiB."""
+
+
+def fresh() -> PolicyState:
+    return state.initial("test", now=NOW)
+
+
+def decide(
+    node: NodeSnapshot, settings: Config | None = None, before: PolicyState | None = None, **more: Any
+) -> tuple[Plan, PolicyState]:
+    return engine.decide(node, before or fresh(), now=node.taken_at, config=settings or config(hard()), **more)
+
+
+def victims(plan: Plan) -> list[str | None]:
+    return [victim.pod.name for victim in plan.victims]
+
+
+def codes(plan: Plan) -> list[str]:
+    return [refusal.code for refusal in plan.refusals]
+
+
+def refused(plan: Plan, name: str) -> list[str]:
+    (found,) = [each for each in plan.ranking if each.view.pod.name == name]
+    return [refusal.code for refusal in found.refusals]
+
+
+def pressed(*pods: PodView, at: float = NOW, available: int = 100 * MI, **more: Any) -> NodeSnapshot:
+    return snapshot(*pods, at=at, available={Signal.MEMORY: available}, **more)
+
+
+def outcome(plan: Plan, kind: OutcomeKind, *, index: int = 0, at: float = NOW, **more: Any) -> Outcome:
+    return Outcome(plan.id, plan.victims[index].pod.uid, kind, "as the server said", at, **more)
+
+
+def settled(
+    plan: Plan, after: PolicyState, kind: OutcomeKind, settings: Config | None = None, **more: Any
+) -> PolicyState:
+    return engine.settle(after, outcome(plan, kind, **more), now=NOW, config=settings or config(hard()))
+
+
+# --- when nothing is to be done --------------------------------------------------------------------------------------
+
+
+def test_a_healthy_node_has_an_order_and_no_victims() -> None:
+    plan, _ = decide(snapshot(view("b", 2 * GI), view("a", GI)))
+    assert victims(plan) == []
+    assert [each.view.pod.name for each in plan.ranking] == ["b", "a"]
+    assert plan.ranked_for is Signal.MEMORY
+    assert plan.acting_on is None
+    assert plan.refusals == ()
+
+
+def test_a_calm_node_need_not_be_ranked() -> None:
+    assert decide(snapshot(view("a", GI)), always_rank=False)[0].ranking == ()
+    assert decide(pressed(view("a", GI)), always_rank=False)[0].ranking != ()
+
+
+def test_what_a_decision_asks_of_every_pod_is_known_before_it_matters() -> None:
+    memo, settings, pods = engine.Memo(), config(hard()), (view("a", GI), view("b", GI))
+    decide(snapshot(*pods), settings, memo=memo, always_rank=False)
+    known = len(memo)
+    assert known == len(pods)
+    prepared, _ = decide(pressed(*pods), settings, memo=memo, always_rank=False)
+    assert len(memo) == known
+    assert prepared == decide(pressed(*pods), settings, always_rank=False)[0]
+    decide(snapshot(view("a", GI)), settings, memo=memo, always_rank=False)
+    assert len(memo) == 1, "pods that are gone are forgotten"
+
+
+def test_a_soft_threshold_within_its_grace_evicts_nobody_and_shows_the_order_for_its_resource() -> None:
+    node = snapshot(view("a", GI), available={Signal.PID: 10})
+    plan, _ = decide(node, config(soft(Signal.PID, 1000, grace_s=60)))
+    assert victims(plan) == []
+    assert plan.ranked_for is Signal.PID
+
+
+# --- the hard and the soft tier --------------------------------------------------------------------------------------
+
+
+def test_a_tiny_best_effort_pod_at_the_top_is_not_chosen_for_a_deficit_of_a_gibibyte() -> None:
+    plan, _ = decide(pressed(view("tiny", MI, qos=BE), view("hog", 2 * GI)))
+    assert victims(plan) == ["hog"]
+    assert plan.ranking[0].view.pod.name == "tiny"
+    assert refused(plan, "tiny") == ["below-minimum-relief"]
+
+
+def test_a_pod_full_of_page_cache_is_not_evicted_for_memory() -> None:
+    cache = view("cache", 8 * GI, qos=BE, usage_more={"memory_unreclaimable": 2 * MI})
+    assert victims(decide(pressed(cache, view("hog", 2 * GI)))[0]) == ["hog"]
+
+
+def test_the_hard_tier_takes_as_many_as_cover_the_deficit_and_no_more() -> None:
+    pods = [view("a", 400 * MI, qos=BE), view("b", 600 * MI, qos=BE), view("c", 9 * GI, qos=GUARANTEED)]
+    plan, _ = decide(pressed(*pods))
+    assert sorted(str(name) for name in victims(plan)) == ["a", "b"]
+    assert sum(victim.predicted_relief or 0 for victim in plan.victims) >= 924 * MI
+
+
+def test_the_soft_tier_takes_one_and_looks_again() -> None:
+    pods = [view("a", 400 * MI, qos=BE), view("b", 600 * MI, qos=BE)]
+    settings = config(soft())
+    _, after = decide(pressed(*pods, at=NOW - 1), settings)
+    plan, _ = decide(pressed(*pods), settings, after)
+    assert len(plan.victims) == 1
+    assert plan.victims[0].tier is Tier.SOFT
+
+
+def test_a_hard_decision_takes_no_more_than_max_victims() -> None:
+    pods = [view(f"p{number}", 200 * MI) for number in range(9)]
+    plan, _ = decide(pressed(*pods), config(hard(), relief=Relief(max_victims=2)))
+    assert len(plan.victims) == 2
+
+
+def test_the_deficit_includes_minimum_reclaim() -> None:
+    reclaim = Amount(500 * MI, None, "500Mi")
+    plan, _ = decide(pressed(view("a", 4 * GI)), config(hard(min_reclaim=reclaim)))
+    assert plan.deficit is not None
+    assert plan.deficit.amount == (1024 + 500 - 100) * MI
+
+
+def test_hard_pids_are_served_before_soft_memory() -> None:
+    pods = [view("hog", 4 * GI), view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})]
+    settings = config(soft(), hard(Signal.PID, 1000))
+    available: dict[Signal, int | None] = {Signal.MEMORY: 100 * MI, Signal.PID: 50}
+    _, after = decide(snapshot(*pods, at=NOW - 1, available={Signal.MEMORY: 100 * MI}), settings)
+    assert victims(decide(snapshot(*pods, available=available), settings, after)[0]) == ["bomb"]
+
+
+def test_memory_is_served_before_pids_of_the_same_tier() -> None:
+    pods = [view("hog", 4 * GI), view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})]
+    node = snapshot(*pods, available={Signal.MEMORY: 100 * MI, Signal.PID: 50})
+    assert victims(decide(node, config(hard(Signal.PID, 1000), hard()))[0]) == ["hog"]
+
+
+def test_when_nobody_can_help_with_memory_the_next_resource_has_its_turn() -> None:
+    bomb = view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})
+    node = snapshot(bomb, available={Signal.MEMORY: 100 * MI, Signal.PID: 50})
+    plan, _ = decide(node, config(hard(), hard(Signal.PID, 1000)))
+    assert victims(plan) == ["bomb"]
+    assert codes(plan) == ["futile"] or codes(plan) == ["no-candidates"]
+
+
+@pytest.mark.parametrize("seen", [3, 30])
+def test_a_bomb_whose_children_are_gone_when_it_is_counted_goes_and_fifty_innocents_stay(seen: int) -> None:
+    """What fills the table is in the node's count and in no pod's."""
+    innocents = [
+        view(f"innocent-{n:02}", MI, qos=BE, usage_more={"process_count": 20, "thread_count": 40}) for n in range(50)
+    ]
+    forks = {"process_count": seen, "thread_count": seen, "forks_per_s": 3000.0}
+    node = snapshot(*innocents, view("bomb", MI, usage_more=forks), available={Signal.PID: 500})
+    settings = config(hard(Signal.PID, 2000))
+    plan, after = decide(node, settings)
+    assert victims(plan) == ["bomb"]
+    after = settled(plan, after, OutcomeKind.ACCEPTED, settings)
+    still = snapshot(*node.pods, at=NOW + 1, available={Signal.PID: 400})
+    assert victims(decide(still, settings, after)[0]) == [], "its end is waited for"
+
+
+def test_who_forks_a_little_brings_no_more_than_nobody_is_seen_to_hold() -> None:
+    """The kernel's own threads are nobody's: the pod that leaks is taken, not the one that runs scripts."""
+    leak = {"process_count": 900, "thread_count": 31_000}
+    scripts = {"process_count": 9, "thread_count": 10, "forks_per_s": 200.0}
+    node = snapshot(
+        view("leak", MI, usage_more=leak), view("scripts", MI, usage_more=scripts), available={Signal.PID: 1500}
+    )
+    plan, _ = decide(node, config(hard(Signal.PID, 2000)))
+    assert {each.view.pod.name: each.relief for each in plan.ranking} == {"leak": 31_000, "scripts": 10 + 258}
+    assert victims(plan) == ["leak"]
+
+
+def test_a_fork_bomb_goes_and_fifty_innocents_stay() -> None:
+    innocents = [
+        view(f"i{number:02}", MI, qos=BE, usage_more={"process_count": 12, "thread_count": 20}) for number in range(50)
+    ]
+    bomb = view("bomb", MI, usage_more={"process_count": 20_000, "thread_count": 20_000})
+    plan, _ = decide(snapshot(*innocents, bomb, available={Signal.PID: 100}), config(hard(Signal.PID, 3000)))
+    assert victims(plan) == ["bomb"]
+
+
+def test_a_starting_pod_without_stats_is_never_a_victim() -> None:
+    starting = PodView(not_started(view("starting", qos=BE).pod), None)
+    plan, _ = decide(pressed(starting, view("hog", 2 * GI)))
+    assert victims(plan) == ["hog"]
+    assert refused(plan, "starting") == ["not-running"]
+
+
+def test_disk_is_relieved_by_whoever_holds_it() -> None:
+    filler = view("filler", MI, usage_more={"disk": DiskUsage(rootfs_bytes=60 * GI, logs_bytes=0, volumes_bytes=0)})
+    idle = view("idle", MI, qos=BE, usage_more={"disk": DiskUsage(rootfs_bytes=0, logs_bytes=0, volumes_bytes=0)})
+    unread = view("unread", MI, qos=BE)
+    node = snapshot(filler, idle, unread, available={Signal.NODEFS: GI})
+    plan, _ = decide(node, config(hard(Signal.NODEFS, 5 * GI)))
+    assert victims(plan) == ["filler"]
+    assert refused(plan, "unread") == ["usage-unknown"]
+
+
+# --- what a victim carries -------------------------------------------------------------------------------------------
+
+
+def test_a_hard_victim_gets_the_short_grace_and_the_kubelets_words() -> None:
+    plan, _ = decide(pressed(view("hog", 2 * GI, request=GI, termination_grace_s=120.0)))
+    (victim,) = plan.victims
+    assert (victim.tier, victim.method, victim.grace_period_s) == (Tier.HARD, Method.EVICT, 1.0)
+    assert victim.message.startswith("The node was low on resource: memory. Threshold quantity: ")
+    assert victim.annotations["starved_resource"] == "memory"
+    assert victim.predicted_relief == 2 * GI
+    assert victim.cgroup == "/kubepods/poduid-shop-hog"
+
+
+@pytest.mark.parametrize(
+    ("own_s", "most_s", "expected"),
+    [(120.0, 30.0, 30.0), (5.0, 30.0, 5.0), (0.0, 30.0, 1.0), (5.0, 0.0, 1.0), (2.5, 30.0, 3.0), (math.nan, 30.0, 1.0)],
+)
+def test_a_soft_victim_gets_its_own_grace_up_to_the_maximum(own_s: float, most_s: float, expected: float) -> None:
+    of = view("a", termination_grace_s=own_s).pod
+    assert engine.grace_s(of, Tier.SOFT, config=config(eviction_max_pod_grace_period_s=most_s)) == expected
+
+
+def test_the_record_is_complete() -> None:
+    plan, _ = decide(pressed(view("hog", 2 * GI), view("sys", GI, namespace="kube-system")))
+    assert plan.id == "test-1"
+    assert plan.rank_order == ("qos", "exceedsRequest", "priority", "usageOverRequest")
+    assert plan.acting_on is not None
+    assert plan.acting_on.threshold.signal is Signal.MEMORY
+    assert plan.deficit is not None
+    assert {verdict.signal for verdict in plan.signals} == set(Signal)
+    assert all(verdict.observation.read_at == NOW for verdict in plan.signals)
+    assert all(len(each.values) == 4 for each in plan.ranking)
+    assert refused(plan, "sys") == ["namespace"]
+    assert len(plan.conditions) == 3
+
+
+def test_every_decision_has_an_id_of_its_own() -> None:
+    first, after = decide(snapshot())
+    second, _ = decide(snapshot(at=NOW + 1), before=after)
+    assert (first.id, second.id) == ("test-1", "test-2")
+
+
+# --- futility --------------------------------------------------------------------------------------------------------
+
+
+def futile(settings: Config, *, before: PolicyState | None = None) -> Plan:
+    pods = [view("a", 100 * MI), view("b", 200 * MI)]
+    held = (CgroupUsage("/system.slice/leak.service", 14 * GI, 3),)
+    _, after = decide(pressed(*pods, at=NOW - 1, cgroups=held), settings, before)
+    return decide(pressed(*pods, cgroups=held), settings, after)[0]
+
+
+def test_the_soft_tier_evicts_nobody_when_all_together_cannot_help_and_says_who_holds_it() -> None:
+    plan = futile(config(soft(), relief=Relief(on_futile=OnFutile.EVICT)))
+    assert victims(plan) == []
+    assert codes(plan) == ["futile"]
+    assert "all 2 candidates would free 300Mi" in plan.refusals[0].message
+    assert "/system.slice/leak.service 14Gi" in plan.refusals[0].message
+    assert any(condition.status == "True" for condition in plan.conditions)
+
+
+def test_the_hard_tier_does_in_that_case_what_the_configuration_says() -> None:
+    pods = [view("a", 100 * MI), view("b", 200 * MI)]
+    assert victims(decide(pressed(*pods), config(hard(), relief=Relief(on_futile=OnFutile.STOP)))[0]) == []
+    plan, _ = decide(pressed(*pods), config(hard(), relief=Relief(on_futile=OnFutile.EVICT)))
+    assert sorted(str(name) for name in victims(plan)) == ["a", "b"]
+    assert codes(plan) == ["futile"]
+
+
+@pytest.mark.parametrize("kubelet", [False, True])
+def test_evictions_that_do_not_help_stop_with_an_alarm(kubelet: bool) -> None:
+    settings = config(hard(), relief=Relief(failures_before_stop=2), ranking=Ranking(kubelet=kubelet))
+    pods = [view(f"p{number}", 2 * GI) for number in range(6)]
+    after, at, plan = fresh(), NOW, None
+    for _ in range(8):
+        plan, after = decide(pressed(*pods, at=at), settings, after)
+        if plan.victims:
+            gone = {victim.pod.uid for victim in plan.victims}
+            after = engine.settle(after, outcome(plan, OutcomeKind.ACCEPTED, at=at), now=at, config=settings)
+            pods = [each for each in pods if each.pod.uid not in gone]
+        at += 1.0
+    assert plan is not None
+    assert len(pods) == 4
+    assert codes(plan) == ["breaker"]
+
+
+def test_predicted_and_measured_relief_stand_side_by_side_in_a_later_plan() -> None:
+    plan, after = decide(pressed(view("hog", 2 * GI)))
+    after = settled(plan, after, OutcomeKind.ACCEPTED)
+    _, after = decide(pressed(at=NOW + 1), before=after)
+    later, _ = decide(pressed(at=NOW + 2, available=2 * GI), before=after)
+    (report,) = later.relief_reports
+    assert (report.plan_id, report.predicted, report.measured) == ("test-1", 2 * GI, 2 * GI - 100 * MI)
+    assert later.notes[0].message == (
+        "test-1: 1 evicted for memory.available, predicted 2Gi, measured 1.9Gi after 2.0s"
+    )
+
+
+# --- pending release -------------------------------------------------------------------------------------------------
+
+
+def test_what_terminating_pods_release_stops_a_second_eviction() -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3, deletion_grace_s=3.0)
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI)))
+    assert victims(plan) == []
+    assert codes(plan) == ["pending-release"]
+    assert plan.deficit == (Signal.MEMORY, 0, 2 * GI)
+    assert "924Mi are missing and 2Gi are being released by shop/leaving" in plan.refusals[0].message
+
+
+def test_what_they_do_not_release_is_still_evicted_for() -> None:
+    leaving = view("leaving", 300 * MI, deletion_wall=WALL + 3, deletion_grace_s=3.0)
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI)))
+    assert victims(plan) == ["hog"]
+    assert plan.deficit == (Signal.MEMORY, 624 * MI, 300 * MI)
+
+
+@pytest.mark.parametrize("kind", [None, OutcomeKind.ACCEPTED, OutcomeKind.TIMED_OUT])
+def test_an_eviction_under_way_stops_the_next_one(kind: OutcomeKind | None) -> None:
+    pods = [view("hog", 2 * GI), view("other", 4 * GI, qos=GUARANTEED)]
+    plan, after = decide(pressed(*pods))
+    assert victims(plan) == ["hog"]
+    if kind is not None:
+        after = settled(plan, after, kind)
+    again, _ = decide(pressed(*pods, at=NOW + 5), before=after)
+    assert victims(again) == []
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_the_soft_tier_looks_again_before_the_next_and_the_hard_tier_goes_on(tier: Tier) -> None:
+    reclaim = Amount(3 * GI, None, "3Gi")
+    threshold = soft(min_reclaim=reclaim) if tier is Tier.SOFT else hard(min_reclaim=reclaim)
+    settings = config(threshold, relief=Relief(max_victims=1))
+    pods = [view("hog", 2 * GI), view("other", 3 * GI, qos=GUARANTEED)]
+    _, after = decide(snapshot(*pods, at=NOW - 2), settings)
+    if tier is Tier.SOFT:
+        _, after = decide(pressed(*pods, at=NOW - 1), settings, after)
+    plan, after = decide(pressed(*pods), settings, after)
+    (first,) = victims(plan)
+    again, after = decide(pressed(*pods, at=NOW + 1), settings, after)
+    if tier is Tier.SOFT:
+        assert victims(again) == []
+        assert codes(again) == ["awaiting-release"]
+        assert f"shop/{first}" in again.refusals[0].message
+    else:
+        (second,) = victims(again)
+        assert second != first
+        assert refused(again, str(first)) == ["under-way"]
+
+
+def test_an_eviction_for_another_resource_is_not_waited_for() -> None:
+    bomb = view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})
+    settings = config(soft(), soft(Signal.PID, 1000))
+    pids: dict[Signal, int | None] = {Signal.PID: 50}
+    _, after = decide(snapshot(bomb, view("hog", 2 * GI), at=NOW - 1, available=pids), settings)
+    plan, after = decide(snapshot(bomb, view("hog", 2 * GI), available=pids), settings, after)
+    assert victims(plan) == ["bomb"]
+    _, after = decide(pressed(view("hog", 2 * GI), bomb, at=NOW + 1), settings, after)
+    assert victims(decide(pressed(view("hog", 2 * GI), bomb, at=NOW + 2), settings, after)[0]) == ["hog"]
+
+
+def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_hard_tier() -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    settings = config(hard(), budgets=PLENTY._replace(node=Bucket(1, 0.0)))
+    plan, after = decide(pressed(leaving, view("hog", 4 * GI)), settings)
+    assert victims(plan) == ["leaving"]
+    assert plan.victims[0].grace_period_s == 1.0
+    assert rate_limits.level(after.budgets, "node", now=NOW, budgets=settings.budgets).tokens == 1
+    again, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 1), settings, after)
+    assert victims(again) == [], "it is not shortened twice, and its release is waited for"
+
+
+def test_a_pod_that_is_shortened_is_not_a_victim_beside_that() -> None:
+    leaving = view("leaving", 500 * MI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI)))
+    assert victims(plan) == ["leaving", "hog"]
+
+
+def test_a_shortened_pod_that_still_hangs_is_not_waited_for_any_longer() -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    plan, after = decide(pressed(leaving, view("hog", 4 * GI)))
+    after = settled(plan, after, OutcomeKind.ACCEPTED)
+    later, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 30), before=after)
+    assert victims(later) == ["hog"]
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_nobody_is_shortened_where_that_is_switched_off_or_the_tier_is_soft(tier: Tier) -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
+    settings = config(
+        hard() if tier is Tier.HARD else soft(),
+        escalation=Escalation(shorten_terminating=tier is Tier.SOFT),
+    )
+    _, after = decide(snapshot(leaving, view("hog", 4 * GI), at=NOW - 1), settings)
+    _, after = decide(pressed(leaving, view("hog", 4 * GI), at=NOW - 0.5), settings, after)
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI)), settings, after)
+    assert "leaving" not in victims(plan)
+
+
+def test_a_protected_pod_is_not_shortened_either() -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0, namespace="kube-system")
+    assert victims(decide(pressed(leaving, view("hog", 4 * GI)))[0]) == ["hog"]
+
+
+# --- budgets, back-off, escalation -----------------------------------------------------------------------------------
+
+
+def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place_of_who_it_holds() -> None:
+    settings = config(hard(), budgets=PLENTY._replace(namespace=Bucket(1, 12.0)))
+    pods = [
+        view("a1", 500 * MI, namespace="a"),
+        view("a2", 490 * MI, namespace="a"),
+        view("b1", 480 * MI, namespace="b", priority=9),
+    ]
+    plan, _ = decide(pressed(*pods), settings)
+    assert victims(plan) == ["a1"]
+    assert codes(plan) == ["budget-namespace"]
+    assert refused(plan, "a2") == ["budget-namespace"]
+    assert refused(plan, "b1") == []
+    assert "12 an hour" in plan.refusals[0].message
+    assert "a/a2" in plan.refusals[0].message
+    assert plan.refusals[0].message.endswith("no other pod is evicted in its place")
+
+
+def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not_replaced() -> None:
+    settings = config(hard(), budgets=PLENTY._replace(owner=Bucket(1, 12.0)))
+    twin = Owner("ReplicaSet", "twin", "rs-twin")
+    pods = [
+        view("a", 600 * MI, owner=twin),
+        view("b", 590 * MI, owner=twin),
+        view("c", 3 * GI, priority=9),
+    ]
+    plan, after = decide(pressed(*pods), settings)
+    assert victims(plan) == ["a"], "not c, the third, for b"
+    assert rate_limits.level(after.budgets, "owner/rs-twin", now=NOW, budgets=settings.budgets).tokens == 0
+
+
+def test_the_nodes_budget_stops_everything() -> None:
+    settings = config(hard(), budgets=PLENTY._replace(node=Bucket(1, 0.0)))
+    pods = [view("a", 500 * MI), view("b", 500 * MI)]
+    plan, _ = decide(pressed(*pods), settings)
+    assert len(plan.victims) == 1
+    assert codes(plan) == ["budget-node"]
+
+
+def test_after_an_eviction_its_owners_other_pods_are_spared() -> None:
+    owner = Owner("ReplicaSet", "web", "rs-web")
+    pods = [view("web-1", 2 * GI, owner=owner), view("web-2", 2 * GI, owner=owner)]
+    plan, after = decide(pressed(*pods))
+    after = settled(plan, after, OutcomeKind.ACCEPTED)
+    left = [each for each in pods if each.pod.uid != plan.victims[0].pod.uid]
+    _, after = decide(pressed(*left, at=NOW + 1), before=after)
+    again, after = decide(pressed(*left, at=NOW + 2), before=after)
+    assert victims(again) == []
+    assert codes(again) == ["owner-backoff"]
+    assert victims(decide(pressed(*left, at=NOW + 61), before=after)[0]) != []
+
+
+def test_a_soft_victim_whose_budget_refuses_makes_room_for_the_next_candidate() -> None:
+    settings = config(soft())
+    pods = [view("a", 2 * GI, qos=BE), view("b", 2 * GI)]
+    _, after = decide(pressed(*pods, at=NOW - 1), settings)
+    plan, after = decide(pressed(*pods), settings, after)
+    assert victims(plan) == ["a"]
+    after = settled(plan, after, OutcomeKind.BLOCKED_BY_BUDGET, settings)
+    assert rate_limits.level(after.budgets, "node", now=NOW, budgets=PLENTY).tokens == 1000
+    again, _ = decide(pressed(*pods, at=NOW + 1), settings, after)
+    assert victims(again) == ["b"]
+    assert refused(again, "a") == ["blocked-by-budget"]
+
+
+@pytest.mark.parametrize(
+    ("on_blocked", "expected", "method"),
+    [(OnBlocked.WAIT, "b", Method.EVICT), (OnBlocked.DELETE, "a", Method.DELETE)],
+)
+def test_a_hard_victim_whose_budget_refuses_is_left_or_deleted_as_configured(
+    on_blocked: OnBlocked, expected: str, method: Method
+) -> None:
+    settings = config(hard(), escalation=Escalation(on_blocked=on_blocked))
+    pods = [view("a", 2 * GI, qos=BE), view("b", 2 * GI)]
+    plan, after = decide(pressed(*pods), settings)
+    assert plan.victims[0].method is Method.EVICT
+    after = settled(plan, after, OutcomeKind.BLOCKED_BY_BUDGET, settings)
+    again, _ = decide(pressed(*pods, at=NOW + 1), settings, after)
+    assert victims(again) == [expected]
+    assert again.victims[0].method is method
+
+
+def test_retry_after_of_a_refusing_budget_is_obeyed() -> None:
+    pods = [view("a", 2 * GI)]
+    plan, after = decide(pressed(*pods))
+    after = settled(plan, after, OutcomeKind.BLOCKED_BY_BUDGET, retry_after_s=10.0)
+    assert victims(decide(pressed(*pods, at=NOW + 9), before=after)[0]) == []
+    assert victims(decide(pressed(*pods, at=NOW + 10), before=after)[0]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "back"),
+    [
+        (OutcomeKind.BLOCKED_BY_BUDGET, True),
+        (OutcomeKind.THROTTLED, True),
+        (OutcomeKind.BUDGET_CONFLICT, True),
+        (OutcomeKind.GONE, True),
+        (OutcomeKind.REPLACED, True),
+        (OutcomeKind.INVALID, True),
+        (OutcomeKind.FORBIDDEN, True),
+        (OutcomeKind.UNAUTHORIZED, True),
+        (OutcomeKind.UNREACHABLE, True),
+        (OutcomeKind.RECHECK_REFUSED, True),
+        (OutcomeKind.ACCEPTED, False),
+        (OutcomeKind.DRY_RUN, False),
+        (OutcomeKind.TIMED_OUT, False),
+        (OutcomeKind.SERVER_ERROR, False),
+    ],
+)
+def test_tokens_come_back_only_when_it_is_proven_that_nothing_was_evicted(kind: OutcomeKind, back: bool) -> None:
+    plan, after = decide(pressed(view("a", 2 * GI)))
+    after = settled(plan, after, kind)
+    for key in rate_limits.keys_of(plan.victims[0].pod, Signal.MEMORY):
+        assert rate_limits.level(after.budgets, key, now=NOW, budgets=PLENTY).tokens == (1000 if back else 999)
+    assert settled(plan, after, kind) == after, "an outcome counts once"
+
+
+def test_every_kind_of_outcome_is_settled() -> None:
+    for kind in OutcomeKind:
+        plan, after = decide(pressed(view("a", 2 * GI)))
+        left = settled(plan, after, kind).in_flight.entries
+        stages = [entry.stage for entry in left]
+        assert stages in ([], [Stage.ACCEPTED], [Stage.DOUBT], [Stage.KILLED], [Stage.UNLISTED], [Stage.REHEARSED])
+
+
+# --- a rehearsal -----------------------------------------------------------------------------------------------------
+
+
+REHEARSAL = config(hard(), mode=Mode.DRY_RUN)
+
+
+def rehearsed(*pods: PodView, settings: Config = REHEARSAL) -> PolicyState:
+    """The state after a rehearsal that named the first of these pods."""
+    plan, after = decide(pressed(*pods), settings)
+    assert victims(plan) == ["hog"]
+    return settled(plan, after, OutcomeKind.DRY_RUN, settings)
+
+
+@pytest.mark.parametrize("order", [Ranking(), Ranking(kubelet=True)])
+@pytest.mark.parametrize("threshold", [hard(), soft()])
+def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(order: Ranking, threshold: Threshold) -> None:
+    settings = config(threshold, mode=Mode.DRY_RUN, ranking=order)
+    pods = [view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED)]
+    named: list[str | None] = []
+    after = fresh()
+    for at in [NOW + second for second in range(120)]:
+        plan, after = decide(pressed(*pods, at=at), settings, after)
+        named += victims(plan)
+        told = [outcome(plan, OutcomeKind.DRY_RUN, index=index, at=at) for index in range(len(plan.victims))]
+        after = engine.settle(after, told, now=at, config=settings)
+    assert len(named) == 1
+    assert codes(plan) == ["pending-release"]
+    assert f"are being released by shop/{named[0]} (rehearsed)" in plan.refusals[0].message
+
+
+def test_a_rehearsal_names_the_next_one_when_more_is_missing_than_the_first_would_have_brought() -> None:
+    before = rehearsed(view("hog", GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
+    grown = [view("hog", GI, qos=BE), view("next", 4 * GI, qos=GUARANTEED)]
+    settings = config(hard(value=2 * GI), mode=Mode.DRY_RUN)
+    assert victims(decide(pressed(*grown, at=NOW + 1), settings, before)[0]) == ["next"]
+
+
+def test_what_a_rehearsal_named_counts_no_longer_when_it_is_really_gone() -> None:
+    before = rehearsed(view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
+    plan, after = decide(pressed(view("next", 3 * GI, qos=GUARANTEED), at=NOW + 1), REHEARSAL, before)
+    assert victims(plan) == ["next"]
+    assert plan.relief_reports == (), "it was not its doing"
+    assert [entry.pod for entry in after.in_flight.entries] == ["shop/next"]
+
+
+def test_a_rehearsal_is_forgotten_with_the_pressure() -> None:
+    hog = view("hog", 2 * GI, qos=BE)
+    before = rehearsed(hog)
+    _, soon = decide(snapshot(hog, at=NOW + 5), REHEARSAL, before)
+    assert soon.in_flight.entries, "an eviction would still be on its way"
+    plan, after = decide(snapshot(hog, at=NOW + 600), REHEARSAL, soon)
+    assert after.in_flight.entries == ()
+    assert plan.relief_reports == ()
+    assert after.in_flight.failures == {}
+    assert victims(decide(pressed(hog, at=NOW + 1200), REHEARSAL, after)[0]) == ["hog"]
+
+
+def test_where_evictions_are_meant_a_rehearsal_counts_for_nothing() -> None:
+    hog = view("hog", 2 * GI, qos=BE)
+    enforce = config(hard(), mode=Mode.ENFORCE)
+    _, after = decide(pressed(hog, at=NOW + 1), enforce, rehearsed(hog))
+    assert after.in_flight.entries == ()
+    assert victims(decide(pressed(hog, at=NOW + 600), enforce, after)[0]) == ["hog"], "its owner is spared no longer"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        OutcomeKind.UNREACHABLE,
+        OutcomeKind.THROTTLED,
+        OutcomeKind.FORBIDDEN,
+        OutcomeKind.UNAUTHORIZED,
+        OutcomeKind.SERVER_ERROR,
+        OutcomeKind.TIMED_OUT,
+    ],
+)
+def test_without_an_api_nothing_is_sent_for_a_while(kind: OutcomeKind) -> None:
+    pods = [view("a", 2 * GI), view("b", 3 * GI, qos=GUARANTEED)]
+    plan, after = decide(pressed(*pods))
+    after = settled(plan, after, kind)
+    again, _ = decide(pressed(*pods, at=NOW + 0.5), before=after)
+    assert victims(again) == []
+    assert codes(again) == [kind.value]
+
+
+def test_a_refused_token_is_tried_again_within_two_seconds_because_it_may_be_rotated_by_then() -> None:
+    pods = [view("a", 2 * GI)]
+    plan, after = decide(pressed(*pods))
+    after = settled(plan, after, OutcomeKind.UNAUTHORIZED)
+    assert victims(decide(pressed(*pods, at=NOW + 2), before=after)[0]) == ["a"]
+
+
+def test_outcomes_of_unknown_plans_change_nothing() -> None:
+    plan, after = decide(pressed(view("a", 2 * GI)))
+    stranger = outcome(plan, OutcomeKind.ACCEPTED)._replace(plan_id="other-7")
+    assert engine.settle(after, [stranger], now=NOW, config=config(hard())) == after
+
+
+# --- the check right before acting -----------------------------------------------------------------------------------
+
+
+def planned() -> tuple[Victim, PolicyState]:
+    plan, after = decide(pressed(view("hog", 2 * GI)))
+    return plan.victims[0], after
+
+
+def rechecked(node: NodeSnapshot, *, victim: Victim | None = None) -> str | None:
+    chosen, after = planned()
+    refusal = engine.recheck(victim or chosen, node, after, now=node.taken_at, config=config(hard()))
+    return None if refusal is None else refusal.code
+
+
+def test_a_victim_passes_while_the_pressure_lasts_and_the_pod_runs() -> None:
+    assert rechecked(pressed(view("hog", 2 * GI), at=NOW + 0.1)) is None
+
+
+RECHECKS: list[tuple[str, NodeSnapshot]] = [
+    ("snapshot-old", pressed(view("hog", 2 * GI))),
+    ("recovered", pressed(view("hog", 2 * GI), at=NOW + 1, available=GI)),
+    ("gone", pressed(at=NOW + 1)),
+    ("not-running", pressed(view("hog")._replace(usage=None), at=NOW + 1)),
+    ("terminating", pressed(view("hog", GI, deletion_wall=WALL), at=NOW + 1)),
+    ("finished", pressed(view("hog", GI, phase="Failed"), at=NOW + 1)),
+    ("pods-stale", pressed(view("hog", GI), at=NOW + 1, pods_synced_at=NOW - 500)),
+    ("own-pod", pressed(view("hog", GI), at=NOW + 1, own_pod_uid="uid-shop-hog")),
+    ("unknown", snapshot(view("hog", GI), at=NOW + 1, available={Signal.MEMORY: None})),
+]
+
+
+@pytest.mark.parametrize(("code", "node"), RECHECKS)
+def test_a_victim_is_let_go_when_anything_has_changed(code: str, node: NodeSnapshot) -> None:
+    assert rechecked(node) == code
+
+
+def test_another_pod_of_the_same_name_is_not_the_victim() -> None:
+    same_name = view("hog", 2 * GI)
+    other = same_name._replace(pod=same_name.pod._replace(uid="another"))
+    assert rechecked(pressed(other, at=NOW + 1)) == "gone"
+
+
+def test_a_victim_that_was_settled_is_not_evicted_again() -> None:
+    plan, after = decide(pressed(view("hog", 2 * GI)))
+    after = settled(plan, after, OutcomeKind.ACCEPTED)
+    refusal = engine.recheck(
+        plan.victims[0], pressed(view("hog", 2 * GI), at=NOW + 1), after, now=NOW + 1, config=config(hard())
+    )
+    assert refusal is not None
+    assert refusal.code == "not-planned"
+
+
+# --- kubelet mode ----------------------------------------------------------------------------------------------------
+
+KUBELET = Ranking(kubelet=True)
+
+
+def test_kubelet_mode_takes_the_first_unprotected_pod_whatever_it_would_free_one_at_a_time() -> None:
+    pods = [
+        view("tiny-over", 2 * MI, request=MI, priority=-1),
+        view("huge-over", 9 * GI, request=GI),
+        view("sys", 9 * GI, namespace="kube-system", priority=-9),
+    ]
+    plan, _ = decide(pressed(*pods), config(hard(), ranking=KUBELET))
+    assert [each.view.pod.name for each in plan.ranking] == ["sys", "tiny-over", "huge-over"]
+    assert victims(plan) == ["tiny-over"]
+
+
+def test_kubelet_mode_serves_soft_memory_before_hard_disk() -> None:
+    held = {"disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=0)}
+    pods = [view("a", 2 * GI), view("filler", MI, usage_more=held, priority=-1)]
+    settings = config(soft(), hard(Signal.NODEFS, 5 * GI), ranking=KUBELET)
+    available: dict[Signal, int | None] = {Signal.MEMORY: 100 * MI, Signal.NODEFS: GI}
+    _, after = decide(snapshot(*pods, at=NOW - 1, available={Signal.MEMORY: 100 * MI}), settings)
+    plan, _ = decide(snapshot(*pods, available=available), settings, after)
+    assert plan.ranked_for is Signal.MEMORY
+
+
+def test_kubelet_mode_waits_for_an_eviction_under_way() -> None:
+    settings = config(hard(), ranking=KUBELET)
+    pods = [view("a", 2 * GI), view("b", 3 * GI, priority=1)]
+    plan, after = decide(pressed(*pods), settings)
+    after = settled(plan, after, OutcomeKind.ACCEPTED, settings)
+    assert victims(decide(pressed(*pods, at=NOW + 5), settings, after)[0]) == []
+
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def test_trusted_wishes_move_pods_in_the_soft_tier_alone() -> None:
+    rules = Protection(trusted_namespaces=("shop",))
+    pods = [
+        view("avoids", 2 * GI, qos=BE, annotations={"nodeagent.io/evict": "avoid"}),
+        view("prefers", 2 * GI, qos=GUARANTEED, request=4 * GI, annotations={"nodeagent.io/evict": "prefer"}),
+    ]
+    settings = config(soft(), protection=rules)
+    _, after = decide(pressed(*pods, at=NOW - 1), settings)
+    assert victims(decide(pressed(*pods), settings, after)[0]) == ["prefers"]
+    assert victims(decide(pressed(*pods), config(hard(), protection=rules))[0]) == ["avoids"]
+
+
+# --- what is not known -----------------------------------------------------------------------------------------------
+
+
+STALE: list[tuple[str, dict[str, Any]]] = [
+    ("pods-never-synced", {"pods_synced_at": None}),
+    ("pods-stale", {"pods_synced_at": NOW - 121}),
+    ("pods-stale", {"pods_synced_at": math.nan}),
+    ("pods-stale", {"pods_synced_at": NOW + 3600}),
+]
+
+
+@pytest.mark.parametrize(("code", "more"), STALE)
+def test_without_a_current_view_of_the_pods_nobody_is_evicted(code: str, more: dict[str, Any]) -> None:
+    plan, _ = decide(pressed(view("hog", 2 * GI), **more))
+    assert victims(plan) == []
+    assert codes(plan) == [code]
+    assert plan.ranking[0].view.pod.name == "hog"
+
+
+def test_what_is_refused_for_several_signals_for_the_same_reason_is_told_once() -> None:
+    node = snapshot(view("hog", 2 * GI), available={**FULL, Signal.PID: 10}, pods_synced_at=None)
+    plan, _ = decide(node, config(hard(), hard(Signal.PID, 1000)))
+    due = {each.threshold.signal for verdict in plan.signals for each in verdict.thresholds if each.due}
+    assert due == {Signal.MEMORY, Signal.PID}
+    assert codes(plan) == ["pods-never-synced"]
+
+
+def test_stale_usage_of_a_pod_is_no_usage() -> None:
+    stale = view("stale", GI)
+    assert stale.usage is not None
+    node = pressed(view("hog", 2 * GI))
+    node = node._replace(pods=(*node.pods, stale._replace(usage=stale.usage._replace(read_at=NOW - 31))))
+    plan, _ = decide(attributed(node, but=GI))
+    assert victims(plan) == ["hog"]
+    assert refused(plan, "stale") == ["usage-unknown"]
+
+
+def test_the_clock_of_the_caller_must_be_a_number() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        engine.decide(snapshot(), fresh(), now=math.nan, config=config())
+
+
+bad_numbers = st.sampled_from([None, -1, -(1 << 70), math.nan, math.inf, -math.inf, 1 << 63, 1 << 80, "9", 2.5])
+bad_times = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, NOW - 3600, NOW + 3600])
+
+
+@settings(deadline=None)
+@given(
+    field=st.sampled_from(["available", "capacity", "read_at"]),
+    number=bad_numbers,
+    time=bad_times,
+)
+def test_a_bad_observation_never_leads_to_an_eviction(field: str, number: Any, time: float) -> None:
+    node = pressed(view("hog", 2 * GI))
+    change: dict[str, Any] = {field: time if field == "read_at" else number}
+    broken = node.observations[Signal.MEMORY]._replace(**change)
+    for limits in (config(hard()), config(hard()._replace(value=Amount(None, 10.0, "10%")))):
+        if field == "capacity" and number is None and limits.thresholds[0].value.percentage is None:
+            continue  # a quantity needs no capacity
+        plan, _ = decide(node._replace(observations={**node.observations, Signal.MEMORY: broken}), limits)
+        assert victims(plan) == []
+
+
+@settings(deadline=None)
+@given(
+    field=st.sampled_from(["memory_working_set", "read_at"]),
+    number=bad_numbers,
+    time=bad_times,
+)
+def test_a_pod_with_bad_usage_is_never_a_victim(field: str, number: Any, time: float) -> None:
+    bad = view("bad", 4 * GI, qos=BE)
+    node = attributed(pressed(bad, view("hog", 5 * GI)))
+    broken = node.pods[0].usage
+    assert broken is not None
+    change: dict[str, Any] = {field: time if field == "read_at" else number}
+    broken = broken._replace(**change)
+    plan, after = decide(node._replace(pods=(PodView(bad.pod, broken), node.pods[1])))
+    assert victims(plan) == ["hog"]
+    assert msgspec.json.decode(msgspec.json.encode(after), type=PolicyState) == after
+
+
+@settings(deadline=None)
+@given(number=bad_numbers)
+def test_a_pod_that_bad_numbers_of_its_containers_stand_for_is_never_a_victim(number: Any) -> None:
+    each = (ContainerUsage("1", "a", 4 * GI, 1), ContainerUsage("2", "b", number, 1))
+    bad = view("bad", None, qos=BE, usage_more={"containers": each, "memory_unreclaimable": 4 * GI})
+    for made in (config(hard()), config(hard(), ranking=Ranking(kubelet=True))):
+        plan, _ = decide(attributed(pressed(bad, view("hog", 5 * GI))), made)
+        assert victims(plan) == ["hog"]
+
+
+@settings(deadline=None)
+@given(number=bad_numbers)
+def test_a_bad_unreclaimable_number_counts_no_more_than_half_of_the_working_set(number: Any) -> None:
+    plan, _ = decide(pressed(view("hog", 2 * GI, usage_more={"memory_unreclaimable": number})))
+    assert plan.ranking[0].relief == GI
+
+
+@settings(deadline=None)
+@given(number=st.sampled_from([-1, math.nan, math.inf, 1 << 70]))
+def test_a_pod_with_an_impossible_request_is_never_a_victim(number: Any) -> None:
+    bad = view("bad", 4 * GI, qos=BE)
+    container = bad.pod.containers[0]._replace(requests=Resources(memory=number))
+    bad = bad._replace(pod=bad.pod._replace(containers=(container,)))
+    plan, _ = decide(attributed(pressed(bad, view("hog", 5 * GI))))
+    assert victims(plan) == ["hog"]
+
+
+@settings(deadline=None)
+@given(taken_at=bad_times, wall_time=bad_times)
+def test_a_snapshot_of_a_broken_clock_never_leads_to_an_eviction(taken_at: float, wall_time: float) -> None:
+    node = pressed(view("hog", 2 * GI))._replace(taken_at=taken_at, wall_time=wall_time)
+    plan, _ = engine.decide(node, fresh(), now=NOW, config=config(hard()))
+    assert victims(plan) == []
+
+
+@settings(deadline=None)
+@given(
+    deletion=st.sampled_from([math.nan, math.inf, -math.inf, -1.0, WALL - 1e9, WALL + 1e9]),
+    grace=st.sampled_from([None, math.nan, -1.0, math.inf, 0.0]),
+)
+def test_a_terminating_pod_with_nonsense_for_a_grace_is_no_new_victim(deletion: float, grace: float | None) -> None:
+    leaving = view("leaving", 2 * GI, deletion_wall=deletion, deletion_grace_s=grace)
+    _, after = decide(pressed(leaving, view("hog", 4 * GI)), config(soft()))
+    plan, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 1), config(soft()), after)
+    assert "leaving" not in victims(plan)
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_survives_being_written_and_read_back() -> None:
+    pods = [view("hog", 2 * GI), view("leaving", MI, deletion_wall=WALL + 9, deletion_grace_s=9.0)]
+    plan, after = decide(pressed(*pods))
+    for kind in (OutcomeKind.ACCEPTED, OutcomeKind.BLOCKED_BY_BUDGET, OutcomeKind.UNREACHABLE):
+        then = settled(plan, after, kind)
+        assert msgspec.json.decode(msgspec.json.encode(then), type=PolicyState) == then
+
+
+def test_a_crash_between_writing_and_acting_evicts_nobody_twice() -> None:
+    node = pressed(view("hog", 2 * GI), view("other", 4 * GI, qos=GUARANTEED))
+    plan, after = decide(node)
+    reborn = state.restored(msgspec.json.decode(msgspec.json.encode(after), type=PolicyState), instance="again")
+    for second in range(1, 10):
+        again, reborn = decide(pressed(*node.pods, at=NOW + second), before=reborn)
+        assert victims(again) == [], f"{victims(plan)} may be on its way for {second} s"
+    assert again.id == "again-9"
+
+
+def test_with_a_lost_state_budgets_count_as_spent() -> None:
+    settings = config(hard(), budgets=PLENTY._replace(node=Bucket(5, 30.0)))
+    before = state.initial("new", now=NOW, budgets_spent=True)
+    plan, after = decide(pressed(view("hog", 2 * GI)), settings, before)
+    assert victims(plan) == []
+    assert set(codes(plan)) & {"budget-node", "budget-owner", "budget-namespace"}
+    plan, _ = decide(pressed(view("hog", 2 * GI), at=NOW + 120), settings, after)
+    assert victims(plan) == ["hog"]
+
+
+def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
+    memo = engine.Memo()
+    pods = [view(f"p{number}", number * 100 * MI, request=GI) for number in range(8)]
+    changed = [each._replace(pod=each.pod._replace(priority=7, labels={"keep": ""})) for each in pods]
+    for views in (pods, changed, pods[:4], changed):
+        for rules in (config(hard()), config(hard(), protection=Protection(labels=("keep",)))):
+            with_memo, _ = decide(pressed(*views), rules, memo=memo)
+            assert with_memo == decide(pressed(*views), rules)[0]
+
+
+def test_a_budgeted_pod_is_spared_in_the_soft_tier_by_its_headroom() -> None:
+    settings = config(soft())
+    pods = [view("a", 2 * GI, qos=BE, budgets=(DisruptionBudget("b", 0),)), view("b", 2 * GI)]
+    _, after = decide(pressed(*pods, at=NOW - 1), settings)
+    plan, _ = decide(pressed(*pods), settings, after)
+    assert victims(plan) == ["b"]
+    assert refused(plan, "a") == ["disruption-budget"]

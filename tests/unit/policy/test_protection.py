@@ -1,0 +1,195 @@
+"""Which pods are never victims, and which switch changes that."""
+
+from typing import Any
+
+import pytest
+
+from nodeagent.config.schema import Protection
+from nodeagent.model import DisruptionBudget, Owner, Pod, PodSource, PodUsage, Tier
+from nodeagent.policy import protection
+from tests.support.nodes import NOW, WALL, pod, usage
+
+NOTHING = Protection(
+    daemon_sets=False,
+    namespaces=(),
+    bare_pods=False,
+    node_bound=False,
+    minimum_age_s=0.0,
+    disruption_budgets=False,
+    unknown_pods=False,
+)
+
+
+def scene(rules: Protection, tier: Tier = Tier.SOFT) -> protection.Scene:
+    return protection.Scene(rules, tier, "memory", NOW, WALL)
+
+
+def codes(
+    of: Pod,
+    rules: Protection = Protection(),  # noqa: B008 - immutable
+    *,
+    tier: Tier = Tier.SOFT,
+    used: PodUsage | None = None,
+) -> list[str]:
+    uses = used if used is not None else usage(of, 100)
+    here = scene(rules, tier)
+    momentary = protection.momentary(of, uses, uses.memory_working_set, here, protection.asked(here))
+    return [refusal.code for refusal in (*protection.standing(of, rules), *momentary)]
+
+
+def test_an_ordinary_pod_has_no_protection() -> None:
+    assert codes(pod("web")) == []
+
+
+COMPILED_IN: list[tuple[str, dict[str, Any]]] = [
+    ("static", {"static": "file"}),
+    ("static", {"static": "cgroup"}),
+    ("mirror", {"mirror_of": "40752f5e63399d9c92ea85f4b6e74059"}),
+    ("system-node-critical", {"priority_class": "system-node-critical", "priority": None}),
+    ("critical-priority", {"priority": 2_000_000_000}),
+    ("nameless", {"namespace": ""}),
+    ("finished", {"phase": "Succeeded"}),
+    ("terminating", {"deletion_wall": WALL + 5}),
+]
+
+
+@pytest.mark.parametrize(("code", "of"), COMPILED_IN)
+@pytest.mark.parametrize("tier", list(Tier))
+def test_no_configuration_takes_a_compiled_in_protection_away(code: str, of: dict[str, Any], tier: Tier) -> None:
+    assert codes(pod("a", **of), NOTHING, tier=tier) == [code]
+
+
+def test_a_priority_below_two_billion_is_evictable() -> None:
+    assert codes(pod("a", priority=1_999_999_999)) == []
+
+
+AUTHORS_TEXT: list[dict[str, Any]] = [
+    {"annotations": {"kubernetes.io/config.source": "file"}},
+    {"annotations": {"kubernetes.io/config.mirror": "hash", "kubernetes.io/config.hash": "hash"}},
+    {"priority_class": "system-node-critical", "priority": 0},
+    {"owner": Owner("DaemonSet", "log", "ds", "example.com/v1")},
+    {"labels": {"tier": "gold"}},
+    {"annotations": {"nodeagent.io/keep": "yes"}},
+    {"annotations": {"nodeagent.io/evict": "never"}},
+]
+
+
+@pytest.mark.parametrize("of", AUTHORS_TEXT)
+@pytest.mark.parametrize("tier", list(Tier))
+def test_what_a_pods_author_writes_protects_it_nowhere_but_in_trusted_namespaces(
+    of: dict[str, Any], tier: Tier
+) -> None:
+    rules = Protection(
+        labels=("tier=gold",), annotations=("nodeagent.io/keep",), trusted_namespaces=("platform",), bare_pods=False
+    )
+    assert codes(pod("a", **of), rules, tier=tier) == []
+
+
+@pytest.mark.parametrize("trusted", ["shop", "*"])
+@pytest.mark.parametrize("code", ["label", "annotation", "wish-never"])
+def test_a_trusted_namespace_is_named_or_every_one(code: str, trusted: str) -> None:
+    _, of, switch = next(row for row in SWITCHED if row[0] == code)
+    rules = NOTHING._replace(**switch | {"trusted_namespaces": (trusted,)})
+    assert codes(pod("a", **of | {"namespace": "shop"}), rules) == [code]
+
+
+SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("unknown-pod", {"source": PodSource.HOST}, {"unknown_pods": True}),
+    ("daemon-set", {"owner": Owner("DaemonSet", "log", "ds")}, {"daemon_sets": True}),
+    ("namespace", {"namespace": "kube-system"}, {"namespaces": ("kube-system",)}),
+    ("bare-pod", {"owner": None}, {"bare_pods": True}),
+    ("node-bound", {"node_bound": "local volume data"}, {"node_bound": True}),
+    ("claims-unknown", {"claims_unknown": "whether its claim data is local is not known"}, {"node_bound": True}),
+    ("label", {"labels": {"tier": "gold"}}, {"labels": ("tier=gold",), "trusted_namespaces": ("shop",)}),
+    ("label", {"labels": {"tier": "lead"}}, {"labels": ("tier",), "trusted_namespaces": ("shop",)}),
+    (
+        "annotation",
+        {"annotations": {"nodeagent.io/keep": "yes"}},
+        {"annotations": ("nodeagent.io/keep=yes",), "trusted_namespaces": ("shop",)},
+    ),
+    ("too-young", {"age_s": 30.0}, {"minimum_age_s": 60.0}),
+    ("too-young", {"age_s": -30.0}, {"minimum_age_s": 60.0}),
+    ("disruption-budget", {"budgets": (DisruptionBudget("b", 0),)}, {"disruption_budgets": True}),
+    (
+        "wish-never",
+        {"annotations": {"nodeagent.io/evict": "never"}, "namespace": "trusted"},
+        {"trusted_namespaces": ("trusted",)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "of", "switch"), SWITCHED)
+def test_a_configurable_protection_holds_when_switched_on_and_only_then(
+    code: str, of: dict[str, Any], switch: dict[str, Any]
+) -> None:
+    assert codes(pod("a", **of), NOTHING._replace(**switch)) == [code]
+    assert codes(pod("a", **of), NOTHING) == []
+
+
+def test_a_label_with_another_value_does_not_protect() -> None:
+    assert (
+        codes(pod("a", labels={"tier": "lead"}), NOTHING._replace(labels=("tier=gold",), trusted_namespaces=("*",)))
+        == []
+    )
+
+
+@pytest.mark.parametrize("code", ["disruption-budget", "wish-never"])
+def test_budgets_and_wishes_are_no_protection_in_the_hard_tier(code: str) -> None:
+    of, switch = next((of, switch) for each, of, switch in SWITCHED if each == code)
+    assert codes(pod("a", **of), NOTHING._replace(**switch), tier=Tier.HARD) == []
+
+
+def test_a_budget_with_headroom_does_not_protect() -> None:
+    assert codes(pod("a", budgets=(DisruptionBudget("b", 1),))) == []
+
+
+@pytest.mark.parametrize("wish", ["never", "prefer", "avoid"])
+def test_a_wish_outside_the_trusted_namespaces_is_ignored(wish: str) -> None:
+    of = pod("a", annotations={"nodeagent.io/evict": wish})
+    assert codes(of) == []
+    assert protection.wish(of, Protection(), tier=Tier.SOFT) == 0.0
+
+
+@pytest.mark.parametrize(("wish", "value"), [("prefer", -1.0), ("avoid", 1.0), ("nonsense", 0.0)])
+def test_a_trusted_wish_moves_a_pod_but_never_in_the_hard_tier(wish: str, value: float) -> None:
+    of, rules = pod("a", annotations={"nodeagent.io/evict": wish}), Protection(trusted_namespaces=("shop",))
+    assert protection.wish(of, rules, tier=Tier.SOFT) == value
+    assert protection.wish(of, rules, tier=Tier.HARD) == 0.0
+
+
+def test_the_age_of_the_cgroup_counts_before_the_time_stamps_of_the_api() -> None:
+    of = pod("a", age_s=3600.0)
+    assert codes(of, used=usage(of, 1, started_at=NOW - 10)) == ["too-young"]
+
+
+def test_youth_protects_nobody_in_the_hard_tier_where_the_youngest_is_often_the_culprit() -> None:
+    assert codes(pod("a", age_s=1.0), tier=Tier.SOFT) == ["too-young"]
+    assert codes(pod("a", age_s=1.0), tier=Tier.HARD) == []
+
+
+@pytest.mark.parametrize("started", [None, float("nan")])
+def test_a_pod_of_unknown_age_is_too_young(started: float | None) -> None:
+    assert codes(pod("a", started_wall=started, created_wall=None)) == ["too-young"]
+
+
+def test_usage_that_is_not_known_protects() -> None:
+    of = pod("a")
+    assert codes(of, used=usage(of, None)) == ["usage-unknown"]
+    assert [each.code for each in protection.momentary(of, None, None, scene(NOTHING))] == ["not-running"]
+
+
+def test_a_pod_says_all_its_reasons() -> None:
+    of = pod("a", namespace="kube-system", owner=Owner("DaemonSet", "log", "ds"), age_s=1.0)
+    assert codes(of) == ["daemon-set", "namespace", "too-young"]
+
+
+def test_every_reason_has_a_code_of_its_own() -> None:
+    rows = [row.code for row in protection.STANDING] + [row.code for row in protection.MOMENTARY]
+    assert len(set(rows)) == len(rows)
+
+
+def test_every_switch_is_a_key_of_the_configuration() -> None:
+    fields = {name.removesuffix("_s").replace("_", "") for name in Protection._fields}
+    for row in (*protection.STANDING, *protection.MOMENTARY):
+        if row.switch:
+            assert row.switch.removeprefix("protection.").lower() in fields

@@ -1,0 +1,370 @@
+"""The eviction order: total, stable, monotone, and the kubelet's where that is asked for."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.model import (
+    DiskLayout,
+    DiskUsage,
+    NodeSnapshot,
+    Owner,
+    Plan,
+    PodSource,
+    PodView,
+    QOSClass,
+    RankedPod,
+    Signal,
+    Tier,
+    Unit,
+)
+from nodeagent.policy import ranking
+from nodeagent.policy.candidates import Lineup, Memo, line_up
+from tests.support.nodes import GI, MI, NOW, config, snapshot, usage, view
+
+KUBELET = Ranking(kubelet=True)
+BE, BURSTABLE, GUARANTEED = QOSClass.BEST_EFFORT, QOSClass.BURSTABLE, QOSClass.GUARANTEED
+
+
+def lined_up(
+    node: NodeSnapshot,
+    signal: Signal = Signal.MEMORY,
+    rules: Ranking = Ranking(),  # noqa: B008 - immutable
+    growth: ranking.GrowthState = ranking.GrowthState(),  # noqa: B008 - immutable
+) -> Lineup:
+    return line_up(node, signal, tier=Tier.SOFT, config=config(ranking=rules), growth=growth, memo=Memo())
+
+
+def names(
+    *pods: PodView,
+    signal: Signal = Signal.MEMORY,
+    rules: Ranking = Ranking(),  # noqa: B008 - immutable
+    layout: DiskLayout = DiskLayout.SINGLE,
+) -> list[str | None]:
+    return [each.view.pod.name for each in lined_up(snapshot(*pods, layout=layout), signal, rules).pods]
+
+
+def by(*keys: RankingKey) -> Ranking:
+    return Ranking(order=keys)
+
+
+def disk(name: str, **more: int) -> PodView:
+    return view(name, usage_more={"disk": DiskUsage(**more)})
+
+
+# --- the default order -----------------------------------------------------------------------------------------------
+
+
+def test_qos_class_comes_before_everything_else_by_default() -> None:
+    order = names(
+        view("guaranteed", 9 * GI, qos=GUARANTEED, request=GI, priority=-5),
+        view("burstable", 5 * GI, request=GI),
+        view("best-effort", 10 * MI, qos=BE, priority=1000),
+    )
+    assert order == ["best-effort", "burstable", "guaranteed"]
+
+
+def test_within_a_class_pods_over_their_request_come_first_then_low_priority_then_most_over() -> None:
+    order = names(
+        view("within", 4 * GI, request=5 * GI, priority=-100),
+        view("over-high-priority", 4 * GI, request=GI, priority=10),
+        view("over-little", 2 * GI, request=GI),
+        view("over-much", 3 * GI, request=GI),
+    )
+    assert order == ["over-much", "over-little", "over-high-priority", "within"]
+
+
+def test_a_missing_priority_counts_as_zero() -> None:
+    pods = [view("none", GI, priority=None), view("low", GI, priority=-1), view("high", GI, priority=1)]
+    assert names(*pods) == ["low", "none", "high"]
+
+
+def test_a_priority_that_only_the_api_knows_is_not_reported_as_zero() -> None:
+    host, api = view("host", GI, priority=None, source=PodSource.HOST), view("api", GI, priority=None)
+    lineup = lined_up(snapshot(host, api))
+    assert len(lineup.pods) == 2
+    for pod in lineup.pods:
+        texts = [key.text for key in ranking.keys_of(pod, lineup.order, unit=Unit.BYTES)]
+        assert ("priority not known" if pod.view.pod.name == "host" else "priority 0") in texts
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "last"),
+    [
+        (RankingKey.QOS, view("a", qos=BE), view("b", qos=GUARANTEED)),
+        (RankingKey.EXCEEDS_REQUEST, view("a", 2, request=1), view("b", 1, request=1)),
+        (RankingKey.PRIORITY, view("a", priority=1), view("b", priority=2)),
+        (RankingKey.USAGE_OVER_REQUEST, view("a", 5, request=1), view("b", 6, request=3)),
+        (RankingKey.USAGE, view("a", 7), view("b", 6)),
+        (
+            RankingKey.POD_DELETION_COST,
+            view("a", annotations={ranking.DELETION_COST: "-7"}),
+            view("b", annotations={ranking.DELETION_COST: "3"}),
+        ),
+        (RankingKey.AGE, view("a", age_s=90.0), view("b", age_s=1000.0)),
+    ],
+)
+def test_each_key_puts_one_pod_before_the_other(key: RankingKey, first: PodView, last: PodView) -> None:
+    renamed = first._replace(pod=first.pod._replace(name="z"))  # so that the tie-break would say the opposite
+    assert names(renamed, last, rules=by(key)) == ["z", "b"]
+
+
+def test_a_replica_whose_sibling_runs_here_goes_before_one_that_is_alone() -> None:
+    owner = Owner("ReplicaSet", "twin", "rs-twin")
+    pods = [view("alone"), view("twin-1", owner=owner), view("twin-2", owner=owner)]
+    assert names(*pods, rules=by(RankingKey.DUPLICATE_ON_NODE)) == ["twin-1", "twin-2", "alone"]
+
+
+def test_a_sibling_that_is_terminating_is_no_sibling() -> None:
+    owner = Owner("ReplicaSet", "twin", "rs-twin")
+    pods = [view("a-alone"), view("twin-1", owner=owner), view("twin-2", owner=owner, deletion_wall=1.0)]
+    lineup = lined_up(snapshot(*pods), rules=by(RankingKey.DUPLICATE_ON_NODE))
+    assert [each.values for each in lineup.pods] == [(1.0,), (1.0,), (1.0,)]
+
+
+def test_a_deletion_cost_that_is_no_number_counts_as_none() -> None:
+    odd = view("odd", annotations={ranking.DELETION_COST: "١٢"})
+    assert lined_up(snapshot(odd), rules=by(RankingKey.POD_DELETION_COST)).pods[0].values == (0.0,)
+
+
+# --- totality, stability, monotony -----------------------------------------------------------------------------------
+
+some_pods = st.lists(
+    st.builds(
+        lambda number, memory, qos, priority, request: view(
+            f"p{number}", memory, qos=qos, priority=priority, request=request
+        ),
+        st.integers(0, 10_000),
+        st.one_of(st.none(), st.integers(0, 4 * GI)),
+        st.sampled_from(QOSClass),
+        st.one_of(st.none(), st.integers(-10, 10)),
+        st.one_of(st.none(), st.integers(0, 2 * GI)),
+    ),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda each: each.pod.uid,
+)
+some_rules = st.one_of(
+    st.just(KUBELET), st.builds(lambda keys: Ranking(order=tuple(keys)), st.permutations(list(RankingKey)))
+)
+
+
+@settings(deadline=None)
+@given(some_pods, some_rules, st.sampled_from(Signal), st.randoms(use_true_random=False))
+def test_the_order_does_not_depend_on_how_pods_were_listed(
+    pods: list[PodView], rules: Ranking, signal: Signal, chance: random.Random
+) -> None:
+    shuffled = list(pods)
+    chance.shuffle(shuffled)
+    assert names(*pods, signal=signal, rules=rules) == names(*shuffled, signal=signal, rules=rules)
+
+
+@settings(deadline=None)
+@given(some_pods, some_rules, st.integers(0, 11), st.integers(1, 4 * GI))
+def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: Ranking, index: int, more: int) -> None:
+    index %= len(pods)
+    victim = pods[index]
+    before = victim.usage
+    assert before is not None
+    grown = victim._replace(usage=usage(victim.pod, (before.memory_working_set or 0) + more))
+    rank = names(*pods, rules=rules).index(victim.pod.name)
+    after = names(*pods[:index], grown, *pods[index + 1 :], rules=rules).index(victim.pod.name)
+    assert after <= rank
+
+
+@settings(deadline=None)
+@given(some_pods, some_rules)
+def test_without_usage_a_pod_is_behind_all_that_equal_it_on_the_keys_before_usage(
+    pods: list[PodView], rules: Ranking
+) -> None:
+    lineup = lined_up(snapshot(*pods), rules=rules)
+    needs_usage = {RankingKey.EXCEEDS_REQUEST, RankingKey.USAGE_OVER_REQUEST, RankingKey.USAGE, RankingKey.GROWTH}
+    until = min(index for index, name in enumerate(lineup.order) if name in needs_usage)
+    known: dict[tuple[float, ...], list[int]] = {}
+    for each in lineup.pods:
+        if each.usage is not None:
+            known.setdefault(each.values[:until], []).append(each.rank)
+    for each in lineup.pods:
+        if each.usage is None:
+            assert all(rank < each.rank for rank in known.get(each.values[:until], []))
+
+
+def test_ranks_count_from_one_without_a_gap_and_protected_pods_keep_theirs() -> None:
+    lineup = lined_up(snapshot(view("b", GI), view("a", 2 * GI, namespace="kube-system"), view("c", MI)))
+    assert [(each.rank, each.view.pod.name) for each in lineup.pods] == [(1, "a"), (2, "b"), (3, "c")]
+    assert [refusal.code for refusal in lineup.pods[0].refusals] == ["namespace"]
+
+
+# --- PIDs ------------------------------------------------------------------------------------------------------------
+
+
+def processes(name: str, count: int, **more: Any) -> PodView:
+    return view(name, usage_more={"process_count": count, "thread_count": count}, **more)
+
+
+def test_the_fork_bomb_is_found_before_fifty_innocents() -> None:
+    innocents = [processes(f"innocent-{number:02}", 10, qos=BE, priority=-1) for number in range(50)]
+    assert names(*innocents, processes("bomb", 4000, qos=GUARANTEED, priority=100), signal=Signal.PID)[0] == "bomb"
+
+
+def test_a_young_fork_bomb_is_found_by_its_growth_while_it_is_still_small() -> None:
+    steady = processes("steady", 900)
+    earlier = ranking.remember(
+        ranking.GrowthState(), snapshot(steady, processes("bomb", 10), at=NOW - 6, wall_time=1.8e9)
+    )
+    lineup = lined_up(snapshot(steady, processes("bomb", 600)), Signal.PID, growth=earlier)
+    assert [each.view.pod.name for each in lineup.pods] == ["bomb", "steady"]
+
+
+def test_a_pod_that_was_not_there_has_grown_from_nothing() -> None:
+    earlier = ranking.remember(ranking.GrowthState(), snapshot(processes("steady", 900), at=NOW - 6))
+    lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
+    assert lineup.pods[0].view.pod.name == "new"
+
+
+def test_an_old_sample_says_nothing_about_growth() -> None:
+    earlier = ranking.remember(ranking.GrowthState(), snapshot(at=NOW - 600))
+    lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
+    assert lineup.pods[0].view.pod.name == "steady"
+
+
+def test_growth_is_reckoned_over_at_least_half_a_step() -> None:
+    growth = ranking.GrowthState()
+    for second in range(8):
+        growth = ranking.remember(growth, snapshot(processes("one", 100 + second), at=NOW + second))
+    rate = ranking.growth_of(growth, Signal.PID, DiskLayout.SINGLE, at=NOW + 8)
+    now = processes("one", 108).usage
+    assert rate(now, 108) == pytest.approx(1.0)
+
+
+# --- the kubelet's order ---------------------------------------------------------------------------------------------
+
+
+def test_kubelet_memory_order_knows_no_qos_class() -> None:
+    order = names(
+        view("best-effort-within", 0, qos=BE),
+        view("guaranteed-over", 3 * GI, qos=GUARANTEED, request=2 * GI),
+        view("burstable-over-high", 9 * GI, request=GI, priority=5),
+        rules=KUBELET,
+    )
+    assert order == ["guaranteed-over", "burstable-over-high", "best-effort-within"]
+
+
+def test_kubelet_pid_order_is_priority_then_processes() -> None:
+    pods = [processes("a", 10), processes("b", 20), processes("c", 5000, priority=1)]
+    assert names(*pods, signal=Signal.PID, rules=KUBELET) == ["b", "a", "c"]
+
+
+def test_kubelet_inode_order_is_any_use_then_priority_then_most_inodes() -> None:
+    pods = [
+        disk("none", rootfs_inodes=0, logs_inodes=0, volumes_inodes=0),
+        disk("few", rootfs_inodes=5),
+        disk("many", rootfs_inodes=500),
+    ]
+    pods.append(disk("high", rootfs_inodes=9000)._replace(pod=view("high", priority=7).pod))
+    assert names(*pods, signal=Signal.NODEFS_INODES, rules=KUBELET) == ["many", "few", "high", "none"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "signal", "expected"),
+    [
+        (DiskLayout.SINGLE, Signal.NODEFS, 111),
+        (DiskLayout.SINGLE, Signal.IMAGEFS, 111),
+        (DiskLayout.SINGLE, Signal.CONTAINERFS, 111),
+        (DiskLayout.DEDICATED_IMAGEFS, Signal.NODEFS, 110),
+        (DiskLayout.DEDICATED_IMAGEFS, Signal.IMAGEFS, 1),
+        (DiskLayout.DEDICATED_IMAGEFS, Signal.CONTAINERFS, 1),
+        (DiskLayout.SPLIT, Signal.NODEFS, 111),
+        (DiskLayout.SPLIT, Signal.IMAGEFS, 0),
+        (DiskLayout.SPLIT, Signal.CONTAINERFS, 111),
+        (DiskLayout.UNKNOWN, Signal.NODEFS, None),
+    ],
+)
+def test_measured_disk_depends_on_the_layout(layout: DiskLayout, signal: Signal, expected: int | None) -> None:
+    held = DiskUsage(rootfs_bytes=1, logs_bytes=10, volumes_bytes=100)
+    assert ranking.disk_of(held, signal, layout) == expected
+
+
+def test_imagefs_of_a_split_layout_ranks_by_priority_and_name_not_by_the_smallest_request() -> None:
+    pods = [view("b", priority=1), view("a", priority=1), view("c", priority=0)]
+    order = names(*pods, signal=Signal.IMAGEFS, rules=KUBELET, layout=DiskLayout.SPLIT)
+    assert order == ["c", "a", "b"]
+
+
+def test_a_disk_number_of_which_a_part_is_missing_is_the_sum_of_the_rest() -> None:
+    assert ranking.disk_of(DiskUsage(logs_bytes=10), Signal.NODEFS, DiskLayout.SINGLE) == 10
+    assert ranking.disk_of(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None
+
+
+@pytest.mark.parametrize("rules", [Ranking(), KUBELET])
+@pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.NODEFS, Signal.NODEFS_INODES, Signal.PID])
+def test_a_starting_pod_without_stats_is_last_among_its_equals(signal: Signal, rules: Ranking) -> None:
+    starting = PodView(view("a-starting").pod, None)
+    idle = view("idle", 0, usage_more={"disk": DiskUsage(0, 0, 0, 0, 0, 0), "process_count": 0})
+    assert names(starting, idle, signal=signal, rules=rules) == ["idle", "a-starting"]
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def explained(*pods: PodView, signal: Signal = Signal.MEMORY, rules: Ranking) -> list[tuple[str, ...]]:
+    lineup = lined_up(snapshot(*pods), signal, rules)
+    plan = Plan("x-1", NOW, NOW, (), (), ranking=tuple(lineup.pods), ranked_for=signal, rank_order=lineup.order)
+    explanation: tuple[RankedPod, ...] = ranking.explained(plan).ranking
+    return [tuple(key.text for key in each.keys) for each in explanation]
+
+
+def test_every_key_is_explained_with_its_numbers() -> None:
+    pods = view("a", 300 * MI, request=88 * MI, priority=7, annotations={ranking.DELETION_COST: "12"})
+    assert explained(pods, rules=by(*RankingKey)) == [
+        (
+            "Burstable",
+            "over its request of 88Mi",
+            "priority 7",
+            "uses 212Mi over its request",
+            "uses 300Mi",
+            "grows by 0 a second",
+            "deletion cost 12",
+            "started 3600s ago",
+            "no sibling here",
+            "0 restarts",
+        )
+    ]
+
+
+def test_every_key_of_the_configuration_has_a_function_and_a_text() -> None:
+    assert set(RankingKey) <= set(ranking.KEYS)
+    assert len(explained(view("a"), rules=by(*RankingKey))[0]) == len(RankingKey)
+
+
+def test_what_is_not_known_is_said_to_be_not_known() -> None:
+    unknown = PodView(view("a").pod._replace(started_wall=None, created_wall=None), None)
+    texts = explained(unknown, rules=by(RankingKey.EXCEEDS_REQUEST, RankingKey.USAGE, RankingKey.AGE))
+    assert texts == [("usage not known", "usage not known", "age not known")]
+
+
+def test_pids_are_explained_as_counts() -> None:
+    texts = explained(processes("a", 4000), signal=Signal.PID, rules=by(RankingKey.USAGE_OVER_REQUEST))
+    assert texts == [("4000 in 10s as it grows or forks", "uses 4000")]
+
+
+def test_a_bomb_whose_children_live_for_milliseconds_is_found_by_what_it_forks() -> None:
+    innocents = [processes(f"innocent-{number:02}", 50, qos=BE) for number in range(50)]
+    bomb = processes("bomb", 12, qos=GUARANTEED)
+    assert bomb.usage is not None
+    bomb = bomb._replace(usage=bomb.usage._replace(forks_per_s=2000.0))
+    for growth in (ranking.GrowthState(), ranking.remember(ranking.GrowthState(), snapshot(bomb, at=NOW - 6))):
+        lineup = lined_up(snapshot(*innocents, bomb), Signal.PID, growth=growth)
+        assert lineup.pods[0].view.pod.name == "bomb"
+
+
+@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -1.0])
+def test_a_fork_rate_that_cannot_be_changes_no_order(absurd: float) -> None:
+    odd = processes("odd", 12)
+    assert odd.usage is not None
+    odd = odd._replace(usage=odd.usage._replace(forks_per_s=absurd))
+    assert names(processes("many", 50), odd, signal=Signal.PID) == ["many", "odd"]

@@ -1,0 +1,162 @@
+"""What evictions would free, and the least harmful set that covers what is missing."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.config.schema import Relief
+from nodeagent.model import Amount, CgroupUsage, DiskLayout, DiskRest, DiskSight, DiskUsage, HostDirectory, Signal
+from nodeagent.policy import relief
+from tests.support.nodes import CAPACITY, GI, MI, NOW, pod, snapshot, usage, view
+
+# --- what an eviction frees ------------------------------------------------------------------------------------------
+
+
+def test_clean_page_cache_is_nobodys_relief() -> None:
+    hog = usage(pod("cache-hog"), 4 * GI, memory_unreclaimable=20 * MI)
+    assert relief.of(hog, Signal.MEMORY, DiskLayout.SINGLE) == 20 * MI
+
+
+def test_half_of_the_working_set_counts_where_memory_stat_could_not_be_read() -> None:
+    unread = usage(pod("a"), 4 * GI, memory_unreclaimable=None)
+    assert relief.of(unread, Signal.MEMORY, DiskLayout.SINGLE) == 2 * GI
+
+
+def test_pids_come_back_as_threads() -> None:
+    of = usage(pod("a"), 1, process_count=3, thread_count=400)
+    assert relief.of(of, Signal.PID, DiskLayout.SINGLE) == 400
+    assert relief.of(of._replace(thread_count=None), Signal.PID, DiskLayout.SINGLE) == 3
+
+
+def test_disk_comes_back_from_the_file_system_it_is_on() -> None:
+    of = usage(pod("a"), 1, disk=DiskUsage(rootfs_bytes=5, logs_bytes=10, volumes_bytes=20))
+    assert relief.of(of, Signal.IMAGEFS, DiskLayout.DEDICATED_IMAGEFS) == 5
+    assert relief.of(of, Signal.NODEFS, DiskLayout.DEDICATED_IMAGEFS) == 30
+
+
+@pytest.mark.parametrize("bad", [None, -1, float("nan"), 1 << 63, "4Gi", True])
+def test_a_number_that_cannot_be_is_no_relief(bad: object) -> None:
+    of = usage(pod("a"), None, memory_unreclaimable=bad)
+    assert relief.of(of, Signal.MEMORY, DiskLayout.SINGLE, most=16 * GI) is None
+
+
+def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing() -> None:
+    assert relief.minimum(Relief(), GI) == GI // 100
+    assert relief.minimum(Relief(minimum_relief=Amount(MI, None, "1Mi")), GI) == MI
+    assert relief.minimum(Relief(minimum_relief=Amount(0, None, "0")), GI) == 1
+    assert relief.minimum(Relief(), 5) == 1
+
+
+# --- the set ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reliefs", "deficit", "expected"),
+    [
+        ([10], 10, (0,)),
+        ([10, 10], 10, (0,)),
+        ([6, 1, 5], 10, (0, 2)),  # the middle one is superfluous
+        ([4, 5, 6], 10, (0, 2)),  # two suffice; of all pairs that cover, the first in order
+        ([1, 2, 100, 900], 100, (2,)),  # the small ones are made superfluous by the third; nobody behind it is touched
+        ([50, 50, 1000], 100, (0, 1)),  # the large one behind the cut is left alone
+    ],
+)
+def test_the_least_harmful_set(reliefs: list[int], deficit: int, expected: tuple[int, ...]) -> None:
+    assert relief.least_harmful(reliefs, deficit, most=5) == expected
+
+
+def test_when_more_are_needed_than_may_go_at_once_the_largest_of_the_needed_go() -> None:
+    assert relief.least_harmful([3, 1, 2, 9, 50], 15, most=2) == (0, 3)
+
+
+some_reliefs = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+@settings(deadline=None)
+@given(some_reliefs, st.integers(1, 120), st.integers(1, 8))
+def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
+    reliefs: list[int], deficit: int, most: int
+) -> None:
+    chosen = relief.least_harmful(reliefs, deficit, most=most)
+    prefix = next((size for size in range(1, len(reliefs) + 1) if sum(reliefs[:size]) >= deficit), None)
+    assert list(chosen) == sorted(set(chosen))
+    assert len(chosen) <= most
+    if prefix is None:
+        return
+    covering = [
+        indices
+        for size in range(1, prefix + 1)
+        for indices in combinations(range(prefix), size)
+        if sum(reliefs[index] for index in indices) >= deficit
+    ]
+    smallest = min(len(indices) for indices in covering)
+    if smallest <= most:
+        assert chosen == min(indices for indices in covering if len(indices) == smallest)
+        for dropped in chosen:
+            assert sum(reliefs[index] for index in chosen if index != dropped) < deficit
+    else:
+        assert sorted(reliefs[index] for index in chosen) == sorted(reliefs[:prefix], reverse=True)[:most][::-1]
+
+
+# --- where it is instead ---------------------------------------------------------------------------------------------
+
+
+def test_futility_tells_where_memory_is_with_numbers() -> None:
+    node = snapshot(
+        view("small", 100 * MI),
+        available={Signal.MEMORY: 200 * MI},
+        cgroups=(CgroupUsage("/system.slice/db.service", 11 * GI, 40), CgroupUsage("/user.slice", GI, 3)),
+    )
+    assert node.memory is not None
+    node = node._replace(memory=node.memory._replace(shmem=300 * MI, slab_unreclaimable=GI, hugetlb=2 * GI))
+    refusal = relief.futile(Signal.MEMORY, deficit=GI, evictable=100 * MI, candidates=1, snapshot=node)
+    assert refusal.code == "futile"
+    for part in (
+        "1Gi are missing",
+        "all 1 candidates would free 100Mi",
+        "/system.slice/db.service 11Gi",
+        "slab 1Gi",
+        "hugepages 2Gi",
+        "shmem 300Mi",
+        "not attributed 3.7Gi",
+    ):
+        assert part in refusal.message
+
+
+def test_futility_tells_how_much_disk_no_pod_holds() -> None:
+    held = view("a", usage_more={"disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=0)})
+    node = snapshot(held, available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
+    where = relief.elsewhere(Signal.NODEFS, node)
+    assert where == ("pods 1Gi", "not attributed to pods 98Gi")
+
+
+def test_futility_does_not_count_unknown_usage_as_none() -> None:
+    node = snapshot(view("a"), available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
+    assert relief.elsewhere(Signal.NODEFS, node) == ("99Gi in use, and what pods hold of it is not known",)
+
+
+def test_futility_tells_who_has_the_processes() -> None:
+    node = snapshot(view("a"), cgroups=(CgroupUsage("/system.slice/cron.service", None, 30_000),))
+    assert relief.elsewhere(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
+
+
+@pytest.mark.parametrize("bad", [1e300, float("nan"), 1 << 63, -1, "4Gi"])
+def test_futility_leaves_out_what_no_directory_and_no_deleted_file_can_hold(bad: Any) -> None:
+    of = view("a", usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_sight": DiskSight(NOW, True, (), bad)})
+    found = (HostDirectory("/absurd", bad, bad, True), HostDirectory("/var/log", GI, 9, False))
+    rest = DiskRest((Signal.NODEFS, Signal.NODEFS_INODES), 0, 0, 0, 0, found, NOW)
+    node = snapshot(of, available={Signal.NODEFS: 0}, disk_rests=(rest,))
+    assert relief.elsewhere(Signal.NODEFS, node)[2:] == ("/var/log at least 1Gi",)
+    assert relief.elsewhere(Signal.NODEFS_INODES, node)[2:] == ("/var/log at least 9",)
+
+
+@pytest.mark.parametrize("field", ["total", "shmem", "slab_unreclaimable", "hugetlb"])
+def test_futility_leaves_out_memory_that_no_node_has(field: str) -> None:
+    node = snapshot(view("small", 100 * MI), available={Signal.MEMORY: 200 * MI})
+    assert node.memory is not None
+    absurd: dict[str, Any] = {field: 1e300}
+    node = node._replace(memory=node.memory._replace(**absurd))
+    assert relief.elsewhere(Signal.MEMORY, node)[0] == "pods 100Mi"

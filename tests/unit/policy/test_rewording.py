@@ -1,0 +1,33 @@
+"""A victim's text names what its containers use, which is read only after the decision."""
+
+from nodeagent.model import ContainerUsage, Plan, PodView, Signal
+from nodeagent.policy import engine, state
+from tests.support import nodes
+from tests.support.nodes import GI, MI, NOW
+
+
+def _decided() -> tuple[Plan, PodView]:
+    settings = nodes.config(nodes.hard())
+    view = nodes.view("hog", 4 * GI, request=MI)
+    snapshot = nodes.snapshot(view, available={Signal.MEMORY: 512 * MI})
+    plan, _ = engine.decide(snapshot, state.initial("test", now=NOW), now=NOW, config=settings)
+    return plan, view
+
+
+def test_the_message_names_a_container_once_its_usage_is_known() -> None:
+    plan, view = _decided()
+    [victim] = plan.victims
+    assert view.usage is not None
+    name = view.pod.containers[0].name
+    container = ContainerUsage("id", name, memory_working_set=4 * GI, process_count=1)
+    told = engine.reworded(victim, view._replace(usage=view.usage._replace(containers=(container,))), plan=plan)
+    assert f"Container {name} was using 4Gi, request is 1Mi, has larger consumption of memory. " in told.message
+    assert told.annotations["offending_containers"] == name
+    assert told._replace(message=victim.message, annotations=victim.annotations) == victim
+
+
+def test_a_victim_for_another_reason_keeps_its_text() -> None:
+    plan, view = _decided()
+    [victim] = plan.victims
+    other = victim._replace(threshold=nodes.hard(value=1), message="its own limit")
+    assert engine.reworded(other, view, plan=plan) == other

@@ -1,0 +1,94 @@
+"""Who would have to go at the next hard threshold of memory is who does go there, and asking changes nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config.schema import Config
+from nodeagent.model import MemoryModel, NodeSnapshot, QOSClass, Signal, Threshold
+from nodeagent.policy import engine, state, victim_preview
+from tests.support.nodes import GI, MI, NOW, config, hard, not_started, quantity, snapshot, soft, view
+
+GREEDY = view("greedy", 3 * GI, qos=QOSClass.BEST_EFFORT)
+OTHER = view("other", 2 * GI, qos=QOSClass.BURSTABLE, request=4 * GI)
+
+
+def _node(available: int, *pods: object, **more: object) -> NodeSnapshot:
+    return snapshot(*(pods or (OTHER, GREEDY)), available={Signal.MEMORY: available}, **more)  # type: ignore[arg-type]
+
+
+def _foresee(node: NodeSnapshot, settings: Config | None = None) -> tuple[victim_preview.Foreseen, ...]:
+    before = state.initial("test", now=NOW)
+    return victim_preview.victims(
+        node, before, now=node.taken_at, config=settings or config(hard()), memo=engine.Memo()
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from(QOSClass), st.integers(1, 64)), min_size=1, max_size=8))
+def test_it_is_who_goes_when_the_threshold_is_crossed(pods: list[tuple[QOSClass, int]]) -> None:
+    views = [view(f"p{index}", size * 64 * MI, qos=qos) for index, (qos, size) in enumerate(pods)]
+    foreseen = _foresee(_node(GI + 100 * MI, *views))
+    crossed = _node(GI - 1, *views)
+    plan, _ = engine.decide(crossed, state.initial("test", now=NOW), now=NOW, config=config(hard()))
+    assert [each.pod_uid for each in foreseen] == [victim.pod.uid for victim in plan.victims] != []
+    assert [each.cgroup for each in foreseen] == [victim.cgroup for victim in plan.victims]
+
+
+def test_it_may_grow_to_the_threshold_less_what_the_kernel_lets_it_go_beyond() -> None:
+    [greedy] = _foresee(_node(GI + 100 * MI))
+    until_crossed = 3 * GI + 100 * MI
+    assert greedy.limit == until_crossed - until_crossed // 80
+    [greedy] = _foresee(_node(GI))
+    assert greedy.limit == 3 * GI - 3 * GI // 80, "it is there, and not below"
+
+
+def test_of_several_thresholds_the_next_one_counts() -> None:
+    [greedy] = _foresee(_node(GI + 100 * MI), config(hard(value=GI // 2), hard(value=GI), soft(value=GI + 50 * MI)))
+    assert greedy.limit == (3 * GI + 100 * MI) * 79 // 80 + 1
+    [greedy] = _foresee(_node(GI - 100 * MI), config(hard(value=GI // 2), soft(value=GI, grace_s=1000.0)))
+    assert greedy.limit == (3 * GI + GI // 2 - 100 * MI) * 79 // 80 + 1
+
+
+def test_the_kernels_own_estimate_is_a_threshold_of_its_own() -> None:
+    node = _node(8 * GI)
+    node = node._replace(mem_available=node.mem_available._replace(available=GI + 200 * MI))
+    [greedy] = _foresee(node, config(hard(memory_model=MemoryModel.MEM_AVAILABLE)))
+    assert greedy.limit == (3 * GI + 200 * MI) * 79 // 80 + 1
+
+
+def test_several_share_what_is_left_until_then() -> None:
+    both = [view(name, 2 * GI, qos=QOSClass.BEST_EFFORT) for name in ("a", "b")]
+    foreseen = _foresee(_node(GI + 100 * MI, *both), config(hard(min_reclaim=quantity(3 * GI))))
+    until_crossed = 2 * GI + 50 * MI
+    assert [each.limit for each in foreseen] == [until_crossed - until_crossed // 80] * 2
+
+
+@pytest.mark.parametrize(
+    ("available", "threshold"),
+    [
+        (GI - 1, hard()),
+        (2 * GI, soft()),
+        (2 * GI, hard(Signal.PID, 1000)),
+        (2 * GI, hard(Signal.NODEFS)),
+    ],
+    ids=["crossed already", "a soft one", "pids", "a disk"],
+)
+def test_nobody_is_foreseen_without_a_hard_threshold_of_memory_ahead(available: int, threshold: Threshold) -> None:
+    assert _foresee(_node(available), config(threshold)) == ()
+
+
+def test_what_is_not_known_makes_nobody_a_victim() -> None:
+    node = _node(GI + MI)
+    unread = node.observations[Signal.MEMORY]._replace(available=None, reason="unreadable")
+    assert _foresee(node._replace(observations={**node.observations, Signal.MEMORY: unread})) == ()
+    assert _foresee(node._replace(pods_synced_at=None)) == ()
+    assert GREEDY.usage is not None
+    gone = GREEDY._replace(pod=not_started(GREEDY.pod), usage=None)
+    assert [each.pod_uid for each in _foresee(_node(GI + MI, gone, OTHER))] == [OTHER.pod.uid]
+
+
+def test_the_snapshot_stays_as_it_was() -> None:
+    node = _node(GI + MI)
+    before = (dict(node.observations), node.mem_available)
+    assert _foresee(node)
+    assert (dict(node.observations), node.mem_available) == before

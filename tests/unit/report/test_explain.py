@@ -1,0 +1,193 @@
+"""`nodeagent explain` tells why, from what was recorded, whatever is in the records."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.commands import cli
+from nodeagent.config.schema import Reclaim, ReclaimAction, Relief
+from nodeagent.model import Amount, DiskUsage, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
+from nodeagent.policy import engine
+from nodeagent.records import flight_recorder
+from nodeagent.report import explain, text
+from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, view
+from tests.support.recorded import Run
+
+CONFIG = config(hard(value=2 * GI))
+PODS = (view("small", GI // 4), view("big", 3 * GI), view("system", 5 * GI, namespace="kube-system"))
+
+
+def run(directory: Path) -> Run:
+    """One decision that evicts `big`, its outcome, what it brought back, and one that refuses."""
+    made = Run(directory, CONFIG)
+    plan = made.decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
+    assert [victim.pod.name for victim in plan.victims] == ["big"]
+    outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW + 0.017, http_status=201)
+    made.recorder.outcome(outcome, wall_time=1.0)
+    made.state = engine.settle(made.state, outcome, now=outcome.at, config=CONFIG)
+    made.decide(snapshot(PODS[0], PODS[2], at=NOW + 1, available={Signal.MEMORY: GI}))
+    made.decide(snapshot(PODS[0], PODS[2], at=NOW + 2, available={Signal.MEMORY: 4 * GI}))
+    made.decide(snapshot(PODS[0], PODS[2], at=NOW + 9, available={Signal.MEMORY: GI // 2}))
+    return made
+
+
+def told(place: Path, wanted: str) -> str:
+    return text.render(explain.sections(explain.find(explain.stories(place), wanted)))
+
+
+def test_a_decision_is_told_with_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path) -> None:
+    run(tmp_path)
+    story = told(tmp_path, "abc-1")
+    for part in (
+        "memory.available (hard): 1 pod to evict",
+        "acting on hard 2Gi, met for 0s",
+        "missing 1Gi",
+        "accepted (HTTP 201)",
+        "17ms",
+        "+3Gi measured of 3Gi predicted, 2s after the decision",
+        "goes: Burstable; over its request of 0; priority 0; uses 3Gi over its request",
+        "spared: namespace kube-system is protected",
+        "not needed: Burstable",
+        "The node was low on resource: memory.",
+    ):
+        assert part in story, story
+
+
+def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
+    run(tmp_path)
+    story = told(tmp_path, "last")
+    assert "nobody to evict" in story
+    assert "WHY NOBODY\nfutile: " in story
+    assert "candidate: Burstable" in story
+
+
+def test_where_a_signal_was_heading_is_told(tmp_path: Path) -> None:
+    made = Run(tmp_path, CONFIG._replace(relief=Relief(minimum_relief=Amount(100 * GI, None, "100Gi"))))
+    for n in range(6):
+        made.decide(snapshot(PODS[0], at=NOW + n, available={Signal.MEMORY: 6 * GI - n * GI}))
+    assert "exhausted in 1s (confidence 100%)" in told(tmp_path, "last")
+
+
+def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path: Path) -> None:
+    run(tmp_path)
+    rows = text.render((explain.list_section(explain.stories(tmp_path)),)).splitlines()
+    assert len(rows) == 1 + 3
+    assert "evict shop/big" in rows[1]
+    assert "accepted" in rows[1]
+    assert rows[1].split()[-2:] == ["3Gi", "+3Gi"]
+    assert "nobody: " in rows[2]
+    assert "nobody: futile" in rows[3]
+
+
+def test_an_id_may_be_cut_short_while_it_is_the_only_one(tmp_path: Path) -> None:
+    Run(tmp_path, CONFIG, instance="first").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
+    Run(tmp_path, CONFIG, instance="fourth").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
+    every = explain.stories(tmp_path)
+    assert explain.find(every, "fi").id == "first-1"
+    with pytest.raises(explain.ExplainError, match="2 decisions begin so"):
+        explain.find(every, "f")
+    with pytest.raises(explain.ExplainError, match="no such decision"):
+        explain.find(every, "zzz")
+
+
+def test_an_outcome_that_was_written_before_its_decision_belongs_to_it(tmp_path: Path) -> None:
+    recorder = flight_recorder.Recorder(tmp_path)
+    recorder.outcome(Outcome("abc-1", PODS[1].pod.uid, OutcomeKind.DRY_RUN, "", NOW), wall_time=1.0)
+    Run(tmp_path, CONFIG).decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
+    assert "dry-run" in told(tmp_path, "abc-1")
+
+
+def test_what_is_left_of_a_decision_that_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
+    recorder = flight_recorder.Recorder(tmp_path)
+    recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_BUDGET, "budget web", NOW), wall_time=1.0)
+    story = told(tmp_path, "abc-1")
+    assert "not kept any more" in story
+    assert "blocked-by-budget" in story
+
+
+def test_text_from_pods_cannot_move_the_cursor(tmp_path: Path) -> None:
+    pods = (view("big", 3 * GI, labels={"a": "b"}), view("x\x1b[2J\u202e", GI))
+    Run(tmp_path, CONFIG).decide(snapshot(*pods, available={Signal.MEMORY: GI}))
+    story = told(tmp_path, "last")
+    assert all(line.isprintable() for line in story.splitlines())
+
+
+def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: Path) -> None:
+    actions = (ReclaimAction("images", timeout_s=20.0), ReclaimAction("bad\x1b[2J", timeout_s=20.0))
+    made = Run(tmp_path, config(hard(Signal.NODEFS, GI), reclaim=Reclaim(actions, 0.0)))
+    held = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
+    plan = made.decide(snapshot(held, available={Signal.NODEFS: GI // 2}))
+    assert "images: no gain recorded" in told(tmp_path, "last")
+    assert [order.name for order in plan.reclaims] == ["images"]
+    for name, result, gained in (("images", ReclaimResult.DONE, 3 * GI), ("bad\x1b[2J", ReclaimResult.TIMED_OUT, -MI)):
+        made.recorder.reclaim(ReclaimReport(plan.id, name, Signal.NODEFS, result, gained, 2.5), wall_time=1.0)
+    story = told(tmp_path, "last")
+    assert "TRIED BEFORE PODS\nimages (done): +3Gi in 2s" in story
+    assert "(timed-out): -1Mi in 2s" in story
+    assert "\x1b" not in story
+    [reclaim, _] = explain.as_object(explain.find(explain.stories(tmp_path), "last"))["reclaims"]
+    assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
+
+
+def test_a_gain_whose_decision_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
+    report = ReclaimReport("abc-1", "journal", Signal.NODEFS, ReclaimResult.DONE, GI, 1.0)
+    flight_recorder.Recorder(tmp_path).reclaim(report, wall_time=1.0)
+    assert "journal (done): +1Gi in 1s" in told(tmp_path, "abc-1")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+FIELDS = (
+    "id", "wallTime", "madeAt", "signals", "conditions", "actingOn", "deficit", "ranking", "rankedFor", "victims",
+    "refusals", "notes", "rankOrder", "reclaims",
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
+def test_a_record_of_another_version_is_told_as_far_as_it_goes(decision: dict[str, object], outcome: object) -> None:
+    after = (outcome,)
+    story = explain.Story("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
+    assert text.render(explain.sections(story))
+    assert text.render((explain.list_section([story]),))
+    json.dumps(explain.as_object(story))
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_lists_and_tells_and_gives_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path)
+    assert cli.main(["explain", "--state-dir", str(tmp_path), "-n", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert cli.main(["explain", "abc-1", "--state-dir", str(tmp_path), "-o", "json"]) == 0
+    decision = json.loads(capsys.readouterr().out)
+    assert (decision["kind"], decision["id"], decision["outcomes"][0]["kind"]) == ("Decision", "abc-1", "accepted")
+    assert decision["reliefs"][0]["measured"] == 3 * GI
+    assert "inputs" not in decision
+    assert cli.main(["explain", "--state-dir", str(tmp_path), "-o", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [item["id"] for item in listed["items"]] == ["abc-1", "abc-2", "abc-4"]
+
+
+def test_the_command_takes_the_state_directory_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path)
+    file = tmp_path / "config.yaml"
+    file.write_text(f"apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nstateDir: {tmp_path}\n")
+    assert cli.main(["explain", "last", "--config", str(file)]) == 0
+    assert "futile" in capsys.readouterr().out
+
+
+def test_the_command_says_when_there_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--state-dir", str(tmp_path)]) == 0
+    assert "no decision is recorded" in capsys.readouterr().out
+    assert cli.main(["explain", "last", "--state-dir", str(tmp_path)]) == 3
+    assert cli.main(["explain", "--state-dir", str(tmp_path / "gone")]) == 3
+    assert "no such file or directory" in capsys.readouterr().err

@@ -1,0 +1,184 @@
+"""A thread that hangs or has died is told of by name, and only then."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nodeagent.runtime import workers
+from tests.support.livenode import until
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """What hanging threads wait for; set at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def _named(name: str) -> list[str]:
+    return [each.message for each in workers.stuck() if each.name == name]
+
+
+def test_a_thread_that_waits_for_work_is_not_stuck(release: threading.Event) -> None:
+    thread = workers.begin(release.wait, name="idle-1")
+    assert thread is not None
+    assert _named("idle-1") == []
+
+
+def test_a_step_that_takes_longer_than_it_may_is_told_with_its_name_until_it_ends(release: threading.Event) -> None:
+    def work() -> None:
+        with workers.at("a walk", limit_s=0.0):
+            release.wait()
+
+    thread = workers.begin(work, name="walker-7")
+    assert thread is not None
+    until(lambda: _named("walker-7"), "the stuck thread", 20.0)
+    [found] = [each for each in workers.stuck() if each.name == "walker-7"]
+    assert found.kind == "walker"
+    assert found.message == "has been at a walk for more than 0s"
+    assert "the thread walker-7 has been at a walk" in str(workers.notes())
+    release.set()
+    thread.join(20)
+    assert _named("walker-7") == []
+
+
+def test_a_step_within_its_limit_is_not_told(release: threading.Event) -> None:
+    inside = threading.Event()
+
+    def work() -> None:
+        with workers.at("a request", limit_s=3600.0):
+            inside.set()
+            release.wait()
+
+    workers.begin(work, name="patient")
+    assert inside.wait(20)
+    assert _named("patient") == []
+
+
+def test_a_step_inside_a_step_leaves_the_outer_one_running(release: threading.Event) -> None:
+    def work() -> None:
+        with workers.at("the whole", limit_s=0.0):
+            with workers.at("a part", limit_s=3600.0):
+                pass
+            release.wait()
+
+    workers.begin(work, name="nested")
+    until(lambda: _named("nested"), "the stuck thread", 20.0)
+    assert "the whole" in _named("nested")[0]
+
+
+def test_a_thread_that_died_is_told_with_its_error_until_a_successor_is_begun(release: threading.Event) -> None:
+    def work() -> None:
+        raise ValueError("no such thing")
+
+    thread = workers.begin(work, name="mortal")
+    assert thread is not None
+    thread.join(20)
+    assert _named("mortal") == ["has died: ValueError: no such thing"]
+    workers.begin(release.wait, name="mortal")
+    until(lambda: not _named("mortal"), "the successor", 20.0)
+
+
+def test_a_thread_that_ends_by_itself_is_not_told() -> None:
+    thread = workers.begin(lambda: None, name="done")
+    assert thread is not None
+    thread.join(20)
+    assert _named("done") == []
+
+
+def test_steps_of_the_main_thread_are_not_watched() -> None:
+    with workers.at("anything", limit_s=0.0):
+        assert _named(threading.current_thread().name) == []
+
+
+PROGRAM = """
+import os, resource
+from nodeagent.runtime import workers
+from tests.livenode import until
+os.setuid(65534)  # the limit on processes does not hold for root
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+print(workers.begin(lambda: None, name="late"), [each.message[:18] for each in workers.stuck()])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up root")
+def test_no_pid_left_for_a_thread_is_told_and_raises_nothing() -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    assert ran.stdout == "None ['could not be begun']\n"
+
+
+def test_a_worker_that_lasts_starts_again_in_the_same_thread_until_it_ends_by_itself() -> None:
+    threads: list[int] = []
+
+    def work() -> None:
+        threads.append(threading.get_ident())
+        if len(threads) < 3:
+            raise MemoryError
+
+    before = workers.failures().get("phoenix", 0)
+    thread = workers.thread_of(work, name="phoenix-2")
+    assert workers.start(thread)
+    thread.join(60)
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+    assert workers.failures()["phoenix"] == before + 2
+    assert "fails and starts again" in _named("phoenix-2")[0]
+    assert not workers.failed()
+    soon = time.monotonic() + workers.AGAIN_LAST_S + workers.RAN_S
+    assert "phoenix-2" not in [each.name for each in workers.stuck(soon)], "it has run for a while"
+
+
+def test_a_worker_that_fails_for_five_minutes_is_failed_and_one_that_hangs_is_not(release: threading.Event) -> None:
+    def hang() -> None:
+        with workers.at("a dead mount", limit_s=0.0):
+            release.wait()
+
+    def work() -> None:
+        if not release.is_set():
+            raise ValueError("for ever")
+
+    hanging, failing = (workers.thread_of(each, name=name) for each, name in ((hang, "hangs"), (work, "fails")))
+    assert workers.start(hanging)
+    assert workers.start(failing)
+    until(lambda: _named("fails"), "the failure", 20.0)
+    assert workers.failed() == ()
+    # Seen so late it would have mended: what lasts is a failure in every minute.
+    assert workers.failed(time.monotonic() + workers.FAILED_S + 1) == ()
+    workers._register.failing["fails"] = workers._register.failing["fails"]._replace(
+        since=time.monotonic() - workers.FAILED_S - 1
+    )
+    [reason] = workers.failed()
+    assert reason.startswith("worker fails: has been failing for 301s, at most 300s: ValueError: for ever")
+    release.set()
+    failing.join(60)
+
+
+WAITS = """
+import os, resource, threading
+from nodeagent.runtime import workers
+soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
+ran = []
+threads = [workers.thread_of(lambda n=n: ran.append(n), name=f"late-{n}") for n in range(3)]
+print([workers.start(each) for each in threads], len(workers.stuck()), workers.failed())
+print([workers.start_waiting(now) for now in (0.0, 0.1, 0.5, 1.5, 3.5, 7.5, 12.5)])
+workers.join(threads[1], 0.0)
+resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+print(workers.start_waiting(100.0), [each.join() for each in (threads[0], threads[2])], ran, workers.stuck())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up root")
+def test_what_has_no_pid_is_started_later_with_longer_waits_and_what_was_told_to_end_is_not() -> None:
+    ran = subprocess.run([sys.executable, "-c", WAITS], check=True, capture_output=True, text=True)
+    first, second, third = ran.stdout.splitlines()
+    assert first == "[False, False, False] 3 ()"
+    assert second == "[0.5, 0.4, 1.0, 2.0, 4.0, 5.0, 5.0]"
+    assert third == "inf [None, None] [0, 2] ()"

@@ -1,0 +1,29 @@
+"""What tests of sampling share: scratch cgroups that are taken away again."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.livenode import HIERARCHIES, remove_cgroup
+from tests.support.pod_cgroups import PodCgroups
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """An empty cgroup of the v1 memory hierarchy."""
+    directory = HIERARCHIES[0] / f"nodeagent-test-{uuid.uuid4().hex}"
+    directory.mkdir()
+    yield directory
+    remove_cgroup(directory)
+
+
+@pytest.fixture
+def pods() -> Iterator[PodCgroups]:
+    """Makes pods in the v1 pids hierarchy."""
+    made = PodCgroups()
+    try:
+        yield made
+    finally:
+        made.close()

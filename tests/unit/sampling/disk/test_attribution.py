@@ -1,0 +1,499 @@
+"""Whose bytes: pods in a tree like the kubelet's, with real overlay and tmpfs mounts where they are the subject."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from nodeagent.model import ContainerUsage, DiskLayout, DiskUsage, PodUsage, QOSClass, Signal
+from nodeagent.policy.ranking import disk_of
+from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.sampling.disk.deleted_files import DeletedFiles, deleted_files
+from nodeagent.sampling.disk.pod_paths import find_layers, upper_directory
+from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
+from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.walk_cache import SETTLED_S
+from nodeagent.sampling.hostfs.host import Host, parse_mounts
+from tests.support.mounts import mounted, root_only
+from tests.support.paths import DATA
+
+DISK_DATA = DATA / "disk"
+PIDS = Path("/sys/fs/cgroup/pids")
+real_pids = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(PIDS, os.W_OK), reason="needs root and the cgroup v1 pids hierarchy"
+)
+EMPTY_DIR = "volumes/kubernetes.io~empty-dir"
+ID = "1" * 64
+
+
+def pod(uid: str, *containers: tuple[str, str]) -> PodUsage:
+    """`containers`: (id, name)."""
+    return PodUsage(
+        uid, QOSClass.BURSTABLE, f"/kubepods/pod{uid}", 1.0,
+        containers=tuple(ContainerUsage(identity, name, None, None) for identity, name in containers),
+    )  # fmt: skip
+
+
+def node(top: Path) -> Path:
+    """The directories of a node without pods."""
+    for name in ("var/lib/kubelet/pods", "var/log/pods", "proc/1"):
+        (top / name).mkdir(parents=True)
+    (top / "proc/1/mountinfo").write_text("")
+    return top
+
+
+def meter(top: Path) -> Meter:
+    return Meter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods")
+
+
+def measure(top: Path, *pods: PodUsage, budget_s: float = 60.0) -> dict[str, PodDisk]:
+    measuring = meter(top)
+    try:
+        return measuring.measure(pods, until=time.monotonic() + budget_s)
+    finally:
+        measuring.close()
+
+
+def live(top: Path) -> Meter:
+    """The node in this directory of the machine itself, so that its mounts are in the real mount table."""
+    return Meter(Host("/"), kubelet_dir=f"{top}/var/lib/kubelet", pod_logs_dir=f"{top}/var/log/pods")
+
+
+def until_settled(place: Path) -> None:
+    """A younger directory is not remembered."""
+    while time.time() < os.stat(place).st_ctime + SETTLED_S + 0.1:
+        os.sched_yield()
+
+
+# --- against the kubelet
+
+
+def test_a_recorded_node_is_attributed_as_its_kubelet_did(tmp_path: Path) -> None:
+    """The recording has the names and sizes under the kubelet's directory and the log directory, and the mount table;
+    layers are laid as they were: the three files that the runtime mounts over, in one directory."""
+    recorded = json.loads((DISK_DATA / "imagefs-pressure.json").read_text())
+    node(tmp_path)
+    (tmp_path / "proc/1/mountinfo").write_bytes((DISK_DATA / "imagefs-pressure.mountinfo").read_bytes())
+    for entry in recorded["listing"]:
+        path = tmp_path / entry["path"].lstrip("/")
+        if entry["type"] == "d":
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x" * entry["size"])
+    mounts = parse_mounts((DISK_DATA / "imagefs-pressure.mountinfo").read_bytes())
+    layers = find_layers(Host(str(tmp_path)), mounts, {row["id"] for row in recorded["containers"]})
+    assert len(layers) == len(recorded["containers"]) == 4
+    for layer in layers.values():
+        etc = tmp_path / upper_directory(layer).lstrip("/") / "etc"
+        etc.mkdir(parents=True)
+        for name in ("hostname", "hosts", "resolv.conf"):
+            (etc / name).touch()
+    usages = [
+        pod(truth["uid"], *((row["id"], row["name"]) for row in recorded["containers"] if row["uid"] == truth["uid"]))
+        for truth in recorded["pods"]
+    ]
+    found = measure(tmp_path, *usages)
+    compared = 0
+    for truth, usage in zip(recorded["pods"], usages, strict=True):
+        mine = apply(usage, found[truth["uid"]])
+        assert found[truth["uid"]].complete, found[truth["uid"]].unknown
+        (container,) = truth["containers"]
+        assert (mine.disk.logs_bytes, mine.disk.logs_inodes) == (container["logsBytes"], container["logsInodes"])
+        if container["rootfsInodes"] == 5:  # the others had written something that was not recorded
+            assert mine.containers[0].disk.rootfs_bytes == container["rootfsBytes"]
+            assert mine.containers[0].disk.rootfs_inodes == container["rootfsInodes"]
+            other = found[truth["uid"]]
+            assert ephemeral(other) == (truth["ephemeralBytes"], truth["ephemeralInodes"])
+            compared += 1
+    assert compared == 3
+
+
+def ephemeral(found: PodDisk) -> tuple[int, int]:
+    """What the kubelet calls ephemeral-storage of a pod."""
+    disk = found.disk
+    assert disk.rootfs_bytes is not None
+    assert disk.rootfs_inodes is not None
+    return (
+        disk.rootfs_bytes + (disk.logs_bytes or 0) + (disk.volumes_bytes or 0) + found.other_bytes,
+        disk.rootfs_inodes + (disk.logs_inodes or 0) + (disk.volumes_inodes or 0) + found.other_inodes,
+    )
+
+
+# --- volumes
+
+
+def test_only_volumes_that_are_the_pods_own_count(tmp_path: Path) -> None:
+    place = node(tmp_path) / "var/lib/kubelet/pods/u1/volumes"
+    for plugin in ("empty-dir", "configmap", "git-repo", "secret", "projected", "host-path", "csi", "nfs"):
+        (place / f"kubernetes.io~{plugin}" / "v").mkdir(parents=True)
+        (place / f"kubernetes.io~{plugin}" / "v" / "file").write_bytes(b"x" * 5000)
+    found = measure(tmp_path, pod("u1"))["u1"]
+    assert [volume.name for volume in found.volumes] == ["v", "v", "v"]
+    assert found.disk.volumes_bytes == 3 * (4096 + 8192)
+    assert found.disk.volumes_inodes == 6
+    assert found.disk.rootfs_bytes == 0, "a pod without containers has no layers"
+
+
+@root_only
+def test_a_memory_backed_volume_is_memory_and_never_disk(tmp_path: Path) -> None:
+    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}"
+    (place / "disk").mkdir(parents=True)
+    with mounted(place / "ram", "-t", "tmpfs", "tmpfs") as ram:
+        (ram / "file").write_bytes(b"x" * 100_000)
+        measuring = live(tmp_path)
+        found = measuring.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+    by_name = {volume.name: volume for volume in found.volumes}
+    assert by_name["ram"].memory_backed
+    assert by_name["ram"].used_bytes == 102_400
+    assert by_name["ram"].used_inodes == 2
+    assert found.disk.volumes_bytes == by_name["disk"].used_bytes == 4096
+
+
+@root_only
+def test_something_else_mounted_on_a_volume_is_not_the_pods_own(tmp_path: Path) -> None:
+    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_bytes(b"x" * 100_000)
+    with mounted(place / "v", "--bind", tmp_path / "other"):
+        found = live(tmp_path).measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+    assert found.volumes == ()
+    assert not found.complete
+    assert "not the pod's own" in found.unknown[0]
+
+
+# --- layers
+
+
+@root_only
+@pytest.mark.parametrize("runtime", ["containerd", "cri-o"])
+def test_a_writable_layer_is_found_through_the_mount_table(tmp_path: Path, runtime: str) -> None:
+    node(tmp_path)
+    store = tmp_path / "store"
+    if runtime == "containerd":
+        point = tmp_path / f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{ID}/rootfs"
+        upper = store / "snapshots" / "7" / "fs"
+    else:
+        point = store / "overlay" / "layer7" / "merged"
+        upper = store / "overlay" / "layer7" / "diff"
+        (store / "overlay-containers").mkdir(parents=True)
+        rows = [{"id": ID, "layer": "layer7"}, {"id": "2" * 64, "layer": "gone"}, "not a row"]
+        (store / "overlay-containers" / "containers.json").write_text(json.dumps(rows))
+    lower, work = store / "lower", store / "work"
+    for directory in (lower, work, upper):
+        directory.mkdir(parents=True)
+    (lower / "of the image").write_bytes(b"x" * 1_000_000)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    with mounted(point, "-t", "overlay", "overlay", "-o", options):
+        (point / "written").write_bytes(b"x" * 40_960)
+        (point / "of the image").unlink()  # leaves a whiteout: an inode without bytes
+        usage = pod("u1", (ID, "main"), ("3" * 64, "other"))
+        found = live(tmp_path).measure([usage], until=time.monotonic() + 60)["u1"]
+    mine = apply(usage, found)
+    assert mine.containers[0].disk.rootfs_bytes == 40_960 + 4096
+    assert mine.containers[0].disk.rootfs_inodes == 3
+    assert mine.containers[1].disk.rootfs_bytes is None
+    assert not found.complete
+    assert "other" in found.unknown[0]
+    assert "snapshotter" in found.unknown[0]
+
+
+def test_a_pod_none_of_whose_layers_is_known_has_no_number_for_them(tmp_path: Path) -> None:
+    node(tmp_path)
+    usage = pod("u1", (ID, "main"))
+    found = measure(tmp_path, usage)["u1"]
+    assert found.disk.rootfs_bytes is None
+    assert found.disk.rootfs_inodes is None
+    assert found.disk.logs_bytes == 0
+
+
+def test_paths_with_commas_and_relative_paths_of_overlays_are_understood() -> None:
+    line = rb"1 1 0:45 / %s rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w"
+    (comma,) = parse_mounts(line % (b"/m", rb"/a\054b/fs"))
+    assert upper_directory(comma) == "/a,b/fs"
+    (relative,) = parse_mounts(line % (b"/store/overlay/abc/merged", b"abc/diff"))
+    assert upper_directory(relative) == "/store/overlay/abc/diff"
+
+
+# --- logs
+
+
+def test_logs_are_the_plain_files_directly_in_a_containers_log_directory(tmp_path: Path) -> None:
+    logs = node(tmp_path) / "var/log/pods" / "ns_name_u1"
+    (logs / "main" / "deeper").mkdir(parents=True)
+    (logs / "main" / "0.log").write_bytes(b"x" * 5000)
+    (logs / "main" / "1.log.gz").write_bytes(b"x" * 100)
+    (logs / "main" / "deeper" / "not a log").write_bytes(b"x" * 100_000)
+    (logs / "main" / "link").symlink_to("/etc/passwd")
+    (logs / "beside").write_bytes(b"x" * 5000)
+    usage = pod("u1", (ID, "main"))
+    found = measure(tmp_path, usage)["u1"]
+    assert (found.disk.logs_bytes, found.disk.logs_inodes) == (8192 + 4096, 2)
+    assert (found.other_bytes, found.other_inodes) == (8192, 1)
+    assert apply(usage, found).containers[0].disk.logs_bytes == 8192 + 4096
+
+
+def test_a_log_directory_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
+    node(tmp_path)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file").write_bytes(b"x" * 100_000)
+    (tmp_path / "var/log/pods/ns_name_u1").mkdir()
+    (tmp_path / "var/log/pods/ns_name_u1/main").symlink_to(tmp_path / "secret")
+    (tmp_path / "var/log/pods/ns_name_u2").symlink_to(tmp_path / "secret")
+    (tmp_path / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}").mkdir(parents=True)
+    (tmp_path / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v").symlink_to(tmp_path / "secret")
+    found = measure(tmp_path, pod("u1"), pod("u2"))
+    for uid in ("u1", "u2"):
+        assert found[uid].disk.logs_bytes in (0, None)
+        assert found[uid].disk.volumes_bytes == 0
+        assert found[uid].other_bytes == 0
+
+
+def test_the_administrators_own_symlinks_are_followed_inside_the_root(tmp_path: Path) -> None:
+    node(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "var/lib/kubelet").rename(tmp_path / "data/kubelet")
+    (tmp_path / "var/lib/kubelet").symlink_to("/data/kubelet")
+    (tmp_path / f"data/kubelet/pods/u1/{EMPTY_DIR}/v").mkdir(parents=True)
+    assert measure(tmp_path, pod("u1"))["u1"].disk.volumes_bytes == 4096
+
+
+# --- time
+
+
+def after(looks: int) -> Callable[[], bool]:
+    """Says stop from the look after this many on."""
+    answers = itertools.chain([False] * looks, itertools.repeat(True))
+    return lambda: next(answers)
+
+
+def test_a_tree_that_was_not_counted_in_time_is_a_lower_bound_and_goes_on_in_the_next_call(tmp_path: Path) -> None:
+    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+    for number in range(200):
+        (place / f"{number}" / "below").mkdir(parents=True)
+        for name in range(300):
+            (place / f"{number}" / f"{name}").touch()
+    measuring = meter(tmp_path)
+    first = measuring.measure([pod("u1")], until=time.monotonic() + 60, stop=after(2))["u1"]
+    assert first.disk.volumes_inodes is not None
+    assert 0 < first.disk.volumes_inodes < 60_401
+    assert not first.complete
+    assert any("lower bound" in reason for reason in first.unknown)
+    between = time.clock_gettime(time.CLOCK_BOOTTIME)
+    second = measuring.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+    assert second.disk.volumes_inodes == 60_401
+    assert second.complete
+    assert second.read_at < between, "it is the same walk, and as old as its first number"
+
+
+def test_every_pod_has_its_turn_even_if_there_is_never_time_for_all(tmp_path: Path) -> None:
+    node(tmp_path)
+    uids = [f"u{number}" for number in range(20)]
+    for uid in uids:
+        (tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v").mkdir(parents=True)
+    measuring = meter(tmp_path)
+    seen: set[str] = set()
+    for _ in range(20):
+        found = measuring.measure([pod(uid) for uid in uids], until=time.monotonic() + 60, stop=after(6))
+        seen |= {uid for uid, disk in found.items() if disk.disk.volumes_bytes}
+    assert seen == set(uids)
+    measuring.close()
+
+
+def test_no_time_at_all_is_no_numbers_and_no_error(tmp_path: Path) -> None:
+    node(tmp_path)
+    (tmp_path / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v").mkdir(parents=True)
+    found = measure(tmp_path, pod("u1"), budget_s=-1.0)["u1"]
+    assert found.disk.volumes_bytes is None
+    assert not found.complete
+
+
+def test_inodes_alone_are_counted_without_bytes(tmp_path: Path) -> None:
+    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+    (place / "a").mkdir(parents=True)
+    found = meter(tmp_path).measure([pod("u1")], until=time.monotonic() + 60, count=Count.INODES)["u1"]
+    assert found.disk.volumes_bytes is None
+    assert found.disk.volumes_inodes == 2
+
+
+def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Path) -> None:
+    top = node(tmp_path)
+    for uid in ("u1", "u2"):
+        place = top / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(b"x" * 9000)
+    measuring = meter(top)
+    deadline = time.monotonic() + 60
+    until_settled(place)
+    measuring.measure([pod("u1"), pod("u2")], until=deadline)
+    remembered = set(measuring._known)
+    assert len(remembered) == 2
+    with open(top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v/file", "r+b") as file:
+        file.truncate(1)
+
+    def unwritten(_uid: str, _since: float) -> bool:
+        return True
+
+    taken_over = measuring.measure([pod("u1"), pod("u2")], until=deadline, unwritten=unwritten)
+    assert taken_over["u1"].disk.volumes_bytes == 4096 + 12288
+    anew = measuring.measure([pod("u1")], until=deadline, unwritten=unwritten, anew=True)
+    assert anew["u1"].disk.volumes_bytes == 4096 + 4096
+    assert set(measuring._known) == remembered
+    measuring.close()
+
+
+def test_usage_without_a_measurement_stays_as_it_is() -> None:
+    usage = pod("u1", (ID, "main"))
+    assert apply(usage, None) is usage
+    assert usage.disk == DiskUsage()
+
+
+@pytest.mark.parametrize(
+    ("deleted", "known"),
+    [
+        (DeletedFiles(0, 0, None, complete=False), None),
+        (DeletedFiles(0, 0, None, complete=True), 0),
+        (DeletedFiles(4096, 1, 7, complete=False), 4096),
+    ],
+)
+def test_open_files_that_nobody_lets_us_see_are_unknown_and_not_none(deleted: DeletedFiles, known: int | None) -> None:
+    found = PodDisk("u1", DiskUsage(), {}, {}, (), 0, 0, 1.0, True, (), deleted)
+    sight = apply(pod("u1"), found).disk_sight
+    assert sight is not None
+    assert sight.deleted_bytes == known
+
+
+# --- the word that a pod wrote nothing
+
+
+def test_a_quiet_pods_files_are_taken_over_and_another_pods_are_asked_for(tmp_path: Path) -> None:
+    node(tmp_path)
+    for uid in ("u1", "u2"):
+        place = tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(b"x")
+    until_settled(place)
+    measuring = meter(tmp_path)
+    asked: list[tuple[str, float]] = []
+
+    def quiet(uid: str, since: float) -> bool:
+        asked.append((uid, since))
+        return uid == "u1"
+
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for _ in range(2):
+        found = measuring.measure([pod("u1"), pod("u2")], until=time.monotonic() + 60, unwritten=quiet)
+        for uid in ("u1", "u2"):
+            with open(tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v/file", "ab") as file:
+                file.write(b"x" * 100_000)
+    assert found["u1"].disk.volumes_bytes == 4096 + 4096, "it was said that it wrote nothing"
+    assert found["u2"].disk.volumes_bytes == 4096 + 102_400
+    assert {uid for uid, _ in asked} == {"u1", "u2"}
+    assert all(since >= before for _, since in asked)
+
+
+# --- deleted files and the rest
+
+
+def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
+    device = os.stat(tmp_path).st_dev
+    gone, stays = tmp_path / "gone", tmp_path / "stays"
+    gone.write_bytes(b"x" * 100_000)
+    with gone.open("ab") as out, stays.open("ab") as err, subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=out, stderr=err
+    ) as holder:  # fmt: skip
+        gone.unlink()
+        found = deleted_files(Host("/"), [holder.pid, holder.pid], frozenset({device}))
+        elsewhere = deleted_files(Host("/"), [holder.pid], frozenset({device + 1}))
+        holder.communicate(b"")
+    assert found == DeletedFiles(102_400, 1, holder.pid, complete=True)
+    assert (elsewhere.bytes, elsewhere.files) == (0, 0)
+    ended = deleted_files(Host("/"), [holder.pid], frozenset({device}))
+    assert ended == DeletedFiles(0, 0, None, complete=True), "the process has ended"
+
+
+LOOK = """
+import os
+from nodeagent.sampling.disk.deleted_files import deleted_files
+from nodeagent.sampling.hostfs.host import Host
+{become}
+print(deleted_files(Host("/"), [os.getppid()], frozenset({{0}})).complete)
+"""
+WITHOUT_PTRACE = """
+import ctypes, os, sys
+drop_from_bounding_set, sys_ptrace = 24, 19
+assert ctypes.CDLL(None).prctl(drop_from_bounding_set, sys_ptrace, 0, 0, 0) == 0
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+
+
+@root_only
+@pytest.mark.parametrize(
+    "command",
+    [["-c", LOOK.format(become="os.setuid(65534)")], ["-c", WITHOUT_PTRACE, LOOK.format(become="")]],
+    ids=["another user", "root without CAP_SYS_PTRACE"],
+)
+def test_open_files_that_may_not_be_looked_at_are_not_passed_off_as_none(command: list[str]) -> None:
+    told = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
+
+
+def held_open(file: BinaryIO) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file, stderr=subprocess.DEVNULL)
+
+
+@real_pids
+def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> None:
+    node(tmp_path)
+    gone = tmp_path / "var/lib/kubelet/gone"
+    gone.write_bytes(b"x" * 100_000)
+    group = PIDS / f"nodeagent-test-{os.getpid()}"
+    (group / "podu1" / ID).mkdir(parents=True)
+    measuring = Meter(
+        Host("/"), kubelet_dir=f"{tmp_path}/var/lib/kubelet", pod_logs_dir=f"{tmp_path}/var/log/pods",
+        cgroups=str(PIDS),
+    )  # fmt: skip
+    try:
+        with gone.open("ab") as out, held_open(out) as holder:
+            (group / "podu1" / ID / "cgroup.procs").write_text(str(holder.pid))
+            gone.unlink()
+            usage = pod("u1")._replace(cgroup=f"/{group.name}/podu1")
+            found = measuring.measure([usage], until=time.monotonic() + 60)["u1"]
+            holder.communicate(b"")
+    finally:
+        for directory in (group / "podu1" / ID, group / "podu1", group):
+            directory.rmdir()
+    assert found.deleted == DeletedFiles(102_400, 1, holder.pid, complete=True)
+    assert disk_of(apply(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
+
+
+@root_only
+def test_what_is_in_no_pod_is_told_with_its_largest_directories(tmp_path: Path) -> None:
+    with mounted(tmp_path / "root", "-t", "tmpfs", "tmpfs") as top:
+        node(top)
+        place = top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(b"x" * 400_000)
+        (top / "var/log/journal").mkdir()
+        (top / "var/log/journal/old").write_bytes(b"x" * 800_000)
+        (top / "home").mkdir()
+        (top / "home/file").write_bytes(b"x" * 40_000)
+        pods = measure(top, pod("u1"))
+        where = PodDirectories("/var/lib/kubelet", "/var/log/pods", "/elsewhere")
+        host, found = Host(str(top)), list(pods.values())
+        rest = unattributed(host, "/var/lib/kubelet", attributed=found, directories=where, until=time.monotonic() + 60)
+    assert rest.attributed_bytes == 401_408
+    assert rest.unattributed_bytes == rest.used_bytes - 401_408
+    assert 839_680 <= rest.unattributed_bytes < 900_000
+    assert rest.largest[0].path == "/var/log/journal"
+    assert rest.largest[0].bytes == 802_816
+    by_path = {directory.path: directory.bytes for directory in rest.largest}
+    assert by_path["/home"] == 40_960
+    assert by_path["/var/lib/kubelet"] == 0, "all that is in it is the pod's (directories are free on a tmpfs)"

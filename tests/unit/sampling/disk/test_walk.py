@@ -1,0 +1,494 @@
+"""The walker on real directories: it agrees with `du`, and nobody can lead it astray."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.sampling.disk.walk import Count, Tally, Walk
+from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, Remembered
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+
+
+def walk(
+    place: Path,
+    *,
+    count: Count = Count.BYTES_AND_INODES,
+    previous: Remembered | None = None,
+    unwritten: bool = False,
+) -> tuple[Tally, Remembered | None]:
+    with Walk(
+        os.open(place, os.O_RDONLY | os.O_DIRECTORY),
+        count=count,
+        previous=previous,
+        unwritten=unwritten,
+        remember=REMEMBER_BYTES,
+        settled_s=0.02,
+    ) as walking:
+        assert walking.step()
+        return walking.tally, walking.remembered
+
+
+def du(place: Path) -> tuple[int, int]:
+    """(bytes, inodes), as GNU du says."""
+    blocks = subprocess.run(["du", "-sx", "--block-size=512", place], check=True, capture_output=True).stdout
+    inodes = subprocess.run(["du", "-sx", "--inodes", place], check=True, capture_output=True).stdout
+    return int(blocks.split()[0]) * 512, int(inodes.split()[0])
+
+
+def let_settle(place: Path) -> None:
+    """Until the last change of any directory is older than what the walks here take as settled."""
+    newest = max(os.lstat(directory).st_ctime for directory, _, _ in os.walk(place))
+    while time.time() < newest + 0.03:
+        os.sched_yield()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- counting
+
+
+NAME = st.binary(min_size=1, max_size=12).filter(lambda n: b"/" not in n and b"\0" not in n and n not in (b".", b".."))
+KIND = st.sampled_from(["directory", "file", "sparse", "link", "symlink", "fifo"])
+ENTRY = st.tuples(st.integers(0, 10**6), NAME, KIND, st.integers(0, 20000))
+
+
+@given(st.lists(ENTRY, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_any_tree_is_counted_as_du_counts_it(entries: list[tuple[int, bytes, str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        top = os.fsencode(scratch)
+        directories, files = [top], [b"/etc/passwd"]
+        for where, name, kind, size in entries:
+            path = os.path.join(directories[where % len(directories)], name)
+            with contextlib.suppress(FileExistsError, PermissionError, OSError):
+                make(path, kind, size, files[where % len(files)])
+                (directories if kind == "directory" else files).append(path)
+        tally, remembered = walk(Path(scratch))
+        assert (tally.bytes, tally.inodes) == du(Path(scratch))
+        assert tally.complete
+        assert (tally.unknown, tally.vanished, tally.mounts) == (0, 0, 0)
+        assert walk(Path(scratch), count=Count.INODES)[0].inodes == tally.inodes
+        again, _ = walk(Path(scratch), previous=remembered)
+        assert (again.bytes, again.inodes, again.directories) == (tally.bytes, tally.inodes, tally.directories)
+
+
+def make(path: bytes, kind: str, size: int, other: bytes) -> None:
+    if kind == "directory":
+        os.mkdir(path)
+    elif kind == "link":
+        os.link(other, path, follow_symlinks=False)
+    elif kind == "symlink":
+        os.symlink(b"/" + b"x" * (size % 200), path)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        with open(path, "xb") as file:
+            if kind == "sparse":
+                file.truncate(size << 20)
+            file.write(bytes(size))
+
+
+def test_a_large_directory_is_streamed_and_its_links_count_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 5000)
+    for number in range(3000):
+        os.link(tmp_path / "a", tmp_path / f"a-rather-long-name-of-a-link-{number:06}")
+        if number % 3 == 0:
+            (tmp_path / f"file-{number}").write_bytes(b"")
+        if number % 100 == 0:
+            (tmp_path / f"directory-{number}").mkdir()
+            os.link(tmp_path / "a", tmp_path / f"directory-{number}" / "b")
+    assert tmp_path.stat().st_size > 65536, "the directory is not large"
+    tally, _ = walk(tmp_path)
+    assert (tally.bytes, tally.inodes) == du(tmp_path)
+    assert walk(tmp_path, count=Count.INODES)[0].inodes == tally.inodes
+
+
+def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_path: Path) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY)
+    for number in range(100_000):
+        if number % 50_000 == 0:
+            source = f"source-{number}"
+            os.close(os.open(source, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+        os.link(source, f"{number}", src_dir_fd=directory, dst_dir_fd=directory)
+    os.close(directory)
+    for count in Count:
+        tracemalloc.start()
+        tally, _ = walk(tmp_path, count=count)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert tally.inodes == 3
+        assert peak < 2 << 20, f"{peak} bytes for 100,000 names"
+
+
+@pytest.mark.parametrize(
+    ("count", "remember"), [(Count.BYTES_AND_INODES, 0), (Count.INODES, 0), (Count.BYTES_AND_INODES, 1 << 20)]
+)
+def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: Count, remember: int) -> None:
+    """`benchmarks/walk.py --memory` does the same with ten million files."""
+    made = 0
+    peaks = []
+    for directories in (100, 1000):
+        for number in range(made, directories):
+            place = tmp_path / f"{number % 40}" / f"{number}"
+            place.mkdir(parents=True)
+            for name in range(50):
+                os.mknod(place / f"file-{name}")
+        made = directories
+        tracemalloc.start()
+        with Walk(os.open(tmp_path, os.O_RDONLY), count=count, remember=remember, settled_s=0.0) as walking:
+            assert walking.step()
+            assert walking.tally.inodes == 1 + 40 + directories * 51
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < remember + (1 << 19), f"{peaks} bytes for 45,000 files more"
+
+
+def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    peaks = []
+    for made, directories in ((0, 20_000), (20_000, 40_000)):
+        for number in range(made, directories):
+            os.mkdir(f"directory-{number}", dir_fd=here)
+        tracemalloc.start()
+        with Walk(os.open(tmp_path, os.O_RDONLY), remember=1 << 18, settled_s=0.0) as walking:
+            assert walking.step()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert walking.tally.directories == directories + 1
+    os.close(here)
+    assert peaks[1] - peaks[0] < 1 << 19, f"{peaks} bytes"
+
+
+def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Path) -> None:
+    depth = 3000
+    here = os.open(tmp_path, os.O_RDONLY)
+    for level in range(depth):
+        os.mkdir("down", dir_fd=here)
+        if level % 7 == 0:
+            os.mkdir("aside", dir_fd=here)
+        below = os.open("down", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    before = descriptors()
+    most = 0
+    try:
+        with Walk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
+            while not walking.step(entries=50):
+                most = max(most, descriptors())
+            tally = walking.tally
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "down"], check=True)
+    assert tally.inodes == 1 + depth + len(range(0, depth, 7))
+    assert (tally.unknown, tally.vanished) == (0, 0)
+    assert most - before <= 70
+    assert descriptors() == before
+
+
+def test_wide_directories_on_a_deep_way_are_read_to_their_end_before_they_are_let_go(tmp_path: Path) -> None:
+    here = tmp_path
+    for level in range(80):
+        if level in (0, 1, 2):
+            for number in range(2500):
+                (here / f"side-directory-with-a-long-name-{number}").mkdir()
+        here = here / "d"
+        here.mkdir()
+    tally, _ = walk(tmp_path)
+    assert (tally.bytes, tally.inodes) == du(tmp_path)
+    assert walk(tmp_path, count=Count.INODES)[0].inodes == tally.inodes
+
+
+# --- pausing
+
+
+def test_a_walk_stops_at_its_budget_and_goes_on_from_there(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}").mkdir()
+        for name in range(20):
+            (tmp_path / f"{number}" / f"{name}").touch()
+    seen = []
+    with Walk(os.open(tmp_path, os.O_RDONLY)) as walking:
+        while not walking.step(entries=50):
+            assert not walking.tally.complete
+            seen.append(walking.tally.inodes)
+    assert walking.tally.complete
+    assert len(seen) >= 9
+    assert seen == sorted(seen)
+    assert (walking.tally.bytes, walking.tally.inodes) == du(tmp_path)
+
+
+def test_a_walk_whose_time_is_over_does_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with Walk(os.open(tmp_path, os.O_RDONLY)) as walking:
+        assert not walking.step(until=time.monotonic() - 1)
+        assert not walking.tally.complete
+
+
+def test_a_closed_walk_holds_no_descriptor(tmp_path: Path) -> None:
+    for name in ("a/b/c", "d/e"):
+        (tmp_path / name).mkdir(parents=True)
+    before = descriptors()
+    walking = Walk(os.open(tmp_path, os.O_RDONLY))
+    walking.step(entries=1)
+    assert descriptors() > before
+    walking.close()
+    assert descriptors() == before
+    assert not walking.tally.complete
+
+
+def test_a_file_is_no_root_and_its_descriptor_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = descriptors()
+    with pytest.raises(NotADirectoryError):
+        Walk(os.open(tmp_path / "file", os.O_RDONLY))
+    assert descriptors() == before
+
+
+# --- traps
+
+
+def test_a_symlink_is_an_inode_and_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "out").symlink_to("/usr")
+    (tmp_path / "tree" / "up").symlink_to("..")
+    assert walk(tmp_path / "tree")[0].inodes == 3
+
+
+@pytest.mark.parametrize("count", list(Count))
+def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_path: Path, count: Count) -> None:
+    outside = tmp_path / "outside"
+    (outside / "much").mkdir(parents=True)
+    for number in range(10):
+        (outside / "much" / f"{number}").write_bytes(b"x" * 8192)
+    tree = tmp_path / "tree"
+    (tree / "victim").mkdir(parents=True)
+    (tree / "victim" / "much").mkdir()
+    with Walk(os.open(tree, os.O_RDONLY), count=count) as walking:
+        while walking.tally.directories != 2:
+            walking.step(entries=1)
+        (tree / "victim").rename(tmp_path / "gone")
+        (tree / "victim").symlink_to(outside)
+        assert walking.step()
+        tally = walking.tally
+    assert tally.inodes == 2
+    assert tally.vanished == 1
+
+
+def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_path: Path) -> None:
+    """The parents of a deep directory are closed, and found again through `..`: which must be the same."""
+    tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
+    middle = tree.joinpath(*["d"] * 5)
+    deep = middle.joinpath(*["d"] * 100)
+    deep.mkdir(parents=True)
+    siblings = [f"sibling-{number}" for number in range(40)]
+    for name in siblings:
+        (middle.parent / name).mkdir()
+        (elsewhere / name / "treasure").mkdir(parents=True)
+    with Walk(os.open(tree, os.O_RDONLY)) as walking:
+        while os.path.lexists(middle):
+            assert not walking.step(entries=1)
+            if walking.tally.directories > 40 + 90:
+                middle.rename(elsewhere / "moved")
+        assert walking.step()
+        tally = walking.tally
+    assert tally.complete
+    assert tally.inodes == 1 + 5 + 100 + 40, "it counted what is elsewhere"
+    assert tally.unknown_reason in ("", "moved during the walk")
+
+
+def test_what_vanishes_during_the_walk_is_gone_and_not_unknown(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "below").mkdir(parents=True)
+    with Walk(os.open(tmp_path, os.O_RDONLY)) as walking:
+        subprocess.run(["rm", "-r", tmp_path / "a", tmp_path / "b", tmp_path / "c"], check=True)
+        assert walking.step()
+        tally = walking.tally
+    assert tally.vanished == 3
+    assert tally.unknown == 0
+
+
+@pytest.fixture
+def mount_point(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "tree" / "mounted"
+    place.mkdir(parents=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@root_only
+@pytest.mark.parametrize("count", list(Count))
+@pytest.mark.parametrize("kind", ["bind", "tmpfs"])
+def test_a_mount_is_not_entered_even_if_it_is_of_the_same_device(
+    tmp_path: Path, mount_point: Path, kind: str, count: Count
+) -> None:
+    other = tmp_path / "other"
+    (other / "below").mkdir(parents=True)
+    command: list[str | Path]
+    command = ["mount", "--bind", other, mount_point] if kind == "bind" else ["mount", "-t", "tmpfs", "x", mount_point]
+    subprocess.run(command, check=True)
+    tally, _ = walk(tmp_path / "tree", count=count)
+    assert tally.mounts == 1
+    assert tally.inodes == 1
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything; so be somebody else for a moment."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("count", list(Count))
+def test_what_may_not_be_read_is_unknown_with_its_reason(tmp_path: Path, count: Count) -> None:
+    for name, mode in (("closed", 0), ("open", 0o755)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        (tmp_path / name).chmod(mode)
+    tmp_path.chmod(0o755)
+    with Walk(os.open(tmp_path, os.O_RDONLY), count=count) as walking, as_nobody():
+        assert walking.step()
+        tally = walking.tally
+    (tmp_path / "closed").chmod(0o755)
+    assert tally.inodes == 4
+    assert (tally.unknown, tally.unknown_reason) == (1, "Permission denied")
+
+
+@root_only
+def test_a_file_with_another_one_mounted_on_it_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 1_000_000)
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").touch()
+    (tmp_path / "tree" / "plain").write_bytes(b"x" * 4096)
+    subprocess.run(["mount", "--bind", tmp_path / "other", tmp_path / "tree" / "file"], check=True)
+    try:
+        tally, _ = walk(tmp_path / "tree")
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "tree" / "file"], check=True)
+    assert (tally.bytes, tally.inodes, tally.mounts) == (8192, 2, 1)
+
+
+# --- the second walk
+
+
+def grown(place: Path, size: int) -> None:
+    with open(place, "ab") as file:
+        file.write(b"x" * size)
+
+
+def test_a_second_walk_sees_a_file_grow_in_a_directory_that_did_not_change(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "log").write_bytes(b"x")
+    let_settle(tmp_path)
+    first, remembered = walk(tmp_path)
+    grown(tmp_path / "d" / "log", 100_000)
+    second, _ = walk(tmp_path, previous=remembered)
+    assert first.bytes is not None
+    assert second.bytes is not None
+    assert second.bytes - first.bytes >= 98_304
+    assert (second.bytes, second.inodes) == du(tmp_path)
+
+
+def test_a_second_walk_sees_what_came_and_went(tmp_path: Path) -> None:
+    for name in ("a", "b", "b/c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"x" * 9000)
+    let_settle(tmp_path)
+    _, remembered = walk(tmp_path)
+    (tmp_path / "a" / "file").unlink()
+    (tmp_path / "b" / "c" / "new").mkdir()
+    (tmp_path / "b" / "c" / "new" / "file").write_bytes(b"x" * 50_000)
+    for unwritten in (False, True):
+        again, _ = walk(tmp_path, previous=remembered, unwritten=unwritten)
+        assert (again.bytes, again.inodes) == du(tmp_path)
+
+
+def test_a_directory_that_was_replaced_by_another_of_its_name_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").mkdir()
+    let_settle(tmp_path)
+    _, remembered = walk(tmp_path)
+    subprocess.run(["rm", "-r", tmp_path / "d" / "x"], check=True)
+    (tmp_path / "d" / "x").mkdir()
+    (tmp_path / "d" / "x" / "file").write_bytes(b"x" * 9000)
+    again, _ = walk(tmp_path, previous=remembered, unwritten=True)
+    assert (again.bytes, again.inodes) == du(tmp_path)
+
+
+def test_files_are_taken_over_only_on_the_word_that_nobody_wrote(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"x" * 9000)
+    let_settle(tmp_path)
+    first, remembered = walk(tmp_path)
+    grown(tmp_path / "a" / "file", 100_000)
+    trusting, still = walk(tmp_path, previous=remembered, unwritten=True)
+    assert trusting.reused == 2
+    assert trusting.bytes == first.bytes, "the word was false, and this is what it costs"
+    asking, _ = walk(tmp_path, previous=still)
+    assert asking.reused == 0
+    assert asking.bytes == du(tmp_path)[0]
+
+
+def test_what_is_taken_over_counts_for_what_is_remembered(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number % 5}/{number}").mkdir(parents=True)
+        (tmp_path / f"{number % 5}/{number}/file").write_bytes(b"x")
+    let_settle(tmp_path)
+    _, first = walk(tmp_path)
+    tally, second = walk(tmp_path, previous=first, unwritten=True)
+    assert first is not None
+    assert second is not None
+    assert (tally.reused, second.size) == (50, first.size)
+
+
+def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "file").write_bytes(b"x" * 9000)
+    os.link(tmp_path / "a" / "file", tmp_path / "b" / "link")
+    let_settle(tmp_path)
+    first, remembered = walk(tmp_path)
+    again, _ = walk(tmp_path, previous=remembered, unwritten=True)
+    assert again.reused == 0
+    assert (again.bytes, again.inodes) == (first.bytes, first.inodes) == du(tmp_path)
+
+
+def test_a_directory_that_changed_just_before_it_was_read_is_not_remembered(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    with Walk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
+        walking.step()
+        assert walking.tally.complete
+        assert walking.remembered is None
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "a-name-of-thirty-two-characters-").touch()
+    let_settle(tmp_path)
+    with Walk(os.open(tmp_path, os.O_RDONLY), remember=20_000, settled_s=0.02) as walking:
+        walking.step()
+        remembered = walking.remembered
+    assert remembered is not None
+    assert remembered.size < 20_000 + 400 + 100 * 300
+    again, _ = walk(tmp_path, previous=remembered, unwritten=True)
+    assert 0 < again.reused < 60
+    assert (again.bytes, again.inodes) == du(tmp_path)

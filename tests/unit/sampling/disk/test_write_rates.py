@@ -1,0 +1,140 @@
+"""Who writes: from io.stat and memory.stat as a v2 kernel gives them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.sampling.disk.write_rates import Writes, Written, disk_names, read_written, sample
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+
+
+def cgroup(top: Path, name: str, *, flushed: int, dirty: int, writeback: int = 0) -> tuple[str, str]:
+    place = top / name
+    place.mkdir(exist_ok=True)
+    # As recorded: one line for each device, and one whose numbers are not there yet.
+    (place / "io.stat").write_text(
+        f"254:16 rbytes=40960 wbytes={flushed} rios=2 wios=2798 dbytes=0 dios=0\n"
+        "254:0 rbytes=380928 wbytes=1 rios=7 wios=0 dbytes=0 dios=0\n7:0 \n"
+    )
+    (place / "memory.stat").write_text(
+        f"anon 1000\nfile 5000\nfile_dirty {dirty}\nfile_writeback {writeback}\nslab 7\n"
+    )
+    return name, f"/{name}"
+
+
+def test_what_was_flushed_and_what_is_pending_are_both_read(tmp_path: Path) -> None:
+    cgroup(tmp_path, "a", flushed=1000, dirty=20, writeback=3)
+    written = read_written(Host(str(tmp_path)), "/a")
+    assert (written.flushed, written.pending) == (1001, 23)
+
+
+def test_a_cgroup_without_io_numbers_is_unreadable_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(Unreadable):
+        read_written(Host(str(tmp_path)), "/a")
+    writes = Writes()
+    assert "io.stat" in sample(Host(str(tmp_path)), writes, [("a", "/a")])
+    assert not writes.quiet("a", 0.0)
+    assert writes.rates() == []
+
+
+def test_a_pod_that_has_gone_is_no_news_and_one_beside_it_that_cannot_be_read_is(tmp_path: Path) -> None:
+    host, writes = Host(str(tmp_path)), Writes()
+    pods = [("gone", "/gone"), cgroup(tmp_path, "a", flushed=0, dirty=0)]
+    assert sample(host, writes, pods) == ""
+    assert not writes.quiet("gone", 0.0)
+    (tmp_path / "b").mkdir()
+    assert "/b/io.stat" in sample(host, writes, [*pods, ("b", "/b")])
+
+
+def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp_path: Path) -> None:
+    host, writes = Host(str(tmp_path)), Writes()
+    for step in (0, 1):
+        pods = [
+            cgroup(tmp_path, "filler", flushed=0, dirty=step * 50_000_000),
+            cgroup(tmp_path, "steady", flushed=step * 4096, dirty=0),
+            cgroup(tmp_path, "idle", flushed=9_000_000, dirty=0),
+        ]
+        assert sample(host, writes, pods) == ""
+    assert [rate.uid for rate in writes.rates()] == ["filler", "steady"]
+    rate = writes.rates()[0]
+    assert rate.bytes_per_s * rate.over_s == pytest.approx(50_000_000)
+
+
+PARTITIONS = """\
+major minor  #blocks  name
+
+   8        0  268435456 sda
+   8        1  268435456 sda1
+   8       11  268435456 sda11
+  65      160  268435456 sdaa
+  65      161  268435456 sdaa1
+ 259        0  268435456 nvme0n1
+ 259        1  268435456 nvme0n1p1
+ 259        2  268435456 nvme0n11
+ 254        0  268435456 vda
+ 253        0  268435456 dm-0
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ((8, 1), {b"8:1", b"8:0"}),
+        ((8, 11), {b"8:11", b"8:0"}),
+        ((65, 161), {b"65:161", b"65:160"}),
+        ((259, 1), {b"259:1", b"259:0"}),
+        ((259, 2), {b"259:2"}),
+        ((254, 0), {b"254:0"}),
+        ((253, 0), {b"253:0"}),
+        ((9, 9), {b"9:9"}),
+        ((0, 40), set()),
+    ],
+)
+def test_what_is_written_to_a_partition_is_accounted_to_its_disk(
+    tmp_path: Path, device: tuple[int, int], names: set[bytes]
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/partitions").write_text(PARTITIONS)
+    assert disk_names(Host(str(tmp_path)), os.makedev(*device)) == names
+
+
+def test_every_block_device_of_this_machine_has_the_disk_that_the_kernel_says() -> None:
+    listed = [line.split() for line in Path("/proc/partitions").read_text().splitlines()[2:]]
+    assert listed
+    for major, minor, _, _ in listed:
+        place = Path(f"/sys/dev/block/{major}:{minor}")
+        disk = place.resolve().parent if (place / "partition").exists() else place
+        names = {f"{major}:{minor}".encode(), (disk / "dev").read_bytes().strip()}
+        assert disk_names(Host("/"), os.makedev(int(major), int(minor))) == names
+
+
+def test_a_pod_is_quiet_only_since_its_last_write_and_with_nothing_pending() -> None:
+    writes = Writes()
+    writes.note("a", Written(100, 0, 10.0))
+    assert not writes.quiet("a", 9.0), "nobody looked before 10"
+    assert writes.quiet("a", 10.0)
+    writes.note("a", Written(100, 4096, 20.0))
+    assert not writes.quiet("a", 15.0), "something is pending"
+    writes.note("a", Written(4196, 0, 30.0))
+    assert not writes.quiet("a", 25.0), "it was written"
+    assert writes.quiet("a", 30.0)
+    writes.keep(frozenset())
+    assert not writes.quiet("a", 30.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=20), st.integers(0, 20))
+def test_a_pod_that_wrote_after_a_moment_is_never_quiet_since_then(steps: list[tuple[int, int]], since: int) -> None:
+    """`steps`: (bytes flushed, bytes pending) in each second, from second 0 on."""
+    writes = Writes()
+    total, last_write = 0, 0
+    for second, (flushed, pending) in enumerate(steps):
+        total += flushed
+        last_write = second if flushed else last_write
+        writes.note("a", Written(total, pending, float(second)))
+    if writes.quiet("a", float(since)):
+        assert last_write <= since
+        assert steps[-1][1] == 0

@@ -1,0 +1,112 @@
+"""Processes are charged to the pods they are in, with few looks."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.sampling.events.fork_attribution import HOST, LOOK_UPS, UNKNOWN, Origins, origin
+from nodeagent.sampling.hostfs.host import Host
+from tests.support.pod_cgroups import NEEDS, PodCgroups, usable
+
+real = pytest.mark.skipif(not usable(), reason=NEEDS)
+
+
+@real
+@pytest.mark.real_cgroup
+def test_a_real_process_has_the_pod_whose_cgroup_it_is_in(pods: PodCgroups) -> None:
+    uid = pods.pod()
+    process = pods.run(uid, "sys.stdin.read()")
+    host = Host("/")
+    assert origin(host, process.pid) == uid
+    assert origin(host, os.getpid()) == HOST
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, not yet reaped: the kernel shows it in the root
+    assert origin(host, process.pid) is None
+    process.communicate()
+    assert origin(host, process.pid) is None
+
+
+def tree(root: Path, places: dict[int, str]) -> Host:
+    """A /proc of processes in cgroups."""
+    for pid, place in places.items():
+        directory = root / f"proc/{pid}"
+        directory.mkdir(parents=True)
+        (directory / "cgroup").write_text(f"0::{place}\n")
+        (directory / "stat").write_text(f"{pid} (x) y) S 1 1 1 0 -1 4194560 0\n")
+    return Host(str(root))
+
+
+POD, OTHER = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340", "0b073eb9-1111-2222-3333-444455556666"
+SYSTEMD = (
+    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod2fc932ce_fdcc_454b_97bd_aadfdeb4c340.slice"
+    "/cri-containerd-" + "ab" * 32 + ".scope/init.scope"
+)
+
+
+def test_pods_of_both_drivers_the_host_and_the_root_are_told_apart(tmp_path: Path) -> None:
+    host = tree(
+        tmp_path,
+        {1: SYSTEMD, 2: f"/kubepods/besteffort/pod{OTHER}/{'cd' * 32}", 3: "/system.slice/podman.service", 4: "/"},
+    )
+    assert [origin(host, pid) for pid in (1, 2, 3, 4, 5)] == [POD, OTHER, HOST, HOST, None]
+
+
+def test_a_parent_that_is_gone_is_charged_by_its_child_and_then_to_nobody(tmp_path: Path) -> None:
+    origins = Origins(tree(tmp_path, {11: SYSTEMD}))
+    forks, threads = origins.of([1, 2], [11, 12], [3], now=0.0)
+    assert forks == {POD: 1, UNKNOWN: 1}
+    assert threads == {UNKNOWN: 1}
+
+
+class Counting(Host):
+    """A host that counts what is read."""
+
+    reads = 0
+
+    def read(self, path: str) -> bytes:
+        self.reads += 1
+        return super().read(path)
+
+
+def test_a_bomb_of_a_thousand_parents_costs_a_few_looks_and_is_charged_where_the_latest_are(tmp_path: Path) -> None:
+    parents = [pid for pid in range(1000, 2000) for _ in range(2)]
+    places = dict.fromkeys(range(1500, 2000), SYSTEMD)  # the first half is gone, with its children
+    tree(tmp_path, {**places, 7: "/system.slice/sshd.service"})
+    host = Counting(str(tmp_path))
+    forks, _ = Origins(host).of([7, 7, 7, *parents], list(range(10_000, 12_003)), [], now=0.0)
+    assert host.reads <= 2 * LOOK_UPS
+    assert sum(forks.values()) == 2003
+    assert forks[HOST] == 3
+    assert forks[POD] >= 1900
+
+
+def test_a_known_process_is_not_looked_up_again_until_its_pid_may_be_anothers(tmp_path: Path) -> None:
+    tree(tmp_path, {1: SYSTEMD})
+    host = Counting(str(tmp_path))
+    origins = Origins(host)
+    for at in (0.0, 0.3, 0.6, 0.9):
+        assert origins.of([1], [100], [], now=at)[0] == {POD: 1}
+    assert host.reads == 1
+    origins.of([1], [100], [], now=1.1)
+    assert host.reads == 2
+
+
+@given(
+    parents=st.lists(st.integers(1, 60), max_size=200),
+    owners=st.lists(st.integers(1, 60), max_size=200),
+    alive=st.dictionaries(st.integers(1, 60), st.sampled_from([SYSTEMD, f"/pod{OTHER}", "/system.slice"])),
+)
+def test_every_event_is_charged_once_and_the_looks_are_bounded(
+    tmp_path_factory: pytest.TempPathFactory, parents: list[int], owners: list[int], alive: dict[int, str]
+) -> None:
+    root = tmp_path_factory.mktemp("proc")
+    tree(root, alive)
+    host = Counting(str(root))
+    forks, threads = Origins(host).of(parents, [pid + 1000 for pid in parents], owners, now=0.0)
+    assert (sum(forks.values()), sum(threads.values())) == (len(parents), len(owners))
+    assert all(number >= 0 for number in (*forks.values(), *threads.values()))
+    assert {*forks, *threads} <= {POD, OTHER, HOST, UNKNOWN}
+    assert host.reads <= 4 * LOOK_UPS

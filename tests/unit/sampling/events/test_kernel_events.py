@@ -1,0 +1,269 @@
+"""The kernel wakes the loop for what it is asked to watch: real thresholds, real pressure, real cgroups."""
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model import Note
+from nodeagent.sampling.events import kernel_events
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+MIB = 1 << 20
+
+real_v1 = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK),
+    reason="needs root and a writable cgroup v1 memory hierarchy",
+)
+
+EATER = """
+import sys
+held = []
+for line in sys.stdin:
+    held.append(bytearray(b"x") * (int(line) << 20))
+    print("ate", flush=True)
+"""
+
+
+class Eater:
+    """A process in a cgroup that allocates what it is told to."""
+
+    def __init__(self, cgroup: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", EATER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        (cgroup / "cgroup.procs").write_text(str(self.process.pid))
+
+    def eat(self, mib: int) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{mib}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ate\n"
+
+    def __enter__(self) -> "Eater":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def _ready(source: kernel_events.Source, timeout_s: float) -> bool:
+    with select.epoll() as epoll:
+        epoll.register(source.fd, source.events)
+        ready = bool(epoll.poll(timeout_s))
+    source.drain()
+    return ready
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Path) -> None:
+    level = kernel_events.MemoryLevel(str(cgroup))
+    source = level.source()
+    with Eater(cgroup) as eater:
+        eater.eat(10)
+        level.arm(100 * MIB)
+        eater.eat(10)
+        assert not _ready(source, 0.2)
+        eater.eat(120)
+        assert _ready(source, 60)
+        assert not _ready(source, 0), "one crossing is one wake-up"
+    source.close()
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
+    level = kernel_events.MemoryLevel(str(cgroup))
+    source = level.source()
+    with Eater(cgroup) as eater:
+        level.arm(60 * MIB)
+        level.arm(200 * MIB)
+        eater.eat(100)
+        assert not _ready(source, 0.2)
+        eater.eat(150)
+        assert _ready(source, 60)
+    source.close()
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_level_that_was_passed_before_it_was_armed_wakes(cgroup: Path) -> None:
+    level = kernel_events.MemoryLevel(str(cgroup))
+    source = level.source()
+    with Eater(cgroup) as eater:
+        eater.eat(50)
+        level.arm(40 * MIB)
+        assert _ready(source, 60)
+        assert not _ready(source, 0)
+    source.close()
+
+
+def _arm_within(level: kernel_events.MemoryLevel, growth: int) -> bool:
+    wanted = level.wanted(growth)
+    if wanted is not None:
+        level.arm(wanted)
+    return wanted is not None
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_it_and_at_it(cgroup: Path) -> None:
+    level = kernel_events.MemoryLevel(str(cgroup))
+    source = level.source()
+    threshold, moves, woken = 300 * MIB, 0, []
+    with Eater(cgroup) as eater:
+        while (used := int((cgroup / "memory.usage_in_bytes").read_text())) < threshold:
+            moves += _arm_within(level, threshold - used)
+            eater.eat(5)
+            if _ready(source, 0):
+                woken.append(int((cgroup / "memory.usage_in_bytes").read_text()))
+        eater.eat(5)  # the kernel looks at a level once in half a MiB, and the last step may have ended just above it
+        if _ready(source, 0):
+            woken.append(int((cgroup / "memory.usage_in_bytes").read_text()))
+    source.close()
+    # Each move takes the kernel some time, so the nearly sixty samples on the way must not make as many.
+    assert 1 <= moves <= 5
+    assert threshold * 3 // 4 <= woken[0] < threshold - 5 * MIB
+    assert threshold <= woken[-1] < threshold + 12 * MIB
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_near_a_threshold_the_wake_up_comes_when_it_is_crossed_and_not_a_hair_before(cgroup: Path) -> None:
+    level = kernel_events.MemoryLevel(str(cgroup))
+    source = level.source()
+    usage = cgroup / "memory.usage_in_bytes"
+    with Eater(cgroup) as eater:
+        eater.eat(5)
+        crossing = int(usage.read_text()) + 50 * MIB
+        assert _arm_within(level, 50 * MIB)
+        while not _ready(source, 0):
+            assert int(usage.read_text()) < crossing + 4 * MIB
+            eater.eat(1)
+        assert int(usage.read_text()) > crossing
+    source.close()
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_a_level_that_is_early_stays_and_one_that_would_be_late_is_moved(cgroup: Path) -> None:
+    level = kernel_events.MemoryLevel(str(cgroup))
+    assert _arm_within(level, 100 * MIB)
+    assert not _arm_within(level, 110 * MIB)
+    assert not _arm_within(level, 300 * MIB)
+    assert _arm_within(level, 50 * MIB), "the armed level is above the threshold now: it would wake too late"
+    with Eater(cgroup) as eater:
+        eater.eat(190)
+        assert _arm_within(level, 20 * MIB), "the armed level is behind us"
+    level.close()
+
+
+def test_where_there_is_no_event_control_opening_fails_and_leaks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "memory.usage_in_bytes").write_text("0")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        kernel_events.MemoryLevel(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+THRASHER = """
+import mmap, os, random, sys
+size = 45 << 20
+with open(sys.argv[1], "w+b") as file:
+    for _ in range(45):
+        file.write(os.urandom(1 << 20))
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sys.stdin.readline()
+    pages = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    pages.madvise(mmap.MADV_RANDOM)
+    while True:
+        pages[random.randrange(size)]
+"""
+ANY_STALL = b"some 2000 2000000\0"
+"""2 ms in 2 s: a limited file reader stalls for about 5% of its time here, and the test must not depend on the disk."""
+
+
+@pytest.mark.real_cgroup
+@real_v1
+@pytest.mark.skipif(not os.access("/proc/pressure/memory", os.W_OK), reason="this kernel has no writable PSI")
+def test_a_stall_of_real_tasks_fires_a_pressure_trigger(cgroup: Path, tmp_path: Path) -> None:
+    source = kernel_events.pressure_trigger("/proc/pressure/memory", triggers=(ANY_STALL,))
+    assert isinstance(source, kernel_events.Source), source
+    (cgroup / "memory.limit_in_bytes").write_text(str(30 * MIB))
+    thrasher = [sys.executable, "-c", THRASHER, str(tmp_path / "thrash")]
+    with select.epoll() as epoll, subprocess.Popen(thrasher, stdin=subprocess.PIPE) as process:
+        epoll.register(source.fd, source.events)
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        epoll.poll(2.5)  # the first event after creation may be spurious
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        fired = epoll.poll(60)
+        process.kill()
+    source.close()
+    assert fired
+    assert fired[0][1] & select.EPOLLPRI
+
+
+def test_the_built_in_trigger_is_taken_by_this_kernel_with_or_without_the_right_to_short_windows() -> None:
+    source = kernel_events.pressure_trigger("/proc/pressure/memory")
+    if isinstance(source, Note):
+        assert not os.access("/proc/pressure/memory", os.W_OK), source
+    else:
+        source.close()
+
+
+def test_a_host_without_psi_is_a_note(tmp_path: Path) -> None:
+    note = kernel_events.pressure_trigger(str(tmp_path / "pressure"))
+    assert isinstance(note, Note)
+    assert "No such file" in note.message
+
+
+@pytest.mark.real_cgroup
+@real_v1
+def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
+    watch = kernel_events.TreeWatch()
+    source = watch.source()
+    assert watch.follow({str(cgroup)}, set()) == ()
+    assert not _ready(source, 0)
+    (cgroup / "pod1").mkdir()
+    assert _ready(source, 60)
+    (cgroup / "pod1").rmdir()
+    assert _ready(source, 60)
+    assert watch.follow(set(), set()) == ()
+    _ready(source, 0)
+    (cgroup / "pod1").mkdir()
+    assert not _ready(source, 0.1), "what is no longer followed does not wake"
+    (cgroup / "pod1").rmdir()
+    source.close()
+
+
+def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_is_back(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("high 0\n")
+    watch = kernel_events.TreeWatch()
+    source = watch.source()
+    watch.follow(set(), {str(events)})
+    events.write_text("high 1\n")
+    assert _ready(source, 60)
+    events.unlink()
+    _ready(source, 1)
+    events.write_text("high 2\n")
+    _ready(source, 0)
+    watch.follow(set(), {str(events)})
+    events.write_text("high 3\n")
+    assert _ready(source, 60)
+    source.close()
+
+
+def test_following_a_cgroup_that_went_is_no_news(tmp_path: Path) -> None:
+    watch = kernel_events.TreeWatch()
+    assert watch.follow({str(tmp_path / "gone")}, {str(tmp_path / "gone" / "memory.events")}) == ()
+    watch.source().close()

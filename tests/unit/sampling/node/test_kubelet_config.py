@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import pytest
+
+from nodeagent.commands import check
+from nodeagent.model import Signal
+from nodeagent.report import sections, text
+from nodeagent.report.json_document import to_json
+from nodeagent.sampling.hostfs.host import open_host
+from nodeagent.sampling.node import other_oom_handlers
+from nodeagent.sampling.node.kubelet_config import find
+from tests.support import schemas
+from tests.support.trees import Node, write_node
+
+STRICT = 'kind: KubeletConfiguration\nevictionHard: {memory.available: "500Mi", pid.available: "1%"}\n'
+
+
+def put(root: Path, path: str, text: str) -> None:
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+
+
+def running_kubelet(root: Path, *arguments: str) -> None:
+    put(root, "/sys/fs/cgroup/system.slice/kubelet.service/cgroup.procs", "77\n")
+    put(root, "/proc/77/cmdline", "\0".join(["/usr/bin/kubelet", *arguments]) + "\0")
+
+
+def test_a_host_without_a_kubelet_has_none_and_no_note(tmp_path: Path) -> None:
+    assert find(open_host(write_node(tmp_path, Node()))) == (None, ())
+
+
+def test_the_usual_file_is_found_and_gives_the_effective_thresholds(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
+    view, notes = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert view.path == "/var/lib/kubelet/config.yaml"
+    # The file's map replaces the kubelet's defaults, and hard memory guards allocatable memory as well.
+    assert {each.signal for each in view.thresholds} == {Signal.MEMORY, Signal.ALLOCATABLE_MEMORY, Signal.PID}
+    assert notes == ()
+
+
+def test_the_command_line_names_another_file_and_its_flags_win(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/var/lib/kubelet/config.yaml", "evictionHard: {}\n")
+    put(tmp_path, "/opt/kubelet.yaml", STRICT)
+    running_kubelet(tmp_path, "--config=/opt/kubelet.yaml", "--eviction-hard", "memory.available<250Mi")
+    view, _ = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert view.path == "/opt/kubelet.yaml"
+    assert {each.value.text for each in view.thresholds} == {"250Mi"}
+
+
+def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    running_kubelet(tmp_path, "--config=/gone.yaml")
+    view, (note,) = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert "/gone.yaml" in view.unread
+    assert note.message.startswith("its configuration is not known, defaults assumed: ")
+    assert "/gone.yaml" in note.message
+    put(tmp_path, "/gone.yaml", "evictionHard: {memory.available: many}\n")
+    _, (note,) = find(open_host(str(tmp_path)))
+    assert "many" in note.message
+
+
+def test_the_report_warns_where_the_kubelet_would_act_first(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
+    observer = check.Observer(check.wish(host_root=str(tmp_path)))
+    try:
+        document = to_json(observer.look())
+    finally:
+        observer.close()
+    verdicts = {each["signal"]: each["verdict"] for each in document["kubelet"]["thresholds"]}
+    assert verdicts == {
+        "memory.available": "kubelet first",
+        "allocatableMemory.available": "kubelet first",
+        "pid.available": "ours first",
+    }
+    warned = [note["message"] for note in document["notes"] if note["subject"] == "kubelet"]
+    assert len(warned) == 2
+    assert all(message.startswith("it would act first: the kubelet evicts at ") for message in warned)
+
+
+@pytest.mark.parametrize("content", [None, "", "  \n", "a: [", "just text", "- a list"])
+def test_what_nothing_could_be_read_of_is_assumed_and_never_a_fact(tmp_path: Path, content: str | None) -> None:
+    write_node(tmp_path, Node())
+    running_kubelet(tmp_path, "--config=/etc/k.yaml")
+    if content is not None:
+        put(tmp_path, "/etc/k.yaml", content)
+    host = open_host(str(tmp_path))
+    view, notes = find(host)
+    assert view is not None
+    assert "/etc/k.yaml" in view.unread
+    assert ["not known, defaults assumed" in note.message for note in notes] == [True]
+    (note,) = other_oom_handlers.find(host, kubelet=view.thresholds, kubelet_unread=view.unread)
+    assert note.message.startswith(
+        f"whether the kubelet evicts is not known ({view.unread}): its defaults are assumed ("
+    )
+    assert "is on" not in note.message
+    observer = check.Observer(check.wish(host_root=str(tmp_path)))
+    try:
+        report = observer.look()
+    finally:
+        observer.close()
+    document = to_json(report)
+    assert (document["kubelet"]["assumed"], document["kubelet"]["reason"]) == (True, view.unread)
+    assert list(schemas.strict().iter_errors(document)) == []
+    assert "not known, defaults assumed)" in text.render(sections.sections(report))
+
+
+def test_the_usual_file_that_cannot_be_read_is_not_known_either(tmp_path: Path) -> None:
+    """Without a process to see: the agent has a PID namespace of its own."""
+    write_node(tmp_path, Node())
+    put(tmp_path, "/var/lib/kubelet/config.yaml", "")
+    view, _ = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert view.unread
+
+
+def test_flags_that_say_when_it_evicts_are_known_whatever_its_file_says(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    running_kubelet(tmp_path, "--eviction-hard=memory.available<250Mi")
+    view, notes = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert (view.unread, notes) == ("", ())
+    running_kubelet(tmp_path, "--config=/gone.yaml", "--eviction-hard=memory.available<250Mi")
+    view, (note,) = find(open_host(str(tmp_path)))
+    assert view is not None
+    assert {each.value.text for each in view.thresholds} == {"250Mi"}
+    assert "/gone.yaml" in note.message
+    assert view.unread == "", "what its flags say is a fact"
+
+
+def test_drop_ins_that_are_not_looked_at_are_said(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/etc/k.yaml", STRICT)
+    running_kubelet(tmp_path, "--config=/etc/k.yaml", "--config-dir=/etc/k.conf.d")
+    _, (note,) = find(open_host(str(tmp_path)))
+    assert "--config-dir /etc/k.conf.d" in note.message

@@ -1,0 +1,237 @@
+"""Others that kill on the same node are found and told, with what they would do."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config import kubelet
+from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs.host import Host, open_host
+from nodeagent.sampling.node.other_oom_handlers import SUBJECT, earlyoom_level, find, running
+from tests.support.paths import RECORDED_NODES
+from tests.support.trees import Node, TreePod, write_node
+
+POD = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
+
+
+def process(root: Path, pid: int, comm: str, *words: str, cgroup: str = "/system.slice/x.service") -> None:
+    place = root / f"proc/{pid}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "comm").write_text(f"{comm}\n")
+    (place / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    (place / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+def unit(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def said(root: Path, kubepods: str = "/kubepods.slice") -> list[str]:
+    notes = find(Host(str(root)), kubepods=kubepods)
+    assert {note.subject for note in notes} <= {SUBJECT}
+    return [note.message for note in notes]
+
+
+def test_a_node_with_nobody_else_has_nothing_to_tell(tmp_path: Path) -> None:
+    write_node(tmp_path, Node(pods=(TreePod("default/web"),)))
+    process(tmp_path, 1, "systemd", "/sbin/init")
+    assert find(open_host(str(tmp_path)), kubepods="/kubepods.slice") == ()
+    assert find(Host(str(tmp_path / "nowhere"))) == ()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RECORDED_NODES.iterdir() if path.is_dir()))
+def test_recorded_nodes_have_nobody_else(name: str) -> None:
+    assert find(open_host(str(RECORDED_NODES / name)), kubepods="/kubepods.slice") == ()
+
+
+def test_each_of_the_killers_is_found_by_its_process(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    process(tmp_path, 300, "systemd-oomd", "/usr/lib/systemd/systemd-oomd")
+    process(tmp_path, 400, "earlyoom", "/usr/bin/earlyoom", "-r", "3600")
+    process(tmp_path, 500, "oomd", "/usr/bin/oomd", "--config", "/etc/oomd.json")
+    process(tmp_path, 600, "nohang", "/usr/bin/python3", "/usr/sbin/nohang", "--monitor")
+    told = said(tmp_path)
+    assert [message.split(" runs ")[0] for message in told] == ["systemd-oomd", "earlyoom", "oomd", "nohang"]
+    for message, pid in zip(told, (300, 400, 500, 600), strict=True):
+        assert f"(PID {pid})" in message
+
+
+def test_a_process_that_only_calls_itself_so_is_none(tmp_path: Path) -> None:
+    process(tmp_path, 300, "earlyoom", "/usr/bin/sleep", "1000")
+    process(tmp_path, 301, "sleep", "/usr/bin/earlyoom")
+    process(tmp_path, 302, "earlyoom")  # a kernel thread has no command line
+    assert said(tmp_path) == []
+
+
+def test_one_that_runs_in_a_pod_is_told_with_the_pod_and_threads_of_workers_are_not_repeated(tmp_path: Path) -> None:
+    inside = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{'ab' * 32}.scope"
+    for pid in (800, 801):
+        process(tmp_path, pid, "earlyoom", "earlyoom", cgroup=inside)
+    process(tmp_path, 900, "earlyoom", "/usr/bin/earlyoom")
+    told = said(tmp_path)
+    assert len(told) == 2
+    assert f"(PID 800 in pod {POD})" in told[0]
+    assert "(PID 900)" in told[1]
+
+
+def test_processes_of_pods_that_see_only_themselves_may_be_left_out(tmp_path: Path) -> None:
+    one, other = TreePod("default/one"), TreePod("default/other")
+    write_node(tmp_path, Node(pods=(one, other)))
+    unit(tmp_path, "sys/fs/cgroup/system.slice/x.service/cgroup.procs", "400\n0\n")
+    seen = Counting(str(tmp_path))
+    running(seen, harmless=frozenset({one.cgroup_uid}))
+    places = (tmp_path / "sys/fs/cgroup").rglob(f"*{other.cgroup_uid.replace('-', '_')}*/*/cgroup.procs")
+    in_other = {int(pid) for place in places for pid in place.read_text().split()}
+    assert in_other
+    assert seen.asked == in_other | {400}
+    running(seen)
+    assert seen.asked > in_other, "every process"
+
+
+class Counting(Host):
+    """Whose command names were read."""
+
+    asked: frozenset[int] = frozenset()
+
+    def commands(self, pids: Iterable[int]) -> list[tuple[int, bytes]]:
+        self.asked = frozenset(pids)
+        return super().commands(sorted(self.asked))
+
+
+def test_without_pods_to_leave_out_every_process_of_this_machine_is_in_some_cgroup() -> None:
+    host = Host("/")
+    hierarchy = cgroups.detect(host)
+    if hierarchy.pids is None and hierarchy.memory is None:
+        pytest.skip(hierarchy.reason)
+    before = set(host.processes())
+    outside = set(cgroups.processes_outside(host, hierarchy, frozenset()))
+    assert before & set(host.processes()) <= outside
+
+
+def test_the_walk_is_bounded_and_begins_with_the_oldest(tmp_path: Path) -> None:
+    for pid in range(1, 51):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+    process(tmp_path, 17, "earlyoom", "earlyoom")
+    process(tmp_path, 100, "nohang", "python3", "nohang")
+    host = Host(str(tmp_path))
+    assert [killer.name for killer in running(host, most=50)] == ["earlyoom"]
+    assert [killer.name for killer in running(host, most=51)] == ["earlyoom", "nohang"]
+
+
+# --- earlyoom ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        ("", "10% of the node's memory"),
+        ("-r 60 -m 5", "5% of the node's memory"),
+        ("-m4,2 -s 100", "4% of the node's memory"),
+        ("-M 307200,204800", "300Mi"),
+        ("-M307200 -m 3", "the lower of 3% of the node's memory and 300Mi"),
+        ("--avoid (^|/)(init|kubelet)$", "10% of the node's memory"),
+    ],
+)
+def test_the_level_of_earlyoom_is_read_from_its_arguments(arguments: str, level: str) -> None:
+    assert earlyoom_level(arguments.split()) == level
+
+
+@given(st.lists(st.text(max_size=8) | st.sampled_from(["-m", "-M", "-M1", "-m\u0661"]), max_size=6))
+def test_whatever_the_arguments_are_a_level_is_told(words: list[str]) -> None:
+    assert earlyoom_level(words)
+
+
+def test_a_real_process_of_that_name_is_found(tmp_path: Path) -> None:
+    program = tmp_path / "earlyoom"
+    shutil.copy("/bin/cat", program)
+    with subprocess.Popen([program, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        assert cat.stdin is not None
+        assert cat.stdout is not None
+        cat.stdin.write(b"up\n")
+        cat.stdin.flush()
+        assert cat.stdout.readline() == b"up\n"  # the program runs, so its names are there
+        found = [killer for killer in running(Host("/")) if killer.name == "earlyoom"]
+        cat.stdin.close()
+    assert [(killer.pid, killer.words, killer.pod_uid) for killer in found] == [(cat.pid, (str(program), "-"), "")]
+
+
+# --- systemd-oomd -----------------------------------------------------------------------------------------------------
+
+
+def test_systemd_oomd_that_nobody_gave_pods_to_is_told_to_leave_them_alone(tmp_path: Path) -> None:
+    process(tmp_path, 300, "systemd-oomd", "/usr/lib/systemd/systemd-oomd")
+    unit(tmp_path, "usr/lib/systemd/system/user@.service.d/10-oomd.conf", "[Service]\nManagedOOMMemoryPressure=kill\n")
+    (message,) = said(tmp_path)
+    assert "leaves pods alone" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("usr/lib/systemd/system/-.slice.d/10-oomd-root-slice-defaults.conf", "ManagedOOMSwap=kill"),
+        ("etc/systemd/system/kubepods.slice.d/oomd.conf", "ManagedOOMMemoryPressure = kill"),
+        ("run/systemd/transient/kubepods.slice", "ManagedOOMSwap=kill"),
+    ],
+)
+def test_a_slice_above_the_pods_that_is_given_to_systemd_oomd_is_named(tmp_path: Path, path: str, line: str) -> None:
+    process(tmp_path, 300, "systemd-oomd", "/usr/lib/systemd/systemd-oomd")
+    unit(tmp_path, path, f"[Slice]\n# ManagedOOMSwap=auto\n{line}\n")
+    (message,) = said(tmp_path)
+    name = "-.slice" if "/-.slice" in path else "kubepods.slice"
+    assert f"{name} has {line.replace(' ', '')}:" in message
+
+
+def test_a_later_drop_in_and_a_hiding_file_take_it_back(tmp_path: Path) -> None:
+    process(tmp_path, 300, "systemd-oomd", "/usr/lib/systemd/systemd-oomd")
+    unit(tmp_path, "usr/lib/systemd/system/-.slice.d/10-oomd.conf", "[Slice]\nManagedOOMSwap=kill\n")
+    unit(tmp_path, "etc/systemd/system/-.slice.d/50-ours.conf", "[Slice]\nManagedOOMSwap=auto\n")
+    assert "leaves pods alone" in said(tmp_path)[0]
+    unit(tmp_path, "etc/systemd/system/-.slice.d/50-ours.conf", "[Slice]\n")
+    assert "-.slice has ManagedOOMSwap=kill" in said(tmp_path)[0]
+    unit(tmp_path, "etc/systemd/system/-.slice.d/10-oomd.conf", "")
+    assert "leaves pods alone" in said(tmp_path)[0]
+
+
+def test_drop_ins_are_applied_by_their_names_whatever_directory_they_are_in(tmp_path: Path) -> None:
+    process(tmp_path, 300, "systemd-oomd", "/usr/lib/systemd/systemd-oomd")
+    unit(tmp_path, "etc/systemd/system/-.slice.d/10-ours.conf", "[Slice]\nManagedOOMSwap=auto\n")
+    unit(tmp_path, "usr/lib/systemd/system/-.slice.d/50-oomd.conf", "[Slice]\nManagedOOMSwap=kill\n")
+    assert "-.slice has ManagedOOMSwap=kill" in said(tmp_path)[0]
+
+
+def test_without_a_view_of_the_processes_its_runtime_directory_tells(tmp_path: Path) -> None:
+    (tmp_path / "run/systemd/oom").mkdir(parents=True)
+    (message,) = said(tmp_path)
+    assert message.startswith("systemd-oomd runs (/run/systemd/oom is there)")
+
+
+# --- Talos, kubelet ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [
+        ('NAME="Talos"\nID=talos\nVERSION_ID=v1.12.1\n', True),
+        ("ID=talos\nVERSION_ID=v1.11.5\n", False),
+        ("ID=talos\n", True),
+        ('ID=debian\nVERSION_ID="13"\n', False),
+    ],
+)
+def test_talos_has_an_oom_handler_since_1_12(tmp_path: Path, release: str, told: bool) -> None:
+    unit(tmp_path, "etc/os-release", release)
+    assert [message.startswith("Talos") for message in said(tmp_path)] == [True] * told
+
+
+def test_a_kubelet_that_evicts_is_told_with_its_thresholds_and_one_that_does_not_is_silent(tmp_path: Path) -> None:
+    on, off = kubelet.read(""), kubelet.read("evictionHard:\n  memory.available: 0%\n")
+    host = Host(str(tmp_path))
+    (note,) = find(host, kubelet=on.thresholds)
+    assert "memory.available<100Mi, nodefs.available<10%" in note.message
+    assert "allocatableMemory" not in note.message
+    assert find(host, kubelet=off.thresholds) == ()

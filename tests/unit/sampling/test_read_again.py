@@ -1,0 +1,56 @@
+"""The second look sees the node as it is now, and of the pods only those that were asked for."""
+
+from pathlib import Path
+
+from nodeagent.config.schema import Sampling
+from nodeagent.model import Pod, PodSource, QOSClass, Signal
+from nodeagent.sampling.hostfs.host import open_host
+from nodeagent.sampling.sampler import Sampler
+from tests.support.trees import GI, MI, Node, TreePod, write_node
+
+A, B = TreePod("default/a", working_set=100 * MI), TreePod("default/b", working_set=200 * MI)
+
+
+def _api(pod: TreePod) -> Pod:
+    namespace, name = pod.key.split("/")
+    return Pod(pod.cgroup_uid, pod.cgroup_uid, namespace, name, PodSource.API, QOSClass.BURSTABLE)
+
+
+def test_the_signals_are_new_and_only_the_asked_pods_are_there(tmp_path: Path) -> None:
+    root = write_node(tmp_path, Node(pods=(A, B)))
+    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+        before = sampler.sample([_api(A), _api(B)], 1.0)
+        (tmp_path / "proc/loadavg").write_text("0 0 0 1/7777 1\n")
+        again = sampler.look_again(before, [_api(A), _api(B)], 2.0, pod_uids=frozenset({B.cgroup_uid}), disks=True)
+    assert [view.pod.name for view in again.pods] == ["b"]
+    assert again.pods[0].usage is not None
+    assert again.pods[0].usage.memory_working_set == 200 * MI
+    assert again.pods_synced_at == 2.0
+    seen = again.observations[Signal.PID]
+    assert seen.available is not None
+    assert seen.capacity is not None
+    assert seen.capacity - seen.available == 7777
+
+
+def test_a_node_that_was_given_memory_since_the_decision_has_it_in_the_second_look(tmp_path: Path) -> None:
+    node = Node(memory_total=8 * GI, memory_available=100 * MI, allocatable_limit=7 * GI, pods=(A,))
+    with Sampler(open_host(write_node(tmp_path, node)), Sampling(), node_name="n") as sampler:
+        before = sampler.sample([_api(A)], 1.0)
+        more = node._replace(memory_total=9 * GI, memory_available=GI + 100 * MI, allocatable_limit=8 * GI)
+        write_node(tmp_path, more)
+        again = sampler.look_again(before, [_api(A)], 1.0, pod_uids=frozenset({A.cgroup_uid}), disks=False)
+    seen = again.observations
+    assert (seen[Signal.MEMORY].available, seen[Signal.MEMORY].capacity) == (GI + 100 * MI, 9 * GI)
+    assert seen[Signal.ALLOCATABLE_MEMORY].capacity == 8 * GI
+
+
+def test_a_pod_whose_cgroup_went_has_no_usage_and_one_that_the_api_lost_is_not_there(tmp_path: Path) -> None:
+    root = write_node(tmp_path, Node(pods=(A, B)))
+    both = frozenset({A.cgroup_uid, B.cgroup_uid})
+    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+        before = sampler.sample([_api(A), _api(B)], 1.0)
+        write_node(tmp_path, Node(pods=(A,)))
+        gone = sampler.look_again(before, [_api(A), _api(B)], 1.0, pod_uids=both, disks=True)
+        lost = sampler.look_again(before, [_api(A)], 1.0, pod_uids=both, disks=True)
+    assert {view.pod.name: view.usage is None for view in gone.pods} == {"a": False, "b": True}
+    assert [view.pod.name for view in lost.pods] == ["a"]

@@ -1,0 +1,515 @@
+"""Real processes in real v1 cgroups, laid out as a kubelet does."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nodeagent.config.schema import Sampling
+from nodeagent.model import Container, NodeSnapshot, Pod, PodSource, PodUsage, QOSClass, Signal
+from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.hostfs.processes import processes_below
+from nodeagent.sampling.sampler import Sampler
+from tests.support.livenode import remove_cgroup
+
+MI = 1 << 20
+MEMORY: Final = Path("/sys/fs/cgroup/memory")
+PIDS: Final = Path("/sys/fs/cgroup/pids")
+
+pytestmark = pytest.mark.real_cgroup
+
+HOG = "import mmap,sys; m = mmap.mmap(-1, {size}); m.write(b'x' * {size}); print('ready', flush=True); sys.stdin.read()"
+READER = """
+import os, sys
+fd = os.open({path!r}, os.O_RDONLY)
+for _ in range(1):
+    while os.read(fd, 1 << 20): pass
+print('ready', flush=True); sys.stdin.read()
+"""
+FORKS = """
+import os, sys
+children = []
+for _ in range({number}):
+    pid = os.fork()
+    if not pid:
+        sys.stdin.read(); os._exit(0)
+    children.append(pid)
+print('ready', flush=True); sys.stdin.read()
+"""
+THREADS = """
+import sys, threading
+stop = threading.Event()
+for _ in range({number}):
+    threading.Thread(target=stop.wait, daemon=True).start()
+print('ready', flush=True); sys.stdin.read()
+"""
+
+
+def _why_not() -> str:
+    if os.geteuid() != 0:
+        return "needs root"
+    for top in (MEMORY, PIDS):
+        if not (top / "cgroup.procs").exists():
+            return f"needs a cgroup v1 hierarchy at {top}"
+        if not os.access(top, os.W_OK):
+            return f"{top} is not writable"
+    return ""
+
+
+class Kubelet:
+    """Makes pod-shaped cgroups below a scratch cgroup, and processes in them."""
+
+    def __init__(self, logs: Path) -> None:
+        self.root = f"/nodeagent-test-{uuid.uuid4().hex[:8]}"
+        self.logs = logs
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.made: list[Path] = []
+        (logs / "containers").mkdir(parents=True)
+        (logs / "pods").mkdir()
+        for path in ("", "/kubepods", "/kubepods/burstable", "/kubepods/besteffort"):
+            self.mkdir(self.root + path)
+
+    def config(self) -> Sampling:
+        return Sampling(cgroup_root=self.root, pod_logs_dir=str(self.logs / "pods"))
+
+    def mkdir(self, path: str) -> None:
+        for top in (MEMORY, PIDS):
+            (top / path.lstrip("/")).mkdir()
+            self.made.append(top / path.lstrip("/"))
+
+    def pod(self, name: str, qos: QOSClass = QOSClass.BURSTABLE) -> str:
+        """The new pod's UID."""
+        uid = str(uuid.uuid4())
+        self.mkdir(self.path(uid, qos))
+        (self.logs / "pods" / f"default_{name}_{uid}").mkdir()
+        return uid
+
+    def path(self, uid: str, qos: QOSClass = QOSClass.BURSTABLE) -> str:
+        middle = {QOSClass.GUARANTEED: "", QOSClass.BURSTABLE: "burstable/", QOSClass.BEST_EFFORT: "besteffort/"}[qos]
+        return f"{self.root}/kubepods/{middle}pod{uid}"
+
+    def container(self, uid: str, code: str, *, name: str, inner: str = "", score: int | None = None) -> str:
+        """A container of a Burstable pod that runs `code`; returns when that says it is ready. Its cgroup's path."""
+        identity = uuid.uuid4().hex * 2
+        path = f"{self.path(uid)}/{identity}"
+        self.mkdir(path)
+        if inner:
+            self.mkdir(f"{path}/{inner}")
+        (self.logs / "containers" / f"x_default_{name}-{identity}.log").symlink_to("nowhere")
+
+        def join() -> None:
+            for top in (MEMORY, PIDS):
+                with open(f"{top}{path}/{inner}/cgroup.procs", "w") as file:
+                    file.write(f"{os.getpid()}\n")
+            if score is not None:
+                with open("/proc/self/oom_score_adj", "w") as file:
+                    file.write(f"{score}\n")
+
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=join,  # noqa: PLW1509 - no threads here, and it must be in the cgroup before it takes memory
+            env={"MALLOC_ARENA_MAX": "1"},
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return path
+
+    def stop(self) -> None:
+        """End the processes (their children end with their standard input) and wait until they are gone."""
+        for process in self.processes:
+            descriptor = os.pidfd_open(process.pid)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            assert select.select([descriptor], [], [], 60)[0], "a test process did not end"
+            os.close(descriptor)
+            process.stdout.read()  # to the end: every child that inherited it is gone, too
+            process.stdout.close()
+            process.wait()
+        self.processes.clear()
+
+    def remove(self) -> None:
+        self.stop()
+        for path in reversed(self.made):
+            if path.exists():
+                remove_cgroup(path)
+        self.made.clear()
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    reason = _why_not()
+    if reason:
+        pytest.skip(reason)
+    made = Kubelet(tmp_path / "log")
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture
+def sampler(kubelet: Kubelet) -> Iterator[Sampler]:
+    with Sampler(Host("/"), kubelet.config(), node_name="n") as made:
+        yield made
+
+
+def _usages(snapshot: NodeSnapshot) -> dict[str, PodUsage]:
+    return {view.pod.name or view.pod.uid: view.usage for view in snapshot.pods if view.usage is not None}
+
+
+def test_a_memory_hog_holds_what_it_wrote(kubelet: Kubelet, sampler: Sampler) -> None:
+    kubelet.container(kubelet.pod("hog"), HOG.format(size=64 * MI), name="c")
+    usage = _usages(sampler.sample())["hog"]
+    # 64 MiB of its own; an interpreter beside it takes less than 16 MiB.
+    for held in (usage.memory_working_set, usage.memory_unreclaimable):
+        assert held is not None
+        assert 64 * MI <= held <= 80 * MI
+
+
+def test_a_containers_memory_is_read_when_asked_for(kubelet: Kubelet, sampler: Sampler) -> None:
+    uid = kubelet.pod("b")
+    kubelet.container(uid, HOG.format(size=32 * MI), name="large")
+    kubelet.container(uid, HOG.format(size=MI), name="small")
+    usage = _usages(sampler.sample())["b"]
+    assert {c.memory_working_set for c in usage.containers} == {None}
+    sets = {c.name: c.memory_working_set or 0 for c in sampler.with_container_memory(usage).containers}
+    assert 32 * MI <= sets["large"] <= 48 * MI
+    assert MI <= sets["small"] <= 17 * MI
+
+
+def test_page_cache_read_once_is_usage_but_neither_working_set_nor_held(
+    kubelet: Kubelet, sampler: Sampler, tmp_path: Path
+) -> None:
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.write(os.urandom(MI) * 64)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    kubelet.container(kubelet.pod("reader"), READER.format(path=str(big)), name="c")
+    kubelet.container(kubelet.pod("hog"), HOG.format(size=32 * MI), name="c")
+    usages = _usages(sampler.sample())
+    reader, hog = usages["reader"], usages["hog"]
+    assert reader.memory_usage is not None
+    if reader.memory_usage < 48 * MI:
+        pytest.skip("the file system of the temporary directory does not charge page cache to the reader")
+    assert hog.memory_usage is not None
+    assert reader.memory_usage > hog.memory_usage
+    assert reader.memory_working_set is not None
+    assert hog.memory_working_set is not None
+    assert reader.memory_working_set < 24 * MI < hog.memory_working_set
+    assert reader.memory_unreclaimable is not None
+    assert reader.memory_unreclaimable < 24 * MI
+
+
+def test_processes_are_counted_threads_apart(kubelet: Kubelet, sampler: Sampler) -> None:
+    forks, threads = kubelet.pod("forks"), kubelet.pod("threads")
+    kubelet.container(forks, FORKS.format(number=9), name="a")
+    kubelet.container(forks, FORKS.format(number=4), name="b", inner="init.scope")
+    kubelet.container(threads, THREADS.format(number=7), name="c")
+    usages = _usages(sampler.sample())
+    assert (usages["forks"].process_count, usages["forks"].thread_count) == (15, 15)
+    assert {c.name: c.process_count for c in usages["forks"].containers} == {"a": 10, "b": 5}
+    assert (usages["threads"].process_count, usages["threads"].thread_count) == (1, 8)
+
+
+def test_the_pods_cgroup_and_its_limit_are_a_signal(kubelet: Kubelet, sampler: Sampler) -> None:
+    (MEMORY / kubelet.root.lstrip("/") / "kubepods/memory.limit_in_bytes").write_text(str(256 * MI))
+    kubelet.container(kubelet.pod("hog"), HOG.format(size=64 * MI), name="c")
+    observation = sampler.sample().observations[Signal.ALLOCATABLE_MEMORY]
+    assert observation.capacity == 256 * MI
+    assert observation.available is not None
+    assert (256 - 80) * MI <= observation.available <= (256 - 64) * MI
+
+
+def test_a_request_is_estimated_from_the_score_of_a_real_process(kubelet: Kubelet, sampler: Sampler) -> None:
+    uid = kubelet.pod("b")
+    kubelet.container(uid, HOG.format(size=MI), name="c", score=990)
+    snapshot = sampler.sample()
+    capacity = snapshot.mem_available.capacity
+    assert capacity is not None
+    assert _usages(snapshot)["b"].memory_request_estimate == 10 * capacity // 1000
+
+
+def test_a_pods_start_is_on_the_clock_that_stamps_samples(kubelet: Kubelet, sampler: Sampler) -> None:
+    before = Host("/").boottime()
+    kubelet.container(kubelet.pod("b"), HOG.format(size=MI), name="c")
+    snapshot = sampler.sample()
+    started = _usages(snapshot)["b"].started_at
+    assert started is not None
+    # Process start times have a resolution of 10 ms.
+    assert before - 0.02 <= started <= snapshot.taken_at
+
+
+def test_a_kept_descriptor_follows_the_cgroup(kubelet: Kubelet, sampler: Sampler) -> None:
+    uid = kubelet.pod("b")
+    kubelet.container(uid, HOG.format(size=8 * MI), name="c")
+    first = _usages(sampler.sample())["b"].memory_usage
+    kubelet.container(uid, HOG.format(size=64 * MI), name="d")
+    second = _usages(sampler.sample(fresh=False))["b"]
+    assert first is not None
+    assert second.memory_usage is not None
+    assert second.memory_usage - first >= 64 * MI
+    assert len(second.containers) == 2
+
+
+def test_a_cgroup_that_goes_leaves_the_sample_and_its_descriptors(kubelet: Kubelet, sampler: Sampler) -> None:
+    stays, goes = kubelet.pod("stays"), kubelet.pod("goes")
+    kubelet.container(stays, HOG.format(size=MI), name="c")
+    assert set(_usages(sampler.sample())) == {"stays", "goes"}
+    held = sampler.kept_descriptors
+    for top in (MEMORY, PIDS):
+        remove_cgroup(top / kubelet.path(goes).lstrip("/"))
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    assert sampler.kept_descriptors == held - 1
+
+
+def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: Kubelet, sampler: Sampler) -> None:
+    place = f"{kubelet.root}/kubepods"
+    limit = MEMORY / place.lstrip("/") / "memory.limit_in_bytes"
+    limit.write_text(str(256 * MI))
+    assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 256 * MI
+    for gone in ("/burstable", "/besteffort", ""):
+        for top in (MEMORY, PIDS):
+            remove_cgroup(top / f"{place}{gone}".lstrip("/"))
+    kubelet.mkdir(place)
+    limit.write_text(str(128 * MI))
+    assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 128 * MI
+
+
+def test_a_cgroup_made_again_under_its_old_name_is_read_anew(kubelet: Kubelet, sampler: Sampler) -> None:
+    uid = kubelet.pod("b")
+    path = kubelet.container(uid, HOG.format(size=64 * MI), name="c")
+    large = _usages(sampler.sample())["b"].memory_usage
+    kubelet.stop()
+    for gone in (path, kubelet.path(uid)):
+        for top in (MEMORY, PIDS):
+            remove_cgroup(top / gone.lstrip("/"))
+    kubelet.mkdir(kubelet.path(uid))
+    again = _usages(sampler.sample(fresh=False))["b"]
+    assert large is not None
+    assert again.memory_usage is not None
+    assert again.memory_usage < large // 8
+    assert (again.process_count, again.containers) == (0, ())
+
+
+class _Listed(Host):
+    """The live host; counts how often a directory is listed."""
+
+    def __init__(self) -> None:
+        super().__init__("/")
+        self.times = 0
+
+    def subdirectories(self, path: str) -> list[tuple[str, int]]:
+        self.times += 1
+        return super().subdirectories(path)
+
+
+def _gone(path: str) -> None:
+    for top in (MEMORY, PIDS):
+        remove_cgroup(top / path.lstrip("/"))
+
+
+def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kubelet) -> None:
+    moves = kubelet.pod("moves")
+    for number in range(4):
+        kubelet.pod(f"still-{number}", QOSClass.BEST_EFFORT if number % 2 else QOSClass.GUARANTEED)
+    host, now = _Listed(), 100.0
+    with Sampler(host, kubelet.config(), node_name="n", boottime=lambda: now) as sampler:
+        first = sampler.sample()
+        listed, now = host.times, 100.01
+        assert sampler.sample(fresh=False).pods is first.pods
+        kubelet.container(moves, HOG.format(size=8 * MI), name="c")
+        now = 100.02
+        usages = _usages(sampler.sample(fresh=False))
+        assert {name: usage.read_at for name, usage in usages.items() if usage.read_at != 100.0} == {"moves": 100.02}
+        assert (usages["moves"].memory_working_set or 0) >= 8 * MI
+        assert host.times == listed
+        kubelet.pod("new")
+        assert set(_usages(sampler.sample(fresh=False))) == {*usages, "new"}
+        assert host.times > listed
+        now = 121.0
+        assert {usage.read_at for usage in _usages(sampler.sample(fresh=False)).values()} == {121.0}
+
+
+class _Asked(Host):
+    """The live host; remembers what of processes was read."""
+
+    def __init__(self) -> None:
+        super().__init__("/")
+        self.files: list[str] = []
+
+    def read(self, path: str) -> bytes:
+        if path.startswith("/proc/") and path.split("/")[2].isdigit() and path.split("/")[2] != "1":
+            self.files.append(path)
+        return super().read(path)
+
+
+def test_processes_are_asked_as_soon_as_the_api_does_not_tell_of_their_pod_and_not_before(kubelet: Kubelet) -> None:
+    host, pods = _Asked(), []
+    for name in ("web", "other"):
+        uid = kubelet.pod(name)
+        kubelet.container(uid, HOG.format(size=1), name="POD")
+        [link] = kubelet.logs.glob("containers/x_default_POD-*")
+        link.unlink()  # the sandbox has none
+        known = Container("c", container_id=Path(kubelet.container(uid, HOG.format(size=1), name="c")).name)
+        pods.append(Pod(uid, uid, "default", name, PodSource.API, QOSClass.BURSTABLE, containers=(known,)))
+    began = host.boottime()
+    pods = [pod._replace(started_wall=host.wall() - 60.0) for pod in pods]
+    with Sampler(host, kubelet.config(), node_name="n") as sampler:
+        for _ in range(3):
+            usages = _usages(sampler.sample(pods, fresh=False))
+            assert {name: usage.process_count for name, usage in usages.items()} == {"web": 1, "other": 1}
+            assert usages["web"].started_at == pytest.approx(began - 60.0, abs=5.0)
+        assert host.files == []
+        usages = _usages(sampler.sample(pods[1:], fresh=False))
+        assert {path.rsplit("/", 1)[1] for path in host.files} == {"stat", "oom_score_adj"}
+        assert len(host.files) == 3  # of the sandbox both, of the container the score
+        assert (usages["web"].started_at or 0.0) > began - 30.0
+        assert usages["other"].started_at == pytest.approx(began - 60.0, abs=5.0)
+
+
+@pytest.mark.parametrize("old", list(QOSClass))
+@pytest.mark.parametrize("new", list(QOSClass))
+def test_a_pod_that_took_the_place_of_another_is_seen_at_the_next_look(
+    kubelet: Kubelet, sampler: Sampler, old: QOSClass, new: QOSClass
+) -> None:
+    kubelet.pod("stays")
+    goes = kubelet.pod("goes", old)
+    for fresh in (True, False, False):
+        assert set(_usages(sampler.sample(fresh=fresh))) == {"stays", "goes"}
+    _gone(kubelet.path(goes, old))
+    came = kubelet.pod("came", new)
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+    _gone(kubelet.path(came, new))
+    kubelet.mkdir(kubelet.path(goes, old))  # the same name and another cgroup
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "goes"}
+
+
+def test_a_pod_that_took_the_place_of_what_is_no_pod_is_seen_at_the_next_look(
+    kubelet: Kubelet, sampler: Sampler
+) -> None:
+    kubelet.pod("stays")
+    kubelet.mkdir(f"{kubelet.root}/kubepods/burstable/stranger")
+    for _ in range(2):
+        assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    _gone(f"{kubelet.root}/kubepods/burstable/stranger")
+    kubelet.pod("came")
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+
+
+def test_pods_are_found_in_a_class_that_was_made_again(kubelet: Kubelet, sampler: Sampler) -> None:
+    kubelet.pod("stays")
+    for _ in range(2):
+        assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    _gone(f"{kubelet.root}/kubepods/besteffort")
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
+    kubelet.mkdir(f"{kubelet.root}/kubepods/besteffort")
+    kubelet.pod("came", QOSClass.BEST_EFFORT)
+    assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+
+
+class _Removing(Host):
+    """The live host, on which something happens right before a certain file is read."""
+
+    def __init__(self, before: str, action: Callable[[], None]) -> None:
+        super().__init__("/")
+        self._before, self._action = before, action
+        self.happened = False
+
+    def read(self, path: str) -> bytes:
+        if path.endswith(self._before) and not self.happened:
+            self.happened = True
+            self._action()
+        return super().read(path)
+
+
+def test_a_cgroup_removed_while_it_is_read_is_not_in_the_sample(kubelet: Kubelet) -> None:
+    stays, goes = kubelet.pod("stays"), kubelet.pod("goes")
+
+    def remove() -> None:
+        for top in (MEMORY, PIDS):
+            remove_cgroup(top / kubelet.path(goes).lstrip("/"))
+
+    host = _Removing(f"pod{goes}/memory.stat", remove)
+    with Sampler(host, kubelet.config(), node_name="n") as sampler:
+        snapshot = sampler.sample()
+    assert host.happened
+    assert set(_usages(snapshot)) == {"stays"}
+    assert stays != goes
+
+
+def test_a_container_removed_while_its_pod_is_read_is_left_out(kubelet: Kubelet) -> None:
+    uid = kubelet.pod("b")
+    kubelet.container(uid, HOG.format(size=MI), name="stays")
+    empty = f"{kubelet.path(uid)}/{'ab' * 32}"
+    kubelet.mkdir(empty)
+
+    def remove() -> None:
+        for top in (MEMORY, PIDS):
+            remove_cgroup(top / empty.lstrip("/"))
+
+    host = _Removing(f"{'ab' * 32}/cgroup.procs", remove)
+    with Sampler(host, kubelet.config(), node_name="n") as sampler:
+        usage = _usages(sampler.sample())["b"]
+    assert host.happened
+    assert [container.name for container in usage.containers] == ["stays"]
+
+
+DEEP: Final = 1100
+"""More than Python recurses."""
+
+
+@pytest.fixture
+def nested(kubelet: Kubelet) -> Iterator[Callable[[str], Path]]:
+    """Makes a chain of cgroups below a container, in both hierarchies; the last of them in that of the PIDs."""
+    made: list[Path] = []
+
+    def make(container: str) -> Path:
+        for top in (MEMORY, PIDS):
+            place = top / container.lstrip("/")
+            for _ in range(DEEP):
+                place = place / "n"
+                place.mkdir()
+                made.append(place)
+        return made[-1]
+
+    yield make
+    kubelet.stop()
+    for place in reversed(made):
+        remove_cgroup(place)
+
+
+def test_cgroups_that_a_container_nests_hide_no_process_and_hold_nobody_up(
+    kubelet: Kubelet, nested: Callable[[str], Path]
+) -> None:
+    uid = kubelet.pod("nests")
+    deepest = nested(kubelet.container(uid, FORKS.format(number=3), name="c"))
+    [container] = (PIDS / kubelet.path(uid).lstrip("/")).glob("*/cgroup.procs")
+    for pid in container.read_text().split()[1:]:
+        for top in (MEMORY, PIDS):
+            (top / deepest.relative_to(PIDS) / "cgroup.procs").write_text(pid)
+    kubelet.container(kubelet.pod("other"), HOG.format(size=MI), name="c")
+    with Sampler(Host(), kubelet.config(), node_name="n") as sampler:
+        began = time.monotonic()
+        snapshot = sampler.sample()
+        took_s = time.monotonic() - began
+    usages = _usages(snapshot)
+    assert usages["nests"].process_count == 4
+    assert usages["other"].process_count == 1
+    notes = [note.message for note in snapshot.notes if note.subject == f"pod {uid}"]
+    assert notes == ["more than 256 cgroups below its containers: each thread counts as a process"]
+    assert took_s < 2.0
+    found = processes_below(Host(), f"{PIDS}{kubelet.path(uid)}")
+    assert (len(found.pids), found.complete) == (4, True), "these are all looked into"

@@ -1,0 +1,308 @@
+"""The figures that are scraped say what was decided, stay bounded, and name no pod."""
+
+import math
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from nodeagent.actuators.conditions import Contest
+from nodeagent.config.schema import Config, Mode
+from nodeagent.model import (
+    ConditionType,
+    DiskRest,
+    DiskSight,
+    NodeSnapshot,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    ReclaimReport,
+    ReclaimResult,
+    Refusal,
+    ReliefReport,
+    Signal,
+    Stall,
+    StallScope,
+)
+from nodeagent.policy import engine
+from nodeagent.policy.state import initial
+from nodeagent.telemetry import metrics as module
+from nodeagent.telemetry.metric_families import FAMILIES
+from nodeagent.telemetry.metrics import Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
+from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
+
+CONFIG = config(hard(value=2 * GI), soft(value=4 * GI, grace_s=30.0), hard(Signal.NODEFS_INODES, value=1000))
+
+
+def decided(*, available: int, pods: int = 3, conf: Config = CONFIG) -> tuple[Plan, NodeSnapshot]:
+    views = [view(f"pod-{number}", 3 * GI) for number in range(pods)]
+    stall = Stall(StallScope.NODE, "memory", 1.0, 1.0, 2_500_000, 0.5, 0.5, 1_000_000, NOW)
+    seen = snapshot(*views, available={Signal.MEMORY: available}, stalls=(stall,))
+    plan, _ = engine.decide(seen, initial("abc", now=NOW - 60), now=NOW, config=conf)
+    return plan, seen
+
+
+NOTHING = Figures()
+
+
+def make(figures: Figures = NOTHING, *, conf: Config = CONFIG, at: float = NOW + 2.0) -> Metrics:
+    return Metrics(conf, boottime=lambda: at, figures=lambda: figures)
+
+
+def read(metrics: Metrics) -> dict[Any, float]:
+    """Samples by name, or by name and label values in the label names' order."""
+    found: dict[Any, float] = {}
+    for family in read_text(metrics.render().decode()):
+        for sample in family.samples:
+            values = tuple(value for _, value in sorted(sample.labels.items()))
+            found[(sample.name, *values) if values else sample.name] = sample.value
+    return found
+
+
+def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
+    plan, seen = decided(available=3 * GI)
+    gains = (
+        ReclaimReport("a-1", "images", Signal.NODEFS, ReclaimResult.DONE, 3 * GI, 2.0),
+        ReclaimReport("a-1", "images", Signal.NODEFS_INODES, ReclaimResult.DONE, 70, 2.0),
+        ReclaimReport("a-2", "journal", Signal.NODEFS, ReclaimResult.TIMED_OUT, -5, 2.0),
+        ReclaimReport("a-3", "reap", Signal.PID, ReclaimResult.DONE, 9, 2.0),
+    )
+    metrics = make()
+    metrics.observe_plan(plan._replace(reclaim_reports=gains), seen)
+    told = read(metrics)
+    assert told["nodeagent_reclaims_total", "images", "done"] == 2
+    assert told["nodeagent_reclaims_total", "journal", "timed-out"] == 1
+    assert told["nodeagent_reclaim_gained_bytes_total", "images"] == 3 * GI
+    assert told["nodeagent_reclaim_gained_inodes_total", "images"] == 70
+    assert told["nodeagent_reclaim_gained_bytes_total", "journal"] == 0
+    assert told["nodeagent_reclaim_gained_pids_total", "reap"] == 9
+
+
+def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
+    plan, seen = decided(available=3 * GI)
+    partial = seen.pods[0].usage
+    assert partial is not None
+    pods = (seen.pods[0]._replace(usage=partial._replace(disk_sight=DiskSight(NOW, complete=False))), *seen.pods[1:])
+    signals = (Signal.NODEFS, Signal.NODEFS_INODES)
+    rest = DiskRest(signals, 9 * GI, 4 * GI, 900, 1000, (), NOW)
+    walk = WalkFigures(running=True, places=30, done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
+    metrics = make(Figures(walk=walk))
+    metrics.observe_plan(plan, seen._replace(pods=pods, disk_rests=(rest,)))
+    told = read(metrics)
+    names = ("running", "places", "places_done", "entries", "duration_seconds", "age_seconds")
+    assert [told[f"nodeagent_disk_walk_{name}"] for name in names] == [1, 30, 10, 12_345, 1.5, 10]
+    assert told["nodeagent_disk_pods_incomplete"] == 1
+    assert told["nodeagent_disk_unattributed_bytes", "nodefs.available"] == 5 * GI
+    assert told["nodeagent_disk_unattributed_inodes", "nodefs.inodesFree"] == 0
+
+
+def test_before_any_disk_was_near_there_are_no_figures_of_walks() -> None:
+    metrics = make()
+    metrics.observe_plan(*decided(available=3 * GI))
+    assert not [name for name in read(metrics) if "disk" in str(name)]
+
+
+def test_signals_thresholds_and_headroom_are_told_in_their_own_unit() -> None:
+    metrics = make()
+    metrics.observe_plan(*decided(available=3 * GI))
+    seen = read(metrics)
+    assert seen["nodeagent_signal_available_bytes", "memory.available"] == 3 * GI
+    assert seen["nodeagent_signal_capacity_bytes", "memory.available"] == 16 * GI
+    assert seen["nodeagent_threshold_bytes", "memory.available", "hard"] == 2 * GI
+    assert seen["nodeagent_threshold_headroom_bytes", "memory.available", "hard"] == GI
+    assert seen["nodeagent_threshold_headroom_bytes", "memory.available", "soft"] == -GI
+    assert seen["nodeagent_threshold_met", "memory.available", "soft"] == 1
+    assert seen["nodeagent_threshold_due", "memory.available", "soft"] == 0
+    assert seen["nodeagent_signal_available_inodes", "nodefs.inodesFree"] == 500_000
+    assert seen["nodeagent_threshold_inodes", "nodefs.inodesFree", "hard"] == 1000
+    assert seen["nodeagent_signal_available_pids", "pid.available"] == 16_384
+    assert not any("bytes" in key[0] and "pid.available" in key for key in seen if isinstance(key, tuple))
+    assert seen["nodeagent_signal_state", "memory.available", "soft"] == 1
+    assert seen["nodeagent_signal_state", "memory.available", "hard"] == 0
+    assert seen["nodeagent_pressure_stalled_seconds_total", "full", "memory", "node"] == 1.0
+    assert seen["nodeagent_sample_age_seconds"] == 2.0
+
+
+def test_what_is_not_known_has_no_series() -> None:
+    metrics = make()
+    before = read(metrics)
+    assert not [name for name in before if "sample_age" in name or "pods_view_age" in name]
+    plan, seen = decided(available=3 * GI)
+    blind = seen.observations[Signal.MEMORY]._replace(available=None, reason="gone")
+    plan, _ = engine.decide(
+        seen._replace(observations={**seen.observations, Signal.MEMORY: blind}, mem_available=blind),
+        initial("abc", now=NOW), now=NOW, config=CONFIG,
+    )  # fmt: skip
+    metrics.observe_plan(plan, seen._replace(mem_available=blind))
+    after = read(metrics)
+    assert ("nodeagent_signal_available_bytes", "memory.available") not in after
+    assert "nodeagent_memory_mem_available_bytes" not in after
+    assert after["nodeagent_signal_state", "memory.available", "unknown"] == 1
+
+
+def test_a_falling_signal_tells_when_it_is_used_up_and_a_steady_one_says_never() -> None:
+    state = initial("abc", now=NOW - 60)
+    metrics = make()
+    for step in range(6):
+        seen = snapshot(at=NOW + step, available={Signal.MEMORY: 12 * GI - step * GI})
+        plan, state = engine.decide(seen, state, now=NOW + step, config=CONFIG)
+        metrics.observe_plan(plan, seen)
+    told = read(metrics)
+    assert told["nodeagent_signal_change_bytes_per_second", "memory.available"] == -GI
+    assert told["nodeagent_signal_time_to_exhaustion_seconds", "memory.available"] == 7.0
+    assert told["nodeagent_signal_time_to_threshold_seconds", "memory.available"] == 3.0
+    assert told["nodeagent_signal_trend_confidence_ratio", "memory.available"] == 1.0
+    assert told["nodeagent_signal_time_to_exhaustion_seconds", "nodefs.inodesFree"] == math.inf
+
+
+def test_an_eviction_is_counted_by_signal_qos_tier_and_outcome_and_its_answer_timed() -> None:
+    metrics = make()
+    plan, seen = decided(available=GI)
+    assert plan.victims
+    metrics.observe_plan(plan, seen)
+    for victim in plan.victims:
+        outcome = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", NOW + 0.02, http_status=201)
+        metrics.observe_outcome(outcome)
+    told = read(metrics)
+    key = ("nodeagent_evictions_total", "accepted", "Burstable", "memory.available", "hard")
+    assert told[key] == len(plan.victims)
+    assert told["nodeagent_decisions_total", "evict"] == 1
+    assert told["nodeagent_stage_duration_seconds_count", "decision-to-outcome"] == len(plan.victims)
+    assert told["nodeagent_stage_duration_seconds_bucket", "0.01", "decision-to-outcome"] == 0
+    assert told["nodeagent_stage_duration_seconds_bucket", "0.025", "decision-to-outcome"] == len(plan.victims)
+
+
+def test_an_outcome_that_nobody_awaits_is_counted_without_guessing_whose_it_is() -> None:
+    metrics = make()
+    metrics.observe_outcome(Outcome("old-1", "uid", OutcomeKind.TIMED_OUT, "", NOW))
+    assert read(metrics)["nodeagent_evictions_total", "timed-out", "other", "other", "other"] == 1
+
+
+def test_refusals_are_counted_by_code_for_decisions_and_for_pods() -> None:
+    metrics = make(conf=CONFIG)
+    nobody = CONFIG._replace(protection=CONFIG.protection._replace(namespaces=("shop",)))
+    plan, seen = decided(available=GI, conf=nobody)
+    metrics.observe_plan(plan, seen)
+    metrics.observe_plan(*decided(available=8 * GI))
+    told = read(metrics)
+    assert told["nodeagent_refusals_total", "no-candidates"] == 1
+    assert told["nodeagent_decisions_total", "refuse"] == 1
+    assert told["nodeagent_decisions_total", "calm"] == 1
+    metrics.observe_plan(plan, seen)
+    assert read(metrics)["nodeagent_pods_refused", "namespace"] == 3
+
+
+def test_relief_is_summed_as_predicted_and_as_measured_and_a_shortfall_is_counted() -> None:
+    metrics = make()
+    plan, seen = decided(available=8 * GI)
+    reports = (
+        ReliefReport("a-1", Signal.MEMORY, ("u",), predicted=100 * MI, measured=90 * MI, took_s=1.5),
+        ReliefReport("a-2", Signal.MEMORY, ("u",), predicted=100 * MI, measured=-MI, took_s=40.0),
+        ReliefReport("a-3", Signal.PID, ("u",), predicted=10, measured=9, took_s=1.0),
+    )
+    metrics.observe_plan(plan._replace(relief_reports=reports), seen)
+    told = read(metrics)
+    assert told["nodeagent_relief_predicted_bytes_total", "memory.available"] == 200 * MI
+    assert told["nodeagent_relief_measured_bytes_total", "memory.available"] == 90 * MI
+    assert told["nodeagent_relief_measured_pids_total", "pid.available"] == 9
+    assert told["nodeagent_relief_shortfalls_total", "memory.available"] == 1
+    assert told["nodeagent_relief_shortfalls_total", "pid.available"] == 0
+    assert told["nodeagent_relief_duration_seconds_bucket", "2.5"] == 2
+
+
+def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
+    figures = Figures(
+        pods_synced_at=NOW - 5.0,
+        contests=(Contest(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, held_by_other=False),),
+        asserted=frozenset({"MemoryPressure"}),
+        fenced=frozenset({"MemoryPressure"}),
+        watches=(WatchFigures("pods", 3, 2),),
+        brakes_held=1,
+        log_lines_dropped=9,
+        workers_stuck=("statvfs", "statvfs", "log"),
+    )
+    metrics = make(figures, conf=CONFIG._replace(mode=Mode.ENFORCE))
+    metrics.observe_plan(*decided(available=GI))
+    told = read(metrics)
+    assert told["nodeagent_enforcing"] == 1
+    assert told["nodeagent_pods_view_age_seconds"] == 7.0
+    assert told["nodeagent_condition_wanted", "MemoryPressure", "True"] == 1
+    assert told["nodeagent_condition_asserted", "MemoryPressure"] == 1
+    assert told["nodeagent_fence_up", "MemoryPressure"] == 1
+    assert told["nodeagent_condition_resets_total", "MemoryPressure"] == 7
+    assert told["nodeagent_condition_true_seconds_total", "MemoryPressure"] == 99.9
+    assert told["nodeagent_api_relists_total", "pods"] == 2
+    assert told["nodeagent_brakes_held"] == 1
+    assert told["nodeagent_log_lines_dropped_total"] == 9
+    assert told["nodeagent_workers_stuck", "statvfs"] == 2
+    assert told["nodeagent_workers_stuck", "log"] == 1
+
+
+def test_the_loop_its_failures_and_reloads_are_told() -> None:
+    metrics = make()
+    metrics.observe_turn(at=NOW, reasons=("timer", "psi"))
+    metrics.observe_turn(at=NOW + 1.0, reasons=("timer",))
+    metrics.observe_failure(Failure.STATE_SAVE)
+    metrics.observe_stage(Stage.SAMPLE, 0.0006)
+    metrics.observe_reload(None)
+    told = read(metrics)
+    assert told["nodeagent_turns_total"] == 2
+    assert told["nodeagent_wakeups_total", "timer"] == 2
+    assert told["nodeagent_turn_age_seconds"] == 1.0
+    assert told["nodeagent_failures_total", "state-save"] == 1
+    assert told["nodeagent_stage_duration_seconds_sum", "sample"] == 0.0006
+    assert told["nodeagent_config_last_reload_successful"] == 0
+    metrics.observe_reload(CONFIG._replace(mode=Mode.ENFORCE))
+    told = read(metrics)
+    assert (told["nodeagent_config_last_reload_successful"], told["nodeagent_enforcing"]) == (1, 1)
+
+
+def test_its_own_cost_is_told_by_the_names_that_dashboards_know() -> None:
+    told = read(make())
+    assert 1 << 20 < told["process_resident_memory_bytes"] < 1 << 33
+    assert told["process_cpu_seconds_total"] > 0
+    assert 0 < told["process_open_fds"] <= told["process_max_fds"]
+
+
+def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
+    metrics = make()
+    plan, seen = decided(available=GI, pods=1)
+    for number in range(3000):
+        odd = plan._replace(id=f"x-{number}", refusals=(Refusal(f"code-{number}", "text"),))
+        metrics.observe_plan(odd, seen)
+        metrics.observe_turn(at=NOW, reasons=(f"reason-{number}",))
+    told = read(metrics)
+    refusals = {key: value for key, value in told.items() if key[0] == "nodeagent_refusals_total"}
+    assert len(refusals) <= module.MOST_SERIES + 1
+    assert sum(refusals.values()) == 3000
+    assert len(metrics._awaited) <= module.REMEMBERED_VICTIMS
+    text = metrics.render().decode()
+    for word in ("pod-0", "shop", "uid-", "node-1"):
+        assert word not in text
+
+
+def test_both_formats_tell_the_same_and_every_family_is_in_the_table_once() -> None:
+    metrics = make(Figures(pods_synced_at=NOW))
+    metrics.observe_plan(*decided(available=GI))
+    text = {family.name for family in read_text(metrics.render().decode())}
+    other: Any = read_openmetrics  # it has no types
+    openmetrics = {family.name for family in other(metrics.render(openmetrics=True).decode())}
+    assert text == openmetrics
+    names = [family.name for family in FAMILIES]
+    assert len(names) == len(set(names))
+    assert all(name.startswith(("nodeagent_", "process_")) for name in names)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+def test_promtool_has_nothing_to_object_to() -> None:
+    metrics = make(Figures(pods_synced_at=NOW, watches=(WatchFigures("pods", 0, 1),)))
+    plan, seen = decided(available=GI)
+    metrics.observe_plan(plan, seen)
+    metrics.observe_outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW, http_status=201))
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics.render(), capture_output=True, check=False, timeout=30
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
