@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from nodeagent.config.schema import Bucket, Budgets, Config, Startup
+from nodeagent.config.schema import Config, RateLimits, Startup, TokenBucket
 from nodeagent.model import (
     Amount,
     Container,
@@ -117,7 +117,7 @@ def _view(number: int, chance: random.Random, *, at: float, shift: int) -> PodVi
 
 
 def settings() -> Config:
-    plenty = Bucket(1000, 1000.0)
+    plenty = TokenBucket(1000, 1000.0)
     return Config(
         thresholds=(
             Threshold(Signal.MEMORY, Amount(GI, None, "1Gi"), min_reclaim=Amount(200 * MI, None, "200Mi")),
@@ -127,7 +127,7 @@ def settings() -> Config:
             Threshold(Signal.PID, Amount(None, 10.0, "10%")),
         ),
         startup=Startup(fresh_samples=1),
-        budgets=Budgets(plenty, plenty, plenty, plenty),
+        rate_limits=RateLimits(plenty, plenty, plenty, plenty),
     )
 
 
@@ -143,7 +143,7 @@ def best_ms(decision: Callable[[], object]) -> float:
 
 def measure(pods: int) -> tuple[float, float, float, float]:
     """CPU ms of (decision, still, first, calm)."""
-    config, memo = settings(), engine.Memo()
+    config, memo = settings(), engine.RankingCache()
     # Ten samples before the one that counts, so that trends and growth have something to reckon with.
     remembered = state.initial("benchmark", now=NOW)
     for second in range(10):

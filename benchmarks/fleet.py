@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 
 from nodeagent.actuators.api_writers import SPREAD_EVENTS_S
 from nodeagent.actuators.conditions import NodeConditions
-from nodeagent.actuators.eviction_slots import Leases
+from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import Conditions, Config, Damping, Fleet, Mode, StandardConditions, Startup
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_watch import WATCH_S
 from nodeagent.kube.node_identity import Identity
@@ -70,7 +70,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import engine, state
-from nodeagent.policy.candidates import Memo
+from nodeagent.policy.candidates import RankingCache
 from tests.fake_kube import ApiServer, Request, pod
 
 MI, GI = 1 << 20, 1 << 30
@@ -146,8 +146,8 @@ def episode() -> Counter[str]:
             session.pods().pods[0], "", Threshold(Signal.MEMORY, Amount(1, None, "1"), 30.0), Tier.SOFT, Method.EVICT,
             1.0, "The node was low on resource: memory. ", {}, None,
         )  # fmt: skip
-        session.decided(Plan("b-1", 0.0, 0.0, (), (), victims=(victim,)))
-        until(lambda: session.soft_wait() is None)
+        session.announce(Plan("b-1", 0.0, 0.0, (), (), victims=(victim,)))
+        until(lambda: session.soft_tier_block() is None)
         session.evict("b-1", victim)
         until(session.outcomes)
         until(lambda: not session.pods().pods)
@@ -241,7 +241,7 @@ class Node:
         self.chance = chance
         self.name = f"node-{number}"
         self.config = config._replace(node_name=self.name)
-        self.memo = Memo()
+        self.memo = RankingCache()
         self.state = state.initial(self.name, now=0.0)
         self.pods = pods_of(number)
         self.pressed = False
@@ -255,9 +255,9 @@ class Node:
         self.pumping_at = float("inf")
         self.evicting = 0
         self.evicted_at: list[float] = []
-        self.leases: Leases | None = None
+        self.leases: EvictionSlots | None = None
         if world.scenario.seats:
-            self.leases = Leases(
+            self.leases = EvictionSlots(
                 world,  # type: ignore[arg-type]
                 holder=self.name,
                 zone=lambda: f"zone-{number % ZONES}",
@@ -363,7 +363,7 @@ class Node:
         except ApiError as error:
             kind, retry_s = error.kind, error.retry_after_s
         outcome = Outcome(plan.id, victim.pod.uid, kind, "", now, retry_after_s=retry_s)
-        self.state = engine.settle(self.state, outcome, now=now, config=self.config)
+        self.state = engine.apply_outcome(self.state, outcome, now=now, config=self.config)
         self.tell()
         if kind is OutcomeKind.ACCEPTED:
             self.tell()
@@ -394,9 +394,11 @@ class Node:
         except ApiError:
             return
 
-    def insist(self, kind: str, *, then: Callable[[], None] = lambda: None, backoff: Backoff | None = None) -> None:
+    def insist(
+        self, kind: str, *, then: Callable[[], None] = lambda: None, backoff: RetryBackoff | None = None
+    ) -> None:
         """A request that is repeated until it is taken."""
-        backoff = backoff or Backoff(rng=self.chance)
+        backoff = backoff or RetryBackoff(rng=self.chance)
         try:
             self.world.ask(kind)
         except ApiError as error:
@@ -438,7 +440,7 @@ def snapshot(node: Node, now: float) -> NodeSnapshot:
         layout=DiskLayout.SINGLE,
         pods=pods,
         pods_synced_at=now,
-        soft_waits_for=node.waits_for(),
+        soft_tier_blocked_by=node.waits_for(),
     )
 
 

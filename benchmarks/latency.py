@@ -37,23 +37,23 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.session import ClusterSession
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.kube import credentials, node_identity, transport
 from nodeagent.loop.agent import Agent
-from nodeagent.loop.assembly import brake_of
-from nodeagent.loop.components import Parts
+from nodeagent.loop.assembly import open_cgroup_brake
+from nodeagent.loop.components import Components
 from nodeagent.loop.state_store import AgentState
 from nodeagent.model import Outcome, Victim
 from nodeagent.policy import state as policy_state
 from nodeagent.records.state_file import StateFile
 from nodeagent.runtime import self_protection
 from nodeagent.runtime.wakeups import Wakeups
-from nodeagent.sampling.disk.monitor import DiskWatch
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.disk.monitor import DiskMonitor
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import open_host
-from nodeagent.sampling.hostfs.statvfs_timeout import PatientStatvfs
+from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.telemetry.log import open_log
 from tests.fake_kube import ApiServer, pod
@@ -244,19 +244,19 @@ class Bench:
         loaded = file.load()
         host = open_host("/")
         log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
-        statvfs = PatientStatvfs(host.statvfs)
+        statvfs = StatvfsWithTimeout(host.statvfs)
         sampling = loaded.config.sampling
         with Wakeups() as wakeups, Sampler(host, sampling, node_name="lab-node", statvfs=statvfs) as sampler:
             link = transport.connect(credentials.find_credentials(str(self.kubeconfig)))
             guess = node_identity.local_name(given="lab-node")
             session = StampedSession(link, loaded.config, guess, wake=wakeups.wake)
-            alarms = Alarms(host)
+            alarms = WakeupSources(host)
             kept = AgentState(policy_state.initial("bench", now=_now()))
             (self.directory / "state").mkdir()
             store = StampedStore(self.directory / "state" / "state", shape=AgentState, boot_id="bench")
-            holds = Holds(brake_of(host))
+            holds = ActiveBrakes(open_cgroup_brake(host))
             means = bare_means(host, file=file, alarms=alarms, holds=holds, log=log)._replace(store=store)
-            parts = Parts(loaded, sampler, session, DiskWatch(host, loaded.config.sampling))
+            parts = Components(loaded, sampler, session, DiskMonitor(host, loaded.config.sampling))
             agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=kept.policy)
             session.start()
             for note in self_protection.protect_process():
@@ -321,8 +321,8 @@ class Bench:
         return hog
 
     def _turn(self, agent: Agent, wakeups: Wakeups, *, most_s: float) -> None:
-        agent.watch(wakeups)
-        sleep_s = agent.turn()
+        agent.update_wakeup_sources(wakeups)
+        sleep_s = agent.sync()
         wakeups.wait(min(sleep_s, most_s))
 
     def _turn_until(self, agent: Agent, wakeups: Wakeups, condition: Any) -> None:

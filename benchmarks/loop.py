@@ -166,7 +166,7 @@ class Loop:
             pod_limits=False,
         )
         self.pods: Sequence[Pod] = node.api_pods()
-        self.memo, self.pace = engine.Memo(), schedule.PaceState()
+        self.memo, self.pace = engine.RankingCache(), schedule.ScheduleState()
         self.policy = state.initial("benchmark", now=self.now)
         self.effective: tuple[Threshold, ...] | None = None
 
@@ -176,8 +176,10 @@ class Loop:
         node = self.sampler.sample_node(disks=self.now >= before.disks_at, limits=self.now >= before.limits_at)
         if self.effective is None:
             self.effective = policy_thresholds.effective(self.config, node.layout)
-        verdict, self.pace = schedule.look(node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0)
-        return node, verdict.whole
+        verdict, self.pace = schedule.plan_next(
+            node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0
+        )
+        return node, verdict.full_sample
 
     def turn(self, *, fresh: bool = False) -> bool:
         """A second later. Returns whether it was a whole one."""

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeagent.sampling.disk.walk import Count, Tally, Walk
-from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, Remembered
+from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
+from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, WalkCache
 from tests.support.mounts import ext4
 
 REMEMBER = 64 << 20
@@ -83,10 +83,10 @@ def memory(scratch: Path, *, files: int, per_directory: int) -> None:
     with ext4(scratch, size_mb=256 + inodes // 1500, inodes=inodes) as place:
         make_tree(place / "tree", files=files, per_directory=per_directory, content=b"")
         time.sleep(2.1)
-        kinds: dict[str, Callable[[], Tally]] = {
+        kinds: dict[str, Callable[[], TreeUsage]] = {
             "first walk": lambda: walk(place)[0],
             "first walk, remembering 8 MiB": lambda: walk(place, remember=REMEMBER_BYTES)[0],
-            "inodes only": lambda: walk(place, count=Count.INODES)[0],
+            "inodes only": lambda: walk(place, count=CountMode.INODES)[0],
         }
         for name, action in kinds.items():
             seen, grown, cpu_s = peak(action)
@@ -95,7 +95,7 @@ def memory(scratch: Path, *, files: int, per_directory: int) -> None:
             )
 
 
-def peak(action: Callable[[], Tally]) -> tuple[int, int, float]:
+def peak(action: Callable[[], TreeUsage]) -> tuple[int, int, float]:
     """(inodes, bytes that the largest resident set exceeded the one before, CPU seconds) of a walk in a process of its
     own."""
     reading, writing = os.pipe()
@@ -122,12 +122,12 @@ def status(name: str) -> int:
 def walk(
     top: Path,
     *,
-    count: Count = Count.BYTES_AND_INODES,
-    previous: Remembered | None = None,
+    count: CountMode = CountMode.BYTES_AND_INODES,
+    previous: WalkCache | None = None,
     unwritten: bool = False,
     remember: int = 0,
-) -> tuple[Tally, Remembered | None]:
-    with Walk(
+) -> tuple[TreeUsage, WalkCache | None]:
+    with TreeWalk(
         os.open(top, os.O_RDONLY), count=count, previous=previous, unwritten=unwritten, remember=remember
     ) as walking:
         walking.step()
@@ -157,7 +157,7 @@ def run(top: Path, *, rounds: int, cold: bool) -> None:
     runs: dict[str, Callable[[], object]] = {
         "first walk": lambda: walk(top),
         "first walk, remembering": lambda: walk(top, remember=REMEMBER),
-        "inodes only": lambda: walk(top, count=Count.INODES),
+        "inodes only": lambda: walk(top, count=CountMode.INODES),
         "second walk": lambda: walk(top, previous=known, remember=REMEMBER),
         "second walk, nobody wrote": lambda: walk(top, previous=known, unwritten=True, remember=REMEMBER),
     }
@@ -181,7 +181,7 @@ def run(top: Path, *, rounds: int, cold: bool) -> None:
     print(f"{'largest memory of this process':45} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10:7} MiB")
 
 
-def changed_round(top: Path, known: Remembered, cold: bool) -> tuple[float, float, float, Remembered]:
+def changed_round(top: Path, known: WalkCache, cold: bool) -> tuple[float, float, float, WalkCache]:
     """CPU seconds of `du`, of a second walk and of one that trusts, after a change; and what to remember from it."""
     change(top, 0.01)
     du = measure(lambda: subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True), cold)

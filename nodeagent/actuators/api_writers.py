@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 from nodeagent.actuators.conditions import NodeConditions, OwnedCondition
 from nodeagent.actuators.event_writer import EventWriter
-from nodeagent.actuators.eviction_slots import Leases
-from nodeagent.actuators.evictions import Evictor
-from nodeagent.actuators.taints import Fence
+from nodeagent.actuators.eviction_slots import EvictionSlots
+from nodeagent.actuators.evictions import EvictionSender
+from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
@@ -21,16 +21,16 @@ LOOK_S: Final = 3.0
 """Longest wait of a clean exit for a Node that was not seen yet; nothing else of the exit waits longer."""
 
 
-class Writers(NamedTuple):
+class ApiWriters(NamedTuple):
     """All of it."""
 
     node: NodeWatch
     conditions: NodeConditions
-    fence: Fence | None
+    fence: NodeTaints | None
     """None with node credentials, which may not change taints."""
-    evictor: Evictor
+    evictor: EvictionSender
     events: EventWriter
-    leases: Leases | None
+    leases: EvictionSlots | None
 
     def stop(self, *, clear: bool, mark: bool) -> str:
         """End their threads; see `Session.stop`. Returns what had to be left on the Node."""
@@ -44,7 +44,7 @@ class Writers(NamedTuple):
         left = []
         if clear or mark:
             # What an earlier process had set is ours as well, and this one may be stopped before it has seen the Node.
-            stops.insert(0, ("node", functools.partial(self.node.look, timeout_s=LOOK_S)))
+            stops.insert(0, ("node", functools.partial(self.node.fetch, timeout_s=LOOK_S)))
         for what, stop in stops:
             try:
                 stop()
@@ -63,7 +63,7 @@ def start_writers(
     *,
     owned: Sequence[OwnedCondition],
     wake: Callable[[], None],
-) -> Writers:
+) -> ApiWriters:
     """Start them for this node. `owned` is what an earlier process had set on it."""
     node = NodeWatch(transport, confirmed.name)
     conditions = NodeConditions(
@@ -74,11 +74,11 @@ def start_writers(
         heartbeat_s=config.conditions.heartbeat_s,
         owned=owned,
     )
-    fence = None if confirmed.node_credentials else Fence(transport, node, wake=wake)
+    fence = None if confirmed.node_credentials else NodeTaints(transport, node, wake=wake)
     events = EventWriter(transport, confirmed.name, core=confirmed.node_credentials, spread_s=SPREAD_EVENTS_S)
     leases = None
     if config.fleet.max_concurrent_evictions:
-        leases = Leases(
+        leases = EvictionSlots(
             transport,
             holder=confirmed.name,
             zone=lambda: view.zone if (view := node.view()) is not None else None,
@@ -90,5 +90,5 @@ def start_writers(
     for part in (node, conditions, fence, events, leases):
         if part is not None:
             part.start()
-    evictor = Evictor(transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s)
-    return Writers(node, conditions, fence, evictor, events, leases)
+    evictor = EvictionSender(transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s)
+    return ApiWriters(node, conditions, fence, evictor, events, leases)

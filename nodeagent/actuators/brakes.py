@@ -24,7 +24,7 @@ again at every `expire`, and told.
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from nodeagent.actuators.cgroup_brake import BrakeKind, CgroupBrake, Hold, HoldError, NoMarksError
+from nodeagent.actuators.cgroup_brake import Brake, BrakeError, BrakeKind, CgroupBrake, NoXattrError
 from nodeagent.model import Note
 
 THAW_AFTER_GRACE_S: Final = 1.0
@@ -35,14 +35,14 @@ OVERDUE: Final = 0.0
 """A time that has passed on CLOCK_BOOTTIME. Not minus infinity, which the saved state cannot carry."""
 
 
-class Holds:
+class ActiveBrakes:
     """All holds of one agent."""
 
-    def __init__(self, brake: CgroupBrake, held: Iterable[Hold] = (), *, notes: Iterable[Note] = ()) -> None:
+    def __init__(self, brake: CgroupBrake, held: Iterable[Brake] = (), *, notes: Iterable[Note] = ()) -> None:
         """`held` is what an earlier process had written down: it is released by the first `expire`, being overdue.
         `notes` are told as if they were ours."""
         self._brake = brake
-        self._held: dict[str, Hold] = {hold.pod_uid: hold._replace(until=OVERDUE) for hold in held}
+        self._held: dict[str, Brake] = {hold.pod_uid: hold._replace(until=OVERDUE) for hold in held}
         self._guarded: set[str] = set()
         """Those of them that may still grow, up to a limit: see `guard`."""
         self.notes: list[Note] = list(notes)
@@ -54,25 +54,25 @@ class Holds:
         return self._brake.frozen_cannot_die
 
     @property
-    def held(self) -> tuple[Hold, ...]:
+    def active(self) -> tuple[Brake, ...]:
         """What is held or about to be, for the saved state."""
         return tuple(self._held.values())
 
     @property
-    def can_guard(self) -> bool:
+    def can_cap_growth(self) -> bool:
         """Whether `guard` does anything on this host."""
         return self._brake.throttles
 
-    def guard(self, cgroup: str, limit: int, *, pod_uid: str, until: float) -> None:
+    def cap_growth(self, cgroup: str, limit: int, *, pod_uid: str, until: float) -> None:
         """Let a pod that is about to be held grow to `limit` bytes of memory and no further: the kernel keeps it there
         while nobody of us runs. Only where it can be marked as ours."""
         if pod_uid in self._guarded:
-            self.drop(pod_uid)
+            self.release(pod_uid)
         if pod_uid in self._held:
             return
         try:
-            hold = self._brake.plan_hold(cgroup, BrakeKind.THROTTLE, pod_uid=pod_uid, until=until, limit=limit)
-        except HoldError as error:
+            hold = self._brake.plan_brake(cgroup, BrakeKind.THROTTLE, pod_uid=pod_uid, until=until, limit=limit)
+        except BrakeError as error:
             self._say(f"{cgroup} is not held: {error}")
             return
         self._held[pod_uid] = hold
@@ -82,20 +82,20 @@ class Holds:
         elif pod_uid in self._held:
             self._say(f"{cgroup}: memory.high is lowered while a hard threshold is about to be crossed")
 
-    def unguard(self, *, but: Collection[str]) -> None:
+    def uncap_others(self, *, but: Collection[str]) -> None:
         """Let go of the pods that are guarded, but for these."""
         for pod_uid in self._guarded.difference(but):
-            self.drop(pod_uid)
+            self.release(pod_uid)
 
     def plan(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float) -> None:
         """Prepare to hold a pod, for `apply`. A host that cannot is a note."""
         if pod_uid in self._guarded:
-            self.drop(pod_uid)
+            self.release(pod_uid)
         if pod_uid in self._held:
             return
         try:
-            self._held[pod_uid] = self._brake.plan_hold(cgroup, kind, pod_uid=pod_uid, until=until)
-        except HoldError as error:
+            self._held[pod_uid] = self._brake.plan_brake(cgroup, kind, pod_uid=pod_uid, until=until)
+        except BrakeError as error:
             self._say(f"{cgroup} is not held: {error}")
 
     def apply(self, pod_uid: str, *, saved: bool) -> bool:
@@ -109,68 +109,68 @@ class Holds:
         try:
             if not self._brake.apply(hold):
                 self._forget(pod_uid)
-        except HoldError as error:
+        except BrakeError as error:
             self._say(f"{hold.cgroup} is not held: {error}")
-            self.drop(pod_uid)
+            self.release(pod_uid)
         return True
 
-    def drop(self, pod_uid: str) -> None:
+    def release(self, pod_uid: str) -> None:
         """Let a pod go, now."""
         hold = self._held.get(pod_uid)
         if hold is None:
             return
         try:
             self._brake.release(hold)
-        except HoldError as error:
+        except BrakeError as error:
             self._held[pod_uid] = hold._replace(until=OVERDUE)
             self._say(f"{hold.cgroup} could not be let go, trying again: {error}")
             return
         self._forget(pod_uid)
 
-    def plan_end(self, cgroup: str, *, pod_uid: str) -> bool:
+    def plan_kill(self, cgroup: str, *, pod_uid: str) -> bool:
         """True when ending this pod holds it for a moment, and the state is to be saved before `end`: on cgroup v1 it
         is frozen while it is signalled, and would stay so for ever if we died in between."""
         if not self._brake.freezes_to_kill or pod_uid in self._held:
             return False
         try:
-            hold = self._brake.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=OVERDUE)
-        except HoldError:
+            hold = self._brake.plan_brake(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=OVERDUE)
+        except BrakeError:
             return False  # its cgroup has gone: there is nothing to end
         self._held[pod_uid] = hold
         return True
 
-    def end(self, cgroup: str, *, pod_uid: str) -> str:
+    def kill(self, cgroup: str, *, pod_uid: str) -> str:
         """End every process of a pod, held or not, and let go what is left of it: a kubelet that cannot be told may put
         new containers into its cgroup. Returns why that was not possible; empty when it was."""
         if (hold := self._held.get(pod_uid)) is not None:
             self._mark(hold)
         try:
             self._brake.kill(cgroup)
-        except HoldError as error:
+        except BrakeError as error:
             self._say(f"{cgroup} could not be ended: {error}")
             return str(error)
-        self.drop(pod_uid)
+        self.release(pod_uid)
         return ""
 
     def expire(self, *, now: float) -> None:
         """Let go of what is overdue."""
         for pod_uid in [uid for uid, hold in self._held.items() if hold.until <= now]:
-            self.drop(pod_uid)
+            self.release(pod_uid)
 
     def close(self) -> None:
         """Let go of everything."""
         for pod_uid in list(self._held):
-            self.drop(pod_uid)
+            self.release(pod_uid)
 
     def _forget(self, pod_uid: str) -> None:
         del self._held[pod_uid]
         self._guarded.discard(pod_uid)
 
-    def _mark(self, hold: Hold) -> bool:
+    def _mark(self, hold: Brake) -> bool:
         """A hold without a mark is as good, while the saved state lasts."""
         try:
-            return self._brake.mark(hold)
-        except HoldError as error:
+            return self._brake.write_xattr(hold)
+        except BrakeError as error:
             self._say(f"{hold.cgroup} cannot be marked as held: {error}")
             return False
 
@@ -178,9 +178,9 @@ class Holds:
         self.notes.append(Note("brake", message))
 
 
-def left_behind(
-    brake: CgroupBrake, pods: Iterable[tuple[str, str]], *, saved: Iterable[Hold] | None, acts: bool = True
-) -> tuple[tuple[Hold, ...], tuple[Note, ...]]:
+def leftover_brakes(
+    brake: CgroupBrake, pods: Iterable[tuple[str, str]], *, saved: Iterable[Brake] | None, acts: bool = True
+) -> tuple[tuple[Brake, ...], tuple[Note, ...]]:
     """What an earlier process has left held, and what there is to say about it.
 
     A cgroup with our mark is ours, of whatever kind its hold was. One that is frozen without a mark was frozen by
@@ -198,10 +198,10 @@ def left_behind(
             continue
         frozen = brake.frozen(cgroup, pod_uid=pod_uid, until=OVERDUE) if saved is None and acts else None
         try:
-            hold, others = brake.marked(cgroup, pod_uid=pod_uid, until=OVERDUE), frozen
-        except NoMarksError:
+            hold, others = brake.read_xattr(cgroup, pod_uid=pod_uid, until=OVERDUE), frozen
+        except NoXattrError:
             hold, others = frozen, None
-        except HoldError as error:
+        except BrakeError as error:
             notes.append(Note("brake", f"{cgroup} is left as it is: {error}"))
             continue
         if hold is not None and acts:

@@ -29,7 +29,7 @@ _PROCS_ROUNDS: Final = 5
 """Times that a v1 subtree is signalled, until nobody is left in it. Freezing takes effect a moment after it was
 written, so that a fork may slip through between reading and signalling, as it may where the freezer is missing."""
 
-MARK: Final = "user.nodeagent.hold"
+XATTR: Final = "user.nodeagent.hold"
 """`1 KIND PREVIOUS VALUE`. A name in `user.` needs no capability of root, `trusted.` would need CAP_SYS_ADMIN; cgroupfs
 keeps such names since Linux 5.7, on both versions. To write one takes 8 us, beside 140 us for the freeze."""
 _MARK_VERSION: Final = "1"
@@ -46,7 +46,7 @@ class BrakeKind(enum.StrEnum):
     FREEZE = "freeze"
 
 
-class Hold(NamedTuple):
+class Brake(NamedTuple):
     """One cgroup that is, or is about to be, held."""
 
     cgroup: str
@@ -61,11 +61,11 @@ class Hold(NamedTuple):
     """CLOCK_BOOTTIME: released then at the latest."""
 
 
-class HoldError(Exception):
+class BrakeError(Exception):
     """This host cannot brake that way; the message says why."""
 
 
-class NoMarksError(HoldError):
+class NoXattrError(BrakeError):
     """This kernel keeps no marks on cgroups."""
 
 
@@ -98,7 +98,9 @@ class CgroupBrake:
         """This host can throttle: it has cgroup v2."""
         return self._unified is not None
 
-    def plan_hold(self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float, limit: int | None = None) -> Hold:
+    def plan_brake(
+        self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float, limit: int | None = None
+    ) -> Brake:
         """What holding this cgroup would change. Raises HoldError; changes nothing. `limit`: throttle it at so many
         bytes, if that is more than what it uses now. (Less would make whoever writes it wait for the reclaim.)"""
         previous = _read(self._control(cgroup, kind))
@@ -110,21 +112,21 @@ class CgroupBrake:
                 value = str(min(int(previous), int(value)))  # one that is over its limit already is not given more
         else:
             previous, value = self._freezing  # a freeze that somebody else made is not ours to keep
-        return Hold(cgroup, kind, pod_uid, previous, value, until)
+        return Brake(cgroup, kind, pod_uid, previous, value, until)
 
-    def mark(self, hold: Hold) -> bool:
+    def write_xattr(self, hold: Brake) -> bool:
         """Say on the cgroup itself that it is held, before `apply`. False where the kernel keeps no marks, or the
         cgroup is gone. Raises HoldError."""
         directory = self._directory(hold.cgroup, hold.kind)
         try:
-            os.setxattr(directory, MARK, f"{_MARK_VERSION} {hold.kind} {hold.previous} {hold.value}".encode())
+            os.setxattr(directory, XATTR, f"{_MARK_VERSION} {hold.kind} {hold.previous} {hold.value}".encode())
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOENT):
-                raise HoldError(f"{directory}: {error.strerror}") from error
+                raise BrakeError(f"{directory}: {error.strerror}") from error
             return False
         return True
 
-    def marked(self, cgroup: str, *, pod_uid: str, until: float) -> Hold | None:
+    def read_xattr(self, cgroup: str, *, pod_uid: str, until: float) -> Brake | None:
         """The hold that this cgroup's mark tells of; None where there is no mark, or no cgroup any more.
 
         Raises:
@@ -135,45 +137,45 @@ class CgroupBrake:
             return None
         directory = self._directory(cgroup, BrakeKind.FREEZE)
         try:
-            text = os.getxattr(directory, MARK).decode("ascii", "replace")
+            text = os.getxattr(directory, XATTR).decode("ascii", "replace")
         except OSError as error:
             if error.errno in (errno.ENODATA, errno.ENOENT):
                 return None
             if error.errno == errno.ENOTSUP:
-                raise NoMarksError(f"{directory}: {error.strerror}") from error
-            raise HoldError(f"{directory}: {error.strerror}") from error
+                raise NoXattrError(f"{directory}: {error.strerror}") from error
+            raise BrakeError(f"{directory}: {error.strerror}") from error
         version, kind, previous, value = text.split(" ") if text.count(" ") == 3 else ("", "", "", "")
         if version == _MARK_VERSION:
             if kind == BrakeKind.FREEZE and (previous, value) == self._freezing:
-                return Hold(cgroup, BrakeKind.FREEZE, pod_uid, previous, value, until)
+                return Brake(cgroup, BrakeKind.FREEZE, pod_uid, previous, value, until)
             if kind == BrakeKind.THROTTLE and self._unified is not None and _is_limit(previous) and _is_limit(value):
                 try:
                     now = _read(f"{directory}/memory.high")
-                except HoldError:
+                except BrakeError:
                     return None  # it went meanwhile
-                return Hold(cgroup, BrakeKind.THROTTLE, pod_uid, previous if now == value else now, value, until)
-        raise HoldError(f"{directory}: its mark {MARK} says {text[:_SHOWN]!r}, which this agent does not write")
+                return Brake(cgroup, BrakeKind.THROTTLE, pod_uid, previous if now == value else now, value, until)
+        raise BrakeError(f"{directory}: its mark {XATTR} says {text[:_SHOWN]!r}, which this agent does not write")
 
-    def frozen(self, cgroup: str, *, pod_uid: str, until: float) -> Hold | None:
+    def frozen(self, cgroup: str, *, pod_uid: str, until: float) -> Brake | None:
         """The hold that has this cgroup frozen by its own file, not by a parent's; None when it is not, or is gone."""
         try:
             # v1's freezer.state is that of the parents as well; v2's cgroup.freeze is the wish for this one.
             itself = "cgroup.freeze" if self._unified is not None else "freezer.self_freezing"
             if _read(f"{self._directory(cgroup, BrakeKind.FREEZE)}/{itself}") != "1":
                 return None
-            return self.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=until)
-        except HoldError:
+            return self.plan_brake(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=until)
+        except BrakeError:
             return None
 
-    def apply(self, hold: Hold) -> bool:
+    def apply(self, hold: Brake) -> bool:
         """Hold the cgroup. False when it is gone. Raises HoldError when the kernel refuses."""
         return _write(self._control(hold.cgroup, hold.kind), hold.value)
 
-    def release(self, hold: Hold) -> bool:
+    def release(self, hold: Brake) -> bool:
         """Let the cgroup go and take its mark away. False when it is gone. Raises HoldError when the kernel refuses."""
         there = _write(self._control(hold.cgroup, hold.kind), hold.previous)
         with contextlib.suppress(OSError):  # there was none; or it stays, for a next start to find
-            os.removexattr(self._directory(hold.cgroup, hold.kind), MARK)
+            os.removexattr(self._directory(hold.cgroup, hold.kind), XATTR)
         return there
 
     def kill(self, cgroup: str) -> None:
@@ -197,7 +199,7 @@ class CgroupBrake:
                     return
             return
         if not self._procs_roots:
-            raise HoldError("no hierarchy of this host lists a pod's processes")
+            raise BrakeError("no hierarchy of this host lists a pod's processes")
         for root in self._procs_roots:
             directory = root / cgroup.lstrip("/")
             if directory.is_dir():
@@ -214,13 +216,13 @@ class CgroupBrake:
     def _directory(self, cgroup: str, kind: BrakeKind) -> str:
         below = cgroup.lstrip("/")
         if not below or ".." in below.split("/"):
-            raise HoldError(f"{cgroup!r} is not a pod's cgroup")
+            raise BrakeError(f"{cgroup!r} is not a pod's cgroup")
         if self._unified is not None:
             return f"{self._unified}/{below}"
         if kind is BrakeKind.THROTTLE:
-            raise HoldError("cgroup v1 has no memory.high: use `brake: freeze`")
+            raise BrakeError("cgroup v1 has no memory.high: use `brake: freeze`")
         if self._freezer is None:
-            raise HoldError("this host has no freezer controller")
+            raise BrakeError("this host has no freezer controller")
         return f"{self._freezer}/{below}"
 
     def _control(self, cgroup: str, kind: BrakeKind) -> str:
@@ -241,7 +243,7 @@ def _read(path: str) -> str:
         finally:
             os.close(fd)
     except OSError as error:
-        raise HoldError(f"{path}: {error.strerror}") from error
+        raise BrakeError(f"{path}: {error.strerror}") from error
 
 
 def _write(path: str, value: str) -> bool:
@@ -255,7 +257,7 @@ def _write(path: str, value: str) -> bool:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV):
             return False  # the cgroup is gone (ENODEV: it went while the file was open)
-        raise HoldError(f"{path}: {error.strerror}") from error
+        raise BrakeError(f"{path}: {error.strerror}") from error
     return True
 
 
@@ -290,7 +292,7 @@ def _signal_all(directory: Path) -> int:
             except ProcessLookupError:
                 continue
             except PermissionError as error:
-                raise HoldError(f"process {pid} of {place}: {error.strerror} (CAP_KILL?)") from error
+                raise BrakeError(f"process {pid} of {place}: {error.strerror} (CAP_KILL?)") from error
     if trouble:
-        raise HoldError(trouble)
+        raise BrakeError(trouble)
     return number

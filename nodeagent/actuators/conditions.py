@@ -36,9 +36,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.config.schema import StandardConditions
-from nodeagent.kube.backoff import Backoff, Restraint
+from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeCondition, NodeView, NodeWatch
-from nodeagent.kube.timestamps import boottime, stamp
+from nodeagent.kube.timestamps import boottime, rfc3339
 from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
 from nodeagent.runtime import workers
@@ -53,7 +53,7 @@ FORBIDDEN_S: Final = 60.0
 """After a 403 the right is not asked for more often than this; somebody has to grant it first."""
 
 
-class Contest(NamedTuple):
+class ConditionConflict(NamedTuple):
     """How a standard condition that we hold True fares."""
 
     type: ConditionType
@@ -116,14 +116,14 @@ class NodeConditions:
         """Until repetitions that are due may be written."""
         self._shares = {kind: _Share() for kind in ConditionType}
         self._restraint = Restraint(rng=self._rng)
-        self._backoff = Backoff()
+        self._backoff = RetryBackoff()
         self._not_before = 0.0
         self._failure = ""
         """Why the last write failed; empty when it did not."""
         self.writes = 0
         """Patches sent since the start, for the metrics."""
         node.listen(self._wake)
-        self._thread = workers.thread_of(self._run, name="conditions")
+        self._thread = workers.make_thread(self._run, name="conditions")
 
     def start(self) -> None:
         """Begin to write; returns at once."""
@@ -164,13 +164,13 @@ class NodeConditions:
         """What is wrong with writing; empty when nothing is."""
         return self._failure or (CONTESTED if self._restraint.contested else "")
 
-    def contests(self) -> tuple[Contest, ...]:
+    def conflicts(self) -> tuple[ConditionConflict, ...]:
         """How the standard conditions fare, for the report and the metrics."""
         with self._changed:
             self._measure()
             view = self._node.view()
             return tuple(
-                Contest(
+                ConditionConflict(
                     kind,
                     share.resets,
                     share.wanted_s,
@@ -416,8 +416,8 @@ class _Write(NamedTuple):
             "status": self.status,
             "reason": self.reason,
             "message": self.message,
-            "lastHeartbeatTime": stamp(heartbeat_wall),
-            "lastTransitionTime": stamp(self.since_wall),
+            "lastHeartbeatTime": rfc3339(heartbeat_wall),
+            "lastTransitionTime": rfc3339(self.since_wall),
         }
 
 

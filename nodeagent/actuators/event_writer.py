@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.kube.backoff import Backoff, Tokens
+from nodeagent.kube.backoff import RetryBackoff, Tokens
 from nodeagent.kube.timestamps import boottime, micro_stamp
 from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
 from nodeagent.model import OutcomeKind
@@ -52,7 +52,7 @@ _CORE_NAMES: Final = {
 """Fields that core/v1 calls otherwise. Those of its own (source, count, first and last time) stay empty in both."""
 
 
-class Event(NamedTuple):
+class KubernetesEvent(NamedTuple):
     """Something worth telling."""
 
     kind: str
@@ -101,23 +101,23 @@ class EventWriter:
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._node_name = node_name
         self._core = core
-        self._waiting: deque[tuple[Event, float]] = deque()
+        self._waiting: deque[tuple[KubernetesEvent, float]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
         self._tokens = Tokens(BURST, PER_S)
-        self._failing = Backoff()
+        self._failing = RetryBackoff()
         self.dropped = 0
         """Events that were not written, for the metrics."""
         self.reason = ""
         """Why the last one was not."""
-        self._thread = workers.thread_of(self._run, name="events")
+        self._thread = workers.make_thread(self._run, name="events")
 
     def start(self) -> None:
         """Begin to write; returns at once."""
         workers.start(self._thread)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: KubernetesEvent) -> None:
         """Tell it. Never blocks."""
         with self._changed:
             if len(self._waiting) >= QUEUE:
@@ -156,7 +156,7 @@ class EventWriter:
                     if self._changed.wait_for(lambda: self._stopping, wait_s):
                         return  # nobody waits for a server that refuses
 
-    def _write(self, event: Event, wall: float) -> None:
+    def _write(self, event: KubernetesEvent, wall: float) -> None:
         key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)
         now = self._clock()
         series = self._series.get(key)
@@ -177,7 +177,7 @@ class EventWriter:
             # Events live for an hour; this one has been cleaned up.
             self._create(event, wall, key, now)
 
-    def _create(self, event: Event, wall: float, key: tuple[str, ...], now: float) -> None:
+    def _create(self, event: KubernetesEvent, wall: float, key: tuple[str, ...], now: float) -> None:
         # Events about a Node, which has no namespace, stand in `default`.
         namespace = event.namespace or "default"
         # A name that is cut must not end in what may not stand before a dot.
@@ -191,7 +191,7 @@ class EventWriter:
         while len(self._series) > _SERIES:
             self._series.popitem(last=False)
 
-    def _body(self, event: Event, wall: float, namespace: str, name: str) -> bytes:
+    def _body(self, event: KubernetesEvent, wall: float, namespace: str, name: str) -> bytes:
         regarding = {"kind": event.kind, "apiVersion": "v1", "name": event.name, "uid": event.uid}
         if event.namespace:
             regarding["namespace"] = event.namespace

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.kube import objects
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.timestamps import boottime, micro_stamp
 from nodeagent.kube.transport import ApiError, Transport
@@ -63,7 +63,7 @@ class _Seen(NamedTuple):
     at: float
 
 
-class _Seat(NamedTuple):
+class _Slot(NamedTuple):
     """What we hold."""
 
     lease: objects.LeaseObject
@@ -71,7 +71,7 @@ class _Seat(NamedTuple):
     """When the request that took or renewed it was sent."""
 
 
-class Leases:
+class EvictionSlots:
     """The worker."""
 
     def __init__(
@@ -99,21 +99,21 @@ class Leases:
         self._wake = wake
         self._clock = clock
         self._keep_s = keep_s
-        self._looking = Backoff(first_s=look_s[0], last_s=look_s[1])
+        self._looking = RetryBackoff(first_s=look_s[0], last_s=look_s[1])
         self._spread_s = look_s[0]
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
-        self._failing = Backoff()
+        self._failing = RetryBackoff()
         self._changed = threading.Condition()
         self._wanted_at = float("-inf")
         self._not_before = float("-inf")
         self._stopping = False
-        self._seat: _Seat | None = None
+        self._seat: _Slot | None = None
         self._seen: dict[str, _Seen] = {}
         self._last_of: dict[str, tuple[int, str]] = {}
         """Each holder's Lease that was written last: its version and name."""
         self.reason = "it has not been asked for yet"
         """Why no seat is held."""
-        self._thread = workers.thread_of(self._run, name="leases")
+        self._thread = workers.make_thread(self._run, name="leases")
 
     def start(self) -> None:
         """Begin; nothing is sent before the first `want`."""
@@ -296,7 +296,7 @@ class Leases:
                 return False
             raise
         if holder:
-            self._seat = _Seat(_lease_decoder.decode(answer.body), sent_at)
+            self._seat = _Slot(_lease_decoder.decode(answer.body), sent_at)
             self._looking.succeeded()
             self.reason = ""
         return True

@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from nodeagent.kube import objects
-from nodeagent.kube.timestamps import boottime, stamp
+from nodeagent.kube.timestamps import boottime, rfc3339
 from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Response, Transport, explain
 from nodeagent.model import Method, Outcome, OutcomeKind, Victim
 from nodeagent.runtime import workers
@@ -80,7 +80,7 @@ _answer_decoder: Final = msgspec.json.Decoder(_Status)
 _list_decoder: Final = msgspec.json.Decoder(_PodList)
 
 
-class Evictor:
+class EvictionSender:
     """Workers that send evictions. Read what became of them with `take`."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Evictor:
         self._counting = threading.Lock()
         self._warming = threading.Lock()
         self._warmed_at = -math.inf
-        self._threads = [workers.thread_of(self._work, name=f"evict-{n}") for n in range(threads)]
+        self._threads = [workers.make_thread(self._work, name=f"evict-{n}") for n in range(threads)]
         for thread in self._threads:
             workers.start(thread)
 
@@ -145,12 +145,12 @@ class Evictor:
         """Victims without an outcome yet."""
         return self._in_flight
 
-    def warm(self, connections: int = WORKERS) -> None:
+    def prewarm(self, connections: int = WORKERS) -> None:
         """Pressure is near: see to it that connections are open. Returns at once and asks the server rarely."""
         if time.monotonic() - self._warmed_at < WARM_FOR_S or not self._warming.acquire(blocking=False):
             return
         self._warmed_at = time.monotonic()
-        if workers.begin(lambda: self._warm(connections), name="warm") is None:
+        if workers.start_thread(lambda: self._warm(connections), name="warm") is None:
             # A fork bomb leaves no PID for a thread, which is no reason not to evict it on a cold connection.
             self._warmed_at += WARM_AGAIN_S - WARM_FOR_S
             self._warming.release()
@@ -353,6 +353,6 @@ def _disruption_target(victim: Victim, *, at: float) -> bytes:
         "status": "True",
         "reason": "TerminationByNodeAgent",
         "message": victim.message,
-        "lastTransitionTime": stamp(at),
+        "lastTransitionTime": rfc3339(at),
     }
     return msgspec.json.encode({"metadata": {"uid": victim.pod.uid}, "status": {"conditions": [condition]}})

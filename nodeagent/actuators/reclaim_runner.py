@@ -40,18 +40,18 @@ _OURS: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LIS
 """Variables of the service manager that are meant for this process alone."""
 
 
-class Ended(NamedTuple):
+class JobResult(NamedTuple):
     """How a job ended."""
 
     result: ReclaimResult
     message: str
 
 
-Job = Callable[[float], Ended]
+ReclaimJob = Callable[[float], JobResult]
 """Takes time.monotonic() by which it has to end."""
 
 
-class Hooks:
+class ReclaimRunner:
     """The jobs of one agent."""
 
     def __init__(
@@ -59,11 +59,11 @@ class Hooks:
         *,
         boottime: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
-        here: Callable[[str], str] = lambda path: path,
+        local_path: Callable[[str], str] = lambda path: path,
     ) -> None:
-        """`wake` is called from another thread when a job has ended. `here` gives the name on this machine of a path of
+        """`wake` is called from another thread when a job has ended. `local_path` gives the name on this machine of a path of
         the host, for jobs."""
-        self.here = here
+        self.local_path = local_path
         self._closing = threading.Event()
         self._boottime = boottime
         self._wake = wake
@@ -72,7 +72,7 @@ class Hooks:
         self._threads: list[threading.Thread] = []
         self._ended: list[ReclaimOutcome] = []
 
-    def start(self, plan_id: str, name: str, job: Job, *, timeout_s: float) -> None:
+    def start(self, plan_id: str, name: str, job: ReclaimJob, *, timeout_s: float) -> None:
         """Begin a job. One that cannot be begun has failed: `finished` says so."""
         with self._lock:
             refused = "still running" if name in self._running else ""
@@ -81,12 +81,12 @@ class Hooks:
             if not refused:
                 self._running.add(name)
         if refused:
-            self._end(plan_id, name, Ended(ReclaimResult.FAILED, refused))
+            self._end(plan_id, name, JobResult(ReclaimResult.FAILED, refused))
             return
         until = time.monotonic() + timeout_s
-        thread = workers.begin(lambda: self._run(plan_id, name, job, until), name=f"reclaim {name}")
+        thread = workers.start_thread(lambda: self._run(plan_id, name, job, until), name=f"reclaim {name}")
         if thread is None:
-            self._end(plan_id, name, Ended(ReclaimResult.FAILED, "there is no PID left for a thread"))
+            self._end(plan_id, name, JobResult(ReclaimResult.FAILED, "there is no PID left for a thread"))
         else:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
@@ -107,16 +107,16 @@ class Hooks:
             ended, self._ended = self._ended, []
         return ended
 
-    def _run(self, plan_id: str, name: str, job: Job, until: float) -> None:
+    def _run(self, plan_id: str, name: str, job: ReclaimJob, until: float) -> None:
         try:
-            with workers.at("its command", limit_s=until - time.monotonic() + _ENDS_S):
+            with workers.step("its command", limit_s=until - time.monotonic() + _ENDS_S):
                 ended = job(until)
         except Exception as error:  # whatever it is, the decision must not wait for it
-            ended = Ended(ReclaimResult.FAILED, f"{type(error).__name__}: {error}")
+            ended = JobResult(ReclaimResult.FAILED, f"{type(error).__name__}: {error}")
         self._end(plan_id, name, ended)
         self._wake()
 
-    def _end(self, plan_id: str, name: str, ended: Ended) -> None:
+    def _end(self, plan_id: str, name: str, ended: JobResult) -> None:
         with self._lock:
             self._running.discard(name)
             self._ended.append(ReclaimOutcome(plan_id, name, ended.result, ended.message, self._boottime()))
@@ -130,14 +130,14 @@ _BUILT_IN: Final[Mapping[ReclaimKind, tuple[str, ...]]] = {
 }
 
 
-def job_of(
+def build_job(
     action: ReclaimAction,
     order: ReclaimOrder,
     *,
     pod_logs: Callable[[], str],
     ended: Callable[[str], bool],
     stop: Callable[[], bool] = lambda: False,
-) -> Job:
+) -> ReclaimJob:
     """The job that this order for this action means. `pod_logs` gives the directory of pod logs on this machine,
     `ended` tells of a name in it whether that pod has no container any more, `stop` when a command is to end early."""
     if action.kind is ReclaimKind.CONTAINER_LOGS:
@@ -152,16 +152,16 @@ def job_of(
     return command(action.command or _BUILT_IN[action.kind], environ, stop=stop)
 
 
-def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) -> Ended:
+def _remove_logs(directory: str, *, ended: Callable[[str], bool], until: float) -> JobResult:
     try:
         removed = pod_logs.remove_old_logs(directory, ended=ended, until=until)
     except OSError as error:
-        return Ended(ReclaimResult.FAILED, f"{directory}: {error.strerror}")
+        return JobResult(ReclaimResult.FAILED, f"{directory}: {error.strerror}")
     result = ReclaimResult.DONE if removed.complete else ReclaimResult.TIMED_OUT
-    return Ended(result, f"removed {removed.files} files, {removed.bytes} bytes")
+    return JobResult(result, f"removed {removed.files} files, {removed.bytes} bytes")
 
 
-def missing(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
+def missing_programs(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
     """Which of these actions will fail because their program is not on this machine, as far as we see it, and which
     programs others may change. To be told before they are needed. Looks at the file system."""
     programs = ((action.name, (action.command or _BUILT_IN.get(action.kind, ("",)))[0]) for action in actions)
@@ -195,7 +195,9 @@ def _write_access(place: str) -> WriteAccess | None:
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def command(words: tuple[str, ...], environ: Mapping[str, str], *, stop: Callable[[], bool] = lambda: False) -> Job:
+def command(
+    words: tuple[str, ...], environ: Mapping[str, str], *, stop: Callable[[], bool] = lambda: False
+) -> ReclaimJob:
     """A job that runs this program with these variables on top of our own."""
     return lambda until: run(words, environ, until=until, stop=stop)
 
@@ -206,7 +208,7 @@ def run(
     *,
     until: float,
     stop: Callable[[], bool] = lambda: False,
-) -> Ended:
+) -> JobResult:
     """Run a program until it ends, until time.monotonic() `until`, or until `stop` says so."""
     ours = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
@@ -221,7 +223,7 @@ def run(
         )
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Ended(ReclaimResult.FAILED, f"{words[0]}: {reason}")
+        return JobResult(ReclaimResult.FAILED, f"{words[0]}: {reason}")
     _leave_to_the_oom_killer(process.pid)
     assert process.stdout is not None
     with process.stdout:
@@ -230,10 +232,10 @@ def run(
         code = process.wait()
     said = output.decode("utf-8", "replace").strip()
     if not in_time:
-        return Ended(ReclaimResult.TIMED_OUT, said)
+        return JobResult(ReclaimResult.TIMED_OUT, said)
     if code:
-        return Ended(ReclaimResult.FAILED, f"exit code {code}" + (f": {said}" if said else ""))
-    return Ended(ReclaimResult.DONE, said)
+        return JobResult(ReclaimResult.FAILED, f"exit code {code}" + (f": {said}" if said else ""))
+    return JobResult(ReclaimResult.DONE, said)
 
 
 def _follow(pid: int, fd: int, until: float, stop: Callable[[], bool]) -> tuple[bytes, bool]:

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.actuators.api_writers import Writers, start_writers
-from nodeagent.actuators.conditions import Contest, OwnedCondition
-from nodeagent.actuators.event_writer import Event
-from nodeagent.actuators.taints import KEYS, Fence
+from nodeagent.actuators.api_writers import ApiWriters, start_writers
+from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
+from nodeagent.actuators.event_writer import KubernetesEvent
+from nodeagent.actuators.taints import KEYS, NodeTaints
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import node_identity
-from nodeagent.kube.backoff import Backoff
-from nodeagent.kube.node_identity import NO_FENCE, Identity, IdentityError
-from nodeagent.kube.pdb_watch import BudgetWatch
+from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.node_identity import NO_TAINT_RIGHTS, Identity, IdentityError
+from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_watch import PodsView, PodWatch, with_mirrors_of
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import ApiError, Transport
@@ -95,18 +95,20 @@ class Session(Protocol):
     def start(self) -> None: ...
     def pods(self) -> PodsView: ...
     def lacks(self, cgroup_uids: frozenset[str]) -> None: ...
-    def soft_wait(self) -> Note | None: ...
-    def decided(self, plan: Plan) -> None: ...
+    def soft_tier_block(self) -> Note | None: ...
+    def announce(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
-    def killed(self, plan_id: str, victim: Victim) -> None: ...
-    def tell_node(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None: ...
+    def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
+    def emit_node_event(
+        self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True
+    ) -> None: ...
     def outcomes(self) -> tuple[Outcome, ...]: ...
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
     def warm(self) -> None: ...
     def identity(self) -> Identity | None: ...
     def owned(self) -> tuple[OwnedCondition, ...]: ...
-    def contests(self) -> tuple[Contest, ...]: ...
-    def fenced(self, pressure: ConditionType) -> bool: ...
+    def contests(self) -> tuple[ConditionConflict, ...]: ...
+    def tainted(self, pressure: ConditionType) -> bool: ...
     def counts(self) -> Counts: ...
     def notes(self) -> tuple[Note, ...]: ...
     def stop(self, *, clear: bool, mark: bool = False) -> str: ...
@@ -127,19 +129,19 @@ class NoCluster:
     def lacks(self, cgroup_uids: frozenset[str]) -> None:
         """Nobody to ask."""
 
-    def soft_wait(self) -> Note | None:
+    def soft_tier_block(self) -> Note | None:
         return None
 
-    def decided(self, plan: Plan) -> None:
+    def announce(self, plan: Plan) -> None:
         """Nobody to tell."""
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         raise RuntimeError(f"plan {plan_id} wants {victim.pod.key} evicted, but there is no cluster")
 
-    def killed(self, plan_id: str, victim: Victim) -> None:
+    def announce_kill(self, plan_id: str, victim: Victim) -> None:
         """Nobody to tell."""
 
-    def tell_node(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
+    def emit_node_event(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
         """Nobody to tell."""
 
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -157,10 +159,10 @@ class NoCluster:
     def owned(self) -> tuple[OwnedCondition, ...]:
         return ()
 
-    def contests(self) -> tuple[Contest, ...]:
+    def contests(self) -> tuple[ConditionConflict, ...]:
         return ()
 
-    def fenced(self, pressure: ConditionType) -> bool:  # noqa: ARG002 - nothing is ever fenced
+    def tainted(self, pressure: ConditionType) -> bool:  # noqa: ARG002 - nothing is ever fenced
         return False
 
     def counts(self) -> Counts:
@@ -185,7 +187,7 @@ class ClusterSession:
         *,
         wake: Callable[[], None],
         owned: Sequence[OwnedCondition] = (),
-        backoff: Backoff | None = None,
+        backoff: RetryBackoff | None = None,
         clock: Callable[[], float] = boottime,
     ) -> None:
         """`guess` is the name that this host goes by; `owned` is what an earlier process had set on the Node. Its
@@ -195,28 +197,28 @@ class ClusterSession:
         self._guess = guess
         self._wake = wake
         self._owned = tuple(owned)
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RetryBackoff()
         self._clock = clock
         self._stopping = threading.Event()
         self._trouble = "the API server has not answered yet"
         self._confirmed: Identity | None = None
         self._pods: PodWatch | None = None
-        self._budgets: BudgetWatch | None = None
+        self._budgets: PdbWatch | None = None
         self._budgets_wanted_at = float("-inf")
         self._volumes: VolumeLookup | None = None
         self._mirrors: tuple[tuple[Pod, ...], str, tuple[Pod, ...]] = ((), "", ())
         """The last answer of `_own_mirrors`, for which pods and which Node."""
         self._budgets_wanted_for: tuple[Pod, ...] = ()
-        self._writers: Writers | None = None
+        self._writers: ApiWriters | None = None
         self._statuses: dict[ConditionType, ConditionStatus] = {}
         """As last published."""
         self._fence_since: dict[ConditionType, float] = {}
         """When each taint that should be up was first asked for."""
         self._sent: dict[tuple[str, str], Victim] = {}
         """Handed over and not answered yet, by plan and UID."""
-        self._untold: list[Event] = []
+        self._untold: list[KubernetesEvent] = []
         """Kills that the API server is told of when it is back."""
-        self._thread = workers.thread_of(self._begin, name="identity")
+        self._thread = workers.make_thread(self._begin, name="identity")
 
     def start(self) -> None:
         """Begin to find out which node this is, then watch it; returns at once."""
@@ -224,13 +226,13 @@ class ClusterSession:
 
     def pods(self) -> PodsView:
         """What is known of the pods and of the volumes that they mount, with their budgets once those were wanted."""
-        lost_at = self._transport.reach.lost_at
+        lost_at = self._transport.reach.unreachable_since
         if self._pods is None:
             return PodsView((), None, self._trouble, lost_at=lost_at)
         view = self._pods.view()
         pods = self._own_mirrors(view.pods)
         pods = self._volumes.fill(pods) if self._volumes else pods
-        pods = self._budgets.fill(pods) if self._budgets else pods
+        pods = self._budgets.with_pdbs(pods) if self._budgets else pods
         return view._replace(pods=pods, lost_at=lost_at)
 
     def _own_mirrors(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
@@ -250,12 +252,12 @@ class ClusterSession:
         if self._pods is not None:
             self._pods.lacks(cgroup_uids)
 
-    def soft_wait(self) -> Note | None:
+    def soft_tier_block(self) -> Note | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""
         waits = (self._fence_wait, self._budgets_wait, self._seat_wait)
         return next((Note(what, why) for what, wait in zip(WAITS, waits, strict=True) if (why := wait())), None)
 
-    def decided(self, plan: Plan) -> None:
+    def announce(self, plan: Plan) -> None:
         """A plan was made: tell whom it concerns. Before its victims are handed over."""
         writers = self._writers
         if writers is None:
@@ -265,7 +267,7 @@ class ClusterSession:
             writers.leases.want()
         if plan.victims:
             resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource
-            self.tell_node(
+            self.emit_node_event(
                 "EvictionThresholdMet", f"Attempting to reclaim {resource}", action="Evicting", plan_id=plan.id
             )
 
@@ -276,20 +278,20 @@ class ClusterSession:
         self._sent[plan_id, victim.pod.uid] = victim
         self._writers.evictor.submit(plan_id, victim)
 
-    def killed(self, plan_id: str, victim: Victim) -> None:
+    def announce_kill(self, plan_id: str, victim: Victim) -> None:
         """A victim was ended without the API server, which is told when it is back. What an outage of many kills had
         to say is in the record; here the last ones are kept."""
         event = _about_pod(victim, "Killed", plan_id)._replace(action="Killing", at_wall=time.time())
         self._untold = [*self._untold, event][-20:]
 
-    def tell_node(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
+    def emit_node_event(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
         """An Event on the Node. In a dry run nobody is told."""
         if self._writers is None:
             return
         name = self._writers.node.node_name
         # As the kubelet: an Event on a Node carries its name for a UID, and that is what `kubectl describe` looks for.
         marks = {PLAN: plan_id} if plan_id else {}
-        event = Event("Node", "", name, name, reason, note, action=action, warning=warning, annotations=marks)
+        event = KubernetesEvent("Node", "", name, name, reason, note, action=action, warning=warning, annotations=marks)
         self._writers.events.emit(event)
 
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -297,7 +299,7 @@ class ClusterSession:
         writers = self._writers
         if writers is None:
             return ()
-        if self._untold and self._transport.reach.lost_at is None:
+        if self._untold and self._transport.reach.unreachable_since is None:
             untold, self._untold = self._untold, []
             for event in untold:
                 writers.events.emit(event)
@@ -329,7 +331,7 @@ class ClusterSession:
     def warm(self) -> None:
         """Pressure is near: have connections open and know the budgets and the volumes."""
         if self._writers is not None:
-            self._writers.evictor.warm()
+            self._writers.evictor.prewarm()
         if self._volumes is not None:
             self._volumes.hurry()
         self._want_budgets()
@@ -351,13 +353,13 @@ class ClusterSession:
         """What is set on the Node by us and would have to be cleared, for the saved state."""
         return self._writers.conditions.owned if self._writers else self._owned
 
-    def contests(self) -> tuple[Contest, ...]:
-        return self._writers.conditions.contests() if self._writers else ()
+    def contests(self) -> tuple[ConditionConflict, ...]:
+        return self._writers.conditions.conflicts() if self._writers else ()
 
-    def fenced(self, pressure: ConditionType) -> bool:
+    def tainted(self, pressure: ConditionType) -> bool:
         """Whether our taint for this pressure was seen on the Node."""
         fence = self._writers.fence if self._writers else None
-        return fence is not None and pressure in fence.up()
+        return fence is not None and pressure in fence.present()
 
     def counts(self) -> Counts:
         """What the threads have counted; from any thread."""
@@ -400,7 +402,7 @@ class ClusterSession:
     # --- what the soft tier waits for -------------------------------------------------------------------------------
 
     def _budgets_wait(self) -> str:
-        namespace = self._budgets.unanswered() if self._budgets is not None else ""
+        namespace = self._budgets.unlisted_namespace() if self._budgets is not None else ""
         return f"the PodDisruptionBudgets of {namespace}, which the API server was asked for" if namespace else ""
 
     def _seat_wait(self) -> str:
@@ -409,13 +411,13 @@ class ClusterSession:
             return ""
         return f"a seat among the nodes that may evict at once: {leases.reason}"
 
-    def _raise_fence(self, fence: Fence) -> None:
+    def _raise_fence(self, fence: NodeTaints) -> None:
         """Ask for the taints of the conditions that are True. One that is not known keeps what it has."""
         wanted: set[ConditionType] = set()
-        if self._config.conditions.fence:
+        if self._config.conditions.taint:
             wanted.update(kind for kind, status in self._statuses.items() if status is ConditionStatus.TRUE)
             unknown = {kind for kind, status in self._statuses.items() if status is ConditionStatus.UNKNOWN}
-            wanted.update(unknown & fence.up())
+            wanted.update(unknown & fence.present())
         # With `fence: false` nothing is wanted: what an earlier configuration put up comes down.
         now = self._clock()
         self._fence_since = {kind: self._fence_since.get(kind, now) for kind in wanted}
@@ -425,17 +427,17 @@ class ClusterSession:
         fence = self._writers.fence if self._writers is not None else None
         if fence is None:
             return ""
-        up, now = fence.up(), self._clock()
+        up, now = fence.present(), self._clock()
         for kind, since in self._fence_since.items():
             left_s = since + FENCE_WAIT_S - now
             if kind not in up and left_s > 0:
                 return f"the taint {KEYS[kind]} is not seen on the node yet; waiting {left_s:.1f}s at most"
         return ""
 
-    def _fence_trouble(self, fence: Fence | None) -> str:
+    def _fence_trouble(self, fence: NodeTaints | None) -> str:
         if fence is not None:
             return fence.reason
-        return NO_FENCE if self._config.conditions.fence else ""
+        return NO_TAINT_RIGHTS if self._config.conditions.taint else ""
 
     # --- telling ----------------------------------------------------------------------------------------------------
 
@@ -445,7 +447,7 @@ class ClusterSession:
             if status is not before and ConditionStatus.UNKNOWN not in (status, before):
                 reason = _NEWS[kind, status is ConditionStatus.TRUE]
                 name = self._writers.node.node_name if self._writers else ""
-                self.tell_node(reason, f"Node {name} status is now: {reason}", action="Observing", warning=False)
+                self.emit_node_event(reason, f"Node {name} status is now: {reason}", action="Observing", warning=False)
 
     # --- the identity thread ----------------------------------------------------------------------------------------
 
@@ -453,7 +455,7 @@ class ClusterSession:
         """Ask until the answer is sure; a node may be younger than its agent, and an API server may be away."""
         while not self._stopping.is_set():
             try:
-                confirmed = node_identity.resolve(self._transport, self._guess)
+                confirmed = node_identity.confirm_identity(self._transport, self._guess)
             except Exception as error:
                 self._trouble = str(error) or type(error).__name__
                 self._wake()
@@ -471,7 +473,7 @@ class ClusterSession:
         if config.mode is Mode.ENFORCE and self._writers is None:
             self._writers = start_writers(transport, config, confirmed, owned=self._owned, wake=self._wake)
         if config.protection.disruption_budgets:
-            self._budgets = BudgetWatch(transport, wake=self._wake, spread_s=_spread_s(config))
+            self._budgets = PdbWatch(transport, wake=self._wake, spread_s=_spread_s(config))
         if config.protection.node_bound:
             self._volumes = VolumeLookup(transport, confirmed.name, spread_s=SPREAD_VOLUMES_S)
         pods = PodWatch(transport, confirmed.name, wake=self._wake, keep_annotations=config.protection.annotations)
@@ -488,7 +490,9 @@ def _spread_s(config: Config) -> float:
     return min(SPREAD_S, 0.5 * min(graces, default=0.0))
 
 
-def _about_pod(victim: Victim, reason: str, plan_id: str) -> Event:
+def _about_pod(victim: Victim, reason: str, plan_id: str) -> KubernetesEvent:
     pod: Pod = victim.pod
     marks = {**victim.annotations, PLAN: plan_id}
-    return Event("Pod", pod.namespace or "", pod.name or "", pod.uid, reason, victim.message, annotations=marks)
+    return KubernetesEvent(
+        "Pod", pod.namespace or "", pod.name or "", pod.uid, reason, victim.message, annotations=marks
+    )

@@ -22,7 +22,7 @@ import msgspec
 
 from nodeagent.actuators.conditions import CONTESTED, FORBIDDEN_S
 from nodeagent.kube import objects
-from nodeagent.kube.backoff import Backoff, Restraint
+from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeView, NodeWatch
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
@@ -41,7 +41,7 @@ CONFLICTS: Final = 5
 from the node controllers, one or two at a time."""
 
 
-class Fence:
+class NodeTaints:
     """The worker. Make it before `node.start()`."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Fence:
         self._changed = threading.Condition()
         self._wanted: frozenset[str] | None = None
         self._stopping = False
-        self._backoff = Backoff()
+        self._backoff = RetryBackoff()
         self._not_before = 0.0
         self._restraint = Restraint()
         self._said: frozenset[str] | None = None
@@ -69,7 +69,7 @@ class Fence:
         self._failure = ""
         """Why the last write failed; empty when it did not."""
         node.listen(self._wake)
-        self._thread = workers.thread_of(self._run, name="fence")
+        self._thread = workers.make_thread(self._run, name="fence")
 
     def start(self) -> None:
         """Begin to write; returns at once."""
@@ -86,7 +86,7 @@ class Fence:
         """What is wrong with writing; empty when nothing is."""
         return self._failure or (CONTESTED if self._restraint.contested else "")
 
-    def up(self) -> frozenset[ConditionType]:
+    def present(self) -> frozenset[ConditionType]:
         """Our taints as the Node really has them."""
         there = _ours(self._node.view())
         return frozenset(pressure for pressure, key in KEYS.items() if key in there)
@@ -102,7 +102,7 @@ class Fence:
 
     def _wake(self) -> None:
         with self._changed:
-            up, before = self.up(), self._was_up
+            up, before = self.present(), self._was_up
             self._was_up = up
             self._changed.notify()
         if up != before:

@@ -27,8 +27,8 @@ from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from nodeagent.kube.transport import Transport
-    from nodeagent.kube.volume_lookup import Claim, Place
-    from nodeagent.sampling.disk.one_shot import DiskLook
+    from nodeagent.kube.volume_lookup import Claim, ClaimLocation
+    from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
 DISKS: Final = frozenset([each for each in Signal if each.partition("fs.")[1]])
 SHORT_DISK_S: Final = 1.0
@@ -38,7 +38,7 @@ DISK_S: Final = 30.0
 """The same when it was asked for."""
 CLAIMS_S: Final = 2.0
 """How long the API is asked about the volumes that pods mount: a few hundred claims on a healthy cluster."""
-REST_S: Final = 10.0
+UNATTRIBUTED_TIMEOUT_S: Final = 10.0
 """How long host directories are walked for each file system when it was asked for."""
 RANKABLE: Final = tuple(signal for signal in Signal if not signal.startswith("containerfs"))
 """Signals that `--signal` takes: containerfs has no thresholds of its own, it is nodefs or imagefs by another name."""
@@ -50,14 +50,14 @@ class CheckError(Exception):
 
     def __init__(self, message: str, code: int = exit_codes.UNKNOWN) -> None:
         super().__init__(message)
-        self.code = code
+        self.kind = code
         """Exit code of the command."""
 
 
-class Wish(NamedTuple):
+class CheckOptions(NamedTuple):
     """What the user asked for, checked as far as it can be without looking at the node."""
 
-    loaded: load.Loaded
+    loaded: load.LoadedConfig
     config_source: str
     host_root: str
     api: str
@@ -68,7 +68,7 @@ class Wish(NamedTuple):
     """Measure what the pods hold on disk even when no disk is near a threshold, and take longer for it."""
 
 
-class KnownPods(NamedTuple):
+class PodListing(NamedTuple):
     """The pods as somebody other than this host told of them."""
 
     pods: tuple[Pod, ...] | None
@@ -89,7 +89,7 @@ def wish(
     pods_file: str | None = None,
     signal: str | None = None,
     disk: bool = False,
-) -> Wish:
+) -> CheckOptions:
     """The wish behind these options. Raises CheckError when the configuration or an option is wrong."""
     overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
     try:
@@ -98,7 +98,7 @@ def wish(
         raise CheckError(str(error), exit_codes.CONFIG) from error
     if signal is not None and signal not in RANKABLE:
         raise CheckError(f"--signal {signal}: must be one of {', '.join(RANKABLE)}", exit_codes.USAGE)
-    return Wish(
+    return CheckOptions(
         loaded=loaded,
         config_source=config_file or "built-in defaults",
         host_root=host_root,
@@ -112,10 +112,10 @@ def wish(
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-class Observer:
+class NodeChecker:
     """Looks at one node, as often as asked. What only has to be found out once is found out once."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: CheckOptions) -> None:
         """Raises CheckError when there is no such host."""
         self._wish = wish
         # One look has no earlier samples to wait for: it reports what an agent that has been running would do.
@@ -129,12 +129,12 @@ class Observer:
             self._host,
             self._config.sampling,
             node_name=self._node_name,
-            pod_stalls=stall.wanted(self._config.thresholds),
+            pod_stalls=stall.needs_pod_stalls(self._config.thresholds),
         )
         self._state: PolicyState | None = None
         self._transport: Transport | None = None
-        self._places: dict[Claim, Place] = {}
-        self._disks: DiskLook | None = None
+        self._places: dict[Claim, ClaimLocation] = {}
+        self._disks: OneShotMeasurement | None = None
         self._kubelet, self._kubelet_notes = kubelet_config.find(self._host)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Observer:
         if self._transport is not None:
             self._transport.close()
 
-    def look(self) -> Report:
+    def make_report(self) -> Report:
         """One report. Raises CheckError when the API was demanded and did not answer."""
         known = self._known_pods()
         snapshot = self._sampler.sample(known.pods, known.synced_at)
@@ -164,7 +164,7 @@ class Observer:
             plan = _ranked_for(plan, snapshot, self._wish.signal, now=now, config=self._config)
         report = Report(
             snapshot=snapshot,
-            plan=ranking.explained(self._worded(plan, snapshot)),
+            plan=ranking.with_key_texts(self._worded(plan, snapshot)),
             mode=self._config.mode.value,
             config_source=self._wish.config_source,
             pods_source=known.source,
@@ -181,7 +181,7 @@ class Observer:
             view = going[victim.pod.uid]
             if view.usage is not None:
                 view = view._replace(usage=self._sampler.with_container_memory(view.usage))
-            victims.append(engine.reworded(victim, view, plan=plan))
+            victims.append(engine.with_current_text(victim, view, plan=plan))
         return plan._replace(victims=tuple(victims))
 
     def _disks_wanted(self, plan: Plan) -> str:
@@ -197,27 +197,29 @@ class Observer:
 
     def _with_disks(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         if self._disks is None:
-            from nodeagent.sampling.disk.one_shot import DiskLook
+            from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
             around = self._sampler.surroundings()
-            self._disks = DiskLook(self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout)
+            self._disks = OneShotMeasurement(
+                self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout
+            )
         if not self._wish.disk:
             return self._disks.measured(snapshot, for_s=SHORT_DISK_S)
         from nodeagent.report.progress import ProgressLine
 
         line = ProgressLine()
         try:
-            return self._disks.measured(snapshot, for_s=DISK_S, rest_s=REST_S, tell=line.show)
+            return self._disks.measured(snapshot, for_s=DISK_S, rest_s=UNATTRIBUTED_TIMEOUT_S, tell=line.show)
         finally:
             line.clear()
 
-    def _notes(self, report: Report, known: KnownPods) -> tuple[Note, ...]:
+    def _notes(self, report: Report, known: PodListing) -> tuple[Note, ...]:
         warnings = tuple(Note("configuration", str(problem)) for problem in self._wish.loaded.warnings)
         assumed = " if it has a kubelet's defaults" if self._kubelet is not None and self._kubelet.unread else ""
         when = {node_report.KUBELET_FIRST: "would", node_report.SOFT_FIRST: "may"}
         races = tuple(
             Note("kubelet", f"it {when[each.verdict]} act first{assumed}: {each.message}")
-            for each in node_report.compare(report)
+            for each in node_report.compare_with_kubelet(report)
             if each.verdict in when
         )
         return (
@@ -237,23 +239,23 @@ class Observer:
         if not self._host.recorded and os.path.isdir(self._config.state_dir):
             from nodeagent.records import status_file
 
-            said = status_file.read(self._config.state_dir, now=now)
+            said = status_file.read_status(self._config.state_dir, now=now)
         around = self._sampler.surroundings()
-        seen = other_oom_handlers.find(self._host, kubepods=around.kubepods.path if around.kubepods else "")
+        seen = other_oom_handlers.find_handlers(self._host, kubepods=around.kubepods.path if around.kubepods else "")
         return (*[note for note in said if note.subject != other_oom_handlers.SUBJECT], *seen)
 
     # --- pods
 
-    def _known_pods(self) -> KnownPods:
+    def _known_pods(self) -> PodListing:
         if self._wish.pods_file is not None:
             return self._from_file(self._wish.pods_file)
         if self._wish.api == "never":
-            return KnownPods(None, None, "this host alone, the API was not asked")
+            return PodListing(None, None, "this host alone, the API was not asked")
         if self._wish.api == "auto" and self._host.recorded:
-            return KnownPods(None, None, "this recording alone")
+            return PodListing(None, None, "this recording alone")
         return self._from_api()
 
-    def _from_file(self, path: str) -> KnownPods:
+    def _from_file(self, path: str) -> PodListing:
         from nodeagent.kube import pod_list_file
 
         try:
@@ -263,16 +265,16 @@ class Observer:
         claims = sum(bool(pod.claims) for pod in listed.pods)
         told = f"a file of pods does not tell whom a local volume binds to this node; pods that mount claims: {claims}"
         notes = (Note("volumes", told),) if claims and self._config.protection.node_bound else ()
-        return KnownPods(listed.pods, self._host.boottime(), path, listed.notes + notes)
+        return PodListing(listed.pods, self._host.boottime(), path, listed.notes + notes)
 
-    def _from_api(self) -> KnownPods:
+    def _from_api(self) -> PodListing:
         from nodeagent.kube import credentials
 
         found = credentials.find_credentials(self._config.cluster.kubeconfig)
         if not found.found:
             if self._wish.api == "always" or self._config.cluster.kubeconfig:
                 raise CheckError(f"the API cannot be asked: {found.reason}")
-            return KnownPods(None, None, f"this host alone, {found.reason}")
+            return PodListing(None, None, f"this host alone, {found.reason}")
         from nodeagent.kube import node_identity, pod_watch, transport, volume_lookup
 
         notes: tuple[Note, ...] = ()
@@ -287,18 +289,18 @@ class Observer:
                 )
                 view = view._replace(pods=placed)
                 notes = (Note("volumes", trouble),) if trouble else ()
-            if self._config.mode is Mode.ENFORCE and self._config.conditions.fence:
+            if self._config.mode is Mode.ENFORCE and self._config.conditions.taint:
                 me = node_identity.Identity(self._node_name, "", node_identity.whoami(self._transport))
-                notes += (Note("fence", node_identity.NO_FENCE),) if me.node_credentials else ()
+                notes += (Note("fence", node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
         except (transport.ApiError, transport.CredentialsError) as error:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
-            return KnownPods(None, None, "this host alone, the API did not answer", (Note("api", str(error)),))
+            return PodListing(None, None, "this host alone, the API did not answer", (Note("api", str(error)),))
         # Just asked; on the host's own clock, which in a recording is not this machine's.
-        return KnownPods(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes + notes)
+        return PodListing(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes + notes)
 
 
-def _unjoined(snapshot: NodeSnapshot, known: KnownPods) -> tuple[Note, ...]:
+def _unjoined(snapshot: NodeSnapshot, known: PodListing) -> tuple[Note, ...]:
     """A note when the API's pods are somebody else's: the usual sign of a wrong node name."""
     if known.pods is None or known.pods or not snapshot.pods:
         return ()
@@ -356,16 +358,16 @@ def _recorded_name(host: Host) -> str:
 # --- showing ---------------------------------------------------------------------------------------------------------
 
 
-def show(wish: Wish, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
+def show(wish: CheckOptions, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
     """Print one report, or one every `every_s` seconds until interrupted, and return the (last) exit code.
 
     Raises CheckError when no report can be made, OutputError when it cannot be written.
     """
-    observer = Observer(wish)
+    observer = NodeChecker(wish)
     try:
         while True:
-            report = observer.look()
-            code = exit_codes.of(node_report.state(report))
+            report = observer.make_report()
+            code = exit_codes.exit_code_of(node_report.state(report))
             try:
                 _print(report, output=output, color=color, repeated=every_s is not None)
                 sys.stdout.flush()

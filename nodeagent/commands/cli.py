@@ -66,9 +66,9 @@ def _run_command(words: Sequence[str]) -> int:
 
 
 def _complain(message: str) -> None:
-    from nodeagent.report.wording import harmless
+    from nodeagent.report.wording import escape_terminal
 
-    standard_streams.write_error("".join([f"nodeagent: {harmless(line)}\n" for line in message.splitlines()]))
+    standard_streams.write_error("".join([f"nodeagent: {escape_terminal(line)}\n" for line in message.splitlines()]))
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _check(options: Options) -> int:
         )
         return check.show(wish, output=options.output, color=options.color, every_s=options.watch)
     except check.CheckError as error:
-        raise _FailureError(str(error), error.code) from error
+        raise _FailureError(str(error), error.kind) from error
 
 
 def _run(options: Options) -> int:
@@ -187,7 +187,7 @@ def _explain(options: Options) -> int:
 
     place = Path(options.state_dir or _loaded(options.config).config.state_dir)
     try:
-        every = explain.stories(place)
+        every = explain.read_decisions(place)
         if options.id is None:
             chosen = every[-options.last :]
             printing.show(
@@ -197,10 +197,10 @@ def _explain(options: Options) -> int:
                 color=options.color,
             )
             return exit_codes.OK
-        story = explain.find(every, options.id)
+        story = explain.find_decision(every, options.id)
     except explain.ExplainError as error:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
-    printing.show(explain.sections(story), lambda: explain.as_object(story), output=options.output, color=options.color)
+    printing.show(explain.sections(story), lambda: explain.to_json(story), output=options.output, color=options.color)
     return exit_codes.OK
 
 
@@ -217,7 +217,7 @@ def _replay(options: Options) -> int:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
     printing.show(
         replay.sections(rows, config_source=options.config),
-        lambda: replay.as_object(rows, config_source=options.config),
+        lambda: replay.to_json(rows, config_source=options.config),
         output=options.output,
         color=options.color,
     )
@@ -258,15 +258,15 @@ def _config_validate(options: Options) -> int:
 
     valid = True
     for path in options.files:
-        for name, found in load.load_held(path):
+        for name, found in load.load_embedded(path):
             if isinstance(found, problems.ConfigError):
                 valid = False
                 standard_streams.write_error(show.explain_problems(found))
             elif isinstance(found, str):
-                standard_streams.write_output(f"{wording.harmless(name)}: {found}\n")
+                standard_streams.write_output(f"{wording.escape_terminal(name)}: {found}\n")
             else:
                 standard_streams.write_error(show.explain_warnings(found))
-                standard_streams.write_output(f"{wording.harmless(name)}: valid\n")
+                standard_streams.write_output(f"{wording.escape_terminal(name)}: valid\n")
     return 0 if valid else 1
 
 

@@ -34,7 +34,7 @@ TABLE: Final = (
 _BY_STATE: Final = {"ok": OK, "soft": SOFT, "hard": HARD, "unknown": UNKNOWN}
 
 
-def of(state: str) -> int:
+def exit_code_of(state: str) -> int:
     """The exit code that tells this state (a `SignalState`: not imported here, which keeps `--help` quick)."""
     return _BY_STATE[state]
 

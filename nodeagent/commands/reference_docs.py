@@ -13,7 +13,7 @@ from typing import Final
 
 from nodeagent.commands import exit_codes
 from nodeagent.model import ConditionStatus, OutcomeKind, QOSClass, Signal, SignalState, Tier, refusals
-from nodeagent.model.refusals import Explained
+from nodeagent.model.refusals import RefusalMeaning
 from nodeagent.policy import messages, protection
 from nodeagent.telemetry import http_server as server
 from nodeagent.telemetry import metric_families, metrics
@@ -145,7 +145,7 @@ def _labels() -> Iterator[str]:
         ("outcome", "see [reasons](reasons.md#outcomes)"),
     ):
         yield f"| `{label}` | {values} |\n"
-    for title, words in (("stage", metrics.Stage), ("what", metrics.Failure)):
+    for title, words in (("stage", metrics.SyncStage), ("what", metrics.Failure)):
         yield f"\n`{title}`:\n\n| value | meaning |\n| --- | --- |\n"
         yield from (f"| `{word}` | {meaning} |\n" for word, meaning in meanings(words).items())
 
@@ -187,7 +187,7 @@ def _refusals() -> Iterator[str]:
         yield from (f"| `{code}` | {_explained(explained)} |\n" for code, explained in codes.items())
 
 
-def _explained(explained: Explained) -> str:
+def _explained(explained: RefusalMeaning) -> str:
     return _cell(f"{explained.meaning} *{explained.remedy}*" if explained.remedy else explained.meaning)
 
 

@@ -29,7 +29,7 @@ class ReplayError(Exception):
     """There is nothing to replay; the message is for the user."""
 
 
-class PodThen(NamedTuple):
+class RecordedVictim(NamedTuple):
     """A pod that was evicted then."""
 
     key: str
@@ -41,9 +41,9 @@ class Replayed(NamedTuple):
 
     id: str
     wall_time: float | None
-    then_for: str
+    recorded_signal: str
     """The signal and tier that were served then, or why nobody went."""
-    then: tuple[PodThen, ...]
+    recorded_victims: tuple[RecordedVictim, ...]
     plan: Plan | None
     """None: it could not be made again, see `trouble`."""
     assumed: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Replayed(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        return self.plan is not None and {each.uid for each in self.then} != {
+        return self.plan is not None and {each.uid for each in self.recorded_victims} != {
             victim.pod.uid for victim in self.plan.victims
         }
 
@@ -70,7 +70,7 @@ def replay(place: Path, config: Config) -> tuple[Replayed, ...]:
     try:
         found = tuple(
             _again(record, config, packer)
-            for record in flight_recorder.read(place)
+            for record in flight_recorder.read_records(place)
             if record.get("record") == "decision"
         )
     except flight_recorder.RecordsError as error:
@@ -85,8 +85,8 @@ def _again(record: Mapping[str, Any], config: Config, packer: flight_recorder.Pa
     row = Replayed(
         id=str(record.get("id")),
         wall_time=wall if isinstance(wall, int | float) else None,
-        then_for=_then_for(record),
-        then=tuple(_pods_then(record)),
+        recorded_signal=_then_for(record),
+        recorded_victims=tuple(_pods_then(record)),
         plan=None,
     )
     inputs, trouble = packer.unpack(record.get("inputs"))
@@ -100,7 +100,7 @@ def _again(record: Mapping[str, Any], config: Config, packer: flight_recorder.Pa
     return row._replace(plan=plan, assumed=assumed)
 
 
-def _decide(inputs: flight_recorder.Inputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
+def _decide(inputs: flight_recorder.DecisionInputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
     """The plan for these inputs, and the soft thresholds whose grace was taken as over."""
     now_in_force = thresholds.effective(config, inputs.snapshot.layout)
     known = {thresholds.identity(each) for each in inputs.thresholds}
@@ -116,10 +116,10 @@ def _decide(inputs: flight_recorder.Inputs, config: Config) -> tuple[Plan, tuple
         for each in verdict.thresholds
         if each.met and thresholds.identity(each.threshold) in new
     )
-    return ranking.explained(plan), assumed
+    return ranking.with_key_texts(plan), assumed
 
 
-def _prepared(inputs: flight_recorder.Inputs, config: Config, *, since: Mapping[str, float]) -> PolicyState:
+def _prepared(inputs: flight_recorder.DecisionInputs, config: Config, *, since: Mapping[str, float]) -> PolicyState:
     """The recorded state as the new configuration would have it at that instant."""
     then = inputs.state.thresholds
     good = {
@@ -130,11 +130,11 @@ def _prepared(inputs: flight_recorder.Inputs, config: Config, *, since: Mapping[
     return inputs.state._replace(thresholds=then._replace(good_samples=good, first_observed=observed))
 
 
-def _pods_then(record: Mapping[str, Any]) -> Iterable[PodThen]:
+def _pods_then(record: Mapping[str, Any]) -> Iterable[RecordedVictim]:
     victims = record.get("victims")
     for victim in victims if isinstance(victims, list) else ():
         if isinstance(victim, Mapping):
-            yield PodThen(f"{victim.get('namespace')}/{victim.get('name')}", str(victim.get("uid")))
+            yield RecordedVictim(f"{victim.get('namespace')}/{victim.get('name')}", str(victim.get("uid")))
 
 
 def _then_for(record: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _then_for(record: Mapping[str, Any]) -> str:
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_object(rows: Iterable[Replayed], *, config_source: str) -> dict[str, Any]:
+def to_json(rows: Iterable[Replayed], *, config_source: str) -> dict[str, Any]:
     """All of it as one object."""
     return {
         "apiVersion": API_VERSION,
@@ -169,7 +169,7 @@ def _row_object(row: Replayed) -> dict[str, Any]:
         "time": wording.rfc3339(row.wall_time) if row.wall_time is not None else None,
         "differs": row.differs if plan is not None else None,
         "reason": row.trouble or None,
-        "then": {"for": row.then_for, "victims": [each._asdict() for each in row.then]},
+        "then": {"for": row.recorded_signal, "victims": [each._asdict() for each in row.recorded_victims]},
         "now": None
         if plan is None
         else {
@@ -190,9 +190,8 @@ def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section
     differing = [row for row in rows if row.differs]
     failed = sum(row.plan is None for row in rows)
     same = len(rows) - len(differing) - failed
-    summary = (
-        f"{len(rows)} decisions with {wording.harmless(config_source)}: {same} the same, {len(differing)} different"
-    )
+    source = wording.escape_terminal(config_source)
+    summary = f"{len(rows)} decisions with {source}: {same} the same, {len(differing)} different"
     if failed:
         summary += f", {failed} could not be made again"
     columns = (Column("TIME"), Column("ID"), Column("THEN"), Column("NOW"), Column("DIFFERENCE"))
@@ -203,23 +202,23 @@ def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section
 
 def _row(row: Replayed) -> tuple[Cell, ...]:
     time = wording.rfc3339(row.wall_time) if row.wall_time is not None else wording.UNKNOWN
-    then = f"{row.then_for or '?'}: {_named([each.key for each in row.then])}"
+    then = f"{row.recorded_signal or '?'}: {_named([each.key for each in row.recorded_victims])}"
     if row.plan is None:
         return (
             Cell(time),
-            Cell(wording.harmless(row.id)),
-            Cell(wording.harmless(then)),
+            Cell(wording.escape_terminal(row.id)),
+            Cell(wording.escape_terminal(then)),
             Cell("?"),
-            Cell(wording.harmless(row.trouble), WARN),
+            Cell(wording.escape_terminal(row.trouble), WARN),
         )
     now = f"{_now_for(row.plan)}: {_named([victim.pod.key for victim in row.plan.victims])}"
     notes = f" (grace of {', '.join(row.assumed)} taken as over)" if row.assumed else ""
     difference = Cell("different" + notes, BAD) if row.differs else Cell("same" + notes, DIM)
     return (
         Cell(time),
-        Cell(wording.harmless(row.id)),
-        Cell(wording.harmless(then)),
-        Cell(wording.harmless(now)),
+        Cell(wording.escape_terminal(row.id)),
+        Cell(wording.escape_terminal(then)),
+        Cell(wording.escape_terminal(now)),
         difference,
     )
 
@@ -238,10 +237,13 @@ def _now_for(plan: Plan) -> str:
 
 def _difference_section(row: Replayed) -> Section:
     lines = [
-        Cell(wording.harmless(f"{'+' if change == 'goes' else '-'} {pod}: {reason}"), BAD if change == "goes" else GOOD)
+        Cell(
+            wording.escape_terminal(f"{'+' if change == 'goes' else '-'} {pod}: {reason}"),
+            BAD if change == "goes" else GOOD,
+        )
         for change, pod, reason in _differences(row)
     ]
-    return Section(wording.harmless(row.id), lines=tuple(lines))
+    return Section(wording.escape_terminal(row.id), lines=tuple(lines))
 
 
 def _differences(row: Replayed) -> list[tuple[str, str, str]]:
@@ -249,13 +251,17 @@ def _differences(row: Replayed) -> list[tuple[str, str, str]]:
     plan = row.plan
     if plan is None:
         return []
-    went = {each.uid for each in row.then}
+    went = {each.uid for each in row.recorded_victims}
     places = {ranked.view.pod.uid: ranked for ranked in plan.ranking}
     goes = [victim for victim in plan.victims if victim.pod.uid not in went]
     going = {victim.pod.uid for victim in plan.victims}
     return [
         *[("goes", victim.pod.key, _why_goes(victim, places.get(victim.pod.uid))) for victim in goes],
-        *[("spared", each.key, _why_spared(places.get(each.uid), plan)) for each in row.then if each.uid not in going],
+        *[
+            ("spared", each.key, _why_spared(places.get(each.uid), plan))
+            for each in row.recorded_victims
+            if each.uid not in going
+        ],
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config import load, show, write_access
-from nodeagent.config.load import Loaded, Override
+from nodeagent.config.load import LoadedConfig, Override
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Mode
 
@@ -38,7 +38,7 @@ class ConfigFile:
         self._seen = self._stamp()
         self._looked_at = float("-inf")
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedConfig:
         """Read it anew. Raises ConfigError with every problem, or when others may change the file and it is to be
         acted on."""
         self._seen = self._stamp()
@@ -60,7 +60,7 @@ class ConfigFile:
         return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
-def _judge_write_access(loaded: Loaded, path: str) -> Loaded:
+def _judge_write_access(loaded: LoadedConfig, path: str) -> LoadedConfig:
     """The same, with a warning where others may change the file or the kubeconfig that it names. Raises ConfigError
     where whoever may do that has pods evicted or commands run in our name."""
     problem = _write_access(path, "", "whoever may change the configuration has pods evicted and commands run as this")
@@ -88,7 +88,7 @@ def _write_access(path: str, key: str, why: str) -> Problem | None:
     return Problem(Origin(path), key, f"{found.path} {found.reason}, and {why} user ({by})", f"run `{found.mend}`")
 
 
-def changes(before: Loaded, after: Loaded) -> tuple[Change, ...]:
+def config_changes(before: LoadedConfig, after: LoadedConfig) -> tuple[Change, ...]:
     """What is different, by key path, in the order of the keys."""
     old, new = dict(_flat("", _plain(before))), dict(_flat("", _plain(after)))
     keys = [*old, *(key for key in new if key not in old)]
@@ -97,7 +97,7 @@ def changes(before: Loaded, after: Loaded) -> tuple[Change, ...]:
     )
 
 
-def _plain(loaded: Loaded) -> Any:
+def _plain(loaded: LoadedConfig) -> Any:
     import yaml
 
     return yaml.safe_load(show.show(loaded))

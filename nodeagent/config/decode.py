@@ -15,10 +15,10 @@ from typing import Any, Final
 from nodeagent.config import keys
 from nodeagent.config.amount import parse_amount
 from nodeagent.config.duration import format_duration, parse_duration
-from nodeagent.config.keys import Key
+from nodeagent.config.keys import ConfigKey
 from nodeagent.config.problems import Origin, Problem
-from nodeagent.config.schema import AmountRule, Mark, OneOf, Range, Ranking, RankingKey, Shape
-from nodeagent.config.yaml_nodes import Node
+from nodeagent.config.schema import AmountRule, Mark, OneOf, Range, RankingConfig, RankingKey, Shape
+from nodeagent.config.yaml_nodes import YamlNode
 from nodeagent.model import Amount, Signal
 
 MAX_SHOWN: Final = 60
@@ -55,10 +55,10 @@ class Reader:
         self.origins: dict[str, Origin] = {}
         self._suggested = 0
 
-    def origin(self, node: Node) -> Origin:
+    def origin(self, node: YamlNode) -> Origin:
         return Origin(self.file, node.line, node.column)
 
-    def complain(self, node: Node, path: str, message: str, mend: str = "") -> None:
+    def add_problem(self, node: YamlNode, path: str, message: str, mend: str = "") -> None:
         self.problems.append(Problem(self.origin(node), path, message, mend))
 
     def suggest(self, word: str, known: list[str]) -> str:
@@ -68,7 +68,7 @@ class Reader:
 
 
 def read_keys(
-    reader: Reader, node: Node, path: str, wanted: Iterable[Key], *, besides: tuple[str, ...] = ()
+    reader: Reader, node: YamlNode, path: str, wanted: Iterable[ConfigKey], *, besides: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Field -> value for each of the keys that the map sets and sets rightly. `besides` are keys read elsewhere."""
     by_name = {key.name: key for key in wanted}
@@ -84,24 +84,26 @@ def read_keys(
                 values[key.field] = found
         elif name not in besides:
             mend = _belongs(name) or reader.suggest(name, [*by_name, *besides])
-            reader.complain(key_node, join(path, shown(name, quote="")), "unknown key", mend)
+            reader.add_problem(key_node, join(path, quoted(name, quote="")), "unknown key", mend)
     for key in by_name.values():
         if key.required and key.name not in seen:
-            reader.complain(node, join(path, key.name), "is missing", f"add `{key.name}:`")
+            reader.add_problem(node, join(path, key.name), "is missing", f"add `{key.name}:`")
     return values
 
 
-def entries(reader: Reader, node: Node, path: str) -> Iterator[tuple[str, Node, Node]]:
+def entries(reader: Reader, node: YamlNode, path: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
     """The map's entries, each name once. Complains of names that come twice or are no names."""
-    first: dict[str, Node] = {}
+    first: dict[str, YamlNode] = {}
     for key, value in node.items:
         if key.tag in ("map", "seq"):
-            reader.complain(key, path, "a key that is not a name", "keys are plain words")
+            reader.add_problem(key, path, "a key that is not a name", "keys are plain words")
         elif key.tag == "merge":
-            reader.complain(key, path, "merge keys (<<) are not supported", "write the keys out")
+            reader.add_problem(key, path, "merge keys (<<) are not supported", "write the keys out")
         elif key.text in first:
             line = first[key.text].line
-            reader.complain(key, join(path, shown(key.text, quote="")), f"is set already in line {line}", "keep one")
+            reader.add_problem(
+                key, join(path, quoted(key.text, quote="")), f"is set already in line {line}", "keep one"
+            )
         else:
             first[key.text] = key
             yield key.text, key, value
@@ -111,7 +113,7 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def shown(text: str, *, quote: str = '"') -> str:
+def quoted(text: str, *, quote: str = '"') -> str:
     """The user's text, short and printable."""
     printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_SHOWN])
     return f"{quote}{printable}{'...' if len(text) > MAX_SHOWN else ''}{quote}"
@@ -150,7 +152,7 @@ def suggest(word: str, known: list[str]) -> str:
     return f"known: {', '.join(known)}"
 
 
-def _read(reader: Reader, node: Node, path: str, key: Key, type_: Any) -> Any:
+def _read(reader: Reader, node: YamlNode, path: str, key: ConfigKey, type_: Any) -> Any:
     """The value, or _BAD after a complaint."""
     if node.tag == "null" and (keys.is_section(type_) or typing.get_origin(type_) is Mapping or key.optional):
         return _BAD  # `evictionSoft:` with nothing behind it is as if it were not there, in a kubelet as well
@@ -163,21 +165,21 @@ def _read(reader: Reader, node: Node, path: str, key: Key, type_: Any) -> Any:
         return _read_list(reader, node, path, key, typing.get_args(type_)[0])
     reader.origins[path] = reader.origin(node)
     if node.tag in ("map", "seq", "null"):
-        reader.complain(node, path, f"is {_KINDS[node.tag]}", f"must be {describe(key, type_)}")
+        reader.add_problem(node, path, f"is {_KINDS[node.tag]}", f"must be {describe(key, type_)}")
         return _BAD
     try:
         return _scalar(node, key, type_)
     except ValueError as error:
-        reader.complain(node, path, f"{shown(node.text)}: {error}", _mend(key, type_))
+        reader.add_problem(node, path, f"{quoted(node.text)}: {error}", _mend(key, type_))
         return _BAD
 
 
-def _read_section(reader: Reader, node: Node, path: str, section: Any, *, base: Any) -> Any:
+def _read_section(reader: Reader, node: YamlNode, path: str, section: Any, *, base: Any) -> Any:
     """The section; what the file leaves out is as in `base`, or the schema's defaults when that is None."""
-    wanted = keys.keys_of(section)
+    wanted = keys.config_keys(section)
     if node.tag != "map":
         names = ", ".join(key.name for key in wanted)
-        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", f"must be a map of {names}")
+        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", f"must be a map of {names}")
         return _BAD
     reader.origins[path] = reader.origin(node)
     if base is not None:
@@ -185,24 +187,26 @@ def _read_section(reader: Reader, node: Node, path: str, section: Any, *, base: 
     values = read_keys(reader, node, path, wanted)
     if any(key.required and key.field not in values for key in wanted):
         return _BAD
-    if section is Ranking and values.get("order") == _KUBELET:
-        return Ranking(kubelet=True)
+    if section is RankingConfig and values.get("order") == _KUBELET:
+        return RankingConfig(kubelet=True)
     return section(**values) if base is None else base._replace(**values)
 
 
-def _read_signals(reader: Reader, node: Node, path: str, key: Key, value_type: Any) -> Any:
+def _read_signals(reader: Reader, node: YamlNode, path: str, key: ConfigKey, value_type: Any) -> Any:
     """A map whose keys are eviction signals."""
     if node.tag != "map":
         example = "200Mi" if value_type is Amount else "30s" if key.duration else "..."
         mend = f"must be a map of eviction signals, a line each: `{Signal.MEMORY}: {example}`"
-        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
+        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
         return _BAD
     known = [str(signal) for signal in Signal]
     values: dict[Signal, Any] = {}
     for name, key_node, value in entries(reader, node, path):
         here = join(path, name)
         if name not in known:
-            reader.complain(key_node, join(path, shown(name, quote="")), "unknown signal", reader.suggest(name, known))
+            reader.add_problem(
+                key_node, join(path, quoted(name, quote="")), "unknown signal", reader.suggest(name, known)
+            )
             continue
         found = _read(reader, value, here, key, value_type)
         if found is not _BAD:
@@ -211,7 +215,7 @@ def _read_signals(reader: Reader, node: Node, path: str, key: Key, value_type: A
     return values
 
 
-def _read_list(reader: Reader, node: Node, path: str, key: Key, element: Any) -> Any:
+def _read_list(reader: Reader, node: YamlNode, path: str, key: ConfigKey, element: Any) -> Any:
     reader.origins[path] = reader.origin(node)
     if element is RankingKey and node.tag == "str" and node.text == _KUBELET:
         return _KUBELET
@@ -219,7 +223,7 @@ def _read_list(reader: Reader, node: Node, path: str, key: Key, element: Any) ->
         mend = f"must be a list of {describe(key, element)}"
         if element is RankingKey:
             mend += f", or the word {_KUBELET}"
-        reader.complain(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
+        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
         return _BAD
     found = [
         (child, _read(reader, child, f"{path}[{index}]", key, element)) for index, child in enumerate(node.elements)
@@ -230,16 +234,16 @@ def _read_list(reader: Reader, node: Node, path: str, key: Key, element: Any) ->
         if not keys.is_section(element):
             reader.origins.pop(f"{path}[{index}]", None)
         if once and value is not _BAD and value in before:
-            reader.complain(child, f"{path}[{index}]", f"{shown(child.text)} is in the list already", "keep one")
+            reader.add_problem(child, f"{path}[{index}]", f"{quoted(child.text)} is in the list already", "keep one")
         before.add(value)
     if not found and Mark.NOT_EMPTY in key.bounds:
-        reader.complain(node, path, "is empty", f"must have at least one {describe(key, element)}")
+        reader.add_problem(node, path, "is empty", f"must have at least one {describe(key, element)}")
     if any(value is _BAD for _, value in found):
         return _BAD
     return tuple(value for _, value in found)
 
 
-def _scalar(node: Node, key: Key, type_: Any) -> Any:
+def _scalar(node: YamlNode, key: ConfigKey, type_: Any) -> Any:
     """The value. Raises ValueError that says what is wrong."""
     if type_ is Amount:
         return parse_amount(_text(node), rule=key.bound(AmountRule))
@@ -262,25 +266,25 @@ def _scalar(node: Node, key: Key, type_: Any) -> Any:
     return text
 
 
-def _text(node: Node) -> str:
+def _text(node: YamlNode) -> str:
     if node.tag != "str":
         raise ValueError(f"YAML takes this for {_KINDS.get(node.tag, node.tag)}, it must be text in quotes")
     return node.text
 
 
-def _word(node: Node, words: list[str]) -> str:
+def _word(node: YamlNode, words: list[str]) -> str:
     if node.text not in words:
         raise ValueError(f"must be one of {', '.join(words)}" if len(words) > 1 else f"must be {words[0]}")
     return node.text
 
 
-def _boolean(node: Node) -> bool:
+def _boolean(node: YamlNode) -> bool:
     if node.tag != "bool":
         raise ValueError("must be true or false")
     return node.text.lower() in ("true", "yes", "on")
 
 
-def _number(node: Node, *, whole: bool) -> float:
+def _number(node: YamlNode, *, whole: bool) -> float:
     """A plain decimal number. YAML's octal, hexadecimal, sexagesimal and grouped ones are refused: who writes 010 or
     1:30 rarely means 8 or 90."""
     if node.tag not in ("int", "float") or len(node.text) > MAX_SHOWN:
@@ -297,7 +301,7 @@ def _number(node: Node, *, whole: bool) -> float:
     return number
 
 
-def _within(number: float, key: Key) -> float:
+def _within(number: float, key: ConfigKey) -> float:
     bounds: Range | None = key.bound(Range)
     if bounds is None or bounds.minimum <= number <= bounds.maximum:
         return number
@@ -308,7 +312,7 @@ def _within(number: float, key: Key) -> float:
     raise ValueError(f"must be from {low} to {high}")
 
 
-def describe(key: Key, type_: Any) -> str:
+def describe(key: ConfigKey, type_: Any) -> str:
     """What a scalar or an element must be, in words."""
     if keys.is_section(type_):
         return "a map"
@@ -329,7 +333,7 @@ def describe(key: Key, type_: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(type_, "text")
 
 
-def _mend(key: Key, type_: Any) -> str:
+def _mend(key: ConfigKey, type_: Any) -> str:
     if type_ is Amount:
         return "write a quantity such as 200Mi or a percentage such as 12%"
     if key.duration:

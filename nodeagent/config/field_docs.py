@@ -10,7 +10,7 @@ from functools import cache
 from nodeagent.config import schema
 
 
-def doc(owner: type, field: str) -> str:
+def field_doc(owner: type, field: str) -> str:
     """The field's documentation on one line. Raises KeyError when it has none: every key is documented."""
     return _docs()[owner.__name__, field]
 

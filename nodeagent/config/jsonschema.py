@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeagent.config import field_docs, keys
-from nodeagent.config.keys import Key
+from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import API_VERSION, KIND, Mark, OneOf, Range, RankingKey, Shape
 from nodeagent.config.show import plain
 from nodeagent.model import Amount, Signal
@@ -49,11 +49,13 @@ def text() -> str:
     return json.dumps(generate(), indent=2) + "\n"
 
 
-def _properties(wanted: Iterable[Key]) -> dict[str, Any]:
-    return {key.name: {"description": field_docs.doc(key.owner, key.field), **_of(key, key.type)} for key in wanted}
+def _properties(wanted: Iterable[ConfigKey]) -> dict[str, Any]:
+    return {
+        key.name: {"description": field_docs.field_doc(key.owner, key.field), **_of(key, key.type)} for key in wanted
+    }
 
 
-def _of(key: Key, type_: Any) -> dict[str, Any]:
+def _of(key: ConfigKey, type_: Any) -> dict[str, Any]:
     """The schema of one value."""
     origin: Any = typing.get_origin(type_)
     if origin is Mapping:
@@ -69,13 +71,13 @@ def _of(key: Key, type_: Any) -> dict[str, Any]:
     return found
 
 
-def _element(key: Key) -> dict[str, Any]:
+def _element(key: ConfigKey) -> dict[str, Any]:
     """The schema of the values of a map from signals."""
     return _of(key._replace(optional=False, default=None), typing.get_args(key.type)[1])
 
 
-def _section(key: Key, section: type) -> dict[str, Any]:
-    parts = keys.keys_of(section)
+def _section(key: ConfigKey, section: type) -> dict[str, Any]:
+    parts = keys.config_keys(section)
     if isinstance(key.default, section):
         parts = tuple(part._replace(default=getattr(key.default, part.field), required=False) for part in parts)
     found = {"type": ["object", "null"], "additionalProperties": False, "properties": _properties(parts)}
@@ -83,7 +85,7 @@ def _section(key: Key, section: type) -> dict[str, Any]:
     return found | ({"required": required} if required else {})
 
 
-def _list(key: Key, element: Any) -> dict[str, Any]:
+def _list(key: ConfigKey, element: Any) -> dict[str, Any]:
     items = _section(key, element) if keys.is_section(element) else _scalar(key, element)
     found = {"type": "array", "uniqueItems": Mark.MAY_REPEAT not in key.bounds, "items": items}
     if Mark.NOT_EMPTY in key.bounds:
@@ -93,7 +95,7 @@ def _list(key: Key, element: Any) -> dict[str, Any]:
     return _default(key) | found
 
 
-def _scalar(key: Key, type_: Any) -> dict[str, Any]:
+def _scalar(key: ConfigKey, type_: Any) -> dict[str, Any]:
     words, shape, bounds = key.bound(OneOf), key.bound(Shape), key.bound(Range)
     if type_ is Amount:
         return {"type": "string", "pattern": _AMOUNT}
@@ -112,7 +114,7 @@ def _scalar(key: Key, type_: Any) -> dict[str, Any]:
     return {"type": "string"} | ({} if shape is None else {"pattern": f"^({shape.pattern})$"})
 
 
-def _default(key: Key) -> dict[str, Any]:
+def _default(key: ConfigKey) -> dict[str, Any]:
     """The default as the file would have it; nothing for keys without one."""
     if key.default is None or isinstance(key.default, Mapping):
         return {}

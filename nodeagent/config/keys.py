@@ -14,7 +14,7 @@ from nodeagent.config.schema import Config, Eviction, Mark
 from nodeagent.model import Amount
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """One key of a section."""
 
     name: str
@@ -38,7 +38,7 @@ class Key(NamedTuple):
         return next((bound for bound in self.bounds if isinstance(bound, kind)), None)
 
 
-def keys_of(section: type) -> tuple[Key, ...]:
+def config_keys(section: type) -> tuple[ConfigKey, ...]:
     """The keys of a section, in the order in which they are documented."""
     hints: dict[str, Any] = section.__annotations__
     return tuple(
@@ -48,11 +48,11 @@ def keys_of(section: type) -> tuple[Key, ...]:
     )
 
 
-def top_level() -> tuple[Key, ...]:
+def top_level() -> tuple[ConfigKey, ...]:
     """The keys of the file itself, without apiVersion and kind."""
-    settings = keys_of(Config)
+    settings = config_keys(Config)
     first = next(index for index, key in enumerate(settings) if key.field == "node_name") + 1
-    return (*settings[:first], *keys_of(Eviction), *settings[first:])
+    return (*settings[:first], *config_keys(Eviction), *settings[first:])
 
 
 def is_section(type_: Any) -> bool:
@@ -60,12 +60,12 @@ def is_section(type_: Any) -> bool:
     return isinstance(type_, type) and hasattr(type_, "_fields") and type_ is not Amount
 
 
-def sections() -> Iterator[tuple[str, tuple[Key, ...]]]:
+def sections() -> Iterator[tuple[str, tuple[ConfigKey, ...]]]:
     """The path of every section and its keys, first the file itself; `*` stands for any signal."""
     return _sections_of(top_level(), "")
 
 
-def _sections_of(own: tuple[Key, ...], path: str) -> Iterator[tuple[str, tuple[Key, ...]]]:
+def _sections_of(own: tuple[ConfigKey, ...], path: str) -> Iterator[tuple[str, tuple[ConfigKey, ...]]]:
     yield path, own
     for key in own:
         here = f"{path}.{key.name}" if path else key.name
@@ -73,20 +73,20 @@ def _sections_of(own: tuple[Key, ...], path: str) -> Iterator[tuple[str, tuple[K
             here += ".*"
         for type_ in (key.type, *typing.get_args(key.type)):
             if is_section(type_):
-                yield from _sections_of(keys_of(type_), here)
+                yield from _sections_of(config_keys(type_), here)
 
 
 _SECONDS: Final = "_s"
 
 
-def _key(section: type, field: str, annotation: Any) -> Key:
+def _key(section: type, field: str, annotation: Any) -> ConfigKey:
     annotation, bounds = lean.unwrapped(annotation)
     optional = isinstance(annotation, types.UnionType)
     if optional:
         annotation = next(member for member in typing.get_args(annotation) if member is not types.NoneType)
     defaults: dict[str, Any] = section._field_defaults  # type: ignore[attr-defined]
     seconds = field.endswith(_SECONDS)
-    return Key(
+    return ConfigKey(
         name=_camel(field.removesuffix(_SECONDS)),
         field=field,
         owner=section,

@@ -19,7 +19,7 @@ from nodeagent.config.thresholds import make_thresholds
 from nodeagent.model import Amount, MemoryModel, Signal, Threshold
 
 if TYPE_CHECKING:
-    from nodeagent.config.yaml_nodes import Node
+    from nodeagent.config.yaml_nodes import YamlNode
 
 
 class KubeletSettings(NamedTuple):
@@ -40,7 +40,7 @@ class KubeletSettings(NamedTuple):
     """Why nothing of the file could be read, so that what no flag says is a default that is only assumed."""
 
 
-class Sooner(NamedTuple):
+class EarlierThreshold(NamedTuple):
     """A signal on which the kubelet would act before us, or at the same moment."""
 
     signal: Signal
@@ -120,13 +120,13 @@ def flag_value(flags: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def compare(
+def find_earlier_thresholds(
     ours: Sequence[Threshold],
     kubelets: Sequence[Threshold],
     *,
     capacities: Mapping[Signal, int | None],
     enforce_node_allocatable: bool = True,
-) -> tuple[Sooner, ...]:
+) -> tuple[EarlierThreshold, ...]:
     """Where the kubelet would act before us or at the same moment, one entry for each of its thresholds.
 
     We are earlier when one of our thresholds has a higher value (resolved against the signal's capacity) and no longer
@@ -144,7 +144,7 @@ def compare(
         if any(own.grace_period_s <= theirs.grace_period_s and _above(own, theirs, capacity) for own in mine):
             continue
         highest = max(mine, key=lambda own: _level(own, capacity), default=None)
-        found.append(Sooner(theirs.signal, theirs, highest, _sentence(theirs, highest, capacity)))
+        found.append(EarlierThreshold(theirs.signal, theirs, highest, _sentence(theirs, highest, capacity)))
     return tuple(found)
 
 
@@ -177,7 +177,7 @@ def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
     return raw
 
 
-def _strings(node: "Node", path: str, problems: list[str]) -> dict[str, str]:
+def _strings(node: "YamlNode", path: str, problems: list[str]) -> dict[str, str]:
     values = {}
     for key, value in node.items:
         if value.tag in ("str", "null"):

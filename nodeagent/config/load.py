@@ -22,7 +22,7 @@ from nodeagent.runtime import regular_files
 
 if TYPE_CHECKING:
     from nodeagent.config.decode import Reader
-    from nodeagent.config.yaml_nodes import Node
+    from nodeagent.config.yaml_nodes import YamlNode
 
 
 class Override(NamedTuple):
@@ -34,7 +34,7 @@ class Override(NamedTuple):
     origin: Origin
 
 
-class Loaded(NamedTuple):
+class LoadedConfig(NamedTuple):
     """A configuration that can be used, and where it came from."""
 
     config: Config
@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
         return self.origins.get(path, BUILT_IN)
 
 
-def defaults(*, overrides: Iterable[Override] = ()) -> Loaded:
+def defaults(*, overrides: Iterable[Override] = ()) -> LoadedConfig:
     """What applies without a file. Raises ConfigError when an override is wrong."""
     eviction = Eviction(
         eviction_hard=built_in.EVICTION_HARD,
@@ -60,17 +60,17 @@ def defaults(*, overrides: Iterable[Override] = ()) -> Loaded:
     config, problems = _overridden(Config(thresholds=make_thresholds(eviction)), overrides, origins)
     if problems:
         raise ConfigError(tuple(problems))
-    return Loaded(config, eviction, origins)
+    return LoadedConfig(config, eviction, origins)
 
 
-def load(path: str | None, *, overrides: Iterable[Override] = ()) -> Loaded:
+def load(path: str | None, *, overrides: Iterable[Override] = ()) -> LoadedConfig:
     """The file's configuration; `None` is no file. Raises ConfigError with every problem found."""
     if path is None:
         return defaults(overrides=overrides)
     return loads(_read(path), name=path, overrides=overrides)
 
 
-def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError | str]]:
+def load_embedded(path: str) -> Iterator[tuple[str, LoadedConfig | ConfigError | str]]:
     """The configuration in this file, or each one in the ConfigMaps of this manifest: what to call it, and what it says
     or why it cannot be used. Text where there is none to be judged: what the file is."""
     from nodeagent.config import manifest, yaml_nodes
@@ -78,7 +78,7 @@ def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError | str]]:
     try:
         raw = _read(path)
         roots = yaml_nodes.parse_all(raw, name=path)
-        found = manifest.held(roots, raw, name=path)
+        found = manifest.embedded_configs(roots, raw, name=path)
     except ConfigError as error:
         yield path, error
         return
@@ -93,7 +93,7 @@ def load_held(path: str) -> Iterator[tuple[str, Loaded | ConfigError | str]]:
         yield f"{path}: {each.place}", result
 
 
-def _tried(data: bytes | str, name: str) -> Loaded | ConfigError:
+def _tried(data: bytes | str, name: str) -> LoadedConfig | ConfigError:
     try:
         return loads(data, name=name)
     except ConfigError as error:
@@ -121,7 +121,7 @@ def _read(path: str) -> bytes:
         raise ConfigError((Problem(Origin(repr(path)), "", f"cannot be read: {error}"),)) from error
 
 
-def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Override] = ()) -> Loaded:
+def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Override] = ()) -> LoadedConfig:
     """The configuration in this YAML text; `name` is what messages call the file. Raises ConfigError."""
     from nodeagent.config import decode, keys, manifest, rules, yaml_nodes
 
@@ -145,7 +145,7 @@ def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Over
             tuple(sorted(problems, key=lambda problem: (problem.origin.line or 0, problem.origin.column or 0)))
         )
     found = rules.warnings(changed, eviction, origins=reader.origins)
-    return Loaded(changed, eviction, reader.origins, found)
+    return LoadedConfig(changed, eviction, reader.origins, found)
 
 
 def overrides_from(
@@ -190,9 +190,9 @@ def _overridden(
     return config, problems
 
 
-def _check_header(reader: "Reader", root: "Node") -> None:
+def _check_header(reader: "Reader", root: "YamlNode") -> None:
     """apiVersion and kind. Raises ConfigError at once when this is no map: every other complaint would be noise."""
-    from nodeagent.config.decode import shown
+    from nodeagent.config.decode import quoted
     from nodeagent.config.manifest import HEADER
 
     if root.tag != "map":
@@ -201,10 +201,10 @@ def _check_header(reader: "Reader", root: "Node") -> None:
     header = {key.text: (key, value) for key, value in root.items}
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if name not in header:
-            reader.complain(root, name, "is missing", f"add `{name}: {wanted}`")
+            reader.add_problem(root, name, "is missing", f"add `{name}: {wanted}`")
         elif header[name][1].text != wanted:
             node = header[name][1]
-            reader.complain(node, name, f"{shown(node.text)} is not known to this version", f"must be {wanted}")
+            reader.add_problem(node, name, f"{quoted(node.text)} is not known to this version", f"must be {wanted}")
 
 
 def _effective(values: dict[str, Any]) -> Eviction:

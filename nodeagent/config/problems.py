@@ -32,12 +32,12 @@ class Problem(NamedTuple):
     """Path of the key, `evictionHard.memory.available`; empty when it is about the whole file."""
     message: str
     """What is wrong."""
-    mend: str = ""
+    fix: str = ""
     """What to do about it; empty where the message says it."""
 
     def __str__(self) -> str:
         key = f"{self.key}: " if self.key else ""
-        mend = f"; {self.mend}" if self.mend else ""
+        mend = f"; {self.fix}" if self.fix else ""
         return f"{self.origin}: {key}{self.message}{mend}"
 
 

@@ -12,12 +12,11 @@ from typing import Any, Final
 from nodeagent.config import defaults, field_docs, keys
 from nodeagent.config.decode import describe
 from nodeagent.config.duration import format_duration
-from nodeagent.config.keys import Key
+from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import (
     API_VERSION,
     KIND,
     AmountRule,
-    Bucket,
     Mark,
     Range,
     RankingKey,
@@ -25,6 +24,7 @@ from nodeagent.config.schema import (
     Refinement,
     RequireStall,
     SignalRefinement,
+    TokenBucket,
 )
 from nodeagent.config.show import plain
 from nodeagent.model import Amount, Signal
@@ -91,29 +91,29 @@ def _sections() -> Iterator[str]:
     for key in keys.top_level():
         if keys.is_section(key.type):
             yield f"\n## `{key.name}`\n\n"
-            yield from _table(keys.keys_of(key.type))
+            yield from _table(keys.config_keys(key.type))
     for title, section, note in (
-        ("budgets.*", Bucket, "The keys of `node`, `namespace`, `owner` and `signal`."),
+        ("budgets.*", TokenBucket, "The keys of `node`, `namespace`, `owner` and `signal`."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "For one of the signal's two thresholds."),
         ("signals.*.requireStall", RequireStall, "Pressure stall information (PSI)."),
     ):
         yield f"\n## `{title}`\n\n{note}\n\n"
-        wanted = keys.keys_of(section)
-        if section is Bucket:  # what a file leaves out is as in the bucket's own default
+        wanted = keys.config_keys(section)
+        if section is TokenBucket:  # what a file leaves out is as in the bucket's own default
             wanted = tuple(key._replace(required=False) for key in wanted)
         yield from _table(wanted)
 
 
-def _table(wanted: Iterable[Key]) -> Iterator[str]:
+def _table(wanted: Iterable[ConfigKey]) -> Iterator[str]:
     yield "| key | type | default | meaning |\n| --- | --- | --- | --- |\n"
     for key in wanted:
-        meaning = _cell(field_docs.doc(key.owner, key.field))
+        meaning = _cell(field_docs.field_doc(key.owner, key.field))
         yield f"| `{key.name}` | {_cell(_type(key))} | {_default(key)} | {meaning} |\n"
 
 
-def _type(key: Key) -> str:
+def _type(key: ConfigKey) -> str:
     origin: Any = typing.get_origin(key.type)
     if keys.is_section(key.type):
         return "map"
@@ -126,7 +126,7 @@ def _type(key: Key) -> str:
     return _words(key, key.type)
 
 
-def _words(key: Key, type_: Any) -> str:
+def _words(key: ConfigKey, type_: Any) -> str:
     if type_ is Amount:
         return {
             AmountRule.THRESHOLD: "quantity or percentage",
@@ -142,10 +142,10 @@ def _words(key: Key, type_: Any) -> str:
     return words
 
 
-def _default(key: Key) -> str:
+def _default(key: ConfigKey) -> str:
     if key.required:
         return "required"
-    if isinstance(key.default, Bucket):
+    if isinstance(key.default, TokenBucket):
         return f"`{{burst: {key.default.burst}, perHour: {key.default.per_hour:g}}}`"
     if key.field in ("eviction_hard", "eviction_soft", "eviction_soft_grace_period"):
         return "see above"

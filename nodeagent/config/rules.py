@@ -84,7 +84,7 @@ def _none_alone(eviction: Eviction) -> _Findings:
 
 
 def _order_of_numbers(config: Config) -> _Findings:
-    damping, budgets, sampling = config.damping, config.budgets, config.sampling
+    damping, budgets, sampling = config.damping, config.rate_limits, config.sampling
     if damping.release_below >= damping.suppress_above:
         yield (
             "damping.releaseBelow",

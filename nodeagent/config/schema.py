@@ -117,7 +117,7 @@ class OnFutile(enum.StrEnum):
     EVICT = "evict"
 
 
-class Brake(enum.StrEnum):
+class BrakeMode(enum.StrEnum):
     """How a victim is held until it goes."""
 
     NONE = "none"
@@ -148,7 +148,7 @@ class RankingKey(enum.StrEnum):
     RESTART_COUNT = "restartCost"
 
 
-class Ranking(NamedTuple):
+class RankingConfig(NamedTuple):
     order: Annotated[tuple[RankingKey, ...], Mark.NOT_EMPTY] = (
         RankingKey.QOS,
         RankingKey.EXCEEDS_REQUEST,
@@ -201,7 +201,7 @@ class Startup(NamedTuple):
     """After a start or a change of configuration only observe until this many samples in a row were complete."""
 
 
-class Protection(NamedTuple):
+class ProtectionConfig(NamedTuple):
     """Pods that are never victims. Static, mirror, own, system-node-critical pods and priorities of 2000000000 and
     above
     are protected whatever stands here."""
@@ -232,7 +232,7 @@ class Protection(NamedTuple):
     """Protect pods that the API has not told about: nobody knows what they are."""
 
 
-class Bucket(NamedTuple):
+class TokenBucket(NamedTuple):
     """A token bucket: `burst` evictions at once, refilled at `per_hour`."""
 
     burst: Annotated[int, COUNT]
@@ -241,16 +241,16 @@ class Bucket(NamedTuple):
     """Evictions that become possible again in an hour."""
 
 
-class Budgets(NamedTuple):
-    node: Bucket = Bucket(5, 30.0)
+class RateLimits(NamedTuple):
+    node: TokenBucket = TokenBucket(5, 30.0)
     """Evictions on this node."""
-    namespace: Bucket = Bucket(3, 20.0)
+    namespace: TokenBucket = TokenBucket(3, 20.0)
     """Evictions in one namespace."""
-    owner: Bucket = Bucket(2, 6.0)
+    owner: TokenBucket = TokenBucket(2, 6.0)
     """Evictions of one owner's pods (Deployment's ReplicaSet, StatefulSet, Job)."""
-    signal: Bucket = Bucket(5, 30.0)
+    signal: TokenBucket = TokenBucket(5, 30.0)
     """Evictions for one signal."""
-    last_resort: Bucket = Bucket(1, 6.0)
+    last_resort: TokenBucket = TokenBucket(1, 6.0)
     """Kills of `escalation.lastResort`."""
     owner_backoff_s: Annotated[float, ANY_DURATION] = 60.0
     """After an eviction its owner's other pods are spared this long; doubled each time."""
@@ -309,7 +309,7 @@ class Escalation(NamedTuple):
     `delete` it."""
     shorten_terminating: bool = True
     """Hard tier: shorten the grace of a terminating pod that holds what is missing."""
-    brake: Brake = Brake.NONE
+    brake: BrakeMode = BrakeMode.NONE
     """Hard tier: hold a victim by its cgroup from the decision until it is gone, so that it cannot outrun the API.
     `throttle` sets memory.high to what it uses (cgroup v2, memory only), `freeze` stops all its processes. On cgroup v2
     with either, memory.high of who would have to go keeps it from outrunning the agent from shortly before the
@@ -338,7 +338,7 @@ class Conditions(NamedTuple):
     """What a clean exit does with the conditions and taints that we have set: `clear` takes them back, `keep` leaves
     them, the conditions with the reason NodeAgentStopped, so that a node under pressure stays fenced while the agent is
     replaced. Whoever removes the agent for good then has to remove them as well."""
-    fence: bool = True
+    taint: bool = True
     """Put up a NoSchedule taint of our own (`nodeagent.io/memory-pressure` and its sisters) before the first eviction,
     and take it down with the condition. Node credentials may not; then only the conditions speak."""
 
@@ -353,7 +353,7 @@ class Fleet(NamedTuple):
     """How long one is held; an agent that died gives it back by not renewing it."""
 
 
-class Metrics(NamedTuple):
+class MetricsConfig(NamedTuple):
     address: Annotated[str, Shape(r"([^\s/]*:[0-9]{1,5})?", "`host:port`, `:port`, or empty")] = ""
     """Where /metrics, /healthz and /readyz are served, `127.0.0.1:9655`; empty: nowhere."""
 
@@ -484,7 +484,7 @@ class Config(NamedTuple):
     local_storage_limits: bool = False
     """Evict pods that exceed their own local-storage limits (emptyDir sizeLimit, ephemeral-storage limits). A kubelet
     does this by itself; set it only where localStorageCapacityIsolation is off."""
-    ranking: Ranking = Ranking()
+    ranking: RankingConfig = RankingConfig()
     """In which order pods are evicted."""
     relief: Relief = Relief()
     """How much an eviction must free, and what to do when evictions do not help."""
@@ -492,10 +492,10 @@ class Config(NamedTuple):
     """How flapping conditions are damped, after RFC 2439."""
     startup: Startup = Startup()
     """What must be seen before anything is done."""
-    protection: Protection = Protection()
+    protection: ProtectionConfig = ProtectionConfig()
     """Which pods are never evicted. Static, mirror, own, system-node-critical pods and priorities of 2000000000 and
     above never are, whatever stands here."""
-    budgets: Budgets = Budgets()
+    rate_limits: RateLimits = RateLimits()
     """How many pods may be evicted in which time."""
     reclaim: Reclaim = Reclaim()
     """What is tried before pods are evicted."""
@@ -505,7 +505,7 @@ class Config(NamedTuple):
     """Which node conditions are published."""
     fleet: Fleet = Fleet()
     """What agents of different nodes agree on."""
-    metrics: Metrics = Metrics()
+    metrics: MetricsConfig = MetricsConfig()
     """What can be scraped and probed."""
     sampling: Sampling = Sampling()
     """What is read on the node, where and how often."""

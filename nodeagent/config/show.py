@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from nodeagent.config import keys
 from nodeagent.config.duration import format_duration
-from nodeagent.config.keys import Key
-from nodeagent.config.load import Loaded
+from nodeagent.config.keys import ConfigKey
+from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
-from nodeagent.config.schema import API_VERSION, KIND, Eviction, Ranking
+from nodeagent.config.schema import API_VERSION, KIND, Eviction, RankingConfig
 from nodeagent.model import Amount
 
 _COMMENT_COLUMN: Final = 56
 _YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null")
 
 
-def show(loaded: Loaded) -> str:
+def show(loaded: LoadedConfig) -> str:
     """The effective configuration as YAML, each value with its origin, warnings first as comments."""
     lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
     lines += [f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
@@ -29,7 +29,7 @@ def show(loaded: Loaded) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plain(key: Key, value: Any) -> Any:
+def plain(key: ConfigKey, value: Any) -> Any:
     """The value of one key as the file has it: text, a number, true or false, or a list of these."""
     if isinstance(value, Amount):
         return value.text
@@ -50,7 +50,7 @@ def explain_problems(error: ConfigError) -> str:
     return _list(error.problems) + f"{count} error{'s' if count != 1 else ''}\n"
 
 
-def explain_warnings(loaded: Loaded) -> str:
+def explain_warnings(loaded: LoadedConfig) -> str:
     """One warning a line; empty when there is none."""
     return _list(loaded.warnings, prefix="warning: ")
 
@@ -59,12 +59,12 @@ def _list(problems: Iterable[Problem], *, prefix: str = "") -> str:
     return "".join(f"{prefix}{problem}\n" for problem in problems)
 
 
-def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name: str) -> list[str]:
+def _entry(loaded: LoadedConfig, key: ConfigKey, value: Any, path: str, *, indent: int, name: str) -> list[str]:
     """The lines of one key, none for an optional one that is not set."""
     if value is None or (key.optional and value == key.default):
         return []
     margin = "  " * indent
-    if isinstance(value, Ranking) and value.kubelet:
+    if isinstance(value, RankingConfig) and value.kubelet:
         return [f"{margin}{name}:", _line(f"{margin}  order: kubelet", loaded, f"{path}.order")]
     if isinstance(value, Mapping):
         inner = [
@@ -78,7 +78,7 @@ def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name
     if keys.is_section(type(value)):
         inner = [
             line
-            for part in keys.keys_of(type(value))
+            for part in keys.config_keys(type(value))
             if getattr(value, part.field) != part.default or not _refines(type(value))
             for line in _entry(
                 loaded, part, getattr(value, part.field), f"{path}.{part.name}", indent=indent + 1, name=part.name
@@ -90,14 +90,14 @@ def _entry(loaded: Loaded, key: Key, value: Any, path: str, *, indent: int, name
     return [_line(f"{margin}{name}: {_yaml(key, value)}", loaded, path)]
 
 
-def _elements(loaded: Loaded, values: Iterable[Any], path: str, *, indent: int) -> Iterable[str]:
+def _elements(loaded: LoadedConfig, values: Iterable[Any], path: str, *, indent: int) -> Iterable[str]:
     """The lines of a list of maps."""
     margin = "  " * indent
     for index, value in enumerate(values):
         here = f"{path}[{index}]"
         lines = [
             line
-            for part in keys.keys_of(type(value))
+            for part in keys.config_keys(type(value))
             for line in _entry(
                 loaded, part, getattr(value, part.field), f"{here}.{part.name}", indent=indent + 2, name=part.name
             )
@@ -108,10 +108,13 @@ def _elements(loaded: Loaded, values: Iterable[Any], path: str, *, indent: int) 
 
 def _refines(section: type) -> bool:
     """Sections of which only what is set is shown."""
-    return all(key.optional or keys.is_section(key.type) for key in keys.keys_of(section)) and section is not Ranking
+    return (
+        all(key.optional or keys.is_section(key.type) for key in keys.config_keys(section))
+        and section is not RankingConfig
+    )
 
 
-def _line(text: str, loaded: Loaded, path: str) -> str:
+def _line(text: str, loaded: LoadedConfig, path: str) -> str:
     return f"{text:<{_COMMENT_COLUMN}}  # {_one_line(loaded.origin(path).short)}"
 
 
@@ -119,7 +122,7 @@ def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _yaml(key: Key, value: Any) -> str:
+def _yaml(key: ConfigKey, value: Any) -> str:
     return _rendered(plain(key, value), bare=key.duration)
 
 

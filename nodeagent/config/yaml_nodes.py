@@ -31,7 +31,7 @@ _RESOLVER: Final[Any] = yaml.resolver.Resolver()
 _PREFIX: Final = "tag:yaml.org,2002:"
 
 
-class Node(NamedTuple):
+class YamlNode(NamedTuple):
     """One value of the file."""
 
     tag: str
@@ -40,9 +40,9 @@ class Node(NamedTuple):
     """The scalar as written; empty for maps and sequences."""
     line: int
     column: int
-    items: tuple[tuple["Node", "Node"], ...] = ()
+    items: tuple[tuple["YamlNode", "YamlNode"], ...] = ()
     """Keys and values of a map, all of them, in the file's order."""
-    elements: tuple["Node", ...] = ()
+    elements: tuple["YamlNode", ...] = ()
     """Elements of a sequence."""
     size: int = 1
     """Of the value with everything in it, in the unit of MAX_EXPANDED."""
@@ -62,33 +62,33 @@ class _Open:
         self.anchor: str | None = event.anchor
         self.line = event.start_mark.line + 1
         self.column = event.start_mark.column + 1
-        self.children: list[Node] = []
+        self.children: list[YamlNode] = []
         self.size = 1
 
-    def add(self, node: Node) -> None:
+    def add(self, node: YamlNode) -> None:
         self.children.append(node)
         self.size += node.size
 
-    def close(self) -> Node:
+    def close(self) -> YamlNode:
         children = self.children
         if self.tag == "map":
             pairs = tuple(zip(children[::2], children[1::2], strict=True))
-            return Node("map", "", self.line, self.column, items=pairs, size=self.size)
-        return Node("seq", "", self.line, self.column, elements=tuple(children), size=self.size)
+            return YamlNode("map", "", self.line, self.column, items=pairs, size=self.size)
+        return YamlNode("seq", "", self.line, self.column, elements=tuple(children), size=self.size)
 
 
-def parse(data: bytes, *, name: str) -> Node:
+def parse(data: bytes, *, name: str) -> YamlNode:
     """The root of the one document in `data`. Raises ConfigError with the one reason why there is none,
     SeveralDocumentsError when there are others."""
     return _roots(data, name=name, most=1)[0]
 
 
-def parse_all(data: bytes, *, name: str) -> tuple[Node, ...]:
+def parse_all(data: bytes, *, name: str) -> tuple[YamlNode, ...]:
     """The roots of all documents that are not empty. Raises ConfigError with the one reason why there is none."""
     return _roots(data, name=name)
 
 
-def _roots(data: bytes, *, name: str, most: int | None = None) -> tuple[Node, ...]:
+def _roots(data: bytes, *, name: str, most: int | None = None) -> tuple[YamlNode, ...]:
     if len(data) > MAX_BYTES:
         raise _fail(name, f"the file is larger than {MAX_BYTES // 1024} KiB", _WRONG_FILE)
     text = _decode(data, name=name)
@@ -117,14 +117,14 @@ def _events(text: str) -> Iterable[Any]:
     return yaml.parse(text, Loader=_Loader)
 
 
-def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[Node]:
+def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[YamlNode]:
     """The roots of the documents."""
-    roots: list[Node] = []
+    roots: list[YamlNode] = []
     stack: list[_Open] = []
-    anchors: dict[str, Node] = {}
+    anchors: dict[str, YamlNode] = {}
     documents = 0
     for event in events:
-        node: Node | None = None
+        node: YamlNode | None = None
         mark, anchor = event.start_mark, getattr(event, "anchor", None)
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
@@ -142,7 +142,7 @@ def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[Node]:
             if opened.anchor is not None:
                 anchors[opened.anchor] = node
         elif isinstance(event, yaml.ScalarEvent):
-            node = Node(_tag(event), event.value, mark.line + 1, mark.column + 1, size=1 + len(event.value))
+            node = YamlNode(_tag(event), event.value, mark.line + 1, mark.column + 1, size=1 + len(event.value))
             if anchor is not None:
                 anchors[anchor] = node
         elif isinstance(event, yaml.AliasEvent):

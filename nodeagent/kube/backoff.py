@@ -9,7 +9,7 @@ LAST_S: Final = 30.0
 """An hour of outage costs 120 attempts per worker; after it the agent is back within half a minute."""
 
 
-class Backoff:
+class RetryBackoff:
     """Full jitter: each wait is uniform between half and all of a delay that doubles, so that a fleet spreads out."""
 
     def __init__(self, *, first_s: float = FIRST_S, last_s: float = LAST_S, rng: random.Random | None = None) -> None:

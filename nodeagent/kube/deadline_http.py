@@ -12,7 +12,7 @@ from http.client import HTTPResponse
 from typing import Any
 
 
-class Limits:
+class RequestLimits:
     """What the request that a thread is driving may take, and how far it got. Shared with its connection."""
 
     __slots__ = ("deadline", "doubtful", "handed_over", "idle_s", "socket")
@@ -32,10 +32,10 @@ current = threading.local()
 """Its `limits` are those of the request that the thread is driving."""
 
 
-class BoundedReader(io.RawIOBase):
+class DeadlineReader(io.RawIOBase):
     """Reads a socket so that no read outlives the request's deadline."""
 
-    def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: Limits) -> None:
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: RequestLimits) -> None:
         self._raw = raw
         self._sock = sock
         self._limits = limits
@@ -56,24 +56,24 @@ class BoundedReader(io.RawIOBase):
         super().close()
 
 
-class BoundedResponse(HTTPResponse):
+class DeadlineResponse(HTTPResponse):
     """http.client's response, reading its headers and its body through `BoundedReader`."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        limits: Limits = current.limits
+        limits: RequestLimits = current.limits
         limits.socket = sock
         raw = self.fp.detach()
-        self.fp = io.BufferedReader(BoundedReader(raw, sock, limits))
+        self.fp = io.BufferedReader(DeadlineReader(raw, sock, limits))
 
 
-def bounded(connection: Any) -> Any:
+def with_deadline(connection: Any) -> Any:
     """The official package's kind of connection, with `BoundedResponse`, and with each request sent as one piece:
     http.client sends head and body one after the other, and an agent that is stopped in between (killed, or by its own
     CPU limit) leaves half a request with the server. It is no faster: 145 us to loopback and back either way."""
 
     class Bounded(connection):  # type: ignore[misc]
-        response_class = BoundedResponse
+        response_class = DeadlineResponse
         _pieces: list[bytes] | None = None
 
         def request(self, *args: Any, **kwargs: Any) -> None:

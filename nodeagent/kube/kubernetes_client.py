@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 _PARENTS: Final = ("kubernetes", "kubernetes.client", "kubernetes.config", "kubernetes.utils")
 
 
-class Official(NamedTuple):
+class KubernetesClient(NamedTuple):
     """The official package's classes and functions that `transport` builds on."""
 
     configuration: Any
@@ -83,7 +83,7 @@ def without_ballast() -> AbstractContextManager[None]:
     )
 
 
-def load(*, kubeconfig: bool, light: bool = True) -> Official:
+def load(*, kubeconfig: bool, light: bool = True) -> KubernetesClient:
     """Import what is needed. `kubeconfig` also loads the kubeconfig loader (PyYAML); `light` False forces the whole
     package, which kubeconfigs with an `auth-provider` need.
 
@@ -100,7 +100,7 @@ def load(*, kubeconfig: bool, light: bool = True) -> Official:
     return _collect(kubeconfig=kubeconfig, light=False)
 
 
-def _collect(*, kubeconfig: bool, light: bool) -> Official:
+def _collect(*, kubeconfig: bool, light: bool) -> KubernetesClient:
     configuration = importlib.import_module("kubernetes.client.configuration")
     if light:
         # `kubernetes.config.*` say `from kubernetes.client import Configuration, ApiClient`. The latter serves the
@@ -111,7 +111,7 @@ def _collect(*, kubeconfig: bool, light: bool) -> Official:
     rest = importlib.import_module("kubernetes.client.rest")
     in_cluster = importlib.import_module("kubernetes.config.incluster_config")
     kube_config = importlib.import_module("kubernetes.config.kube_config") if kubeconfig else None
-    return Official(
+    return KubernetesClient(
         configuration=configuration.Configuration,
         rest_client=rest.RESTClientObject,
         in_cluster_loader=in_cluster.InClusterConfigLoader,

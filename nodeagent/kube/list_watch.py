@@ -27,10 +27,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from nodeagent.kube import objects
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, Stream, TooLargeError, Transport
+from nodeagent.kube.transport import ApiError, LineStream, TooLargeError, Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 
@@ -86,7 +86,7 @@ class ListWatch:
         clock: Callable[[], float] = boottime,
         idle_s: float = IDLE_S,
         watch_s: float = WATCH_S,
-        backoff: Backoff | None = None,
+        backoff: RetryBackoff | None = None,
         spread_s: float = 0.0,
         doubts_empty: bool = False,
     ) -> None:
@@ -99,11 +99,11 @@ class ListWatch:
         self._clock = clock
         self._idle_s = idle_s
         self._watch_s = watch_s
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RetryBackoff()
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._spread_s = spread_s
         self._doubts_empty = doubts_empty
-        self._doubt = Backoff(first_s=DOUBT_FIRST_S, last_s=DOUBT_LAST_S)
+        self._doubt = RetryBackoff(first_s=DOUBT_FIRST_S, last_s=DOUBT_LAST_S)
         self._doubt_s = 0.0
         self._empty = False
         """The list that is watched from is doubted: it has no object, and the watch has brought none."""
@@ -111,7 +111,7 @@ class ListWatch:
         self._relisting = threading.Event()
         """Set while the copy is known to lack an object."""
         self._begun = False
-        self._stream: Stream | None = None
+        self._stream: LineStream | None = None
         self._version = ""
         self._from_cache = True
         self._listed_at: float | None = None
@@ -124,7 +124,7 @@ class ListWatch:
         """Failed lists and broken watches since the start, for the metrics."""
         self.relists = 0
         """Lists since the start."""
-        self._thread = workers.thread_of(self._run, name=name)
+        self._thread = workers.make_thread(self._run, name=name)
 
     def start(self) -> None:
         """Begin. Returns at once; the handler hears of the first list. Where no PID is left for the thread, `reason`

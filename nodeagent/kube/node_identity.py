@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _NODE_USER: Final = "system:node:"
 _NODE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-NO_FENCE: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
+NO_TAINT_RIGHTS: Final = "node credentials may not change taints (NodeRestriction): only the conditions speak"
 
 
 class IdentityError(Exception):
@@ -61,7 +61,7 @@ def local_name(*, given: str = "", env: str = "", hostname_override: str = "", h
     raise IdentityError("this host has no name; set --node-name")
 
 
-def resolve(
+def confirm_identity(
     transport: "Transport",
     guess: Identity,
     *,

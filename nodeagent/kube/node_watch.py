@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.kube import objects
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_watch import IDLE_S, WATCH_S, ListWatch
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
@@ -52,7 +52,7 @@ class NodeWatch:
         clock: Callable[[], float] = boottime,
         idle_s: float = IDLE_S,
         watch_s: float = WATCH_S,
-        backoff: Backoff | None = None,
+        backoff: RetryBackoff | None = None,
     ) -> None:
         self.node_name = node_name
         self._transport = transport
@@ -89,7 +89,7 @@ class NodeWatch:
         """The node as last seen; None before that, and when there is no such node (`reason`)."""
         return self._view
 
-    def look(self, *, timeout_s: float) -> None:
+    def fetch(self, *, timeout_s: float) -> None:
         """Ask for the node if it was not seen yet. Raises `ApiError`."""
         if self._view is None:
             path = f"/api/v1/nodes/{self.node_name}"

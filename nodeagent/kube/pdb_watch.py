@@ -29,7 +29,7 @@ ANSWER_S: Final = 15.0
 _decoder = objects.Decoder(objects.BudgetObject)
 
 
-class BudgetWatch:
+class PdbWatch:
     """The budgets of the wanted namespaces."""
 
     def __init__(
@@ -69,7 +69,7 @@ class BudgetWatch:
         for entry in ended:
             entry.watch.stop(wait_s=0.0)
 
-    def fill(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    def with_pdbs(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods with their budgets as far as they are known. The same pods get the same answer, object by object,
         until a budget changes, so that asking in every turn costs nothing."""
         changes = self._changes  # before the budgets are read: what changes meanwhile is read again
@@ -94,10 +94,10 @@ class BudgetWatch:
         for pod in pods:
             entry = watched.get(pod.namespace or "")
             held = entry.budgets_of(pod) if entry else ()
-            filled.append(pod._replace(budgets=held) if held else pod)
+            filled.append(pod._replace(disruption_budgets=held) if held else pod)
         return tuple(filled)
 
-    def unanswered(self) -> str:
+    def unlisted_namespace(self) -> str:
         """A wanted namespace whose budgets nobody has told of yet; empty when there is none. One that cannot be listed
         is not waited for: the API server then decides alone."""
         latest = self._clock() - self._spread_s - ANSWER_S

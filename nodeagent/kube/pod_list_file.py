@@ -58,7 +58,7 @@ def _of_one_node(items: list[msgspec.Raw], node_name: str) -> PodList:
         try:
             where = msgspec.json.decode(item, type=objects.PodObject).spec.node_name
             if where and (not node_name or where == node_name):
-                found.append(pod_watch.pod_of(item))
+                found.append(pod_watch.decode_pod(item))
                 nodes.add(where)
         except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
             notes.append(Note("pods", f"item {number} of the file cannot be read: {error}"))

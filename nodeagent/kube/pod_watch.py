@@ -19,7 +19,7 @@ import msgspec
 
 from nodeagent.config import quantity
 from nodeagent.kube import objects, placement
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.list_watch import IDLE_S, WATCH_S, ListWatch
 from nodeagent.kube.qos import qos_class
@@ -118,7 +118,7 @@ class PodWatch:
         clock: Callable[[], float] = boottime,
         idle_s: float = IDLE_S,
         watch_s: float = WATCH_S,
-        backoff: Backoff | None = None,
+        backoff: RetryBackoff | None = None,
     ) -> None:
         """`wake` is called, from the thread, whenever the view has changed. `keep_annotations` are further keys that a
         decision looks at (the configuration's `protection.annotations`)."""
@@ -256,7 +256,7 @@ class _Store:
 
     def _put(self, item: msgspec.Raw, pods: dict[str, Pod], notes: dict[str, Note]) -> None:
         try:
-            pod = pod_of(item, keep=self._keep)
+            pod = decode_pod(item, keep=self._keep)
         except Exception as error:  # whatever is the matter with it: its neighbours are not affected
             meta = _identity(item)
             pods.pop(meta.uid, None)
@@ -278,7 +278,7 @@ def _identity(item: msgspec.Raw) -> objects.Meta:
 # --- one pod ---------------------------------------------------------------------------------------------------------
 
 
-def pod_of(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_ANNOTATIONS)) -> Pod:
+def decode_pod(item: msgspec.Raw | bytes, *, keep: frozenset[str] = frozenset(KEPT_ANNOTATIONS)) -> Pod:
     """A pod from its JSON. Raises ValueError (`objects.UnreadableError`) when a field is not what it must be."""
     raw = _pod_decoder.decode(item)
     meta, spec, status = raw.metadata, raw.spec, raw.status

@@ -9,7 +9,7 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def stamp(epoch_s: float) -> str:
+def rfc3339(epoch_s: float) -> str:
     """`metav1.Time`: RFC 3339 in UTC with whole seconds, as the API server writes it."""
     return datetime.fromtimestamp(int(epoch_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

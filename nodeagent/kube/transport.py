@@ -36,7 +36,7 @@ import msgspec
 
 from nodeagent.kube import kubernetes_client
 from nodeagent.kube.credentials import Credentials, CredentialSource
-from nodeagent.kube.deadline_http import BoundedResponse, Limits, bounded, current
+from nodeagent.kube.deadline_http import DeadlineResponse, RequestLimits, current, with_deadline
 from nodeagent.kube.timestamps import boottime
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import regular_files, workers
@@ -140,7 +140,7 @@ SUSPENDED_S: Final = 0.1
 """The two clocks are read one after the other: less is no suspend."""
 
 
-class Reach:
+class ApiReachability:
     """Since when the API server has not answered.
 
     Only requests tell: a stream that is silent may be a watch on which nothing happens, so it is the next request that
@@ -157,7 +157,7 @@ class Reach:
         self._lost_at: float | None = None
 
     @property
-    def lost_at(self) -> float | None:
+    def unreachable_since(self) -> float | None:
         """CLOCK_BOOTTIME at which the first of the requests was begun that have all gone unanswered, later by what the
         machine was suspended since; None when the last one was answered, or none was sent."""
         lost_at = self._lost_at
@@ -182,10 +182,10 @@ class Reach:
                 self._lost_at = begun_at
 
 
-class Stream:
+class LineStream:
     """The lines of a streaming answer, as they arrive. Iterate in one thread; `abort` from any."""
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, limits: Limits) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, limits: RequestLimits) -> None:
         self._response = response
         self._limits = limits
         self._aborted = False
@@ -242,7 +242,7 @@ class Transport:
         self.credentials = credentials
         self.request_timeout_s = request_timeout_s
         self._clock = clock
-        self.reach = Reach()
+        self.reach = ApiReachability()
         self._renewing = threading.Lock()
         kubeconfig = credentials.source is not CredentialSource.SERVICE_ACCOUNT
         text = _texts(credentials.kubeconfig) if kubeconfig else ""
@@ -298,7 +298,7 @@ class Transport:
                 raise self._failure(error, limits) from error
 
     @contextmanager
-    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator[Stream]:
+    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator[LineStream]:
         """A GET whose answer comes line by line. `idle_s` bounds the silence, `total_s` the whole of it.
 
         The headers must come within the transport's request time-out. Raises `ApiError` as `request` does.
@@ -308,7 +308,7 @@ class Transport:
             response = self._answer("GET", path, None, JSON, limits=limits, accept=JSON)
         limits.deadline = time.monotonic() + total_s
         limits.idle_s = idle_s
-        stream = Stream(response, limits)
+        stream = LineStream(response, limits)
         try:
             with _at("GET", path, limit_s=total_s):
                 yield stream
@@ -316,7 +316,7 @@ class Transport:
             stream.close()
 
     def _answer(
-        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: Limits, accept: str
+        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: RequestLimits, accept: str
     ) -> urllib3.BaseHTTPResponse:
         """An answer that may be the API's by its status and type; its body is not read. Any other is an `ApiError`."""
         may_renew = True
@@ -363,12 +363,12 @@ class Transport:
         """Close idle connections. Streams in use are closed by their owners."""
         self._pool.clear()
 
-    def _limits(self, timeout_s: float | None) -> Limits:
+    def _limits(self, timeout_s: float | None) -> RequestLimits:
         seconds = self.request_timeout_s if timeout_s is None else timeout_s
-        return Limits(deadline=time.monotonic() + seconds, idle_s=seconds)
+        return RequestLimits(deadline=time.monotonic() + seconds, idle_s=seconds)
 
     def _send(
-        self, method: str, path: str, *, body: bytes | None, content_type: str, limits: Limits
+        self, method: str, path: str, *, body: bytes | None, content_type: str, limits: RequestLimits
     ) -> tuple[urllib3.BaseHTTPResponse, str | None]:
         """The head of the answer, and the authorization that was sent."""
         headers = {"Accept": JSON, "User-Agent": _user_agent()}
@@ -415,7 +415,7 @@ class Transport:
             self.reach.answered()
             return response, authorization
 
-    def _failure(self, error: Exception, limits: Limits) -> ApiError:
+    def _failure(self, error: Exception, limits: RequestLimits) -> ApiError:
         """What a request without an answer means."""
         if limits.handed_over or limits.doubtful:
             return _broken(error)
@@ -425,8 +425,8 @@ class Transport:
 
     def _http_pool(self) -> Any:
         pool = self._pool.connection_from_url(self.server)
-        if pool.ConnectionCls.response_class is not BoundedResponse:
-            pool.ConnectionCls = bounded(pool.ConnectionCls)
+        if pool.ConnectionCls.response_class is not DeadlineResponse:
+            pool.ConnectionCls = with_deadline(pool.ConnectionCls)
         return pool
 
     # --- credentials ------------------------------------------------------------------------------------------------
@@ -591,11 +591,11 @@ cannot."""
 
 def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
     if status == 429:
-        return OutcomeKind.BLOCKED_BY_BUDGET if "DisruptionBudget" in causes else OutcomeKind.THROTTLED
+        return OutcomeKind.BLOCKED_BY_PDB if "DisruptionBudget" in causes else OutcomeKind.THROTTLED
     if status == 500 and "more than one PodDisruptionBudget" in message:
         return OutcomeKind.BUDGET_CONFLICT
     if _BUDGET_REFUSED.get(status, "\0") in message:
-        return OutcomeKind.BLOCKED_BY_BUDGET
+        return OutcomeKind.BLOCKED_BY_PDB
     if status >= 500:
         return OutcomeKind.SERVER_ERROR
     if status == 403 and any(text in message for text in _ADMISSION_REFUSED):
@@ -776,7 +776,7 @@ def _open_now(path: str, flags: int) -> int:
 
 
 def _at(method: str, path: str, *, limit_s: float) -> contextlib.AbstractContextManager[None]:
-    return workers.at(f"{method} {path.partition('?')[0]}", limit_s=limit_s + PATIENCE_S)
+    return workers.step(f"{method} {path.partition('?')[0]}", limit_s=limit_s + PATIENCE_S)
 
 
 def _within(seconds: float, work: Callable[[], _T]) -> _T:
@@ -790,7 +790,7 @@ def _within(seconds: float, work: Callable[[], _T]) -> _T:
         except Exception as error:
             failure.append(error)
 
-    thread = workers.begin(run, name="credentials")
+    thread = workers.start_thread(run, name="credentials")
     if thread is None:
         # No PID is left for it, and that is when the agent is needed: files are read without the time-out. A plugin
         # cannot be started then either.

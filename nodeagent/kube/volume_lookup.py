@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from nodeagent.kube import objects, placement
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import ApiError, Transport
 from nodeagent.model import Pod
@@ -51,7 +51,7 @@ Claim = tuple[str, str]
 """Namespace and name."""
 
 
-class Place(NamedTuple):
+class ClaimLocation(NamedTuple):
     """Where a claim's data is."""
 
     local: str = ""
@@ -64,29 +64,29 @@ class Place(NamedTuple):
     """When it was first to be asked; None where nobody asks."""
 
 
-def look_up(transport: Transport, claim: Claim, *, node_name: str) -> Place:
+def look_up(transport: Transport, claim: Claim, *, node_name: str) -> ClaimLocation:
     """Where this claim's data is: two GETs. Raises `ApiError`; a claim or volume that does not exist is no error."""
     namespace, name = claim
     path = f"/api/v1/namespaces/{quote(namespace)}/persistentvolumeclaims/{quote(name)}"
     try:
         bound_to = _claim_decoder.decode(transport.request("GET", path).body).spec.volume_name
         if not bound_to:
-            return Place(unknown="it is not bound to a volume yet")
+            return ClaimLocation(unknown="it is not bound to a volume yet")
         path = f"/api/v1/persistentvolumes/{quote(bound_to)}"
         volume = _volume_decoder.decode(transport.request("GET", path).body).spec
     except ApiError as error:
         if error.status == 404:
-            return Place(unknown=error.message)
+            return ClaimLocation(unknown=error.message)
         raise
     except objects.UnreadableError as error:
-        return Place(unknown=f"what the API says of it cannot be read: {error}")
+        return ClaimLocation(unknown=f"what the API says of it cannot be read: {error}")
     required = volume.node_affinity.required if volume.node_affinity else None
     here = volume.local is not None or volume.host_path is not None
     here = here or placement.the_one_node(required, node_name=node_name) != ""
-    return Place(bound_to if here else "", unknown="")
+    return ClaimLocation(bound_to if here else "", unknown="")
 
 
-def placed(pod: Pod, places: Callable[[Claim], Place]) -> Pod:
+def placed(pod: Pod, places: Callable[[Claim], ClaimLocation]) -> Pod:
     """The pod with what is known of its claims; the same object when that says nothing."""
     unknown, asked_at = "", None
     for name in pod.claims:
@@ -109,7 +109,7 @@ def claims_of(pods: Iterable[Pod]) -> list[Claim]:
 
 
 def look_up_all(
-    transport: Transport, pods: tuple[Pod, ...], *, node_name: str, known: dict[Claim, Place], for_s: float
+    transport: Transport, pods: tuple[Pod, ...], *, node_name: str, known: dict[Claim, ClaimLocation], for_s: float
 ) -> tuple[tuple[Pod, ...], str]:
     """The pods with what can be found out of their claims in about `for_s` seconds, and why that is not everything.
 
@@ -117,7 +117,7 @@ def look_up_all(
     """
     until, trouble = boottime() + for_s, ""
     for claim in claims_of(pods):
-        if not known.get(claim, Place()).unknown:
+        if not known.get(claim, ClaimLocation()).unknown:
             continue
         if boottime() >= until:
             trouble = "there are more claims than there was time to look up"
@@ -127,7 +127,7 @@ def look_up_all(
         except ApiError as error:
             trouble = error.message
             break
-    missing = Place(unknown=trouble or NOT_YET)
+    missing = ClaimLocation(unknown=trouble or NOT_YET)
     return tuple([placed(pod, lambda claim: known.get(claim, missing)) for pod in pods]), trouble
 
 
@@ -140,21 +140,21 @@ class VolumeLookup:
         node_name: str,
         *,
         clock: Callable[[], float] = boottime,
-        backoff: Backoff | None = None,
+        backoff: RetryBackoff | None = None,
         spread_s: float = 0.0,
     ) -> None:
         """`spread_s`: the first question waits for a random part of this, where a whole fleet may start at once."""
         self._transport = transport
         self._node_name = node_name
         self._clock = clock
-        self._backoff = backoff or Backoff(last_s=LAST_S)
+        self._backoff = backoff or RetryBackoff(last_s=LAST_S)
         self._first_wait_s = random.uniform(0.0, spread_s)  # noqa: S311 - spreads load, guards nothing
         self._condition = threading.Condition()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._places: dict[Claim, Place] = {}
+        self._places: dict[Claim, ClaimLocation] = {}
         self._hurried_at = float("-inf")
-        self._hurried = Backoff(first_s=0.25, last_s=HURRY_S)
+        self._hurried = RetryBackoff(first_s=0.25, last_s=HURRY_S)
         self._reason = ""
         self._changes = 0
         self._filled: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
@@ -174,7 +174,7 @@ class VolumeLookup:
             return answer
         if known is not pods:
             self._want(claims_of(pods))
-        beyond = Place(unknown=f"more than {MOST_CLAIMS} claims on this node")
+        beyond = ClaimLocation(unknown=f"more than {MOST_CLAIMS} claims on this node")
         with self._condition:
             answer = tuple([placed(pod, lambda claim: self._places.get(claim, beyond)) for pod in pods])
         self._filled = pods, changes, answer
@@ -202,11 +202,11 @@ class VolumeLookup:
     def _want(self, claims: list[Claim]) -> None:
         wanted = claims[:MOST_CLAIMS]
         with self._condition:
-            new = Place(asked_at=self._clock())
+            new = ClaimLocation(asked_at=self._clock())
             self._places = {claim: self._places.get(claim, new) for claim in wanted}
             self._condition.notify_all()
         if wanted and self._thread is None:
-            self._thread = workers.thread_of(self._run, name="volumes")
+            self._thread = workers.make_thread(self._run, name="volumes")
             workers.start(self._thread)
 
     def _run(self) -> None:
@@ -246,7 +246,7 @@ class VolumeLookup:
         try:
             place = look_up(self._transport, claim, node_name=self._node_name)
         except ApiError as error:
-            self._learn(claim, Place(unknown=error.message, again_at=self._clock()))
+            self._learn(claim, ClaimLocation(unknown=error.message, again_at=self._clock()))
             self._reason = error.message
             hurried_s = max(self._hurried.failed(), error.retry_after_s or 0.0)
             return self._backoff.failed(error.retry_after_s), hurried_s
@@ -256,7 +256,7 @@ class VolumeLookup:
         self._learn(claim, place._replace(again_at=self._clock() + AGAIN_S) if place.unknown else place)
         return 0.0, 0.0
 
-    def _learn(self, claim: Claim, place: Place) -> None:
+    def _learn(self, claim: Claim, place: ClaimLocation) -> None:
         with self._condition:
             before = self._places.get(claim)
             if before is None:  # its pods have gone meanwhile

@@ -17,32 +17,32 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from nodeagent.actuators.conditions import OwnedCondition
-from nodeagent.config.config_file import changes
-from nodeagent.config.load import Loaded
+from nodeagent.config.config_file import config_changes
+from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
 from nodeagent.loop import schedule as pacing
-from nodeagent.loop.components import Means, Parts
-from nodeagent.loop.executor import Actor
-from nodeagent.loop.state_store import Keeper
+from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.executor import Executor
+from nodeagent.loop.state_store import StateStore
 from nodeagent.model import ConditionStatus, ConditionType, DiskLayout, NodeSnapshot, Note, Plan, PodSource, Threshold
 from nodeagent.policy import engine, in_flight, thresholds, victim_preview
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
-from nodeagent.records.flight_recorder import Inputs
+from nodeagent.records.flight_recorder import DecisionInputs
 from nodeagent.runtime import own_cost, workers
 from nodeagent.runtime.self_protection import SpareDescriptors
 from nodeagent.runtime.wakeups import Wakeups
-from nodeagent.sampling.disk.monitor import Need
+from nodeagent.sampling.disk.monitor import DiskUrgency
 from nodeagent.sampling.events import fork_meter
-from nodeagent.sampling.sampler import renewed
+from nodeagent.sampling.sampler import assemble_snapshot
 from nodeagent.telemetry import condition_conflicts
-from nodeagent.telemetry.decision_log import Teller, status
-from nodeagent.telemetry.endpoint import Endpoint, pages
+from nodeagent.telemetry.decision_log import DecisionLog, status
+from nodeagent.telemetry.endpoint import Endpoint, build_pages
 from nodeagent.telemetry.http_server import AddressError
-from nodeagent.telemetry.metrics import Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
+from nodeagent.telemetry.metrics import Failure, Metrics, RuntimeCounters, SyncStage, WalkCounters, WatchCounters
 
-API_FIRST_S: Final = 3.0
+STARTUP_API_WAIT_S: Final = 3.0
 """For how long after its start a calm agent looks at no pod before the API has told of them, which takes 0.3 s: what it
 tells need not be asked of each pod's processes."""
 STATUS_EVERY_S: Final = 30.0
@@ -61,45 +61,50 @@ class Agent:
     """One node's agent."""
 
     def __init__(
-        self, parts: Parts, means: Means, *, rebuild: Callable[[Parts, Loaded], Parts], policy: PolicyState
+        self,
+        parts: Components,
+        means: Runtime,
+        *,
+        rebuild: Callable[[Components, LoadedConfig], Components],
+        policy: PolicyState,
     ) -> None:
         """`rebuild` makes the parts of a new configuration from those of the old one; `policy` is what an earlier
         process has left, or an initial state."""
         self._parts = parts
         self._means = means
         self._rebuild = rebuild
-        self._alarms, self._holds, self._forks = means.alarms, means.holds, means.forks
-        self._hooks = means.hooks
+        self._alarms, self._holds, self._forks = means.wakeup_sources, means.brakes, means.forks
+        self._hooks = means.reclaim_runner
         self._log, self._boottime = means.log, means.boottime
         self._metrics = Metrics(self._config, boottime=means.boottime, figures=self._figures)
         unrecorded = functools.partial(self._metrics.observe_failure, Failure.RECORD)
-        self._teller = Teller(means.log, means.recorder, unrecorded=unrecorded)
-        self._keeper = Keeper(
+        self._teller = DecisionLog(means.log, means.recorder, unrecorded=unrecorded)
+        self._keeper = StateStore(
             policy,
             means.store,
             restorable_until=means.restorable_until,
             lock=means.lock,
-            holds=means.holds,
+            holds=means.brakes,
             owned=self._owned,
-            says=self._says,
+            says=self._status_notes,
             metrics=self._metrics,
             log=means.log,
         )
-        self._actor = Actor(means, keeper=self._keeper, teller=self._teller, metrics=self._metrics)
+        self._actor = Executor(means, keeper=self._keeper, teller=self._teller, metrics=self._metrics)
         self._endpoint = Endpoint(
-            pages(self._metrics, config=lambda: self._config, boottime=means.boottime),
+            build_pages(self._metrics, config=lambda: self._config, boottime=means.boottime),
             failed=lambda trouble: self._log.warning("page not made", reason=trouble, once=trouble),
         )
         self._refused = ""
         """Why the newest configuration is not in force."""
         self._spare = SpareDescriptors()
-        self._cost: own_cost.Cost | None = None
+        self._cost: own_cost.ProcessCost | None = None
         self._stretch = 1.0
         """Of the calm sampling interval, while the agent costs more than it should."""
-        self._memo = engine.Memo()
+        self._memo = engine.RankingCache()
         self._prepared: NodeSnapshot | None = None
         """Taken when a threshold was about to be crossed, for the decision on that."""
-        self._pace = pacing.PaceState()
+        self._pace = pacing.ScheduleState()
         self._counting = False
         """Whether the last decision waits for what pods hold on disk."""
         self._effective: dict[DiskLayout, tuple[Threshold, ...]] = {}
@@ -115,38 +120,43 @@ class Agent:
     def _owned(self) -> tuple[OwnedCondition, ...]:
         return self._parts.session.owned()
 
-    def _says(self) -> tuple[Note, ...]:
+    def _status_notes(self) -> tuple[Note, ...]:
         """What the report of `check` is to say of this agent, beside what it sees itself."""
         session, means = self._parts.session, self._means
-        own = (*means.found, *workers.notes(), *condition_conflicts.notes(session.contests()), *session.notes())
+        own = (
+            *means.startup_notes,
+            *workers.stuck_notes(),
+            *condition_conflicts.notes(session.contests()),
+            *session.notes(),
+        )
         if self._refused:
             own += (Note("configuration", f"a new one was refused, the old one stays: {self._refused}"),)
-        return (*own, *self._parts.missing, *self._alarms.notes, *means.neighbours())
+        return (*own, *self._parts.missing, *self._alarms.notes, *means.other_oom_handlers())
 
     def serve(self) -> None:
         """Serve metrics and probes where the configuration says. Raises AddressError."""
         self._endpoint.move(self._config.metrics.address)
 
-    def _figures(self) -> Figures:
+    def _figures(self) -> RuntimeCounters:
         """What other rooms count, for a scrape; called from the endpoint's thread."""
         session = self._parts.session
         counts = session.counts()
-        disks = self._parts.disks.glance()
-        return Figures(
+        disks = self._parts.disks.progress()
+        return RuntimeCounters(
             pods_synced_at=counts.pods_synced_at,
             contests=session.contests(),
             asserted=frozenset(each.type for each in session.owned()),
-            fenced=frozenset(kind.value for kind in ConditionType if session.fenced(kind)),
-            watches=tuple(WatchFigures(*each) for each in counts.watches),
+            fenced=frozenset(kind.value for kind in ConditionType if session.tainted(kind)),
+            watches=tuple(WatchCounters(*each) for each in counts.watches),
             condition_writes=counts.condition_writes,
             events_dropped=counts.events_dropped,
             log_lines_dropped=self._means.lines_dropped(),
-            brakes_held=len(self._holds.held),
+            brakes_held=len(self._holds.active),
             requests_in_flight=counts.in_flight,
-            workers_stuck=[each.kind for each in workers.stuck()],
+            workers_stuck=[each.kind for each in workers.stuck_workers()],
             worker_failures=workers.failures(),
             workers_failed=workers.failed(),
-            walk=WalkFigures(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
+            walk=WalkCounters(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -156,7 +166,7 @@ class Agent:
         act now and could not before, or the other way round."""
         if source := self._forks.source():
             wakeups.register(source.fd, source.name, source.drain, source.events)
-        self._teller.notes(self._means.found)
+        self._teller.notes(self._means.startup_notes)
         if self._config.mode is Mode.ENFORCE:
             self._keeper.prove(now=self._boottime())
         self._means.notifier.ready()
@@ -169,8 +179,8 @@ class Agent:
             turns = None if turns is None else turns - 1
             began, began_awake = self._boottime(), self._means.monotonic()
             try:
-                sleep_s = self.turn()
-                self.watch(wakeups)
+                sleep_s = self.sync()
+                self.update_wakeup_sources(wakeups)
             except Exception:
                 failures += 1
                 self._metrics.observe_failure(Failure.TURN)
@@ -182,8 +192,8 @@ class Agent:
                 failures = 0
                 self._means.notifier.alive()
                 self._metrics.observe_turn(at=began, reasons=self._woken)
-                self._metrics.observe_stage(Stage.TURN, self._means.monotonic() - began_awake)
-            if self._pause(wakeups, sleep_s, began=began, began_awake=began_awake):
+                self._metrics.observe_stage(SyncStage.TURN, self._means.monotonic() - began_awake)
+            if self._wait(wakeups, sleep_s, began=began, began_awake=began_awake):
                 return False
         return False
 
@@ -197,48 +207,48 @@ class Agent:
         self._log.warning("another agent acts on this node" if other else "no other agent acts any more", lock=other)
         return True
 
-    def turn(self) -> float:
+    def sync(self) -> float:
         """Look; when it matters sample everything, decide, act and tell. Returns how long to sleep."""
-        self._look_after_itself()
+        self.check_own_cost()
         # Threads that had no PID when they were made: the loop is the one that is there.
         waiting_s = workers.start_waiting()
-        self._actor.settle(self._parts)
+        self._actor.apply_outcomes(self._parts)
         # What an eviction brought back is measured as soon as its pod is gone, before others take it.
-        waits = in_flight.watched(self._keeper.policy.in_flight)
+        waits = in_flight.awaits_release(self._keeper.policy.in_flight)
         before, sampling, now = self._pace, self._config.sampling, self._boottime()
         node = self._parts.sampler.sample_node(
             disks=waits or now >= before.disks_at, limits=waits or now >= before.limits_at
         )
-        pace, self._pace = pacing.look(
+        pace, self._pace = pacing.plan_next(
             node,
             before,
             now=node.taken_at,
             thresholds=self._thresholds(node.layout),
             interval_s=own_cost.stretched(sampling.interval_s, self._stretch, stale_after_s=sampling.stale_after_s),
             calm_s=min(pacing.CALM_S, sampling.stale_after_s / 2),
-            unsettled=self._unsettled(node.taken_at),
+            unsettled=self.work_pending(node.taken_at),
         )
         around = self._parts.sampler.surroundings()
-        need = Need(crossed=pace.crossed, near=pace.near)
-        self._parts.disks.tick(node, need, hierarchy=around.hierarchy, layout=around.layout)
-        calm = not (pace.pressed or waits)
-        guard = pace.guard and self._actor.guards(self._config)
+        need = DiskUrgency(crossed=pace.crossed, near=pace.near)
+        self._parts.disks.request_walks(node, need, hierarchy=around.hierarchy, layout=around.layout)
+        calm = not (pace.under_pressure or waits)
+        guard = pace.growth_cap and self._actor.can_cap_growth(self._config)
         times = []
-        if calm and (left_s := self._awaits_api_s()) > 0.0:
+        if calm and (left_s := self.startup_wait_s()) > 0.0:
             taken = self._pace
             # What is due now stays so.
-            self._pace = before._replace(seen=taken.seen, disks_at=taken.disks_at, limits_at=taken.limits_at)
+            self._pace = before._replace(levels=taken.levels, disks_at=taken.disks_at, limits_at=taken.limits_at)
             times.append(node.taken_at + left_s)
-        elif pace.whole or waits:
-            self._decide(node, calm=calm)
-        elif pace.prepare or guard:
-            self._prepare(node, guard=guard)
-        if pace.pressed:
+        elif pace.full_sample or waits:
+            self.decide_and_act(node, calm=calm)
+        elif pace.prearm or guard:
+            self.prearm(node, guard=guard)
+        if pace.under_pressure:
             # After the decision, which would share the interpreter with the threads that this sets going.
             self._parts.session.warm()
         self._alarms.arm(pace.headroom)
         # What has a time of its own does not wait for the next look, which may be a minute away.
-        times += [hold.until for hold in self._holds.held]
+        times += [hold.until for hold in self._holds.active]
         return min([pace.sleep_s, waiting_s, *[at - node.taken_at for at in times if at > node.taken_at]])
 
     def stop(self, *, anew: bool = False) -> None:
@@ -256,7 +266,7 @@ class Agent:
         self._parts.disks.close()
         self._parts.sampler.close()
 
-    def _pause(self, wakeups: Wakeups, sleep_s: float, *, began: float, began_awake: float) -> bool:
+    def _wait(self, wakeups: Wakeups, sleep_s: float, *, began: float, began_awake: float) -> bool:
         """Sleep until something happens; a new configuration is taken here. True when it is time to go. The turn began
         at `began`, `began_awake` on the clock that stands still while the machine is suspended: it may have slept in
         the middle of the turn."""
@@ -278,7 +288,7 @@ class Agent:
 
     def _late(self, late_s: float) -> None:
         """A turn begins this much later than planned, while the machine was awake."""
-        self._metrics.observe_stage(Stage.LATE, max(0.0, late_s))
+        self._metrics.observe_stage(SyncStage.LATE, max(0.0, late_s))
         if late_s >= LATE_S:
             # By powers of two, so that a node that crawls is one line and not one for each turn.
             at_least_s = 2.0 ** math.floor(math.log2(late_s))
@@ -301,20 +311,22 @@ class Agent:
             problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
             self._refused = "; ".join(problems)
             self._log.error("configuration refused, the old one stays", problems=problems)
-            self._parts.session.tell_node("ConfigurationRefused", self._refused, action="Reloading")
+            self._parts.session.emit_node_event("ConfigurationRefused", self._refused, action="Reloading")
         else:
             self._refused = ""
-            self._teller.changes(changes(self._parts.loaded, loaded))
+            self._teller.changes(config_changes(self._parts.loaded, loaded))
             self._parts = parts
             self._metrics.observe_reload(parts.config)
             self._effective.clear()
             self._prepared = None
-            self._pace = self._pace._replace(whole_at=None, calm=0, disks_at=float("-inf"), limits_at=float("-inf"))
+            self._pace = self._pace._replace(
+                full_sample_at=None, calm=0, disks_at=float("-inf"), limits_at=float("-inf")
+            )
             policy = self._keeper.policy
             self._keeper.policy = policy_state.restored(policy, instance=policy.instance)
         self._means.notifier.ready()
 
-    def _look_after_itself(self) -> None:
+    def check_own_cost(self) -> None:
         """Descriptors at every turn, CPU and memory now and then."""
         notes: tuple[Note, ...] = ()
         if trouble := self._spare.check():
@@ -322,14 +334,14 @@ class Agent:
         now = self._boottime()
         if self._cost is None or now - self._cost.read_at >= own_cost.READ_EVERY_S:
             before, self._cost = self._cost, own_cost.read(now)
-            verdict = own_cost.judge(before, self._cost, own_cost.Budget(), stretch=self._stretch)
-            self._stretch = verdict.stretch
+            verdict = own_cost.assess_cost(before, self._cost, own_cost.CostLimits(), stretch=self._stretch)
+            self._stretch = verdict.interval_factor
             if verdict.trim:
                 own_cost.trim()
             notes += verdict.notes
         self._teller.notes(notes)
 
-    def watch(self, wakeups: Wakeups) -> None:
+    def update_wakeup_sources(self, wakeups: Wakeups) -> None:
         """Have the wake-up sources for where the pods are now."""
         around = self._parts.sampler.surroundings()
         if not self._alarms.stale(around.hierarchy, around.kubepods):
@@ -347,22 +359,22 @@ class Agent:
             self._effective[layout] = thresholds.effective(self._config, layout)
         return self._effective[layout]
 
-    def _unsettled(self, now: float) -> bool:
+    def work_pending(self, now: float) -> bool:
         """Whether decisions follow something that goes on although no threshold is crossed."""
         policy = self._keeper.policy
         measuring = any(not run.measured for run in policy.reclaims.runs.values())
         held = any(each.status is ConditionStatus.TRUE for each in policy.conditions.conditions.values())
         return bool(policy.thresholds.first_observed) or held or measuring or self._counting or self._forks.storm(now)
 
-    def _awaits_api_s(self) -> float:
-        left_s, view = self._began_at + API_FIRST_S - self._means.monotonic(), self._parts.session.pods()
+    def startup_wait_s(self) -> float:
+        left_s, view = self._began_at + STARTUP_API_WAIT_S - self._means.monotonic(), self._parts.session.pods()
         return left_s if view.awaited and view.synced_at is None else 0.0
 
-    def _sample(self, node: NodeSnapshot, *, calm: bool) -> NodeSnapshot:
+    def observe_pods(self, node: NodeSnapshot, *, calm: bool) -> NodeSnapshot:
         """Every pod that moved is read now; one that barely did keeps its last reading (0.6 ms instead of 10 ms for 110
         pods), which stands where it stood in any order."""
         # Asked first: when nothing is waited for, the budgets are in the view that is read after it.
-        soft_waits_for = self._parts.session.soft_wait()
+        soft_waits_for = self._parts.session.soft_tier_block()
         view = self._parts.session.pods()
         known = view.synced_at is not None
         snapshot = self._parts.sampler.sample(
@@ -375,7 +387,7 @@ class Agent:
         )
         if known:
             self._parts.session.lacks(_unlisted(snapshot, listed=len(view.pods)))
-        if in_flight.watched(self._keeper.policy.in_flight):
+        if in_flight.awaits_release(self._keeper.policy.in_flight):
             # Gone from its victim and not yet free on the node, what comes back would look like a need for one more.
             snapshot = self._parts.sampler.node_last(snapshot)
         snapshot = fork_meter.apply(snapshot, self._forks.sustained(snapshot.taken_at))
@@ -385,61 +397,61 @@ class Agent:
             soft_waits_for=soft_waits_for,
         )
 
-    def _prepare(self, node: NodeSnapshot, *, guard: bool) -> None:
+    def prearm(self, node: NodeSnapshot, *, guard: bool) -> None:
         """Do before a hard threshold is crossed what takes time or comes too late then."""
-        snapshot = self._prepared = self._sample(node, calm=False)
+        snapshot = self._prepared = self.observe_pods(node, calm=False)
         self._memo.prepare(snapshot, config=self._config)
         if guard:
             now = snapshot.taken_at
-            victims = victim_preview.victims(
+            victims = victim_preview.preview_victims(
                 snapshot, self._keeper.policy, now=now, config=self._config, memo=self._memo
             )
-            self._actor.guard(victims, self._config, now=now)
+            self._actor.cap_growth(victims, self._config, now=now)
 
-    def _decide(self, node: NodeSnapshot, *, calm: bool) -> None:
-        with self._metrics.timed(Stage.SAMPLE):
+    def decide_and_act(self, node: NodeSnapshot, *, calm: bool) -> None:
+        with self._metrics.timed(SyncStage.SAMPLE):
             prepared, self._prepared = self._prepared, None
-            if prepared is not None and 0.0 <= node.taken_at - prepared.taken_at <= pacing.PREPARED_S:
-                snapshot = renewed(prepared, node)
+            if prepared is not None and 0.0 <= node.taken_at - prepared.taken_at <= pacing.PREARM_VALID_S:
+                snapshot = assemble_snapshot(prepared, node)
             else:
-                snapshot = self._sample(node, calm=calm)
+                snapshot = self.observe_pods(node, calm=calm)
         before = self._keeper.policy
-        with self._metrics.timed(Stage.DECIDE):
+        with self._metrics.timed(SyncStage.DECIDE):
             plan, self._keeper.policy = engine.decide(
                 snapshot, before, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
             )
-        self._metrics.observe_stage(Stage.WAKE_TO_DECISION, self._means.monotonic() - self._woke_at)
+        self._metrics.observe_stage(SyncStage.WAKE_TO_DECISION, self._means.monotonic() - self._woke_at)
         # What holds a victim in place comes before everything that wakes other threads or takes time to tell.
-        saved = self._actor.hold(plan, self._parts) if plan.victims else True
+        saved = self._actor.brake(plan, self._parts) if plan.victims else True
         # So does the second look: while others are awake each of its reads may wait for them (3 ms instead of 0.4).
-        fresh = self._actor.look_again(plan, snapshot, self._parts) if plan.victims else snapshot
+        fresh = self._actor.recheck(plan, snapshot, self._parts) if plan.victims else snapshot
         self._metrics.observe_plan(plan, snapshot)
         self._parts.session.publish(plan.conditions)
-        self._parts.session.decided(plan)
+        self._parts.session.announce(plan)
         if plan.victims:
-            self._teller.intends(plan, acts=self._config.mode is Mode.ENFORCE)
+            self._teller.log_victims(plan, acts=self._config.mode is Mode.ENFORCE)
             self._actor.evict(plan, fresh, self._parts, saved=saved)
         if plan.reclaims:
-            self._actor.reclaim(plan, snapshot, self._parts)
-        self._parts.disks.count_anew(plan.count_anew)
-        self._counting = bool(plan.count_anew)
-        self._tell(plan, snapshot, before)
+            self._actor.start_reclaim(plan, snapshot, self._parts)
+        self._parts.disks.recount(plan.recount)
+        self._counting = bool(plan.recount)
+        self.record(plan, snapshot, before)
         self._keeper.save(now=snapshot.taken_at, at_once=False)
 
-    def _tell(self, plan: Plan, snapshot: NodeSnapshot, before: PolicyState) -> None:
-        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.neighbours())
-        notes += (*workers.notes(), *self._holds.notes, *self._parts.missing)
+    def record(self, plan: Plan, snapshot: NodeSnapshot, before: PolicyState) -> None:
+        notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.other_oom_handlers())
+        notes += (*workers.stuck_notes(), *self._holds.notes, *self._parts.missing)
         self._holds.notes = []
         if self._forks.storm(snapshot.taken_at):
             notes += (_storm_note(self._forks.rates(snapshot.taken_at)),)
-        inputs = Inputs(
+        inputs = DecisionInputs(
             snapshot=snapshot,
             state=before,
             now=snapshot.taken_at,
             thresholds=self._thresholds(snapshot.layout),
             fresh_samples=self._config.startup.fresh_samples,
         )
-        self._teller.decision(plan, acts=self._config.mode is Mode.ENFORCE, notes=notes, inputs=inputs)
+        self._teller.log_plan(plan, acts=self._config.mode is Mode.ENFORCE, notes=notes, inputs=inputs)
         if snapshot.taken_at - self._status_at >= STATUS_EVERY_S:
             self._status_at = snapshot.taken_at
             self._means.notifier.status(status(plan, snapshot))

@@ -11,36 +11,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.actuators import reclaim_runner
-from nodeagent.actuators.brakes import Holds, left_behind
+from nodeagent.actuators.brakes import ActiveBrakes, leftover_brakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
-from nodeagent.actuators.reclaim_runner import Hooks
+from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import ClusterSession, NoCluster, Session
 from nodeagent.commands import exit_codes
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.load import Loaded
+from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
-from nodeagent.loop.agent import API_FIRST_S, Agent
-from nodeagent.loop.components import Means, Parts
+from nodeagent.loop.agent import STARTUP_API_WAIT_S, Agent
+from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.state_store import AgentState, Recalled, recall
 from nodeagent.model import Note
 from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
-from nodeagent.records.flight_recorder import Recorder
+from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.state_file import StateFile
 from nodeagent.runtime import own_cost, sd_notify, self_protection, workers
 from nodeagent.runtime.agent_lock import AgentLock
 from nodeagent.runtime.periodic import Periodic
 from nodeagent.runtime.wakeups import Wakeups
-from nodeagent.sampling.disk.monitor import DiskWatch
+from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events.fork_meter import open_meter
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable, open_host
-from nodeagent.sampling.hostfs.statvfs_timeout import PatientStatvfs
+from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
 from nodeagent.sampling.pods.pod_reader import PodCgroup, find_pods
 from nodeagent.sampling.sampler import Sampler
@@ -87,7 +87,7 @@ def run(
     except Unreadable as error:
         raise CannotRunError(f"--host-root: {error}", exit_codes.USAGE) from error
 
-    def configuration(mode: str | None) -> tuple[ConfigFile, Loaded]:
+    def configuration(mode: str | None) -> tuple[ConfigFile, LoadedConfig]:
         overrides = load.overrides_from(os.environ, mode=mode, node_name=node_name, kubeconfig=kubeconfig)
         file = ConfigFile(config_path, overrides=overrides)
         return file, file.load()
@@ -105,7 +105,7 @@ def run(
         if other:
             file, loaded = configuration("dry-run")
             began = str(host.boottime())
-        agent, wakeups = _assemble(
+        agent, wakeups = build_agent(
             loaded, file, host, log, writer, stack, lock=lock, other=other, beside_since=beside_since
         )
         anew = False
@@ -123,15 +123,15 @@ def run(
 
 def _lock_of(config: Config, host: Host) -> AgentLock:
     def kubepods() -> str | None:
-        hierarchy = cgroups.detect(host)
+        hierarchy = cgroups.detect_hierarchy(host)
         found, _ = cgroups.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
         return host.real(f"{hierarchy.memory}{found.path}") if found is not None else None
 
     return AgentLock(state_dir=config.state_dir, kubepods=kubepods)
 
 
-def _assemble(
-    loaded: Loaded,
+def build_agent(
+    loaded: LoadedConfig,
     file: ConfigFile,
     host: Host,
     log: "FilteringBoundLogger",
@@ -155,13 +155,13 @@ def _assemble(
     else:
         store, recorder, recalled = _open_state(config, host, log, beside_since)
     kept = recalled.state
-    brake = brake_of(host)
+    brake = open_cgroup_brake(host)
     # Conditions are released with a jitter drawn by the node's name: a fleet must not draw the same.
     conditions = kept.policy.conditions._replace(seed=guess.name)
     kept = kept._replace(policy=kept.policy._replace(conditions=conditions))
-    builder = _Builder(host, guess, wakeups, log, may_act=lambda: _may_act(lock, store))
+    builder = ComponentBuilder(host, guess, wakeups, log, may_act=lambda: _may_act(lock, store))
     stack.callback(builder.close)
-    alarms = Alarms(host)
+    alarms = WakeupSources(host)
     stack.callback(alarms.close)
     notifier = sd_notify.notifier()
     stack.callback(notifier.close)
@@ -172,20 +172,22 @@ def _assemble(
     if other:
         found += (Note("agent", f"another agent acts on this node ({other}): this one only watches until that ends"),)
     with lock.writing() as alone:  # beside an agent that acts, what the state says is held is held by that
-        holds = _take_over(host, config, brake, kept, restored=recalled.restored and alone)
-    means = Means(
+        holds = _adopt_brakes(host, config, brake, kept, restored=recalled.restored and alone)
+    means = Runtime(
         file=file,
-        alarms=alarms,
-        holds=holds,
-        hooks=Hooks(boottime=host.boottime, wake=wakeups.wake, here=lambda path: host.real(host.resolve(path))),
+        wakeup_sources=alarms,
+        brakes=holds,
+        reclaim_runner=ReclaimRunner(
+            boottime=host.boottime, wake=wakeups.wake, local_path=lambda path: host.real(host.resolve(path))
+        ),
         forks=forks,
-        neighbours=lambda: neighbours.latest,
+        other_oom_handlers=lambda: neighbours.latest,
         store=store,
         recorder=recorder,
         lock=lock,
         standby=bool(other),
         restorable_until=recalled.restorable_until,
-        found=found,
+        startup_notes=found,
         log=log,
         lines_dropped=lambda: writer.dropped_total,
         notifier=notifier,
@@ -208,7 +210,7 @@ def _assemble(
     return agent, wakeups
 
 
-class _Builder:
+class ComponentBuilder:
     """Makes what depends on the configuration, at the start and after a reload."""
 
     def __init__(
@@ -226,17 +228,21 @@ class _Builder:
         self._guess = guess
         self._wakeups = wakeups
         self._log = log
-        self._statvfs = PatientStatvfs(host.statvfs)
+        self._statvfs = StatvfsWithTimeout(host.statvfs)
         self.session: Session = NoCluster("not connected yet")
         """The newest."""
 
-    def build(self, loaded: Loaded, owned: tuple[OwnedCondition, ...]) -> Parts:
+    def build(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Components:
         """Everything anew. Raises CannotRunError."""
         session = self.session = self._connect_first(loaded.config, owned)
         session.start()
         config = loaded.config
-        return Parts(
-            loaded, self._sampler(config), session, self._disks(config), reclaim_runner.missing(config.reclaim.actions)
+        return Components(
+            loaded,
+            self._sampler(config),
+            session,
+            self._disks(config),
+            reclaim_runner.missing_programs(config.reclaim.actions),
         )
 
     def _connect_first(self, config: Config, owned: tuple[OwnedCondition, ...]) -> Session:
@@ -254,7 +260,7 @@ class _Builder:
                 if signal.SIGTERM in signals or signal.SIGINT in signals:
                     raise
 
-    def rebuild(self, before: Parts, loaded: Loaded) -> Parts:
+    def rebuild(self, before: Components, loaded: LoadedConfig) -> Components:
         """The parts of a new configuration; what it does not concern stays as it is.
 
         Raises:
@@ -279,23 +285,25 @@ class _Builder:
             # What the old session set is cleared only when we no longer act; else the new one owns it. It ends in its
             # own time: the loop does not wait for its threads.
             clear = config.mode is not Mode.ENFORCE
-            workers.start(workers.thread_of(lambda: before.session.stop(clear=clear), name="old session"))
+            workers.start(workers.make_thread(lambda: before.session.stop(clear=clear), name="old session"))
         sampler = before.sampler
-        if config.sampling != old.sampling or stall.wanted(config.thresholds) != stall.wanted(old.thresholds):
+        if config.sampling != old.sampling or stall.needs_pod_stalls(config.thresholds) != stall.needs_pod_stalls(
+            old.thresholds
+        ):
             sampler = self._sampler(config)
             before.sampler.close()
         disks = before.disks
         if config.sampling != old.sampling or config.local_storage_limits != old.local_storage_limits:
             disks = self._disks(config)
             before.disks.close(timeout_s=0.0)
-        missing = reclaim_runner.missing(config.reclaim.actions)
-        return Parts(loaded._replace(config=config), sampler, session, disks, missing)
+        missing = reclaim_runner.missing_programs(config.reclaim.actions)
+        return Components(loaded._replace(config=config), sampler, session, disks, missing)
 
     def close(self) -> None:
         self._statvfs.close()
 
     def _sampler(self, config: Config) -> Sampler:
-        stalls = stall.wanted(config.thresholds)
+        stalls = stall.needs_pod_stalls(config.thresholds)
         return Sampler(
             self._host,
             config.sampling,
@@ -305,8 +313,8 @@ class _Builder:
             pod_limits=stalls,
         )
 
-    def _disks(self, config: Config) -> DiskWatch:
-        return DiskWatch(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)
+    def _disks(self, config: Config) -> DiskMonitor:
+        return DiskMonitor(self._host, config.sampling, limits=config.local_storage_limits, wake=self._wakeups.wake)
 
 
 def _may_act(lock: AgentLock, store: StateFile | None) -> str:
@@ -322,7 +330,7 @@ def _may_act(lock: AgentLock, store: StateFile | None) -> str:
 
 def _starved() -> bool:
     """Whether the kernel has no PID for a thread of ours."""
-    starved = workers.begin(lambda: None, name="start") is None
+    starved = workers.start_thread(lambda: None, name="start") is None
     workers.settled("start")
     return starved
 
@@ -361,12 +369,12 @@ def _connect(
 
 def _open_state(
     config: Config, host: Host, log: "FilteringBoundLogger", beside_since: float
-) -> tuple[StateFile, Recorder | None, Recalled]:
+) -> tuple[StateFile, FlightRecorder | None, Recalled]:
     """The state directory, and what the last process left in it."""
     directory, recorder = Path(config.state_dir), None
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        recorder = Recorder(directory)
+        recorder = FlightRecorder(directory)
     except OSError as error:
         log.error("no state directory: the soft tier does not act, the hard tier late and with empty rate limits",
                   directory=str(directory), reason=error.strerror)  # fmt: skip
@@ -380,21 +388,21 @@ def _open_state(
 def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...]:
     """Who else kills on this node. Waits a little for the API, if there is one, to tell which pods' processes see no
     others."""
-    patience, until = threading.Event(), time.monotonic() + API_FIRST_S
+    patience, until = threading.Event(), time.monotonic() + STARTUP_API_WAIT_S
     while (view := session.pods()).awaited and view.synced_at is None and time.monotonic() < until:
         patience.wait(0.1)
     harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
-    found, _ = cgroups.find_kubepods(host, cgroups.detect(host), cgroup_root=config.sampling.cgroup_root)
+    found, _ = cgroups.find_kubepods(host, cgroups.detect_hierarchy(host), cgroup_root=config.sampling.cgroup_root)
     seen, _ = kubelet_config.find(host)
     thresholds, unread = (seen.thresholds, seen.unread) if seen is not None else (None, "")
-    return other_oom_handlers.find(
+    return other_oom_handlers.find_handlers(
         host, kubepods=found.path if found else "", kubelet=thresholds, kubelet_unread=unread, harmless=harmless
     )
 
 
-def brake_of(host: Host) -> CgroupBrake:
+def open_cgroup_brake(host: Host) -> CgroupBrake:
     """The brakes of this host: v2 where it has the memory controller, else the v1 freezer."""
-    hierarchy = cgroups.detect(host)
+    hierarchy = cgroups.detect_hierarchy(host)
     if hierarchy.unified is not None and hierarchy.unified == hierarchy.memory:
         return CgroupBrake(unified=Path(host.real(hierarchy.unified)), freezer=None)
     freezer = None
@@ -405,21 +413,21 @@ def brake_of(host: Host) -> CgroupBrake:
     return CgroupBrake(unified=None, freezer=freezer, procs_roots=roots)
 
 
-def _take_over(host: Host, config: Config, brake: CgroupBrake, kept: AgentState, *, restored: bool) -> Holds:
+def _adopt_brakes(host: Host, config: Config, brake: CgroupBrake, kept: AgentState, *, restored: bool) -> ActiveBrakes:
     """What an earlier agent may have left held, to be let go."""
     pods: list[PodCgroup] = []
     if not host.recorded:
-        hierarchy = cgroups.detect(host)
+        hierarchy = cgroups.detect_hierarchy(host)
         kubepods, _ = cgroups.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
         with contextlib.suppress(Unreadable):  # it went as it was found: without it there is no pod
             pods = find_pods(host, hierarchy, kubepods) if kubepods is not None else []
-    held, notes = left_behind(
+    held, notes = leftover_brakes(
         brake,
         [(pod.path, pod.uid) for pod in pods],
-        saved=kept.holds if restored else None,
+        saved=kept.brakes if restored else None,
         acts=config.mode is Mode.ENFORCE,
     )
-    return Holds(brake, held, notes=notes)
+    return ActiveBrakes(brake, held, notes=notes)
 
 
 def _boot_id(host: Host) -> str:

@@ -5,33 +5,33 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.actuators.brakes import Holds
-from nodeagent.actuators.reclaim_runner import Hooks
+from nodeagent.actuators.brakes import ActiveBrakes
+from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import Session
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.load import Loaded
+from nodeagent.config.load import LoadedConfig
 from nodeagent.config.schema import Config
 from nodeagent.model import Note
-from nodeagent.records.flight_recorder import Recorder
+from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.state_file import StateFile
 from nodeagent.runtime.agent_lock import AgentLock
 from nodeagent.runtime.sd_notify import Notifier
-from nodeagent.sampling.disk.monitor import DiskWatch
+from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events.fork_meter import ForkMeter
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
-class Parts(NamedTuple):
+class Components(NamedTuple):
     """What a configuration makes, and a new one makes anew."""
 
-    loaded: Loaded
+    loaded: LoadedConfig
     sampler: Sampler
     session: Session
-    disks: DiskWatch
+    disks: DiskMonitor
     missing: tuple[Note, ...] = ()
     """Programs that the configuration names and this machine does not have."""
 
@@ -40,21 +40,21 @@ class Parts(NamedTuple):
         return self.loaded.config
 
 
-class Means(NamedTuple):
+class Runtime(NamedTuple):
     """What the process has to work with, whatever its configuration is."""
 
     file: ConfigFile
-    alarms: Alarms
-    holds: Holds
-    hooks: Hooks
+    wakeup_sources: WakeupSources
+    brakes: ActiveBrakes
+    reclaim_runner: ReclaimRunner
     forks: ForkMeter
-    neighbours: Callable[[], tuple[Note, ...]]
+    other_oom_handlers: Callable[[], tuple[Note, ...]]
     """Who else kills on this node."""
     store: StateFile | None
     """None for an agent that keeps nothing."""
-    recorder: Recorder | None
+    recorder: FlightRecorder | None
     """None where there is no directory to write to."""
-    found: tuple[Note, ...]
+    startup_notes: tuple[Note, ...]
     """What was found at the start that the reader should know."""
     log: "FilteringBoundLogger"
     lines_dropped: Callable[[], int]

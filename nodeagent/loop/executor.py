@@ -27,9 +27,9 @@ from typing import Final
 from nodeagent.actuators import reclaim_runner as jobs
 from nodeagent.actuators.brakes import THAW_AFTER_GRACE_S
 from nodeagent.actuators.cgroup_brake import BrakeKind
-from nodeagent.config.schema import Brake, Config, HardKill, Mode
-from nodeagent.loop.components import Means, Parts
-from nodeagent.loop.state_store import Keeper
+from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
+from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.state_store import StateStore
 from nodeagent.model import (
     Method,
     NodeSnapshot,
@@ -43,22 +43,22 @@ from nodeagent.model import (
 )
 from nodeagent.policy import engine
 from nodeagent.policy.ranking import DISKS
-from nodeagent.policy.victim_preview import Foreseen
-from nodeagent.telemetry.decision_log import Teller
-from nodeagent.telemetry.metrics import Metrics, Stage
+from nodeagent.policy.victim_preview import PredictedVictim
+from nodeagent.telemetry.decision_log import DecisionLog
+from nodeagent.telemetry.metrics import Metrics, SyncStage
 
-GUARDED_S: Final = 1.0
+GROWTH_CAP_S: Final = 1.0
 """For how long a pod is kept from growing past a threshold that was about to be crossed and then was not."""
 SIGHT_S: Final = 5.0
 """A second look is good for so long: as long as an eviction may wait for its answer. A process that was stopped after
 it, or a node that stood still, acts on what it sees next."""
 
 
-class Actor:
+class Executor:
     """The hands of one agent. `parts` are handed in at each call, for a reload replaces them."""
 
-    def __init__(self, means: Means, *, keeper: Keeper, teller: Teller, metrics: Metrics) -> None:
-        self._holds, self._hooks = means.holds, means.hooks
+    def __init__(self, means: Runtime, *, keeper: StateStore, teller: DecisionLog, metrics: Metrics) -> None:
+        self._holds, self._hooks = means.brakes, means.reclaim_runner
         self._boottime, self._own_pod_uid = means.boottime, means.own_pod_uid
         self._keeper = keeper
         self._teller = teller
@@ -66,7 +66,7 @@ class Actor:
         self._victims: dict[str, Victim] = {}
         """Handed over and not answered yet, by UID."""
 
-    def settle(self, parts: Parts) -> None:
+    def apply_outcomes(self, parts: Components) -> None:
         """Take in what came of earlier turns, and let go what is held beyond its deadline."""
         self._settle(parts.session.outcomes(), config=parts.config)
         self._settle_reclaims(self._hooks.finished())
@@ -74,7 +74,7 @@ class Actor:
 
     # --- victims -----------------------------------------------------------------------------------------------------
 
-    def hold(self, plan: Plan, parts: Parts) -> bool:
+    def brake(self, plan: Plan, parts: Components) -> bool:
         """Hold the victims, where that is wanted, and save the tokens that they cost, and what is held. False when that
         could not be."""
         held = self._plan_holds(plan, parts.config) if parts.config.mode is Mode.ENFORCE else []
@@ -84,20 +84,20 @@ class Actor:
             self._holds.apply(victim.pod.uid, saved=True)
         return saved
 
-    def guard(self, victims: Sequence[Foreseen], config: Config, *, now: float) -> None:
+    def cap_growth(self, victims: Sequence[PredictedVictim], config: Config, *, now: float) -> None:
         """Keep the memory of those who would have to go from passing the threshold before we see it crossed. Others who
         were guarded are let go."""
-        self._holds.unguard(but=[each.pod_uid for each in victims])
+        self._holds.uncap_others(but=[each.pod_uid for each in victims])
         for each in victims:
-            until = now + min(GUARDED_S, config.escalation.brake_deadline_s)
-            self._holds.guard(each.cgroup, each.limit, pod_uid=each.pod_uid, until=until)
+            until = now + min(GROWTH_CAP_S, config.escalation.brake_deadline_s)
+            self._holds.cap_growth(each.cgroup, each.limit, pod_uid=each.pod_uid, until=until)
 
-    def guards(self, config: Config) -> bool:
+    def can_cap_growth(self, config: Config) -> bool:
         """Whether `guard` may be asked for."""
-        brakes = config.mode is Mode.ENFORCE and config.escalation.brake is not Brake.NONE
-        return brakes and self._holds.can_guard
+        brakes = config.mode is Mode.ENFORCE and config.escalation.brake is not BrakeMode.NONE
+        return brakes and self._holds.can_cap_growth
 
-    def evict(self, plan: Plan, fresh: NodeSnapshot, parts: Parts, *, saved: bool) -> None:
+    def evict(self, plan: Plan, fresh: NodeSnapshot, parts: Components, *, saved: bool) -> None:
         """Judge the victims a second time and hand them over. `fresh` is the answer of `look_again`, `saved` that of
         `hold`."""
         config = parts.config
@@ -129,15 +129,15 @@ class Actor:
             return "the state could not be saved, and another agent could still restore the tokens of the last one"
         return ""
 
-    def look_again(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> NodeSnapshot:
+    def recheck(self, plan: Plan, snapshot: NodeSnapshot, parts: Components) -> NodeSnapshot:
         """The node and the victims once more. `snapshot` is what the plan was made on."""
-        with self._metrics.timed(Stage.RECHECK):
+        with self._metrics.timed(SyncStage.RECHECK):
             # Read anew, and in the order of the first sample: a seat may be lost, or a taint taken away, since then.
-            soft_waits_for = parts.session.soft_wait()
+            soft_waits_for = parts.session.soft_tier_block()
             view = parts.session.pods()
             uids = frozenset(victim.pod.uid for victim in plan.victims)
             disks = any(victim.threshold.signal in DISKS for victim in plan.victims)
-            again = parts.sampler.look_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
+            again = parts.sampler.read_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
             again = parts.disks.apply(again, whole=False)
         return again.with_surroundings(
             own_pod_uid=self._own_pod_uid, api_lost_at=view.lost_at, soft_waits_for=soft_waits_for
@@ -145,7 +145,7 @@ class Actor:
 
     def _plan_holds(self, plan: Plan, config: Config) -> list[Victim]:
         escalation = config.escalation
-        if escalation.brake is Brake.NONE:
+        if escalation.brake is BrakeMode.NONE:
             return []
         kind = BrakeKind(escalation.brake.value)
         hard = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup]
@@ -156,19 +156,19 @@ class Actor:
             self._holds.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
         return hard
 
-    def _kill(self, plan: Plan, victim: Victim, parts: Parts) -> None:
+    def _kill(self, plan: Plan, victim: Victim, parts: Components) -> None:
         """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""
         trouble = self._end(victim)
         kind = OutcomeKind.NOT_KILLED if trouble else OutcomeKind.KILLED
         self._settle([self._outcome(plan, victim, kind, trouble)], config=parts.config)
         if not trouble:
-            parts.session.killed(plan.id, victim)
+            parts.session.announce_kill(plan.id, victim)
 
     def _end(self, victim: Victim) -> str:
         """End its processes. Returns why that was not possible; empty when it was."""
-        if self._holds.plan_end(victim.cgroup, pod_uid=victim.pod.uid):
+        if self._holds.plan_kill(victim.cgroup, pod_uid=victim.pod.uid):
             self._keeper.save(now=self._boottime(), at_once=True)
-        return self._holds.end(victim.cgroup, pod_uid=victim.pod.uid)
+        return self._holds.kill(victim.cgroup, pod_uid=victim.pod.uid)
 
     def _outcome(self, plan: Plan, victim: Victim, kind: OutcomeKind, message: str = "") -> Outcome:
         return Outcome(plan.id, victim.pod.uid, kind, message, self._boottime())
@@ -176,9 +176,9 @@ class Actor:
     def _settle(self, outcomes: Iterable[Outcome], *, config: Config) -> None:
         for outcome in outcomes:
             self._release_or_end(outcome, config)
-            self._keeper.policy = engine.settle(self._keeper.policy, outcome, now=outcome.at, config=config)
+            self._keeper.policy = engine.apply_outcome(self._keeper.policy, outcome, now=outcome.at, config=config)
             self._metrics.observe_outcome(outcome)
-            self._teller.outcome(outcome)
+            self._teller.log_outcome(outcome)
 
     def _release_or_end(self, outcome: Outcome, config: Config) -> None:
         """A victim that is on its way is ended at once where that was asked for; one that is not is let go."""
@@ -188,15 +188,15 @@ class Actor:
             if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:
                 self._end(victim)
         elif outcome.kind is not OutcomeKind.TIMED_OUT:  # after a time-out it may be terminating: the deadline decides
-            self._holds.drop(outcome.pod_uid)
+            self._holds.release(outcome.pod_uid)
 
     # --- reclaim -----------------------------------------------------------------------------------------------------
 
-    def reclaim(self, plan: Plan, snapshot: NodeSnapshot, parts: Parts) -> None:
+    def start_reclaim(self, plan: Plan, snapshot: NodeSnapshot, parts: Components) -> None:
         """Begin what is tried before anybody is evicted."""
         config = parts.config
         acts = config.mode is Mode.ENFORCE
-        self._teller.reclaiming(plan, acts=acts)
+        self._teller.log_reclaim_orders(plan, acts=acts)
         saved = self._keeper.save(now=plan.made_at, at_once=True)
         actions = {action.name: action for action in config.reclaim.actions}
         running = frozenset(view.usage.cgroup_uid for view in snapshot.pods if view.usage is not None)
@@ -206,10 +206,10 @@ class Actor:
                 why = "the state could not be saved" if acts else ""
                 self._settle_reclaims([ReclaimOutcome(plan.id, order.name, result, why, self._boottime())])
                 continue
-            job = jobs.job_of(
+            job = jobs.build_job(
                 actions[order.name],
                 order,
-                pod_logs=lambda: self._hooks.here(config.sampling.pod_logs_dir),
+                pod_logs=lambda: self._hooks.local_path(config.sampling.pod_logs_dir),
                 # Where no pod is seen at all it is our sight that has ended.
                 ended=lambda name: bool(running) and name.rpartition("_")[2] not in running,
                 stop=self._hooks.closing,
@@ -218,14 +218,14 @@ class Actor:
 
     def _settle_reclaims(self, outcomes: Iterable[ReclaimOutcome]) -> None:
         for outcome in outcomes:
-            self._keeper.policy = engine.settle_reclaim(self._keeper.policy, outcome)
-            self._teller.reclaimed(outcome)
+            self._keeper.policy = engine.apply_reclaim(self._keeper.policy, outcome)
+            self._teller.log_reclaim_outcome(outcome)
 
 
-def _reworded(victim: Victim, plan: Plan, fresh: NodeSnapshot, parts: Parts) -> Victim:
+def _reworded(victim: Victim, plan: Plan, fresh: NodeSnapshot, parts: Components) -> Victim:
     """Samples leave out what each container uses; the message names it."""
     view = next(view for view in fresh.pods if view.pod.uid == victim.pod.uid)
     if view.usage is None:
         return victim
     usage = parts.sampler.with_container_memory(view.usage)
-    return engine.reworded(victim, view._replace(usage=usage), plan=plan)
+    return engine.with_current_text(victim, view._replace(usage=usage), plan=plan)

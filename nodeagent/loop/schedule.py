@@ -46,7 +46,7 @@ FASTEST: Final[Mapping[Unit, float]] = {Unit.BYTES: float(1 << 30), Unit.INODES:
 Inodes and PIDs: about what one process makes of empty files, and the fastest fork storm measured (23,000/s)."""
 
 
-SOFT_LOOK_S: Final = 0.25
+SOFT_SAMPLE_S: Final = 0.25
 """Below soft thresholds alone a whole sample is due this often: their grace is counted in seconds, and a ramp that goes
 on must not reach the hard threshold while the loop decides once more that it has to wait. On a slow node (emulated,
 where a decision took 100 ms) 1 GiB/s went 190 MiB below the hard threshold unseen."""
@@ -56,7 +56,7 @@ CALM_S: Final = 10.0
 """While no threshold is crossed the pods are looked at and a decision is made no more often than this: ranking is what
 needs them, and of the past it needs one look that is 2.5 to 60 s old, to tell who grows. For 500 pods both take 10
 times the CPU of a look at the node alone. A kubelet looks as rarely (KUBELET-CONTRACT, one sync)."""
-SETTLED: Final = 5
+CALM_AFTER: Final = 5
 """So many whole samples in a row that find no threshold crossed make it calm: a start waits for some fresh ones
 (`startup.freshSamples`), and what was crossed a moment ago may be so again."""
 
@@ -64,22 +64,22 @@ SETTLED: Final = 5
 IMMINENT_S: Final = 1.0
 """A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately. Not one of
 a disk: what one takes while a condition is published, 20 MiB, it has."""
-LATEST_S: Final = 1.25
+MAX_POSTPONE_S: Final = 1.25
 """Then a whole sample that is due waits for the crossing, for so long at most: publishing a condition sets five threads
 going, and the looks of the loop then took 120 to 340 ms instead of 10 (emulated), which is 100 to 300 MiB of the
 fastest ramp."""
 
-PREPARE_S: Final = 0.05
+PREARM_AHEAD_S: Final = 0.05
 """The next look may find a hard threshold crossed, when it would be within this time as fast as it fills right now."""
-PREPARE_EVERY_S: Final = 0.1
+PREARM_EVERY_S: Final = 0.1
 """No more often than this: for 500 pods that is 5 ms each, and a node may hover above its threshold for hours."""
-PREPARED_S: Final = 0.08
+PREARM_VALID_S: Final = 0.08
 """Pods that were looked at so long before a decision are as good as looked at in it."""
 
-GUARD_S: Final = 0.5
+GROWTH_CAP_AHEAD_S: Final = 0.5
 """A pod is to be guarded that may cross a hard threshold of memory within this time, as fast as it fills right now: on
 a slow node (emulated) it takes 100 ms to find out which one, and its limit is right however early it is set."""
-GUARD_EVERY_S: Final = 0.25
+GROWTH_CAP_EVERY_S: Final = 0.25
 
 UNKNOWN_S: Final = 1.0
 """A disk that a threshold could not be held against is read again after this: a mount may come back, but the inodes of
@@ -98,7 +98,7 @@ Stream = tuple[Signal, MemoryModel]
 """What a threshold looks at."""
 
 
-class Seen(NamedTuple):
+class SignalLevel(NamedTuple):
     """One stream at the last look."""
 
     available: int
@@ -109,13 +109,13 @@ class Seen(NamedTuple):
     """Fill between the last two looks."""
 
 
-class PaceState(NamedTuple):
+class ScheduleState(NamedTuple):
     """What looking remembers."""
 
-    seen: Mapping[Stream, Seen] = {}
-    below: frozenset[tuple[Signal, MemoryModel, int]] = frozenset()
+    levels: Mapping[Stream, SignalLevel] = {}
+    crossed_before: frozenset[tuple[Signal, MemoryModel, int]] = frozenset()
     """Thresholds that were crossed at the last whole sample, by what they look at and value."""
-    whole_at: float | None = None
+    full_sample_at: float | None = None
     """When a whole sample was last asked for."""
     due_at: float | None = None
     """Since when one is due that waits."""
@@ -125,19 +125,19 @@ class PaceState(NamedTuple):
     """From when on the file systems are to be read again: those of the last look serve until then."""
     limits_at: float = float("-inf")
     """From when on MemTotal, MemAvailable and the limits are."""
-    prepared_at: float = float("-inf")
+    prearmed_at: float = float("-inf")
     """When pods were last to be looked at before a crossing."""
-    guarded_at: float = float("-inf")
+    capped_at: float = float("-inf")
     """When it was last asked who is to be guarded."""
 
 
-class Pace(NamedTuple):
+class Schedule(NamedTuple):
     """What the loop should do next."""
 
     sleep_s: float
-    whole: bool
+    full_sample: bool
     """Take a whole sample and decide, now."""
-    pressed: bool
+    under_pressure: bool
     """A threshold is crossed now."""
     headroom: Mapping[Signal, int]
     """Distance to the nearest threshold that is not crossed, of each signal that has one."""
@@ -145,32 +145,32 @@ class Pace(NamedTuple):
     """Signals below one of their thresholds."""
     near: frozenset[Signal] = frozenset()
     """Disk signals that may be below one soon."""
-    prepare: bool = False
+    prearm: bool = False
     """Look at the pods now, without a decision: the next look may have to decide."""
-    guard: bool = False
+    growth_cap: bool = False
     """Find out which pod would have to go if memory were used up to its hard threshold."""
 
 
-def look(
+def plan_next(
     snapshot: NodeSnapshot,
-    state: PaceState,
+    state: ScheduleState,
     *,
     now: float,
     thresholds: tuple[Threshold, ...],
     interval_s: float,
     calm_s: float = CALM_S,
     unsettled: bool = False,
-) -> tuple[Pace, PaceState]:
+) -> tuple[Schedule, ScheduleState]:
     """Take in a sample. A signal that is unknown has no say: the next whole sample reports it. `calm_s` replaces
     `CALM_S`. `unsettled`: decisions follow something that goes on although no threshold is crossed, such as one that is
     still met by its minimum reclaim or a condition that is to be taken back."""
     sleep_s = interval_s
-    calm_every_s = interval_s if unsettled or state.calm < SETTLED else max(interval_s, calm_s)
+    calm_every_s = interval_s if unsettled or state.calm < CALM_AFTER else max(interval_s, calm_s)
     disks_age_s = now - snapshot.observe(Signal.NODEFS).read_at
     disks_s = calm_every_s - disks_age_s
     limits_age_s = now - snapshot.mem_available.read_at
     limits_s = calm_every_s - limits_age_s
-    seen: dict[Stream, Seen] = {}
+    seen: dict[Stream, SignalLevel] = {}
     below: set[tuple[Signal, MemoryModel, int]] = set()
     nearest: dict[Signal, int] = {}
     crossed: set[Signal] = set()
@@ -191,7 +191,7 @@ def look(
         stream = (signal, model)
         now_seen = seen.get(stream)
         if now_seen is None:
-            now_seen = seen[stream] = _filled(state.seen.get(stream), available, observation.read_at)
+            now_seen = seen[stream] = _filled(state.levels.get(stream), available, observation.read_at)
         fill_per_s = now_seen.fill_per_s
         headroom = available - value
         if headroom < 0:
@@ -202,8 +202,10 @@ def look(
         else:
             swift = threshold.hard and signal not in DISKS
             imminent = imminent or (swift and headroom < fill_per_s * IMMINENT_S)
-            arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREPARE_S)
-            runs = runs or (threshold.hard and signal in MEMORY_SIGNALS and headroom < now_seen.now_per_s * GUARD_S)
+            arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREARM_AHEAD_S)
+            runs = runs or (
+                threshold.hard and signal in MEMORY_SIGNALS and headroom < now_seen.now_per_s * GROWTH_CAP_AHEAD_S
+            )
             nearest[signal] = min(headroom, nearest.get(signal, headroom))
             if signal in DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
                 near.add(signal)
@@ -215,46 +217,48 @@ def look(
             limits_s = min(limits_s, due_s - limits_age_s)
         sleep_s = min(sleep_s, due_s)
     if below:
-        every_s = min(interval_s, SOFT_LOOK_S)
+        every_s = min(interval_s, SOFT_SAMPLE_S)
         sleep_s = min(sleep_s, every_s)
         limits_s = 0.0
     else:
         every_s = calm_every_s
-    age_s = now - state.whole_at if state.whole_at is not None else -1.0
-    due = not 0.0 <= age_s < every_s or below != state.below
+    age_s = now - state.full_sample_at if state.full_sample_at is not None else -1.0
+    due = not 0.0 <= age_s < every_s or below != state.crossed_before
     due_at = state.due_at if state.due_at is not None else now
-    waits = imminent and below >= state.below and age_s >= 0.0 and 0.0 <= now - due_at < LATEST_S
+    waits = imminent and below >= state.crossed_before and age_s >= 0.0 and 0.0 <= now - due_at < MAX_POSTPONE_S
     whole = urgent or (due and not waits)
-    prepare = arrives and not whole and now - state.prepared_at >= PREPARE_EVERY_S
-    guard = runs and not whole and now - state.guarded_at >= GUARD_EVERY_S
+    prepare = arrives and not whole and now - state.prearmed_at >= PREARM_EVERY_S
+    guard = runs and not whole and now - state.capped_at >= GROWTH_CAP_EVERY_S
     after = state._replace(
-        seen=seen,
+        levels=seen,
         due_at=due_at if due and not whole else None,
         disks_at=now + disks_s,
         limits_at=now + limits_s,
-        prepared_at=now if prepare else min(state.prepared_at, now),
-        guarded_at=now if guard else min(state.guarded_at, now),
+        prearmed_at=now if prepare else min(state.prearmed_at, now),
+        capped_at=now if guard else min(state.capped_at, now),
     )
     if whole:
         after = after._replace(
-            below=frozenset(below), whole_at=now, calm=0 if below or unsettled else min(state.calm + 1, SETTLED)
+            crossed_before=frozenset(below),
+            full_sample_at=now,
+            calm=0 if below or unsettled else min(state.calm + 1, CALM_AFTER),
         )
-    return Pace(
+    return Schedule(
         max(SHORTEST_S, sleep_s),
         whole,
         bool(below),
         nearest,
         crossed=frozenset(crossed),
         near=frozenset(near),
-        prepare=prepare,
-        guard=guard,
+        prearm=prepare,
+        growth_cap=guard,
     ), after
 
 
-def _filled(before: Seen | None, available: int, read_at: float) -> Seen:
+def _filled(before: SignalLevel | None, available: int, read_at: float) -> SignalLevel:
     if before is None or read_at <= before.read_at:
-        return Seen(available, read_at, before.fill_per_s if before else 0.0)
+        return SignalLevel(available, read_at, before.fill_per_s if before else 0.0)
     passed = read_at - before.read_at
     rate = max(0.0, (before.available - available) / passed)
     remembered: float = before.fill_per_s * 0.5 ** (passed / MEMORY_DECAY_S)
-    return Seen(available, read_at, max(rate, remembered), rate)
+    return SignalLevel(available, read_at, max(rate, remembered), rate)

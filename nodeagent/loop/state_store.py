@@ -18,23 +18,23 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.actuators.brakes import Holds
-from nodeagent.actuators.cgroup_brake import Hold
+from nodeagent.actuators.brakes import ActiveBrakes
+from nodeagent.actuators.cgroup_brake import Brake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.model import Note
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.records import status_file
-from nodeagent.records.state_file import Loaded, StateFile, Trust
+from nodeagent.records.state_file import LoadedState, StateFile, Trust
 from nodeagent.runtime.agent_lock import AgentLock
-from nodeagent.telemetry.metrics import Failure, Metrics, Stage
+from nodeagent.telemetry.metrics import Failure, Metrics, SyncStage
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 SAVE_EVERY_S: Final = 10.0
 """How often what moves slowly is saved (growth, trends, the refill of budgets). A save takes 0.3 ms on a tmpfs."""
-NEWS_EVERY_S: Final = 0.5
+CHANGED_SAVE_S: Final = 0.5
 """How often a threshold that was crossed is: a crash then takes no more than this from its grace period, and a signal
 that flutters around its threshold at 50 Hz costs two saves a second."""
 
@@ -50,7 +50,7 @@ class AgentState(NamedTuple):
     policy: PolicyState
     owned: tuple[OwnedCondition, ...] = ()
     """Conditions that we have set on the Node."""
-    holds: tuple[Hold, ...] = ()
+    brakes: tuple[Brake, ...] = ()
     """Cgroups that are held, or were about to be."""
     saved_at: float = 0.0
     """CLOCK_BOOTTIME."""
@@ -68,7 +68,7 @@ class Recalled(NamedTuple):
     """For the log: what was wrong."""
 
 
-def recall(loaded: Loaded, *, instance: str, now: float, beside_since: float = float("-inf")) -> Recalled:
+def recall(loaded: LoadedState, *, instance: str, now: float, beside_since: float = float("-inf")) -> Recalled:
     """What to begin with, after what was found on disk. `beside_since`: until now another agent has acted, and it was
     seen then. What that one has spent is in a state that was written since, or in another directory."""
     if loaded.trust is not Trust.RESTORED:
@@ -86,7 +86,7 @@ def recall(loaded: Loaded, *, instance: str, now: float, beside_since: float = f
     return Recalled(state, restorable_until, True, f"last saved {age_s:.0f}s ago: every rate limit begins empty")
 
 
-class Keeper:
+class StateStore:
     """The memory of one agent."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Keeper:
         *,
         restorable_until: float = float("-inf"),
         lock: AgentLock | None = None,
-        holds: Holds,
+        holds: ActiveBrakes,
         owned: Callable[[], tuple[OwnedCondition, ...]],
         says: Callable[[], tuple[Note, ...]],
         metrics: Metrics,
@@ -125,16 +125,16 @@ class Keeper:
         if store is None:
             return False
         crossed = frozenset(self.policy.thresholds.first_observed)
-        every_s = SAVE_EVERY_S if crossed == self._saved else NEWS_EVERY_S
+        every_s = SAVE_EVERY_S if crossed == self._saved else CHANGED_SAVE_S
         tells = not at_once and now - self._told_at >= SAVE_EVERY_S
         if not (at_once or tells) and now - self._saved_at < every_s:
             return True
         self._saved_at, self._saved = now, crossed
         try:
-            with self._metrics.timed(Stage.SAVE), self._writing(store) as ours:
+            with self._metrics.timed(SyncStage.SAVE), self._writing(store) as ours:
                 if not ours:
                     return False
-                store.save(AgentState(self.policy, self._owned(), self._holds.held, now))
+                store.save(AgentState(self.policy, self._owned(), self._holds.active, now))
                 self._restorable_until = now + TRUSTED_S
                 if tells:
                     self._told_at = now

@@ -257,7 +257,7 @@ class DiskUsage(NamedTuple):
     deleted_volume_inodes: int | None = None
 
 
-class DiskSight(NamedTuple):
+class DiskUsageQuality(NamedTuple):
     """How well it is known what a pod holds on disk."""
 
     read_at: float
@@ -271,11 +271,11 @@ class DiskSight(NamedTuple):
     what a volume or layer holds: it has them already. None: not looked for."""
     deleted_pid: int | None = None
     """The process that holds the largest of them."""
-    routine: bool = False
+    periodic: bool = False
     """Counted in its turn, and not because a decision has asked for it (`Plan.count_anew`)."""
 
 
-class Writing(NamedTuple):
+class WriteRate(NamedTuple):
     """What a pod writes to disks, between two walks."""
 
     bytes_per_s: float
@@ -340,9 +340,9 @@ class PodUsage(NamedTuple):
     disk: DiskUsage = DiskUsage()
     containers: tuple[ContainerUsage, ...] = ()
     volumes: tuple[VolumeUsage, ...] = ()
-    disk_sight: DiskSight | None = None
+    disk_usage_quality: DiskUsageQuality | None = None
     """None: nothing of its disk was measured."""
-    writing: Writing | None = None
+    writing: WriteRate | None = None
     """None: its writes are not watched, or were looked at only once."""
 
 
@@ -470,7 +470,7 @@ class Pod(NamedTuple):
     claims_asked_at: float | None = None
     """CLOCK_BOOTTIME at which the claim that is not known was first asked for; None when nobody asked."""
     empty_dirs: tuple[EmptyDir, ...] = ()
-    budgets: tuple[DisruptionBudget, ...] = ()
+    disruption_budgets: tuple[DisruptionBudget, ...] = ()
     static: str = ""
     """Where the kubelet itself has the pod from when it is not the API server: `file` or `http` in the kubelet's own
     list, `cgroup` when the cgroup carries a config hash. Empty for every pod that an API server lists."""
@@ -517,7 +517,7 @@ class HostDirectory(NamedTuple):
     """False: a lower bound."""
 
 
-class DiskRest(NamedTuple):
+class UnattributedDisk(NamedTuple):
     """What of a file system is in no pod."""
 
     signals: tuple[Signal, ...]
@@ -584,12 +584,12 @@ class NodeSnapshot(NamedTuple):
     notes: tuple[Note, ...] = ()
     own_pod_uid: str = ""
     """metadata.uid of the pod this agent runs in; empty when it does not run in a pod."""
-    api_lost_at: float | None = None
+    api_unreachable_since: float | None = None
     """Since when every request to the API server has gone without any answer. None: the last one was answered, or none
     was sent (a watch on which nothing happens is no sign of trouble), or there is no API server to ask."""
-    soft_waits_for: Note | None = None
+    soft_tier_blocked_by: Note | None = None
     """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
-    disk_rests: tuple[DiskRest, ...] = ()
+    unattributed_disks: tuple[UnattributedDisk, ...] = ()
     """What of each file system is in no pod; empty where nobody looked."""
     disk_traces: tuple[DiskTrace, ...] = ()
     """How each file system has filled; empty where nobody counted."""
@@ -601,7 +601,9 @@ class NodeSnapshot(NamedTuple):
     ) -> "NodeSnapshot":
         """The snapshot with what only the loop knows. Every sample that is judged goes through here, so that the second
         one right before acting cannot leave anything out."""
-        return self._replace(own_pod_uid=own_pod_uid, api_lost_at=api_lost_at, soft_waits_for=soft_waits_for)
+        return self._replace(
+            own_pod_uid=own_pod_uid, api_unreachable_since=api_lost_at, soft_tier_blocked_by=soft_waits_for
+        )
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""
@@ -646,7 +648,7 @@ class ThresholdVerdict(NamedTuple):
     """First observed at; None when not met."""
     due: bool
     """Met for its grace period and every second key holds: the threshold may act."""
-    held_back: str = ""
+    not_due_reason: str = ""
     """Why a met threshold is not due: its grace, a stall that is missing, a stale sample, observe-only."""
 
 
@@ -857,7 +859,7 @@ class Plan(NamedTuple):
     """What is to be tried now."""
     reclaim_reports: tuple[ReclaimReport, ...] = ()
     """Earlier actions whose gain this snapshot measured."""
-    count_anew: tuple[str, ...] = ()
+    recount: tuple[str, ...] = ()
     """UIDs (of cgroups) of pods whose disk must be counted anew before anything is done to them."""
 
 
@@ -871,7 +873,7 @@ class OutcomeKind(enum.StrEnum):
     """200, 201 or 202 with the answer that the API defines: the pod is terminating."""
     DRY_RUN = "dry-run"
     """Nothing was sent."""
-    BLOCKED_BY_BUDGET = "blocked-by-budget"
+    BLOCKED_BY_PDB = "blocked-by-budget"
     """429 with cause DisruptionBudget."""
     THROTTLED = "throttled"
     """429 without that cause: API priority and fairness."""

@@ -8,7 +8,7 @@ explained and does not exist, fails it.
 from typing import Final, NamedTuple
 
 
-class Explained(NamedTuple):
+class RefusalMeaning(NamedTuple):
     """One code."""
 
     meaning: str
@@ -17,62 +17,64 @@ class Explained(NamedTuple):
 
 
 PROTECTIONS: Final = {
-    "own-pod": Explained("The agent itself runs in it."),
-    "static": Explained(
+    "own-pod": RefusalMeaning("The agent itself runs in it."),
+    "static": RefusalMeaning(
         "A static pod, by the kubelet's own list or its cgroup: only its manifest on the node can remove it."
     ),
-    "mirror": Explained(
+    "mirror": RefusalMeaning(
         "The API's mirror of a static pod, as owner, hashes and cgroup confirm: deleting it changes nothing, the "
         "kubelet brings it back."
     ),
-    "system-node-critical": Explained(
+    "system-node-critical": RefusalMeaning(
         "Its priority class is system-node-critical, and its priority is not below 2000000000."
     ),
-    "critical-priority": Explained("Its priority is 2000000000 or above, as that of no pod that a kubelet evicts."),
-    "nameless": Explained(
+    "critical-priority": RefusalMeaning(
+        "Its priority is 2000000000 or above, as that of no pod that a kubelet evicts."
+    ),
+    "nameless": RefusalMeaning(
         "Its namespace, name or UID is not known: the API could not be asked to evict it.",
         "See `notes` of the report: is the log directory readable, does the API answer?",
     ),
-    "finished": Explained("Its phase is Succeeded or Failed: it holds nothing that an eviction would free."),
-    "unknown-pod": Explained(
+    "finished": RefusalMeaning("Its phase is Succeeded or Failed: it holds nothing that an eviction would free."),
+    "unknown-pod": RefusalMeaning(
         "Only the host knows it: its owner, priority and budgets are not known.",
         "In `check`: use the API. In the agent: is it the pod of another node's name, or too new for the watch?",
     ),
-    "daemon-set": Explained("Its DaemonSet would bring it back to this very node."),
-    "namespace": Explained("Its namespace is protected."),
-    "bare-pod": Explained("No controller would bring it back."),
-    "node-bound": Explained(
+    "daemon-set": RefusalMeaning("Its DaemonSet would bring it back to this very node."),
+    "namespace": RefusalMeaning("Its namespace is protected."),
+    "bare-pod": RefusalMeaning("No controller would bring it back."),
+    "node-bound": RefusalMeaning(
         "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local "
         "volume."
     ),
-    "claims-unknown": Explained(
+    "claims-unknown": RefusalMeaning(
         "Whether a volume that it mounts is local was not found out (yet). The soft tier waits for that and evicts no "
         "other pod in its place; the hard tier waits at most 2 seconds, then the pod is a candidate.",
         "See the note `volumes`: may the agent get PersistentVolumeClaims and PersistentVolumes?",
     ),
-    "label": Explained("It has a protected label, in a trusted namespace."),
-    "annotation": Explained("It has a protected annotation, in a trusted namespace."),
-    "terminating": Explained("It is on its way out already; what it releases counts against the deficit."),
-    "not-running": Explained("No cgroup was found: not started yet, already gone, or not readable."),
-    "usage-unknown": Explained(
+    "label": RefusalMeaning("It has a protected label, in a trusted namespace."),
+    "annotation": RefusalMeaning("It has a protected annotation, in a trusted namespace."),
+    "terminating": RefusalMeaning("It is on its way out already; what it releases counts against the deficit."),
+    "not-running": RefusalMeaning("No cgroup was found: not started yet, already gone, or not readable."),
+    "usage-unknown": RefusalMeaning(
         "What it uses of the starved resource is not known, so nobody can say that its eviction would help.",
         "For disk: the walk has not reached it yet. Else see `notes`.",
     ),
-    "too-young": Explained("It has not been running for the minimum age, or its age is not known."),
-    "disruption-budget": Explained("Soft tier: its PodDisruptionBudget allows no disruption now."),
-    "wish-never": Explained("Soft tier: it says `nodeagent.io/evict: never` in a namespace that may."),
+    "too-young": RefusalMeaning("It has not been running for the minimum age, or its age is not known."),
+    "disruption-budget": RefusalMeaning("Soft tier: its PodDisruptionBudget allows no disruption now."),
+    "wish-never": RefusalMeaning("Soft tier: it says `nodeagent.io/evict: never` in a namespace that may."),
 }
 """Why a pod is not a candidate."""
 
 LIMITS: Final = {
-    "below-minimum-relief": Explained("Its eviction would free too little of what is missing to matter."),
-    "under-way": Explained("An earlier decision is evicting it already."),
-    "budget-node": Explained("The node's bucket of evictions is empty."),
-    "budget-namespace": Explained("The bucket of its namespace is empty."),
-    "budget-owner": Explained("The bucket of its owner is empty."),
-    "budget-signal": Explained("The bucket of the signal is empty."),
-    "budget-last-resort": Explained("The bucket of kills of last resort is empty."),
-    "owner-backoff": Explained(
+    "below-minimum-relief": RefusalMeaning("Its eviction would free too little of what is missing to matter."),
+    "under-way": RefusalMeaning("An earlier decision is evicting it already."),
+    "budget-node": RefusalMeaning("The node's bucket of evictions is empty."),
+    "budget-namespace": RefusalMeaning("The bucket of its namespace is empty."),
+    "budget-owner": RefusalMeaning("The bucket of its owner is empty."),
+    "budget-signal": RefusalMeaning("The bucket of the signal is empty."),
+    "budget-last-resort": RefusalMeaning("The bucket of kills of last resort is empty."),
+    "owner-backoff": RefusalMeaning(
         "A pod of the same owner was evicted lately; its siblings are not evicted for a while, and no other pod is in "
         "their place."
     ),
@@ -80,58 +82,58 @@ LIMITS: Final = {
 """Why a candidate does not go now."""
 
 DECISIONS: Final = {
-    "snapshot-stale": Explained(
+    "snapshot-stale": RefusalMeaning(
         "The sample is older than `sampling.staleAfter`.", "The loop was held up: see the stage durations in /metrics."
     ),
-    "pods-never-synced": Explained(
+    "pods-never-synced": RefusalMeaning(
         "The API has not told which pods run here.", "Credentials, network, node name: see the log and `check`."
     ),
-    "pods-stale": Explained(
+    "pods-stale": RefusalMeaning(
         "The API's view of the pods is older than `cluster.podsMaxAge`.", "The API server is out of reach."
     ),
-    "no-deficit": Explained("Nothing is missing any more."),
-    "pending-release": Explained("What is missing is already being released by terminating pods."),
-    "awaiting-release": Explained("Soft tier: an eviction is under way, its relief is looked at before the next."),
-    "waits-for-fence": Explained("Soft tier: our taint was not seen on the node yet; two seconds at most."),
-    "waits-for-budgets": Explained(
+    "no-deficit": RefusalMeaning("Nothing is missing any more."),
+    "pending-release": RefusalMeaning("What is missing is already being released by terminating pods."),
+    "awaiting-release": RefusalMeaning("Soft tier: an eviction is under way, its relief is looked at before the next."),
+    "waits-for-fence": RefusalMeaning("Soft tier: our taint was not seen on the node yet; two seconds at most."),
+    "waits-for-budgets": RefusalMeaning(
         "Soft tier: the PodDisruptionBudgets of the pods were asked for and are not known yet; half the grace and 15 "
         "seconds at most."
     ),
-    "waits-for-lease": Explained(
+    "waits-for-lease": RefusalMeaning(
         "Soft tier: the node holds no seat of its zone (`fleet.maxConcurrentEvictions`); the message says who does."
     ),
-    "reclaiming": Explained(
+    "reclaiming": RefusalMeaning(
         "An action of `reclaim.actions` is tried first, at most until its deadline; what it brings back is measured."
     ),
-    "waits-for-kubelet": Explained(
+    "waits-for-kubelet": RefusalMeaning(
         "Soft tier, disks: the kubelet's own image garbage collection has its turn first (`reclaim.waitForKubelet`)."
     ),
-    "counting-anew": Explained(
+    "counting-anew": RefusalMeaning(
         "Disks: what pods hold was counted before the threshold was crossed; a new count is waited for, at most 3 "
         "seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own by a count made "
         "in its turn; it goes if one made for it says the same."
     ),
-    "unattributed": Explained(
+    "unattributed": RefusalMeaning(
         "Disks: the threshold is crossed because of what has come in the last minutes and is in no pod: deleted files "
         "that are held open where the agent may not look, or files of the host. More of it than in pods; nobody is "
         "evicted in place of whoever holds it, until it stops growing for some minutes.",
         "See `deletedOpenBytes` and the host directories in the report; docs/disk.md says which rights show more.",
     ),
-    "no-candidates": Explained(
+    "no-candidates": RefusalMeaning(
         "No pod may be evicted for it; the message says where the resource is instead.",
         "Look at what is outside the pods, or at the protections.",
     ),
-    "futile": Explained(
+    "futile": RefusalMeaning(
         "All candidates together could not free what is missing; the message says where it is instead.",
         "As above. In the hard tier `relief.onFutile: evict` evicts anyway.",
     ),
-    "out-of-reach": Explained(
+    "out-of-reach": RefusalMeaning(
         "The pod that holds most of what is missing cannot be evicted now: its usage cannot be read, only the host "
         "knows it, a PodDisruptionBudget forbids it, or its eviction is stuck. Others are evicted in its place only if "
         "they alone cover what is missing and what is used up within 60 seconds, at most once in 10 minutes.",
         "Look at the pod that the message names.",
     ),
-    "breaker": Explained(
+    "breaker": RefusalMeaning(
         "Several evictions in a row brought back less than half of what was predicted.",
         "Something else takes what is freed. Evictions go on after `relief.failureMemory`.",
     ),
@@ -139,12 +141,12 @@ DECISIONS: Final = {
 """Why a decision evicts nobody, or not more."""
 
 RECHECKS: Final = {
-    "not-planned": Explained("It is not written down as planned: another outcome came first."),
-    "snapshot-old": Explained("The second sample is not newer than the decision's."),
-    "unknown": Explained("The signal could not be read any more."),
-    "recovered": Explained("The signal has recovered between the two samples."),
-    "gone": Explained("No pod with this UID is on the node any more."),
-    "api-is-back": Explained("A kill of last resort is not needed: the API server answers again."),
+    "not-planned": RefusalMeaning("It is not written down as planned: another outcome came first."),
+    "snapshot-old": RefusalMeaning("The second sample is not newer than the decision's."),
+    "unknown": RefusalMeaning("The signal could not be read any more."),
+    "recovered": RefusalMeaning("The signal has recovered between the two samples."),
+    "gone": RefusalMeaning("No pod with this UID is on the node any more."),
+    "api-is-back": RefusalMeaning("A kill of last resort is not needed: the API server answers again."),
 }
 """Why a victim is let go right before acting (outcome `recheck-refused`); protections are asked again as well."""
 

@@ -27,10 +27,10 @@ from nodeagent.model import (
     Unit,
 )
 from nodeagent.policy import in_flight, protection, ranking, relief, requests
-from nodeagent.policy.plausibility import FUTURE_S, sound
+from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S, plausible
 
 
-class Standing(NamedTuple):
+class PodFacts(NamedTuple):
     """What is known of a pod whatever it uses."""
 
     pod: Pod
@@ -65,10 +65,10 @@ class _Kept(NamedTuple):
     terms: _Terms
     views: Sequence[PodView]
     """In the order of the snapshot."""
-    places: list[ranking.Standing]
+    places: list[ranking.SortKey]
     """Ascending; `rows` is in the same order."""
     rows: list[_Row]
-    by_uid: dict[str, ranking.Standing]
+    by_uid: dict[str, ranking.SortKey]
     restless: frozenset[str]
     """UIDs of terminating pods: what is said of them changes with the time."""
     oldest: float
@@ -76,7 +76,7 @@ class _Kept(NamedTuple):
     """No usage in it was read before or after these."""
 
 
-class Memo:
+class RankingCache:
     """Answers that depend only on a pod's object and the configuration, kept while both are the same objects; and the
     last order of the kind that can be kept.
 
@@ -88,7 +88,7 @@ class Memo:
 
     def __init__(self) -> None:
         self._config: Config | None = None
-        self._known: dict[str, dict[str, Standing]] = {}
+        self._known: dict[str, dict[str, PodFacts]] = {}
         self._kept: _Kept | None = None
         self._prepared: Sequence[PodView] = ()
 
@@ -108,10 +108,10 @@ class Memo:
             self.standing(snapshot.pods, Signal.MEMORY, config=config)
         self._prepared = snapshot.pods
 
-    def standing(self, pods: Sequence[PodView], signal: Signal, *, config: Config) -> list[Standing]:
+    def standing(self, pods: Sequence[PodView], signal: Signal, *, config: Config) -> list[PodFacts]:
         """One for each of `pods`, in their order."""
         known = self._answers(signal, config)
-        kept: dict[str, Standing] = {}
+        kept: dict[str, PodFacts] = {}
         answers = []
         for view in pods:
             kept[view.pod.uid] = answer = _answer(known, view, signal, config)
@@ -119,12 +119,12 @@ class Memo:
         self._known[SIGNAL_TABLE[signal].resource] = kept
         return answers
 
-    def _answers(self, signal: Signal, config: Config) -> dict[str, Standing]:
+    def _answers(self, signal: Signal, config: Config) -> dict[str, PodFacts]:
         if self._config is not config:
             self._config, self._known, self._kept = config, {}, None
         return self._known.setdefault(SIGNAL_TABLE[signal].resource, {})  # requests differ between these alone
 
-    def rows(self, look: "_Look") -> list[_Row]:
+    def rows(self, look: "_RankingContext") -> list[_Row]:
         """The order for a look that `keeps`. Belongs to the memo."""
         known = self._answers(look.signal, look.config)
         pods, kept = look.snapshot.pods, self._kept
@@ -145,7 +145,7 @@ class Memo:
         return kept.rows
 
 
-def _answer(known: dict[str, Standing], view: PodView, signal: Signal, config: Config) -> Standing:
+def _answer(known: dict[str, PodFacts], view: PodView, signal: Signal, config: Config) -> PodFacts:
     pod = view.pod
     answer = known.get(pod.uid)
     if answer is None or answer.pod is not pod or pod.source is PodSource.HOST:  # whose request is an estimate
@@ -153,11 +153,11 @@ def _answer(known: dict[str, Standing], view: PodView, signal: Signal, config: C
     return answer
 
 
-def _standing_of(view: PodView, signal: Signal, config: Config) -> Standing:
+def _standing_of(view: PodView, signal: Signal, config: Config) -> PodFacts:
     request = requests.ranking_request(view, signal=signal)
-    believed = sound(request)
+    believed = plausible(request)
     bad = believed != request or _impossible(view.pod)
-    return Standing(view.pod, protection.standing(view.pod, config.protection), believed, bad)
+    return PodFacts(view.pod, protection.object_refusals(view.pod, config.protection), believed, bad)
 
 
 def _impossible(pod: Pod) -> bool:
@@ -170,12 +170,12 @@ def _impossible(pod: Pod) -> bool:
             (wanted.ephemeral_storage, given.ephemeral_storage),
         ):
             counts = asked if allocated is None else allocated
-            if counts is not None and sound(counts) is None:
+            if counts is not None and plausible(counts) is None:
                 return True
     return False
 
 
-class Lineup(NamedTuple):
+class RankedPods(NamedTuple):
     """The order for one signal."""
 
     signal: Signal
@@ -187,23 +187,23 @@ class Lineup(NamedTuple):
     """Nothing is measured yet: who writes fastest stands first, and usage is what was written lately."""
 
 
-class Minimum(NamedTuple):
+class MinimumRelief(NamedTuple):
     """The least relief that matters, and what a pod with less of it is told."""
 
     relief: int
     refusal: Refusal
 
 
-def line_up(
+def rank_pods(
     snapshot: NodeSnapshot,
     signal: Signal,
     *,
     tier: Tier,
     config: Config,
     growth: ranking.GrowthState,
-    memo: Memo,
-    minimum: Minimum | None = None,
-) -> Lineup:
+    memo: RankingCache,
+    minimum: MinimumRelief | None = None,
+) -> RankedPods:
     """Rank the snapshot's pods for `signal` and ask every protection about each. Without `minimum` relief is no
     matter."""
     look = _look_at(snapshot, signal, tier=tier, config=config, growth=growth)
@@ -231,10 +231,10 @@ def line_up(
         if minimum is not None and not refusals and (freed or 0) < least:
             refusals = (minimum.refusal,)  # noqa: PLW2901
         pods.append(new(RankedPod, (view, rank, (), used, request, freed, refusals, values)))
-    return Lineup(signal, order, pods, by_writes)
+    return RankedPods(signal, order, pods, by_writes)
 
 
-class _Look(NamedTuple):
+class _RankingContext(NamedTuple):
     """What pods are lined up by, in one decision."""
 
     snapshot: NodeSnapshot
@@ -242,7 +242,7 @@ class _Look(NamedTuple):
     order: tuple[str, ...]
     most: int
     """More than this cannot be in one pod."""
-    scene: protection.Scene
+    scene: protection.RuleContext
     asked: protection.Asked
     config: Config
     growth: ranking.GrowthState
@@ -252,14 +252,14 @@ class _Look(NamedTuple):
 
 def _look_at(
     snapshot: NodeSnapshot, signal: Signal, *, tier: Tier, config: Config, growth: ranking.GrowthState
-) -> _Look:
+) -> _RankingContext:
     rules = config.protection
     wishes = bool(rules.trusted_namespaces) and tier is Tier.SOFT and not config.ranking.kubelet
     order = ranking.order_for(config.ranking, signal, snapshot.layout, wishes=wishes)
-    scene = protection.Scene(rules, tier, SIGNAL_TABLE[signal].resource, snapshot.taken_at, snapshot.wall_time)
-    asked = protection.asked(scene)
+    scene = protection.RuleContext(rules, tier, SIGNAL_TABLE[signal].resource, snapshot.taken_at, snapshot.wall_time)
+    asked = protection.applicable_rules(scene)
     keeps = signal in ranking.MEMORY_SIGNALS and not asked and ranking.TIMELESS.issuperset(order)
-    return _Look(
+    return _RankingContext(
         snapshot,
         signal,
         order,
@@ -275,7 +275,7 @@ def _look_at(
 # --- an order that is kept -------------------------------------------------------------------------------------------
 
 
-def _kept(look: _Look, places: list[ranking.Standing], rows: list[_Row]) -> _Kept | None:
+def _kept(look: _RankingContext, places: list[ranking.SortKey], rows: list[_Row]) -> _Kept | None:
     """The order with what it takes to bring it up to date; None when a usage in it is of no believable time, which the
     next instant may see otherwise, or a pod is in it twice."""
     views = look.snapshot.pods
@@ -291,7 +291,7 @@ def _restless(views: Iterable[PodView]) -> frozenset[str]:
     return frozenset([view.pod.uid for view in views if view.pod.deletion_wall is not None])
 
 
-def _span(look: _Look, views: Iterable[PodView]) -> tuple[float, float] | None:
+def _span(look: _RankingContext, views: Iterable[PodView]) -> tuple[float, float] | None:
     """When the first and the last of the usages were read; None unless all are of believable times."""
     oldest, newest = _believed(look)
     times = [view.usage.read_at for view in views if view.usage is not None]
@@ -300,7 +300,7 @@ def _span(look: _Look, views: Iterable[PodView]) -> tuple[float, float] | None:
     return min(times, default=newest), max(times, default=oldest)
 
 
-def _changed(kept: _Kept, look: _Look) -> list[int] | None:
+def _changed(kept: _Kept, look: _RankingContext) -> list[int] | None:
     """Indices of the pods that have to be reckoned anew; None when that is everybody."""
     pods, restless = look.snapshot.pods, kept.restless
     oldest, newest = _believed(look)
@@ -318,7 +318,7 @@ def _changed(kept: _Kept, look: _Look) -> list[int] | None:
     return changed if same and 4 * len(changed) <= 3 * len(pods) else None
 
 
-def _move(kept: _Kept, places: Sequence[ranking.Standing], rows: Sequence[_Row]) -> None:
+def _move(kept: _Kept, places: Sequence[ranking.SortKey], rows: Sequence[_Row]) -> None:
     """Put these pods where they stand now."""
     for place, row in zip(places, rows, strict=True):
         uid = row.view.pod.uid
@@ -337,20 +337,24 @@ def _move(kept: _Kept, places: Sequence[ranking.Standing], rows: Sequence[_Row])
 # --- reckoned anew ---------------------------------------------------------------------------------------------------
 
 
-def _sorted(places: list[ranking.Standing], rows: list[_Row]) -> tuple[list[ranking.Standing], list[_Row]]:
+def _sorted(places: list[ranking.SortKey], rows: list[_Row]) -> tuple[list[ranking.SortKey], list[_Row]]:
     order = sorted(range(len(places)), key=places.__getitem__)
     return [places[index] for index in order], [rows[index] for index in order]
 
 
 def _rows(
-    look: _Look, views: Sequence[PodView], standing: Sequence[Standing]
-) -> tuple[list[ranking.Standing], list[_Row]]:
+    look: _RankingContext, views: Sequence[PodView], standing: Sequence[PodFacts]
+) -> tuple[list[ranking.SortKey], list[_Row]]:
     return _rows_of(look, _subjects(look, views, standing), standing)
 
 
 def _rows_of(
-    look: _Look, subjects: Sequence[ranking.Subject], standing: Sequence[Standing], *, by_writes: bool = False
-) -> tuple[list[ranking.Standing], list[_Row]]:
+    look: _RankingContext,
+    subjects: Sequence[ranking.RankingInput],
+    standing: Sequence[PodFacts],
+    *,
+    by_writes: bool = False,
+) -> tuple[list[ranking.SortKey], list[_Row]]:
     """Where each subject stands, and what is known of it."""
     signal, scene, asked, most, layout = look.signal, look.scene, look.asked, look.most, look.snapshot.layout
     values, places = ranking.standings(subjects, look.order)
@@ -359,7 +363,13 @@ def _rows_of(
     rows, new = [], tuple.__new__
     for each, subject, known in zip(values, subjects, standing, strict=True):
         view, pod, used, request = subject[:4]
-        freed = None if used is None else used if by_writes else relief.of(view.usage, signal, layout, most=most)
+        freed = (
+            None
+            if used is None
+            else used
+            if by_writes
+            else relief.predicted_relief(view.usage, signal, layout, most=most)
+        )
         if unseen and freed is not None:
             freed += min(unseen, ranking.forked(view.usage))
         refusals = known.refusals + protection.momentary(pod, view.usage, used, scene, asked)
@@ -367,7 +377,7 @@ def _rows_of(
     return places, rows
 
 
-def _writers(subjects: Sequence[ranking.Subject], look: _Look) -> list[ranking.Subject]:
+def _writers(subjects: Sequence[ranking.RankingInput], look: _RankingContext) -> list[ranking.RankingInput]:
     """The subjects with what they have written in place of what they hold, which nobody knows yet."""
     oldest_s, at = look.config.sampling.stale_after_s, look.snapshot.taken_at
     return [
@@ -376,13 +386,15 @@ def _writers(subjects: Sequence[ranking.Subject], look: _Look) -> list[ranking.S
     ]
 
 
-def _believed(look: _Look) -> tuple[float, float]:
+def _believed(look: _RankingContext) -> tuple[float, float]:
     """Between these times a usage must have been read."""
     at = look.snapshot.taken_at
-    return at - look.config.sampling.stale_after_s, at + FUTURE_S
+    return at - look.config.sampling.stale_after_s, at + MAX_CLOCK_SKEW_S
 
 
-def _subjects(look: _Look, views: Sequence[PodView], standing: Sequence[Standing]) -> list[ranking.Subject]:
+def _subjects(
+    look: _RankingContext, views: Sequence[PodView], standing: Sequence[PodFacts]
+) -> list[ranking.RankingInput]:
     """Every pod with its numbers. A usage that is stale, absurd or held against an impossible request is not known."""
     snapshot, signal, order, most = look.snapshot, look.signal, look.order, look.most
     rules, tier, layout = look.scene.rules, look.scene.tier, snapshot.layout
@@ -401,12 +413,12 @@ def _subjects(look: _Look, views: Sequence[PodView], standing: Sequence[Standing
             if used is not None and disk and ranking.disk_is_old(usage, at=taken_at):
                 used = None
         subjects.append(
-            ranking.Subject(
+            ranking.RankingInput(
                 view,
                 pod,
                 used,
                 known.request if has_request else None,
-                protection.wish(pod, rules, tier=tier) if wishes else 0.0,
+                protection.eviction_preference(pod, rules, tier=tier) if wishes else 0.0,
                 growing(usage, used) if growing is not None else 0.0,
                 owners is None or pod.owner is None or owners.get(pod.owner.uid, 0) < 2,
                 wall_time,

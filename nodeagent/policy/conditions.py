@@ -64,7 +64,7 @@ KUBELET_DAMPING: Final = Damping(
 """No damping but the transition period: the kubelet's timing, to the instant."""
 
 
-class Memory(NamedTuple):
+class ConditionMemory(NamedTuple):
     """What is remembered of one condition."""
 
     status: ConditionStatus
@@ -90,7 +90,7 @@ class Memory(NamedTuple):
 class ConditionState(NamedTuple):
     """What damping remembers. The keys are condition types."""
 
-    conditions: Mapping[str, Memory] = {}
+    conditions: Mapping[str, ConditionMemory] = {}
     seed: str = ""
     """What tells this node from others, for jitter: its name. Empty: the configured node name."""
 
@@ -100,7 +100,7 @@ def update(
 ) -> tuple[tuple[ConditionVerdict, ...], ConditionState]:
     """One verdict for each condition, in the order of `ConditionType`, and the state for the next time."""
     seed = state.seed or config.node_name
-    after: dict[str, Memory] = {}
+    after: dict[str, ConditionMemory] = {}
     results: list[ConditionVerdict] = []
     for condition in _CONDITIONS:
         relevant = [
@@ -139,12 +139,12 @@ class _Input(NamedTuple):
         return cls(bool(met), any(each.threshold.hard for each in met), known, verdicts)
 
 
-def _step(before: Memory | None, seen: _Input, now: float, config: Config, seed: str) -> Memory:
+def _step(before: ConditionMemory | None, seen: _Input, now: float, config: Config, seed: str) -> ConditionMemory:
     """One row of the table above."""
     damping = KUBELET_DAMPING if config.ranking.kubelet else config.damping
     if before is None:
         first = ConditionStatus.FALSE if seen.known else ConditionStatus.UNKNOWN
-        before = Memory(first, now, messages.condition_message(first, seen.verdicts), penalty_at=now)
+        before = ConditionMemory(first, now, messages.condition_message(first, seen.verdicts), penalty_at=now)
         if not seen.pressure:
             return before._replace(unknown_since=None if seen.known else now)
     memory = _refreshed(before, seen, now, damping)
@@ -165,7 +165,7 @@ def _step(before: Memory | None, seen: _Input, now: float, config: Config, seed:
     return _changed(memory, target, seen, now)
 
 
-def _refreshed(memory: Memory, seen: _Input, now: float, damping: Damping) -> Memory:
+def _refreshed(memory: ConditionMemory, seen: _Input, now: float, damping: Damping) -> ConditionMemory:
     """The memory with what time alone does to it."""
     suppressed = memory.suppressed
     if suppressed and memory.last_seen is not None:
@@ -182,7 +182,7 @@ def _refreshed(memory: Memory, seen: _Input, now: float, damping: Damping) -> Me
     )
 
 
-def _pressed(memory: Memory, seen: _Input, now: float, damping: Damping) -> Memory:
+def _pressed(memory: ConditionMemory, seen: _Input, now: float, damping: Damping) -> ConditionMemory:
     if memory.status is ConditionStatus.TRUE:
         if seen.hard and not memory.hard:
             message = messages.condition_message(ConditionStatus.TRUE, seen.verdicts)
@@ -199,7 +199,7 @@ def _pressed(memory: Memory, seen: _Input, now: float, damping: Damping) -> Memo
     )
 
 
-def _changed(memory: Memory, status: ConditionStatus, seen: _Input, now: float) -> Memory:
+def _changed(memory: ConditionMemory, status: ConditionStatus, seen: _Input, now: float) -> ConditionMemory:
     return memory._replace(
         status=status,
         since=now,
@@ -210,7 +210,7 @@ def _changed(memory: Memory, status: ConditionStatus, seen: _Input, now: float) 
     )
 
 
-def _held(memory: Memory, now: float, config: Config, damping: Damping, seed: str) -> bool:
+def _held(memory: ConditionMemory, now: float, config: Config, damping: Damping, seed: str) -> bool:
     """Whether the transition period, jitter or the penalty still holds a True condition."""
     if memory.last_seen is None:
         return False
@@ -219,7 +219,7 @@ def _held(memory: Memory, now: float, config: Config, damping: Damping, seed: st
     return memory.suppressed or elapsed(memory.last_seen, now) < hold_s
 
 
-def decayed(memory: Memory, *, now: float, damping: Damping) -> float:
+def decayed(memory: ConditionMemory, *, now: float, damping: Damping) -> float:
     """The penalty now; it halves every half-life."""
     if damping.half_life_s <= 0.0:
         return 0.0

@@ -65,13 +65,20 @@ from nodeagent.policy import (
     selection,
     thresholds,
 )
-from nodeagent.policy.candidates import Lineup, Memo, Minimum, line_up
-from nodeagent.policy.in_flight import Entry, Stage
+from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
+from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
 from nodeagent.policy.plausibility import ABSURD, figure
-from nodeagent.policy.preconditions import nobody, recheck, settle, settle_reclaim, stale, waits
-from nodeagent.policy.state import PolicyState, awake
+from nodeagent.policy.preconditions import (
+    apply_outcome,
+    apply_reclaim,
+    blocks_all_evictions,
+    recheck,
+    snapshot_too_old,
+    soft_tier_blocked,
+)
+from nodeagent.policy.state import PolicyState, after_suspend
 
-__all__ = ["Memo", "decide", "grace_s", "recheck", "settle", "settle_reclaim"]
+__all__ = ["RankingCache", "apply_outcome", "apply_reclaim", "decide", "grace_s", "recheck"]
 
 SHORTEST_GRACE_S: Final = 1.0
 """The kubelet's own minimum; 0 would remove the object while its containers still run (KUBELET-CONTRACT 14)."""
@@ -86,7 +93,7 @@ def decide(
     *,
     now: float,
     config: Config,
-    memo: Memo | None = None,
+    memo: RankingCache | None = None,
     always_rank: bool = True,
 ) -> tuple[Plan, PolicyState]:
     """The plan for this snapshot, and the state for the next decision, to be persisted before the plan is acted upon.
@@ -99,7 +106,7 @@ def decide(
     """
     if not math.isfinite(now):
         raise ValueError(f"the time of a decision must be finite, not {now!r}")
-    state = awake(state, snapshot.suspended_s, now=now)
+    state = after_suspend(state, snapshot.suspended_s, now=now)
     # 1-3: signals, thresholds, since when
     judged, threshold_state = thresholds.judge(
         snapshot, state.thresholds, now=now, config=config, thresholds=thresholds.effective(config, snapshot.layout)
@@ -108,12 +115,12 @@ def decide(
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     # what earlier decisions have become
     fine = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
-    seen = in_flight.observe(state.in_flight, snapshot, now=now, config=config, fine=fine)
-    tried = reclaim.observe(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
-    budgets = rate_limits.pruned(state.budgets, now=now, budgets=config.budgets)
+    seen = in_flight.advance(state.in_flight, snapshot, now=now, config=config, fine=fine)
+    tried = reclaim.advance(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
+    budgets = rate_limits.pruned(state.rate_limits, now=now, budgets=config.rate_limits)
     for entry in seen.confirmed:
-        budgets = rate_limits.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
-    case = _Case(
+        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, budgets=config.rate_limits)
+    case = _Context(
         plan_id=f"{state.instance}-{state.sequence + 1}",
         snapshot=snapshot,
         now=now,
@@ -123,7 +130,7 @@ def decide(
         reclaims=tried.state,
         trends={verdict.signal: verdict.trend for verdict in judged},
         levels=threshold_state,
-        memo=memo if memo is not None else Memo(),
+        memo=memo if memo is not None else RankingCache(),
     )
     served, refusals, budgets = _serve_limits(case, budgets)
     count_anew = served.count_anew
@@ -146,13 +153,13 @@ def decide(
         notes=(
             *served.notes,
             *[_relief_note(report) for report in seen.reports],
-            *[Note("reclaim", reclaim.told(report, config.reclaim.actions)) for report in tried.reports],
+            *[Note("reclaim", reclaim.describe(report, config.reclaim.actions)) for report in tried.reports],
         ),
         rank_order=served.order,
         relief_reports=seen.reports,
         reclaims=served.reclaims,
         reclaim_reports=tried.reports,
-        count_anew=count_anew,
+        recount=count_anew,
     )
     after = PolicyState(
         instance=state.instance,
@@ -160,7 +167,7 @@ def decide(
         thresholds=threshold_state,
         conditions=condition_state,
         in_flight=in_flight.add(seen.state, served.entries),
-        budgets=budgets,
+        rate_limits=budgets,
         growth=ranking.remember(state.growth, snapshot),
         reclaims=served.reclaim_state if served.reclaim_state is not None else tried.state,
         suspended_s=state.suspended_s,
@@ -168,23 +175,23 @@ def decide(
     return plan, after
 
 
-class _Case(NamedTuple):
+class _Context(NamedTuple):
     """One decision's facts, for the functions below."""
 
     plan_id: str
     snapshot: NodeSnapshot
     now: float
     config: Config
-    in_flight: in_flight.LedgerState
+    in_flight: in_flight.InFlightState
     growth: ranking.GrowthState
     reclaims: reclaim.ReclaimState
     trends: Mapping[Signal, Trend | None]
     levels: thresholds.ThresholdState
     """As the snapshot left it."""
-    memo: Memo
+    memo: RankingCache
 
-    def line_up(self, signal: Signal, *, tier: Tier, minimum: Minimum | None = None) -> Lineup:
-        return line_up(
+    def line_up(self, signal: Signal, *, tier: Tier, minimum: MinimumRelief | None = None) -> RankedPods:
+        return rank_pods(
             self.snapshot,
             signal,
             tier=tier,
@@ -195,7 +202,7 @@ class _Case(NamedTuple):
         )
 
 
-class _Served(NamedTuple):
+class _SignalPlan(NamedTuple):
     """What serving one signal came to."""
 
     signal: Signal
@@ -204,7 +211,7 @@ class _Served(NamedTuple):
     verdict: ThresholdVerdict | None = None
     deficit: Deficit | None = None
     victims: tuple[Victim, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[InFlightEviction, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[Note, ...] = ()
     reclaims: tuple[ReclaimOrder, ...] = ()
@@ -214,18 +221,20 @@ class _Served(NamedTuple):
 
 
 def _serve_limits(
-    case: _Case, budgets: rate_limits.BudgetState
-) -> tuple[_Served, tuple[Refusal, ...], rate_limits.BudgetState]:
+    case: _Context, budgets: rate_limits.RateLimitState
+) -> tuple[_SignalPlan, tuple[Refusal, ...], rate_limits.RateLimitState]:
     """Pods over their own local-storage limits, before any threshold as in the kubelet; off by default."""
     snapshot, now, config = case.snapshot, case.now, case.config
-    served = _Served(Signal.NODEFS)
+    served = _SignalPlan(Signal.NODEFS)
     if (
         not config.local_storage_limits
-        or nobody(snapshot, now=now, config=config)
+        or blocks_all_evictions(snapshot, now=now, config=config)
         or rate_limits.waiting(budgets.api, now=now)
     ):
         return served, (), budgets
-    over = local_storage_eviction.choose(snapshot, budgets=budgets, book=case.in_flight, now=now, config=config)
+    over = local_storage_eviction.select_over_limit(
+        snapshot, budgets=budgets, book=case.in_flight, now=now, config=config
+    )
     served = served._replace(count_anew=over.count_anew)
     if not over.violations:
         return served, over.refusals, budgets
@@ -238,14 +247,14 @@ def _serve_limits(
 
 
 def _serve_most_urgent(
-    case: _Case, judged: Sequence[SignalVerdict], budgets: rate_limits.BudgetState, *, always_rank: bool
-) -> tuple[_Served, tuple[Refusal, ...], rate_limits.BudgetState]:
+    case: _Context, judged: Sequence[SignalVerdict], budgets: rate_limits.RateLimitState, *, always_rank: bool
+) -> tuple[_SignalPlan, tuple[Refusal, ...], rate_limits.RateLimitState]:
     """Serve the due thresholds in order of urgency until one of them has victims; with the kubelet's order the first
     alone."""
     refusals: tuple[Refusal, ...] = ()
-    first: _Served | None = None
+    first: _SignalPlan | None = None
     for verdict in _due(judged, kubelet=case.config.ranking.kubelet):
-        served, budgets = _serve(case, verdict, budgets)
+        served, budgets = _plan_signal(case, verdict, budgets)
         # Of each threshold, also of one that is not the one reported, it counts what its evictions waited for.
         case = case._replace(reclaims=served.reclaim_state or case.reclaims)
         served = served._replace(reclaim_state=case.reclaims)
@@ -259,9 +268,9 @@ def _serve_most_urgent(
     signal = min((each.signal for each in met), key=lambda each: SIGNAL_TABLE[each].urgency, default=Signal.MEMORY)
     if not met and not always_rank:
         case.memo.prepare(case.snapshot, config=case.config)
-        return _Served(signal), (), budgets
+        return _SignalPlan(signal), (), budgets
     lineup = case.line_up(signal, tier=Tier.SOFT)
-    return _Served(signal, lineup.order, tuple(lineup.pods)), (), budgets
+    return _SignalPlan(signal, lineup.order, tuple(lineup.pods)), (), budgets
 
 
 def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVerdict]:
@@ -283,9 +292,9 @@ def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVer
 # --- serving one threshold -------------------------------------------------------------------------------------------
 
 
-def _serve(
-    case: _Case, verdict: ThresholdVerdict, budgets: rate_limits.BudgetState
-) -> tuple[_Served, rate_limits.BudgetState]:
+def _plan_signal(
+    case: _Context, verdict: ThresholdVerdict, budgets: rate_limits.RateLimitState
+) -> tuple[_SignalPlan, rate_limits.RateLimitState]:
     """Everything for one threshold that is due. The budgets are changed only if there are victims."""
     snapshot, now, config = case.snapshot, case.now, case.config
     threshold = verdict.threshold
@@ -299,9 +308,9 @@ def _serve(
     notes: tuple[Note, ...] = ()
     if lineup.by_writes:
         notes = (_BY_WRITES if any(ranked.usage is not None for ranked in lineup.pods) else _UNMEASURED,)
-    served = _Served(signal, lineup.order, (), verdict, deficit, notes=notes)
+    served = _SignalPlan(signal, lineup.order, (), verdict, deficit, notes=notes)
 
-    kill, spent = last_resort.due(snapshot, tier, budgets, now=now, config=config)
+    kill, spent = last_resort.kill_due(snapshot, tier, budgets, now=now, config=config)
     if deficit.amount:
         tried = reclaim.attempt(
             case.reclaims,
@@ -318,8 +327,8 @@ def _serve(
         if tried.waits is not None:
             return served._replace(ranking=tuple(lineup.pods), refusals=(tried.waits,)), budgets
     stop = None if deficit.amount else _is_coming(missing, pending, signal)
-    stop = _stop(case, budgets, signal, kill=kill) or stop or _look_again(case, signal, tier)
-    stop = stop or fresh_usage.waits(snapshot, verdict, case.trends.get(signal), now=now, config=config)
+    stop = _stop(case, budgets, signal, kill=kill) or stop or _wait_for_release(case, signal, tier)
+    stop = stop or fresh_usage.wait_for_recount(snapshot, verdict, case.trends.get(signal), now=now, config=config)
     if stop is not None:
         return served._replace(ranking=tuple(lineup.pods), refusals=(stop, *spent)), budgets
 
@@ -327,7 +336,7 @@ def _serve(
     out_of_reach.lift_claims(lineup, verdict, trend, minimum=minimum, now=now, config=config)
     shortened: tuple[RankedPod, ...] = ()
     if not kill:
-        shortened = selection.to_shorten(
+        shortened = selection.select_to_shorten(
             lineup, pending, deficit.amount, minimum=minimum.relief, tier=tier, config=config
         )
     left = deficit.amount - sum(pod.relief or 0 for pod in shortened)
@@ -339,7 +348,7 @@ def _serve(
         facts = out_of_reach.Facts(snapshot, tier, kill, minimum, coming, case.in_flight, budgets, now, config)
         candidates, beyond = out_of_reach.sort_out(lineup, facts)
         held = [each.pod for each in beyond if each.rule is out_of_reach.Rule.WAITS]
-        brake = _brake(case, signal, left, [*candidates, *held])
+        brake = _futility(case, signal, left, [*candidates, *held])
         if brake is not None:
             refusals = (*refusals, brake, *selection.nobody_larger(lineup, candidates, beyond))
         if brake is None or (tier is Tier.HARD and config.relief.on_futile is OnFutile.EVICT):
@@ -364,9 +373,9 @@ def _serve(
                 now=now,
                 config=config,
             )
-            chosen, budgets, limits = selection.choose(lineup, candidates, beyond, terms, budgets=budgets)
+            chosen, budgets, limits = selection.select_victims(lineup, candidates, beyond, terms, budgets=budgets)
             refusals = (*refusals, *limits)
-    if chosen and (waiting := waits(snapshot, tier)) is not None:
+    if chosen and (waiting := soft_tier_blocked(snapshot, tier)) is not None:
         chosen, budgets, refusals = (), before, (*refusals, waiting)
     blocked = frozenset([uid for uid, wait in budgets.pods.items() if wait.code in rate_limits.BLOCKED])
     victims = [_victim(pod, verdict, observation, tier, config, blocked) for pod in (*shortened, *chosen)]
@@ -398,38 +407,38 @@ def _missing(verdict: ThresholdVerdict, observation: Observation) -> int:
     return max(0, verdict.value + (extra or 0) - observation.available)
 
 
-def _minimum(deficit: Deficit, config: Config) -> Minimum:
+def _minimum(deficit: Deficit, config: Config) -> MinimumRelief:
     least = relief.minimum(config.relief, deficit.amount)
     unit = SIGNAL_TABLE[deficit.signal].unit
     message = (
         f"would free less than {figure(least, unit)}, the least that matters for a deficit of "
         f"{figure(deficit.amount, unit)}"
     )
-    return Minimum(least, Refusal("below-minimum-relief", message))
+    return MinimumRelief(least, Refusal("below-minimum-relief", message))
 
 
-def _stop(case: _Case, budgets: rate_limits.BudgetState, signal: Signal, *, kill: bool) -> Refusal | None:
+def _stop(case: _Context, budgets: rate_limits.RateLimitState, signal: Signal, *, kill: bool) -> Refusal | None:
     """What forbids every eviction for this signal now. The last resort needs neither the API nor a current view of the
     pods."""
     if kill:
-        old = stale(case.snapshot, now=case.now, config=case.config)
-        return old or in_flight.breaker(case.in_flight, signal, now=case.now, config=case.config)
+        old = snapshot_too_old(case.snapshot, now=case.now, config=case.config)
+        return old or in_flight.circuit_breaker(case.in_flight, signal, now=case.now, config=case.config)
     return (
-        nobody(case.snapshot, now=case.now, config=case.config)
-        or in_flight.breaker(case.in_flight, signal, now=case.now, config=case.config)
+        blocks_all_evictions(case.snapshot, now=case.now, config=case.config)
+        or in_flight.circuit_breaker(case.in_flight, signal, now=case.now, config=case.config)
         or rate_limits.waiting(budgets.api, now=case.now)
     )
 
 
-def _look_again(case: _Case, signal: Signal, tier: Tier) -> Refusal | None:
+def _wait_for_release(case: _Context, signal: Signal, tier: Tier) -> Refusal | None:
     """The soft tier takes one pod and looks again when it is gone; so does the kubelet, whatever the tier."""
     kubelet = case.config.ranking.kubelet
     if tier is Tier.HARD and not kubelet:
         return None
-    return in_flight.awaited(case.in_flight, case.snapshot, now=case.now, signal=None if kubelet else signal)
+    return in_flight.wait_for_release(case.in_flight, case.snapshot, now=case.now, signal=None if kubelet else signal)
 
 
-def _is_coming(missing: int, pending: in_flight.Pending, signal: Signal) -> Refusal:
+def _is_coming(missing: int, pending: in_flight.PendingRelease, signal: Signal) -> Refusal:
     unit = SIGNAL_TABLE[signal].unit
     if not pending.amount:
         return Refusal("no-deficit", f"{signal.value}: nothing is missing")
@@ -440,7 +449,7 @@ def _is_coming(missing: int, pending: in_flight.Pending, signal: Signal) -> Refu
     )
 
 
-def _brake(case: _Case, signal: Signal, deficit: int, candidates: Sequence[RankedPod]) -> Refusal | None:
+def _futility(case: _Context, signal: Signal, deficit: int, candidates: Sequence[RankedPod]) -> Refusal | None:
     """The futility brake. With the kubelet's order only the lack of any candidate stops."""
     evictable = sum(pod.relief or 0 for pod in candidates)
     if candidates and (case.config.ranking.kubelet or evictable >= deficit):
@@ -478,7 +487,7 @@ def _victim(
     )
 
 
-def reworded(victim: Victim, view: PodView, *, plan: Plan) -> Victim:
+def with_current_text(victim: Victim, view: PodView, *, plan: Plan) -> Victim:
     """The victim with its text written anew from `view`: the containers' own usage, which the message names, is read
     for victims only. A victim for another reason than the plan's threshold keeps its text."""
     verdict = plan.acting_on
@@ -514,10 +523,10 @@ def grace_s(pod: Pod, tier: Tier, *, config: Config) -> float:
     return float(math.ceil(max(SHORTEST_GRACE_S, min(most_s, own_s))))
 
 
-def _entry(case: _Case, victim: Victim, observation: Observation, *, spends: bool) -> Entry:
+def _entry(case: _Context, victim: Victim, observation: Observation, *, spends: bool) -> InFlightEviction:
     """The ledger's line. A pod that is only shortened spends no token and counts for no one's back-off."""
     pod, threshold = victim.pod, victim.threshold
-    return Entry(
+    return InFlightEviction(
         plan_id=case.plan_id,
         pod_uid=pod.uid,
         cgroup_uid=pod.cgroup_uid,
@@ -526,14 +535,14 @@ def _entry(case: _Case, victim: Victim, observation: Observation, *, spends: boo
         signal=threshold.signal,
         memory_model=threshold.memory_model,
         tier=victim.tier,
-        stage=Stage.PLANNED,
+        stage=EvictionStage.PLANNED,
         planned_at=case.now,
         sample_at=case.snapshot.taken_at,
         available=observation.available or 0,
         predicted=victim.predicted_relief or 0,
         grace_s=victim.grace_period_s,
         until=case.now + case.config.cluster.request_timeout_s + victim.grace_period_s + in_flight.SLACK_S,
-        buckets=rate_limits.keys_of(pod, victim.limit or threshold.signal) if spends else (),
+        buckets=rate_limits.bucket_keys(pod, victim.limit or threshold.signal) if spends else (),
         limit=victim.limit,
     )
 

@@ -48,7 +48,7 @@ OLD_S: Final = 120.0
 """A trace that ends so long ago says nothing of now."""
 
 
-def waits(
+def wait_for_recount(
     snapshot: NodeSnapshot, verdict: ThresholdVerdict, trend: Trend | None, *, now: float, config: Config
 ) -> Refusal | None:
     """Why nobody goes for this threshold yet: what the pods hold was counted before it was crossed, or what has filled
@@ -67,7 +67,7 @@ def waits(
     if trace is not None and trace.first.at == trace.last.at and (trend is None or trend.rate_per_s < 0):
         message = f"{signal.value}: pods were counted once, and a second count has to say whether they fill it"
         return Refusal("counting-anew", message)
-    sights = [usage.disk_sight for _, usage in snapshot.pods if usage is not None]
+    sights = [usage.disk_usage_quality for _, usage in snapshot.pods if usage is not None]
     counted = [sight.read_at for sight in sights if sight is not None]
     if not counted or (len(counted) == len(sights) and min(counted) >= since):
         return None

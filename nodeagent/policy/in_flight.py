@@ -74,17 +74,17 @@ ENOUGH: Final = 0.5
 """Measured relief below this share of the predicted one is a failure."""
 
 
-class Stage(enum.StrEnum):
+class EvictionStage(enum.StrEnum):
     PLANNED = "planned"
     ACCEPTED = "accepted"
-    DOUBT = "doubt"
+    UNCERTAIN = "doubt"
     KILLED = "killed"
     UNLISTED = "unlisted"
-    REHEARSED = "rehearsed"
+    DRY_RUN = "rehearsed"
     GONE = "gone"
 
 
-class Entry(NamedTuple):
+class InFlightEviction(NamedTuple):
     """One eviction under way."""
 
     plan_id: str
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
     signal: Signal
     memory_model: MemoryModel
     tier: Tier
-    stage: Stage
+    stage: EvictionStage
     planned_at: float
     sample_at: float
     """When the snapshot of the decision was taken."""
@@ -116,7 +116,7 @@ class Entry(NamedTuple):
     """Set when the pod goes for a limit of its own: nothing was predicted, so nothing is measured."""
 
 
-class Departing(NamedTuple):
+class TerminatingPod(NamedTuple):
     """A terminating pod, on our clock."""
 
     ends_at: float
@@ -132,9 +132,9 @@ class Failures(NamedTuple):
     last: float
 
 
-class LedgerState(NamedTuple):
-    entries: tuple[Entry, ...] = ()
-    departing: Mapping[str, Departing] = {}
+class InFlightState(NamedTuple):
+    entries: tuple[InFlightEviction, ...] = ()
+    departing: Mapping[str, TerminatingPod] = {}
     """By pod UID."""
     failures: Mapping[str, Failures] = {}
     """By signal."""
@@ -143,17 +143,17 @@ class LedgerState(NamedTuple):
 class Observed(NamedTuple):
     """What a snapshot said about the ledger."""
 
-    state: LedgerState
+    state: InFlightState
     reports: tuple[ReliefReport, ...]
-    confirmed: tuple[Entry, ...]
+    confirmed: tuple[InFlightEviction, ...]
     """Entries of which it became certain only now that their pod goes."""
 
 
 # --- what a snapshot changes -----------------------------------------------------------------------------------------
 
 
-def observe(
-    state: LedgerState, snapshot: NodeSnapshot, *, now: float, config: Config, fine: Container[Signal] = ()
+def advance(
+    state: InFlightState, snapshot: NodeSnapshot, *, now: float, config: Config, fine: Container[Signal] = ()
 ) -> Observed:
     """Bring the ledger up to date with what is seen. `fine`: signals above all their thresholds."""
     departing = _departing(state.departing, snapshot, now=now)
@@ -162,37 +162,42 @@ def observe(
             state = state._replace(departing=departing)
         return Observed(state, (), ())
     present = {view.pod.uid: view for view in snapshot.pods}
-    entries: list[Entry] = []
-    confirmed: list[Entry] = []
-    expired: list[Entry] = []
+    entries: list[InFlightEviction] = []
+    confirmed: list[InFlightEviction] = []
+    expired: list[InFlightEviction] = []
     for entry in state.entries:
-        if entry.stage is Stage.REHEARSED:
+        if entry.stage is EvictionStage.DRY_RUN:
             wanted = entry.limit or now <= entry.until or entry.signal not in fine
             if config.mode is Mode.DRY_RUN and entry.pod_uid in present and entry.planned_at <= now and wanted:
                 entries.append(entry)
             continue
         moved = _moved(entry, present.get(entry.pod_uid), snapshot, kubelet=config.ranking.kubelet)
-        certain = moved.stage in (Stage.ACCEPTED, Stage.GONE) and entry.stage in (Stage.PLANNED, Stage.DOUBT)
+        certain = moved.stage in (EvictionStage.ACCEPTED, EvictionStage.GONE) and entry.stage in (
+            EvictionStage.PLANNED,
+            EvictionStage.UNCERTAIN,
+        )
         if certain and entry.buckets:
             confirmed.append(moved)
-        if moved.stage is not Stage.GONE and not moved.planned_at <= now <= moved.until:
+        if moved.stage is not EvictionStage.GONE and not moved.planned_at <= now <= moved.until:
             expired.append(moved)
         else:
             entries.append(moved)
     failures = state.failures
     for entry in expired:
-        if entry.stage is Stage.ACCEPTED and not entry.limit:
+        if entry.stage is EvictionStage.ACCEPTED and not entry.limit:
             failures = _failed(failures, entry.signal, 1, now=now, config=config)
-    kept, reports = _measured([each for each in entries if not (each.limit and each.stage is Stage.GONE)], snapshot)
+    kept, reports = _measured(
+        [each for each in entries if not (each.limit and each.stage is EvictionStage.GONE)], snapshot
+    )
     for report in reports:
         if report.measured < ENOUGH * report.predicted:
             failures = _failed(failures, report.signal, len(report.pod_uids), now=now, config=config)
         else:
             failures = {signal: each for signal, each in failures.items() if signal != report.signal.value}
-    return Observed(LedgerState(tuple(kept), departing, failures), reports, tuple(confirmed))
+    return Observed(InFlightState(tuple(kept), departing, failures), reports, tuple(confirmed))
 
 
-def slept(state: LedgerState, slept_s: float, *, now: float) -> LedgerState:
+def after_suspend(state: InFlightState, slept_s: float, *, now: float) -> InFlightState:
     """The ledger after so long a sleep of the machine: whoever ends the pods has slept as well. No entry is given more
     than its whole time from now on, for its outcome may have come in since."""
     entries = [
@@ -206,15 +211,17 @@ def slept(state: LedgerState, slept_s: float, *, now: float) -> LedgerState:
     return state._replace(entries=tuple(entries), departing=departing)
 
 
-def _departing(known: Mapping[str, Departing], snapshot: NodeSnapshot, *, now: float) -> Mapping[str, Departing]:
+def _departing(
+    known: Mapping[str, TerminatingPod], snapshot: NodeSnapshot, *, now: float
+) -> Mapping[str, TerminatingPod]:
     """End of grace, on our clock, of every terminating pod that still has a cgroup."""
-    found: dict[str, Departing] = {}
+    found: dict[str, TerminatingPod] = {}
     for pod, usage in snapshot.pods:
         if pod.deletion_wall is None or usage is None:
             continue
         earlier = known.get(pod.uid)
         if earlier is None:
-            found[pod.uid] = Departing(now + _grace_left(pod, snapshot), deletion_wall=pod.deletion_wall)
+            found[pod.uid] = TerminatingPod(now + _grace_left(pod, snapshot), deletion_wall=pod.deletion_wall)
         else:
             # The API server's stamp moves when somebody shortens the grace; ours is not looked at again: it may jump.
             moved_s = min(0.0, pod.deletion_wall - earlier.deletion_wall)
@@ -231,30 +238,36 @@ def _grace_left(pod: Pod, snapshot: NodeSnapshot) -> float:
     return left_s if left_s < ABSURD else 0.0  # NaN and nonsense: no grace
 
 
-def _moved(entry: Entry, view: PodView | None, snapshot: NodeSnapshot, *, kubelet: bool) -> Entry:
+def _moved(entry: InFlightEviction, view: PodView | None, snapshot: NodeSnapshot, *, kubelet: bool) -> InFlightEviction:
     """The entry after a look at its pod. A kubelet decides anew with the very sample that it takes when its victim is
     cleaned up, files included; our own order waits for one that is newer than that."""
     if snapshot.taken_at <= entry.sample_at:
         return entry
-    if entry.stage is Stage.GONE:
+    if entry.stage is EvictionStage.GONE:
         return entry._replace(cleaned=True) if kubelet and view is None and not entry.cleaned else entry
     if view is None or view.usage is None:
-        if entry.stage is Stage.PLANNED and view is not None and view.pod.deletion_wall is None:
+        if entry.stage is EvictionStage.PLANNED and view is not None and view.pod.deletion_wall is None:
             return entry  # its cgroup could not be read this once; nothing says that it goes
         cleaned = kubelet and view is None
         at_once = cleaned or (kubelet and entry.signal not in ranking.DISKS)
         gone_at = entry.sample_at if at_once else snapshot.taken_at
-        return entry._replace(stage=Stage.GONE, gone_at=gone_at, cleaned=cleaned)
-    if entry.stage in (Stage.PLANNED, Stage.DOUBT) and view.pod.deletion_wall is not None and entry.buckets:
-        return entry._replace(stage=Stage.ACCEPTED)
+        return entry._replace(stage=EvictionStage.GONE, gone_at=gone_at, cleaned=cleaned)
+    if (
+        entry.stage in (EvictionStage.PLANNED, EvictionStage.UNCERTAIN)
+        and view.pod.deletion_wall is not None
+        and entry.buckets
+    ):
+        return entry._replace(stage=EvictionStage.ACCEPTED)
     return entry
 
 
-def _measured(entries: list[Entry], snapshot: NodeSnapshot) -> tuple[list[Entry], tuple[ReliefReport, ...]]:
+def _measured(
+    entries: list[InFlightEviction], snapshot: NodeSnapshot
+) -> tuple[list[InFlightEviction], tuple[ReliefReport, ...]]:
     """Split off the decisions whose victims are all gone and whose signal has a newer sample."""
-    waiting = {(entry.plan_id, entry.signal) for entry in entries if entry.stage is not Stage.GONE}
-    kept: list[Entry] = []
-    groups: dict[tuple[str, Signal], list[Entry]] = {}
+    waiting = {(entry.plan_id, entry.signal) for entry in entries if entry.stage is not EvictionStage.GONE}
+    kept: list[InFlightEviction] = []
+    groups: dict[tuple[str, Signal], list[InFlightEviction]] = {}
     for entry in entries:
         key = (entry.plan_id, entry.signal)
         if key in waiting or _look(entry, snapshot).available is None or not _released(entry, snapshot):
@@ -282,7 +295,7 @@ def _measured(entries: list[Entry], snapshot: NodeSnapshot) -> tuple[list[Entry]
     return kept, tuple(reports)
 
 
-def _released(entry: Entry, snapshot: NodeSnapshot) -> bool:
+def _released(entry: InFlightEviction, snapshot: NodeSnapshot) -> bool:
     """Whether what a gone pod held is in the sample: memory and PIDs at once, files when they were removed."""
     seen = _look(entry, snapshot)
     if entry.gone_at is None or not seen.read_at > entry.gone_at:
@@ -292,7 +305,7 @@ def _released(entry: Entry, snapshot: NodeSnapshot) -> bool:
     return (seen.available or 0) - entry.available >= REMOVED * entry.predicted
 
 
-def _to_come(entry: Entry, snapshot: NodeSnapshot) -> int:
+def _to_come(entry: InFlightEviction, snapshot: NodeSnapshot) -> int:
     """What of the predicted relief is not in the sample yet."""
     if entry.signal not in ranking.DISKS:
         return entry.predicted
@@ -310,7 +323,7 @@ def same_resource(one: Signal, other: Signal, snapshot: NodeSnapshot) -> bool:
     return device is not None and other in ranking.DISKS and device == snapshot.observations[other].device
 
 
-def _look(entry: Entry, snapshot: NodeSnapshot) -> Observation:
+def _look(entry: InFlightEviction, snapshot: NodeSnapshot) -> Observation:
     """The observation that the entry's decision looked at."""
     return snapshot.observe(entry.signal, entry.memory_model)
 
@@ -327,7 +340,7 @@ def _failed(
     return {**failures, signal.value: Failures((earlier.times if earlier else 0) + times, now)}
 
 
-def breaker(state: LedgerState, signal: Signal, *, now: float, config: Config) -> Refusal | None:
+def circuit_breaker(state: InFlightState, signal: Signal, *, now: float, config: Config) -> Refusal | None:
     """Why no more pods are evicted for `signal` after evictions that did not help, or None."""
     failures = state.failures.get(signal.value)
     if failures is None or failures.times < config.relief.failures_before_stop:
@@ -345,13 +358,13 @@ def breaker(state: LedgerState, signal: Signal, *, now: float, config: Config) -
 # --- pending release -------------------------------------------------------------------------------------------------
 
 
-class Pending(NamedTuple):
+class PendingRelease(NamedTuple):
     """What is on its way out."""
 
     amount: int
     pods: tuple[str, ...]
     """Who brings it, for texts."""
-    slow: tuple[PodView, ...]
+    long_grace: tuple[PodView, ...]
     """Terminating pods with more grace left than this tier waits for, that were not shortened yet."""
     uids: frozenset[str] = frozenset()
     """The pods of `amount` that are still listed. One whose release is not known is not among them: it may be out of
@@ -359,11 +372,11 @@ class Pending(NamedTuple):
 
 
 def pending(
-    state: LedgerState, snapshot: NodeSnapshot, signal: Signal, *, tier: Tier, now: float, config: Config
-) -> Pending:
+    state: InFlightState, snapshot: NodeSnapshot, signal: Signal, *, tier: Tier, now: float, config: Config
+) -> PendingRelease:
     """What terminating pods and evictions under way will release of `signal`'s resource within this tier's patience."""
     if not state.departing and not state.entries:
-        return Pending(0, (), ())
+        return PendingRelease(0, (), ())
     most = usage_limit(snapshot, signal, config=config)
     soft_s = max(SOFT_PATIENCE_S, config.eviction_max_pod_grace_period_s)
     patience_s = HARD_PATIENCE_S if tier is Tier.HARD else soft_s
@@ -378,7 +391,7 @@ def pending(
         departing = state.departing.get(pod.uid)
         if entry is None and departing is None:
             continue
-        if entry is not None and (departing is None or not entry.buckets or entry.stage is Stage.GONE):
+        if entry is not None and (departing is None or not entry.buckets or entry.stage is EvictionStage.GONE):
             counts = _entry_counts(entry, snapshot, now=now)
         else:
             assert departing is not None
@@ -387,7 +400,7 @@ def pending(
             if left_s > patience_s and not departing.shortened:
                 slow.append(view)
         if counts:
-            freed = relief.of(view.usage, signal, snapshot.layout, most=most)
+            freed = relief.predicted_relief(view.usage, signal, snapshot.layout, most=most)
             if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
                 freed = _to_come(entry, snapshot)
             if entry is not None and _outlasts(entry, signal, snapshot):
@@ -395,15 +408,17 @@ def pending(
             if freed:
                 amount += freed
                 uids.append(pod.uid)
-            pods.append(f"{pod.key} (rehearsed)" if entry is not None and entry.stage is Stage.REHEARSED else pod.key)
+            pods.append(
+                f"{pod.key} (rehearsed)" if entry is not None and entry.stage is EvictionStage.DRY_RUN else pod.key
+            )
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
         if same_resource(entry.signal, signal, snapshot) and _entry_counts(entry, snapshot, now=now):
             amount += _to_come(entry, snapshot)
             pods.append(entry.pod)
-    return Pending(amount, tuple(pods), tuple(slow), frozenset(uids))
+    return PendingRelease(amount, tuple(pods), tuple(slow), frozenset(uids))
 
 
-def _outlasts(entry: Entry, signal: Signal, snapshot: NodeSnapshot) -> bool:
+def _outlasts(entry: InFlightEviction, signal: Signal, snapshot: NodeSnapshot) -> bool:
     """Whether more is to come than its pod's usage still says: of PIDs the children that are never all seen, of a disk
     the files of containers whose cgroups have gone already, for they cannot be measured any more."""
     if entry.signal in ranking.DISKS:
@@ -411,26 +426,28 @@ def _outlasts(entry: Entry, signal: Signal, snapshot: NodeSnapshot) -> bool:
     return entry.signal is signal is Signal.PID
 
 
-def _entry_counts(entry: Entry, snapshot: NodeSnapshot, *, now: float) -> bool:
-    if entry.stage is Stage.GONE:
+def _entry_counts(entry: InFlightEviction, snapshot: NodeSnapshot, *, now: float) -> bool:
+    if entry.stage is EvictionStage.GONE:
         return not entry.cleaned and not _released(entry, snapshot)
-    if entry.stage is Stage.REHEARSED:
+    if entry.stage is EvictionStage.DRY_RUN:
         return True
     return entry.planned_at <= now <= entry.until
 
 
-def watched(state: LedgerState) -> bool:
+def awaits_release(state: InFlightState) -> bool:
     """Whether something was really evicted that may go any moment, and what it brings back is to be measured then."""
-    return any(entry.stage is not Stage.REHEARSED for entry in state.entries)
+    return any(entry.stage is not EvictionStage.DRY_RUN for entry in state.entries)
 
 
-def awaited(state: LedgerState, snapshot: NodeSnapshot, *, now: float, signal: Signal | None) -> Refusal | None:
+def wait_for_release(
+    state: InFlightState, snapshot: NodeSnapshot, *, now: float, signal: Signal | None
+) -> Refusal | None:
     """Why the next eviction waits for the end of an earlier one (for `signal`, or for anything when that is None):
     only a sample newer than its release tells whether another one is needed. None when nothing is under way, or when
     what is has had its time."""
     for entry in state.entries:
         ours = signal is None or same_resource(entry.signal, signal, snapshot)
-        if entry.stage is Stage.REHEARSED and now > entry.until:
+        if entry.stage is EvictionStage.DRY_RUN and now > entry.until:
             continue  # by now it would be gone
         if ours and _entry_counts(entry, snapshot, now=now):
             until = entry.gone_at + DISK_RELEASE_S if entry.gone_at is not None else entry.until
@@ -442,7 +459,7 @@ def awaited(state: LedgerState, snapshot: NodeSnapshot, *, now: float, signal: S
     return None
 
 
-def under_way(entry: Entry) -> Refusal:
+def already_in_flight(entry: InFlightEviction) -> Refusal:
     """Why a pod with an entry is not chosen again."""
     return Refusal("under-way", f"being evicted already by {entry.plan_id} ({entry.stage})")
 
@@ -450,7 +467,7 @@ def under_way(entry: Entry) -> Refusal:
 # --- what a decision and its outcomes change -------------------------------------------------------------------------
 
 
-def add(state: LedgerState, entries: Iterable[Entry]) -> LedgerState:
+def add(state: InFlightState, entries: Iterable[InFlightEviction]) -> InFlightState:
     """Write down planned evictions. A pod that is only shortened is remembered so that it is not shortened twice."""
     added = tuple(entries)
     if not added:
@@ -462,12 +479,12 @@ def add(state: LedgerState, entries: Iterable[Entry]) -> LedgerState:
     return state._replace(entries=(*state.entries, *added), departing=departing)
 
 
-def find(state: LedgerState, *, plan_id: str, pod_uid: str) -> Entry | None:
+def entry_for(state: InFlightState, *, plan_id: str, pod_uid: str) -> InFlightEviction | None:
     """The entry that an outcome belongs to."""
     return next((each for each in state.entries if each.pod_uid == pod_uid and each.plan_id == plan_id), None)
 
 
-def replace(state: LedgerState, entry: Entry, *, by: Entry | None) -> LedgerState:
+def replace(state: InFlightState, entry: InFlightEviction, *, by: InFlightEviction | None) -> InFlightState:
     """The ledger with `entry` replaced, or removed."""
     entries = [by if each is entry else each for each in state.entries]
     return state._replace(entries=tuple([each for each in entries if each is not None]))

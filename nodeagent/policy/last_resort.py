@@ -23,9 +23,9 @@ API_IS_BACK: Final = Refusal(
 )
 
 
-def is_open(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
+def kill_allowed(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
     """Whether the API server has been out of reach for long enough, and this was asked for."""
-    lost_at = snapshot.api_lost_at
+    lost_at = snapshot.api_unreachable_since
     return (
         config.escalation.last_resort is LastResort.CGROUP_KILL
         and lost_at is not None
@@ -34,11 +34,11 @@ def is_open(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
     )
 
 
-def due(
-    snapshot: NodeSnapshot, tier: Tier, budgets: rate_limits.BudgetState, *, now: float, config: Config
+def kill_due(
+    snapshot: NodeSnapshot, tier: Tier, budgets: rate_limits.RateLimitState, *, now: float, config: Config
 ) -> tuple[bool, tuple[Refusal, ...]]:
     """Whether victims are to be ended now; if it is only the bucket that forbids it, the reason."""
-    if tier is not Tier.HARD or not is_open(snapshot, now=now, config=config):
+    if tier is not Tier.HARD or not kill_allowed(snapshot, now=now, config=config):
         return False, ()
-    spent = rate_limits.empty(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.budgets)
+    spent = rate_limits.limit_reached(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.rate_limits)
     return spent is None, () if spent is None else (spent,)

@@ -15,25 +15,25 @@ from nodeagent.policy import in_flight, local_storage_limits, protection, rate_l
 from nodeagent.policy.local_storage_limits import Violation
 
 
-class Overuse(NamedTuple):
+class OverLimitSelection(NamedTuple):
     """Who goes for a limit of his own."""
 
     violations: tuple[Violation, ...]
-    budgets: rate_limits.BudgetState
+    budgets: rate_limits.RateLimitState
     refusals: tuple[Refusal, ...]
     """Why others that exceed a limit stay."""
     count_anew: tuple[str, ...] = ()
     """UIDs (of cgroups) of those that would go if a walk made for them said so."""
 
 
-def choose(
+def select_over_limit(
     snapshot: NodeSnapshot,
     *,
-    budgets: rate_limits.BudgetState,
-    book: in_flight.LedgerState,
+    budgets: rate_limits.RateLimitState,
+    book: in_flight.InFlightState,
     now: float,
     config: Config,
-) -> Overuse:
+) -> OverLimitSelection:
     """The pods that are to go now because they exceed a limit of their own, with their tokens taken."""
     found = local_storage_limits.violations(snapshot.pods, layout=snapshot.layout, at=snapshot.taken_at)
     chosen: list[Violation] = []
@@ -44,16 +44,16 @@ def choose(
         pod = violation.view.pod
         if len(chosen) >= config.relief.max_victims:
             break
-        refusal = protected(violation.view, violation.used, snapshot, config=config)
+        refusal = protection_for(violation.view, violation.used, snapshot, config=config)
         if refusal is None and pod.uid in under_way:
-            refusal = in_flight.under_way(under_way[pod.uid])
+            refusal = in_flight.already_in_flight(under_way[pod.uid])
         if refusal is None:
-            refusal = rate_limits.held_by(rate_limits.holds(budgets, now=now, budgets=config.budgets), pod)
-        if refusal is None and (refusal := _counted_in_its_turn(violation.view, at=snapshot.taken_at)) is not None:
+            refusal = rate_limits.limit_on(rate_limits.holds(budgets, now=now, budgets=config.rate_limits), pod)
+        if refusal is None and (refusal := _needs_recount(violation.view, at=snapshot.taken_at)) is not None:
             count_anew.append(pod.cgroup_uid)
         if refusal is None:
-            taken = rate_limits.take(
-                budgets, rate_limits.keys_of(pod, violation.limit), now=now, budgets=config.budgets
+            taken = rate_limits.take_tokens(
+                budgets, rate_limits.bucket_keys(pod, violation.limit), now=now, budgets=config.rate_limits
             )
             if isinstance(taken, Refusal):
                 refusal = taken
@@ -62,25 +62,25 @@ def choose(
                 chosen.append(violation)
         if refusal is not None:
             refusals.append(Refusal(refusal.code, f"{pod.key} exceeds {violation.limit.value}: {refusal.message}"))
-    return Overuse(tuple(chosen), budgets, tuple(refusals), tuple(count_anew))
+    return OverLimitSelection(tuple(chosen), budgets, tuple(refusals), tuple(count_anew))
 
 
-def _counted_in_its_turn(view: PodView, *, at: float) -> Refusal | None:
-    sight = view.usage.disk_sight if view.usage is not None else None
-    if sight is None or not sight.routine:
+def _needs_recount(view: PodView, *, at: float) -> Refusal | None:
+    sight = view.usage.disk_usage_quality if view.usage is not None else None
+    if sight is None or not sight.periodic:
         return None
     return Refusal("counting-anew", f"counted {max(0.0, at - sight.read_at):.0f}s ago, and is being counted anew")
 
 
-def protected(view: PodView, used: int, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
+def protection_for(view: PodView, used: int, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
     """The first reason why this pod is not to be evicted for a limit of its own."""
     pod, usage = view
     if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
         return protection.OWN_POD
     fresh = usage is not None and 0 <= snapshot.taken_at - usage.read_at <= config.sampling.stale_after_s
-    scene = protection.Scene(config.protection, Tier.HARD, "local storage", snapshot.taken_at, snapshot.wall_time)
+    scene = protection.RuleContext(config.protection, Tier.HARD, "local storage", snapshot.taken_at, snapshot.wall_time)
     reasons = (
-        *protection.standing(pod, config.protection),
+        *protection.object_refusals(pod, config.protection),
         *protection.momentary(pod, usage, used if fresh else None, scene),
     )
     return reasons[0] if reasons else None

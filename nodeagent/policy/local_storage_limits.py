@@ -15,7 +15,7 @@ OLDEST_S: Final = 240.0
 """Numbers that are older are no proof: twice as old as a kubelet's may be."""
 
 
-class Limit(enum.StrEnum):
+class StorageLimit(enum.StrEnum):
     """Which limit was exceeded, by the kubelet's names in its metrics."""
 
     EMPTY_DIR = "emptydirfs.limit"
@@ -27,7 +27,7 @@ class Violation(NamedTuple):
     """A pod over one of its limits."""
 
     view: PodView
-    limit: Limit
+    limit: StorageLimit
     used: int
     """Bytes that are known to be used; what was not measured comes on top."""
     allowed: int
@@ -59,7 +59,7 @@ def _empty_dir(view: PodView, usage: PodUsage) -> Violation | None:
         used, limit = used_by.get(volume.name), volume.size_limit
         if used is not None and limit is not None and used > limit > 0:
             message = messages.empty_dir_over_limit(volume.name, limit=limit)
-            return Violation(view, Limit.EMPTY_DIR, used, limit, message)
+            return Violation(view, StorageLimit.EMPTY_DIR, used, limit, message)
     return None
 
 
@@ -73,7 +73,7 @@ def _whole_pod(view: PodView, usage: PodUsage) -> Violation | None:
     used = pod_ephemeral_storage(usage)
     if used is None or used <= limit:
         return None
-    return Violation(view, Limit.POD, used, limit, messages.pod_over_storage_limit(limit=limit))
+    return Violation(view, StorageLimit.POD, used, limit, messages.pod_over_storage_limit(limit=limit))
 
 
 def _container(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation | None:
@@ -87,7 +87,7 @@ def _container(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation 
         used = _container_storage(measured, layout)
         if used is not None and used > limit:
             message = messages.container_over_storage_limit(container.name, limit=limit)
-            return Violation(view, Limit.CONTAINER, used, limit, message)
+            return Violation(view, StorageLimit.CONTAINER, used, limit, message)
     return None
 
 

@@ -62,12 +62,12 @@ def eviction(view: PodView, *, verdict: ThresholdVerdict, observation: Observati
     annotations: dict[str, str] = {}
     whole = _pod_request(view.pod, signal)
     if whole is not None and usage.memory_working_set is not None:
-        used = quantity(usage.memory_working_set)
+        used = format_quantity(usage.memory_working_set)
         message += _larger(f"Pod {view.pod.name}", used, whole, resource)
         annotations |= {"offending_pod": view.pod.name or "", "offending_pod_usage": used}
     named: list[tuple[str, str]] = []
     for name, used_units, request in _over_request(view, signal):
-        used = quantity(used_units)
+        used = format_quantity(used_units)
         message += _larger(f"Container {name}", used, request, resource)
         named.append((name, used))
     annotations |= {
@@ -139,7 +139,7 @@ _BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
 
 
-def quantity(amount: int, *, binary: bool = True) -> str:
+def format_quantity(amount: int, *, binary: bool = True) -> str:
     """A whole amount in canonical form: the largest unit that leaves no fraction.
 
     Binary amounts below 1024 are written as decimal ones are (1000 is `1k`), as apimachinery does.
@@ -158,7 +158,7 @@ def written_quantity(amount: int) -> str:
     smaller mantissa is taken: 128000000 is `128M` rather than `125000Ki`, 134217728 is `128Mi`.
     """
     binary, decimal = _factored(amount, 1024), _factored(amount, 1000)
-    return quantity(amount, binary=binary[1] > 0 and abs(binary[0]) < abs(decimal[0]))
+    return format_quantity(amount, binary=binary[1] > 0 and abs(binary[0]) < abs(decimal[0]))
 
 
 def threshold_quantity(configured: Amount, *, value: int) -> str:
@@ -166,19 +166,19 @@ def threshold_quantity(configured: Amount, *, value: int) -> str:
     percentage as the computed amount, which the kubelet always formats as bytes."""
     text = configured.text.strip()
     if configured.quantity is None:
-        return quantity(value)
+        return format_quantity(value)
     if text.endswith("i"):
-        return quantity(value)
+        return format_quantity(value)
     if _has_exponent(text):
         mantissa, unit = _factored(value, 1000)
         return f"{mantissa}e{3 * unit}" if unit else str(mantissa)
-    return _milli(text) or quantity(value, binary=False)
+    return _milli(text) or format_quantity(value, binary=False)
 
 
 def available_quantity(observation: Observation) -> str:
     """What was available as the kubelet's messages quote it: bytes in binary units, counts in decimal ones."""
     assert observation.available is not None
-    return quantity(observation.available, binary=SIGNAL_TABLE[observation.signal].unit is Unit.BYTES)
+    return format_quantity(observation.available, binary=SIGNAL_TABLE[observation.signal].unit is Unit.BYTES)
 
 
 def _factored(amount: int, base: int) -> tuple[int, int]:

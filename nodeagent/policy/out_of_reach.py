@@ -22,7 +22,7 @@ from nodeagent.config.schema import Config, OnBlocked
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import NodeSnapshot, OutcomeKind, Pod, PodSource, RankedPod, Refusal, ThresholdVerdict, Tier, Trend
 from nodeagent.policy import in_flight, rate_limits, relief
-from nodeagent.policy.candidates import Lineup, Minimum
+from nodeagent.policy.candidates import MinimumRelief, RankedPods
 
 CLAIMS_WAIT_S: Final = 2.0
 """How long the hard tier waits until the claims of a pod are looked up. Two GETs take 10 ms. A server that needs longer
@@ -83,17 +83,23 @@ class Facts(NamedTuple):
     tier: Tier
     kill: bool
     """The last resort: no request is sent, so no limit of requests holds."""
-    minimum: Minimum
+    minimum: MinimumRelief
     coming: frozenset[str]
     """UIDs of pods whose release is pending: the deficit is what is missing beside them."""
-    book: in_flight.LedgerState
-    budgets: rate_limits.BudgetState
+    in_flight: in_flight.InFlightState
+    budgets: rate_limits.RateLimitState
     now: float
     config: Config
 
 
 def lift_claims(
-    lineup: Lineup, verdict: ThresholdVerdict, trend: Trend | None, *, minimum: Minimum, now: float, config: Config
+    lineup: RankedPods,
+    verdict: ThresholdVerdict,
+    trend: Trend | None,
+    *,
+    minimum: MinimumRelief,
+    now: float,
+    config: Config,
 ) -> None:
     """Take `claims-unknown` from the pods of which the hard tier has waited long enough for the claims."""
     if not verdict.threshold.hard:
@@ -111,10 +117,10 @@ def lift_claims(
         lineup.pods[index] = ranked._replace(refusals=refusals)
 
 
-def sort_out(lineup: Lineup, facts: Facts) -> tuple[list[RankedPod], list[OutOfReach]]:
+def sort_out(lineup: RankedPods, facts: Facts) -> tuple[list[RankedPod], list[OutOfReach]]:
     """The candidates, and the pods that are out of reach, both in eviction order. The lineup gets the refusals."""
     limit_on = _limits(facts)
-    under_way = {entry.pod_uid: entry for entry in facts.book.entries}
+    under_way = {entry.pod_uid: entry for entry in facts.in_flight.entries}
     candidates: list[RankedPod] = []
     beyond: list[OutOfReach] = []
     most, unattributed = in_flight.usage_limit(facts.snapshot, lineup.signal, config=facts.config), None
@@ -125,7 +131,7 @@ def sort_out(lineup: Lineup, facts: Facts) -> tuple[list[RankedPod], list[OutOfR
             continue
         rule, refusal = Rule.LARGER, None
         if pod.uid in under_way:
-            refusal = in_flight.under_way(under_way[pod.uid])
+            refusal = in_flight.already_in_flight(under_way[pod.uid])
         elif limit_on is not None and (held := limit_on(pod)) is not None:
             rule, refusal = held
         if refusal is not None and not refusals:
@@ -145,7 +151,7 @@ def sort_out(lineup: Lineup, facts: Facts) -> tuple[list[RankedPod], list[OutOfR
             if unattributed is None:
                 unattributed = min(most, relief.unattributed(lineup.signal, facts.snapshot))
             # What a usage says that is too old, or that may not be compared with an impossible request, is a hint.
-            last = relief.of(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
+            last = relief.predicted_relief(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
             amount, rule = max(unattributed, last), Rule.LARGER
         elif any(each.code == "claims-unknown" for each in refusals):
             rule = Rule.WAITS
@@ -162,12 +168,12 @@ def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None] | None
         return lambda pod: _limit_on_kill(pod, budgets, now=now)
     insists = facts.tier is Tier.HARD and escalation.on_blocked is OnBlocked.DELETE
     ignored = rate_limits.BLOCKED if insists else frozenset()
-    holds = rate_limits.holds(budgets, now=now, budgets=facts.config.budgets, ignored=ignored)
+    holds = rate_limits.holds(budgets, now=now, budgets=facts.config.rate_limits, ignored=ignored)
     if not rate_limits.holds_any(holds):
         return None
 
     def limit_on(pod: Pod) -> tuple[Rule, Refusal] | None:
-        refusal = rate_limits.held_by(holds, pod)
+        refusal = rate_limits.limit_on(holds, pod)
         if refusal is None:
             return None
         wait = budgets.pods.get(pod.uid) if pod.uid in holds.pods else None
@@ -177,7 +183,7 @@ def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None] | None
     return limit_on
 
 
-def _limit_on_kill(pod: Pod, budgets: rate_limits.BudgetState, *, now: float) -> tuple[Rule, Refusal] | None:
+def _limit_on_kill(pod: Pod, budgets: rate_limits.RateLimitState, *, now: float) -> tuple[Rule, Refusal] | None:
     """What keeps a pod from being killed. Back-offs and buckets of requests that nobody answered do not."""
     wait = budgets.pods.get(pod.uid)
     refusal = (

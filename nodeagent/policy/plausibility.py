@@ -6,13 +6,13 @@ from nodeagent.model import Unit
 ABSURD: Final = 1 << 62
 """Limit where no capacity is known. The kernel writes 2^63 less a page for `no limit`; nothing real comes near."""
 
-FUTURE_S: Final = 1.0
+MAX_CLOCK_SKEW_S: Final = 1.0
 """How far ahead of `now` a time stamp may lie before it is not believed: two reads of a clock in different order."""
 
 _UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
-def sound(value: object, *, most: int = ABSURD) -> int | None:
+def plausible(value: object, *, most: int = ABSURD) -> int | None:
     """`value` if it is a whole number from 0 to `most`, else None.
 
     Anything else (None, negative, NaN, a float, more than the node has) is a reading gone wrong, and what is not known

@@ -24,8 +24,8 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import in_flight, last_resort, local_storage_limits, protection, rate_limits, reclaim, thresholds
-from nodeagent.policy.in_flight import Entry, Stage
-from nodeagent.policy.plausibility import FUTURE_S, figure
+from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
+from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S, figure
 from nodeagent.policy.state import PolicyState
 
 # --- right before acting ---------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def recheck(
     one.
     """
     entry = next((each for each in reversed(state.in_flight.entries) if each.pod_uid == victim.pod.uid), None)
-    if entry is None or entry.stage is not Stage.PLANNED:
+    if entry is None or entry.stage is not EvictionStage.PLANNED:
         return Refusal("not-planned", f"{victim.pod.key} is not in the ledger as planned")
     if not snapshot.taken_at > entry.sample_at:
         return Refusal("snapshot-old", "the sample is not newer than the one of the decision")
@@ -53,9 +53,9 @@ def recheck(
 
 def _no_ground(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
     if victim.method is Method.KILL:
-        still = last_resort.is_open(snapshot, now=now, config=config)
-        return stale(snapshot, now=now, config=config) or (None if still else last_resort.API_IS_BACK)
-    return nobody(snapshot, now=now, config=config) or waits(snapshot, victim.tier)
+        still = last_resort.kill_allowed(snapshot, now=now, config=config)
+        return snapshot_too_old(snapshot, now=now, config=config) or (None if still else last_resort.API_IS_BACK)
+    return blocks_all_evictions(snapshot, now=now, config=config) or soft_tier_blocked(snapshot, victim.tier)
 
 
 def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
@@ -76,7 +76,7 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     )
 
 
-def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
+def _changed(victim: Victim, entry: InFlightEviction, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:
     pod = victim.pod
     view = next((each for each in snapshot.pods if each.pod.uid == pod.uid), None)
     if view is None:
@@ -91,34 +91,34 @@ def _changed(victim: Victim, entry: Entry, snapshot: NodeSnapshot, *, config: Co
         return Refusal("recovered", f"{pod.key} does not exceed {victim.limit} any more")
     # The hard tier has waited for the claims before it chose.
     lifted = ("claims-unknown",) if victim.tier is Tier.HARD and not victim.limit else ()
-    standing = protection.standing(view.pod, config.protection)
+    standing = protection.object_refusals(view.pod, config.protection)
     return next((refusal for refusal in standing if refusal.code not in lifted), None)
 
 
-def nobody(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+def blocks_all_evictions(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
     """Why this snapshot is no ground for evicting anybody, or None."""
-    if (old := stale(snapshot, now=now, config=config)) is not None:
+    if (old := snapshot_too_old(snapshot, now=now, config=config)) is not None:
         return old
     if snapshot.pods_synced_at is None:
         return Refusal("pods-never-synced", "the API has not told which pods run here")
     age_s = now - snapshot.pods_synced_at
-    if not -FUTURE_S <= age_s <= config.cluster.pods_max_age_s:
+    if not -MAX_CLOCK_SKEW_S <= age_s <= config.cluster.pods_max_age_s:
         limit_s = config.cluster.pods_max_age_s
         return Refusal("pods-stale", f"the API's view of the pods is {age_s:.1f}s old, at most {limit_s:g}s")
     return None
 
 
-def stale(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
+def snapshot_too_old(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
     """Why the node's own numbers are too old for anything, or None."""
     age_s = now - snapshot.taken_at
-    if -FUTURE_S <= age_s <= config.sampling.stale_after_s:
+    if -MAX_CLOCK_SKEW_S <= age_s <= config.sampling.stale_after_s:
         return None
     return Refusal("snapshot-stale", f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s")
 
 
-def waits(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
+def soft_tier_blocked(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
     """What the soft tier waits for, or None. The hard tier waits for nothing."""
-    waiting = snapshot.soft_waits_for
+    waiting = snapshot.soft_tier_blocked_by
     if tier is Tier.HARD or waiting is None:
         return None
     return Refusal(f"waits-for-{waiting.subject}", f"the soft tier waits for {waiting.message}")
@@ -129,7 +129,7 @@ def waits(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
 
 _NOTHING_EVICTED: Final = frozenset(
     {
-        OutcomeKind.BLOCKED_BY_BUDGET,
+        OutcomeKind.BLOCKED_BY_PDB,
         OutcomeKind.THROTTLED,
         OutcomeKind.BUDGET_CONFLICT,
         OutcomeKind.GONE,
@@ -164,7 +164,7 @@ _NOT_THE_API: Final = frozenset(
 """Outcomes that say nothing about the API."""
 
 _POD_WAITS: Final = {
-    OutcomeKind.BLOCKED_BY_BUDGET: rate_limits.POD_BACKOFF_S,
+    OutcomeKind.BLOCKED_BY_PDB: rate_limits.POD_BACKOFF_S,
     OutcomeKind.BUDGET_CONFLICT: rate_limits.POD_BACKOFF_MAX_S,
     OutcomeKind.GONE: rate_limits.POD_RETRY_S,
     OutcomeKind.REPLACED: rate_limits.POD_RETRY_S,
@@ -180,7 +180,9 @@ GONE_S: Final = 1.0
 held counts as pending release; if not, it is asked for again."""
 
 
-def settle(state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: float, config: Config) -> PolicyState:
+def apply_outcome(
+    state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: float, config: Config
+) -> PolicyState:
     """Take in how requests ended. An outcome that was taken in before, or that belongs to no entry, changes nothing."""
     each_of: Iterable[Outcome] = (outcomes,) if isinstance(outcomes, Outcome) else outcomes
     for outcome in each_of:
@@ -188,18 +190,18 @@ def settle(state: PolicyState, outcomes: Outcome | Iterable[Outcome], *, now: fl
     return state
 
 
-def settle_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
+def apply_reclaim(state: PolicyState, outcome: ReclaimOutcome) -> PolicyState:
     """Take in how an action ended that was tried before evicting."""
     return state._replace(reclaims=reclaim.settle(state.reclaims, outcome))
 
 
 def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Config) -> PolicyState:
-    entry = in_flight.find(state.in_flight, plan_id=outcome.plan_id, pod_uid=outcome.pod_uid)
-    if entry is None or entry.stage not in (Stage.PLANNED, Stage.DOUBT):
+    entry = in_flight.entry_for(state.in_flight, plan_id=outcome.plan_id, pod_uid=outcome.pod_uid)
+    if entry is None or entry.stage not in (EvictionStage.PLANNED, EvictionStage.UNCERTAIN):
         return state
-    kind, budgets = outcome.kind, state.budgets
-    if kind in _NOTHING_EVICTED and entry.stage is Stage.PLANNED:
-        budgets = rate_limits.give_back(budgets, entry.buckets, now=now, budgets=config.budgets)
+    kind, budgets = outcome.kind, state.rate_limits
+    if kind in _NOTHING_EVICTED and entry.stage is EvictionStage.PLANNED:
+        budgets = rate_limits.return_tokens(budgets, entry.buckets, now=now, budgets=config.rate_limits)
         budgets = rate_limits.undo_in_place(budgets, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     if kind in _NO_API:
         wait_s = outcome.retry_after_s
@@ -207,13 +209,13 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
             wait_s = (
                 rate_limits.API_BACKOFF_MAX_S
             )  # rights are not mended within seconds; a rotated token arrives in them
-        budgets = rate_limits.spare_api(
+        budgets = rate_limits.back_off_api(
             budgets, entry.plan_id, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
         )
     elif kind not in _NOT_THE_API:
         budgets = rate_limits.api_answered(budgets)
     if kind in _POD_WAITS:
-        budgets = rate_limits.spare_pod(
+        budgets = rate_limits.back_off_pod(
             budgets,
             entry.pod_uid,
             now=now,
@@ -223,28 +225,28 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
             first_s=_POD_WAITS[kind],
         )
     if kind in (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN) and entry.buckets:
-        budgets = rate_limits.spare_owner(budgets, entry.owner, now=now, budgets=config.budgets)
+        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, budgets=config.rate_limits)
     return state._replace(
-        in_flight=in_flight.replace(state.in_flight, entry, by=_after(entry, kind, now=now)), budgets=budgets
+        in_flight=in_flight.replace(state.in_flight, entry, by=_after(entry, kind, now=now)), rate_limits=budgets
     )
 
 
-def _after(entry: Entry, kind: OutcomeKind, *, now: float) -> Entry | None:
+def _after(entry: InFlightEviction, kind: OutcomeKind, *, now: float) -> InFlightEviction | None:
     """What becomes of the entry; None when nothing is under way for it."""
     until = now + entry.grace_s + in_flight.SLACK_S
     if kind is OutcomeKind.ACCEPTED:
-        return entry._replace(stage=Stage.ACCEPTED, until=until)
+        return entry._replace(stage=EvictionStage.ACCEPTED, until=until)
     if kind is OutcomeKind.KILLED:
-        return entry._replace(stage=Stage.KILLED, until=now + in_flight.KILLED_S)
+        return entry._replace(stage=EvictionStage.KILLED, until=now + in_flight.KILLED_S)
     if kind in (OutcomeKind.TIMED_OUT, OutcomeKind.SERVER_ERROR):
-        return entry._replace(stage=Stage.DOUBT, until=until)
+        return entry._replace(stage=EvictionStage.UNCERTAIN, until=until)
     if kind is OutcomeKind.DRY_RUN:
-        return entry._replace(stage=Stage.REHEARSED, until=until)
+        return entry._replace(stage=EvictionStage.DRY_RUN, until=until)
     if kind is OutcomeKind.GONE:
-        return entry._replace(stage=Stage.UNLISTED, until=now + GONE_S)
+        return entry._replace(stage=EvictionStage.UNLISTED, until=now + GONE_S)
     return None
 
 
-def _why(entry: Entry, outcome: Outcome) -> str:
+def _why(entry: InFlightEviction, outcome: Outcome) -> str:
     status = f" (HTTP {outcome.http_status})" if outcome.http_status is not None else ""
     return f"evicting {entry.pod}: {outcome.kind.value}{status}: {outcome.message}"

@@ -18,7 +18,7 @@ asked each time. Both tables are in the order in which reasons are shown.
 
 from collections.abc import Callable, Mapping
 
-from nodeagent.config.schema import Protection as Rules
+from nodeagent.config.schema import ProtectionConfig as Rules
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, PodSource, PodUsage, Refusal, Tier
 
@@ -31,7 +31,7 @@ WISHES: Final[Mapping[str, float]] = {"prefer": -1.0, "avoid": 1.0}
 """Values of the `wish` key of the ranking."""
 
 
-class Scene(NamedTuple):
+class RuleContext(NamedTuple):
     """What momentary protections look at beside the pod."""
 
     rules: Rules
@@ -41,7 +41,7 @@ class Scene(NamedTuple):
     wall_time: float
 
 
-class Standing(NamedTuple):
+class ObjectRule(NamedTuple):
     """One row of the table of protections that depend on the pod and the configuration alone."""
 
     code: str
@@ -50,12 +50,12 @@ class Standing(NamedTuple):
     reason: Callable[[Pod, Rules], str | None]
 
 
-class Momentary(NamedTuple):
+class MomentaryRule(NamedTuple):
     """One row of the table of protections that depend on the instant."""
 
     code: str
     switch: str
-    reason: Callable[[Pod, PodUsage | None, int | None, Scene], str | None]
+    reason: Callable[[Pod, PodUsage | None, int | None, RuleContext], str | None]
 
 
 # --- standing --------------------------------------------------------------------------------------------------------
@@ -154,26 +154,26 @@ def _marked(marks: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
 
 
 STANDING: Final = (
-    Standing("static", "", _static),
-    Standing("mirror", "", _mirror),
-    Standing("system-node-critical", "", _critical_class),
-    Standing("critical-priority", "", _critical_priority),
-    Standing("nameless", "", _nameless),
-    Standing("finished", "", _finished),
-    Standing("unknown-pod", "protection.unknownPods", _unknown),
-    Standing("daemon-set", "protection.daemonSets", _daemon_set),
-    Standing("namespace", "protection.namespaces", _namespace),
-    Standing("bare-pod", "protection.barePods", _bare),
-    Standing("node-bound", "protection.nodeBound", _node_bound),
-    Standing("claims-unknown", "protection.nodeBound", _claims_unknown),
-    Standing("label", "protection.labels", _label),
-    Standing("annotation", "protection.annotations", _annotation),
+    ObjectRule("static", "", _static),
+    ObjectRule("mirror", "", _mirror),
+    ObjectRule("system-node-critical", "", _critical_class),
+    ObjectRule("critical-priority", "", _critical_priority),
+    ObjectRule("nameless", "", _nameless),
+    ObjectRule("finished", "", _finished),
+    ObjectRule("unknown-pod", "protection.unknownPods", _unknown),
+    ObjectRule("daemon-set", "protection.daemonSets", _daemon_set),
+    ObjectRule("namespace", "protection.namespaces", _namespace),
+    ObjectRule("bare-pod", "protection.barePods", _bare),
+    ObjectRule("node-bound", "protection.nodeBound", _node_bound),
+    ObjectRule("claims-unknown", "protection.nodeBound", _claims_unknown),
+    ObjectRule("label", "protection.labels", _label),
+    ObjectRule("annotation", "protection.annotations", _annotation),
 )
 
 OWN_POD: Final = Refusal("own-pod", "the agent runs in it")
 
 
-def standing(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
+def object_refusals(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
     """Every standing reason why `pod` is not to be evicted."""
     refusals: tuple[Refusal, ...] = ()
     for code, _, reason in STANDING:
@@ -186,21 +186,21 @@ def standing(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
 # --- momentary -------------------------------------------------------------------------------------------------------
 
 
-def _terminating(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+def _terminating(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
     if pod.deletion_wall is None:
         return None
     return f"terminating already, {max(0.0, pod.deletion_wall - scene.wall_time):.0f}s of its grace left"
 
 
-def _not_running(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+def _not_running(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
     return "no cgroup found: not started yet, already gone, or not readable" if usage is None else None
 
 
-def _not_measured(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+def _not_measured(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
     return f"its use of {scene.resource} is not known" if usage is not None and used is None else None
 
 
-def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
     minimum_s = scene.rules.minimum_age_s
     if scene.tier is Tier.HARD or minimum_s <= 0:
         # The pod that has just started is often the one that takes the node down; sparing it would cost an innocent.
@@ -214,40 +214,40 @@ def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> 
     return None if age_s >= minimum_s else f"{age_s:.0f}s old, younger than {minimum_s:.0f}s"
 
 
-def _disruption_budget(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+def _disruption_budget(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
     if scene.tier is Tier.HARD or not scene.rules.disruption_budgets:
         return None
-    for budget in pod.budgets:
+    for budget in pod.disruption_budgets:
         if not budget.disruptions_allowed > 0:
             return f"PodDisruptionBudget {budget.name} allows {budget.disruptions_allowed} disruptions"
     return None
 
 
-def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene) -> str | None:  # noqa: ARG001
+def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
     if scene.tier is Tier.HARD or not trusted(pod, scene.rules):
         return None
     return f"asks for it: {WISH_ANNOTATION}=never" if pod.annotations.get(WISH_ANNOTATION) == "never" else None
 
 
 _ALWAYS: Final = (
-    Momentary("terminating", "", _terminating),
-    Momentary("not-running", "", _not_running),
-    Momentary("usage-unknown", "", _not_measured),
+    MomentaryRule("terminating", "", _terminating),
+    MomentaryRule("not-running", "", _not_running),
+    MomentaryRule("usage-unknown", "", _not_measured),
 )
 """Asked in every scene. They say nothing of a pod that is not terminating and whose usage is known, and but for
 `terminating` they do not look at the time."""
 MOMENTARY: Final = (
     *_ALWAYS,
-    Momentary("too-young", "protection.minimumAge", _young),
-    Momentary("disruption-budget", "protection.disruptionBudgets", _disruption_budget),
-    Momentary("wish-never", "protection.trustedNamespaces", _wish),
+    MomentaryRule("too-young", "protection.minimumAge", _young),
+    MomentaryRule("disruption-budget", "protection.disruptionBudgets", _disruption_budget),
+    MomentaryRule("wish-never", "protection.trustedNamespaces", _wish),
 )
 
-Asked = tuple[Momentary, ...]
+Asked = tuple[MomentaryRule, ...]
 _OTHERS: Final[Asked] = MOMENTARY[len(_ALWAYS) :]
 
 
-def asked(scene: Scene) -> Asked:
+def applicable_rules(scene: RuleContext) -> Asked:
     """The rows of MOMENTARY, beside those asked in every scene, that could say anything in this one: so that 500 pods
     are not asked in vain."""
     soft = scene.tier is Tier.SOFT
@@ -260,7 +260,7 @@ def asked(scene: Scene) -> Asked:
 
 
 def momentary(
-    pod: Pod, usage: PodUsage | None, used: int | None, scene: Scene, rows: Asked = _OTHERS
+    pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext, rows: Asked = _OTHERS
 ) -> tuple[Refusal, ...]:
     """Every reason of this instant why `pod` is not to be evicted. `used` is its usage of the starved resource, `rows`
     the answer of `asked`."""
@@ -274,7 +274,7 @@ def momentary(
     return refusals
 
 
-def wish(pod: Pod, rules: Rules, *, tier: Tier) -> float:
+def eviction_preference(pod: Pod, rules: Rules, *, tier: Tier) -> float:
     """Where the pod asks to stand: -1 first, 0 no wish (or none that counts), 1 last."""
     if tier is Tier.HARD or not trusted(pod, rules):
         return 0.0

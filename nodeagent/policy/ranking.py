@@ -23,7 +23,7 @@ keys for the resource (KUBELET-CONTRACT 5) and does the sane thing where the kub
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.config.schema import RankingConfig, RankingKey
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
@@ -41,7 +41,7 @@ from nodeagent.model import (
     Signal,
     Unit,
 )
-from nodeagent.policy.plausibility import ABSURD, figure, sound
+from nodeagent.policy.plausibility import ABSURD, figure, plausible
 
 LAST: Final = float(2**63)
 """Stands behind every real value. Not infinity, which JSON cannot carry."""
@@ -79,7 +79,7 @@ class GrowthSample(NamedTuple):
     processes: Mapping[str, int]
 
 
-class Walk(NamedTuple):
+class InodeCount(NamedTuple):
     """What a completed walk found in one pod."""
 
     at: float
@@ -92,11 +92,11 @@ class GrowthState(NamedTuple):
 
     older: GrowthSample | None = None
     newer: GrowthSample | None = None
-    inodes: Mapping[str, tuple[Walk, ...]] = {}
+    inodes: Mapping[str, tuple[InodeCount, ...]] = {}
     """By cgroup UID the last two walks, the newest last: each pod is walked at a time of its own."""
 
 
-class Subject(NamedTuple):
+class RankingInput(NamedTuple):
     """One pod before the keys."""
 
     view: PodView
@@ -129,19 +129,19 @@ def usage_of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most
             size = _sum_of_containers(usage)
         return size if type(size) is int and 0 <= size <= most else None  # `sound`, without the call
     if signal is Signal.PID:
-        return sound(usage.process_count, most=most)
+        return plausible(usage.process_count, most=most)
     return disk_of(usage.disk, signal, layout, most=most)
 
 
 def _sum_of_containers(usage: PodUsage) -> int | None:
     """For a pod whose own cgroup could not be read; None unless all of its containers were."""
-    each = [sound(container.memory_working_set) for container in usage.containers]
+    each = [plausible(container.memory_working_set) for container in usage.containers]
     return sum(size for size in each if size is not None) if each and None not in each else None
 
 
 def disk_is_old(usage: PodUsage, *, at: float, oldest_s: float = DISK_OLDEST_S) -> bool:
     """Whether what was measured of the pod's disk is too old to be believed."""
-    return usage.disk_sight is not None and at - usage.disk_sight.read_at > oldest_s
+    return usage.disk_usage_quality is not None and at - usage.disk_usage_quality.read_at > oldest_s
 
 
 def written_of(usage: PodUsage | None, *, at: float, oldest_s: float, most: int = ABSURD) -> int | None:
@@ -150,7 +150,7 @@ def written_of(usage: PodUsage | None, *, at: float, oldest_s: float, most: int 
     writing = usage.writing if usage is not None else None
     if writing is None or not writing.written > 0 or at - writing.read_at > oldest_s:
         return None
-    return sound(min(writing.written, most))
+    return plausible(min(writing.written, most))
 
 
 def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
@@ -171,8 +171,8 @@ def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = 
     parts: tuple[int | None, ...] = layers + others
     if layout is DiskLayout.DEDICATED_IMAGEFS:
         parts = others if signal in _NODEFS else layers
-    known = [part for part in (sound(part, most=most) for part in parts) if part is not None]
-    return sound(sum(known), most=most) if known else None
+    known = [part for part in (plausible(part, most=most) for part in parts) if part is not None]
+    return plausible(sum(known), most=most) if known else None
 
 
 # --- the keys --------------------------------------------------------------------------------------------------------
@@ -181,45 +181,45 @@ def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = 
 _QOS_VALUE: Final = {QOSClass.BEST_EFFORT: 0.0, QOSClass.BURSTABLE: 1.0, QOSClass.GUARANTEED: 2.0}
 
 
-def _qos(subject: Subject) -> float:
+def _qos(subject: RankingInput) -> float:
     return _QOS_VALUE[subject.pod.qos_class]
 
 
-def _exceeds_request(subject: Subject) -> float:
+def _exceeds_request(subject: RankingInput) -> float:
     if subject.usage is None:
         return 2.0
     return 0.0 if subject.usage > (subject.request or 0) else 1.0
 
 
-def _priority(subject: Subject) -> float:
+def _priority(subject: RankingInput) -> float:
     priority = subject.pod.priority
     return float(priority) if type(priority) is int else 0.0
 
 
-def _usage_over_request(subject: Subject) -> float:
+def _usage_over_request(subject: RankingInput) -> float:
     return LAST if subject.usage is None else float((subject.request or 0) - subject.usage)
 
 
-def _usage(subject: Subject) -> float:
+def _usage(subject: RankingInput) -> float:
     return LAST if subject.usage is None else float(-subject.usage)
 
 
-def _growth(subject: Subject) -> float:
+def _growth(subject: RankingInput) -> float:
     return LAST if subject.usage is None else 0.0 - subject.growth
 
 
-def _projected_usage(subject: Subject) -> float:
+def _projected_usage(subject: RankingInput) -> float:
     if subject.usage is None:
         return LAST
     return -(subject.usage + max(0.0, subject.growth) * PROJECTION_S)
 
 
-def _write_rate(subject: Subject) -> float:
+def _write_rate(subject: RankingInput) -> float:
     writing = subject.view.usage.writing if subject.view.usage is not None else None
     return LAST if writing is None else 0.0 - writing.bytes_per_s
 
 
-def _pod_deletion_cost(subject: Subject) -> float:
+def _pod_deletion_cost(subject: RankingInput) -> float:
     text = subject.pod.annotations.get(DELETION_COST, "0")
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 10:
@@ -227,25 +227,25 @@ def _pod_deletion_cost(subject: Subject) -> float:
     return float(text)
 
 
-def _age(subject: Subject) -> float:
+def _age(subject: RankingInput) -> float:
     started = subject.pod.started_wall if subject.pod.started_wall is not None else subject.pod.created_wall
     age_s = subject.wall_time - started if started is not None else LAST
     return age_s if 0.0 <= age_s < LAST else LAST  # a start in the future, or no number at all: not known
 
 
-def _duplicate_on_node(subject: Subject) -> float:
+def _duplicate_on_node(subject: RankingInput) -> float:
     return 1.0 if subject.alone else 0.0
 
 
-def _restart_count(subject: Subject) -> float:
+def _restart_count(subject: RankingInput) -> float:
     return 0.0 - sum(container.restart_count for container in subject.pod.containers)
 
 
-def _wish(subject: Subject) -> float:
+def _wish(subject: RankingInput) -> float:
     return subject.wish
 
 
-KEYS: Final[Mapping[str, Callable[[Subject], float]]] = {
+KEYS: Final[Mapping[str, Callable[[RankingInput], float]]] = {
     RankingKey.QOS: _qos,
     RankingKey.EXCEEDS_REQUEST: _exceeds_request,
     RankingKey.PRIORITY: _priority,
@@ -276,7 +276,7 @@ TIMELESS: Final = frozenset(
 """Those that look at the pod, its usage and its request alone: neither at the time nor at other pods."""
 
 
-def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: bool) -> tuple[str, ...]:
+def order_for(ranking: RankingConfig, signal: Signal, layout: DiskLayout, *, wishes: bool) -> tuple[str, ...]:
     """Names of the keys for one resource, most significant first."""
     if ranking.kubelet:
         if signal is Signal.PID:
@@ -295,11 +295,11 @@ def order_for(ranking: Ranking, signal: Signal, layout: DiskLayout, *, wishes: b
 
 Values = tuple[float, ...]
 """Of each key in an order, in that order. Smaller goes first."""
-Standing = tuple[object, ...]
+SortKey = tuple[object, ...]
 """Where a pod stands: its values, then namespace, name and UID."""
 
 
-def standings(subjects: Sequence[Subject], order: Sequence[str]) -> tuple[list[Values], list[Standing]]:
+def standings(subjects: Sequence[RankingInput], order: Sequence[str]) -> tuple[list[Values], list[SortKey]]:
     """What the keys in `order` are for each of the subjects, and where it stands by them."""
     # Column by column and zipped: half the time of building a tuple of values for each subject.
     columns = [list(map(KEYS[name], subjects)) for name in order]
@@ -328,7 +328,7 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
         return state
     memory: dict[str, int] = {}
     processes: dict[str, int] = {}
-    inodes: dict[str, tuple[Walk, ...]] = {}
+    inodes: dict[str, tuple[InodeCount, ...]] = {}
     for _, usage in snapshot.pods:
         if usage is None:
             continue
@@ -337,17 +337,17 @@ def remember(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
             memory[uid] = size
         if type(count) is int and count >= 0:
             processes[uid] = count
-        if usage.disk_sight is not None and (walks := _walks(state.inodes.get(uid, ()), usage)):
+        if usage.disk_usage_quality is not None and (walks := _walks(state.inodes.get(uid, ()), usage)):
             inodes[uid] = walks
     if newer is not None and not newer.at < seen_at:  # another boot's clock
         newer = None
     return GrowthState(newer, GrowthSample(seen_at, memory, processes), inodes)
 
 
-def _walks(kept: tuple[Walk, ...], usage: PodUsage) -> tuple[Walk, ...]:
+def _walks(kept: tuple[InodeCount, ...], usage: PodUsage) -> tuple[InodeCount, ...]:
     """The kept walks with the one in `usage`, if that is a new one and went to its end: against a lower bound the next
     count would look like growth."""
-    sight, disk = usage.disk_sight, usage.disk
+    sight, disk = usage.disk_usage_quality, usage.disk
     if sight is None or not sight.complete or (kept and 0 <= sight.read_at - kept[-1].at < GROWTH_STEP_S):
         return kept
     before = kept[-1:] if kept and kept[-1].at < sight.read_at else ()
@@ -358,7 +358,7 @@ def _walks(kept: tuple[Walk, ...], usage: PodUsage) -> tuple[Walk, ...]:
         deleted_layer_inodes=disk.deleted_layer_inodes,
         deleted_volume_inodes=disk.deleted_volume_inodes,
     )
-    return (*before, Walk(sight.read_at, inodes))
+    return (*before, InodeCount(sight.read_at, inodes))
 
 
 Growth = Callable[[PodUsage | None, int | None], float]
@@ -421,10 +421,12 @@ def forked(usage: PodUsage | None) -> int:
     return int(min(_forking(usage, None) * PROJECTION_S, ABSURD))
 
 
-def _inode_growth(kept: Sequence[Walk], usage: PodUsage, now: int | None, signal: Signal, layout: DiskLayout) -> float:
+def _inode_growth(
+    kept: Sequence[InodeCount], usage: PodUsage, now: int | None, signal: Signal, layout: DiskLayout
+) -> float:
     """From the walk before the one in `usage`, or from nothing when the pod has started since; 0 when neither is known
     or it is too long ago."""
-    sight = usage.disk_sight
+    sight = usage.disk_usage_quality
     if now is None or sight is None or not sight.complete:
         return 0.0
     bases = [(walk.at, disk_of(walk.held, signal, layout)) for walk in reversed(kept)]
@@ -439,15 +441,15 @@ def _inode_growth(kept: Sequence[Walk], usage: PodUsage, now: int | None, signal
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def explained(plan: Plan) -> Plan:
+def with_key_texts(plan: Plan) -> Plan:
     """The same plan with `RankedPod.keys` filled: every key by name, with its value and a text for people."""
     unit = SIGNAL_TABLE[plan.ranked_for].unit
     return plan._replace(
-        ranking=tuple([pod._replace(keys=keys_of(pod, plan.rank_order, unit=unit)) for pod in plan.ranking])
+        ranking=tuple([pod._replace(keys=rank_keys(pod, plan.rank_order, unit=unit)) for pod in plan.ranking])
     )
 
 
-def keys_of(pod: RankedPod, order: Sequence[str], *, unit: Unit) -> tuple[RankKey, ...]:
+def rank_keys(pod: RankedPod, order: Sequence[str], *, unit: Unit) -> tuple[RankKey, ...]:
     """The keys that put `pod` where it stands, with texts."""
     return tuple(
         [RankKey(name, value, _text(name, value, pod, unit)) for name, value in zip(order, pod.values, strict=True)]

@@ -16,7 +16,7 @@ never does so within one): the bucket counts as spent, from now on.
 import math
 from collections.abc import Mapping
 
-from nodeagent.config.schema import Bucket, Budgets
+from nodeagent.config.schema import RateLimits, TokenBucket
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, Refusal
 
@@ -48,7 +48,7 @@ BLOCKED: Final = frozenset({"blocked-by-budget", "budget-conflict"})
 """Codes of waits of pods whose PodDisruptionBudget refused: in the hard tier `onBlocked: delete` overrides them."""
 
 
-class Level(NamedTuple):
+class BucketLevel(NamedTuple):
     """What is in a bucket."""
 
     tokens: int
@@ -56,7 +56,7 @@ class Level(NamedTuple):
     """From when the next token grows; of no meaning while the bucket is full."""
 
 
-class Wait(NamedTuple):
+class Backoff(NamedTuple):
     """A back-off that doubles."""
 
     times: int
@@ -75,18 +75,18 @@ class InPlace(NamedTuple):
     """Those of the plan that are not proven to have evicted nothing."""
 
 
-class BudgetState(NamedTuple):
+class RateLimitState(NamedTuple):
     """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
     `last-resort`."""
 
-    levels: Mapping[str, Level] = {}
+    levels: Mapping[str, BucketLevel] = {}
     spent_at: float | None = None
     """When the state was lost: buckets that are not in `levels` were empty then. None: they are full."""
-    owners: Mapping[str, Wait] = {}
+    owners: Mapping[str, Backoff] = {}
     """Owners whose pods are spared, by owner UID."""
-    pods: Mapping[str, Wait] = {}
+    pods: Mapping[str, Backoff] = {}
     """Pods that are left alone for a while, by UID."""
-    api: Wait | None = None
+    api: Backoff | None = None
     """Set while requests fail for want of the API."""
     in_place: Mapping[str, InPlace] = {}
     """The last of each resource."""
@@ -97,12 +97,12 @@ def owner_of(pod: Pod) -> str:
     return pod.owner.uid if pod.owner is not None and pod.owner.uid else pod.uid
 
 
-def keys_of(pod: Pod, signal: str) -> tuple[str, ...]:
+def bucket_keys(pod: Pod, signal: str) -> tuple[str, ...]:
     """The buckets that evicting `pod` for `signal` (or for a limit of its own) takes a token from."""
     return (NODE, f"{NAMESPACE}/{pod.namespace}", f"{OWNER}/{owner_of(pod)}", f"{SIGNAL}/{signal}")
 
 
-def bucket_of(key: str, budgets: Budgets) -> Bucket:
+def bucket_of(key: str, budgets: RateLimits) -> TokenBucket:
     """The size of the bucket that `key` names."""
     kind = key.partition("/")[0]
     if kind == LAST_RESORT:
@@ -114,37 +114,37 @@ def bucket_of(key: str, budgets: Budgets) -> Bucket:
     return budgets.owner if kind == OWNER else budgets.signal
 
 
-def refilled(level: Level, bucket: Bucket, *, now: float) -> Level:
+def refilled(level: BucketLevel, bucket: TokenBucket, *, now: float) -> BucketLevel:
     """The bucket at `now`. Whole tokens only; the fraction stays in `since`."""
     elapsed = now - level.since
     if not 0 <= elapsed < math.inf:  # backwards, or not a number
-        return Level(0, now)
+        return BucketLevel(0, now)
     if bucket.per_hour <= 0:
-        return Level(min(level.tokens, bucket.burst), level.since)
+        return BucketLevel(min(level.tokens, bucket.burst), level.since)
     interval_s = 3600.0 / bucket.per_hour
     grown = int(elapsed / interval_s)
     if level.tokens + grown >= bucket.burst:
-        return Level(bucket.burst, now)
-    return Level(level.tokens + grown, level.since + grown * interval_s)
+        return BucketLevel(bucket.burst, now)
+    return BucketLevel(level.tokens + grown, level.since + grown * interval_s)
 
 
-def level(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Level:
+def level(state: RateLimitState, key: str, *, now: float, budgets: RateLimits) -> BucketLevel:
     """What is in the bucket `key` at `now`."""
     bucket = bucket_of(key, budgets)
     stored = state.levels.get(key)
     if stored is None:
         if state.spent_at is None:
-            return Level(bucket.burst, now)
-        stored = Level(0, state.spent_at)
+            return BucketLevel(bucket.burst, now)
+        stored = BucketLevel(0, state.spent_at)
     return refilled(stored, bucket, now=now)
 
 
-def spent(state: BudgetState, *, now: float) -> BudgetState:
+def spent(state: RateLimitState, *, now: float) -> RateLimitState:
     """Every bucket empty at `now`. Waits go on: to have waited too long does no harm."""
     return state._replace(levels={}, spent_at=now)
 
 
-def empty(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Refusal | None:
+def limit_reached(state: RateLimitState, key: str, *, now: float, budgets: RateLimits) -> Refusal | None:
     """Why the bucket `key` lets nothing through now, or None."""
     held = level(state, key, now=now, budgets=budgets)
     if held.tokens > 0:
@@ -160,39 +160,41 @@ def empty(state: BudgetState, key: str, *, now: float, budgets: Budgets) -> Refu
     return Refusal(f"budget-{kind}", f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
 
 
-def take(state: BudgetState, keys: tuple[str, ...], *, now: float, budgets: Budgets) -> BudgetState | Refusal:
+def take_tokens(
+    state: RateLimitState, keys: tuple[str, ...], *, now: float, budgets: RateLimits
+) -> RateLimitState | Refusal:
     """Take one token from each of `keys`, or none at all and say which bucket is empty."""
     levels = dict(state.levels)
     for key in keys:
         held = level(state, key, now=now, budgets=budgets)
         if held.tokens < 1:
-            refusal = empty(state, key, now=now, budgets=budgets)
+            refusal = limit_reached(state, key, now=now, budgets=budgets)
             assert refusal is not None
             return refusal
-        levels[key] = Level(held.tokens - 1, held.since)
+        levels[key] = BucketLevel(held.tokens - 1, held.since)
     return state._replace(levels=levels)
 
 
-def give_back(state: BudgetState, keys: tuple[str, ...], *, now: float, budgets: Budgets) -> BudgetState:
+def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, budgets: RateLimits) -> RateLimitState:
     """Undo one `take` of `keys`, for an attempt that is proven to have evicted nothing."""
     levels = dict(state.levels)
     for key in keys:
         held = level(state, key, now=now, budgets=budgets)
-        levels[key] = Level(min(held.tokens + 1, bucket_of(key, budgets).burst), held.since)
+        levels[key] = BucketLevel(min(held.tokens + 1, bucket_of(key, budgets).burst), held.since)
     return state._replace(levels=levels)
 
 
-def spare_owner(state: BudgetState, owner: str, *, now: float, budgets: Budgets) -> BudgetState:
+def back_off_owner(state: RateLimitState, owner: str, *, now: float, budgets: RateLimits) -> RateLimitState:
     """After an eviction spare the owner's other pods for 1, 2, 4... times `owner_backoff_s`."""
     earlier = state.owners.get(owner)
     count = earlier.times + 1 if earlier and now - earlier.last <= 2 * budgets.owner_backoff_max_s else 1
     wait_s = doubled(budgets.owner_backoff_s, count, most=budgets.owner_backoff_max_s)
     why = f"a pod of the same owner was evicted, {count} in a row: spared for {wait_s:.0f}s"
-    return state._replace(owners={**state.owners, owner: Wait(count, now + wait_s, now, "owner-backoff", why)})
+    return state._replace(owners={**state.owners, owner: Backoff(count, now + wait_s, now, "owner-backoff", why)})
 
 
-def spare_pod(
-    state: BudgetState,
+def back_off_pod(
+    state: RateLimitState,
     uid: str,
     *,
     now: float,
@@ -200,7 +202,7 @@ def spare_pod(
     why: str,
     retry_after_s: float | None,
     first_s: float = POD_BACKOFF_S,
-) -> BudgetState:
+) -> RateLimitState:
     """Leave one pod alone after a request for it was refused: as long as the server said, else `first_s` doubled with
     each repetition."""
     earlier = state.pods.get(uid)
@@ -209,12 +211,12 @@ def spare_pod(
     if wait_s is None:
         wait_s = _jittered(doubled(first_s, count, most=POD_BACKOFF_MAX_S), uid, count)
     text = f"{why}; not tried again for {wait_s:.0f}s"
-    return state._replace(pods={**state.pods, uid: Wait(count, now + wait_s, now, code, text)})
+    return state._replace(pods={**state.pods, uid: Backoff(count, now + wait_s, now, code, text)})
 
 
-def spare_api(
-    state: BudgetState, subject: str, *, now: float, code: str, why: str, retry_after_s: float | None
-) -> BudgetState:
+def back_off_api(
+    state: RateLimitState, subject: str, *, now: float, code: str, why: str, retry_after_s: float | None
+) -> RateLimitState:
     """Send nothing for a while after a request that failed for want of the API. Requests that fail side by side count
     once."""
     if state.api is not None and state.api.last <= now < state.api.until:
@@ -224,27 +226,27 @@ def spare_api(
     if wait_s is None:
         wait_s = _jittered(doubled(API_BACKOFF_S, count, most=API_BACKOFF_MAX_S), subject, count)
     text = f"{why}, {count} in a row; next request in {wait_s:.1f}s"
-    return state._replace(api=Wait(count, now + wait_s, now, code, text))
+    return state._replace(api=Backoff(count, now + wait_s, now, code, text))
 
 
-def api_answered(state: BudgetState) -> BudgetState:
+def api_answered(state: RateLimitState) -> RateLimitState:
     """Forget the failures of the API: it answered."""
     return state if state.api is None else state._replace(api=None)
 
 
-def waiting(wait: Wait | None, *, now: float) -> Refusal | None:
+def waiting(wait: Backoff | None, *, now: float) -> Refusal | None:
     """The refusal of a back-off that is not over, or None."""
     if wait is None or not wait.last <= now < wait.until:  # a clock before `last` is another boot's
         return None
     return Refusal(wait.code, f"{wait.why} ({wait.until - now:.0f}s left)")
 
 
-def note_in_place(state: BudgetState, resource: str, plan_id: str, evictions: int, *, now: float) -> BudgetState:
+def note_in_place(state: RateLimitState, resource: str, plan_id: str, evictions: int, *, now: float) -> RateLimitState:
     """Remember that pods are evicted in the place of a larger one that is out of reach."""
     return state._replace(in_place={**state.in_place, resource: InPlace(plan_id, now, evictions)})
 
 
-def undo_in_place(state: BudgetState, resource: str, plan_id: str) -> BudgetState:
+def undo_in_place(state: RateLimitState, resource: str, plan_id: str) -> RateLimitState:
     """One of these evictions is proven to have evicted nothing."""
     known = state.in_place.get(resource)
     if known is None or known.plan_id != plan_id:
@@ -255,7 +257,7 @@ def undo_in_place(state: BudgetState, resource: str, plan_id: str) -> BudgetStat
     return state._replace(in_place=others)
 
 
-def in_place_since(state: BudgetState, resource: str, *, now: float, for_s: float) -> float | None:
+def in_place_since(state: RateLimitState, resource: str, *, now: float, for_s: float) -> float | None:
     """Seconds since pods were evicted in the place of another one, if that is less than `for_s`. A lost state counts as
     if that was when it was lost, a clock that ran backwards as no time."""
     known = state.in_place.get(resource)
@@ -264,7 +266,7 @@ def in_place_since(state: BudgetState, resource: str, *, now: float, for_s: floa
     return ago_s if ago_s < for_s else None
 
 
-class Holds(NamedTuple):
+class ActiveLimits(NamedTuple):
     """Who is held back at one instant, and why: by pod UID, by owner UID, by namespace."""
 
     pods: Mapping[str, Refusal]
@@ -272,11 +274,13 @@ class Holds(NamedTuple):
     namespaces: Mapping[str, Refusal]
     others: Mapping[str, Refusal]
     """For owners and namespaces that the state does not know, by kind: their buckets were lost and are still empty."""
-    seen: Mapping[str, Level]
+    seen: Mapping[str, BucketLevel]
     """The buckets that the state knows."""
 
 
-def holds(state: BudgetState, *, now: float, budgets: Budgets, ignored: frozenset[str] = frozenset()) -> Holds:
+def holds(
+    state: RateLimitState, *, now: float, budgets: RateLimits, ignored: frozenset[str] = frozenset()
+) -> ActiveLimits:
     """Everything that holds single pods, owners or namespaces back at `now`, but for pod back-offs with a code in
     `ignored`. Built once for a decision, because most of the time there is nothing in it."""
     pods = {
@@ -288,7 +292,7 @@ def holds(state: BudgetState, *, now: float, budgets: Budgets, ignored: frozense
     namespaces: dict[str, Refusal] = {}
     for key in state.levels:
         kind, _, name = key.partition("/")
-        if kind in (NAMESPACE, OWNER) and (refusal := empty(state, key, now=now, budgets=budgets)) is not None:
+        if kind in (NAMESPACE, OWNER) and (refusal := limit_reached(state, key, now=now, budgets=budgets)) is not None:
             if kind == NAMESPACE:
                 namespaces[name] = refusal
             else:
@@ -296,17 +300,17 @@ def holds(state: BudgetState, *, now: float, budgets: Budgets, ignored: frozense
     others: dict[str, Refusal] = {}
     if state.spent_at is not None:
         for kind in (NAMESPACE, OWNER):
-            if (refusal := empty(state, f"{kind}/(any other)", now=now, budgets=budgets)) is not None:
+            if (refusal := limit_reached(state, f"{kind}/(any other)", now=now, budgets=budgets)) is not None:
                 others[kind] = refusal
-    return Holds(pods, owners, namespaces, others, state.levels)
+    return ActiveLimits(pods, owners, namespaces, others, state.levels)
 
 
-def holds_any(holds: Holds) -> bool:
+def holds_any(holds: ActiveLimits) -> bool:
     """Whether any pod could be held back at all."""
     return bool(holds.pods or holds.owners or holds.namespaces or holds.others)
 
 
-def held_by(holds: Holds, pod: Pod) -> Refusal | None:
+def limit_on(holds: ActiveLimits, pod: Pod) -> Refusal | None:
     """Why `pod` is held back, or None."""
     owner = owner_of(pod)
     refusal = holds.pods.get(pod.uid) or holds.owners.get(owner) or holds.namespaces.get(pod.namespace or "")
@@ -318,7 +322,7 @@ def held_by(holds: Holds, pod: Pod) -> Refusal | None:
     return refusal
 
 
-def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
+def pruned(state: RateLimitState, *, now: float, budgets: RateLimits) -> RateLimitState:
     """The same state without what has no effect any more: full buckets, back-offs long over.
 
     Also where a clock that ran backwards is noticed: what it had counts as spent at `now`, and grows again from there.
@@ -329,7 +333,7 @@ def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
     for key, held in state.levels.items():
         bucket = bucket_of(key, budgets)
         if now < held.since:
-            levels[key] = Level(0, now)
+            levels[key] = BucketLevel(0, now)
         elif refilled(held, bucket, now=now).tokens < bucket.burst:
             levels[key] = held
     spent_at = None if state.spent_at is None else min(state.spent_at, now)
@@ -342,13 +346,13 @@ def pruned(state: BudgetState, *, now: float, budgets: Budgets) -> BudgetState:
     return state._replace(levels=levels, spent_at=spent_at, owners=owners, pods=pods, in_place=in_place)
 
 
-def _all(budgets: Budgets) -> tuple[Bucket, ...]:
+def _all(budgets: RateLimits) -> tuple[TokenBucket, ...]:
     return (budgets.node, budgets.namespace, budgets.owner, budgets.signal, budgets.last_resort)
 
 
-def _full(bucket: Bucket, *, since: float, now: float) -> bool:
+def _full(bucket: TokenBucket, *, since: float, now: float) -> bool:
     """A bucket that was empty at `since` is full again."""
-    return refilled(Level(0, since), bucket, now=now).tokens >= bucket.burst
+    return refilled(BucketLevel(0, since), bucket, now=now).tokens >= bucket.burst
 
 
 def doubled(first_s: float, count: int, *, most: float) -> float:

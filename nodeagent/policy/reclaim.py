@@ -72,7 +72,7 @@ IN_VAIN: Final[Mapping[tuple[ReclaimKind, DiskLayout], frozenset[Signal]]] = {
 """Signals of file systems that have no images, or no logs (KUBELET-CONTRACT 4). What commands clean nobody knows."""
 
 
-class Run(NamedTuple):
+class ReclaimRun(NamedTuple):
     """The last run of one action."""
 
     plan_id: str
@@ -89,13 +89,13 @@ class Run(NamedTuple):
 
 
 class ReclaimState(NamedTuple):
-    runs: Mapping[str, Run] = {}
+    runs: Mapping[str, ReclaimRun] = {}
     """By name of the action."""
     tried: Mapping[str, tuple[str, ...]] = {}
     """By identity of a threshold: the actions that its evictions have waited for since it is met."""
 
 
-class Tried(NamedTuple):
+class ReclaimAttempt(NamedTuple):
     """What is tried now."""
 
     state: ReclaimState
@@ -104,19 +104,19 @@ class Tried(NamedTuple):
     """Why evictions wait; None: they do not."""
 
 
-class Seen(NamedTuple):
+class ReclaimObserved(NamedTuple):
     state: ReclaimState
     reports: tuple[ReclaimReport, ...]
 
 
-def observe(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str], now: float) -> Seen:
+def advance(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str], now: float) -> ReclaimObserved:
     """Bring the runs up to date: those whose outcome was lost have ended, those that have ended are measured. `met` are
     the identities of the thresholds that are met, or were when their signal was last known."""
     if not all(key in met for key in state.tried):
         state = state._replace(tried={key: names for key, names in state.tried.items() if key in met})
     if all(run.measured for run in state.runs.values()):
-        return Seen(state, ())
-    runs: dict[str, Run] = {}
+        return ReclaimObserved(state, ())
+    runs: dict[str, ReclaimRun] = {}
     reports = []
     for name, before in state.runs.items():
         run = before
@@ -132,10 +132,10 @@ def observe(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str]
         elif run.ended_at is not None and now - run.ended_at > UNMEASURED_S:
             run = run._replace(measured=True)
         runs[name] = run
-    return Seen(state._replace(runs=runs), tuple(reports))
+    return ReclaimObserved(state._replace(runs=runs), tuple(reports))
 
 
-def slept(state: ReclaimState, slept_s: float) -> ReclaimState:
+def after_suspend(state: ReclaimState, slept_s: float) -> ReclaimState:
     """The runs after so long a sleep of the machine: those under way have their time yet."""
     runs = {
         name: run._replace(until=run.until + slept_s) if run.ended_at is None else run
@@ -164,11 +164,11 @@ def attempt(
     plan_id: str,
     now: float,
     config: Config,
-) -> Tried:
+) -> ReclaimAttempt:
     """What is tried for this threshold before anybody is evicted. `deficit` is above 0."""
     tier = Tier.HARD if verdict.threshold.hard else Tier.SOFT
     if (kubelet := _kubelets_turn(verdict, tier, now=now, config=config)) is not None:
-        return Tried(state, (), kubelet)
+        return ReclaimAttempt(state, (), kubelet)
     mine = [action for action in config.reclaim.actions if _may_help(action, deficit.signal, layout)]
     key = thresholds.identity(verdict.threshold)
     for action in mine:
@@ -179,36 +179,36 @@ def attempt(
             run = run._replace(awaited_by=(*run.awaited_by, key))
             state = _with_run(state, action, run, key)
         if key in run.awaited_by and (run.ended_at is None or observation.read_at <= run.ended_at):
-            return Tried(state, (), _waiting(action, run, tier, trend, now=now))
+            return ReclaimAttempt(state, (), _waiting(action, run, tier, trend, now=now))
     if not all(run.measured for run in state.runs.values()):
-        return Tried(state)  # one that runs for another signal: the next look may have room
+        return ReclaimAttempt(state)  # one that runs for another signal: the next look may have room
     tried = state.tried.get(key, ())
     for action in mine:
         if action.name not in tried and _rested(action, state.runs.get(action.name), now=now):
             started, order = _start(action, observation, deficit, tier, plan_id=plan_id, now=now)
             started = started._replace(awaited_by=(key,))
             waits = _waiting(action, started, tier, trend, now=now)
-            return Tried(_with_run(state, action, started, key), (order,), waits)
+            return ReclaimAttempt(_with_run(state, action, started, key), (order,), waits)
     if tier is Tier.SOFT:
         again = [action for action in mine if action.name in tried and _may_repeat(action, state, now=now)]
         if again:
             longest_ago = min(again, key=lambda action: state.runs[action.name].started_at)
             started, order = _start(longest_ago, observation, deficit, tier, plan_id=plan_id, now=now)
-            return Tried(_with_run(state, longest_ago, started), (order,))
-    return Tried(state)
+            return ReclaimAttempt(_with_run(state, longest_ago, started), (order,))
+    return ReclaimAttempt(state)
 
 
 def _start(
     action: ReclaimAction, observation: Observation, deficit: Deficit, tier: Tier, *, plan_id: str, now: float
-) -> tuple[Run, ReclaimOrder]:
+) -> tuple[ReclaimRun, ReclaimOrder]:
     available, until = observation.available or 0, now + action.timeout_s
     return (
-        Run(plan_id, deficit.signal, now, until, available),
+        ReclaimRun(plan_id, deficit.signal, now, until, available),
         ReclaimOrder(action.name, deficit.signal, tier, deficit.amount, available, until),
     )
 
 
-def _with_run(state: ReclaimState, action: ReclaimAction, run: Run, tried_by: str = "") -> ReclaimState:
+def _with_run(state: ReclaimState, action: ReclaimAction, run: ReclaimRun, tried_by: str = "") -> ReclaimState:
     """The state with this run, which the threshold `tried_by`, if any, waits for."""
     tried = state.tried
     if tried_by:
@@ -216,7 +216,7 @@ def _with_run(state: ReclaimState, action: ReclaimAction, run: Run, tried_by: st
     return ReclaimState({**state.runs, action.name: run}, tried)
 
 
-def _rested(action: ReclaimAction, last: Run | None, *, now: float) -> bool:
+def _rested(action: ReclaimAction, last: ReclaimRun | None, *, now: float) -> bool:
     """Whether its `minInterval` is over. A start in the future is none: the clock began anew."""
     return last is None or not 0 <= now - last.started_at < action.min_interval_s
 
@@ -247,7 +247,7 @@ def _kubelets_turn(verdict: ThresholdVerdict, tier: Tier, *, now: float, config:
     )
 
 
-def _waiting(action: ReclaimAction, run: Run, tier: Tier, trend: Trend | None, *, now: float) -> Refusal | None:
+def _waiting(action: ReclaimAction, run: ReclaimRun, tier: Tier, trend: Trend | None, *, now: float) -> Refusal | None:
     """Why evictions wait for this run; None when there is no time for that."""
     left_s = max(0.0, run.until - now)
     exhausted_s = trend.to_exhaustion_s if trend is not None else None
@@ -258,7 +258,7 @@ def _waiting(action: ReclaimAction, run: Run, tier: Tier, trend: Trend | None, *
     )
 
 
-def told(report: ReclaimReport, actions: Collection[ReclaimAction] = ()) -> str:
+def describe(report: ReclaimReport, actions: Collection[ReclaimAction] = ()) -> str:
     """A report in words, with a warning where the action ran as long as its `minInterval`."""
     gained = figure(report.gained, SIGNAL_TABLE[report.signal].unit)
     text = f"{report.plan_id}: {report.name} ({report.result}) took {report.took_s:.1f}s and brought back {gained}"

@@ -20,7 +20,7 @@ from nodeagent.config.schema import Relief
 from nodeagent.lean import Final
 from nodeagent.model import SIGNAL_TABLE, DiskLayout, HostDirectory, NodeSnapshot, PodUsage, Refusal, Signal, Unit
 from nodeagent.policy import ranking
-from nodeagent.policy.plausibility import ABSURD, figure, sound
+from nodeagent.policy.plausibility import ABSURD, figure, plausible
 
 UNREAD_SHARE: Final = 0.5
 """Share of the working set that counts as relief when memory.stat of a pod could not be read. The working set still
@@ -32,7 +32,7 @@ TOP_CGROUPS: Final = 3
 """How many cgroups outside kubepods a futility text names."""
 
 
-def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
+def predicted_relief(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
     """What evicting the pod is expected to free: bytes, inodes or (for `pid.available`) threads.
 
     None: not known. For memory it is `memory_unreclaimable`, else half of the working set. For a pod that forks
@@ -45,12 +45,12 @@ def of(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int 
         if type(freed) is int and 0 <= freed <= most:  # `sound`, without the call
             return freed
         freed = None
-        if (working_set := sound(usage.memory_working_set, most=most)) is not None:
+        if (working_set := plausible(usage.memory_working_set, most=most)) is not None:
             freed = int(working_set * UNREAD_SHARE)
         return freed
     if signal is Signal.PID:
-        threads = sound(usage.thread_count, most=most)
-        return threads if threads is not None else sound(usage.process_count, most=most)
+        threads = plausible(usage.thread_count, most=most)
+        return threads if threads is not None else plausible(usage.process_count, most=most)
     return ranking.disk_of(usage.disk, signal, layout, most=most)
 
 
@@ -58,9 +58,9 @@ def unseen_pids(snapshot: NodeSnapshot) -> int:
     """PIDs in use that neither a pod nor another known cgroup was seen to hold: those of the kernel, of what is not
     listed, and of children that were gone when their pod was counted, a moment after the node."""
     seen = snapshot.observations[Signal.PID]
-    if type(seen.available) is not int or (capacity := sound(seen.capacity)) is None:
+    if type(seen.available) is not int or (capacity := plausible(seen.capacity)) is None:
         return 0
-    held = [of(usage, Signal.PID, snapshot.layout) for _, usage in snapshot.pods]
+    held = [predicted_relief(usage, Signal.PID, snapshot.layout) for _, usage in snapshot.pods]
     return max(0, capacity - seen.available - _sum_of([*held, *(group.process_count for group in snapshot.cgroups)]))
 
 
@@ -68,7 +68,7 @@ def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
     """What is used of the signal's resource and neither a pod nor another known part of the node is seen to hold: the
     most that a pod may hold of which that is not known. `ABSURD` where not even that can be told."""
     seen = snapshot.observations[signal]
-    if type(seen.available) is not int or (capacity := sound(seen.capacity)) is None:
+    if type(seen.available) is not int or (capacity := plausible(seen.capacity)) is None:
         return ABSURD
     if signal is Signal.PID:
         return unseen_pids(snapshot)
@@ -137,7 +137,7 @@ def _first_of_size(reliefs: Sequence[int], deficit: int, *, size: int) -> tuple[
 def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, snapshot: NodeSnapshot) -> Refusal:
     """The candidates together cannot cover the deficit, or there is none: say so, and where the resource is instead."""
     unit = SIGNAL_TABLE[signal].unit
-    where = elsewhere(signal, snapshot)
+    where = other_holders(signal, snapshot)
     held = f"; where it is: {', '.join(where)}" if where else ""
     missing = f"{signal.value}: {figure(deficit, unit)} are missing"
     if not candidates:
@@ -146,33 +146,33 @@ def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, sna
     return Refusal("futile", f"{missing} and evicting all {candidates} candidates would free {freed}{held}")
 
 
-def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
+def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     """Where the resource is if not in pods that may be evicted, largest holders outside kubepods first."""
     if signal in ranking.MEMORY_SIGNALS:
         return (*_top_cgroups(snapshot), *_node_memory(snapshot))
     if signal is Signal.PID:
         ours = _sum_of([usage.process_count for _, usage in snapshot.pods if usage is not None])
-        tops = [(sound(group.process_count) or 0, group.path) for group in snapshot.cgroups]
+        tops = [(plausible(group.process_count) or 0, group.path) for group in snapshot.cgroups]
         tops.sort(key=lambda row: (-row[0], row[1]))
         return (*(f"{path} {count}" for count, path in tops[:TOP_CGROUPS] if count), f"all pods {ours} processes")
     observation = snapshot.observe(signal)
-    capacity, available = sound(observation.capacity), sound(observation.available)
+    capacity, available = plausible(observation.capacity), plausible(observation.available)
     if capacity is None or available is None:
         return ()
     unit = SIGNAL_TABLE[signal].unit
     of_pods = [ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None]
     pods = _sum_of(of_pods)
     rest = max(0, capacity - available - pods)
-    if of_pods and all(sound(each) is None for each in of_pods):
+    if of_pods and all(plausible(each) is None for each in of_pods):
         parts = [f"{figure(rest, unit)} in use, and what pods hold of it is not known"]
     else:
         parts = [f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}"]
     for size, directory in _host_directories(signal, snapshot)[:TOP_DIRECTORIES]:
         parts.append(f"{directory.path} {'' if directory.complete else 'at least '}{figure(size, unit)}")
     held = [
-        (sound(usage.disk_sight.deleted_bytes) or 0, pod.key)
+        (plausible(usage.disk_usage_quality.deleted_bytes) or 0, pod.key)
         for pod, usage in snapshot.pods
-        if usage and usage.disk_sight
+        if usage and usage.disk_usage_quality
     ]
     deleted, who = max(held, default=(0, ""))
     if unit is Unit.BYTES and deleted > 0:
@@ -182,16 +182,16 @@ def elsewhere(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
 
 def _host_directories(signal: Signal, snapshot: NodeSnapshot) -> list[tuple[int, HostDirectory]]:
     """Size and directory, the largest of that file system, those that hold nothing left out."""
-    rest = next((rest for rest in snapshot.disk_rests if signal in rest.signals), None)
+    rest = next((rest for rest in snapshot.unattributed_disks if signal in rest.signals), None)
     if rest is None:
         return []
     in_bytes = SIGNAL_TABLE[signal].unit is Unit.BYTES
-    sizes = [(sound(each.bytes if in_bytes else each.inodes) or 0, each) for each in rest.largest]
+    sizes = [(plausible(each.bytes if in_bytes else each.inodes) or 0, each) for each in rest.largest]
     return sorted([row for row in sizes if row[0]], key=lambda row: (-row[0], row[1].path))
 
 
 def _top_cgroups(snapshot: NodeSnapshot) -> tuple[str, ...]:
-    tops = [(sound(group.memory_working_set) or 0, group.path) for group in snapshot.cgroups]
+    tops = [(plausible(group.memory_working_set) or 0, group.path) for group in snapshot.cgroups]
     tops.sort(key=lambda row: (-row[0], row[1]))
     return tuple([f"{path} {figure(size)}" for size, path in tops[:TOP_CGROUPS] if size])
 
@@ -202,7 +202,7 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
         return ()
     pods = _sum_of([usage.memory_working_set for _, usage in snapshot.pods if usage is not None])
     groups = _sum_of([group.memory_working_set for group in snapshot.cgroups])
-    total, available = sound(memory.total), sound(snapshot.observations[Signal.MEMORY].available)
+    total, available = plausible(memory.total), plausible(snapshot.observations[Signal.MEMORY].available)
     parts = [("pods", pods), ("shmem", _sum_of([memory.shmem]))]
     parts.append(("slab", _sum_of([memory.slab_reclaimable, memory.slab_unreclaimable])))
     parts.append(("hugepages", _sum_of([memory.hugetlb])))
@@ -212,4 +212,4 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
 
 
 def _sum_of(values: Sequence[int | None]) -> int:
-    return sum(sound(value) or 0 for value in values)
+    return sum(plausible(value) or 0 for value in values)

@@ -24,7 +24,7 @@ from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier
 from nodeagent.policy import in_flight, ranking, rate_limits, relief, thresholds
 from nodeagent.policy import trend as trends
-from nodeagent.policy.candidates import Lineup
+from nodeagent.policy.candidates import RankedPods
 from nodeagent.policy.out_of_reach import OutOfReach, Rule
 from nodeagent.policy.plausibility import figure
 
@@ -43,11 +43,11 @@ PATIENCE_SHARE: Final = 0.25
 IN_ITS_PLACE: Final = "no other pod is evicted in its place"
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """The victims."""
 
     pods: tuple[RankedPod, ...]
-    budgets: rate_limits.BudgetState
+    budgets: rate_limits.RateLimitState
     refusals: tuple[Refusal, ...]
     """Why nobody, or not more: limits that were hit, one of each kind, and the pod that is out of reach."""
 
@@ -56,7 +56,7 @@ class Terms(NamedTuple):
     """What the victims are chosen by."""
 
     deficit: int
-    room: int
+    max_pods: int
     """Most victims."""
     first_only: bool
     """In the kubelet's order, whatever a pod would free."""
@@ -105,7 +105,7 @@ def terms_of(
     tier: Tier,
     kill: bool,
     shortened: int,
-    budgets: rate_limits.BudgetState,
+    budgets: rate_limits.RateLimitState,
     falls: int | None,
     grows: ranking.Growth,
     stands_still: bool,
@@ -118,7 +118,7 @@ def terms_of(
     as there are tokens."""
     room = config.relief.max_victims - shortened
     if kill:
-        tokens = rate_limits.level(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.budgets).tokens
+        tokens = rate_limits.level(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.rate_limits).tokens
         keys = (rate_limits.LAST_RESORT,)
         return Terms(
             deficit, min(room, tokens), False, lambda _: keys, falls, grows, stands_still, patient, plan_id, now, config
@@ -130,7 +130,7 @@ def terms_of(
         deficit,
         room,
         kubelet,
-        lambda pod: rate_limits.keys_of(pod, signal),
+        lambda pod: rate_limits.bucket_keys(pod, signal),
         falls,
         grows,
         stands_still,
@@ -141,17 +141,17 @@ def terms_of(
     )
 
 
-def choose(
-    lineup: Lineup,
+def select_victims(
+    lineup: RankedPods,
     candidates: Sequence[RankedPod],
     beyond: Sequence[OutOfReach],
     terms: Terms,
     *,
-    budgets: rate_limits.BudgetState,
-) -> Choice:
+    budgets: rate_limits.RateLimitState,
+) -> Selection:
     """The victims among the candidates. A candidate whose bucket is empty gets that refusal in the lineup."""
-    if terms.room <= 0:
-        return Choice((), budgets, ())
+    if terms.max_pods <= 0:
+        return Selection((), budgets, ())
     waiting = [each for each in beyond if each.rule is Rule.WAITS]
     pool = _in_order(candidates, waiting)
     selected = _select(pool, terms.deficit, terms)
@@ -167,13 +167,13 @@ def choose(
 
 
 def _take(
-    lineup: Lineup,
+    lineup: RankedPods,
     selected: Sequence[RankedPod],
     waiting: Sequence[OutOfReach],
     terms: Terms,
     *,
-    budgets: rate_limits.BudgetState,
-) -> Choice:
+    budgets: rate_limits.RateLimitState,
+) -> Selection:
     """Those of the selected that no limit holds, with their tokens taken."""
     held = {each.pod.view.pod.uid: each.refusal for each in waiting}
     refusals: dict[str, Refusal] = {}
@@ -181,7 +181,9 @@ def _take(
     for pod in selected:
         refusal = held.get(pod.view.pod.uid)
         if refusal is None:
-            taken = rate_limits.take(budgets, terms.keys(pod.view.pod), now=terms.now, budgets=terms.config.budgets)
+            taken = rate_limits.take_tokens(
+                budgets, terms.keys(pod.view.pod), now=terms.now, budgets=terms.config.rate_limits
+            )
             if not isinstance(taken, Refusal):
                 budgets = taken
                 chosen.append(pod)
@@ -193,19 +195,19 @@ def _take(
             lineup.pods[pod.rank - 1] = pod._replace(refusals=(refusal,))
         nobody = Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {IN_ITS_PLACE}")
         refusals.setdefault(refusal.code, nobody)
-    return Choice(tuple(chosen), budgets, tuple(refusals.values()))
+    return Selection(tuple(chosen), budgets, tuple(refusals.values()))
 
 
 def _in_the_place_of(
     replaced: Sequence[OutOfReach],
-    lineup: Lineup,
+    lineup: RankedPods,
     pool: Sequence[RankedPod],
     everybody: Sequence[RankedPod],
     waiting: Sequence[OutOfReach],
     terms: Terms,
     *,
-    budgets: rate_limits.BudgetState,
-) -> Choice:
+    budgets: rate_limits.RateLimitState,
+) -> Selection:
     """The victims while larger pods are out of reach that would be among `everybody`: others if they alone cure, else
     those of `everybody` that are in reach."""
     facts = SIGNAL_TABLE[lineup.signal]
@@ -249,7 +251,9 @@ def _in_the_place_of(
     return taken._replace(refusals=(refusal, *taken.refusals))
 
 
-def nobody_larger(lineup: Lineup, candidates: Sequence[RankedPod], beyond: Sequence[OutOfReach]) -> tuple[Refusal, ...]:
+def nobody_larger(
+    lineup: RankedPods, candidates: Sequence[RankedPod], beyond: Sequence[OutOfReach]
+) -> tuple[Refusal, ...]:
     """Where the candidates do not suffice: the pod that would, if a larger one is out of reach."""
     largest = max(beyond, key=lambda each: each.amount, default=None)
     if largest is None or largest.amount <= max((_amount(pod) for pod in candidates), default=0):
@@ -257,7 +261,7 @@ def nobody_larger(lineup: Lineup, candidates: Sequence[RankedPod], beyond: Seque
     return (_out_of_reach(largest, lineup),)
 
 
-def _out_of_reach(out: OutOfReach, lineup: Lineup, why: str = "") -> Refusal:
+def _out_of_reach(out: OutOfReach, lineup: RankedPods, why: str = "") -> Refusal:
     holds = "holds" if out.known else "may hold up to"
     amount = figure(out.amount, SIGNAL_TABLE[lineup.signal].unit)
     message = f"{lineup.signal.value}: {out.pod.view.pod.key} {holds} {amount} and is out of reach"
@@ -299,19 +303,19 @@ def _select(
 ) -> list[RankedPod]:
     """What would be evicted of these, were there no limits. `worth` is what a pod adds to cover the deficit."""
     if terms.first_only:
-        return list(pods[: terms.room])
-    picked = relief.least_harmful([worth(pod) for pod in pods], deficit, most=terms.room)
+        return list(pods[: terms.max_pods])
+    picked = relief.least_harmful([worth(pod) for pod in pods], deficit, most=terms.max_pods)
     return [pods[index] for index in picked]
 
 
-def to_shorten(
-    lineup: Lineup, pending: in_flight.Pending, deficit: int, *, minimum: int, tier: Tier, config: Config
+def select_to_shorten(
+    lineup: RankedPods, pending: in_flight.PendingRelease, deficit: int, *, minimum: int, tier: Tier, config: Config
 ) -> tuple[RankedPod, ...]:
     """Hard tier: terminating pods whose long grace holds what is missing, in eviction order. It costs no token: they
     are going anyway, and no pod more is lost."""
-    if tier is not Tier.HARD or not config.escalation.shorten_terminating or not pending.slow:
+    if tier is not Tier.HARD or not config.escalation.shorten_terminating or not pending.long_grace:
         return ()
-    slow = {view.pod.uid for view in pending.slow}
+    slow = {view.pod.uid for view in pending.long_grace}
     chosen: list[RankedPod] = []
     for pod in lineup.pods:
         if deficit <= 0 or len(chosen) >= config.relief.max_victims:

@@ -32,28 +32,30 @@ CLOCK_SLACK_S: Final = 1.0
 """A sample may be this much younger than `now`: taken while the decision was being prepared."""
 
 
-class Key(NamedTuple):
+class StallCheck(NamedTuple):
     """Whether the second key holds, and the numbers behind it."""
 
     holds: bool
     reason: str
 
 
-def turn(requirement: StallRequirement, snapshot: NodeSnapshot, *, now: float, stale_after_s: float) -> Key:
+def check_stall(
+    requirement: StallRequirement, snapshot: NodeSnapshot, *, now: float, stale_after_s: float
+) -> StallCheck:
     """Whether the required stall is seen in this snapshot, pods at their own limit discounted."""
     name = f"{requirement.resource} {requirement.kind} {requirement.window} of {requirement.scope.value}"
     if requirement.resource == "cpu":
-        return Key(False, f"{name}: CPU pressure is never used")
+        return StallCheck(False, f"{name}: CPU pressure is never used")
     stall = _find(requirement, snapshot)
     if stall is None:
-        return Key(False, f"{name} is not known: this node reports no such PSI")
+        return StallCheck(False, f"{name} is not known: this node reports no such PSI")
     if not 0.0 <= now - stall.read_at + CLOCK_SLACK_S <= stale_after_s + CLOCK_SLACK_S:
-        return Key(False, f"{name} is not known: read {now - stall.read_at:.1f}s ago")
+        return StallCheck(False, f"{name} is not known: read {now - stall.read_at:.1f}s ago")
     seen = _value(stall, kind=requirement.kind, window=requirement.window)
     if seen is None or not 0.0 <= seen <= 100.0:
-        return Key(False, f"{name} is not known: {seen} is no percentage")
+        return StallCheck(False, f"{name} is not known: {seen} is no percentage")
     if not seen >= requirement.at_least:
-        return Key(False, f"{name} is {seen:g}%, needs {requirement.at_least:g}%")
+        return StallCheck(False, f"{name} is {seen:g}%, needs {requirement.at_least:g}%")
     return _discounted(requirement, snapshot, name=name, seen=seen)
 
 
@@ -73,21 +75,23 @@ def _value(stall: Stall, *, kind: str, window: str) -> float | None:
     }.get((kind, window))
 
 
-def _discounted(requirement: StallRequirement, snapshot: NodeSnapshot, *, name: str, seen: float) -> Key:
+def _discounted(requirement: StallRequirement, snapshot: NodeSnapshot, *, name: str, seen: float) -> StallCheck:
     if requirement.scope is StallScope.SYSTEM:
-        return Key(True, f"{name} is {seen:g}%")
+        return StallCheck(True, f"{name} is {seen:g}%")
     limited = 0.0
     for view in snapshot.pods:
         if view.usage is None or not at_own_limit(view):
             continue
         own = view.usage.memory_stall_some_avg10
         if own is None or not 0.0 <= own <= 100.0:
-            return Key(False, f"{name} is {seen:g}%, but {view.pod.key} is at its own limit and its stall is not known")
+            return StallCheck(
+                False, f"{name} is {seen:g}%, but {view.pod.key} is at its own limit and its stall is not known"
+            )
         limited += own
     rest = max(0.0, seen - limited)
     if rest >= requirement.at_least:
-        return Key(True, f"{name} is {seen:g}%")
-    return Key(False, f"{name} is {seen:g}%, {rest:g}% without the pods at their own limit")
+        return StallCheck(True, f"{name} is {seen:g}%")
+    return StallCheck(False, f"{name} is {seen:g}%, {rest:g}% without the pods at their own limit")
 
 
 def at_own_limit(view: PodView) -> bool:
@@ -114,6 +118,6 @@ def _reaches(used: int | None, limit: int | None) -> bool:
     return used is not None and limit is not None and limit > 0 and used >= AT_LIMIT * limit
 
 
-def wanted(thresholds: Iterable[Threshold]) -> bool:
+def needs_pod_stalls(thresholds: Iterable[Threshold]) -> bool:
     """Whether any of these needs the pods' own stalls."""
     return any(threshold.require_stall is not None for threshold in thresholds)

@@ -7,9 +7,9 @@ so that a process that dies at any step spends nothing twice.
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.policy import in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
-from nodeagent.policy.in_flight import LedgerState
+from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.ranking import GrowthState
-from nodeagent.policy.rate_limits import BudgetState
+from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
 from nodeagent.policy.thresholds import ThresholdState, observe_only
 
@@ -25,8 +25,8 @@ class PolicyState(NamedTuple):
     sequence: int = 0
     thresholds: ThresholdState = ThresholdState()
     conditions: ConditionState = ConditionState()
-    in_flight: LedgerState = LedgerState()
-    budgets: BudgetState = BudgetState()
+    in_flight: InFlightState = InFlightState()
+    rate_limits: RateLimitState = RateLimitState()
     growth: GrowthState = GrowthState()
     reclaims: ReclaimState = ReclaimState()
     suspended_s: float | None = None
@@ -39,7 +39,7 @@ def initial(instance: str, *, now: float, budgets_spent: bool = False) -> Policy
     `budgets_spent`: an earlier state existed and is lost (corrupt, or from before a reboot), so what it had spent is
     not known and every bucket starts empty. False for a first start, where nothing can have been spent.
     """
-    return PolicyState(instance, budgets=BudgetState(spent_at=now if budgets_spent else None))
+    return PolicyState(instance, rate_limits=RateLimitState(spent_at=now if budgets_spent else None))
 
 
 def restored(state: PolicyState, *, instance: str) -> PolicyState:
@@ -54,10 +54,10 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
 
 def spent(state: PolicyState, *, now: float) -> PolicyState:
     """The same with every bucket empty: what was spent since the state was written is not known."""
-    return state._replace(budgets=rate_limits.spent(state.budgets, now=now))
+    return state._replace(rate_limits=rate_limits.spent(state.rate_limits, now=now))
 
 
-def awake(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
+def after_suspend(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
     """The state after a sleep of the machine, if there was one since the last decision.
 
     CLOCK_BOOTTIME went on in it, but nobody looked, so a grace period has not passed; and the kubelet's timers stood
@@ -71,7 +71,7 @@ def awake(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
     if not slept_s > 0.0:
         return state
     return state._replace(
-        thresholds=thresholds.slept(state.thresholds, slept_s, now=now),
-        in_flight=in_flight.slept(state.in_flight, slept_s, now=now),
-        reclaims=reclaim.slept(state.reclaims, slept_s),
+        thresholds=thresholds.after_suspend(state.thresholds, slept_s, now=now),
+        in_flight=in_flight.after_suspend(state.in_flight, slept_s, now=now),
+        reclaims=reclaim.after_suspend(state.reclaims, slept_s),
     )

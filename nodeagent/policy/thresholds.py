@@ -200,7 +200,7 @@ def unusable(observation: Observation, *, now: float, stale_after_s: float) -> s
     return ""
 
 
-class _Stream(NamedTuple):
+class _StreamSample(NamedTuple):
     """One stream at this judgement."""
 
     name: str
@@ -217,7 +217,9 @@ class _Stream(NamedTuple):
     """Whether what its thresholds were before still counts."""
 
 
-def _look(name: str, observation: Observation, state: ThresholdState, *, now: float, config: Config) -> _Stream:
+def _read_stream(
+    name: str, observation: Observation, state: ThresholdState, *, now: float, config: Config
+) -> _StreamSample:
     stale_after_s = config.sampling.stale_after_s
     unknown = unusable(observation, now=now, stale_after_s=stale_after_s)
     tolerance_s = 0.0 if config.ranking.kubelet else stale_after_s
@@ -226,7 +228,7 @@ def _look(name: str, observation: Observation, state: ThresholdState, *, now: fl
     history = state.history.get(name, ())
     if unknown:
         still_starting = good < _fresh_samples(config)
-        return _Stream(
+        return _StreamSample(
             name,
             observation,
             unknown,
@@ -241,7 +243,7 @@ def _look(name: str, observation: Observation, state: ThresholdState, *, now: fl
     is_new = previous is None or observation.read_at > previous or previous > now + stall.CLOCK_SLACK_S
     available = observation.available
     assert available is not None
-    return _Stream(
+    return _StreamSample(
         name,
         observation,
         unknown,
@@ -263,7 +265,7 @@ def _unknown_since(name: str, state: ThresholdState, *, now: float, tolerance_s:
     return min(since, now)
 
 
-def slept(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdState:
+def after_suspend(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdState:
     """The state after so long a sleep of the machine, in which no grace period passed."""
     return state._replace(
         first_observed={key: min(at + slept_s, now) for key, at in state.first_observed.items()},
@@ -300,20 +302,20 @@ def judge(
     after = _Next()
     past_before = frozenset(state.past_grace)
     for signal in _SIGNALS:
-        streams: dict[str, _Stream] = {}
+        streams: dict[str, _StreamSample] = {}
         judged: list[ThresholdVerdict] = []
         for threshold in by_signal.get(signal, ()):
             name = _stream(threshold)
             if name not in streams:
                 seen = _observed(snapshot, signal, threshold.memory_model)
-                streams[name] = _look(name, seen, state, now=now, config=config)
+                streams[name] = _read_stream(name, seen, state, now=now, config=config)
             judged.append(
                 _judge_one(
                     threshold, streams[name], state, after, past_before, snapshot=snapshot, now=now, config=config
                 )
             )
         if not streams:
-            streams[signal.value] = _look(
+            streams[signal.value] = _read_stream(
                 signal.value,
                 _observed(snapshot, signal, MemoryModel.WORKING_SET),
                 state,
@@ -350,7 +352,7 @@ class _Next:
         self.history: dict[str, trend.History] = {}
         self.used_up_since: dict[str, float] = {}
 
-    def remember(self, stream: _Stream, before: ThresholdState, *, now: float) -> None:
+    def remember(self, stream: _StreamSample, before: ThresholdState, *, now: float) -> None:
         name = stream.name
         self.good_samples[name] = stream.good_samples
         if stream.history:
@@ -377,7 +379,7 @@ class _Next:
 
 def _judge_one(
     threshold: Threshold,
-    stream: _Stream,
+    stream: _StreamSample,
     state: ThresholdState,
     after: _Next,
     past_before: frozenset[str],
@@ -428,14 +430,14 @@ def elapsed(since: float, now: float) -> float:
     return round(now - since, 9)
 
 
-def _still_in_grace(threshold: Threshold, stream: _Stream, *, held_s: float) -> str:
+def _still_in_grace(threshold: Threshold, stream: _StreamSample, *, held_s: float) -> str:
     """What a grace period still waits for; empty when it is over, or when waiting would be waiting for the end."""
     if held_s >= threshold.grace_period_s or _exhausted_soon(threshold, stream):
         return ""
     return f"met for {held_s:.1f}s of its grace period of {threshold.grace_period_s:g}s"
 
 
-def _exhausted_soon(threshold: Threshold, stream: _Stream) -> bool:
+def _exhausted_soon(threshold: Threshold, stream: _StreamSample) -> bool:
     if threshold.exhaustion_within_s is None:
         return False
     heading = trend.estimate(stream.history)
@@ -447,7 +449,9 @@ def _exhausted_soon(threshold: Threshold, stream: _Stream) -> bool:
     )
 
 
-def _held_back(threshold: Threshold, stream: _Stream, *, snapshot: NodeSnapshot, now: float, config: Config) -> str:
+def _held_back(
+    threshold: Threshold, stream: _StreamSample, *, snapshot: NodeSnapshot, now: float, config: Config
+) -> str:
     """Why a threshold past its grace does not act now; empty when it is due."""
     wanted = _fresh_samples(config)
     if stream.good_samples < wanted:
@@ -455,13 +459,13 @@ def _held_back(threshold: Threshold, stream: _Stream, *, snapshot: NodeSnapshot,
     if not stream.is_new:
         return "no new sample since the last judgement"
     if threshold.require_stall is not None:
-        key = stall.turn(threshold.require_stall, snapshot, now=now, stale_after_s=config.sampling.stale_after_s)
+        key = stall.check_stall(threshold.require_stall, snapshot, now=now, stale_after_s=config.sampling.stale_after_s)
         if not key.holds:
             return key.reason
     return ""
 
 
-def _signal_verdict(streams: Mapping[str, _Stream], judged: list[ThresholdVerdict]) -> SignalVerdict:
+def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[ThresholdVerdict]) -> SignalVerdict:
     shown = next(iter(streams.values()))
     for stream in streams.values():
         if stream.name != _MEM_AVAILABLE_STREAM:
@@ -479,7 +483,7 @@ def _signal_verdict(streams: Mapping[str, _Stream], judged: list[ThresholdVerdic
     )
 
 
-def _state(streams: Iterable[_Stream], judged: list[ThresholdVerdict]) -> SignalState:
+def _state(streams: Iterable[_StreamSample], judged: list[ThresholdVerdict]) -> SignalState:
     """By level: a soft threshold that is met shows while its grace still runs."""
     met = [verdict.threshold.grace_period_s for verdict in judged if verdict.met]
     if met:

@@ -13,7 +13,7 @@ from nodeagent.policy.ranking import MEMORY_SIGNALS
 from nodeagent.policy.state import PolicyState
 
 
-class Foreseen(NamedTuple):
+class PredictedVictim(NamedTuple):
     """A pod that would be a victim."""
 
     pod_uid: str
@@ -36,9 +36,9 @@ class _Nearest(NamedTuple):
     headroom: int
 
 
-def victims(
-    snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config, memo: engine.Memo
-) -> tuple[Foreseen, ...]:
+def preview_victims(
+    snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config, memo: engine.RankingCache
+) -> tuple[PredictedVictim, ...]:
     """The victims of that decision; none where no hard threshold of memory is ahead. The arguments are `decide`'s."""
     nearest = _nearest(snapshot, config)
     if nearest is None:
@@ -47,7 +47,7 @@ def victims(
     hard = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup and not victim.limit]
     uses = {view.pod.uid: view.usage.memory_usage for view in snapshot.pods if view.usage is not None}
     return tuple(
-        Foreseen(victim.pod.uid, victim.cgroup, _limit(used + nearest.headroom // len(hard)))
+        PredictedVictim(victim.pod.uid, victim.cgroup, _limit(used + nearest.headroom // len(hard)))
         for victim in hard
         if (used := uses.get(victim.pod.uid)) is not None
     )

@@ -42,7 +42,7 @@ class RecordsError(Exception):
     """There are no records to read; the message says why."""
 
 
-class Inputs(NamedTuple):
+class DecisionInputs(NamedTuple):
     """What the policy was given for one decision, and of its configuration what the state refers to."""
 
     snapshot: NodeSnapshot
@@ -55,7 +55,7 @@ class Inputs(NamedTuple):
     """`startup.freshSamples` then."""
 
 
-class Recorder:
+class FlightRecorder:
     """Appends to the records in the state directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -66,7 +66,7 @@ class Recorder:
         self._encode = msgspec.json.Encoder().encode
         self._packer = Packer()
 
-    def decision(self, plan: Plan, *, wall_time: float, inputs: Inputs | None = None) -> str:
+    def decision(self, plan: Plan, *, wall_time: float, inputs: DecisionInputs | None = None) -> str:
         """Record a plan, and what it was made from. Returns why it could not be written, or nothing."""
         packed = {"inputs": self._packer.pack(inputs)} if inputs is not None else {}
         return self._append({"record": "decision", "wallTime": wall_time, **plan_object(plan), **packed})
@@ -103,7 +103,7 @@ class Recorder:
         return ""
 
 
-def read(place: Path) -> Iterator[dict[str, Any]]:
+def read_records(place: Path) -> Iterator[dict[str, Any]]:
     """The records of a state directory, or of one file of records, oldest first.
 
     Raises:
@@ -163,7 +163,7 @@ def _too_deep(record: dict[str, Any]) -> bool:
 class Unpacked(NamedTuple):
     """What could be made of packed inputs."""
 
-    inputs: Inputs | None
+    inputs: DecisionInputs | None
     trouble: str
     """Why there are none."""
 
@@ -174,13 +174,13 @@ class Packer:
     def __init__(self) -> None:
         import msgspec
 
-        self._shape = fingerprint(Inputs)
+        self._shape = fingerprint(DecisionInputs)
         # MessagePack, because JSON has no infinity, which the state of a threshold that was never met contains.
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decoder: msgspec.msgpack.Decoder[Inputs] = msgspec.msgpack.Decoder(Inputs)
+        self._decoder: msgspec.msgpack.Decoder[DecisionInputs] = msgspec.msgpack.Decoder(DecisionInputs)
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, zlib.error)
 
-    def pack(self, inputs: Inputs) -> dict[str, str]:
+    def pack(self, inputs: DecisionInputs) -> dict[str, str]:
         """110 pods: 47 KiB of values become 8 KiB in 0.6 ms, after everything urgent was done."""
         try:
             values = self._encode(inputs)

@@ -46,7 +46,7 @@ class Trust(enum.StrEnum):
     """Unreadable, truncated, altered, or written by a version with another shape of state."""
 
 
-class Loaded(NamedTuple):
+class LoadedState(NamedTuple):
     """What `load` found."""
 
     trust: Trust
@@ -88,7 +88,7 @@ class StateFile:
         """Where the file is; other files of this agent may be put beside it."""
         return str(self._path.parent)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         """Read the state. Never raises: whatever is wrong is in the answer."""
         self._left = self._version()
         try:
@@ -96,39 +96,43 @@ class StateFile:
         except FileNotFoundError:
             return self._missing()
         except OSError as error:
-            return Loaded(Trust.CORRUPT, None, f"{self._path}: cannot be read: {error.strerror}")
+            return LoadedState(Trust.CORRUPT, None, f"{self._path}: cannot be read: {error.strerror}")
         if not data:
-            return Loaded(Trust.LOST, None, f"{self._path}: wiped by an agent that could not replace it")
+            return LoadedState(Trust.LOST, None, f"{self._path}: wiped by an agent that could not replace it")
         if len(data) > MAX_BYTES:
-            return Loaded(Trust.CORRUPT, None, f"{self._path}: larger than {MAX_BYTES} bytes, not a state file of ours")
+            return LoadedState(
+                Trust.CORRUPT, None, f"{self._path}: larger than {MAX_BYTES} bytes, not a state file of ours"
+            )
         header, newline, body = data.partition(b"\n")
         fields = header.decode("ascii", "replace").split(" ")
         if not newline or len(fields) != 4 or fields[0] != FORMAT:
-            return Loaded(Trust.CORRUPT, None, f"{self._path}: not a state file of this version ({FORMAT})")
+            return LoadedState(Trust.CORRUPT, None, f"{self._path}: not a state file of this version ({FORMAT})")
         _, boot_id, fingerprint, checksum = fields
         if hashlib.sha256(body).hexdigest() != checksum:
-            return Loaded(
+            return LoadedState(
                 Trust.CORRUPT, None, f"{self._path}: the checksum does not match, the file was cut or altered"
             )
         if boot_id != self._boot_id:
-            return Loaded(Trust.OTHER_BOOT, None, f"{self._path}: written before the last reboot")
+            return LoadedState(Trust.OTHER_BOOT, None, f"{self._path}: written before the last reboot")
         if fingerprint != self._fingerprint:
-            return Loaded(Trust.CORRUPT, None, f"{self._path}: written by a version with another shape of state")
+            return LoadedState(Trust.CORRUPT, None, f"{self._path}: written by a version with another shape of state")
         try:
-            return Loaded(Trust.RESTORED, self._decoder.decode(body), "")
+            return LoadedState(Trust.RESTORED, self._decoder.decode(body), "")
         except self._errors as error:
-            return Loaded(Trust.CORRUPT, None, f"{self._path}: {error}")
+            return LoadedState(Trust.CORRUPT, None, f"{self._path}: {error}")
 
-    def _missing(self) -> Loaded:
+    def _missing(self) -> LoadedState:
         try:
             traces = sorted(entry.name for entry in self._path.parent.iterdir())
         except FileNotFoundError:
             traces = []
         except OSError as error:
-            return Loaded(Trust.LOST, None, f"{self._path.parent}: cannot be read: {error.strerror}")
+            return LoadedState(Trust.LOST, None, f"{self._path.parent}: cannot be read: {error.strerror}")
         if traces:
-            return Loaded(Trust.LOST, None, f"{self._path}: the state of an earlier run is gone, {traces[0]} is not")
-        return Loaded(Trust.FIRST, None, f"{self._path}: no agent has run here before")
+            return LoadedState(
+                Trust.LOST, None, f"{self._path}: the state of an earlier run is gone, {traces[0]} is not"
+            )
+        return LoadedState(Trust.FIRST, None, f"{self._path}: no agent has run here before")
 
     def save(self, value: object) -> None:
         """Replace the state.

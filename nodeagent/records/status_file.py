@@ -41,7 +41,7 @@ def forget(directory: str) -> None:
         os.unlink(os.path.join(directory, FILE))
 
 
-def read(directory: str, *, now: float) -> tuple[Note, ...]:
+def read_status(directory: str, *, now: float) -> tuple[Note, ...]:
     """What the agent told last, each with how long ago. Nothing when there is nothing that can be read, or it was told
     before the last reboot."""
     try:

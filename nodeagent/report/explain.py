@@ -24,38 +24,38 @@ PODS_SHOWN: Final = 40
 LAST: Final = "last"
 _UNITS: Final = {facts.signal.value: facts.unit for facts in SIGNAL_TABLE.values()}
 
-Record = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
 class ExplainError(Exception):
     """There is nothing to explain; the message is for the user."""
 
 
-class Story(NamedTuple):
+class RecordedDecision(NamedTuple):
     """Everything recorded about one decision."""
 
     id: str
-    decision: Record
+    decision: JsonObject
     """Empty when only what became of it is left: the decision itself was dropped with the older file."""
-    outcomes: tuple[Record, ...] = ()
-    reliefs: tuple[Record, ...] = ()
-    reclaims: tuple[Record, ...] = ()
+    outcomes: tuple[JsonObject, ...] = ()
+    reliefs: tuple[JsonObject, ...] = ()
+    reclaims: tuple[JsonObject, ...] = ()
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def stories(place: Path) -> tuple[Story, ...]:
+def read_decisions(place: Path) -> tuple[RecordedDecision, ...]:
     """Every decision in a state directory or a file of records, oldest first.
 
     Raises:
         ExplainError: there is no such place, or it cannot be read.
     """
-    decisions: dict[str, Record] = {}
-    after: dict[str, dict[str, list[Record]]] = {"outcome": {}, "relief": {}, "reclaim": {}}
+    decisions: dict[str, JsonObject] = {}
+    after: dict[str, dict[str, list[JsonObject]]] = {"outcome": {}, "relief": {}, "reclaim": {}}
     order: dict[str, None] = {}
     try:
-        for record in flight_recorder.read(place):
+        for record in flight_recorder.read_records(place):
             kind = record.get("record")
             identity = str(record.get("id" if kind == "decision" else "planId", ""))
             if kind == "decision":
@@ -68,12 +68,12 @@ def stories(place: Path) -> tuple[Story, ...]:
     except flight_recorder.RecordsError as error:
         raise ExplainError(str(error)) from error
     return tuple(
-        Story(each, decisions.get(each, {}), *(tuple(records.get(each, ())) for records in after.values()))
+        RecordedDecision(each, decisions.get(each, {}), *(tuple(records.get(each, ())) for records in after.values()))
         for each in order
     )
 
 
-def find(every: Sequence[Story], wanted: str) -> Story:
+def find_decision(every: Sequence[RecordedDecision], wanted: str) -> RecordedDecision:
     """The decision with this id, or the only one whose id begins so; `last` is the newest.
 
     Raises:
@@ -92,7 +92,7 @@ def find(every: Sequence[Story], wanted: str) -> Story:
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_list(every: Iterable[Story]) -> dict[str, Any]:
+def as_list(every: Iterable[RecordedDecision]) -> dict[str, Any]:
     """The list as an object: one item for each decision, without its ranking."""
     items = []
     for story in every:
@@ -102,13 +102,13 @@ def as_list(every: Iterable[Story]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "DecisionList", "items": items}
 
 
-def as_object(story: Story) -> dict[str, Any]:
+def to_json(story: RecordedDecision) -> dict[str, Any]:
     """One decision as an object: the record as it was written, and what became of it."""
     kept = {key: value for key, value in story.decision.items() if key not in ("inputs", "record")}
     return {"apiVersion": API_VERSION, "kind": "Decision", **kept, "id": story.id, **_aftermath(story)}
 
 
-def _aftermath(story: Story) -> dict[str, Any]:
+def _aftermath(story: RecordedDecision) -> dict[str, Any]:
     return {
         "outcomes": [{key: value for key, value in each.items() if key != "record"} for each in story.outcomes],
         "reliefs": [{key: value for key, value in each.items() if key != "record"} for each in story.reliefs],
@@ -119,7 +119,7 @@ def _aftermath(story: Story) -> dict[str, Any]:
 # --- for people: the list --------------------------------------------------------------------------------------------
 
 
-def list_section(every: Sequence[Story]) -> Section:
+def list_section(every: Sequence[RecordedDecision]) -> Section:
     """One row for each decision, newest last."""
     columns = (
         Column("TIME"),
@@ -135,7 +135,7 @@ def list_section(every: Sequence[Story]) -> Section:
     return Section("", columns if rows else (), rows, lines)
 
 
-def _list_row(story: Story) -> tuple[Cell, ...]:
+def _list_row(story: RecordedDecision) -> tuple[Cell, ...]:
     decision = story.decision
     unit = _unit(decision)
     predicted = [victim.get("predictedRelief") for victim in _items(decision, "victims")]
@@ -144,7 +144,7 @@ def _list_row(story: Story) -> tuple[Cell, ...]:
         Cell(
             _time(decision) if decision else _time(next(iter((*story.outcomes, *story.reliefs, *story.reclaims)), {}))
         ),
-        Cell(wording.harmless(story.id), STRONG),
+        Cell(wording.escape_terminal(story.id), STRONG),
         Cell(_subject(decision)),
         _headline(story),
         Cell(_outcomes_in_short(story)),
@@ -153,28 +153,28 @@ def _list_row(story: Story) -> tuple[Cell, ...]:
     )
 
 
-def _subject(decision: Record) -> str:
+def _subject(decision: JsonObject) -> str:
     threshold = _map(_map(decision, "actingOn"), "threshold")
     if not threshold:
-        return wording.harmless(str(decision.get("rankedFor", wording.UNKNOWN)))
-    return f"{wording.harmless(str(threshold.get('signal')))} ({_tier(threshold)})"
+        return wording.escape_terminal(str(decision.get("rankedFor", wording.UNKNOWN)))
+    return f"{wording.escape_terminal(str(threshold.get('signal')))} ({_tier(threshold)})"
 
 
-def _headline(story: Story) -> Cell:
+def _headline(story: RecordedDecision) -> Cell:
     victims = [_pod(victim) for victim in _items(story.decision, "victims")]
     if victims:
         more = f" and {len(victims) - 2} more" if len(victims) > 2 else ""
         return Cell(f"evict {', '.join(victims[:2])}{more}", BAD)
-    codes = [wording.harmless(str(refusal.get("code"))) for refusal in _items(story.decision, "refusals")]
+    codes = [wording.escape_terminal(str(refusal.get("code"))) for refusal in _items(story.decision, "refusals")]
     if codes:
         return Cell(f"nobody: {', '.join(codes)}", WARN)
     return Cell("nothing was due" if story.decision else "not kept any more", DIM)
 
 
-def _outcomes_in_short(story: Story) -> str:
+def _outcomes_in_short(story: RecordedDecision) -> str:
     counts: dict[str, int] = {}
     for outcome in story.outcomes:
-        kind = wording.harmless(str(outcome.get("kind")))
+        kind = wording.escape_terminal(str(outcome.get("kind")))
         counts[kind] = counts.get(kind, 0) + 1
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())
 
@@ -182,11 +182,11 @@ def _outcomes_in_short(story: Story) -> str:
 # --- for people: one decision ----------------------------------------------------------------------------------------
 
 
-def sections(story: Story) -> tuple[Section, ...]:
+def sections(story: RecordedDecision) -> tuple[Section, ...]:
     """Everything about one decision, in reading order."""
     if not story.decision:
         head = Section(
-            "", lines=(Cell(f"{wording.harmless(story.id)}: the decision itself is not kept any more", WARN),)
+            "", lines=(Cell(f"{wording.escape_terminal(story.id)}: the decision itself is not kept any more", WARN),)
         )
         return tuple(each for each in (head, _victims(story), _reclaims(story)) if each.rows or each.lines)
     every = (
@@ -203,11 +203,11 @@ def sections(story: Story) -> tuple[Section, ...]:
     return tuple(section for section in every if section.rows or section.lines)
 
 
-def _head(story: Story) -> Section:
+def _head(story: RecordedDecision) -> Section:
     decision = story.decision
     victims = len(_items(decision, "victims"))
     result = f"{victims} pod{'s' * (victims != 1)} to evict" if victims else "nobody to evict"
-    lines = [Cell(f"{wording.harmless(story.id)}  {_time(decision)}  {_subject(decision)}: {result}", STRONG)]
+    lines = [Cell(f"{wording.escape_terminal(story.id)}  {_time(decision)}  {_subject(decision)}: {result}", STRONG)]
     acting, deficit = _map(decision, "actingOn"), _map(decision, "deficit")
     unit = _unit(decision)
     if acting:
@@ -227,7 +227,7 @@ def _head(story: Story) -> Section:
     return Section("", lines=tuple(lines))
 
 
-def _signals(story: Story) -> Section:
+def _signals(story: RecordedDecision) -> Section:
     columns = (
         Column("SIGNAL"),
         Column("AVAILABLE", right=True),
@@ -246,43 +246,48 @@ def _signals(story: Story) -> Section:
         state = str(verdict.get("state"))
         rows.append(
             (
-                Cell(wording.harmless(str(seen.get("signal")))),
+                Cell(wording.escape_terminal(str(seen.get("signal")))),
                 Cell(wording.quantity(_int(seen.get("available")), unit=unit)),
                 Cell(wording.quantity(_int(seen.get("capacity")), unit=unit)),
                 Cell(", ".join(_threshold(each, unit) for each in thresholds) or "none"),
-                Cell(wording.harmless(state), {"ok": GOOD, "hard": BAD}.get(state, WARN)),
+                Cell(wording.escape_terminal(state), {"ok": GOOD, "hard": BAD}.get(state, WARN)),
                 Cell(_age(story.decision, seen.get("readAt"))),
                 Cell(
-                    wording.harmless("; ".join(filter(None, (*held, _heading(verdict), str(seen.get("reason") or "")))))
+                    wording.escape_terminal(
+                        "; ".join(filter(None, (*held, _heading(verdict), str(seen.get("reason") or ""))))
+                    )
                 ),
             )
         )
     return Section("SIGNALS", columns, tuple(rows))
 
 
-def _heading(verdict: Record) -> str:
+def _heading(verdict: JsonObject) -> str:
     trend = _map(verdict, "trend")
-    return wording.heading(
+    return wording.trend_text(
         *[_number(trend.get(key)) for key in ("toThresholdSeconds", "toExhaustionSeconds", "confidence")]
     )
 
 
-def _threshold(verdict: Record, unit: Unit) -> str:
+def _threshold(verdict: JsonObject, unit: Unit) -> str:
     value = wording.quantity(_int(verdict.get("value")), unit=unit)
     met = " met" if verdict.get("met") else ""
     return f"{_tier(_map(verdict, 'threshold'))} {value}{met}"
 
 
-def _refusals(story: Story) -> Section:
+def _refusals(story: RecordedDecision) -> Section:
     lines = [
-        Cell(f"{wording.harmless(str(each.get('code')))}: {wording.harmless(str(each.get('message')))}", WARN)
+        Cell(
+            f"{wording.escape_terminal(str(each.get('code')))}: {wording.escape_terminal(str(each.get('message')))}",
+            WARN,
+        )
         for each in _items(story.decision, "refusals")
     ]
     title = "WHY NOT MORE" if _items(story.decision, "victims") else "WHY NOBODY"
     return Section(title if lines else "", lines=tuple(lines))
 
 
-def _victims(story: Story) -> Section:
+def _victims(story: RecordedDecision) -> Section:
     columns = (
         Column("POD"),
         Column("HOW"),
@@ -300,32 +305,40 @@ def _victims(story: Story) -> Section:
         rows.append(
             (
                 Cell(_pod(victim), BAD),
-                Cell(wording.harmless(str(victim.get("method")))),
+                Cell(wording.escape_terminal(str(victim.get("method")))),
                 Cell(wording.duration(_number(victim.get("gracePeriodSeconds")))),
                 Cell(wording.quantity(_int(victim.get("predictedRelief")), unit=unit)),
                 _outcome(outcome),
                 Cell(_took(story.decision, outcome)),
-                Cell(wording.harmless(str(outcome.get("message") or victim.get("message") or "").strip())),
+                Cell(wording.escape_terminal(str(outcome.get("message") or victim.get("message") or "").strip())),
             )
         )
     for uid, outcome in by_uid.items():
-        said = Cell(wording.harmless(str(outcome.get("message") or "")))
+        said = Cell(wording.escape_terminal(str(outcome.get("message") or "")))
         rows.append(
-            (Cell(f"uid/{wording.harmless(uid)}"), Cell(""), Cell(""), Cell(""), _outcome(outcome), Cell(""), said)
+            (
+                Cell(f"uid/{wording.escape_terminal(uid)}"),
+                Cell(""),
+                Cell(""),
+                Cell(""),
+                _outcome(outcome),
+                Cell(""),
+                said,
+            )
         )
     return Section("VICTIMS", columns, tuple(rows))
 
 
-def _outcome(outcome: Record) -> Cell:
+def _outcome(outcome: JsonObject) -> Cell:
     if not outcome:
         return Cell("none recorded", WARN)
     kind = str(outcome.get("kind"))
     status = outcome.get("httpStatus")
     text = kind + (f" (HTTP {status})" if status is not None else "")
-    return Cell(wording.harmless(text), GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
+    return Cell(wording.escape_terminal(text), GOOD if kind in ("accepted", "dry-run", "gone") else BAD)
 
 
-def _reclaims(story: Story) -> Section:
+def _reclaims(story: RecordedDecision) -> Section:
     """What was tried before pods, and what it brought back. An action that was ordered and has no report was a
     rehearsal's, or its gain was not measured yet."""
     reported = {str(each.get("name")): each for each in story.reclaims}
@@ -334,17 +347,17 @@ def _reclaims(story: Story) -> Section:
     for name in names:
         each = reported.get(name)
         if each is None:
-            lines.append(Cell(f"{wording.harmless(name)}: no gain recorded", DIM))
+            lines.append(Cell(f"{wording.escape_terminal(name)}: no gain recorded", DIM))
             continue
         gained = wording.quantity(_int(each.get("gained")), unit=_unit_of(each.get("signal")), signed=True)
         took = wording.duration(_number(each.get("tookSeconds")))
-        result = wording.harmless(str(each.get("result")))
+        result = wording.escape_terminal(str(each.get("result")))
         good = result == "done" and (_int(each.get("gained")) or 0) > 0
-        lines.append(Cell(f"{wording.harmless(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
+        lines.append(Cell(f"{wording.escape_terminal(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
     return Section("TRIED BEFORE PODS" if lines else "", lines=tuple(lines))
 
 
-def _relief(story: Story) -> Section:
+def _relief(story: RecordedDecision) -> Section:
     lines = []
     for each in story.reliefs:
         unit = _unit_of(each.get("signal"))
@@ -360,23 +373,23 @@ def _relief(story: Story) -> Section:
     return Section("RELIEF" if lines else "", lines=tuple(lines))
 
 
-def _conditions(story: Story) -> Section:
+def _conditions(story: RecordedDecision) -> Section:
     columns = (Column("CONDITION"), Column("STATUS"), Column("FOR", right=True), Column("MESSAGE"))
     rows = []
     for each in _items(story.decision, "conditions"):
         status = str(each.get("status"))
         rows.append(
             (
-                Cell(wording.harmless(str(each.get("type")))),
-                Cell(wording.harmless(status), BAD if status == "True" else ""),
+                Cell(wording.escape_terminal(str(each.get("type")))),
+                Cell(wording.escape_terminal(status), BAD if status == "True" else ""),
                 Cell(_age(story.decision, each.get("since"))),
-                Cell(wording.harmless(str(each.get("message")))),
+                Cell(wording.escape_terminal(str(each.get("message")))),
             )
         )
     return Section("CONDITIONS", columns, tuple(rows))
 
 
-def _ranking(story: Story) -> Section:
+def _ranking(story: RecordedDecision) -> Section:
     columns = (
         Column("RANK", right=True),
         Column("POD"),
@@ -393,7 +406,7 @@ def _ranking(story: Story) -> Section:
         goes = str(pod.get("uid")) in going
         rows.append(
             (
-                Cell(wording.harmless(str(pod.get("rank")))),
+                Cell(wording.escape_terminal(str(pod.get("rank")))),
                 Cell(_pod(pod), BAD if goes else ""),
                 Cell(wording.quantity(_int(pod.get("usage")), unit=unit)),
                 Cell(wording.quantity(_int(pod.get("request")), unit=unit) if pod.get("request") is not None else "-"),
@@ -403,24 +416,26 @@ def _ranking(story: Story) -> Section:
         )
     more = len(pods) - len(rows)
     lines = (Cell(f"and {more} more: -o json has them all", DIM),) if more else ()
-    title = wording.harmless(f"PODS IN EVICTION ORDER FOR {story.decision.get('rankedFor')}")
+    title = wording.escape_terminal(f"PODS IN EVICTION ORDER FOR {story.decision.get('rankedFor')}")
     return Section(title, columns, tuple(rows), lines)
 
 
-def _why(pod: Record, *, goes: bool, idle: bool) -> Cell:
+def _why(pod: JsonObject, *, goes: bool, idle: bool) -> Cell:
     """`idle`: nobody goes, so a pod that could is no more than a candidate."""
     keys = "; ".join(str(key.get("text")) for key in _items(pod, "keys"))
     refusals = "; ".join(str(refusal.get("message")) for refusal in _items(pod, "refusals"))
     if goes:
-        return Cell(wording.harmless(f"goes: {keys}"), BAD)
+        return Cell(wording.escape_terminal(f"goes: {keys}"), BAD)
     if refusals:
-        return Cell(wording.harmless(f"spared: {refusals}"), DIM)
-    return Cell(wording.harmless(f"{'candidate' if idle else 'not needed'}: {keys}"))
+        return Cell(wording.escape_terminal(f"spared: {refusals}"), DIM)
+    return Cell(wording.escape_terminal(f"{'candidate' if idle else 'not needed'}: {keys}"))
 
 
-def _notes(story: Story) -> Section:
+def _notes(story: RecordedDecision) -> Section:
     lines = [
-        Cell(f"{wording.harmless(str(each.get('subject')))}: {wording.harmless(str(each.get('message')))}")
+        Cell(
+            f"{wording.escape_terminal(str(each.get('subject')))}: {wording.escape_terminal(str(each.get('message')))}"
+        )
         for each in _items(story.decision, "notes")
     ]
     return Section("NOTES" if lines else "", lines=tuple(lines))
@@ -429,12 +444,12 @@ def _notes(story: Story) -> Section:
 # --- fields of records -----------------------------------------------------------------------------------------------
 
 
-def _items(record: Record, key: str) -> Sequence[Record]:
+def _items(record: JsonObject, key: str) -> Sequence[JsonObject]:
     value = record.get(key)
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
-def _map(record: Record, key: str) -> Record:
+def _map(record: JsonObject, key: str) -> JsonObject:
     value = record.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -455,32 +470,32 @@ def _sum(values: Iterable[object]) -> int | None:
     return None if None in numbers else sum(number for number in numbers if number is not None)
 
 
-def _pod(record: Record) -> str:
+def _pod(record: JsonObject) -> str:
     namespace, name = record.get("namespace"), record.get("name")
-    return wording.harmless(f"{namespace}/{name}" if namespace and name else f"uid/{record.get('uid')}")
+    return wording.escape_terminal(f"{namespace}/{name}" if namespace and name else f"uid/{record.get('uid')}")
 
 
-def _tier(threshold: Record) -> str:
+def _tier(threshold: JsonObject) -> str:
     return "soft" if _number(threshold.get("gracePeriodSeconds")) else "hard"
 
 
-def _time(record: Record) -> str:
+def _time(record: JsonObject) -> str:
     wall = _number(record.get("wallTime"))
     return wording.UNKNOWN if wall is None else wording.rfc3339(wall)
 
 
-def _age(decision: Record, instant: object) -> str:
+def _age(decision: JsonObject, instant: object) -> str:
     """From `instant` to the decision."""
     made_at, at = _number(decision.get("madeAt")), _number(instant)
     return wording.UNKNOWN if made_at is None or at is None else wording.duration(max(0.0, made_at - at))
 
 
-def _took(decision: Record, outcome: Record) -> str:
+def _took(decision: JsonObject, outcome: JsonObject) -> str:
     made_at, at = _number(decision.get("madeAt")), _number(outcome.get("at"))
     return "" if made_at is None or at is None else wording.duration(max(0.0, at - made_at))
 
 
-def _unit(decision: Record) -> Unit:
+def _unit(decision: JsonObject) -> Unit:
     acting = _map(_map(decision, "actingOn"), "threshold").get("signal")
     return _unit_of(acting or decision.get("rankedFor"))
 
@@ -489,6 +504,6 @@ def _unit_of(signal: object) -> Unit:
     return _UNITS.get(str(signal), Unit.BYTES)
 
 
-def _order(decision: Record) -> list[str]:
+def _order(decision: JsonObject) -> list[str]:
     order = decision.get("rankOrder")
-    return [wording.harmless(str(name)) for name in order] if isinstance(order, list) else []
+    return [wording.escape_terminal(str(name)) for name in order] if isinstance(order, list) else []

@@ -9,7 +9,6 @@ from nodeagent.lean import Any, Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionVerdict,
-    DiskRest,
     MemoryModel,
     NodeMemory,
     Observation,
@@ -21,6 +20,7 @@ from nodeagent.model import (
     Stall,
     Threshold,
     ThresholdVerdict,
+    UnattributedDisk,
 )
 from nodeagent.report import node_report, wording
 from nodeagent.report.node_report import Report
@@ -64,7 +64,7 @@ def to_json(report: Report) -> Document:
             for victim in plan.victims
         ],
         "refusals": [{"code": refusal.code, "message": refusal.message} for refusal in plan.refusals],
-        "disks": [_rest(report, rest) for rest in snapshot.disk_rests],
+        "disks": [_rest(report, rest) for rest in snapshot.unattributed_disks],
         "cgroups": [
             {
                 "path": cgroup.path,
@@ -80,7 +80,7 @@ def to_json(report: Report) -> Document:
 
 def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Document:
     seen = verdict.observation
-    leading = node_report.leading(report.snapshot, verdict)
+    leading = node_report.leading_threshold(report.snapshot, verdict)
     trend = verdict.trend
     return {
         "name": str(verdict.signal),
@@ -112,7 +112,7 @@ def _reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> str | N
         return verdict.observation.reason or "could not be read"
     if not verdict.thresholds:
         return "no threshold"
-    return (leading.held_back or None) if leading else None
+    return (leading.not_due_reason or None) if leading else None
 
 
 def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
@@ -124,7 +124,7 @@ def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
         "memoryModel": str(threshold.memory_model) if threshold.signal is Signal.MEMORY else None,
         "met": verdict.met,
         "due": verdict.due,
-        "heldBack": verdict.held_back or None,
+        "heldBack": verdict.not_due_reason or None,
         "activeSeconds": None if verdict.active_since is None else _age(report, verdict.active_since),
     }
 
@@ -253,7 +253,7 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
 
 
 def _disk(report: Report, usage: PodUsage) -> Document:
-    disk, sight, writing = usage.disk, usage.disk_sight, usage.writing
+    disk, sight, writing = usage.disk, usage.disk_usage_quality, usage.writing
     return {
         "rootfsBytes": disk.rootfs_bytes,
         "rootfsInodes": disk.rootfs_inodes,
@@ -271,7 +271,7 @@ def _disk(report: Report, usage: PodUsage) -> Document:
     }
 
 
-def _rest(report: Report, rest: DiskRest) -> Document:
+def _rest(report: Report, rest: UnattributedDisk) -> Document:
     return {
         "signals": [str(signal) for signal in rest.signals],
         "usedBytes": rest.used_bytes,
@@ -304,7 +304,7 @@ def _kubelet(report: Report) -> Document | None:
                 "oursSoft": _our_threshold(each.soft),
                 "verdict": each.verdict,
             }
-            for each in node_report.compare(report)
+            for each in node_report.compare_with_kubelet(report)
         ],
     }
 

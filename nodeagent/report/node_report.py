@@ -26,7 +26,7 @@ from nodeagent.model import (
 from nodeagent.policy import requests
 
 if TYPE_CHECKING:
-    from nodeagent.config.kubelet import Sooner
+    from nodeagent.config.kubelet import EarlierThreshold
 
 _DISK_SIGNALS: Final = (
     (Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS),
@@ -37,7 +37,7 @@ _CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
 _IMAGEFS: Final = (Signal.IMAGEFS, Signal.IMAGEFS_INODES)
 
 
-class KubeletView(NamedTuple):
+class KubeletThresholds(NamedTuple):
     """The kubelet's own eviction thresholds, from its configuration on this host."""
 
     path: str
@@ -59,7 +59,7 @@ class Report(NamedTuple):
     """`built-in defaults`, or the file."""
     pods_source: str
     """Where the pods come from: the API server's address, a file, or this host alone with the reason."""
-    kubelet: KubeletView | None = None
+    kubelet: KubeletThresholds | None = None
     notes: tuple[Note, ...] = ()
     """All notes: those of the snapshot, of the plan, and of making this report."""
 
@@ -111,7 +111,7 @@ def headroom(snapshot: NodeSnapshot, verdict: ThresholdVerdict) -> int | None:
     return None if seen is None or verdict.value is None else seen - verdict.value
 
 
-def leading(snapshot: NodeSnapshot, verdict: SignalVerdict) -> ThresholdVerdict | None:
+def leading_threshold(snapshot: NodeSnapshot, verdict: SignalVerdict) -> ThresholdVerdict | None:
     """The threshold that tells the signal's state: a hard one that is met, then a soft one, then the one that would be
     met next. None without thresholds, or when neither numbers nor verdicts are known."""
     known = [
@@ -137,19 +137,19 @@ def shared_file_systems(snapshot: NodeSnapshot) -> Mapping[Signal, Signal]:
 # --- pods ------------------------------------------------------------------------------------------------------------
 
 
-class Known(NamedTuple):
+class SourcedValue(NamedTuple):
     """A number with who said so; `source` is empty when the number is None."""
 
     value: int | None
     source: str
 
 
-def memory_request(view: PodView) -> Known:
+def memory_request(view: PodView) -> SourcedValue:
     """The pod's memory request in bytes, from the API or else the host's estimate."""
     request = requests.ranking_request(view, signal=Signal.MEMORY)
     if request is None:
-        return Known(None, "")
-    return Known(request, "api" if view.pod.source is PodSource.API else "estimate")
+        return SourcedValue(None, "")
+    return SourcedValue(request, "api" if view.pod.source is PodSource.API else "estimate")
 
 
 def counts(ranking: Iterable[RankedPod]) -> tuple[int, int]:
@@ -194,7 +194,7 @@ UNKNOWN: Final = "unknown"
 """A percentage and a quantity, and the capacity is not known."""
 
 
-def compare(report: Report) -> tuple[Comparison, ...]:
+def compare_with_kubelet(report: Report) -> tuple[Comparison, ...]:
     """Every threshold of the kubelet beside ours. Who is sooner is judged by `config.kubelet`."""
     if report.kubelet is None:
         return ()
@@ -204,7 +204,7 @@ def compare(report: Report) -> tuple[Comparison, ...]:
     ours = [each for verdict in report.plan.signals for each in verdict.thresholds]
     sooner = {
         each.kubelet: each
-        for each in kubelet.compare(
+        for each in kubelet.find_earlier_thresholds(
             [each.threshold for each in ours],
             report.kubelet.thresholds,
             capacities=capacities,
@@ -217,7 +217,7 @@ def compare(report: Report) -> tuple[Comparison, ...]:
 
 
 def _compared(
-    theirs: Threshold, sooner: "Sooner | None", ours: Iterable[ThresholdVerdict], capacity: int | None
+    theirs: Threshold, sooner: "EarlierThreshold | None", ours: Iterable[ThresholdVerdict], capacity: int | None
 ) -> Comparison:
     value = resolve(theirs.value, capacity=capacity)
     mine = [each for each in ours if each.threshold.signal is theirs.signal]

@@ -97,7 +97,7 @@ def sections(report: Report) -> tuple[Section, ...]:
 def summary(report: Report) -> str:
     """The first line: the worst state, and the numbers behind it, as monitoring plugins do."""
     worst = node_report.state(report)
-    node = wording.harmless(report.snapshot.node)
+    node = wording.escape_terminal(report.snapshot.node)
     if worst is SignalState.OK:
         return f"OK {node}: every signal is above its thresholds"
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
@@ -110,14 +110,14 @@ def summary(report: Report) -> str:
         if node_report.blind(verdict, verdicts, report.snapshot):
             blind.setdefault(verdict.observation.reason, []).append(verdict.signal)
     return f"{worst.upper()} {node}: " + "; ".join(
-        f"{' and '.join(signals)} {'is' if len(signals) == 1 else 'are'} unknown ({wording.harmless(reason)})"
+        f"{' and '.join(signals)} {'is' if len(signals) == 1 else 'are'} unknown ({wording.escape_terminal(reason)})"
         for reason, signals in blind.items()
     )
 
 
 def _cause(report: Report, verdict: SignalVerdict) -> str:
     unit = SIGNAL_TABLE[verdict.signal].unit
-    leading = node_report.leading(report.snapshot, verdict)
+    leading = node_report.leading_threshold(report.snapshot, verdict)
     if leading is None:
         return str(verdict.signal)
     seen = node_report.available(report.snapshot, leading.threshold)
@@ -140,8 +140,8 @@ def _head(report: Report) -> Section:
     facts = (
         wording.rfc3339(report.snapshot.wall_time),
         f"mode {report.mode}",
-        f"configuration: {wording.harmless(report.config_source)}",
-        f"pods: {wording.harmless(report.pods_source)}",
+        f"configuration: {wording.escape_terminal(report.config_source)}",
+        f"pods: {wording.escape_terminal(report.pods_source)}",
     )
     style = _STATE_STYLE[node_report.state(report)]
     return Section("", lines=(Cell(summary(report), style), Cell(", ".join(facts), DIM)))
@@ -169,7 +169,7 @@ def _signals(report: Report) -> Section:
 
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
     """One row for the signal with its leading threshold, one more for each further threshold."""
-    leading = node_report.leading(report.snapshot, verdict)
+    leading = node_report.leading_threshold(report.snapshot, verdict)
     thresholds = sorted(verdict.thresholds, key=lambda each: (each is not leading, each.threshold.hard))
     seen, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
     share = None if seen.available is None or not seen.capacity else max(0.0, seen.available / seen.capacity)
@@ -189,7 +189,7 @@ def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None)
             Cell(""),
             *_threshold_cells(report, further, unit),
             Cell("met" if further.met else "", WARN),
-            Cell(wording.harmless(further.held_back) if further.met else "", DIM),
+            Cell(wording.escape_terminal(further.not_due_reason) if further.met else "", DIM),
         )
 
 
@@ -220,12 +220,12 @@ def _threshold_text(threshold: Threshold, value: int | None, unit: Unit) -> str:
 def _remark(verdict: SignalVerdict, leading: ThresholdVerdict | None, same_as: Signal | None) -> str:
     seen = verdict.observation
     if seen.available is None:
-        return wording.harmless(seen.reason or "could not be read")
-    remarks = [leading.held_back] if leading and leading.met and leading.held_back else []
+        return wording.escape_terminal(seen.reason or "could not be read")
+    remarks = [leading.not_due_reason] if leading and leading.met and leading.not_due_reason else []
     if (trend := verdict.trend) is not None:
-        remarks.append(wording.heading(trend.to_threshold_s, trend.to_exhaustion_s, trend.confidence))
+        remarks.append(wording.trend_text(trend.to_threshold_s, trend.to_exhaustion_s, trend.confidence))
     remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else seen.source)
-    return wording.harmless("; ".join(filter(None, remarks)))
+    return wording.escape_terminal("; ".join(filter(None, remarks)))
 
 
 def _memory(report: Report) -> Section:
@@ -233,7 +233,11 @@ def _memory(report: Report) -> Section:
     working_set = report.snapshot.observe(Signal.MEMORY)
     by_kernel = report.snapshot.observe(Signal.MEMORY, MemoryModel.MEM_AVAILABLE)
     rows = [
-        (Cell(name), Cell(wording.quantity(seen.available)), Cell(wording.harmless(seen.reason or seen.source), DIM))
+        (
+            Cell(name),
+            Cell(wording.quantity(seen.available)),
+            Cell(wording.escape_terminal(seen.reason or seen.source), DIM),
+        )
         for name, seen in (("workingset (as the kubelet)", working_set), ("memavailable (the kernel's)", by_kernel))
     ]
     memory = report.snapshot.memory
@@ -277,7 +281,7 @@ def _conditions(report: Report) -> Section:
             Cell(str(condition.type), STRONG),
             Cell(str(condition.status), styles[condition.status]),
             Cell(condition.reason),
-            Cell(wording.harmless(condition.message), DIM),
+            Cell(wording.escape_terminal(condition.message), DIM),
         )
         for condition in report.plan.conditions
     )
@@ -318,13 +322,13 @@ def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
     protected = bool(reasons)
     return (
         Cell(str(ranked.rank), DIM if protected else STRONG),
-        Cell(wording.harmless(pod.key), DIM if protected else STRONG),
+        Cell(wording.escape_terminal(pod.key), DIM if protected else STRONG),
         Cell(str(pod.qos_class)),
         Cell("-" if pod.priority is None else str(pod.priority)),
         Cell(wording.quantity(ranked.usage, unit=unit)),
         Cell(_request_text(ranked, unit, signal)),
         Cell(wording.quantity(ranked.relief, unit=unit)),
-        Cell(wording.harmless(_why(ranked, reasons)), DIM if protected else ""),
+        Cell(wording.escape_terminal(_why(ranked, reasons)), DIM if protected else ""),
     )
 
 
@@ -356,11 +360,12 @@ def _estimated(ranked: RankedPod, signal: Signal) -> bool:
 def _pod_legend(report: Report) -> tuple[Cell, ...]:
     from_host = sum(ranked.view.pod.source is PodSource.HOST for ranked in report.plan.ranking)
     lines = [
-        f"Would be evicted now: {wording.harmless(victim.pod.key)} ({victim.tier}, grace {victim.grace_period_s:.0f}s)."
+        f"Would be evicted now: {wording.escape_terminal(victim.pod.key)} "
+        f"({victim.tier}, grace {victim.grace_period_s:.0f}s)."
         for victim in report.plan.victims
     ]
     nobody = "Nobody more" if report.plan.victims else "Nobody"
-    lines += [f"{nobody} would be evicted: {wording.harmless(each.message)}." for each in report.plan.refusals]
+    lines += [f"{nobody} would be evicted: {wording.escape_terminal(each.message)}." for each in report.plan.refusals]
     if from_host:
         which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
         lines.append(
@@ -384,21 +389,21 @@ def _disks(report: Report) -> Section:
     measured = [
         (view, view.usage)
         for view in report.snapshot.pods
-        if view.usage is not None and view.usage.disk_sight is not None
+        if view.usage is not None and view.usage.disk_usage_quality is not None
     ]
     measured.sort(key=lambda each: (-_held(each[1].disk), each[0].pod.key))
     rows = []
     for view, usage in measured[:DISKS_SHOWN]:
-        disk, sight = usage.disk, usage.disk_sight
+        disk, sight = usage.disk, usage.disk_usage_quality
         assert sight is not None
         inodes = [part for part in (disk.rootfs_inodes, disk.logs_inodes, disk.volumes_inodes) if part is not None]
         rows.append(
             (
-                Cell(wording.harmless(view.pod.key), STRONG),
+                Cell(wording.escape_terminal(view.pod.key), STRONG),
                 *(Cell(wording.quantity(part)) for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes)),
                 Cell(wording.quantity(sum(inodes) if inodes else None, unit=Unit.INODES)),
                 Cell(wording.quantity(sight.deleted_bytes) if sight.deleted_bytes else ""),
-                Cell(wording.harmless("; ".join(sight.unknown)), DIM),
+                Cell(wording.escape_terminal("; ".join(sight.unknown)), DIM),
             )
         )
     more = len(measured) - len(rows)
@@ -413,10 +418,10 @@ def _held(disk: DiskUsage) -> int:
 def _rests(report: Report) -> Iterable[Section]:
     """What of each file system is in no pod."""
     columns = (Column("HOST DIRECTORY"), Column("BYTES", right=True), Column("INODES", right=True), Column(""))
-    for rest in report.snapshot.disk_rests:
+    for rest in report.snapshot.unattributed_disks:
         rows = tuple(
             (
-                Cell(wording.harmless(each.path)),
+                Cell(wording.escape_terminal(each.path)),
                 Cell(wording.quantity(each.bytes)),
                 Cell(wording.quantity(each.inodes, unit=Unit.INODES)),
                 Cell("" if each.complete else "at least", DIM),
@@ -435,7 +440,7 @@ def _outside(report: Report) -> Section:
     heaviest = sorted(report.snapshot.cgroups, key=lambda each: -(each.memory_working_set or 0))[:CGROUPS_SHOWN]
     rows = tuple(
         (
-            Cell(wording.harmless(cgroup.path)),
+            Cell(wording.escape_terminal(cgroup.path)),
             Cell(wording.quantity(cgroup.memory_working_set)),
             Cell(wording.quantity(cgroup.process_count, unit=Unit.PIDS)),
         )
@@ -454,7 +459,7 @@ def _kubelet(report: Report) -> Section:
     styles = {node_report.OURS_FIRST: GOOD, node_report.NEVER_MET: GOOD, node_report.KUBELET_FIRST: BAD}
     unread = report.kubelet.unread
     rows = []
-    for each in node_report.compare(report):
+    for each in node_report.compare_with_kubelet(report):
         unit = SIGNAL_TABLE[each.threshold.signal].unit
         ours = [_threshold_text(own.threshold, own.value, unit) for own in (each.soft, each.answer) if own is not None]
         rows.append(
@@ -467,9 +472,9 @@ def _kubelet(report: Report) -> Section:
         )
     lines = () if rows else (Cell("The kubelet's own eviction is off."),)
     if unread:
-        told = f"Not known, defaults assumed: whether the kubelet evicts, and when ({wording.harmless(unread)})."
+        told = f"Not known, defaults assumed: whether the kubelet evicts, and when ({wording.escape_terminal(unread)})."
         lines = (Cell(told, WARN),)
-    path = wording.harmless(report.kubelet.path)
+    path = wording.escape_terminal(report.kubelet.path)
     title = f"KUBELET ({path}, not known, defaults assumed)" if unread else f"KUBELET ({path})"
     return Section(title, columns, tuple(rows), lines)
 
@@ -483,5 +488,8 @@ def _who_first(each: node_report.Comparison) -> str:
 
 
 def _notes(report: Report) -> Section:
-    lines = tuple(Cell(f"{wording.harmless(note.subject)}: {wording.harmless(note.message)}") for note in report.notes)
+    lines = tuple(
+        Cell(f"{wording.escape_terminal(note.subject)}: {wording.escape_terminal(note.message)}")
+        for note in report.notes
+    )
     return Section("NOTES", lines=lines)

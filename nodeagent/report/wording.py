@@ -54,7 +54,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def heading(to_threshold_s: float | None, to_exhaustion_s: float | None, confidence: float | None) -> str:
+def trend_text(to_threshold_s: float | None, to_exhaustion_s: float | None, confidence: float | None) -> str:
     """Where a signal is going: `threshold in 40s, exhausted in 2m (confidence 93%)`; empty when nothing is being used
     up. None for the threshold: none lies ahead."""
     ahead = [] if to_threshold_s is None else [f"threshold in {duration(to_threshold_s)}"]
@@ -82,7 +82,7 @@ def rfc3339(wall_time: float) -> str:
     return f"{stamp}.{milliseconds % 1000:03d}Z"
 
 
-def harmless(text: str) -> str:
+def escape_terminal(text: str) -> str:
     """`text` with everything that could move a cursor, change colours or forge a line escaped as in Python source.
 
     Names and messages come from tenants: a pod's log directory or an annotation may hold any byte. Printable letters of

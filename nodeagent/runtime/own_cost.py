@@ -33,7 +33,7 @@ _FAULTS_PER_S: Final = 10.0
 """Major faults: each is a read from disk, ms when the disk is the trouble. A locked process has none."""
 
 
-class Cost(NamedTuple):
+class ProcessCost(NamedTuple):
     """One reading of this process. Counters count from its start."""
 
     read_at: float
@@ -52,7 +52,7 @@ class Cost(NamedTuple):
     """Somebody else was more important."""
 
 
-class Budget(NamedTuple):
+class CostLimits(NamedTuple):
     """What the agent may cost."""
 
     cpu_share: float = 0.03
@@ -67,14 +67,14 @@ class Verdict(NamedTuple):
 
     cpu_share: float | None
     """Of one core since the reading before; None at the first one, or when the clock stood still."""
-    stretch: float
+    interval_factor: float
     """Of the calm sampling interval, 1 to `MOST_STRETCH`: see `stretched`."""
     trim: bool
     """Give memory back: `trim()`."""
     notes: tuple[Note, ...]
 
 
-def read(now: float) -> Cost:
+def read(now: float) -> ProcessCost:
     """Read this process. One thread only: psutil's /proc is a global, which sampling/processes.py changes for the time
     of a call."""
     import psutil
@@ -84,7 +84,7 @@ def read(now: float) -> Cost:
         times, switches = process.cpu_times(), process.num_ctx_switches()
         rss, threads = process.memory_info().rss, process.num_threads()
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return Cost(
+    return ProcessCost(
         read_at=now,
         rss=rss,
         cpu_s=times.user + times.system,
@@ -104,7 +104,7 @@ def stretched(interval_s: float, stretch: float, *, stale_after_s: float) -> flo
     return max(interval_s, min(interval_s * stretch, LONGEST_S, stale_after_s / 2))
 
 
-def judge(before: Cost | None, after: Cost, budget: Budget, *, stretch: float = 1.0) -> Verdict:
+def assess_cost(before: ProcessCost | None, after: ProcessCost, budget: CostLimits, *, stretch: float = 1.0) -> Verdict:
     """What to do after a reading. `before` is the reading before (None: there is none) and `stretch` what applied
     between the two.
 

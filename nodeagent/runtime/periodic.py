@@ -25,7 +25,7 @@ class Periodic(Generic[T]):
         self._work = work
         self._every_s = every_s
         self._stopping = threading.Event()
-        self._thread = workers.thread_of(self._run, name=name)
+        self._thread = workers.make_thread(self._run, name=name)
         workers.start(self._thread)
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ class Periodic(Generic[T]):
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with workers.at("one look", limit_s=LOOK_S):
+                with workers.step("one look", limit_s=LOOK_S):
                     self.latest = self._work()
                 self.failure = ""
             except Exception as error:

@@ -28,7 +28,7 @@ class Notifier(Protocol):
     def close(self) -> None: ...
 
 
-class Silent:
+class NullNotifier:
     """No service manager: nothing is sent."""
 
     watchdog_s: float | None = None
@@ -93,7 +93,7 @@ def notifier(environ: Mapping[str, str] | None = None) -> Notifier:
     env = os.environ if environ is None else environ
     address = env.get("NOTIFY_SOCKET", "")
     if not address:
-        return Silent()
+        return NullNotifier()
     watchdog_s = None
     usec = env.get("WATCHDOG_USEC", "")
     if usec.isdigit() and int(usec) > 0 and env.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Final, Self
 
-HANDOVER: Final = "handover"
+WORKER: Final = "handover"
 SIGNAL: Final = "signal"
 TIMER: Final = "timer"
 
@@ -27,7 +27,7 @@ class Wakeups:
         self._sources: dict[int, tuple[str, Callable[[], None]]] = {}
         self._pending_signals: list[signal.Signals] = []
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.register(self._eventfd, HANDOVER, self._drain_eventfd)
+        self.register(self._eventfd, WORKER, self._drain_eventfd)
         # Handlers run between two bytecodes of the main thread; this pipe is what makes epoll return for them. (One
         # byte a signal: an eventfd would refuse it.)
         self._signal_reader, self._signal_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

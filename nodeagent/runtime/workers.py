@@ -101,7 +101,7 @@ class _Register:
 _register: Final = _Register()
 
 
-def begin(work: Callable[[], object], *, name: str) -> threading.Thread | None:
+def start_thread(work: Callable[[], object], *, name: str) -> threading.Thread | None:
     """Start a thread for one job, which does not keep the process. None when the kernel has no PID left for it; `stuck`
     says so until it succeeds."""
     thread = threading.Thread(target=_run, args=(work, name, False), name=name, daemon=True)
@@ -125,7 +125,7 @@ def settled(name: str) -> None:
         _register.died.pop(name, None)
 
 
-def thread_of(work: Callable[[], object], *, name: str) -> threading.Thread:
+def make_thread(work: Callable[[], object], *, name: str) -> threading.Thread:
     """A thread for a worker that lasts (promise 4), not started yet."""
     return threading.Thread(target=_run, args=(work, name, True), name=name, daemon=True)
 
@@ -159,7 +159,7 @@ def join(thread: threading.Thread, timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def at(what: str, *, limit_s: float) -> Iterator[None]:
+def step(what: str, *, limit_s: float) -> Iterator[None]:
     """The present thread is at this, for at most so long. In a thread that was not begun here it has no effect."""
     worker: _Worker | None = getattr(_register.here, "worker", None)
     if worker is None:
@@ -173,7 +173,7 @@ def at(what: str, *, limit_s: float) -> Iterator[None]:
         worker.step = before
 
 
-def stuck(now: float | None = None) -> tuple[Stuck, ...]:
+def stuck_workers(now: float | None = None) -> tuple[Stuck, ...]:
     """Who does not do its work at this time.monotonic() (None: now), by name. From any thread."""
     now = time.monotonic() if now is None else now
     with _register.lock:
@@ -187,9 +187,9 @@ def stuck(now: float | None = None) -> tuple[Stuck, ...]:
     return tuple(Stuck(_kind(name), name, message) for name, message in sorted(found))
 
 
-def notes() -> tuple[Note, ...]:
+def stuck_notes() -> tuple[Note, ...]:
     """The same for the log and the report."""
-    return tuple(Note(SUBJECT, f"the thread {each.name} {each.message}") for each in stuck())
+    return tuple(Note(SUBJECT, f"the thread {each.name} {each.message}") for each in stuck_workers())
 
 
 def failed(now: float | None = None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from nodeagent.config.schema import Sampling
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling.hostfs import cgroups
-from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Unreadable
 from nodeagent.sampling.node import filesystems, memory, pids, psi, signals
 from nodeagent.sampling.pods import pod_names, pod_reader
@@ -40,30 +40,30 @@ _TOP_CGROUPS: Final = 10
 _TOP_S: Final = 30.0
 
 
-class Surroundings(NamedTuple):
+class HostLayout(NamedTuple):
     """What rarely changes."""
 
     hierarchy: cgroups.Hierarchy
     kubepods: cgroups.Kubepods | None
     no_kubepods: str
-    memory: memory.Places
+    memory: memory.MemoryPaths
     layout: filesystems.Layout
     stall_files: psi.StallFiles
     notes: tuple[Note, ...]
     looked_at: float
 
 
-class Disks(NamedTuple):
+class FilesystemReading(NamedTuple):
     """The last look at the file systems."""
 
     layout: filesystems.Layout
     observations: Mapping[Signal, Observation]
 
 
-class Limits(NamedTuple):
+class NodeLimits(NamedTuple):
     """The last look at what rarely changes."""
 
-    places: memory.Places
+    places: memory.MemoryPaths
     memory: memory.MemoryLimits
     mem_available: Observation
     pids: int | None
@@ -96,11 +96,11 @@ class Sampler:
         self._statvfs = statvfs or host.statvfs
         self._pod_stalls = pod_stalls
         self._pod_limits = pod_limits
-        self._kept = KeptFiles(host, limit=_kept_limit())
+        self._kept = FdCache(host, limit=_kept_limit())
         self._names = pod_names.PodNames(host, pod_logs_dir=config.pod_logs_dir)
-        self._around: Surroundings | None = None
-        self._disks: Disks | None = None
-        self._limits: Limits | None = None
+        self._around: HostLayout | None = None
+        self._disks: FilesystemReading | None = None
+        self._limits: NodeLimits | None = None
         self._pod_reader: pod_reader.PodReader | None = None
         self._usages: tuple[PodUsage, ...] = ()
         """Of the last sample."""
@@ -108,7 +108,7 @@ class Sampler:
         self._uids: frozenset[str] = frozenset()
         """Of what was found."""
         self._mirrors = pod_names.Mirrors()
-        self._joined: pod_names.Joined | None = None
+        self._joined: pod_names.JoinedPods | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
@@ -131,7 +131,7 @@ class Sampler:
         """Look at the next sample where everything is: after a mount, a cgroup root or a runtime changed."""
         self._around = None
 
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> HostLayout:
         """Where the controllers, the pods and the disks are, as the samples see them."""
         return self._surroundings(self._clocks().boottime)
 
@@ -152,22 +152,22 @@ class Sampler:
         around = self._surroundings(now)
         if disks or self._disks is None or self._disks.layout is not around.layout:
             readings = filesystems.read(around.layout, self._statvfs, now=now)
-            self._disks = Disks(around.layout, signals.observe_disks(readings))
+            self._disks = FilesystemReading(around.layout, signals.observe_disks(readings))
         if limits or self._limits is None or self._limits.places is not around.memory:
             self._limits = self._read_limits(around.memory, now)
         known, places = self._limits, around.memory
         facts = signals.NodeFacts(
             limits=known.memory,
             places=places,
-            memory=memory.read(self._kept, places),
-            pids=pids.read(self._kept, known.pids, now=now),
+            memory=memory.read_memory(self._kept, places),
+            pids=pids.read_pids(self._kept, known.pids, now=now),
             now=now,
         )
         return NodeSnapshot(
             node=self._node_name,
             taken_at=now,
             wall_time=wall_time,
-            observations=signals.observe(facts, self._disks.observations),
+            observations=signals.observations(facts, self._disks.observations),
             mem_available=known.mem_available,
             layout=around.layout.kind,
             notes=self._host.notes + around.notes,
@@ -193,7 +193,7 @@ class Sampler:
         snapshot = node if node is not None else self.sample_node()
         now = snapshot.taken_at
         around = self._surroundings(now)
-        stalls, stall_notes = psi.read(self._kept, around.stall_files, now=now)
+        stalls, stall_notes = psi.read_psi(self._kept, around.stall_files, now=now)
         usages, notes = self._look(around, snapshot, api_pods, fresh=fresh, late_s=late_s)
         if usages and self._names.reason and api_pods is None:
             notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
@@ -210,9 +210,9 @@ class Sampler:
         """The snapshot with the node's signals read now, after its pods: what a pod lets go of meanwhile is counted
         twice, as held and as free, and not as neither. It is of that time: looking at the pods of a node in trouble may
         take a second, and what is newer than its snapshot is not believed."""
-        return renewed(snapshot, self.sample_node())
+        return assemble_snapshot(snapshot, self.sample_node())
 
-    def look_again(
+    def read_again(
         self,
         before: NodeSnapshot,
         api_pods: Sequence[Pod],
@@ -239,16 +239,16 @@ class Sampler:
 
     # --- parts
 
-    def _read_limits(self, places: memory.Places, now: float) -> Limits:
+    def _read_limits(self, places: memory.MemoryPaths, now: float) -> NodeLimits:
         found = memory.read_limits(self._kept, places)
         by_kernel = signals.observe_mem_available(found, now=now)
-        return Limits(places, found, by_kernel, pids.read_limit(self._kept))
+        return NodeLimits(places, found, by_kernel, pids.read_limit(self._kept))
 
-    def _surroundings(self, now: float) -> Surroundings:
+    def _surroundings(self, now: float) -> HostLayout:
         around = self._around
         if around is not None and now - around.looked_at < (_RELOOK_S if around.kubepods else _MISSING_S):
             return around
-        hierarchy = cgroups.detect(self._host)
+        hierarchy = cgroups.detect_hierarchy(self._host)
         kubepods, missing = cgroups.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
         starved: list[str] = []
 
@@ -260,16 +260,16 @@ class Sampler:
                     starved.append(path)
                 raise
 
-        layout = filesystems.detect(self._host, self._config, statvfs)
+        layout = filesystems.detect_layout(self._host, self._config, statvfs)
         files = psi.files(self._host, hierarchy, kubepods)
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
             self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
-        notes = cgroups.notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
+        notes = cgroups.hierarchy_notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
         places = memory.places(hierarchy, kubepods, no_kubepods=missing)
         # What could not be asked for want of a PID is asked soon: until then disks are not where they seem to be.
         looked_at = now - max(0.0, _RELOOK_S - _MISSING_S) if starved else now
-        self._around = Surroundings(hierarchy, kubepods, missing, places, layout, files, notes, looked_at)
+        self._around = HostLayout(hierarchy, kubepods, missing, places, layout, files, notes, looked_at)
         return self._around
 
     def _reader(self, hierarchy: cgroups.Hierarchy, kubepods: cgroups.Kubepods) -> pod_reader.PodReader:
@@ -287,7 +287,7 @@ class Sampler:
 
     def _look(
         self,
-        around: Surroundings,
+        around: HostLayout,
         snapshot: NodeSnapshot,
         api_pods: Sequence[Pod] | None,
         *,
@@ -334,12 +334,12 @@ class Sampler:
         joined = self._joined
         if joined is None or usages is not joined.usages or api_pods is not joined.api_pods:
             offset = snapshot.wall_time - snapshot.taken_at
-            joined = self._joined = pod_names.join(
+            joined = self._joined = pod_names.join_pods(
                 usages, api_pods, names=self._names.pods, wall_offset=offset, before=joined
             )
         return joined.views
 
-    def _top_cgroups(self, around: Surroundings, now: float) -> tuple[CgroupUsage, ...]:
+    def _top_cgroups(self, around: HostLayout, now: float) -> tuple[CgroupUsage, ...]:
         """They only say where memory is that no pod holds, so they may be `_TOP_S` old."""
         if self._top is None or not 0 <= now - self._top_at < _TOP_S:
             self._top = cgroups.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
@@ -347,7 +347,7 @@ class Sampler:
         return self._top
 
 
-def renewed(snapshot: NodeSnapshot, node: NodeSnapshot) -> NodeSnapshot:
+def assemble_snapshot(snapshot: NodeSnapshot, node: NodeSnapshot) -> NodeSnapshot:
     """The snapshot with the node's signals, and the time, of a later look at the node alone."""
     return snapshot._replace(
         taken_at=node.taken_at,

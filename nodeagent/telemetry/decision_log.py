@@ -27,7 +27,7 @@ from nodeagent.model import (
     SignalVerdict,
 )
 from nodeagent.policy import ranking
-from nodeagent.records.flight_recorder import Inputs, Recorder
+from nodeagent.records.flight_recorder import DecisionInputs, FlightRecorder
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -45,13 +45,13 @@ of somebody else's comes from (`read tcp 10.0.0.1:39244->10.0.0.2:443: connectio
 _GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE)
 
 
-class Teller:
+class DecisionLog:
     """The voice of one agent."""
 
     def __init__(
         self,
         log: "FilteringBoundLogger",
-        recorder: Recorder | None,
+        recorder: FlightRecorder | None,
         *,
         unrecorded: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -70,7 +70,7 @@ class Teller:
         self._recorded_at: dict[tuple[str, ...], float] = {}
         """When a decision with these refusals was last recorded, by signal and codes."""
 
-    def intends(self, plan: Plan, *, acts: bool) -> None:
+    def log_victims(self, plan: Plan, *, acts: bool) -> None:
         """The victims of a plan, before anything is done to them, so that their lines stand before their outcomes' and
         are there should the agent not live to tell more. `acts` is False in a dry run."""
         self._intended = plan.id
@@ -91,7 +91,7 @@ class Teller:
         while len(self._going) > AWAITED:
             del self._going[next(iter(self._going))]
 
-    def decision(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: Inputs | None = None) -> None:
+    def log_plan(self, plan: Plan, *, acts: bool, notes: Iterable[Note], inputs: DecisionInputs | None = None) -> None:
         """Everything about one plan. `acts` is False in a dry run; `inputs` let `nodeagent replay` make it again."""
         for verdict in plan.signals:
             if self._news(f"signal {verdict.signal}", verdict.state):
@@ -100,7 +100,7 @@ class Teller:
             self._condition(condition)
         if plan.victims:
             if self._intended != plan.id:
-                self.intends(plan, acts=acts)
+                self.log_victims(plan, acts=acts)
             self._record(plan, inputs)
         self._refusals(plan, inputs=inputs)
         self._reliefs(plan)
@@ -112,7 +112,7 @@ class Teller:
             same = _PASSING.sub("", note.message)
             self._log.info("note", subject=note.subject, message=note.message, once=f"{note.subject}\0{same}")
 
-    def outcome(self, outcome: Outcome) -> None:
+    def log_outcome(self, outcome: Outcome) -> None:
         """What became of one victim."""
         line = self._log.info if outcome.kind in _GOOD_NEWS else self._log.warning
         line(
@@ -126,7 +126,7 @@ class Teller:
         if self._recorder is not None:
             self._recorded(self._recorder.outcome(outcome, wall_time=time.time()))
 
-    def reclaiming(self, plan: Plan, *, acts: bool) -> None:
+    def log_reclaim_orders(self, plan: Plan, *, acts: bool) -> None:
         """What is tried before anybody is evicted."""
         for order in plan.reclaims:
             self._log.warning(
@@ -138,7 +138,7 @@ class Teller:
                 deficit=order.deficit,
             )
 
-    def reclaimed(self, outcome: ReclaimOutcome) -> None:
+    def log_reclaim_outcome(self, outcome: ReclaimOutcome) -> None:
         """How an action ended; what it brought back is the next plan's note."""
         good = outcome.result in (ReclaimResult.DONE, ReclaimResult.DRY_RUN)
         line = self._log.info if good else self._log.warning
@@ -160,7 +160,7 @@ class Teller:
                 message=condition.message,
             )
 
-    def _refusals(self, plan: Plan, *, inputs: Inputs | None) -> None:
+    def _refusals(self, plan: Plan, *, inputs: DecisionInputs | None) -> None:
         """Why nobody, or not more, goes; the first pods in rank with what spares them."""
         for refusal in plan.refusals:
             spared = {pod.view.pod.key: pod.refusals[0].message for pod in plan.ranking[:TELL_PODS] if pod.refusals}
@@ -194,9 +194,9 @@ class Teller:
             for gain in plan.reclaim_reports:
                 self._recorded(self._recorder.reclaim(gain, wall_time=time.time()))
 
-    def _record(self, plan: Plan, inputs: Inputs | None) -> None:
+    def _record(self, plan: Plan, inputs: DecisionInputs | None) -> None:
         if self._recorder is not None:
-            self._recorded(self._recorder.decision(ranking.explained(plan), wall_time=time.time(), inputs=inputs))
+            self._recorded(self._recorder.decision(ranking.with_key_texts(plan), wall_time=time.time(), inputs=inputs))
 
     def _recorded(self, trouble: str) -> None:
         if trouble:
@@ -227,5 +227,5 @@ def _signal_line(verdict: SignalVerdict) -> dict[str, Any]:
     if met:
         line["threshold"] = met[0].threshold.value.text
         line["threshold_value"] = met[0].value
-        line["held_back"] = met[0].held_back
+        line["held_back"] = met[0].not_due_reason
     return line

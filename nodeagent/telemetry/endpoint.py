@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.config.schema import Config
 from nodeagent.telemetry import exposition, health
-from nodeagent.telemetry.http_server import AddressError, Maker, Page, Server
+from nodeagent.telemetry.http_server import AddressError, Page, PageBuilder, Server
 from nodeagent.telemetry.metrics import Metrics
 
 
-def pages(metrics: Metrics, *, config: Callable[[], Config], boottime: Callable[[], float]) -> Mapping[str, Maker]:
+def build_pages(
+    metrics: Metrics, *, config: Callable[[], Config], boottime: Callable[[], float]
+) -> Mapping[str, PageBuilder]:
     """`/metrics`, `/healthz`, `/readyz`. `config` is asked each time, because it may be reloaded.
 
     There is no page with the report: it has names of pods, and whoever reaches the port may read. `nodeagent check`
@@ -39,7 +41,7 @@ def _verdict(missing: tuple[str, ...]) -> Page:
 class Endpoint:
     """The pages at the configured address, or nowhere."""
 
-    def __init__(self, served: Mapping[str, Maker], *, failed: Callable[[str], None]) -> None:
+    def __init__(self, served: Mapping[str, PageBuilder], *, failed: Callable[[str], None]) -> None:
         """`failed` is told of pages that could not be made, from another thread."""
         self._served = served
         self._failed = failed

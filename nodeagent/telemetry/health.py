@@ -9,23 +9,23 @@ of facts: a restart would mend nothing, so it must never be a liveness probe.
 from typing import Final
 
 from nodeagent.config.schema import Config
-from nodeagent.telemetry.metrics import Vitals
+from nodeagent.telemetry.metrics import Liveness
 
-STUCK_TURNS: Final = 3
+STUCK_SYNCS: Final = 3
 STUCK_S: Final = 10.0
 """The loop is stuck when it has not turned for so many sampling intervals and this: a turn over 500 pods takes
 milliseconds, so this trades seconds of a stuck agent against restarts of a node that only crawls under pressure."""
 
 
-def not_alive(vitals: Vitals, *, now: float, config: Config) -> tuple[str, ...]:
+def not_alive(vitals: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
     """Why the agent must be restarted; empty when it lives."""
-    limit_s = STUCK_TURNS * config.sampling.interval_s + STUCK_S
+    limit_s = STUCK_SYNCS * config.sampling.interval_s + STUCK_S
     stood_s = now - vitals.turned_at
     stands = (f"loop: has not turned for {stood_s:.1f}s, at most {limit_s:g}s",) if stood_s > limit_s else ()
     return (*stands, *vitals.workers_failed)
 
 
-def not_ready(vitals: Vitals, *, now: float, config: Config) -> tuple[str, ...]:
+def not_ready(vitals: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
     """Everything that keeps the agent from deciding; empty when it can."""
     missing = list(not_alive(vitals, now=now, config=config))
     if vitals.sampled_at is None:

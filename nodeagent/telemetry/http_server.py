@@ -72,7 +72,7 @@ class Page(NamedTuple):
     content_type: str = TEXT
 
 
-Maker = Callable[[str], Page]
+PageBuilder = Callable[[str], Page]
 """Makes a page; it is given the request's Accept header. Called in the server's thread."""
 
 
@@ -95,7 +95,7 @@ class _Client:
 class Server:
     """Serves pages until it is closed."""
 
-    def __init__(self, address: str, pages: Mapping[str, Maker], *, failed: Callable[[str], None]) -> None:
+    def __init__(self, address: str, pages: Mapping[str, PageBuilder], *, failed: Callable[[str], None]) -> None:
         """Bind and begin. `address` is `host:port`, `[v6]:port` or `:port` (every address of the host); port 0 takes
         any. `failed` is told of pages that could not be made; it is called from the server's thread.
 
@@ -121,7 +121,7 @@ class Server:
         """Connections in this second, by address, but for those that were closed unread."""
         self._pages_of: Counter[str] = Counter()
         self._read_in_all = self._pages_in_all = 0
-        self._thread = workers.thread_of(self._run, name="http")
+        self._thread = workers.make_thread(self._run, name="http")
         workers.start(self._thread)
 
     def close(self) -> None:

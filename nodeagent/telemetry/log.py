@@ -38,7 +38,7 @@ UNREAD_S: Final = 30.0
 """A reader that does not read for so long is no pause any more: it is told where it can be, which is not the log."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-Event = MutableMapping[str, Any]
+LogEvent = MutableMapping[str, Any]
 
 
 class LineWriter:
@@ -51,7 +51,7 @@ class LineWriter:
         self._lost = 0
         self._wake = threading.Condition()
         self._closing = threading.Event()
-        self._thread = workers.thread_of(self._write_out, name="log")
+        self._thread = workers.make_thread(self._write_out, name="log")
         workers.start(self._thread)
 
     @property
@@ -118,7 +118,7 @@ class LineWriter:
                     % dropped
                 )
             try:
-                with workers.at("writing the log", limit_s=UNREAD_S):
+                with workers.step("writing the log", limit_s=UNREAD_S):
                     _write_all(self._fd, b"\n".join(batch) + b"\n")
             except OSError:
                 # The reader is gone or the disk is full. There is nowhere left to say so but the counter.
@@ -129,7 +129,7 @@ class LineWriter:
                     return
 
 
-class Repeats:
+class RepeatFilter:
     """A structlog processor that keeps promise 3."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
@@ -138,7 +138,7 @@ class Repeats:
         """By key, longest ago first: when it was said, how often it was held back since."""
         self._overflow = 0
 
-    def __call__(self, _logger: object, _method: str, event: Event) -> Event:
+    def __call__(self, _logger: object, _method: str, event: LogEvent) -> LogEvent:
         import structlog
 
         once = event.pop("once", None)
@@ -187,7 +187,7 @@ def open_log(
     console = style == "console" or (style == "auto" and os.isatty(fd))
     writer = LineWriter(fd)
     processors: list[Any] = [
-        Repeats(clock=clock),
+        RepeatFilter(clock=clock),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.ExceptionRenderer(),
@@ -229,7 +229,7 @@ def _json_line() -> Callable[..., bytes]:
 
     encode = msgspec.json.Encoder(enc_hook=str).encode
 
-    def serialize(event: Event, **_: object) -> bytes:
+    def serialize(event: LogEvent, **_: object) -> bytes:
         try:
             line = encode(event)
         except UnicodeEncodeError:
@@ -248,7 +248,7 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def _escape_control(_logger: object, _method: str, event: Event) -> Event:
+def _escape_control(_logger: object, _method: str, event: LogEvent) -> LogEvent:
     """Keep a terminal safe from text that pods chose (promise 2); JSON does this by itself."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():

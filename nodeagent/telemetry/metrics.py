@@ -57,7 +57,7 @@ RELIEF_BOUNDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 """Seconds. With a brake and a kill memory is back within one, without them after the grace of 1 to 30 s."""
 
 
-class Stage(enum.StrEnum):
+class SyncStage(enum.StrEnum):
     """What is timed."""
 
     SAMPLE = "sample"
@@ -92,7 +92,7 @@ class Failure(enum.StrEnum):
 # --- what is handed in -----------------------------------------------------------------------------------------------
 
 
-class WatchFigures(NamedTuple):
+class WatchCounters(NamedTuple):
     """One list and watch since the start."""
 
     name: str
@@ -101,7 +101,7 @@ class WatchFigures(NamedTuple):
     relists: int
 
 
-class WalkFigures(NamedTuple):
+class WalkCounters(NamedTuple):
     """How far the disks' worker is."""
 
     running: bool
@@ -113,7 +113,7 @@ class WalkFigures(NamedTuple):
     """CLOCK_BOOTTIME; None before the first walk has ended."""
 
 
-class Figures(NamedTuple):
+class RuntimeCounters(NamedTuple):
     """What other rooms count and the loop does not know; asked for at each scrape, from the scraped thread."""
 
     pods_synced_at: float | None = None
@@ -123,7 +123,7 @@ class Figures(NamedTuple):
     """Standard conditions that are True because we wrote it, by type."""
     fenced: frozenset[str] = frozenset()
     """Conditions whose taint is seen on the Node, by type."""
-    watches: Sequence[WatchFigures] = ()
+    watches: Sequence[WatchCounters] = ()
     condition_writes: int = 0
     events_dropped: int = 0
     log_lines_dropped: int = 0
@@ -135,11 +135,11 @@ class Figures(NamedTuple):
     """How often workers ended by an error and started again, by kind."""
     workers_failed: Sequence[str] = ()
     """Workers that have been failing for so long that only a fresh process may help, with the reason."""
-    walk: WalkFigures | None = None
+    walk: WalkCounters | None = None
     """None: no disk was near a threshold yet."""
 
 
-class Vitals(NamedTuple):
+class Liveness(NamedTuple):
     """What the probes look at; instants on CLOCK_BOOTTIME."""
 
     turned_at: float
@@ -184,7 +184,7 @@ class Metrics:
         config: Config,
         *,
         boottime: Callable[[], float],
-        figures: Callable[[], Figures] = Figures,
+        figures: Callable[[], RuntimeCounters] = RuntimeCounters,
     ) -> None:
         """`figures` is called by the thread that renders; it must not block."""
         self._config = config
@@ -196,7 +196,7 @@ class Metrics:
         self._turns = 0
         self._reloaded: bool | None = None
         self._awaited: collections.OrderedDict[tuple[str, str], _Awaited] = collections.OrderedDict()
-        self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in Stage}
+        self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in SyncStage}
         self._relief_duration = Histogram(RELIEF_BOUNDS)
         self._decisions = _Counts(1)
         self._refusals = _Counts(1)
@@ -248,14 +248,14 @@ class Metrics:
         victim = awaited.victim
         self._evictions.add(victim.threshold.signal, victim.pod.qos_class, victim.tier, outcome.kind)
         if outcome.http_status is not None or outcome.kind == "accepted":
-            self._stages[Stage.DECISION_TO_OUTCOME].observe(max(0.0, outcome.at - awaited.made_at))
+            self._stages[SyncStage.DECISION_TO_OUTCOME].observe(max(0.0, outcome.at - awaited.made_at))
 
-    def observe_stage(self, stage: Stage, seconds: float) -> None:
+    def observe_stage(self, stage: SyncStage, seconds: float) -> None:
         """One pass through a stage."""
         self._stages[stage].observe(seconds)
 
     @contextlib.contextmanager
-    def timed(self, stage: Stage) -> Iterator[None]:
+    def timed(self, stage: SyncStage) -> Iterator[None]:
         """One pass through a stage is what runs inside; one that raises is not counted."""
         began = self._boottime()
         yield
@@ -273,14 +273,14 @@ class Metrics:
 
     # --- telling, from any thread
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> Liveness:
         """For the probes."""
         seen = self._seen
         figures = self._figures()
         if seen is None:
-            return Vitals(self._turned_at, None, 0, figures.pods_synced_at, figures.workers_failed)
+            return Liveness(self._turned_at, None, 0, figures.pods_synced_at, figures.workers_failed)
         known = sum(verdict.observation.available is not None for verdict in seen[0].signals)
-        return Vitals(self._turned_at, seen[1].taken_at, known, figures.pods_synced_at, figures.workers_failed)
+        return Liveness(self._turned_at, seen[1].taken_at, known, figures.pods_synced_at, figures.workers_failed)
 
     def render(self, *, openmetrics: bool = False) -> bytes:
         """The exposition, in the order of `FAMILIES`."""
@@ -406,10 +406,10 @@ def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Row]:
     pods = collections.Counter(view.pod.qos_class for view in snapshot.pods)
     for qos in QOSClass:
         yield _Row("nodeagent_pods", (qos,), pods[qos])
-    sights = [view.usage.disk_sight for view in snapshot.pods if view.usage is not None]
+    sights = [view.usage.disk_usage_quality for view in snapshot.pods if view.usage is not None]
     if any(sights):
         yield _Row("nodeagent_disk_pods_incomplete", (), sum(not sight.complete for sight in sights if sight))
-    for rest in snapshot.disk_rests:
+    for rest in snapshot.unattributed_disks:
         for signal in rest.signals:
             if _unit(signal) == "bytes":
                 yield _Row("nodeagent_disk_unattributed_bytes", (signal,), rest.unattributed_bytes)
@@ -423,7 +423,7 @@ def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Row]:
             yield _Row("nodeagent_condition_wanted", (condition.type, status), int(condition.status is status))
 
 
-def _cluster(figures: Figures, now: float) -> Iterator[_Row]:
+def _cluster(figures: RuntimeCounters, now: float) -> Iterator[_Row]:
     if figures.pods_synced_at is not None:
         yield _Row("nodeagent_pods_view_age_seconds", (), max(0.0, now - figures.pods_synced_at))
     for contest in figures.contests:
@@ -446,7 +446,7 @@ def _cluster(figures: Figures, now: float) -> Iterator[_Row]:
     yield _Row("nodeagent_events_dropped", (), figures.events_dropped)
 
 
-def _walk(walk: WalkFigures, now: float) -> Iterator[_Row]:
+def _walk(walk: WalkCounters, now: float) -> Iterator[_Row]:
     yield _Row("nodeagent_disk_walk_running", (), int(walk.running))
     yield _Row("nodeagent_disk_walk_places", (), walk.places)
     yield _Row("nodeagent_disk_walk_places_done", (), walk.done)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.kube.pod_watch import PodsView
-from nodeagent.loop.agent import API_FIRST_S, Agent
-from nodeagent.loop.components import Parts
+from nodeagent.loop.agent import STARTUP_API_WAIT_S, Agent
+from nodeagent.loop.components import Components
 from nodeagent.policy import state as policy_state
-from nodeagent.sampling.disk.monitor import DiskWatch
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.disk.monitor import DiskMonitor
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.telemetry.log import open_log
@@ -41,12 +41,12 @@ def turned(tmp_path: Path) -> Iterator[Callable[[float, int], bool]]:
     file = ConfigFile(None, overrides=())
     loaded = file.load()
     log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
-    holds = Holds(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
-    means = bare_means(host, file=file, alarms=Alarms(host), holds=holds, log=log)._replace(
+    holds = ActiveBrakes(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
+    means = bare_means(host, file=file, alarms=WakeupSources(host), holds=holds, log=log)._replace(
         boottime=lambda: now, monotonic=lambda: now
     )
     with Sampler(host, loaded.config.sampling, node_name="n", boottime=lambda: now) as sampler:
-        parts = Parts(loaded, sampler, Silent("not yet"), DiskWatch(host, loaded.config.sampling))
+        parts = Components(loaded, sampler, Silent("not yet"), DiskMonitor(host, loaded.config.sampling))
         policy = policy_state.initial("i", now=now)
         agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=policy)
 
@@ -54,7 +54,7 @@ def turned(tmp_path: Path) -> Iterator[Callable[[float, int], bool]]:
             nonlocal now
             now = BEGAN + after_s
             write_node(tmp_path, Node(memory_available=available, pods=PODS))
-            agent.turn()
+            agent.sync()
             return sampler.kept_descriptors > len(PODS)
 
         yield turn
@@ -64,8 +64,8 @@ def turned(tmp_path: Path) -> Iterator[Callable[[float, int], bool]]:
 
 def test_while_it_is_calm_the_api_is_waited_for_but_not_for_long(turned: Callable[[float, int], bool]) -> None:
     assert not turned(0.0, 4 * GI)
-    assert not turned(API_FIRST_S - 0.1, 4 * GI)
-    assert turned(API_FIRST_S, 4 * GI)
+    assert not turned(STARTUP_API_WAIT_S - 0.1, 4 * GI)
+    assert turned(STARTUP_API_WAIT_S, 4 * GI)
 
 
 def test_below_a_threshold_nothing_is_waited_for(turned: Callable[[float, int], bool]) -> None:

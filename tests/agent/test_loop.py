@@ -49,6 +49,9 @@ def test_a_refused_configuration_is_what_check_tells(agent: Run, config: Path) -
     config.write_text(config.read_text() + "mode: enforced\n")
     agent.process.send_signal(signal.SIGHUP)
     state = str(config.parent / "state")
-    until(lambda: "a new one was refused, the old one stays" in str(status_file.read(state, now=1e12)), "the refusal")
+    until(
+        lambda: "a new one was refused, the old one stays" in str(status_file.read_status(state, now=1e12)),
+        "the refusal",
+    )
     assert agent.stop() == 0
-    assert not status_file.read(state, now=1e12), "and of an agent that has ended nothing"
+    assert not status_file.read_status(state, now=1e12), "and of an agent that has ended nothing"

@@ -9,26 +9,26 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import BrakeKind, CgroupBrake
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.load import Loaded
+from nodeagent.config.load import LoadedConfig
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.loop import schedule
-from nodeagent.loop.agent import API_FIRST_S, Agent
-from nodeagent.loop.components import Parts
-from nodeagent.loop.executor import GUARDED_S
+from nodeagent.loop.agent import STARTUP_API_WAIT_S, Agent
+from nodeagent.loop.components import Components
+from nodeagent.loop.executor import GROWTH_CAP_S
 from nodeagent.model import ConditionStatus, ConditionType, NodeSnapshot, Owner, Plan, Pod, PodSource, Signal
 from nodeagent.policy import state as policy_state
-from nodeagent.policy.conditions import ConditionState, Memory
-from nodeagent.policy.in_flight import Entry, LedgerState
-from nodeagent.policy.reclaim import ReclaimState, Run
+from nodeagent.policy.conditions import ConditionMemory, ConditionState
+from nodeagent.policy.in_flight import InFlightEviction, InFlightState
+from nodeagent.policy.reclaim import ReclaimRun, ReclaimState
 from nodeagent.runtime.wakeups import Wakeups
-from nodeagent.sampling.disk.monitor import DiskWatch
+from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events.fork_meter import ConnectorMeter, ForkMeter, NoForks
 from nodeagent.sampling.events.process_connector import open_connector
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import FileSystem, open_host
 from nodeagent.sampling.node import filesystems
 from nodeagent.sampling.sampler import Sampler
@@ -78,7 +78,7 @@ class Decisions(NoCluster):
     def pods(self) -> PodsView:
         return self.view
 
-    def decided(self, plan: Plan) -> None:
+    def announce(self, plan: Plan) -> None:
         self.at.append(plan.made_at - BEGAN)
         self.last = plan
 
@@ -89,7 +89,7 @@ class Loop(NamedTuple):
     agent: Agent
     clock: Clock
     config: Path
-    holds: Holds
+    holds: ActiveBrakes
     decisions: Decisions
     log: Path
     writer: LineWriter
@@ -102,11 +102,11 @@ class Loop(NamedTuple):
     def turn(self, after_s: float) -> float:
         """Take one so long after the start; how long the agent would sleep then."""
         self.clock.now = BEGAN + after_s
-        return self.agent.turn()
+        return self.agent.sync()
 
     def settle(self) -> float:
         """Until it is calm; when that was."""
-        at = max([API_FIRST_S, *self.decisions.at])
+        at = max([STARTUP_API_WAIT_S, *self.decisions.at])
         while self.decisions.at[-2:] != [at - schedule.CALM_S, at]:
             at += 1.0
             self.turn(at)
@@ -125,7 +125,7 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
     host = open_host(write_node(tmp_path / "node", Node(pods=(POD,))))
     log_path = tmp_path / "log"
     log, writer = open_log(level="info", style="json", fd=os.open(log_path, os.O_WRONLY | os.O_CREAT))
-    holds = Holds(CgroupBrake(unified=tmp_path / "node/sys/fs/cgroup", freezer=None))
+    holds = ActiveBrakes(CgroupBrake(unified=tmp_path / "node/sys/fs/cgroup", freezer=None))
     config = tmp_path / "nodeagent.yaml"
     started: list[Agent] = []
 
@@ -133,21 +133,21 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
         *,
         forks: ForkMeter | None = None,
         reclaims: ReclaimState | None = None,
-        leaving: tuple[Entry, ...] = (),
-        conditions: Mapping[str, Memory] | None = None,
+        leaving: tuple[InFlightEviction, ...] = (),
+        conditions: Mapping[str, ConditionMemory] | None = None,
         thresholds: str = FAR,
         **sampling: str,
     ) -> Loop:
         config.write_text(f"{HEAD}{thresholds}sampling: {sampling}\n")
         file = ConfigFile(str(config), overrides=())
-        means = bare_means(host, file=file, alarms=Alarms(host), holds=holds, log=log)
+        means = bare_means(host, file=file, alarms=WakeupSources(host), holds=holds, log=log)
         means = means._replace(boottime=clock, monotonic=clock.awake, forks=forks or NoForks())
         loaded, decisions = file.load(), Decisions()
         sampler = Sampler(host, loaded.config.sampling, node_name="n", boottime=clock)
-        parts = Parts(loaded, sampler, decisions, DiskWatch(host, loaded.config.sampling))
+        parts = Components(loaded, sampler, decisions, DiskMonitor(host, loaded.config.sampling))
         policy = policy_state.initial("i", now=clock())._replace(
             reclaims=reclaims or ReclaimState(),
-            in_flight=LedgerState(leaving),
+            in_flight=InFlightState(leaving),
             conditions=ConditionState(conditions or {}),
         )
         rebuild: Any = lambda before, loaded: before._replace(loaded=loaded)  # noqa: E731
@@ -172,7 +172,7 @@ def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at
     loop.holds.apply("u", saved=True)
     assert loop.turn(10.0) == pytest.approx(4.0)
     loop.turn(14.0)
-    assert not loop.holds.held
+    assert not loop.holds.active
     assert loop.turn(14.0) == 20.0, "and then nothing is waited for"
 
 
@@ -297,7 +297,7 @@ def test_who_would_have_to_go_is_kept_from_outrunning_the_loop_until_it_has_to(
     assert [victim.pod.uid for victim in loop.decisions.last.victims] == [POD.cgroup_uid]
     # The clock stands still, so that the second look is not newer and spares it: nothing is left of either.
     assert high().startswith("max")  # a kernel's file has no rest of what was written before
-    assert loop.holds.held == ()
+    assert loop.holds.active == ()
 
 
 def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, tmp_path: Path) -> None:
@@ -311,17 +311,17 @@ def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, 
         write_node(tmp_path / "node", Node(memory_available=available, pods=(POD,)))
         sleep_s = loop.turn(settled + after_s)
     assert (pod / "memory.high").read_text().strip().isdigit()
-    assert sleep_s == pytest.approx(GUARDED_S - 0.1), "the loop is there in time"
-    loop.turn(settled + 1.1 + GUARDED_S)
+    assert sleep_s == pytest.approx(GROWTH_CAP_S - 0.1), "the loop is there in time"
+    loop.turn(settled + 1.1 + GROWTH_CAP_S)
     assert (pod / "memory.high").read_text().startswith("max")
 
 
 def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:
     loop = start(interval="20s")
     loop.decisions.view = PodsView((), None, "not heard of yet")
-    assert loop.turn(1.0) == pytest.approx(API_FIRST_S - 1.0)
-    loop.turn(API_FIRST_S)
-    assert loop.decisions.at == [API_FIRST_S]
+    assert loop.turn(1.0) == pytest.approx(STARTUP_API_WAIT_S - 1.0)
+    loop.turn(STARTUP_API_WAIT_S)
+    assert loop.decisions.at == [STARTUP_API_WAIT_S]
 
 
 def test_the_first_decision_waits_for_nobody_where_there_is_no_api(start: StartLoop) -> None:
@@ -378,9 +378,9 @@ def test_a_configuration_whose_address_is_taken_replaces_nothing(
     start: StartLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = start()
-    rebuilt: list[Loaded] = []
+    rebuilt: list[LoadedConfig] = []
 
-    def rebuild(before: Parts, loaded: Loaded) -> Parts:
+    def rebuild(before: Components, loaded: LoadedConfig) -> Components:
         rebuilt.append(loaded)
         return before
 
@@ -394,7 +394,7 @@ def test_a_configuration_whose_address_is_taken_replaces_nothing(
 
 
 def test_a_condition_is_taken_back_at_its_time_and_not_at_the_next_rare_decision(start: StartLoop) -> None:
-    memory = Memory(ConditionStatus.TRUE, BEGAN, "low", last_seen=BEGAN)
+    memory = ConditionMemory(ConditionStatus.TRUE, BEGAN, "low", last_seen=BEGAN)
     loop = start(conditions={ConditionType.MEMORY_PRESSURE: memory})
     left: list[float] = []
     for second in range(4, 400):
@@ -411,7 +411,7 @@ def test_a_condition_is_taken_back_at_its_time_and_not_at_the_next_rare_decision
 
 def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(start: StartLoop) -> None:
     until = BEGAN + 30.0
-    loop = start(reclaims=ReclaimState({"tidy": Run("p", Signal.NODEFS, BEGAN, until, 1)}))
+    loop = start(reclaims=ReclaimState({"tidy": ReclaimRun("p", Signal.NODEFS, BEGAN, until, 1)}))
     for second in range(60):
         loop.turn(float(second))
     # Nothing was heard of it, so it counts as having ended when its time was up.
@@ -435,11 +435,11 @@ def test_the_node_is_read_after_its_pods_while_one_of_them_is_on_its_way_out(
 
     write_node(tmp_path / "node", Node(memory_available=4 * GI, pods=(POD,)))
     monkeypatch.setattr(Sampler, "sample", slow_look)
-    loop.turn(API_FIRST_S)
+    loop.turn(STARTUP_API_WAIT_S)
     plan = loop.decisions.last
     assert plan is not None
     [memory] = [each.observation for each in plan.signals if each.signal is Signal.MEMORY]
-    assert (memory.available, plan.snapshot_taken_at - BEGAN - API_FIRST_S) == (
+    assert (memory.available, plan.snapshot_taken_at - BEGAN - STARTUP_API_WAIT_S) == (
         (6 if is_leaving else 4) * GI,
         is_leaving,
     )

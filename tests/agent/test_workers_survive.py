@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodeagent.actuators.conditions import NodeConditions
-from nodeagent.actuators.event_writer import Event, EventWriter
-from nodeagent.actuators.eviction_slots import Leases
-from nodeagent.actuators.evictions import Evictor
+from nodeagent.actuators.event_writer import EventWriter, KubernetesEvent
+from nodeagent.actuators.eviction_slots import EvictionSlots
+from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.actuators.session import ClusterSession
-from nodeagent.actuators.taints import Fence
+from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import Credentials, find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
-from nodeagent.kube.pdb_watch import BudgetWatch
-from nodeagent.kube.pod_watch import PodWatch, pod_of
+from nodeagent.kube.pdb_watch import PdbWatch
+from nodeagent.kube.pod_watch import PodWatch, decode_pod
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.kube.volume_lookup import VolumeLookup
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict, OutcomeKind
 from nodeagent.runtime import workers
 from nodeagent.runtime.periodic import Periodic
-from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.disk.walk_worker import DiskWorker, Request
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
-from nodeagent.sampling.hostfs.statvfs_timeout import PatientStatvfs
+from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from tests.fake_kube import Answer, ApiServer, pod
 from tests.fake_kube import Request as HttpRequest
 from tests.support.livenode import until
@@ -97,7 +97,7 @@ Start = Callable[[FaultyTransport, ApiServer], Running]
 
 
 def _identity(transport: FaultyTransport, _: ApiServer) -> Running:
-    backoff = Backoff(first_s=0.05, last_s=0.1)
+    backoff = RetryBackoff(first_s=0.05, last_s=0.1)
     guess = Identity("lab-node", "test")
     session = ClusterSession(transport, Config(), guess, wake=lambda: None, backoff=backoff)
     session.start()
@@ -109,31 +109,33 @@ def void(_: object) -> None:
 
 
 def _pods(transport: FaultyTransport, _: ApiServer) -> Running:
-    watch = PodWatch(transport, "lab-node", backoff=Backoff(first_s=0.05, last_s=0.1))
+    watch = PodWatch(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1))
     watch.start()
     return Running(lambda: {each.name for each in watch.view().pods} == {"one"}, watch.stop)
 
 
 def _node(transport: FaultyTransport, _: ApiServer) -> Running:
-    watch = NodeWatch(transport, "lab-node", backoff=Backoff(first_s=0.05, last_s=0.1))
+    watch = NodeWatch(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1))
     watch.start()
     return Running(lambda: watch.view() is not None and not watch.reason, watch.stop)
 
 
 def _budgets(transport: FaultyTransport, api: ApiServer) -> Running:
     api.set_pdb("keep", {"app": "a"}, allowed=1)
-    watch = BudgetWatch(transport)
+    watch = PdbWatch(transport)
     watch.want(["default"])
-    labelled = pod_of(json.dumps(pod("one", labels={"app": "a"})).encode())
-    return Running(lambda: [each.name for each in watch.fill((labelled,))[0].budgets] == ["keep"], watch.stop)
+    labelled = decode_pod(json.dumps(pod("one", labels={"app": "a"})).encode())
+    return Running(
+        lambda: [each.name for each in watch.with_pdbs((labelled,))[0].disruption_budgets] == ["keep"], watch.stop
+    )
 
 
 def _volumes(transport: FaultyTransport, api: ApiServer) -> Running:
     api.set_volume("data", {"hostPath": {"path": "/data"}})
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
-    mounting = pod_of(json.dumps(pod("one", spec={"volumes": volumes})).encode())
+    mounting = decode_pod(json.dumps(pod("one", spec={"volumes": volumes})).encode())
     # A claim that could not be told is asked about again after a minute, on this clock at once.
-    lookup = VolumeLookup(transport, "lab-node", backoff=Backoff(first_s=0.05, last_s=0.1), clock=_hurried())
+    lookup = VolumeLookup(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1), clock=_hurried())
     return Running(lambda: lookup.fill((mounting,))[0].node_bound, lookup.stop)
 
 
@@ -144,7 +146,7 @@ def _hurried() -> Callable[[], float]:
 
 def _conditions(transport: FaultyTransport, api: ApiServer) -> Running:
     faults, transport.faults = transport.faults, []
-    node = NodeWatch(transport, "lab-node", backoff=Backoff(first_s=0.05, last_s=0.1))
+    node = NodeWatch(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1))
     conditions = NodeConditions(transport, node)
     node.start()
     until(node.view, "the node")
@@ -162,8 +164,8 @@ def _conditions(transport: FaultyTransport, api: ApiServer) -> Running:
 
 def _fence(transport: FaultyTransport, _: ApiServer) -> Running:
     faults, transport.faults = transport.faults, []
-    node = NodeWatch(transport, "lab-node", backoff=Backoff(first_s=0.05, last_s=0.1))
-    fence = Fence(transport, node)
+    node = NodeWatch(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1))
+    fence = NodeTaints(transport, node)
     node.start()
     until(node.view, "the node")
     transport.faults = faults
@@ -174,7 +176,7 @@ def _fence(transport: FaultyTransport, _: ApiServer) -> Running:
         fence.stop(clear=False)
         node.stop()
 
-    return Running(fence.up, stop)
+    return Running(fence.present, stop)
 
 
 def _events(transport: FaultyTransport, api: ApiServer) -> Running:
@@ -183,14 +185,14 @@ def _events(transport: FaultyTransport, api: ApiServer) -> Running:
 
     def works() -> bool:
         # An Event that could not be written is lost: the next one is to be written.
-        writer.emit(Event("Node", "", "lab-node", "u", "Why", f"note {boottime()}"))
+        writer.emit(KubernetesEvent("Node", "", "lab-node", "u", "Why", f"note {boottime()}"))
         return bool(api.store["events"])
 
     return Running(works, writer.stop)
 
 
 def _leases(transport: FaultyTransport, _: ApiServer) -> Running:
-    leases = Leases(
+    leases = EvictionSlots(
         transport,
         holder="lab-node",
         zone=lambda: "z",
@@ -205,7 +207,7 @@ def _leases(transport: FaultyTransport, _: ApiServer) -> Running:
 
 
 def _evict(transport: FaultyTransport, api: ApiServer) -> Running:
-    evictor = Evictor(transport, threads=1)
+    evictor = EvictionSender(transport, threads=1)
     taken: list[OutcomeKind] = []
 
     def works() -> bool:
@@ -312,7 +314,7 @@ def test_a_file_system_whose_read_raises_is_unknown_and_is_asked_again(error: Ex
             raise faults.pop()
         return Host("/").statvfs(path)
 
-    patient = PatientStatvfs(read, deadline_s=20.0)
+    patient = StatvfsWithTimeout(read, deadline_s=20.0)
     with pytest.raises(Unreadable, match=type(error).__name__):
         patient("/")
     assert patient("/").capacity > 0
@@ -346,13 +348,14 @@ def test_disks_are_counted_after_a_measurement_that_raised_beyond_its_own_handli
         ended.set()
 
     working = DiskWorker(
-        lambda: Meter(Host(str(tmp_path)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"), wake=wake
+        lambda: PodDiskMeter(Host(str(tmp_path)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
+        wake=wake,
     )
-    working.request(Request((disk_pod("u1"),), budget_s=30.0))
+    working.request(Request((disk_pod("u1"),), timeout_s=30.0))
     until(lambda: not faults, "the failure", 20.0)
 
     def asked() -> bool:
-        working.request(Request((disk_pod("u1"),), budget_s=30.0))
+        working.request(Request((disk_pod("u1"),), timeout_s=30.0))
         return ended.wait(0.05)
 
     until(asked, "the next measurement", 20.0)
@@ -367,10 +370,10 @@ def test_what_fails_for_five_minutes_is_failed_and_what_has_no_pid_is_not() -> N
             raise ValueError("always")
 
     before = workers.failures().get("hopeless", 0)
-    thread = workers.thread_of(work, name="hopeless-1")
+    thread = workers.make_thread(work, name="hopeless-1")
     assert workers.start(thread)
     until(lambda: workers.failures().get("hopeless", 0) >= before + 2, "the second try", 20.0)
-    assert "the thread hopeless-1 fails and starts again: ValueError: always" in str(workers.notes())
+    assert "the thread hopeless-1 fails and starts again: ValueError: always" in str(workers.stuck_notes())
     assert not [each for each in workers.failed() if "hopeless" in each]
     done.set()
     thread.join(30)

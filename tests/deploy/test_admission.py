@@ -12,12 +12,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nodeagent.actuators.event_writer import REFRESH_S, Event, EventWriter
-from nodeagent.actuators.eviction_slots import Leases
-from nodeagent.actuators.evictions import Evictor
-from nodeagent.config.schema import Protection
+from nodeagent.actuators.event_writer import REFRESH_S, EventWriter, KubernetesEvent
+from nodeagent.actuators.eviction_slots import EvictionSlots
+from nodeagent.actuators.evictions import EvictionSender
+from nodeagent.config.schema import ProtectionConfig
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
@@ -390,7 +390,7 @@ def test_whoever_has_a_token_that_names_no_node_evicts_nobody() -> None:
 
 def test_the_configuration_spares_by_default_whom_the_policy_refuses() -> None:
     """Or the agent would choose a victim that it may not evict."""
-    spared = Protection().namespaces
+    spared = ProtectionConfig().namespaces
     for namespace in spared:
         asked = request("pods", sub="eviction", verb="CREATE", namespace=namespace)
         assert refused(asked, old=None, new=eviction(OPTIONS)) == [NAMESPACES]
@@ -519,9 +519,9 @@ def transport(api: ApiServer, tmp_path: Path) -> Transport:
 def evict(api: ApiServer, transport: Transport, namespace: str, method: Method) -> Outcome:
     entry = api.get_pod(namespace, "web")
     threshold = Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi"))
-    victim = Victim(pod_of(json.dumps(entry).encode()), "", threshold, Tier.HARD, method, 0.2, "low", {}, None)
+    victim = Victim(decode_pod(json.dumps(entry).encode()), "", threshold, Tier.HARD, method, 0.2, "low", {}, None)
     answered = threading.Event()
-    evictor = Evictor(transport, wake=answered.set)
+    evictor = EvictionSender(transport, wake=answered.set)
     evictor.submit("plan", victim)
     assert answered.wait(30)
     evictor.stop()
@@ -557,8 +557,8 @@ def test_what_the_agent_tells_in_events_is_allowed(api: ApiServer, transport: Tr
     now = [1000.0]
     writer = EventWriter(transport, "node-a", clock=lambda: now[0])
     for event in (
-        Event("Pod", "shop", "web", "u", "Evicted", "low", annotations={"nodeagent.io/plan": "p"}),
-        Event("Node", "", "node-a", "node-a", "EvictionThresholdMet", "low"),
+        KubernetesEvent("Pod", "shop", "web", "u", "Evicted", "low", annotations={"nodeagent.io/plan": "p"}),
+        KubernetesEvent("Node", "", "node-a", "node-a", "EvictionThresholdMet", "low"),
     ):
         writer._write(event, 1000.0)
         now[0] += REFRESH_S + 1
@@ -570,7 +570,7 @@ def test_what_the_agent_tells_in_events_is_allowed(api: ApiServer, transport: Tr
 
 def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: Transport) -> None:
     now = [1000.0]
-    seats = Leases(
+    seats = EvictionSlots(
         transport,
         holder="node-a",
         zone=lambda: "z",

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from nodeagent.actuators.conditions import NodeConditions
-from nodeagent.actuators.event_writer import Event, EventWriter
-from nodeagent.actuators.eviction_slots import Leases
-from nodeagent.actuators.evictions import Evictor
-from nodeagent.actuators.taints import Fence
+from nodeagent.actuators.event_writer import EventWriter, KubernetesEvent
+from nodeagent.actuators.eviction_slots import EvictionSlots
+from nodeagent.actuators.evictions import EvictionSender
+from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import StandardConditions
-from nodeagent.kube.node_identity import Identity, IdentityError, resolve
+from nodeagent.kube.node_identity import Identity, IdentityError, confirm_identity
 from nodeagent.kube.node_watch import NodeWatch
-from nodeagent.kube.pod_watch import PodWatch, list_pods, pod_of
+from nodeagent.kube.pod_watch import PodWatch, decode_pod, list_pods
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import ApiError, connect
 from nodeagent.model import (
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 def victim(entry: Json, *, method: Method = Method.EVICT) -> Victim:
     return Victim(
-        pod=pod_of(json.dumps(entry).encode()),
+        pod=decode_pod(json.dumps(entry).encode()),
         cgroup="",
         threshold=Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
         tier=Tier.HARD,
@@ -60,7 +60,7 @@ def victim(entry: Json, *, method: Method = Method.EVICT) -> Victim:
 
 def evict(cluster: Cluster, target: Victim, *, dry_run: bool = False) -> Outcome:
     answered = threading.Event()
-    evictor = Evictor(cluster.transport, wake=answered.set, dry_run=dry_run)
+    evictor = EvictionSender(cluster.transport, wake=answered.set, dry_run=dry_run)
     evictor.submit("e2e", target)
     assert answered.wait(30)
     evictor.stop()
@@ -103,9 +103,9 @@ def node(cluster: Cluster) -> Iterator[NodeWatch]:
 
 
 def test_the_node_is_recognised_and_a_wrong_name_refused(cluster: Cluster) -> None:
-    assert resolve(cluster.transport, Identity(cluster.node_name, "--node-name")).name == cluster.node_name
+    assert confirm_identity(cluster.transport, Identity(cluster.node_name, "--node-name")).name == cluster.node_name
     with pytest.raises(IdentityError):
-        resolve(cluster.transport, Identity("no-such-node", "--node-name"))
+        confirm_identity(cluster.transport, Identity("no-such-node", "--node-name"))
 
 
 def test_the_nodes_pods_are_listed_as_the_api_has_them(cluster: Cluster) -> None:
@@ -176,7 +176,7 @@ def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_grace_that_was_asked_
 def test_a_seat_is_taken_kept_from_others_and_given_back(cluster: Cluster) -> None:
     """What `fleet.maxConcurrentEvictions` does."""
     one, other = (
-        Leases(
+        EvictionSlots(
             cluster.transport,
             holder=holder,
             zone=lambda: "e2e",
@@ -188,7 +188,7 @@ def test_a_seat_is_taken_kept_from_others_and_given_back(cluster: Cluster) -> No
         for holder in ("one", "other")
     )
 
-    def wanted(leases: Leases) -> bool:
+    def wanted(leases: EvictionSlots) -> bool:
         leases.want()
         return leases.held()
 
@@ -232,7 +232,7 @@ def test_a_budget_refuses_until_it_is_gone_and_then_the_pod_goes(cluster: Cluste
         },
     )
     refused = evict(cluster, victim(running))
-    assert refused.kind is OutcomeKind.BLOCKED_BY_BUDGET
+    assert refused.kind is OutcomeKind.BLOCKED_BY_PDB
     assert "all" in refused.message
     cluster.delete(f"{budgets}/all")
     eventually(lambda: evict(cluster, victim(running)).kind in (OutcomeKind.ACCEPTED, OutcomeKind.GONE))
@@ -269,7 +269,7 @@ def test_the_standard_condition_holds_against_the_kubelet_and_is_given_back(clus
     eventually(lambda: (cluster.condition("PIDPressure") or {}).get("status") == "True")
     # Two kubelet periods of 10 s.
     threading.Event().wait(22)
-    contest = next(c for c in conditions.contests() if c.type is kind)
+    contest = next(c for c in conditions.conflicts() if c.type is kind)
     conditions.stop()
     assert contest.true_s / contest.wanted_s > 0.95, contest
     assert conditions.writes <= 2 * contest.resets + 2
@@ -282,11 +282,11 @@ def test_the_fence_goes_up_and_comes_down_beside_other_taints(cluster: Cluster, 
         return [t for t in taints if not t["key"].startswith(("nodeagent.io/", "node.kubernetes.io/"))]
 
     before = others()
-    fence = Fence(cluster.transport, node)
+    fence = NodeTaints(cluster.transport, node)
     node.start()
     fence.start()
     fence.want([ConditionType.PID_PRESSURE])
-    eventually(lambda: fence.up() == {ConditionType.PID_PRESSURE})
+    eventually(lambda: fence.present() == {ConditionType.PID_PRESSURE})
     assert "nodeagent.io/pid-pressure" in {t["key"] for t in cluster.node()["spec"]["taints"]}
     fence.stop()
     assert "nodeagent.io/pid-pressure" not in {t["key"] for t in cluster.node()["spec"].get("taints", [])}
@@ -296,7 +296,7 @@ def test_the_fence_goes_up_and_comes_down_beside_other_taints(cluster: Cluster, 
 def test_an_event_is_told(cluster: Cluster) -> None:
     writer = EventWriter(cluster.transport, cluster.node_name)
     writer.start()
-    writer.emit(Event("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))
+    writer.emit(KubernetesEvent("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))
     writer.stop(timeout_s=30)
     assert not writer.reason, writer.reason
     events = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")["items"]

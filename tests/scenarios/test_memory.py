@@ -176,7 +176,7 @@ def test_check_tells_that_the_kubelet_resets_a_condition_of_the_running_agent(
     agent = start_agent(evictionSoftGracePeriod={"allocatableMemory.available": "10m"})
     state = tmp_path / "state"
 
-    until(lambda: "it was reset" in str(status_file.read(str(state), now=1e12)), "a reset is told")
+    until(lambda: "it was reset" in str(status_file.read_status(str(state), now=1e12)), "a reset is told")
     command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--config", str(tmp_path / "nodeagent.yaml")]
     report = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
     assert "MemoryPressure: the kubelet owns this condition: it was reset" in " ".join(report.split()), report

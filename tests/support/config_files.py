@@ -24,7 +24,7 @@ def file(body: str) -> str:
     return HEADER + textwrap.dedent(body)
 
 
-def read(body: str) -> load.Loaded:
+def read(body: str) -> load.LoadedConfig:
     return load.loads(file(body), name="node.yaml")
 
 

@@ -5,7 +5,7 @@ Everything that is not said is healthy and evictable: memory in plenty, pods of 
 
 from typing import Any
 
-from nodeagent.config.schema import Bucket, Budgets, Config, Protection, Startup
+from nodeagent.config.schema import Config, ProtectionConfig, RateLimits, Startup, TokenBucket
 from nodeagent.model import (
     Amount,
     CgroupUsage,
@@ -41,11 +41,11 @@ CAPACITY = {
     Signal.PID: 32_768,
 }
 
-PLENTY = Budgets(
-    node=Bucket(1000, 100_000.0),
-    namespace=Bucket(1000, 100_000.0),
-    owner=Bucket(1000, 100_000.0),
-    signal=Bucket(1000, 100_000.0),
+PLENTY = RateLimits(
+    node=TokenBucket(1000, 100_000.0),
+    namespace=TokenBucket(1000, 100_000.0),
+    owner=TokenBucket(1000, 100_000.0),
+    signal=TokenBucket(1000, 100_000.0),
 )
 
 
@@ -67,7 +67,7 @@ def config(*thresholds: Threshold, **more: Any) -> Config:
         "thresholds": thresholds,
         "startup": Startup(fresh_samples=1),
         "budgets": PLENTY,
-        "protection": Protection(),
+        "protection": ProtectionConfig(),
         "enforce_node_allocatable": False,
         "node_name": "node-1",
     }

@@ -6,7 +6,7 @@ from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, Plan
 from nodeagent.policy import engine, ranking, thresholds
 from nodeagent.policy.state import PolicyState, initial
-from nodeagent.records.flight_recorder import Inputs, Recorder
+from nodeagent.records.flight_recorder import DecisionInputs, FlightRecorder
 from tests.support.nodes import NOW, WALL
 
 
@@ -15,13 +15,13 @@ class Run:
 
     def __init__(self, directory: Path, config: Config, *, instance: str = "abc") -> None:
         self.config = config
-        self.recorder = Recorder(directory)
+        self.recorder = FlightRecorder(directory)
         self.state: PolicyState = initial(instance, now=NOW - 60)
 
     def decide(self, seen: NodeSnapshot, *, with_inputs: bool = True) -> Plan:
         before = self.state
         plan, self.state = engine.decide(seen, before, now=seen.taken_at, config=self.config)
-        inputs = Inputs(
+        inputs = DecisionInputs(
             seen,
             before,
             seen.taken_at,
@@ -30,7 +30,7 @@ class Run:
         )
         wall_time = WALL + seen.taken_at - NOW
         if plan.victims or plan.refusals:
-            explained = ranking.explained(plan)
+            explained = ranking.with_key_texts(plan)
             assert self.recorder.decision(explained, wall_time=wall_time, inputs=inputs if with_inputs else None) == ""
         for report in plan.relief_reports:
             assert self.recorder.relief(report, wall_time=wall_time) == ""

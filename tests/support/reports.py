@@ -29,7 +29,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.report.node_report import KubeletView, Report
+from nodeagent.report.node_report import KubeletThresholds, Report
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -183,7 +183,7 @@ def report(
     *,
     pods: tuple[RankedPod, ...] = (),
     signals: tuple[SignalVerdict, ...] | None = None,
-    kubelet: KubeletView | None = None,
+    kubelet: KubeletThresholds | None = None,
     notes: tuple[Note, ...] = (),
     **changes: object,
 ) -> Report:

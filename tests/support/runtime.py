@@ -2,30 +2,30 @@
 
 from typing import Any
 
-from nodeagent.actuators.brakes import Holds
-from nodeagent.actuators.reclaim_runner import Hooks
+from nodeagent.actuators.brakes import ActiveBrakes
+from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.loop.components import Means
-from nodeagent.runtime.sd_notify import Silent
+from nodeagent.loop.components import Runtime
+from nodeagent.runtime.sd_notify import NullNotifier
 from nodeagent.sampling.events.fork_meter import NoForks
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import Host
 
 
-def bare_means(host: Host, *, file: ConfigFile, alarms: Alarms, holds: Holds, log: Any) -> Means:
+def bare_means(host: Host, *, file: ConfigFile, alarms: WakeupSources, holds: ActiveBrakes, log: Any) -> Runtime:
     """The means of an agent that keeps no state, records nothing and knows of no neighbours."""
-    return Means(
+    return Runtime(
         file=file,
-        alarms=alarms,
-        holds=holds,
-        hooks=Hooks(boottime=host.boottime),
+        wakeup_sources=alarms,
+        brakes=holds,
+        reclaim_runner=ReclaimRunner(boottime=host.boottime),
         forks=NoForks(),
-        neighbours=tuple,
+        other_oom_handlers=tuple,
         store=None,
         recorder=None,
-        found=(),
+        startup_notes=(),
         log=log,
         lines_dropped=lambda: 0,
-        notifier=Silent(),
+        notifier=NullNotifier(),
         boottime=host.boottime,
     )

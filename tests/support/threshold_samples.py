@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nodeagent.config.schema import Config, Ranking, Startup
+from nodeagent.config.schema import Config, RankingConfig, Startup
 from nodeagent.model import (
     Amount,
     MemoryModel,
@@ -20,7 +20,7 @@ from nodeagent.policy.thresholds import ThresholdState, judge
 MI = 1 << 20
 GI = 1 << 30
 
-KUBELET = Config(ranking=Ranking(kubelet=True))
+KUBELET = Config(ranking=RankingConfig(kubelet=True))
 """Kubelet-compatible mode: no observe-only, no damping, unknown is forgotten."""
 
 EAGER = Config(startup=Startup(fresh_samples=1))

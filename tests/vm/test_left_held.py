@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.actuators.cgroup_brake import MARK
+from nodeagent.actuators.cgroup_brake import XATTR
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, start_pod
 from tests.vm.ramps import HARD_MIB, Node, mem_available_mib
@@ -25,7 +25,7 @@ RUNS: Final = "no mark | max 0"
 
 def read(machine: Machine, pod: VmPod) -> str:
     """The mark, memory.high and cgroup.freeze of a pod."""
-    return machine.run(["python3", "-c", READ, pod.cgroup, MARK]).stdout.strip()
+    return machine.run(["python3", "-c", READ, pod.cgroup, XATTR]).stdout.strip()
 
 
 @pytest.mark.parametrize("brake", HELD)

@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import ContainerUsage, DiskSight, DiskUsage, PodUsage, VolumeUsage
+from nodeagent.model import ContainerUsage, DiskUsage, DiskUsageQuality, PodUsage, VolumeUsage
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
-from nodeagent.sampling.disk.pod_paths import Found, Kind, Place, find_places, open_place
+from nodeagent.sampling.disk.pod_paths import Kind, PodPath, PodPaths, find_places, open_place
 from nodeagent.sampling.disk.project_quota import Quota, all_confined, quota_devices, read_quotas
-from nodeagent.sampling.disk.walk import Count, Tally, Walk
-from nodeagent.sampling.disk.walk_cache import Remembered
+from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
+from nodeagent.sampling.disk.walk_cache import WalkCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.processes import processes_below
 
@@ -107,13 +107,13 @@ class _Sum:
 class _Known(NamedTuple):
     """What an earlier measurement left."""
 
-    remembered: Remembered
+    remembered: WalkCache
     started_at: float
     asked_at: float
     """When the last walk began that asked for every file."""
 
 
-class Meter:
+class PodDiskMeter:
     """Counts pods' places. Not thread-safe: it belongs to one worker."""
 
     def __init__(self, host: Host, *, kubelet_dir: str, pod_logs_dir: str, cgroups: str = "") -> None:
@@ -123,14 +123,14 @@ class Meter:
         self._cgroups = cgroups
         self._kubelet_dir = kubelet_dir
         self._pod_logs_dir = pod_logs_dir
-        self._known: dict[Place, _Known] = {}
+        self._known: dict[PodPath, _Known] = {}
         self._remembered = 0
         """About the bytes that these take."""
-        self._paused: dict[Place, Walk] = {}
-        self._measured: dict[Place, float] = {}
+        self._paused: dict[PodPath, TreeWalk] = {}
+        self._measured: dict[PodPath, float] = {}
         """When each place was last begun."""
         self._open_files = DeletedScan(host)
-        self._sums: dict[Place, _Sum] = {}
+        self._sums: dict[PodPath, _Sum] = {}
         """The last whole sum of each place, for when there is no time for it."""
         self.whole = False
         """Every place was walked to its end by the last measurement, so that no number is of an earlier one."""
@@ -148,7 +148,7 @@ class Meter:
         pods: Sequence[PodUsage],
         *,
         until: float,
-        count: Count = Count.BYTES_AND_INODES,
+        count: CountMode = CountMode.BYTES_AND_INODES,
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
         anew: bool = False,
         stop: Callable[[], bool] = lambda: False,
@@ -174,7 +174,7 @@ class Meter:
         for place in sums:
             quotas.setdefault(place.uid, set()).add(place.kind)
         self._step(0, done=len(sums))
-        turns: deque[tuple[Place, Walk]] = deque()
+        turns: deque[tuple[PodPath, TreeWalk]] = deque()
 
         def over() -> bool:
             return stop() or time.monotonic() >= until
@@ -197,7 +197,7 @@ class Meter:
                 self._paused[place] = walking
         self.whole = not stop() and all(place in sums and place not in self._paused for place in found.places)
         self._fill_up(found, sums, count)
-        by_pod: dict[str, list[Place]] = {}
+        by_pod: dict[str, list[PodPath]] = {}
         for place in found.places:
             by_pod.setdefault(place.uid, []).append(place)
         disks = {pod.cgroup_uid: _pod_disk(pod, found, by_pod.get(pod.cgroup_uid, ()), sums) for pod in pods}
@@ -205,7 +205,7 @@ class Meter:
             disks[uid] = _with_deleted(disks[uid], held, frozenset(quotas.get(uid, ())))
         return disks if anew else {uid: disk._replace(routine=True) for uid, disk in disks.items()}
 
-    def _fill_up(self, found: Found, sums: dict[Place, _Sum], count: Count) -> None:
+    def _fill_up(self, found: PodPaths, sums: dict[PodPath, _Sum], count: CountMode) -> None:
         """What there was no time for counts with its last whole sum, unless what was seen of it now is more already."""
         oldest = time.clock_gettime(time.CLOCK_BOOTTIME) - _KEPT_S
         for place in found.places:
@@ -213,17 +213,17 @@ class Meter:
             if now is not None and place not in self._paused:
                 self._sums[place] = now
                 continue
-            if before is None or before.read_at < oldest or (count is not Count.INODES and before.bytes is None):
+            if before is None or before.read_at < oldest or (count is not CountMode.INODES and before.bytes is None):
                 continue
             if now is None or (before.bytes or 0, before.inodes or 0) >= (now.bytes or 0, now.inodes or 0):
                 sums[place] = before
 
-    def _when(self, place: Place) -> float:
+    def _when(self, place: PodPath) -> float:
         """Unfinished walks go on first, then what was never measured, then the oldest: so every place has its turn even
         if there is never time for all."""
         return -1.0 if place in self._paused else self._measured.get(place, 0.0)
 
-    def _quotas(self, pods: Sequence[PodUsage], found: Found) -> dict[Place, _Sum]:
+    def _quotas(self, pods: Sequence[PodUsage], found: PodPaths) -> dict[PodPath, _Sum]:
         """The places that a project quota tells, so that they are not walked."""
         cgroups = {pod.cgroup_uid: pod.cgroup for pod in pods} if self._cgroups else {}
         confined: dict[str, bool] = {}
@@ -242,7 +242,7 @@ class Meter:
         return {place: _of_quota(quota) for place, quota in quotas.items()}
 
     def _deleted(
-        self, pods: Sequence[PodUsage], found: Found, *, until: float, stop: Callable[[], bool], anew: bool
+        self, pods: Sequence[PodUsage], found: PodPaths, *, until: float, stop: Callable[[], bool], anew: bool
     ) -> dict[str, DeletedFiles]:
         """What the pods' processes hold of deleted files, by UID."""
         if not self._cgroups:
@@ -281,7 +281,7 @@ class Meter:
                 known[path] = None
         return known[path]
 
-    def _forget(self, found: Found) -> None:
+    def _forget(self, found: PodPaths) -> None:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         places = set(found.places)
         self._known = {place: known for place, known in self._known.items() if place in places}
@@ -296,7 +296,7 @@ class Meter:
             ]
         )
 
-    def _drop(self, places: Sequence[Place]) -> None:
+    def _drop(self, places: Sequence[PodPath]) -> None:
         """What is known of these places: none of their files is taken over, no walk goes on."""
         for place in places:
             self._sums.pop(place, None)
@@ -304,22 +304,22 @@ class Meter:
                 self._remembered -= known.remembered.size
         self._abandon(self._paused.keys() & set(places))
 
-    def _abandon(self, places: Iterable[Place]) -> None:
+    def _abandon(self, places: Iterable[PodPath]) -> None:
         for place in places:
             self._paused.pop(place).close()
 
     def _start(
         self,
-        place: Place,
-        sums: dict[Place, _Sum],
-        count: Count,
+        place: PodPath,
+        sums: dict[PodPath, _Sum],
+        count: CountMode,
         unwritten: Callable[[str, float], bool],
-    ) -> Walk | None:
+    ) -> TreeWalk | None:
         """A walk, when the place needs one; else its sum is there at once."""
         now = self._measured[place] = time.clock_gettime(time.CLOCK_BOOTTIME)
         paused = self._paused.pop(place, None)
         if paused is not None:
-            if (paused.tally.bytes is None) == (count is Count.INODES):
+            if (paused.tally.bytes is None) == (count is CountMode.INODES):
                 return paused
             paused.close()
         known = self._known.get(place)
@@ -327,7 +327,7 @@ class Meter:
         others = self._remembered - (known.remembered.size if known is not None else 0)
         try:
             if place.kind in (Kind.LAYER, Kind.VOLUME):
-                walking = Walk(
+                walking = TreeWalk(
                     open_place(self._host, place),
                     count=count,
                     previous=known.remembered if known is not None else None,
@@ -342,7 +342,7 @@ class Meter:
         self._step(0)
         return None
 
-    def _turn(self, turns: deque[tuple[Place, Walk]], sums: dict[Place, _Sum], until: float) -> None:
+    def _turn(self, turns: deque[tuple[PodPath, TreeWalk]], sums: dict[PodPath, _Sum], until: float) -> None:
         place, walking = turns.popleft()
         before = walking.tally.inodes
         over = walking.step(entries=_TURN, until=until)
@@ -367,7 +367,7 @@ class Meter:
 # --- one place -------------------------------------------------------------------------------------------------------
 
 
-def _summed(tally: Tally) -> _Sum:
+def _summed(tally: TreeUsage) -> _Sum:
     result = _Sum(tally.started_at)
     result.bytes, result.inodes = tally.bytes, tally.inodes
     result.complete = tally.complete and not tally.unknown
@@ -394,7 +394,7 @@ def _failed(error: OSError | Unreadable) -> _Sum:
     return result
 
 
-def _read_now(host: Host, place: Place) -> _Sum:
+def _read_now(host: Host, place: PodPath) -> _Sum:
     """Of a place that needs no walk. Raises OSError."""
     result = _Sum(time.clock_gettime(time.CLOCK_BOOTTIME))
     if place.kind is Kind.HOSTS:
@@ -440,7 +440,7 @@ def _plain_files(fd: int, result: _Sum) -> None:
 # --- one pod ---------------------------------------------------------------------------------------------------------
 
 
-def _pod_disk(pod: PodUsage, found: Found, mine: Iterable[Place], sums: Mapping[Place, _Sum]) -> PodDisk:
+def _pod_disk(pod: PodUsage, found: PodPaths, mine: Iterable[PodPath], sums: Mapping[PodPath, _Sum]) -> PodDisk:
     unknown = list(found.unknown.get(pod.cgroup_uid, ()))
     read_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     layers: dict[str, DiskUsage] = {}
@@ -499,7 +499,7 @@ def _total(parts: Iterable[int | None]) -> int | None:
     return sum(numbers) if numbers or not known else None
 
 
-def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
+def with_disk_usage(usage: PodUsage, found: PodDisk | None) -> PodUsage:
     """The pod's usage with what was measured of its disk; as it is when nothing was."""
     if found is None:
         return usage
@@ -513,16 +513,16 @@ def apply(usage: PodUsage, found: PodDisk | None) -> PodUsage:
             deleted_volume_bytes=found.deleted_volumes.bytes,
             deleted_volume_inodes=found.deleted_volumes.inodes,
         )
-    sight = DiskSight(
+    sight = DiskUsageQuality(
         read_at=found.read_at,
         complete=found.complete,
         unknown=found.unknown,
         # Where the kernel lets us look at nobody's open files, nothing was looked for.
         deleted_bytes=deleted.bytes if deleted is not None and (deleted.bytes or deleted.complete) else None,
         deleted_pid=deleted.pid if deleted is not None else None,
-        routine=found.routine,
+        periodic=found.routine,
     )
-    return usage._replace(disk=disk, containers=containers, volumes=found.volumes, disk_sight=sight)
+    return usage._replace(disk=disk, containers=containers, volumes=found.volumes, disk_usage_quality=sight)
 
 
 def _container(container: ContainerUsage, found: PodDisk) -> ContainerUsage:

@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Sampling
-from nodeagent.model import SIGNAL_TABLE, DiskRest, NodeSnapshot, Note, PodUsage, PodView, Signal, Unit
+from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, Note, PodUsage, PodView, Signal, UnattributedDisk, Unit
 from nodeagent.sampling.disk import write_rates
-from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.pod_paths import parts_left
 from nodeagent.sampling.disk.traces import Traces
 from nodeagent.sampling.disk.unattributed import PodDirectories, directories_on, parts_there, read_used, unattributed
-from nodeagent.sampling.disk.walk import Count
-from nodeagent.sampling.disk.walk_worker import DiskWorker, FileSystemOf, Measured, Request
+from nodeagent.sampling.disk.walk import CountMode
+from nodeagent.sampling.disk.walk_worker import DiskWorker, FileSystemOf, Request, WalkResult
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, cgroups_below
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
@@ -59,7 +59,7 @@ _NAMED: Final = 3
 _REMEMBER_S: Final = 120.0
 
 
-class Need(NamedTuple):
+class DiskUrgency(NamedTuple):
     """How urgent disks are now."""
 
     crossed: frozenset[Signal] = frozenset()
@@ -68,7 +68,7 @@ class Need(NamedTuple):
     """Disk signals that may be soon."""
 
 
-class DiskWatch:
+class DiskMonitor:
     """Watches the disks of one host. Belongs to the loop's thread."""
 
     def __init__(
@@ -80,7 +80,7 @@ class DiskWatch:
         self._config = config
         self._limits = limits
         self._wake = wake
-        self._writes = write_rates.Writes()
+        self._writes = write_rates.WriteHistory()
         self._processes = write_rates.ProcessWrites()
         self._writes_at = float("-inf")
         self._writes_trouble = ""
@@ -102,7 +102,7 @@ class DiskWatch:
 
     # --- each look at the node
 
-    def tick(self, node: NodeSnapshot, need: Need, *, hierarchy: Hierarchy, layout: Layout) -> None:
+    def request_walks(self, node: NodeSnapshot, need: DiskUrgency, *, hierarchy: Hierarchy, layout: Layout) -> None:
         """Take in a look at the node: sample the writers and ask for a walk where that is due."""
         if self._host.recorded:
             return
@@ -117,7 +117,7 @@ class DiskWatch:
         if self._pods and (urgent or self._limits):
             self._ask(node, disks, urgent, hierarchy, layout)
 
-    def count_anew(self, uids: Iterable[str]) -> None:
+    def recount(self, uids: Iterable[str]) -> None:
         """These pods alone are counted next, as soon as the walk under way has ended; at the next look at the node."""
         self._anew = frozenset(uids)
 
@@ -135,9 +135,11 @@ class DiskWatch:
                       for view in snapshot.pods])  # fmt: skip
         rests = known.rests if known is not None else ()
         traces = self._traces.known(deleted_known=not _deleted_unknown(found.values()))
-        return snapshot._replace(pods=pods, disk_rests=rests, disk_traces=traces, notes=snapshot.notes + self._notes())
+        return snapshot._replace(
+            pods=pods, unattributed_disks=rests, disk_traces=traces, notes=snapshot.notes + self._notes()
+        )
 
-    def glance(self) -> Measured | None:
+    def progress(self) -> WalkResult | None:
         """What the worker is at; None before the first need. May be called by any thread."""
         worker = self._worker
         return worker.glance() if worker is not None else None
@@ -147,7 +149,9 @@ class DiskWatch:
     def _with_disk(self, view: PodView, found: PodDisk | None) -> PodView:
         usage = view.usage
         assert usage is not None
-        return view._replace(usage=apply(usage, found)._replace(writing=self._writes.writing(usage.cgroup_uid)))
+        return view._replace(
+            usage=with_disk_usage(usage, found)._replace(writing=self._writes.writing(usage.cgroup_uid))
+        )
 
     def _notes(self) -> tuple[Note, ...]:
         notes: tuple[Note, ...] = ()
@@ -200,7 +204,7 @@ class DiskWatch:
                 return
         if pods := self._to_count_anew(known):
             self._asked_at, self._asked_short = now, False
-            worker.request(Request(pods, budget_s=_LONG_S, anew=True))
+            worker.request(Request(pods, timeout_s=_LONG_S, anew=True))
             return
         pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
         ended = known.finished_at if known.finished_at is not None else float("-inf")
@@ -215,15 +219,15 @@ class DiskWatch:
         worker.request(
             Request(
                 self._pods,
-                budget_s=_SHORT_S if crossed else _LONG_S,
-                what=Count.INODES if only_inodes else Count.BYTES_AND_INODES,
+                timeout_s=_SHORT_S if crossed else _LONG_S,
+                what=CountMode.INODES if only_inodes else CountMode.BYTES_AND_INODES,
                 accounts=_counted(file_systems(node, urgent, layout), only_inodes=only_inodes),
                 rests=rests,
                 rest_budget_s=_REST_BUDGET_S,
             )
         )
 
-    def _to_count_anew(self, known: Measured) -> tuple[PodUsage, ...]:
+    def _to_count_anew(self, known: WalkResult) -> tuple[PodUsage, ...]:
         """Those that were counted while the decision was made that asks for them have no need of it any more."""
         anew = {uid for uid in self._anew if uid not in known.pods or known.pods[uid].routine}
         self._anew = frozenset()
@@ -243,13 +247,15 @@ class DiskWatch:
         directories = PodDirectories(kubelet, self._config.pod_logs_dir, store)
         host, config = self._host, self._config
 
-        def find_rest(wanted: FileSystemOf, pods: Sequence[PodDisk], until: float) -> DiskRest:
+        def find_rest(wanted: FileSystemOf, pods: Sequence[PodDisk], until: float) -> UnattributedDisk:
             return unattributed(
                 host, wanted.path, attributed=pods, directories=directories, until=until, signals=wanted.signals
             )
 
         self._worker = DiskWorker(
-            lambda: Meter(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""),
+            lambda: PodDiskMeter(
+                host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""
+            ),
             unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
             wake=self._wake,
             find_rest=find_rest,
@@ -278,7 +284,7 @@ def _deleted_unknown(pods: Iterable[PodDisk]) -> int:
     return sum(pod.deleted is None or not pod.deleted.complete for pod in pods)
 
 
-def _in_no_pod(rest: DiskRest) -> Note:
+def _in_no_pod(rest: UnattributedDisk) -> Note:
     """At most one in `_REST_S`."""
     names = "/".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
     largest = [f"{each.path} {each.bytes >> 20}Mi, {each.inodes} inodes" for each in rest.largest[:_NAMED]]

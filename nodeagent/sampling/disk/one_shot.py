@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from nodeagent.config.schema import Sampling
-from nodeagent.model import DiskRest, NodeSnapshot, Note, Signal
-from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.model import NodeSnapshot, Note, Signal, UnattributedDisk
+from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.monitor import DISKS, file_systems
 from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
@@ -16,7 +16,7 @@ from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node.filesystems import Layout
 
 
-class DiskLook:
+class OneShotMeasurement:
     """Looks at the disks of one host; what it learns makes the next look faster."""
 
     def __init__(self, host: Host, config: Sampling, *, hierarchy: Hierarchy, layout: Layout) -> None:
@@ -25,7 +25,9 @@ class DiskLook:
         store = layout.store.containers if layout.store is not None else ""
         kubelet = layout.kubelet or config.kubelet_dir
         self._directories = PodDirectories(kubelet, config.pod_logs_dir, store)
-        self._meter = Meter(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or "")
+        self._meter = PodDiskMeter(
+            host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir, cgroups=hierarchy.pids or ""
+        )
 
     def close(self) -> None:
         """Give up what unfinished walks hold open."""
@@ -53,18 +55,20 @@ class DiskLook:
         found = {uid: disk._replace(routine=False) for uid, disk in found.items()}  # somebody has asked
         pods = tuple(
             [
-                view._replace(usage=apply(view.usage, found.get(view.usage.cgroup_uid))) if view.usage else view
+                view._replace(usage=with_disk_usage(view.usage, found.get(view.usage.cgroup_uid)))
+                if view.usage
+                else view
                 for view in snapshot.pods
             ]
         )
         partial = sum(not each.complete for each in found.values())
         notes = (Note("disks", f"of {partial} pods only a part of what they hold is known"),) if partial else ()
         rests = self._rests(snapshot, found, rest_s, tell) if rest_s > 0 else ()
-        return snapshot._replace(pods=pods, disk_rests=rests, notes=snapshot.notes + notes)
+        return snapshot._replace(pods=pods, unattributed_disks=rests, notes=snapshot.notes + notes)
 
     def _rests(
         self, snapshot: NodeSnapshot, found: dict[str, PodDisk], rest_s: float, tell: Callable[[str], None]
-    ) -> tuple[DiskRest, ...]:
+    ) -> tuple[UnattributedDisk, ...]:
         rests = []
         wanted = [signal for signal in Signal if signal in DISKS]
         for each in file_systems(snapshot, wanted, self._layout):

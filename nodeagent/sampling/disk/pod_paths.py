@@ -58,7 +58,7 @@ class PodPart(NamedTuple):
     part: Part
 
 
-class Place(NamedTuple):
+class PodPath(NamedTuple):
     """One thing to be counted for a pod."""
 
     uid: str
@@ -70,10 +70,10 @@ class Place(NamedTuple):
     """The way down from there, on which no link is followed."""
 
 
-class Found(NamedTuple):
+class PodPaths(NamedTuple):
     """Where the pods' files are."""
 
-    places: tuple[Place, ...]
+    places: tuple[PodPath, ...]
     unknown: Mapping[str, tuple[str, ...]]
     """UID -> what of this pod could not be found, and why."""
     layers: Mapping[str, Mount]
@@ -82,9 +82,9 @@ class Found(NamedTuple):
     """The host's mount table; empty when it cannot be read."""
 
 
-def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_logs_dir: str) -> Found:
+def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_logs_dir: str) -> PodPaths:
     """The places of these pods. Never raises: what cannot be listed is unknown."""
-    places: list[Place] = []
+    places: list[PodPath] = []
     unknown: dict[str, list[str]] = {pod.cgroup_uid: [] for pod in pods}
     try:
         mounts, trouble = host.mounts(), ""
@@ -105,11 +105,11 @@ def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_l
                 missing.append(f"layer of container {container.name or container.container_id[:12]}: {reason}")
             else:
                 base, name = os.path.split(upper_directory(layer))
-                places.append(Place(uid, Kind.LAYER, container.container_id, base, (name,)))
+                places.append(PodPath(uid, Kind.LAYER, container.container_id, base, (name,)))
         if uid in logs:
             places += _log_places(host, uid, pod_logs_dir, logs[uid], missing)
         places += _kubelet_places(host, uid, kubelet, points, missing)
-    return Found(tuple(places), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers, mounts)
+    return PodPaths(tuple(places), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers, mounts)
 
 
 def parts_left(host: Host, *, kubelet_dir: str, pod_logs_dir: str) -> frozenset[PodPart]:
@@ -129,7 +129,7 @@ def parts_left(host: Host, *, kubelet_dir: str, pod_logs_dir: str) -> frozenset[
     return frozenset(left)
 
 
-def open_place(host: Host, place: Place, *, parent: bool = False) -> int:
+def open_place(host: Host, place: PodPath, *, parent: bool = False) -> int:
     """A descriptor of the directory (or of the one that holds it), which the caller closes. Raises OSError, and
     Unreadable when the base's links loop."""
     fd = os.open(host.real(host.resolve(place.base)), _OPEN)
@@ -213,19 +213,21 @@ def _log_directories(host: Host, pod_logs_dir: str, unknown: Mapping[str, list[s
     return {name.rpartition("_")[2]: name for name in names if name.count("_") == 2}
 
 
-def _log_places(host: Host, uid: str, pod_logs_dir: str, directory: str, missing: list[str]) -> list[Place]:
-    places = [Place(uid, Kind.POD_LOGS, "", pod_logs_dir, (directory,))]
+def _log_places(host: Host, uid: str, pod_logs_dir: str, directory: str, missing: list[str]) -> list[PodPath]:
+    places = [PodPath(uid, Kind.POD_LOGS, "", pod_logs_dir, (directory,))]
     try:
         containers = host.subdirectories(f"{pod_logs_dir}/{directory}")
     except Unreadable as error:
         missing.append(f"logs: {error}")
         return places
-    return places + [Place(uid, Kind.LOGS, name, pod_logs_dir, (directory, name)) for name, _ in sorted(containers)]
+    return places + [PodPath(uid, Kind.LOGS, name, pod_logs_dir, (directory, name)) for name, _ in sorted(containers)]
 
 
-def _kubelet_places(host: Host, uid: str, kubelet: str, points: Mapping[str, Mount], missing: list[str]) -> list[Place]:
+def _kubelet_places(
+    host: Host, uid: str, kubelet: str, points: Mapping[str, Mount], missing: list[str]
+) -> list[PodPath]:
     pod = f"{kubelet}/pods/{uid}"
-    places = [Place(uid, Kind.HOSTS, "", kubelet, ("pods", uid, "etc-hosts"))]
+    places = [PodPath(uid, Kind.HOSTS, "", kubelet, ("pods", uid, "etc-hosts"))]
     for plugin in LOCAL_VOLUMES:
         if not host.exists(f"{pod}/volumes/{plugin}"):
             continue
@@ -240,5 +242,5 @@ def _kubelet_places(host: Host, uid: str, kubelet: str, points: Mapping[str, Mou
                 missing.append(f"volume {name}: a mount of {mount.fstype}, which is not the pod's own")
                 continue
             kind = Kind.VOLUME if mount is None else Kind.MEMORY_VOLUME
-            places.append(Place(uid, kind, name, kubelet, ("pods", uid, "volumes", plugin, name)))
+            places.append(PodPath(uid, kind, name, kubelet, ("pods", uid, "volumes", plugin, name)))
     return places

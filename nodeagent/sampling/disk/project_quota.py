@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from nodeagent.sampling.disk.pod_paths import Kind, Place, open_place
+from nodeagent.sampling.disk.pod_paths import Kind, PodPath, open_place
 from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
 
 # FS_IOC_FSGETXATTR: _IOR('X', 31, struct fsxattr) as most architectures encode it; elsewhere it is no known request,
@@ -64,8 +64,8 @@ def quota_devices(mounts: Iterable[Mount]) -> frozenset[int]:
 
 
 def read_quotas(
-    host: Host, places: Iterable[Place], *, devices: frozenset[int], confined: Callable[[str], bool]
-) -> dict[Place, Quota]:
+    host: Host, places: Iterable[PodPath], *, devices: frozenset[int], confined: Callable[[str], bool]
+) -> dict[PodPath, Quota]:
     """The places that need no walk, because a quota tells what is in them. Never raises.
 
     `confined(uid)`: whether all of this pod's processes are in a user namespace of their own; asked only of pods that
@@ -73,7 +73,7 @@ def read_quotas(
     """
     if not devices:
         return {}
-    found: dict[Place, tuple[tuple[int, int], Quota]] = {}
+    found: dict[PodPath, tuple[tuple[int, int], Quota]] = {}
     for place in places:
         if place.kind not in (Kind.VOLUME, Kind.LAYER):
             continue
@@ -87,7 +87,7 @@ def read_quotas(
     return {place: quota for place, (project, quota) in found.items() if shared[project] == 1}
 
 
-def _project_of(host: Host, place: Place, devices: frozenset[int]) -> tuple[tuple[int, int], Quota] | None:
+def _project_of(host: Host, place: PodPath, devices: frozenset[int]) -> tuple[tuple[int, int], Quota] | None:
     """((device, project), its quota) of a tree that is whole under a project of its own; else None. Raises OSError,
     Unreadable."""
     fd = open_place(host, place)

@@ -13,7 +13,7 @@ _PAGES: Final = 4096
 _BIT: Final = tuple(1 << i for i in range(8))
 
 
-class Seen:
+class SeenInodes:
     """Inode numbers of one file system."""
 
     def __init__(self) -> None:

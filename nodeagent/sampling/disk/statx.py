@@ -45,7 +45,7 @@ Directory = tuple[int, int, int, int, tuple[int, int], int]
 """Not 0 for a mount point; inode, size, blocks, ctime, device. A plain tuple: one is made for each directory."""
 
 
-class Answers:
+class StatxBatch:
     """Asks the kernel for a batch of entries, and holds its answers until the next batch."""
 
     __slots__ = ("_byte", "_flags", "_long", "_mask", "_references", "_statx", "_word")
@@ -114,15 +114,15 @@ class Answers:
         mark, inode, size, blocks, seconds, nanoseconds, device = _DIRECTORY.unpack_from(self._byte, slot * _SLOT)
         return mark & _MOUNT_ROOT, inode, size, blocks, (seconds, nanoseconds), device
 
-    def nameless(self) -> "Nameless | None":
+    def nameless(self) -> "DeletedFile | None":
         """Slot 0, if it is a regular file that has no name any more."""
         if self._byte[_TYPE] >> 4 != _REGULAR or self._word[_NLINK]:
             return None
         device = os.makedev(self._word[_MAJOR], self._word[_MAJOR + 1])
-        return Nameless(device, self.inode(0), self.block(0) * 512)
+        return DeletedFile(device, self.inode(0), self.block(0) * 512)
 
 
-class Nameless(NamedTuple):
+class DeletedFile(NamedTuple):
     """A file that was deleted and is still open."""
 
     device: int
@@ -136,9 +136,9 @@ class OpenFiles:
     does not hold us up."""
 
     def __init__(self) -> None:
-        self._answers = Answers()
+        self._answers = StatxBatch()
 
-    def ask(self, directory: int, name: str) -> tuple[bool, Nameless | None]:
+    def ask(self, directory: int, name: str) -> tuple[bool, DeletedFile | None]:
         """(whether the kernel says where the link leads, the file if it is a regular one without a name)."""
         answered = self._answers.ask_through(directory, name.encode())
         return answered, self._answers.nameless() if answered else None

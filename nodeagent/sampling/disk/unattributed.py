@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import DiskRest, HostDirectory, Signal
+from nodeagent.model import HostDirectory, Signal, UnattributedDisk
 from nodeagent.sampling.disk.attribution import Held, PodDisk
 from nodeagent.sampling.disk.pod_paths import Part, PodPart
-from nodeagent.sampling.disk.walk import Walk
+from nodeagent.sampling.disk.walk import TreeWalk
 from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
 
 
@@ -42,14 +42,14 @@ def unattributed(
     until: float,
     signals: tuple[Signal, ...] = (),
     show: int = 8,
-) -> DiskRest:
+) -> UnattributedDisk:
     """What the file system that holds `path` uses beside these pods, and its largest host directories as far as they
     could be walked until time.monotonic() `until`. `signals` are only passed on. Raises Unreadable."""
     used = read_used(host, path)
     here = directories_on(host, directories, used.device)
     named = [part for part in _held(attributed, directories) if part[0] in here]
     held = [held_there(pod, directories, here) for pod in attributed]
-    return DiskRest(
+    return UnattributedDisk(
         signals=signals,
         used_bytes=used.bytes,
         attributed_bytes=sum(part.bytes for part in held),
@@ -198,7 +198,7 @@ def _walked(above: int, name: str, path: str, device: int, until: float) -> Host
     if os.fstat(fd).st_dev != device:
         os.close(fd)
         return None
-    with Walk(fd) as walking:
+    with TreeWalk(fd) as walking:
         walking.step(until=until)
         tally = walking.tally
     return HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete)

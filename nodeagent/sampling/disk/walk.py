@@ -35,9 +35,9 @@ from itertools import islice
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from nodeagent.sampling.disk.seen_inodes import Seen
-from nodeagent.sampling.disk.statx import BATCH, Answers
-from nodeagent.sampling.disk.walk_cache import SETTLED_S, Frame, Record, Remembered
+from nodeagent.sampling.disk.seen_inodes import SeenInodes
+from nodeagent.sampling.disk.statx import BATCH, StatxBatch
+from nodeagent.sampling.disk.walk_cache import SETTLED_S, DirectoryRecord, Frame, WalkCache
 
 # Entries of a large directory between two looks at budget and deadline, and names held at once in each: 1 ms of CPU and
 # 0.1 MiB.
@@ -59,7 +59,7 @@ _ENCODE_ERRORS: Final = sys.getfilesystemencodeerrors()
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 
 
-class Count(enum.Enum):
+class CountMode(enum.Enum):
     """What a walk is asked for."""
 
     BYTES_AND_INODES = "bytes and inodes"
@@ -67,7 +67,7 @@ class Count(enum.Enum):
     """Only names are read, no file is asked for: a third of the price. Files with several links still count once."""
 
 
-class Tally(NamedTuple):
+class TreeUsage(NamedTuple):
     """What a walk has counted so far."""
 
     bytes: int | None
@@ -95,15 +95,15 @@ class Tally(NamedTuple):
     """When the last number was read."""
 
 
-class Walk:
+class TreeWalk:
     """One walk over one tree. Not thread-safe. Use it as a context manager, or close it."""
 
     def __init__(
         self,
         root: int,
         *,
-        count: Count = Count.BYTES_AND_INODES,
-        previous: Remembered | None = None,
+        count: CountMode = CountMode.BYTES_AND_INODES,
+        previous: WalkCache | None = None,
         unwritten: bool = False,
         remember: int = 0,
         settled_s: float = SETTLED_S,
@@ -114,19 +114,19 @@ class Walk:
         remember; a walk for inodes alone uses neither. `settled_s`: how long a directory must have been left alone to
         be remembered. Raises OSError: no directory, or a kernel without statx.
         """
-        self._answers = Answers()
-        self._names_only = count is Count.INODES
+        self._answers = StatxBatch()
+        self._names_only = count is CountMode.INODES
         self._unwritten = unwritten
         self._remember = self._remember_left = 0 if self._names_only else remember
         self._remembering = self._remember > 0
         self._settled_s = settled_s
-        self._seen = Seen()
+        self._seen = SeenInodes()
         self._blocks = self._inodes = self._directories = self._entries = self._reused = 0
         self._vanished = self._unknown = self._mounts = self._open = self._set_aside = 0
         self._unknown_reason = ""
         self._started_at = self._read_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._complete = False
-        self._result: Record | None = None
+        self._result: DirectoryRecord | None = None
         self._frames: list[Frame] = []
         try:
             self._enter_root(root, previous)
@@ -134,7 +134,7 @@ class Walk:
             os.close(root)
             raise
 
-    def _enter_root(self, root: int, previous: Remembered | None) -> None:
+    def _enter_root(self, root: int, previous: WalkCache | None) -> None:
         answers = self._answers
         if not answers.ask_self(root):
             os.fstat(root)  # raises what the kernel said
@@ -150,7 +150,7 @@ class Walk:
         self._frames.append(frame)
         self._read(frame, size)
 
-    def __enter__(self) -> "Walk":
+    def __enter__(self) -> "TreeWalk":
         return self
 
     def __exit__(
@@ -166,9 +166,9 @@ class Walk:
         self._seen.clear()
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> TreeUsage:
         """What was counted up to now."""
-        return Tally(
+        return TreeUsage(
             bytes=None if self._names_only else self._blocks * 512,
             inodes=self._inodes,
             directories=self._directories,
@@ -184,11 +184,11 @@ class Walk:
         )
 
     @property
-    def remembered(self) -> Remembered | None:
+    def remembered(self) -> WalkCache | None:
         """For the next walk of this tree; None until this one is complete, and when there is nothing."""
         if self._result is None:
             return None
-        return Remembered(self._result, self._device, self._remember - self._remember_left)
+        return WalkCache(self._result, self._device, self._remember - self._remember_left)
 
     def step(self, *, entries: int | None = None, until: float | None = None) -> bool:
         """Walks on: to the end, or for about `entries` more entries, or until time.monotonic() is `until`.
@@ -273,7 +273,7 @@ class Walk:
         except OSError as error:
             self._lost(frame, error)
 
-    def _take_over(self, old: Record) -> None:
+    def _take_over(self, old: DirectoryRecord) -> None:
         """Counts the files of an unchanged directory by what was remembered of them."""
         self._inodes += old.files
         self._blocks += old.file_blocks
@@ -441,7 +441,7 @@ class Walk:
             frame.dirs[name] = None
         frame.pending.append((name, inode, ctime, old))
 
-    def _keep(self, frame: Frame, name: bytes, old: Record) -> None:
+    def _keep(self, frame: Frame, name: bytes, old: DirectoryRecord) -> None:
         """Remembers a subdirectory by the record that there is, as far as there is room."""
         if self._remember_left > 0:
             frame.dirs[name] = old
@@ -479,7 +479,7 @@ class Walk:
         if record is not None:
             parent.dirs[child.name] = record
 
-    def _record(self, frame: Frame) -> Record | None:
+    def _record(self, frame: Frame) -> DirectoryRecord | None:
         """What to remember of a directory that was walked to its end, as far as there is room."""
         if self._remember_left <= 0:
             frame.fit = False

@@ -26,7 +26,7 @@ Stamp = tuple[int, int]
 """A ctime: seconds, nanoseconds."""
 
 
-class Record:
+class DirectoryRecord:
     """What is remembered of one directory."""
 
     __slots__ = ("ctime", "dirs", "file_blocks", "files", "inode", "names", "size")
@@ -40,7 +40,7 @@ class Record:
         """Entries that are no directories."""
         self.file_blocks = -1 if frame.linked else frame.file_blocks
         """Their blocks; -1 when that is not to be taken over (not counted, or one has several links)."""
-        self.dirs: dict[bytes, Record | None] = frame.dirs
+        self.dirs: dict[bytes, DirectoryRecord | None] = frame.dirs
         self.size = _RECORD_BYTES + len(names or b"") + 100 * len(frame.dirs)
         """About the bytes that it takes, what is below it aside."""
 
@@ -53,16 +53,16 @@ class Record:
         return self.file_blocks >= 0 and not self.dirs and self.is_of(inode, ctime)
 
 
-class Remembered(NamedTuple):
+class WalkCache(NamedTuple):
     """What a later walk of the same tree can use. Opaque."""
 
-    root: Record
+    root: DirectoryRecord
     device: int
     size: int
     """About the bytes that it takes."""
 
 
-Pending = tuple[bytes, int, Stamp, Record | None]
+PendingDirectory = tuple[bytes, int, Stamp, DirectoryRecord | None]
 """A subdirectory that was counted but not entered: name, inode, ctime, and what is remembered of it. A plain tuple: one
 is made for each directory."""
 
@@ -83,7 +83,7 @@ class Frame:
         "linked", "name", "old", "pending", "same",
     )  # fmt: skip
 
-    def __init__(self, name: bytes, inode: int, ctime: Stamp, old: Record | None) -> None:
+    def __init__(self, name: bytes, inode: int, ctime: Stamp, old: DirectoryRecord | None) -> None:
         self.name = name
         self.inode = inode
         self.ctime = ctime
@@ -91,7 +91,7 @@ class Frame:
         """-1 while it is not held open."""
         self.entries: ScandirIterator | None = None
         """The stream of a large directory; None when it was read to its end."""
-        self.pending: list[Pending] = []
+        self.pending: list[PendingDirectory] = []
         self.aside = 0
         """How many of the pending ones were set aside when this was closed."""
         self.old = old
@@ -104,7 +104,7 @@ class Frame:
         self.files = 0
         self.file_blocks = 0
         self.linked = False
-        self.dirs: dict[bytes, Record | None] = {}
+        self.dirs: dict[bytes, DirectoryRecord | None] = {}
 
     def opened(self, inode: int, ctime: Stamp) -> None:
         """What it is now that it is held: its owner may have put another one in its place."""
@@ -121,7 +121,7 @@ class Frame:
             self.kept.clear()
             self._drop_unknown()
 
-    def record(self) -> Record | None:
+    def record(self) -> DirectoryRecord | None:
         """What to remember of this directory, walked to its end; None when there is nothing worth it."""
         old = self.old if self.same else None
         if self.fit and old is not None and not self.dirs:  # a directory of files that is as it was
@@ -129,9 +129,9 @@ class Frame:
             old.file_blocks = -1 if self.linked else self.file_blocks
             return old
         if self.fit:
-            return Record(self, old.names if old is not None else b"\0".join(self.kept))
+            return DirectoryRecord(self, old.names if old is not None else b"\0".join(self.kept))
         self._drop_unknown()
-        return Record(self, None) if self.dirs else None
+        return DirectoryRecord(self, None) if self.dirs else None
 
     def _drop_unknown(self) -> None:
         """Without its names, only subdirectories of which something is remembered are worth keeping."""

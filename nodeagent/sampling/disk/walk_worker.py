@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import DiskRest, PodUsage, Signal
+from nodeagent.model import PodUsage, Signal, UnattributedDisk
 from nodeagent.runtime import workers
-from nodeagent.sampling.disk.attribution import Held, Meter, PodDisk, Progress
+from nodeagent.sampling.disk.attribution import Held, PodDisk, PodDiskMeter, Progress
 from nodeagent.sampling.disk.pod_paths import PodPart
 from nodeagent.sampling.disk.unattributed import Used
-from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.hostfs.host import Unreadable
 
 # How much longer than its deadline a thread may take before it is given up: one turn of a walk takes 75 ms of CPU, at
@@ -56,9 +56,9 @@ class Request(NamedTuple):
     """What is to be measured."""
 
     pods: tuple[PodUsage, ...]
-    budget_s: float
+    timeout_s: float
     """Wall time that it may take."""
-    what: Count = Count.BYTES_AND_INODES
+    what: CountMode = CountMode.BYTES_AND_INODES
     accounts: tuple[FileSystemOf, ...] = ()
     """Of these file systems also how much they hold."""
     rests: tuple[FileSystemOf, ...] = ()
@@ -69,7 +69,7 @@ class Request(NamedTuple):
     """Every file of these pods is asked for now, whatever is known of them; what is known of other pods stays."""
 
 
-FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], DiskRest]
+FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], UnattributedDisk]
 """(the file system, what the pods hold, time.monotonic() by which to end) -> the rest. Raises Unreadable."""
 
 
@@ -81,7 +81,7 @@ FindLeft = Callable[[], frozenset[PodPart]]
 """Of which parts of which pods files are left. Raises Unreadable."""
 
 
-class Measured(NamedTuple):
+class WalkResult(NamedTuple):
     """The newest that is known."""
 
     pods: Mapping[str, PodDisk]
@@ -93,7 +93,7 @@ class Measured(NamedTuple):
     """Of the measurement under way, or of the last one."""
     trouble: str
     """Why measurements fail or do not take place; empty when they do."""
-    rests: tuple[DiskRest, ...] = ()
+    rests: tuple[UnattributedDisk, ...] = ()
     """Of the last request that asked for them."""
     took_s: float = 0.0
     """Wall time of the last measurement of all pods."""
@@ -106,7 +106,7 @@ class _Job:
 
     __slots__ = ("deadline", "meter", "stop", "thread", "wake")
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: PodDiskMeter) -> None:
         self.meter = meter
         self.thread: threading.Thread | None = None
         self.wake = threading.Event()
@@ -120,7 +120,7 @@ class DiskWorker:
 
     def __init__(
         self,
-        make_meter: Callable[[], Meter],
+        make_meter: Callable[[], PodDiskMeter],
         *,
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
         wake: Callable[[], None] = lambda: None,
@@ -146,7 +146,7 @@ class DiskWorker:
         self._pods: Mapping[str, PodDisk] = {}
         self._finished_at: float | None = None
         self._failure = ""
-        self._rests: tuple[DiskRest, ...] = ()
+        self._rests: tuple[UnattributedDisk, ...] = ()
         self._accounts: tuple[Account, ...] = ()
         self._took_s = 0.0
         self._job: _Job | None = None
@@ -159,7 +159,7 @@ class DiskWorker:
         self._look_after()
         if self._job is None and len(self._lost) < _ABANDONED:
             self._job = job = _Job(self._make_meter())
-            job.thread = workers.begin(lambda: self._run(job), name="disk")
+            job.thread = workers.start_thread(lambda: self._run(job), name="disk")
             if job.thread is None:  # no PID left for it: the loop goes on without disks
                 self._job = None
                 job.meter.close()
@@ -168,12 +168,12 @@ class DiskWorker:
         if (ours := self._job) is not None:
             ours.wake.set()
 
-    def latest(self) -> Measured:
+    def latest(self) -> WalkResult:
         """What is known now."""
         self._look_after()
         return self.glance()
 
-    def glance(self) -> Measured:
+    def glance(self) -> WalkResult:
         """The same, for any thread."""
         job = self._job
         with self._lock:
@@ -182,7 +182,7 @@ class DiskWorker:
                 trouble = f"{len(self._lost)} walks hang in the kernel: is a mount dead?"
             running = job is not None and job.deadline is not None
             progress = job.meter.progress if job is not None else Progress(0, 0, 0)
-            return Measured(
+            return WalkResult(
                 self._pods,
                 self._finished_at,
                 running,
@@ -232,8 +232,8 @@ class DiskWorker:
                 with self._lock:
                     request, self._next = self._next, None
                 if request is not None and self._job is job:
-                    limit_s = request.budget_s + len(request.rests) * request.rest_budget_s + self._patience_s
-                    with workers.at("a walk", limit_s=limit_s):
+                    limit_s = request.timeout_s + len(request.rests) * request.rest_budget_s + self._patience_s
+                    with workers.step("a walk", limit_s=limit_s):
                         self._measure(job, request)
         except BaseException:
             # The next request makes another one.
@@ -245,7 +245,7 @@ class DiskWorker:
 
     def _measure(self, job: _Job, request: Request) -> None:
         began = time.monotonic()
-        until = began + request.budget_s
+        until = began + request.timeout_s
         job.stop.clear()
         job.deadline = until + len(request.rests) * request.rest_budget_s
         pods: Mapping[str, PodDisk] = {}

@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.model import Writing
+from nodeagent.model import WriteRate
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 # Processes looked at in one round, 20 us each: a fork bomb must not hold up the loop.
@@ -30,7 +30,7 @@ _PIDS: Final = 1000
 _OF_ONE: Final = 200
 
 
-class Written(NamedTuple):
+class WriteCounters(NamedTuple):
     """What one cgroup has written, at one moment."""
 
     flushed: int
@@ -40,7 +40,7 @@ class Written(NamedTuple):
     read_at: float
 
 
-class Rate(NamedTuple):
+class PodWriteRate(NamedTuple):
     """How fast a pod writes."""
 
     uid: str
@@ -55,10 +55,10 @@ class _Raw(NamedTuple):
     read_at: float
 
 
-def read_written(host: Host, cgroup: str) -> Written:
+def read_written(host: Host, cgroup: str) -> WriteCounters:
     """`cgroup` is the directory of a v2 cgroup on the host. Raises Unreadable (v1, no io controller, gone)."""
     raw = _read(host, cgroup)
-    return Written(sum(raw.by_device.values()), raw.pending, raw.read_at)
+    return WriteCounters(sum(raw.by_device.values()), raw.pending, raw.read_at)
 
 
 def _read(host: Host, cgroup: str) -> _Raw:
@@ -81,21 +81,21 @@ def _read(host: Host, cgroup: str) -> _Raw:
 class _Track:
     __slots__ = ("first", "last", "previous", "since")
 
-    def __init__(self, first: Written) -> None:
+    def __init__(self, first: WriteCounters) -> None:
         self.first = first
-        self.previous: Written | None = None
+        self.previous: WriteCounters | None = None
         self.last = first
         self.since = first.read_at
         """When `last.flushed` was first seen."""
 
 
-class Writes:
+class WriteHistory:
     """The writes of all pods, from one sample to the next. Holds three samples of each pod."""
 
     def __init__(self) -> None:
         self._tracks: dict[str, _Track] = {}
 
-    def note(self, uid: str, written: Written) -> None:
+    def note(self, uid: str, written: WriteCounters) -> None:
         """One more sample of this pod."""
         track = self._tracks.get(uid)
         if track is None or written.flushed < track.last.flushed:  # a new cgroup of this name
@@ -114,16 +114,16 @@ class Writes:
         track = self._tracks.get(uid)
         return track is not None and track.since <= since and track.last.pending == 0
 
-    def rates(self) -> list[Rate]:
+    def rates(self) -> list[PodWriteRate]:
         """The pods that write, fastest first."""
         rates = []
         for uid, track in self._tracks.items():
             writing = self.writing(uid)
             if writing is not None and track.previous is not None and writing.bytes_per_s > 0:
-                rates.append(Rate(uid, writing.bytes_per_s, track.last.read_at - track.previous.read_at))
+                rates.append(PodWriteRate(uid, writing.bytes_per_s, track.last.read_at - track.previous.read_at))
         return sorted(rates, key=lambda rate: (-rate.bytes_per_s, rate.uid))
 
-    def writing(self, uid: str) -> Writing | None:
+    def writing(self, uid: str) -> WriteRate | None:
         """What this pod writes; None before its second sample. Cache that was thrown away unwritten (a deleted file)
         never makes a number negative."""
         track = self._tracks.get(uid)
@@ -132,7 +132,7 @@ class Writes:
         over = track.last.read_at - track.previous.read_at
         grown = track.last.flushed + track.last.pending - track.previous.flushed - track.previous.pending
         written = track.last.flushed + track.last.pending - track.first.flushed - track.first.pending
-        return Writing(
+        return WriteRate(
             bytes_per_s=max(0, grown) / over if over > 0 else 0.0,
             written=max(0, written),
             watched_s=track.last.read_at - track.first.read_at,
@@ -141,7 +141,7 @@ class Writes:
 
 
 def sample(
-    host: Host, writes: Writes, pods: Iterable[tuple[str, str]], *, devices: frozenset[bytes] = frozenset()
+    host: Host, writes: WriteHistory, pods: Iterable[tuple[str, str]], *, devices: frozenset[bytes] = frozenset()
 ) -> str:
     """Notes a sample of each pod, given as (uid, directory of its v2 cgroup). Returns why some have none, or "".
 
@@ -159,7 +159,7 @@ def sample(
     known = devices & {device for raw in raws.values() for device in raw.by_device}
     for uid, raw in raws.items():
         flushed = sum(size for device, size in raw.by_device.items() if not known or device in known)
-        writes.note(uid, Written(flushed, raw.pending, raw.read_at))
+        writes.note(uid, WriteCounters(flushed, raw.pending, raw.read_at))
     writes.keep(frozenset(raws))
     return reason
 
@@ -174,7 +174,7 @@ class ProcessWrites:
         self._last: dict[str, dict[int, int]] = {}
         self._total: dict[str, int] = {}
 
-    def sample(self, host: Host, writes: Writes, pods: Iterable[tuple[str, Iterable[str]]]) -> str:
+    def sample(self, host: Host, writes: WriteHistory, pods: Iterable[tuple[str, Iterable[str]]]) -> str:
         """Notes a sample of each pod, given as (uid, directories of its cgroups). Returns why some have none, or ""."""
         reason = ""
         left = _PIDS
@@ -198,7 +198,7 @@ class ProcessWrites:
             self._total[uid] = self._total.get(uid, 0) + (grown if before is not None else 0)
             self._last[uid] = found
             seen.add(uid)
-            writes.note(uid, Written(self._total[uid], 0, now))
+            writes.note(uid, WriteCounters(self._total[uid], 0, now))
         self._last = {uid: last for uid, last in self._last.items() if uid in seen}
         self._total = {uid: total for uid, total in self._total.items() if uid in seen}
         writes.keep(frozenset(seen))

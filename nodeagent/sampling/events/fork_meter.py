@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 
 from nodeagent.model import NodeSnapshot, Note
 from nodeagent.sampling.events.fork_attribution import Origins
-from nodeagent.sampling.events.kernel_events import Source
+from nodeagent.sampling.events.kernel_events import EventSource
 from nodeagent.sampling.events.process_connector import Connector, ConnectorError, open_connector
 from nodeagent.sampling.hostfs.host import Host
 
@@ -49,7 +49,7 @@ second, a bomb of 2,000 a second stays one."""
 _NEVER: Final = float("-inf")
 
 
-class Events(NamedTuple):
+class ForkCounts(NamedTuple):
     """How many there have been since the meter was opened."""
 
     forks: int = 0
@@ -57,7 +57,7 @@ class Events(NamedTuple):
     lost: int = 0
 
 
-class Rate(NamedTuple):
+class ForkRate(NamedTuple):
     """Events per second, of the whole machine."""
 
     forks: float
@@ -76,12 +76,12 @@ class ForkMeter(Protocol):
     """Measures forks; `NoForks` where the host does not tell."""
 
     def fileno(self) -> int: ...
-    def source(self) -> Source | None: ...
+    def source(self) -> EventSource | None: ...
     def drain(self, now: float, /) -> None: ...
     def rates(self, now: float, /) -> Mapping[str, float]: ...
     def thread_rates(self, now: float, /) -> Mapping[str, float]: ...
     def sustained(self, now: float, /) -> Mapping[str, float]: ...
-    def total(self, now: float, /) -> Rate: ...
+    def total(self, now: float, /) -> ForkRate: ...
     def storm(self, now: float, /) -> bool: ...
     def close(self) -> None: ...
 
@@ -106,7 +106,7 @@ class NoForks:
         """-1: there is nothing to wait for."""
         return -1
 
-    def source(self) -> Source | None:
+    def source(self) -> EventSource | None:
         """None: there is nothing to register."""
         return None
 
@@ -125,9 +125,9 @@ class NoForks:
         """Empty."""
         return {}
 
-    def total(self, _now: float, /) -> Rate:
+    def total(self, _now: float, /) -> ForkRate:
         """Zeros: not known to be a storm."""
-        return Rate(0.0, 0.0, 0.0)
+        return ForkRate(0.0, 0.0, 0.0)
 
     def storm(self, _now: float, /) -> bool:
         """False: unknown is never pressure."""
@@ -169,7 +169,7 @@ class ConnectorMeter:
         self._origins = Origins(host)
         self._recent: deque[_Drained] = deque()
         self._drained_at = self._clock()
-        self.events = Events()
+        self.events = ForkCounts()
         """What the drains have found so far: counters for metrics."""
         self._storm_per_s = storm_per_s
         self._storm_at = _NEVER
@@ -186,15 +186,15 @@ class ConnectorMeter:
         """Readable when it is time to `drain`."""
         return self._epoll.fileno()
 
-    def source(self) -> Source | None:
+    def source(self) -> EventSource | None:
         """For the loop's epoll; its drain takes the time from the meter's clock."""
-        return Source("forks", self.fileno(), select.EPOLLIN, lambda: self.drain(self._clock()), self.close)
+        return EventSource("forks", self.fileno(), select.EPOLLIN, lambda: self.drain(self._clock()), self.close)
 
     def drain(self, now: float, /) -> None:
         """Take what came since the last time and arrange when to be woken next. May be called at any time."""
         since, self._drained_at = self._drained_at, now
         found = self._connector.drain()
-        self.events = Events(
+        self.events = ForkCounts(
             self.events.forks + len(found.parents),
             self.events.threads + len(found.owners),
             self.events.lost + found.lost,
@@ -232,10 +232,10 @@ class ConnectorMeter:
         """New processes and threads together, per second over the last `SUSTAINED_S`."""
         return self._mean(now, lambda drained: Counter(drained.forks) + Counter(drained.threads), SUSTAINED_S)
 
-    def total(self, now: float, /) -> Rate:
+    def total(self, now: float, /) -> ForkRate:
         """Of the whole machine. Right also when events were lost."""
         lost = self._mean(now, lambda drained: {"": drained.lost}).get("", 0.0)
-        return Rate(sum(self.rates(now).values()), sum(self.thread_rates(now).values()), lost)
+        return ForkRate(sum(self.rates(now).values()), sum(self.thread_rates(now).values()), lost)
 
     def storm(self, now: float, /) -> bool:
         """Whether a drain of the last `STORM_LASTS_S` found more than `storm_per_s`, or an overrun."""

@@ -37,7 +37,7 @@ IN_IGNORED: Final = 0x8000
 _EVENT: Final = struct.Struct("iIII")
 
 
-class Source(NamedTuple):
+class EventSource(NamedTuple):
     """One descriptor for the loop's epoll."""
 
     name: str
@@ -48,7 +48,7 @@ class Source(NamedTuple):
     close: Callable[[], None]
 
 
-def pressure_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> Source | Note:
+def psi_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSource | Note:
     """A trigger on one PSI file, the first of `triggers` that the kernel takes; a note when it takes none.
 
     The first event after creation can be spurious (MEASURED.md): it is a hint like any other.
@@ -64,11 +64,11 @@ def pressure_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> So
             if fd >= 0:
                 os.close(fd)
             continue
-        return Source("psi", fd, select.EPOLLPRI, _nothing, functools.partial(os.close, fd))
+        return EventSource("psi", fd, select.EPOLLPRI, _nothing, functools.partial(os.close, fd))
     return Note("wake-ups", f"no PSI trigger on {path}: {refused}")
 
 
-class MemoryLevel:
+class MemcgThreshold:
     """A cgroup v1 memory threshold that can be moved.
 
     Promises:
@@ -110,8 +110,8 @@ class MemoryLevel:
             self.close()
             raise
 
-    def source(self) -> Source:
-        return Source(self.name, self._epoll.fileno(), select.EPOLLIN, self._drain, self.close)
+    def source(self) -> EventSource:
+        return EventSource(self.name, self._epoll.fileno(), select.EPOLLIN, self._drain, self.close)
 
     def wanted(self, growth: int) -> int | None:
         """The level to arm so that the loop wakes when the cgroup's usage has grown by `growth` bytes from now, or
@@ -163,7 +163,7 @@ class MemoryLevel:
                     os.eventfd_read(self._eventfd)
 
 
-class TreeWatch:
+class CgroupTreeWatch:
     """inotify on cgroup directories (children made and removed) and on files the kernel notifies (`memory.events`)."""
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class TreeWatch:
             raise _errno()
         self._watched: dict[str, int] = {}
 
-    def source(self) -> Source:
-        return Source("cgroup", self._fd, select.EPOLLIN, self._drain, lambda: os.close(self._fd))
+    def source(self) -> EventSource:
+        return EventSource("cgroup", self._fd, select.EPOLLIN, self._drain, lambda: os.close(self._fd))
 
     def follow(self, directories: set[str], files: set[str]) -> tuple[Note, ...]:
         """Watch exactly these from now on. Returns what could not be watched; a cgroup that went is no news."""

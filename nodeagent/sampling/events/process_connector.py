@@ -70,7 +70,7 @@ class ConnectorError(Exception):
     """This host does not let us listen; the message says why and what would."""
 
 
-class Forks(NamedTuple):
+class ForkBatch(NamedTuple):
     """What happened since the last drain, oldest first."""
 
     parents: list[int]
@@ -83,7 +83,7 @@ class Forks(NamedTuple):
     """Forks and threads that did not fit the buffer."""
 
 
-class Official(NamedTuple):
+class Pyroute2Parts(NamedTuple):
     """What of pyroute2 is used."""
 
     socket: Any
@@ -103,7 +103,7 @@ class Pyroute2Socket(Protocol):
     def close(self) -> None: ...
 
 
-def load() -> Official:
+def load() -> Pyroute2Parts:
     """Import the process connector of pyroute2 alone: 17 ms and 2.4 MiB in an agent that has its API transport loaded,
     where the whole package is 70 ms and 12 MiB. A release that does not import that way is imported whole.
 
@@ -119,9 +119,9 @@ def load() -> Official:
     return _collect(light=False)
 
 
-def _collect(*, light: bool) -> Official:
+def _collect(*, light: bool) -> Pyroute2Parts:
     module = importlib.import_module("pyroute2.netlink.connector.cn_proc")
-    return Official(module.ProcEventSocket, module.proc_event_control, light)
+    return Pyroute2Parts(module.ProcEventSocket, module.proc_event_control, light)
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def _bare_parent() -> Any:
             del sys.modules["pyroute2"]
 
 
-def open_connector(*, official: Official | None = None, receive_buffer: int = _RECEIVE_BUFFER) -> "Connector":
+def open_connector(*, official: Pyroute2Parts | None = None, receive_buffer: int = _RECEIVE_BUFFER) -> "Connector":
     """Listen to the machine's forks. Raises ConnectorError where that is not possible."""
     foreign = [means for name, inode, means in _NAMESPACES if _namespace(name) not in (inode, None)]
     if foreign:
@@ -159,7 +159,7 @@ def open_connector(*, official: Official | None = None, receive_buffer: int = _R
     return Connector(listening, ignore=_control(parts, _IGNORE, nonce=0))
 
 
-def _listen(parts: Official, receive_buffer: int) -> socket.socket:
+def _listen(parts: Pyroute2Parts, receive_buffer: int) -> socket.socket:
     """A socket that the kernel has begun to send to. Raises OSError."""
     theirs: Pyroute2Socket = parts.socket()
     try:
@@ -184,7 +184,7 @@ def _listen(parts: Official, receive_buffer: int) -> socket.socket:
     return ours
 
 
-def _control(parts: Official, action: int, *, nonce: int) -> bytes:
+def _control(parts: Pyroute2Parts, action: int, *, nonce: int) -> bytes:
     message = parts.control()
     message["action"], message["idx"], message["val"] = action, 1, 1
     message["len"], message["ack"] = 4, nonce
@@ -277,9 +277,9 @@ class Connector:
         """Readable when there is something to drain."""
         return self._socket.fileno()
 
-    def drain(self) -> Forks:
+    def drain(self) -> ForkBatch:
         """Take what is there, without waiting."""
-        forks = Forks([], [], [], 0)
+        forks = ForkBatch([], [], [], 0)
         for _ in range(_ROUNDS):
             number = self._receive(self.fileno(), self._messages, _BATCH, socket.MSG_DONTWAIT, None)
             if number < 0:
@@ -298,7 +298,7 @@ class Connector:
             self._socket.send(self._ignore)
         self._socket.close()
 
-    def _sort(self, number: int, forks: Forks) -> None:
+    def _sort(self, number: int, forks: ForkBatch) -> None:
         end = number * _WORDS
         parents, children, groups = (
             self._words[offset:end:_WORDS].tolist() for offset in (_PARENT_TGID, _CHILD_PID, _CHILD_TGID)

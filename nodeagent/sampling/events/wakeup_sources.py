@@ -15,7 +15,7 @@ from typing import Final
 
 from nodeagent.model import Note, Signal
 from nodeagent.runtime import workers
-from nodeagent.sampling.events.kernel_events import MemoryLevel, Source, TreeWatch, pressure_trigger
+from nodeagent.sampling.events.kernel_events import CgroupTreeWatch, EventSource, MemcgThreshold, psi_trigger
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryV1, qos_of
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
@@ -24,15 +24,15 @@ ARMING_S: Final = 2.0
 """A move that takes longer is told of; `close` waits no longer for one. The longest seen took 0.03 s."""
 
 
-class Alarms:
+class WakeupSources:
     """The wake-up sources of one host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._opened: tuple[Hierarchy, Kubepods | None] | None = None
-        self._levels: dict[Signal, MemoryLevel] = {}
+        self._levels: dict[Signal, MemcgThreshold] = {}
         self._armer: _Armer | None = None
-        self.sources: tuple[Source, ...] = ()
+        self.sources: tuple[EventSource, ...] = ()
         self.notes: tuple[Note, ...] = ()
 
     def stale(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> bool:
@@ -46,11 +46,11 @@ class Alarms:
         if self._host.recorded:
             self.notes = (Note("wake-ups", "a recording wakes nobody"),)
             return
-        sources: list[Source] = []
+        sources: list[EventSource] = []
         notes: list[Note] = []
         for found in (*self._pressure(hierarchy, kubepods), *self._memory_levels(hierarchy, kubepods),
                       *self._trees(hierarchy, kubepods)):  # fmt: skip
-            if isinstance(found, Source):
+            if isinstance(found, EventSource):
                 sources.append(found)
             else:
                 notes.append(found)
@@ -83,22 +83,22 @@ class Alarms:
             source.close()
         self.sources, self._levels, self._opened = (), {}, None
 
-    def _pressure(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[Source | Note]:
+    def _pressure(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[EventSource | Note]:
         paths = ["/proc/pressure/memory"]
         if hierarchy.unified is not None and hierarchy.memory == hierarchy.unified and kubepods is not None:
             paths.append(f"{hierarchy.unified}{kubepods.path}/memory.pressure")
-        return [pressure_trigger(self._host.real(path)) for path in paths]
+        return [psi_trigger(self._host.real(path)) for path in paths]
 
-    def _memory_levels(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[Source | Note]:
+    def _memory_levels(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[EventSource | Note]:
         if hierarchy.memory is None or not isinstance(hierarchy.memory_files, MemoryV1):
             return []
         places = [(Signal.MEMORY, hierarchy.memory)]
         if kubepods is not None:
             places.append((Signal.ALLOCATABLE_MEMORY, hierarchy.memory + kubepods.path))
-        found: list[Source | Note] = []
+        found: list[EventSource | Note] = []
         for signal, place in places:
             try:
-                level = MemoryLevel(self._host.real(place), name=f"memcg {signal.value}")
+                level = MemcgThreshold(self._host.real(place), name=f"memcg {signal.value}")
             except OSError as error:
                 found.append(Note("wake-ups", f"no memory level on {place}: {error.strerror}"))
                 continue
@@ -106,11 +106,11 @@ class Alarms:
             found.append(level.source())
         return found
 
-    def _trees(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[Source | Note]:
+    def _trees(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[EventSource | Note]:
         if hierarchy.memory is None or kubepods is None:
             return []
         try:
-            watch = TreeWatch()
+            watch = CgroupTreeWatch()
         except OSError as error:
             return [Note("wake-ups", f"no inotify: {error.strerror}")]
         top = hierarchy.memory + kubepods.path
@@ -128,13 +128,13 @@ class _Armer:
     """Moves levels in a thread of its own, or in its caller's while there is no PID for a thread."""
 
     def __init__(self) -> None:
-        self._orders: SimpleQueue[list[tuple[MemoryLevel, int]] | None] = SimpleQueue()
+        self._orders: SimpleQueue[list[tuple[MemcgThreshold, int]] | None] = SimpleQueue()
         self._busy = False
         self._trouble: OSError | None = None
-        self._thread = workers.thread_of(self._work, name="memory levels")
+        self._thread = workers.make_thread(self._work, name="memory levels")
         workers.start(self._thread)
 
-    def arm(self, levels: list[tuple[MemoryLevel, int]]) -> None:
+    def arm(self, levels: list[tuple[MemcgThreshold, int]]) -> None:
         """Wake when each of these has grown by so many bytes. While a move is under way nothing is ordered: the next
         look sees what is left to do."""
         if self._busy:
@@ -160,9 +160,9 @@ class _Armer:
         while (orders := self._orders.get()) is not None:
             self._do(orders)
 
-    def _do(self, orders: list[tuple[MemoryLevel, int]]) -> None:
+    def _do(self, orders: list[tuple[MemcgThreshold, int]]) -> None:
         try:
-            with workers.at("arming a memory level", limit_s=ARMING_S):
+            with workers.step("arming a memory level", limit_s=ARMING_S):
                 for level, at in orders:
                     level.arm(at)
         except OSError as error:

@@ -16,7 +16,7 @@ import os
 from nodeagent.lean import Final, NamedTuple, Protocol
 from nodeagent.model import CgroupUsage, Note
 from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
-from nodeagent.sampling.hostfs.parse import count, fields, keys
+from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed
 
 _V2_AT: Final = "/sys/fs/cgroup"
 # How deep and how wide to look for a `kubepods` that is at none of the usual places: a node in a container of a
@@ -83,13 +83,13 @@ class MemoryV1:
     limit: str = "memory.limit_in_bytes"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, *others = fields(stat, _HELD_V1)
+        inactive, anon, *others = parse_keyed(stat, _HELD_V1)
         held = None if anon is None else anon + _sum(others)
-        return _numbers(count(usage), inactive, held, self.usage, "total_inactive_file", "total_rss")
+        return _numbers(parse_count(usage), inactive, held, self.usage, "total_inactive_file", "total_rss")
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
-        [inactive] = fields(stat, _INACTIVE_V1)
-        return _working_set(count(usage), inactive, self.usage, "total_inactive_file")
+        [inactive] = parse_keyed(stat, _INACTIVE_V1)
+        return _working_set(parse_count(usage), inactive, self.usage, "total_inactive_file")
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         return self.working_set(usage, stat)
@@ -103,20 +103,20 @@ class MemoryV2:
     limit: str = "memory.max"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, kernel, reclaimable, *others = fields(stat, _HELD_V2)
+        inactive, anon, kernel, reclaimable, *others = parse_keyed(stat, _HELD_V2)
         held = None
         if anon is not None:
-            fixed = _sum(fields(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
+            fixed = _sum(parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
             held = anon + fixed + _sum(others)
-        return _numbers(count(usage), inactive, held, self.usage, "inactive_file", "anon")
+        return _numbers(parse_count(usage), inactive, held, self.usage, "inactive_file", "anon")
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
-        [inactive] = fields(stat, _INACTIVE_V2)
-        return _working_set(count(usage), inactive, self.usage, "inactive_file")
+        [inactive] = parse_keyed(stat, _INACTIVE_V2)
+        return _working_set(parse_count(usage), inactive, self.usage, "inactive_file")
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:  # noqa: ARG002 - v1 has one
         """The root has no memory.current: the kubelet takes anon + file instead."""
-        inactive, anon, file = fields(stat, _ROOT_V2)
+        inactive, anon, file = parse_keyed(stat, _ROOT_V2)
         used = None if anon is None or file is None else anon + file
         return _working_set(used, inactive, "anon + file of memory.stat", "inactive_file")
 
@@ -153,7 +153,7 @@ def _missing(*parts: tuple[str, int | None]) -> str:
 
 def parse_limit(data: bytes) -> int | None:
     """Bytes; None when unlimited (`max`, or on v1 a number above 2^62) or no number."""
-    return count(data)
+    return parse_count(data)
 
 
 # --- where the controllers are ---------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Hierarchy(NamedTuple):
     """Why memory is None."""
 
 
-def detect(host: Host) -> Hierarchy:
+def detect_hierarchy(host: Host) -> Hierarchy:
     """Find the hierarchies; never raises."""
     try:
         controllers = host.read(f"{_V2_AT}/cgroup.controllers").split()
@@ -453,7 +453,7 @@ def _is_hex(text: str) -> bool:
     return not text.strip("0123456789abcdef")
 
 
-def notes(hierarchy: Hierarchy, kubepods: Kubepods | None) -> tuple[Note, ...]:
+def hierarchy_notes(hierarchy: Hierarchy, kubepods: Kubepods | None) -> tuple[Note, ...]:
     """What a reader should know about the choice of hierarchy and of kubepods."""
     said = []
     if hierarchy.version == "hybrid":

@@ -20,7 +20,7 @@ _SIZE: Final = 8192
 _NUMBER: Final = 32
 
 
-class KeptFiles:
+class FdCache:
     """Descriptors by path. Not thread-safe: one owner."""
 
     def __init__(self, host: Host, *, limit: int) -> None:
@@ -95,4 +95,4 @@ class KeptFiles:
         self.forget(*list(self._open))
 
 
-__all__ = ["KeptFiles", "Unreadable"]
+__all__ = ["FdCache", "Unreadable"]

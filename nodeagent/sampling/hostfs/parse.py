@@ -6,7 +6,7 @@ from nodeagent.lean import Final
 ABSURD: Final = 1 << 62
 
 
-def count(text: bytes) -> int | None:
+def parse_count(text: bytes) -> int | None:
     """A whole file or field that is one non-negative decimal number below 2^62."""
     text = text.strip()
     # isdigit of bytes is ASCII only; the length is checked first because int() is quadratic.
@@ -21,7 +21,7 @@ def keys(*names: str) -> tuple[bytes, ...]:
     return tuple([f"\n{name} ".encode() for name in names])
 
 
-def fields(data: bytes, wanted: tuple[bytes, ...]) -> list[int | None]:
+def parse_keyed(data: bytes, wanted: tuple[bytes, ...]) -> list[int | None]:
     """The number of each line `key number` in a flat keyed file (memory.stat), for the `keys` that are wanted, in their
     order. Looks for them in C instead of splitting 50 lines."""
     data = b"\n" + data + b"\n"
@@ -34,7 +34,7 @@ def fields(data: bytes, wanted: tuple[bytes, ...]) -> list[int | None]:
         start += len(key)
         text = data[start : find(b"\n", start)]
         # What `count` does, for the usual number without a call: twice as fast.
-        found.append(int(text) if len(text) < 19 and text.isdigit() else count(text))
+        found.append(int(text) if len(text) < 19 and text.isdigit() else parse_count(text))
     return found
 
 

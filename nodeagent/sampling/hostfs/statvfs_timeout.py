@@ -27,7 +27,7 @@ DEADLINE_S: Final = 0.2
 STUCK_S: Final = 5.0
 
 
-class PatientStatvfs:
+class StatvfsWithTimeout:
     """Calls `read` in a thread of its own for each path. One caller."""
 
     def __init__(
@@ -65,13 +65,13 @@ class _Asker:
         self._questions: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[FileSystem | Unreadable] = SimpleQueue()
         self._asked_at: float | None = None
-        self._thread = workers.thread_of(self._work, name=f"statvfs {path}")
+        self._thread = workers.make_thread(self._work, name=f"statvfs {path}")
         workers.start(self._thread)
 
     def _work(self) -> None:
         while self._questions.get():
             try:
-                with workers.at("statvfs", limit_s=STUCK_S):
+                with workers.step("statvfs", limit_s=STUCK_S):
                     answer: FileSystem | Unreadable = self._read(self._path)
             except Unreadable as error:
                 answer = error

@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     """The kubelet's directory, whether it exists or not; empty: the configured one."""
 
 
-def detect(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
+def detect_layout(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
     """The layout now. Never raises."""
     kubelet = kubelet_directory(host, config)
     nodefs, remark = _nearest(kubelet, statvfs)

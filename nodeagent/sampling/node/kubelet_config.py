@@ -7,7 +7,7 @@ than the rest of a report. A recorded host may hold the answer of the kubelet's 
 
 from nodeagent.lean import Final
 from nodeagent.model import Note
-from nodeagent.report.node_report import KubeletView
+from nodeagent.report.node_report import KubeletThresholds
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _SERVICE_PROCS: Final = tuple(
@@ -25,7 +25,7 @@ USUAL_FILES: Final = (
 _RECORDED: Final = "/kubelet/configz.json"
 
 
-def find(host: Host) -> tuple[KubeletView | None, tuple[Note, ...]]:
+def find(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
     """The kubelet's effective thresholds, and notes about what could not be read of them.
 
     None: there is no sign of a kubelet on this host.
@@ -47,7 +47,7 @@ def find(host: Host) -> tuple[KubeletView | None, tuple[Note, ...]]:
     directory = kubelet.flag_value(flags, "config-dir")
     if directory:
         notes += (Note("kubelet", f"what the files in its --config-dir {directory} change is not looked at"),)
-    return KubeletView(path or "command line", settings.thresholds, unread), notes
+    return KubeletThresholds(path or "command line", settings.thresholds, unread), notes
 
 
 def _command_line(host: Host) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import HugePages, NodeMemory
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryFiles, WorkingSet
-from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import ABSURD, count
+from nodeagent.sampling.hostfs.parse import ABSURD, parse_count
 
 MEMINFO: Final = "/proc/meminfo"
 _HUGEPAGES: Final = "/sys/kernel/mm/hugepages"
@@ -44,7 +44,7 @@ _HOT: Final = (b"MemTotal", b"MemAvailable")
 ALL_FIELDS: Final = (*_FIELDS.values(), *_OTHERS)
 
 
-class Places(NamedTuple):
+class MemoryPaths(NamedTuple):
     """The memory files of one hierarchy, and what the observations made of them name as their source."""
 
     files: MemoryFiles
@@ -65,10 +65,10 @@ class Places(NamedTuple):
     pods_limit: str = ""
 
 
-def places(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> Places:
+def places(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> MemoryPaths:
     """`no_kubepods` is why `kubepods` is None."""
     top, files = hierarchy.memory, hierarchy.memory_files
-    nowhere = Places(files, MEMINFO, hierarchy.reason, "kubepods cgroup", no_kubepods)
+    nowhere = MemoryPaths(files, MEMINFO, hierarchy.reason, "kubepods cgroup", no_kubepods)
     if top is None:
         return nowhere
     root = nowhere._replace(
@@ -100,14 +100,14 @@ class MemoryLimits(NamedTuple):
     pods_reason: str
 
 
-class MemoryUse(NamedTuple):
+class MemoryReading(NamedTuple):
     """What one look gave."""
 
     root: WorkingSet
     pods: WorkingSet
 
 
-def read_limits(kept: KeptFiles, places: Places) -> MemoryLimits:
+def read_limits(kept: FdCache, places: MemoryPaths) -> MemoryLimits:
     """Never raises."""
     try:
         meminfo = parse_meminfo(kept.read(MEMINFO), _HOT)
@@ -118,9 +118,9 @@ def read_limits(kept: KeptFiles, places: Places) -> MemoryLimits:
     return MemoryLimits(meminfo.get(b"MemTotal"), meminfo.get(b"MemAvailable"), reason, limit, why)
 
 
-def read(kept: KeptFiles, places: Places) -> MemoryUse:
+def read_memory(kept: FdCache, places: MemoryPaths) -> MemoryReading:
     """Never raises."""
-    return MemoryUse(_root(kept, places), _pods(kept, places))
+    return MemoryReading(_root(kept, places), _pods(kept, places))
 
 
 # --- /proc/meminfo ---------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def parse_meminfo(data: bytes, keys: Sequence[bytes]) -> dict[bytes, int]:
         end = data.find(b"\n", start)
         text = data[start : end if end >= 0 else len(data)]
         in_kilobytes = text.endswith(b" kB")
-        value = count(text[:-3] if in_kilobytes else text)
+        value = parse_count(text[:-3] if in_kilobytes else text)
         if value is not None:
             value = value * 1024 if in_kilobytes else value
             if value < ABSURD:
@@ -147,7 +147,7 @@ def parse_meminfo(data: bytes, keys: Sequence[bytes]) -> dict[bytes, int]:
     return found
 
 
-def read_node(host: Host, kept: KeptFiles) -> NodeMemory | None:
+def read_node(host: Host, kept: FdCache) -> NodeMemory | None:
     """The whole of meminfo as the model has it; None when it cannot be read or a field is missing."""
     try:
         meminfo = parse_meminfo(kept.read(MEMINFO), ALL_FIELDS)
@@ -191,7 +191,7 @@ def _other_hugepages(host: Host, meminfo: dict[bytes, int]) -> tuple[HugePages, 
         return ()
     pools = []
     for name in sorted(names):
-        kilobytes = count(name.removeprefix("hugepages-").removesuffix("kB").encode("utf-8", "surrogateescape"))
+        kilobytes = parse_count(name.removeprefix("hugepages-").removesuffix("kB").encode("utf-8", "surrogateescape"))
         if kilobytes is None or kilobytes * 1024 == size:
             continue
         numbers = [_number(host, f"{_HUGEPAGES}/{name}/{what}_hugepages") for what in ("nr", "free", "resv")]
@@ -203,7 +203,7 @@ def _other_hugepages(host: Host, meminfo: dict[bytes, int]) -> tuple[HugePages, 
 
 def _number(host: Host, path: str) -> int | None:
     try:
-        return count(host.read(path))
+        return parse_count(host.read(path))
     except Unreadable:
         return None
 
@@ -211,7 +211,7 @@ def _number(host: Host, path: str) -> int | None:
 # --- cgroups ---------------------------------------------------------------------------------------------------------
 
 
-def _root(kept: KeptFiles, places: Places) -> WorkingSet:
+def _root(kept: FdCache, places: MemoryPaths) -> WorkingSet:
     if not places.root:
         return WorkingSet(None, places.root_reason)
     try:
@@ -222,7 +222,7 @@ def _root(kept: KeptFiles, places: Places) -> WorkingSet:
     return found if found.value is not None else WorkingSet(None, f"{places.root}: {found.reason}")
 
 
-def _pods(kept: KeptFiles, places: Places) -> WorkingSet:
+def _pods(kept: FdCache, places: MemoryPaths) -> WorkingSet:
     if not places.pods:
         return WorkingSet(None, places.pods_reason)
     try:
@@ -232,7 +232,7 @@ def _pods(kept: KeptFiles, places: Places) -> WorkingSet:
     return found if found.value is not None else WorkingSet(None, f"{places.pods}: {found.reason}")
 
 
-def _pods_limit(kept: KeptFiles, places: Places) -> tuple[int | None, str]:
+def _pods_limit(kept: FdCache, places: MemoryPaths) -> tuple[int | None, str]:
     """(the limit, why there is none)."""
     if not places.pods:
         return None, places.pods_reason
@@ -240,7 +240,7 @@ def _pods_limit(kept: KeptFiles, places: Places) -> tuple[int | None, str]:
         text = kept.read(places.pods_limit)
     except Unreadable as error:
         return None, str(error)
-    limit = count(text)
+    limit = parse_count(text)
     if limit is not None:
         return limit, ""
     unlimited = text.strip() == b"max" or text.strip().isdigit()

@@ -43,7 +43,7 @@ _EARLYOOM_PERCENT: Final = 10.0
 _TALOS_HANDLER_SINCE: Final = (1, 12)
 
 
-class Killer(NamedTuple):
+class OomHandler(NamedTuple):
     """A program that was found running."""
 
     name: str
@@ -58,7 +58,7 @@ class Killer(NamedTuple):
         return f"PID {self.pid}" + (f" in pod {self.pod_uid}" if self.pod_uid else "")
 
 
-def find(
+def find_handlers(
     host: Host,
     *,
     kubepods: str = "",
@@ -78,7 +78,7 @@ def find(
     notes = [_TELL[killer.name](host, killer, kubepods) for killer in killers]
     if not any(killer.name == "systemd-oomd" for killer in killers) and host.exists(_OOMD_RUNTIME):
         # Seen from a PID namespace of our own the process is not there, but its directory is.
-        notes.append(_systemd_oomd(host, Killer("systemd-oomd", 0, (), ""), kubepods))
+        notes.append(_systemd_oomd(host, OomHandler("systemd-oomd", 0, (), ""), kubepods))
     notes += [note for note in (_talos(host), _kubelet(kubelet or (), kubelet_unread)) if note is not None]
     return tuple(notes)
 
@@ -86,13 +86,17 @@ def find(
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-def running(host: Host, *, most: int = MOST_PROCESSES, harmless: frozenset[str] = frozenset()) -> tuple[Killer, ...]:
+def running(
+    host: Host, *, most: int = MOST_PROCESSES, harmless: frozenset[str] = frozenset()
+) -> tuple[OomHandler, ...]:
     """The programs of the table that run on the host, by PID; the first of each name and place. Looks at `most`."""
     try:
-        pids = cgroups.processes_outside(host, cgroups.detect(host), harmless) if harmless else host.processes()
+        pids = (
+            cgroups.processes_outside(host, cgroups.detect_hierarchy(host), harmless) if harmless else host.processes()
+        )
     except Unreadable:
         return ()
-    found: dict[tuple[str, str], Killer] = {}
+    found: dict[tuple[str, str], OomHandler] = {}
     for pid, command in host.commands(sorted(pids)[:most]):
         killer = _look(host, pid, _COMMANDS[command]) if command in _COMMANDS else None
         if killer is not None:
@@ -100,7 +104,7 @@ def running(host: Host, *, most: int = MOST_PROCESSES, harmless: frozenset[str] 
     return tuple(found.values())
 
 
-def _look(host: Host, pid: int, name: str) -> Killer | None:
+def _look(host: Host, pid: int, name: str) -> OomHandler | None:
     try:
         words = tuple(host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
     except Unreadable:
@@ -111,13 +115,13 @@ def _look(host: Host, pid: int, name: str) -> Killer | None:
     from nodeagent.sampling.events.fork_attribution import HOST, origin
 
     place = origin(host, pid)
-    return Killer(name, pid, words, "" if place in (HOST, None) else str(place))
+    return OomHandler(name, pid, words, "" if place in (HOST, None) else str(place))
 
 
 # --- what each would do ----------------------------------------------------------------------------------------------
 
 
-def _earlyoom(_host: Host, killer: Killer, _kubepods: str) -> Note:
+def _earlyoom(_host: Host, killer: OomHandler, _kubepods: str) -> Note:
     level = earlyoom_level(killer.words[1:])
     return _note(
         f"earlyoom runs ({killer.where}): when MemAvailable is below {level} (and swap is as short) it kills the "
@@ -141,21 +145,21 @@ def earlyoom_level(words: Sequence[str]) -> str:
     return percent or kibibytes or f"{_EARLYOOM_PERCENT:g}% of the node's memory"
 
 
-def _oomd(_host: Host, killer: Killer, _kubepods: str) -> Note:
+def _oomd(_host: Host, killer: OomHandler, _kubepods: str) -> Note:
     return _note(
         f"oomd runs ({killer.where}): its rules (/etc/oomd.json) kill whole cgroups by memory pressure and swap, "
         "pods as well where they name kubepods or the root. Leave kubepods out of its rules, or stop it"
     )
 
 
-def _nohang(_host: Host, killer: Killer, _kubepods: str) -> Note:
+def _nohang(_host: Host, killer: OomHandler, _kubepods: str) -> Note:
     return _note(
         f"nohang runs ({killer.where}): it signals the process with the highest badness, in whatever pod, by "
         "MemAvailable, swap and PSI (/etc/nohang/nohang.conf). Stop it on nodes that nodeagent guards"
     )
 
 
-def _systemd_oomd(host: Host, killer: Killer, kubepods: str) -> Note:
+def _systemd_oomd(host: Host, killer: OomHandler, kubepods: str) -> Note:
     managed = managed_units(host, _units_above(kubepods))
     by = killer.where if killer.pid else f"{_OOMD_RUNTIME} is there"
     if not managed:
@@ -256,7 +260,7 @@ def _note(message: str) -> Note:
     return Note(SUBJECT, message)
 
 
-_TELL: Final[Mapping[str, Callable[[Host, Killer, str], Note]]] = {
+_TELL: Final[Mapping[str, Callable[[Host, OomHandler, str], Note]]] = {
     "earlyoom": _earlyoom,
     "systemd-oomd": _systemd_oomd,
     "oomd": _oomd,

@@ -2,22 +2,22 @@
 
 from nodeagent.lean import Final
 from nodeagent.model import Observation, Signal
-from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Unreadable
-from nodeagent.sampling.hostfs.parse import count
+from nodeagent.sampling.hostfs.parse import parse_count
 
 _LIMITS: Final = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 _LOADAVG: Final = "/proc/loadavg"
 _SOURCE: Final = f"min of {' and '.join(_LIMITS)} - {_LOADAVG}"
 
 
-def read_limit(kept: KeptFiles) -> int | None:
+def read_limit(kept: FdCache) -> int | None:
     """The smaller of pid_max and threads-max, whichever is readable. Never raises."""
     limits = [limit for path in _LIMITS if (limit := _limit(kept, path)) is not None]
     return min(limits, default=None)
 
 
-def read(kept: KeptFiles, capacity: int | None, *, now: float) -> Observation:
+def read_pids(kept: FdCache, capacity: int | None, *, now: float) -> Observation:
     """`capacity`, the limit, minus the threads that exist; may be negative. Never raises."""
     if capacity is None:
         return Observation(Signal.PID, None, None, now, _SOURCE, f"neither {' nor '.join(_LIMITS)} is readable")
@@ -30,9 +30,9 @@ def read(kept: KeptFiles, capacity: int | None, *, now: float) -> Observation:
     return Observation(Signal.PID, capacity - running, capacity, now, _SOURCE)
 
 
-def _limit(kept: KeptFiles, path: str) -> int | None:
+def _limit(kept: FdCache, path: str) -> int | None:
     try:
-        return count(kept.read(path)) or None  # no kernel has 0: such a file is broken
+        return parse_count(kept.read(path)) or None  # no kernel has 0: such a file is broken
     except Unreadable:
         return None
 
@@ -42,4 +42,4 @@ def parse_loadavg(data: bytes) -> int | None:
     fields = data.split()
     if len(fields) < 4:
         return None
-    return count(fields[3].partition(b"/")[2])
+    return parse_count(fields[3].partition(b"/")[2])

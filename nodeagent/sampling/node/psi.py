@@ -7,9 +7,9 @@ A kernel without PSI (CONFIG_PSI, psi=1) or a v1-only host simply yields fewer s
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note, Stall, StallScope
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
-from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import count, percent
+from nodeagent.sampling.hostfs.parse import parse_count, percent
 
 _RESOURCES: Final = ("memory", "io")
 _SYSTEM_SLICE: Final = "/system.slice"
@@ -23,7 +23,7 @@ class PsiLine(NamedTuple):
     total_us: int
 
 
-def parse(data: bytes) -> tuple[PsiLine | None, PsiLine | None]:
+def parse_psi(data: bytes) -> tuple[PsiLine | None, PsiLine | None]:
     """(some, full); None for a line that is missing or malformed."""
     some = full = None
     for line in data.split(b"\n"):
@@ -41,13 +41,13 @@ def _line(line: bytes) -> PsiLine | None:
         return None
     if not words[4].startswith(b"total="):
         return None
-    avg10, avg60, total = percent(words[1][6:]), percent(words[2][6:]), count(words[4][6:])
+    avg10, avg60, total = percent(words[1][6:]), percent(words[2][6:]), parse_count(words[4][6:])
     return None if avg10 is None or avg60 is None or total is None else PsiLine(avg10, avg60, total)
 
 
 def some_avg10(data: bytes) -> float | None:
     """Only the first number of a pressure file: what the table of pods shows."""
-    some = parse(data)[0]
+    some = parse_psi(data)[0]
     return None if some is None else some.avg10
 
 
@@ -71,13 +71,13 @@ def files(host: Host, hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallF
     return tuple(rows)
 
 
-def read(kept: KeptFiles, rows: StallFiles, *, now: float) -> tuple[tuple[Stall, ...], tuple[Note, ...]]:
+def read_psi(kept: FdCache, rows: StallFiles, *, now: float) -> tuple[tuple[Stall, ...], tuple[Note, ...]]:
     """The stalls that can be read, and why the node's own cannot."""
     stalls: list[Stall] = []
     notes: list[Note] = []
     for scope, resource, path in rows:
         try:
-            some, full = parse(kept.read(path))
+            some, full = parse_psi(kept.read(path))
         except Unreadable as error:
             if scope is StallScope.NODE:
                 notes.append(Note("psi", f"no {resource} pressure: {error}"))

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Observation, Signal
 from nodeagent.sampling.node.filesystems import Readings, observe_bytes, observe_inodes
-from nodeagent.sampling.node.memory import MEMINFO, MemoryLimits, MemoryUse, Places
+from nodeagent.sampling.node.memory import MEMINFO, MemoryLimits, MemoryPaths, MemoryReading
 
 
 class NodeFacts(NamedTuple):
     """What one look at memory and PIDs gave."""
 
     limits: MemoryLimits
-    places: Places
-    memory: MemoryUse
+    places: MemoryPaths
+    memory: MemoryReading
     pids: Observation
     now: float
 
@@ -95,7 +95,7 @@ def observe_disks(disks: Readings) -> dict[Signal, Observation]:
     return {signal: read(disks) for signal, read in DISK_READERS.items()}
 
 
-def observe(facts: NodeFacts, disks: Mapping[Signal, Observation]) -> dict[Signal, Observation]:
+def observations(facts: NodeFacts, disks: Mapping[Signal, Observation]) -> dict[Signal, Observation]:
     """One observation for each signal, always; `disks` are the ones that `observe_disks` made."""
     found = {signal: read(facts) for signal, read in READERS.items()}
     found.update(disks)

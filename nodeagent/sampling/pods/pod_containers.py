@@ -14,7 +14,7 @@ from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import ContainerKind, ContainerUsage, Pod, QOSClass
 from nodeagent.sampling.hostfs.cgroups import CONTAINER_ID_LENGTH, Hierarchy, cgroups_below, container_id, parse_limit
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import count
+from nodeagent.sampling.hostfs.parse import parse_count
 
 SANDBOX_ADJ: Final = -998
 """What the kubelet gives a pod's sandbox (pause) container, and no other."""
@@ -43,14 +43,14 @@ class ContainerFacts(NamedTuple):
     read_at: float
 
 
-class Told(NamedTuple):
+class ApiPodFacts(NamedTuple):
     """A pod whose request and start the API tells."""
 
     pod: Pod
     started_at: float
 
 
-class Inside(NamedTuple):
+class PodContainers(NamedTuple):
     """What is in a pod's cgroup, but for its memory."""
 
     read_at: float
@@ -77,7 +77,7 @@ class Inside(NamedTuple):
     """The container id that was taken for the sandbox because nobody names it; None when the processes were asked."""
 
 
-class Insides:
+class ContainerReader:
     """Looks into the pods of one hierarchy."""
 
     def __init__(self, host: Host, hierarchy: Hierarchy, *, limits: bool) -> None:
@@ -86,7 +86,9 @@ class Insides:
         self._hierarchy = hierarchy
         self._limits = limits
 
-    def lasts(self, inside: Inside, names: Mapping[str, str], known: Told | None, now: float) -> bool:
+    def still_valid(
+        self, inside: PodContainers, names: Mapping[str, str], known: ApiPodFacts | None, now: float
+    ) -> bool:
         """Whether what was told may still be right, and nothing more is to be learned, as far as that is to be seen
         without a look at the pod."""
         if inside.threads is None or not 0 <= now - inside.read_at < (_INSIDE_S if known is None else _TOLD_S):
@@ -104,9 +106,9 @@ class Insides:
         threads: int | None,
         before: Mapping[str, ContainerFacts],
         names: Mapping[str, str],
-        known: Told | None,
+        known: ApiPodFacts | None,
         now: float,
-    ) -> Inside:
+    ) -> PodContainers:
         """Look at the containers. Those that vanish meanwhile are left out; raises Unreadable when the pod did."""
         children = sorted([name for name in self._host.listdir(place) if len(name) >= CONTAINER_ID_LENGTH])
         found = [(name, identity) for name in children if (identity := container_id(name)) is not None]
@@ -150,7 +152,7 @@ class Insides:
         started = sandbox_start if sandbox_start is not None else _earliest(facts.values())
         if certain is not None and known is not None:
             started = known.started_at
-        return Inside(
+        return PodContainers(
             read_at=now,
             checked_at=now,
             links=links,
@@ -182,7 +184,7 @@ class Insides:
         """Ask the container's first process for its score, or since when it runs, or both."""
         # The lowest PID is the container's first process but for a wrap of the counter; others may have changed their
         # score themselves. 0 is a process outside our PID namespace.
-        first = min([pid for pid in map(count, processes[:64]) if pid], default=None)
+        first = min([pid for pid in map(parse_count, processes[:64]) if pid], default=None)
         seen_at = now if before is None else before.seen_at
         if first is None:
             return ContainerFacts(None, None, seen_at, now)
@@ -207,7 +209,9 @@ class Insides:
             return None  # the model's None: none, or not readable
 
 
-def told(api_pods: Iterable[Pod], *, now: float, wall_offset: float, before: Mapping[str, Told]) -> dict[str, Told]:
+def api_pod_facts(
+    api_pods: Iterable[Pod], *, now: float, wall_offset: float, before: Mapping[str, ApiPodFacts]
+) -> dict[str, ApiPodFacts]:
     """The pods of which the API tells enough, by `cgroup_uid`. One that says that it started before this boot, or has
     yet to start, is left out: the node knows better. A start that was told `before` stays on CLOCK_BOOTTIME where it
     was, however the wall clock jumps."""
@@ -217,7 +221,7 @@ def told(api_pods: Iterable[Pod], *, now: float, wall_offset: float, before: Map
         if last is not None and last.pod.started_wall == pod.started_wall:
             known[pod.cgroup_uid] = last if last.pod is pod else last._replace(pod=pod)
         elif pod.started_wall is not None and 0 <= pod.started_wall - wall_offset <= now:
-            known[pod.cgroup_uid] = Told(pod, pod.started_wall - wall_offset)
+            known[pod.cgroup_uid] = ApiPodFacts(pod, pod.started_wall - wall_offset)
     return known
 
 
@@ -278,7 +282,7 @@ def _started_at(host: Host, pid: int) -> float | None:
         fields = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except Unreadable:
         return None
-    ticks = count(fields[19]) if len(fields) > 19 else None
+    ticks = parse_count(fields[19]) if len(fields) > 19 else None
     return None if ticks is None else ticks / _TICKS
 
 

@@ -152,7 +152,7 @@ class _Pair(NamedTuple):
     view: PodView
 
 
-class Joined(NamedTuple):
+class JoinedPods(NamedTuple):
     """What was joined, and what came of it."""
 
     usages: Sequence[PodUsage]
@@ -163,14 +163,14 @@ class Joined(NamedTuple):
     """By `cgroup_uid`."""
 
 
-def join(
+def join_pods(
     usages: Sequence[PodUsage],
     api_pods: Sequence[Pod] | None,
     *,
     names: Mapping[str, PodName],
     wall_offset: float,
-    before: Joined | None = None,
-) -> Joined:
+    before: JoinedPods | None = None,
+) -> JoinedPods:
     """Bring the two sides together.
 
     A pod of the API has the usage of the cgroup that carries its `cgroup_uid`, or None. Cgroups that the API does not
@@ -196,10 +196,10 @@ def join(
         pairs[pod.cgroup_uid] = _Pair(len(views), pod, usage, view)
         views.append(view)
     views += [PodView(_host_pod(usage, names, wall_offset), usage) for usage in by_uid.values()]
-    return Joined(usages, api_pods, tuple(views), pairs)
+    return JoinedPods(usages, api_pods, tuple(views), pairs)
 
 
-def _with_usages(before: Joined, usages: Sequence[PodUsage]) -> Joined | None:
+def _with_usages(before: JoinedPods, usages: Sequence[PodUsage]) -> JoinedPods | None:
     """The same pods with what they use now; None unless they are the same, and each has its cgroup and its pod."""
     if not len(usages) == len(before.usages) == len(before.pairs):
         return None
@@ -218,7 +218,7 @@ def _with_usages(before: Joined, usages: Sequence[PodUsage]) -> Joined | None:
             view = PodView(pod, _named(usage, pod))
         pairs[uid] = _Pair(place, pod, usage, view)
         views[place] = view
-    return Joined(usages, before.api_pods, tuple(views), pairs)
+    return JoinedPods(usages, before.api_pods, tuple(views), pairs)
 
 
 def _named(usage: PodUsage, pod: Pod) -> PodUsage:

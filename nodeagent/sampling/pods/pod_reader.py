@@ -22,18 +22,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note, Pod, PodUsage, QOSClass
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, container_id, pod_uid, qos_of
-from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import count
+from nodeagent.sampling.hostfs.parse import parse_count
 from nodeagent.sampling.node.psi import some_avg10
 from nodeagent.sampling.pods.pod_containers import (
     MOST_CGROUPS,
     UNKNOWN_LINKS,
-    Inside,
-    Insides,
-    Told,
+    ApiPodFacts,
+    ContainerReader,
+    PodContainers,
+    api_pod_facts,
     estimate_request,
-    told,
 )
 
 # For how long a pod's reading may be handed out while it barely moves: every second calm look. (The kubelet's own
@@ -58,14 +58,14 @@ class PodCgroup(NamedTuple):
     inode: int
 
 
-class _Known(NamedTuple):
+class CachedPod(NamedTuple):
     """A pod as it was read last."""
 
     usage: PodUsage
     usage_file: str
     usage_text: bytes
     """What it held: the usual pod moves so little that the same text comes again."""
-    inside: Inside | None
+    inside: PodContainers | None
     """None when nothing of the pod could be read."""
     due_at: float
     """When it is to be read again in any case."""
@@ -87,7 +87,7 @@ class _Row(NamedTuple):
     ramp has everything out of the caches (2.6 ms by pod, 1.5 by column)."""
 
     pods: Sequence[PodCgroup]
-    known: list[_Known]
+    known: list[CachedPod]
     files: Sequence[str]
     texts: list[bytes]
     """What each file held."""
@@ -163,7 +163,7 @@ class PodReader:
         host: Host,
         hierarchy: Hierarchy,
         kubepods: Kubepods,
-        kept: KeptFiles,
+        kept: FdCache,
         *,
         stalls: bool = True,
         limits: bool = True,
@@ -175,9 +175,9 @@ class PodReader:
         self._hierarchy = hierarchy
         self._kubepods = kubepods
         self._kept = kept
-        self._last: dict[tuple[str, int], _Known] = {}
+        self._last: dict[tuple[str, int], CachedPod] = {}
         self._pressure_files = stalls
-        self._insides = Insides(host, hierarchy, limits=limits)
+        self._insides = ContainerReader(host, hierarchy, limits=limits)
         self._carry_s = carry_s
         self._listed: tuple[tuple[str, int], ...] | None = None
         self._row = _Row([], [], [], [], [])
@@ -185,7 +185,7 @@ class PodReader:
         self._now_in: list[bytes] | None = None
         """The texts of the row's files now, for the `read` that follows a `find`."""
         self._api_pods: Sequence[Pod] | None = None
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, ApiPodFacts] = {}
         """By the UID in the cgroup's name."""
 
     def find(self) -> Sequence[PodCgroup]:
@@ -231,7 +231,7 @@ class PodReader:
             answer = self._read_moved(texts, terms, due=due)
             if answer is not None:
                 return answer
-        known: dict[tuple[str, int], _Known] = {}
+        known: dict[tuple[str, int], CachedPod] = {}
         # Before anything is read: a cgroup made again at the same path must not be read through the old descriptors.
         self._forget(self._last.keys() - {(cgroup.path, cgroup.inode) for cgroup in cgroups})
         closed = self._kept.closed
@@ -315,7 +315,7 @@ class PodReader:
         """Take in what the API tells now. True when there are pods of which it did and does no more: they are due at
         once."""
         self._api_pods = api_pods
-        self._told = told(api_pods or (), now=now, wall_offset=wall_offset, before=self._told)
+        self._told = api_pod_facts(api_pods or (), now=now, wall_offset=wall_offset, before=self._told)
         lost = [
             key
             for key, known in self._last.items()
@@ -327,7 +327,7 @@ class PodReader:
 
     # --- one pod
 
-    def _is_still(self, known: _Known) -> bool:
+    def _is_still(self, known: CachedPod) -> bool:
         """Whether the pod's usage is about what it was."""
         try:
             text = self._kept.read(known.usage_file)
@@ -335,7 +335,7 @@ class PodReader:
             return False
         return text == known.usage_text or _about(known, text)
 
-    def _due_at(self, usage: PodUsage, cgroup: PodCgroup, before: _Known | None) -> float:
+    def _due_at(self, usage: PodUsage, cgroup: PodCgroup, before: CachedPod | None) -> float:
         """When a pod is to be read again though it did not move; at once when its memory is not known.
 
         The first time at any moment in `carry_s`, which its UID tells, so that not all come due in one sample (10 ms
@@ -349,8 +349,8 @@ class PodReader:
         return now + carry_s * (1 - int(cgroup.uid.replace("-", "")[:2], 16) / 256)
 
     def _pod(
-        self, cgroup: PodCgroup, before: _Known | None, terms: _Terms, *, still: bool, usage: bytes | None = None
-    ) -> _Known | None:
+        self, cgroup: PodCgroup, before: CachedPod | None, terms: _Terms, *, still: bool, usage: bytes | None = None
+    ) -> CachedPod | None:
         """Read one pod; None when its cgroup is gone. `before` is its last reading, `still` says that its usage barely
         moved since, `usage` is what its file holds, where that was read just now."""
         hierarchy, now, notes = self._hierarchy, terms.now, terms.notes
@@ -367,7 +367,7 @@ class PodReader:
             notes.append(Note(f"pod {cgroup.uid}", str(error)))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
             seen = before is not None and before.seen
-            return _Known(unread, usage_file, b"", None, self._due_at(unread, cgroup, before), seen)
+            return CachedPod(unread, usage_file, b"", None, self._due_at(unread, cgroup, before), seen)
         numbers = hierarchy.memory_files.numbers(usage, stat)
         if numbers.reason:
             notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
@@ -398,14 +398,14 @@ class PodReader:
             started_at=inside.started_at,
             containers=inside.containers,
         )
-        return _Known(used, usage_file, usage, inside, self._due_at(used, cgroup, before), seen)
+        return CachedPod(used, usage_file, usage, inside, self._due_at(used, cgroup, before), seen)
 
     def _look_inside(
-        self, cgroup: PodCgroup, place: str, before: Inside | None, terms: _Terms, *, still: bool
-    ) -> Inside:
+        self, cgroup: PodCgroup, place: str, before: PodContainers | None, terms: _Terms, *, still: bool
+    ) -> PodContainers:
         """What is in the pod, as long as it may be what was told last. Raises Unreadable."""
         insides, known, now, fresh = self._insides, self._told.get(cgroup.uid), terms.now, terms.fresh
-        lasts = before is not None and not fresh and insides.lasts(before, terms.names, known, now)
+        lasts = before is not None and not fresh and insides.still_valid(before, terms.names, known, now)
         if before is not None and lasts and still and now - before.checked_at < _UNCHECKED_S:
             return before
         threads = self._threads(cgroup.path)
@@ -420,7 +420,7 @@ class PodReader:
         if self._hierarchy.pids is None:
             return None
         try:
-            return count(self._host.read(f"{self._hierarchy.pids}{path}/pids.current"))
+            return parse_count(self._host.read(f"{self._hierarchy.pids}{path}/pids.current"))
         except Unreadable:
             return None  # gone, or without the pids controller: the same "not known"
 
@@ -435,7 +435,7 @@ class PodReader:
             return None
 
 
-def _about(known: _Known, text: bytes) -> bool:
+def _about(known: CachedPod, text: bytes) -> bool:
     """Whether a pod whose usage file holds `text` uses about what it did."""
-    last, usage = known.usage.memory_usage, count(text)
+    last, usage = known.usage.memory_usage, parse_count(text)
     return last is not None and usage is not None and abs(usage - last) < _CARRY_BYTES

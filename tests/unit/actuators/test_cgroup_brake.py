@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.actuators.cgroup_brake import MARK, BrakeKind, CgroupBrake, HoldError, NoMarksError
+from nodeagent.actuators.cgroup_brake import XATTR, BrakeError, BrakeKind, CgroupBrake, NoXattrError
 from tests.support.mounts import mounted
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -63,7 +63,7 @@ def _cpu_ticks(pid: int) -> int:
 def test_a_frozen_pod_stands_still_and_goes_on_when_released(pod: Path) -> None:
     brake = CgroupBrake(unified=None, freezer=FREEZER)
     with _start(pod, "while True: pass") as process:
-        hold = brake.plan_hold("/" + pod.name, BrakeKind.FREEZE, pod_uid="u", until=0.0)
+        hold = brake.plan_brake("/" + pod.name, BrakeKind.FREEZE, pod_uid="u", until=0.0)
         assert (pod / "freezer.state").read_text().strip() == "THAWED", "planning must change nothing"
         assert brake.apply(hold)
         _until(lambda: (pod / "freezer.state").read_text().strip() == "FROZEN", "the pod is frozen")
@@ -122,7 +122,7 @@ def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     (pod / "memory.high").write_text("max\n")
     (pod / "memory.current").write_text("4096\n")
     brake = CgroupBrake(unified=tmp_path, freezer=None)
-    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
+    hold = brake.plan_brake("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
     assert (hold.previous, hold.value) == ("max", "4096")
     assert brake.apply(hold)
     assert (pod / "memory.high").read_text() == "4096"
@@ -131,23 +131,23 @@ def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     pod.rmdir()
     assert not brake.apply(hold)
     assert not brake.release(hold)
-    with pytest.raises(HoldError, match="No such file"):
-        brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
+    with pytest.raises(BrakeError, match="No such file"):
+        brake.plan_brake("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
 
 
 def test_v1_says_that_it_cannot_throttle() -> None:
-    with pytest.raises(HoldError, match=r"memory\.high"):
-        CgroupBrake(unified=None, freezer=FREEZER).plan_hold("/x", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
+    with pytest.raises(BrakeError, match=r"memory\.high"):
+        CgroupBrake(unified=None, freezer=FREEZER).plan_brake("/x", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
 
 
 @pytest.mark.parametrize("cgroup", ["", "/", "/kubepods/../../system.slice"])
 def test_only_a_pods_cgroup_can_be_held(cgroup: str, tmp_path: Path) -> None:
-    with pytest.raises(HoldError, match="not a pod's cgroup"):
-        CgroupBrake(unified=tmp_path, freezer=None).plan_hold(cgroup, BrakeKind.FREEZE, pod_uid="u", until=0.0)
+    with pytest.raises(BrakeError, match="not a pod's cgroup"):
+        CgroupBrake(unified=tmp_path, freezer=None).plan_brake(cgroup, BrakeKind.FREEZE, pod_uid="u", until=0.0)
 
 
 def test_a_host_that_lists_no_processes_does_not_claim_to_have_ended_any() -> None:
-    with pytest.raises(HoldError, match="no hierarchy"):
+    with pytest.raises(BrakeError, match="no hierarchy"):
         CgroupBrake(unified=None, freezer=None).kill("/kubepods/podx")
 
 
@@ -170,15 +170,15 @@ def test_a_cgroup_counts_as_frozen_only_by_its_own_file(pod: Path) -> None:
 def test_a_held_cgroup_says_so_itself_until_it_is_let_go(pod: Path) -> None:
     brake = CgroupBrake(unified=None, freezer=FREEZER)
     cgroup = "/" + pod.name
-    hold = brake.plan_hold(cgroup, BrakeKind.FREEZE, pod_uid="u", until=0.0)
-    assert brake.marked(cgroup, pod_uid="u", until=0.0) is None, "planning must change nothing"
-    brake.mark(hold)
+    hold = brake.plan_brake(cgroup, BrakeKind.FREEZE, pod_uid="u", until=0.0)
+    assert brake.read_xattr(cgroup, pod_uid="u", until=0.0) is None, "planning must change nothing"
+    brake.write_xattr(hold)
     assert (pod / "freezer.state").read_text() == "THAWED\n", "nor does the mark hold anything"
     brake.apply(hold)
-    assert brake.marked(cgroup, pod_uid="u", until=0.0) == hold
-    assert brake.marked(f"{cgroup}/container", pod_uid="u", until=0.0) is None, "it says nothing of its children"
+    assert brake.read_xattr(cgroup, pod_uid="u", until=0.0) == hold
+    assert brake.read_xattr(f"{cgroup}/container", pod_uid="u", until=0.0) is None, "it says nothing of its children"
     assert brake.release(hold)
-    assert MARK not in os.listxattr(pod)
+    assert XATTR not in os.listxattr(pod)
 
 
 WITHOUT_POWERS = """
@@ -223,10 +223,10 @@ def unified(tmp_path: Path) -> Path:
 def test_the_mark_of_a_throttled_pod_tells_what_to_put_back(unified: Path) -> None:
     brake = CgroupBrake(unified=unified, freezer=None)
     (unified / "pod" / "memory.high").write_text("500\n")
-    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
-    brake.mark(hold)
+    hold = brake.plan_brake("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
+    brake.write_xattr(hold)
     brake.apply(hold)
-    found = brake.marked("/pod", pod_uid="u", until=0.0)
+    found = brake.read_xattr("/pod", pod_uid="u", until=0.0)
     assert found == hold
     assert found.previous == "500"
 
@@ -235,22 +235,22 @@ def test_the_mark_of_a_throttled_pod_tells_what_to_put_back(unified: Path) -> No
 def test_a_throttled_pod_is_never_given_more_than_it_had(unified: Path, limit: str, held: str) -> None:
     (unified / "pod" / "memory.high").write_text(f"{limit}\n")
     brake = CgroupBrake(unified=unified, freezer=None)
-    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
+    hold = brake.plan_brake("/pod", BrakeKind.THROTTLE, pod_uid="u", until=1.0)
     assert (hold.previous, hold.value) == (limit, held)
 
 
 def test_a_limit_that_somebody_has_set_since_is_not_overwritten(unified: Path) -> None:
     """A pod that was resized in place while nobody lived who could have let it go."""
     brake = CgroupBrake(unified=unified, freezer=None)
-    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
-    brake.mark(hold)
+    hold = brake.plan_brake("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0)
+    brake.write_xattr(hold)
     brake.apply(hold)
     (unified / "pod" / "memory.high").write_text("524288000\n")
-    found = brake.marked("/pod", pod_uid="u", until=0.0)
+    found = brake.read_xattr("/pod", pod_uid="u", until=0.0)
     assert found is not None
     brake.release(found)
     assert (unified / "pod" / "memory.high").read_text().strip() == "524288000"
-    assert brake.marked("/pod", pod_uid="u", until=0.0) is None
+    assert brake.read_xattr("/pod", pod_uid="u", until=0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -274,18 +274,18 @@ def test_a_limit_that_somebody_has_set_since_is_not_overwritten(unified: Path) -
     ],
 )
 def test_a_mark_that_no_agent_writes_is_an_error_and_nothing_to_go_by(unified: Path, mark: bytes) -> None:
-    os.setxattr(unified / "pod", MARK, mark)
-    with pytest.raises(HoldError, match=MARK) as raised:
-        CgroupBrake(unified=unified, freezer=None).marked("/pod", pod_uid="u", until=0.0)
+    os.setxattr(unified / "pod", XATTR, mark)
+    with pytest.raises(BrakeError, match=XATTR) as raised:
+        CgroupBrake(unified=unified, freezer=None).read_xattr("/pod", pod_uid="u", until=0.0)
     assert len(str(raised.value)) < 400
 
 
 @pytest.mark.real_cgroup
 @real_v1
 def test_a_mark_of_a_throttle_is_impossible_where_nothing_can_be_throttled(pod: Path) -> None:
-    os.setxattr(pod, MARK, b"1 throttle max 8192")
-    with pytest.raises(HoldError, match=MARK):
-        CgroupBrake(unified=None, freezer=FREEZER).marked("/" + pod.name, pod_uid="u", until=0.0)
+    os.setxattr(pod, XATTR, b"1 throttle max 8192")
+    with pytest.raises(BrakeError, match=XATTR):
+        CgroupBrake(unified=None, freezer=FREEZER).read_xattr("/" + pod.name, pod_uid="u", until=0.0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
@@ -294,11 +294,11 @@ def test_a_kernel_that_keeps_no_marks_holds_all_the_same(tmp_path: Path) -> None
         (root / "pod").mkdir()
         (root / "pod" / "cgroup.freeze").write_text("0\n")
         brake = CgroupBrake(unified=root, freezer=None)
-        hold = brake.plan_hold("/pod", BrakeKind.FREEZE, pod_uid="u", until=0.0)
-        brake.mark(hold)
+        hold = brake.plan_brake("/pod", BrakeKind.FREEZE, pod_uid="u", until=0.0)
+        brake.write_xattr(hold)
         assert brake.apply(hold)
-        with pytest.raises(NoMarksError):
-            brake.marked("/pod", pod_uid="u", until=0.0)
+        with pytest.raises(NoXattrError):
+            brake.read_xattr("/pod", pod_uid="u", until=0.0)
         assert brake.release(hold)
 
 
@@ -308,5 +308,5 @@ def test_a_limit_is_never_below_what_is_used_nor_above_what_was_set(
 ) -> None:
     (unified / "pod/memory.high").write_text(high + "\n")
     brake = CgroupBrake(unified=unified, freezer=None)
-    hold = brake.plan_hold("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0, limit=limit)
+    hold = brake.plan_brake("/pod", BrakeKind.THROTTLE, pod_uid="u", until=0.0, limit=limit)
     assert (hold.previous, hold.value) == (high, value)

@@ -145,7 +145,7 @@ def test_a_reset_is_answered_at_once_by_one_write(api: ApiServer, start: Callabl
         publisher.reads("MemoryPressure", "True")
     publisher.settle()
     assert len(publisher.patches()) == 4
-    (memory,) = [c for c in publisher.conditions.contests() if c.type is MEMORY]
+    (memory,) = [c for c in publisher.conditions.conflicts() if c.type is MEMORY]
     assert memory.resets == 3
     assert 0 < memory.true_s <= memory.wanted_s
 
@@ -171,14 +171,14 @@ def test_the_condition_is_true_nearly_all_the_time_against_a_kubelet_that_resets
     publisher.publish(verdict(PRESSURE))
 
     def holds_its_own() -> bool:
-        memory = publisher.conditions.contests()[0]
+        memory = publisher.conditions.conflicts()[0]
         return memory.resets >= 4 and memory.true_s / memory.wanted_s > 0.9
 
     # The real one resets every 10 s, ten times less often. A moment in which this machine was busy is made up for.
-    assert api.wait_for(holds_its_own, 80), publisher.conditions.contests()[0]
+    assert api.wait_for(holds_its_own, 80), publisher.conditions.conflicts()[0]
     stop.set()
     publisher.reads("MemoryPressure", "True")
-    assert len(publisher.patches()) <= 2 * publisher.conditions.contests()[0].resets + 1
+    assert len(publisher.patches()) <= 2 * publisher.conditions.conflicts()[0].resets + 1
 
 
 def test_somebody_who_resets_without_end_is_not_fought_without_end(
@@ -262,7 +262,7 @@ def test_a_kubelets_true_is_neither_overwritten_nor_cleared(api: ApiServer, star
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads(OWN, "True")
-    assert publisher.conditions.contests()[0].held_by_other
+    assert publisher.conditions.conflicts()[0].held_by_other
     publisher.publish(verdict(CALM))
     publisher.reads(OWN, "False")
     publisher.settle()

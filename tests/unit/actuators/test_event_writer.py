@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.actuators.event_writer import BURST, CONTROLLER, PER_S, QUEUE, REFRESH_S, Event, EventWriter
+from nodeagent.actuators.event_writer import BURST, CONTROLLER, PER_S, QUEUE, REFRESH_S, EventWriter, KubernetesEvent
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.fake_kube import ApiServer
 
-EVICTED = Event(
+EVICTED = KubernetesEvent(
     "Pod", "default", "hog", "uid-1", "Evicted", "The node was low on resource: memory. ", annotations={"x": "y"}
 )
 
@@ -57,7 +57,9 @@ def test_an_event_on_a_pod_stands_in_its_namespace(api: ApiServer, writer: Event
 
 
 def test_an_event_on_the_node_stands_in_default(api: ApiServer, writer: EventWriter) -> None:
-    writer.emit(Event("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory"))
+    writer.emit(
+        KubernetesEvent("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
+    )
     assert api.wait_for(lambda: api.store["events"], 30)
     assert "namespace" not in api.sent("POST")[0].body["regarding"]
 
@@ -153,7 +155,7 @@ def test_the_name_of_an_event_is_one_wherever_a_long_pods_name_is_cut(
 def _storm(writer: EventWriter) -> None:
     """400 things to tell in four seconds."""
     for number in range(400):
-        writer.emit(Event("Node", "", "lab-node", "u", "Why", f"note {number}"))
+        writer.emit(KubernetesEvent("Node", "", "lab-node", "u", "Why", f"note {number}"))
         threading.Event().wait(0.01)
 
 

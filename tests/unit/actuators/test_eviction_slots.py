@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.actuators.eviction_slots import Leases
+from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import Transport, connect
 from tests.fake_kube import ApiServer
 
-Make = Callable[..., Leases]
+Make = Callable[..., EvictionSlots]
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def transport(api: ApiServer, tmp_path: Path) -> Iterator[Transport]:
 
 @pytest.fixture
 def node(transport: Transport) -> Iterator[Make]:
-    made: list[Leases] = []
+    made: list[EvictionSlots] = []
 
-    def make(name: str, *, zone: str | None = "eu-1a", seats: int = 1, **more: Any) -> Leases:
+    def make(name: str, *, zone: str | None = "eu-1a", seats: int = 1, **more: Any) -> EvictionSlots:
         settings: dict[str, Any] = {
             "namespace": "nodeagent",
             "duration_s": 15.0,
             "keep_s": 60.0,
             "look_s": (0.05, 0.1),
         }
-        made.append(Leases(transport, holder=name, zone=lambda: zone, seats=seats, **(settings | more)))
+        made.append(EvictionSlots(transport, holder=name, zone=lambda: zone, seats=seats, **(settings | more)))
         made[-1].start()
         return made[-1]
 
@@ -56,7 +56,7 @@ def eventually(holds: Callable[[], object], *, within_s: float = 30.0) -> None:
         threading.Event().wait(0.005)
 
 
-def wants(agent: Leases) -> bool:
+def wants(agent: EvictionSlots) -> bool:
     """Says so; whether it holds a seat."""
     agent.want()
     return agent.held()
@@ -180,7 +180,7 @@ def test_a_living_holder_is_left_alone_by_a_node_whose_clock_is_an_hour_off(
     # Stepped in this thread, through ten durations of 15 s.
     now = [10_000.0]
     holder, other = (
-        Leases(
+        EvictionSlots(
             transport,
             holder=name,
             zone=lambda: "eu-1a",

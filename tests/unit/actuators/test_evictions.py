@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.actuators.evictions import Evictor
+from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
@@ -24,7 +24,7 @@ class Evicting:
 
     def __init__(self, transport: Transport, **options: Any) -> None:
         self._arrived = threading.Condition()
-        self.evictor = Evictor(transport, wake=self._wake, **options)
+        self.evictor = EvictionSender(transport, wake=self._wake, **options)
 
     def _wake(self) -> None:
         with self._arrived:
@@ -54,7 +54,7 @@ def victim(
     if uid:
         entry["metadata"]["uid"] = uid
     return Victim(
-        pod=pod_of(json.dumps(entry).encode()),
+        pod=decode_pod(json.dumps(entry).encode()),
         cgroup="",
         threshold=Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
         tier=Tier.HARD,
@@ -141,7 +141,7 @@ def test_a_successor_of_the_same_name_is_not_evicted(api: ApiServer, evicting: E
 def test_a_budget_blocks_and_its_retry_after_is_passed_on(api: ApiServer, evicting: Evicting) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=0)
     blocked = evicting.one(victim(api, "p0"))
-    assert (blocked.kind, blocked.retry_after_s, blocked.http_status) == (OutcomeKind.BLOCKED_BY_BUDGET, None, 429)
+    assert (blocked.kind, blocked.retry_after_s, blocked.http_status) == (OutcomeKind.BLOCKED_BY_PDB, None, 429)
     assert "needs 2 healthy pods" in blocked.message
     api.set_pdb("b", {"app": "a"}, allowed=0, observed=False)
     assert evicting.one(victim(api, "p0")).retry_after_s == 10.0
@@ -211,7 +211,7 @@ def test_several_evictions_are_in_flight_at_once(api: ApiServer, evicting: Evict
 def test_what_could_not_be_sent_in_time_is_not_sent_later(tmp_path: Path) -> None:
     with ApiServer(pods=[pod("p0"), pod("p1")], linger_s=None) as api:
         late = threading.Event()
-        evictor = Evictor(connected(api, tmp_path), wake=lambda: _wait(late), threads=1, timeout_s=0.5)
+        evictor = EvictionSender(connected(api, tmp_path), wake=lambda: _wait(late), threads=1, timeout_s=0.5)
         evictor.submit("plan", victim(api, "p0"))
         evictor.submit("plan", victim(api, "p1"))
         threading.Event().wait(0.6)
@@ -235,11 +235,11 @@ def test_a_partition_gives_outcomes_in_time_and_afterwards_all_is_well(tmp_path:
 
 
 def test_warm_connections_are_those_that_the_evictions_use(api: ApiServer, evicting: Evicting) -> None:
-    evicting.evictor.warm()
+    evicting.evictor.prewarm()
     for thread in [t for t in threading.enumerate() if t.name == "warm"]:
         thread.join()
     assert len({r.connection for r in api.requests}) == 4
-    evicting.evictor.warm()
+    evicting.evictor.prewarm()
     api.delay_s = 0.1
     for n in range(4):
         evicting.evictor.submit("plan", victim(api, f"p{n}"))

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.actuators.reclaim_runner import Ended, Hooks, Job, command, job_of, missing, run
+from nodeagent.actuators.reclaim_runner import (
+    JobResult,
+    ReclaimJob,
+    ReclaimRunner,
+    build_job,
+    command,
+    missing_programs,
+    run,
+)
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
 from nodeagent.model import Note, ReclaimOrder, ReclaimResult, Signal, Tier
 
@@ -27,15 +35,15 @@ def no_logs() -> str:
     raise AssertionError("not asked for")
 
 
-def job(action: ReclaimAction) -> Job:
-    return job_of(action, ORDER, pod_logs=no_logs, ended=lambda _: False)
+def job(action: ReclaimAction) -> ReclaimJob:
+    return build_job(action, ORDER, pod_logs=no_logs, ended=lambda _: False)
 
 
 def test_a_command_gets_resource_signal_deficit_and_what_is_available() -> None:
     names = "RESOURCE SIGNAL DEFICIT AVAILABLE"
     text = f"import os; print([os.environ['NODEAGENT_' + n] for n in '{names}'.split()])"
     ended = job(ReclaimAction("a", command=script(text)))(soon())
-    assert ended == Ended(ReclaimResult.DONE, "['ephemeral-storage', 'nodefs.available', '1234', '99']")
+    assert ended == JobResult(ReclaimResult.DONE, "['ephemeral-storage', 'nodefs.available', '1234', '99']")
 
 
 def test_a_built_in_command_can_be_replaced() -> None:
@@ -54,7 +62,7 @@ def test_a_program_that_is_not_there_is_told_before_it_is_needed(tmp_path: Path)
         ReclaimAction("plain", command=(str(plain),)),
         ReclaimAction("folder", command=(str(tmp_path),)),
     ]
-    notes = missing(actions)
+    notes = missing_programs(actions)
     assert [note.message.split()[0] for note in notes] == ["gone", "plain", "folder"]
     assert notes[0] == Note("reclaim", "gone will fail: there is no program no-such-program where the agent runs")
 
@@ -134,11 +142,11 @@ def test_a_command_is_not_protected_from_the_oom_killer_and_has_no_watchdog(monk
 
 def test_nobody_waits_for_a_job_and_its_outcome_wakes_the_loop() -> None:
     woken, go = threading.Event(), threading.Event()
-    hooks = Hooks(boottime=lambda: 7.0, wake=woken.set)
+    hooks = ReclaimRunner(boottime=lambda: 7.0, wake=woken.set)
 
-    def slow(_until: float) -> Ended:
+    def slow(_until: float) -> JobResult:
         assert go.wait(20)
-        return Ended(ReclaimResult.DONE, "did it")
+        return JobResult(ReclaimResult.DONE, "did it")
 
     hooks.start("p-1", "slow", slow, timeout_s=20)
     assert hooks.finished() == []
@@ -154,9 +162,9 @@ def test_nobody_waits_for_a_job_and_its_outcome_wakes_the_loop() -> None:
 
 def test_a_job_that_fails_is_an_outcome() -> None:
     woken = threading.Event()
-    hooks = Hooks(boottime=lambda: 7.0, wake=woken.set)
+    hooks = ReclaimRunner(boottime=lambda: 7.0, wake=woken.set)
 
-    def broken(_until: float) -> Ended:
+    def broken(_until: float) -> JobResult:
         raise KeyError("x")
 
     hooks.start("p-1", "broken", broken, timeout_s=1)
@@ -166,14 +174,14 @@ def test_a_job_that_fails_is_an_outcome() -> None:
 
 def test_a_command_can_be_a_job_of_the_hooks() -> None:
     woken = threading.Event()
-    hooks = Hooks(boottime=time.monotonic, wake=woken.set)
+    hooks = ReclaimRunner(boottime=time.monotonic, wake=woken.set)
     hooks.start("p-1", "echo", command(script("print(1)"), {}), timeout_s=20)
     assert woken.wait(20)
     assert hooks.finished()[0].message == "1"
 
 
 def test_what_runs_is_ended_with_the_agent() -> None:
-    hooks = Hooks(boottime=time.monotonic)
+    hooks = ReclaimRunner(boottime=time.monotonic)
     text = "import sys, time; print('up', flush=True); time.sleep(300)"
     hooks.start("p-1", "long", command(script(text), {}, stop=hooks.closing), timeout_s=300)
     began = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodeagent.actuators.session import FENCE_WAIT_S, ClusterSession
-from nodeagent.config.schema import Conditions, Config, Fleet, Mode, Protection
+from nodeagent.config.schema import Conditions, Config, Fleet, Mode, ProtectionConfig
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.transport import connect
@@ -125,7 +125,7 @@ def victim(session: ClusterSession, *, tier: Tier = Tier.SOFT) -> Victim:
 
 
 def waits_for(session: ClusterSession) -> str | None:
-    waiting = session.soft_wait()
+    waiting = session.soft_tier_block()
     return waiting.subject if waiting is not None else None
 
 
@@ -157,23 +157,23 @@ def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: C
     with kept_waiting(api, "/nodes/lab-node"):
         agent.publish([TRUE])
         assert waits_for(agent) == "fence"
-        assert not agent.fenced(MEMORY)
-    eventually(lambda: agent.soft_wait() is None)
-    assert agent.fenced(MEMORY)
+        assert not agent.tainted(MEMORY)
+    eventually(lambda: agent.soft_tier_block() is None)
+    assert agent.tainted(MEMORY)
     assert taints(api) == [TAINT]
 
 
 def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     api.forbid("patch", "nodes")
     now = [100.0]
-    agent = session(ENFORCE._replace(protection=Protection(disruption_budgets=False)), clock=lambda: now[0])
+    agent = session(ENFORCE._replace(protection=ProtectionConfig(disruption_budgets=False)), clock=lambda: now[0])
     agent.publish([TRUE])
     now[0] += FENCE_WAIT_S - 0.1
     agent.publish([TRUE])
     assert waits_for(agent) == "fence"
     now[0] += 0.2
     assert waits_for(agent) is None
-    assert not agent.fenced(MEMORY)
+    assert not agent.tainted(MEMORY)
     eventually(lambda: any(note.subject == "fence" and "forbidden" in note.message for note in agent.notes()))
 
 
@@ -187,7 +187,7 @@ def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
     assert taints(api) == [TAINT]
     second = session()
     second.publish([UNKNOWN])
-    eventually(lambda: second.fenced(MEMORY))
+    eventually(lambda: second.tainted(MEMORY))
     second.publish([FALSE])
     assert api.wait_for(lambda: taints(api) == [], 30)
 
@@ -195,7 +195,7 @@ def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
 def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session()
     agent.publish([TRUE])
-    eventually(lambda: agent.fenced(MEMORY))
+    eventually(lambda: agent.tainted(MEMORY))
     assert agent.stop(clear=True) == ""
     assert taints(api) == []
 
@@ -223,7 +223,7 @@ def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
 ) -> None:
     with api._changed:
         api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
-    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
     agent.publish([TRUE])
     assert waits_for(agent) != "fence"
     assert api.wait_for(lambda: taints(api) == [], 30)
@@ -244,8 +244,8 @@ def test_with_node_credentials_there_is_no_fence_and_it_says_so(
 def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session(Config(mode=Mode.DRY_RUN))
     agent.publish([TRUE])
-    agent.decided(plan(victim(agent)))
-    agent.tell_node("ConfigurationRefused", "x", action="Reloading")
+    agent.announce(plan(victim(agent)))
+    agent.emit_node_event("ConfigurationRefused", "x", action="Reloading")
     agent.warm()
     assert waits_for(agent) != "fence"
     agent.stop(clear=True)
@@ -260,13 +260,13 @@ def test_budgets_are_not_asked_for_before_pressure_is_near(
 ) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
     agent = session()
-    assert agent.pods().pods[0].budgets == ()
+    assert agent.pods().pods[0].disruption_budgets == ()
     assert not api.sent("GET", "/poddisruptionbudgets")
     agent.warm()
-    eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 0),))
+    eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),))
     assert agent.pods().pods is agent.pods().pods, "nothing new, nothing reckoned again"
     api.set_pdb("one", {"app": "hog"}, allowed=3)
-    eventually(lambda: agent.pods().pods[0].budgets == (DisruptionBudget("one", 3),))
+    eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 3),))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -274,21 +274,21 @@ def test_the_soft_tier_waits_until_the_budgets_are_known(
     api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
 ) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
-    agent = session(Config(mode=mode, conditions=Conditions(fence=False)))
+    agent = session(Config(mode=mode, conditions=Conditions(taint=False)))
     assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.publish([TRUE])
         assert waits_for(agent) == "budgets"
-        assert agent.pods().pods[0].budgets == ()
+        assert agent.pods().pods[0].disruption_budgets == ()
     eventually(lambda: waits_for(agent) is None)
-    assert agent.pods().pods[0].budgets == (DisruptionBudget("one", 0),)
+    assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),)
 
 
 def test_budgets_that_cannot_be_listed_are_not_waited_for(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.forbid("list", "poddisruptionbudgets")
-    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
     agent.warm()
     eventually(lambda: any("poddisruptionbudgets" in note.message for note in agent.notes()))
     eventually(lambda: waits_for(agent) is None)
@@ -297,7 +297,7 @@ def test_budgets_that_cannot_be_listed_are_not_waited_for(
 def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
-    agent = session(ENFORCE._replace(conditions=Conditions(fence=False)))
+    agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
     agent.warm()
     eventually(lambda: waits_for(agent) is None)
     api.set_pdb("other", {"app": "new"}, allowed=0, namespace="later")
@@ -306,13 +306,17 @@ def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.warm()
         assert waits_for(agent) == "budgets"
-    eventually(lambda: [p.budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)])
+    eventually(
+        lambda: (
+            [p.disruption_budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)]
+        )
+    )
 
 
 def test_budgets_are_never_asked_for_when_they_protect_nobody(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
-    agent = session(ENFORCE._replace(protection=Protection(disruption_budgets=False)))
+    agent = session(ENFORCE._replace(protection=ProtectionConfig(disruption_budgets=False)))
     agent.warm()
     agent.publish([FALSE])
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
@@ -377,7 +381,7 @@ def test_a_pod_with_a_local_volume_is_bound_to_the_node(api: ApiServer, session:
 def test_nobody_asks_about_volumes_that_protect_nobody(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
     api.add_pod(mounting("db"))
-    agent = session(ENFORCE._replace(protection=Protection(node_bound=False)))
+    agent = session(ENFORCE._replace(protection=ProtectionConfig(node_bound=False)))
     agent.publish([FALSE])
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
     assert not api.sent("GET", "/persistentvolumeclaims/data")
@@ -391,7 +395,7 @@ def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
 ) -> None:
     agent = session()
     chosen = victim(agent)
-    agent.decided(plan(chosen))
+    agent.announce(plan(chosen))
     agent.evict("run-7", chosen)
     assert answer(agent).kind is OutcomeKind.ACCEPTED
     assert api.wait_for(lambda: {"Evicted", "EvictionThresholdMet"} <= set(events(api)), 30)
@@ -410,7 +414,7 @@ def test_with_node_credentials_an_eviction_is_told_as_well(
     api.tokens[api.token] = "system:node:lab-node"
     agent = session()
     chosen = victim(agent)
-    agent.decided(plan(chosen))
+    agent.announce(plan(chosen))
     agent.evict("run-7", chosen)
     assert answer(agent).kind is OutcomeKind.ACCEPTED
     wanted = {"Evicted", "EvictionThresholdMet"}
@@ -423,7 +427,7 @@ def test_an_eviction_that_is_refused_is_not_told_as_done(
     api.set_pdb("one", {"app": "hog"}, allowed=0)
     agent = session()
     agent.evict("run-7", victim(agent))
-    assert answer(agent).kind is OutcomeKind.BLOCKED_BY_BUDGET
+    assert answer(agent).kind is OutcomeKind.BLOCKED_BY_PDB
     agent.stop(clear=False)
     assert "Evicted" not in events(api)
 
@@ -445,7 +449,7 @@ def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Cal
     chosen = victim(agent, tier=Tier.HARD)._replace(method=Method.KILL)
     api.go_down()
     eventually(lambda: agent.pods().lost_at is not None)
-    agent.killed("run-8", chosen)
+    agent.announce_kill("run-8", chosen)
     agent.outcomes()
     assert [event.reason for event in agent._untold] == ["Killed"], "what is told now gets lost"
     api.come_back()
@@ -464,14 +468,14 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     api.store["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
     agent = session(ENFORCE._replace(fleet=Fleet(max_concurrent_evictions=2)))
     agent.publish([FALSE])
-    waiting = agent.soft_wait()
+    waiting = agent.soft_tier_block()
     assert waiting is not None
     assert waiting.subject == "lease"
-    agent.decided(plan(victim(agent, tier=Tier.HARD)))
+    agent.announce(plan(victim(agent, tier=Tier.HARD)))
     threading.Event().wait(0.1)
     assert not api.store["leases"], "the hard tier takes no seat"
-    agent.decided(plan(refused=(Refusal("waits-for-lease", ""),)))
-    eventually(lambda: agent.soft_wait() is None)
+    agent.announce(plan(refused=(Refusal("waits-for-lease", ""),)))
+    eventually(lambda: agent.soft_tier_block() is None)
     ((namespace, name),) = api.store["leases"]
     assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")
 
@@ -488,7 +492,7 @@ def test_a_token_file_that_cannot_be_used_ends_no_thread_and_is_told_until_it_is
     agent = ClusterSession(
         connect(find_credentials(str(path))), ENFORCE, Identity("lab-node", "test"), wake=lambda: None
     )
-    before = {each.name for each in workers.stuck()}
+    before = {each.name for each in workers.stuck_workers()}
     agent.start()
     eventually(lambda: agent.pods().synced_at is not None)
     api.tokens = {"rotated": api.tokens["agent-token"]}
@@ -504,5 +508,5 @@ def test_a_token_file_that_cannot_be_used_ends_no_thread_and_is_told_until_it_is
     assert outcome(agent).kind is OutcomeKind.ACCEPTED
     assert not [note for note in agent.notes() if note.subject == "credentials"]
     eventually(lambda: api.condition("NodeAgentMemoryPressure"), within_s=60)
-    assert {each.name for each in workers.stuck()} <= before, "no thread has died"
+    assert {each.name for each in workers.stuck_workers()} <= before, "no thread has died"
     agent.stop(clear=False)

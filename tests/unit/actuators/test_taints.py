@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.actuators.conditions import CONTESTED
-from nodeagent.actuators.taints import Fence
+from nodeagent.actuators.taints import NodeTaints
 from nodeagent.kube.backoff import BURST
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_watch import NodeWatch
@@ -28,10 +28,10 @@ def api() -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def fence(api: ApiServer, tmp_path: Path) -> Iterator[Fence]:
+def fence(api: ApiServer, tmp_path: Path) -> Iterator[NodeTaints]:
     transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
     node = NodeWatch(transport, api.node_name)
-    fence = Fence(transport, node)
+    fence = NodeTaints(transport, node)
     node.start()
     fence.start()
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
@@ -57,23 +57,23 @@ def somebody_taints(api: ApiServer, *entries: dict[str, str]) -> None:
         api._patch_node(api.node_name, {"spec": {"taints": list(entries)}}, "")
 
 
-def test_nothing_is_touched_until_somebody_wants_something(api: ApiServer, fence: Fence) -> None:
+def test_nothing_is_touched_until_somebody_wants_something(api: ApiServer, fence: NodeTaints) -> None:
     somebody_taints(api, FOREIGN)
     threading.Event().wait(0.1)
     assert not api.sent("PATCH")
 
 
-def test_a_taint_goes_up_beside_others_and_comes_down_alone(api: ApiServer, fence: Fence) -> None:
+def test_a_taint_goes_up_beside_others_and_comes_down_alone(api: ApiServer, fence: NodeTaints) -> None:
     somebody_taints(api, FOREIGN)
     fence.want([MEMORY])
     assert api.wait_for(lambda: taints(api) == [FOREIGN, OURS], 30), taints(api)
-    eventually(lambda: fence.up() == {MEMORY})
+    eventually(lambda: fence.present() == {MEMORY})
     fence.want([])
     assert api.wait_for(lambda: taints(api) == [FOREIGN], 30)
-    eventually(lambda: fence.up() == frozenset())
+    eventually(lambda: fence.present() == frozenset())
 
 
-def test_a_conflict_is_resolved_with_the_others_change_kept(api: ApiServer, fence: Fence) -> None:
+def test_a_conflict_is_resolved_with_the_others_change_kept(api: ApiServer, fence: NodeTaints) -> None:
     # The watch ends, so that the fence does not hear of the other's write before its own is refused.
     api.forbid("list", "nodes")
     api.forbid("watch", "nodes")
@@ -86,15 +86,15 @@ def test_a_conflict_is_resolved_with_the_others_change_kept(api: ApiServer, fenc
     assert len(api.sent("PATCH")) == 2
 
 
-def test_a_taint_that_somebody_removed_is_put_back(api: ApiServer, fence: Fence) -> None:
+def test_a_taint_that_somebody_removed_is_put_back(api: ApiServer, fence: NodeTaints) -> None:
     fence.want([MEMORY])
     assert api.wait_for(lambda: taints(api) == [OURS], 30)
-    eventually(lambda: fence.up() == {MEMORY})
+    eventually(lambda: fence.present() == {MEMORY})
     somebody_taints(api)
     assert api.wait_for(lambda: taints(api) == [OURS], 30)
 
 
-def test_without_the_right_it_says_so_and_does_not_hammer(api: ApiServer, fence: Fence) -> None:
+def test_without_the_right_it_says_so_and_does_not_hammer(api: ApiServer, fence: NodeTaints) -> None:
     api.forbid("patch", "nodes")
     fence.want([MEMORY])
     eventually(lambda: "cannot patch" in fence.reason)
@@ -102,18 +102,18 @@ def test_without_the_right_it_says_so_and_does_not_hammer(api: ApiServer, fence:
         fence.want([MEMORY, DISK])
     threading.Event().wait(0.1)
     assert len(api.sent("PATCH")) == 1
-    assert fence.up() == frozenset()
+    assert fence.present() == frozenset()
 
 
-def test_a_clean_exit_takes_the_fence_down(api: ApiServer, fence: Fence) -> None:
+def test_a_clean_exit_takes_the_fence_down(api: ApiServer, fence: NodeTaints) -> None:
     somebody_taints(api, FOREIGN)
     fence.want([MEMORY, DISK])
-    eventually(lambda: fence.up() == {MEMORY, DISK})
+    eventually(lambda: fence.present() == {MEMORY, DISK})
     fence.stop()
     assert taints(api) == [FOREIGN]
 
 
-def test_who_takes_the_taint_away_each_time_is_not_fought_without_end(api: ApiServer, fence: Fence) -> None:
+def test_who_takes_the_taint_away_each_time_is_not_fought_without_end(api: ApiServer, fence: NodeTaints) -> None:
     def strip(request: Request, done: bool) -> None:
         if done and request.method == "PATCH":
             entry = api.node()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.commands import cli
-from nodeagent.model import DiskRest, DiskSight, DiskUsage, HostDirectory, Signal, Writing
+from nodeagent.model import DiskUsage, DiskUsageQuality, HostDirectory, Signal, UnattributedDisk, WriteRate
 from nodeagent.report import text
 from nodeagent.report.json_document import to_json
 from nodeagent.report.node_report import Report
@@ -23,7 +23,7 @@ from tests.support.livenode import MIB, Kubepods, needs_cgroup_v1
 from tests.support.reports import GIB, TAKEN_AT
 
 DISK = DiskUsage(3 * GIB, 10, 5 * MIB, 2, None, None, 4096, 1)
-REST = DiskRest(
+REST = UnattributedDisk(
     signals=(Signal.NODEFS, Signal.NODEFS_INODES, Signal.IMAGEFS),
     used_bytes=90 * GIB,
     attributed_bytes=4 * GIB,
@@ -37,10 +37,12 @@ REST = DiskRest(
 def disks_report() -> Report:
     view = reports.pod_view("web", working_set=5 * MIB)
     assert view.usage is not None
-    sight = DiskSight(TAKEN_AT - 2, complete=False, unknown=("volume v: not looked at in time",), deleted_bytes=7 * MIB)
-    usage = view.usage._replace(disk=DISK, disk_sight=sight, writing=Writing(1000.0, 9000, 9.0, TAKEN_AT))
+    sight = DiskUsageQuality(
+        TAKEN_AT - 2, complete=False, unknown=("volume v: not looked at in time",), deleted_bytes=7 * MIB
+    )
+    usage = view.usage._replace(disk=DISK, disk_usage_quality=sight, writing=WriteRate(1000.0, 9000, 9.0, TAKEN_AT))
     made = reports.report(pods=(reports.ranked(view._replace(usage=usage), 1),))
-    snapshot = made.snapshot._replace(disk_rests=(REST,), pods=(view._replace(usage=usage),))
+    snapshot = made.snapshot._replace(unattributed_disks=(REST,), pods=(view._replace(usage=usage),))
     return made._replace(snapshot=snapshot)
 
 

@@ -22,9 +22,9 @@ FILL_RATE = 150 * MIB
 def document(node: Path, *, pods: bool = True, **options: Any) -> dict[str, Any]:
     pods_file = str(node / "api" / "pods.json") if pods else None
     wish = check.wish(host_root=str(node), pods_file=pods_file, **options)
-    observer = check.Observer(wish)
+    observer = check.NodeChecker(wish)
     try:
-        made: dict[str, Any] = json.loads(json.dumps(to_json(observer.look()), allow_nan=False))
+        made: dict[str, Any] = json.loads(json.dumps(to_json(observer.make_report()), allow_nan=False))
         return made
     finally:
         observer.close()
@@ -128,12 +128,12 @@ def test_pods_can_be_ranked_for_another_signal(node: Path) -> None:
 
 
 def test_the_exit_code_of_a_report_is_that_of_its_state(node: Path) -> None:
-    observer = check.Observer(check.wish(host_root=str(node)))
+    observer = check.NodeChecker(check.wish(host_root=str(node)))
     try:
-        report = observer.look()
+        report = observer.make_report()
     finally:
         observer.close()
     assert (
-        exit_codes.of(node_report.state(report))
+        exit_codes.exit_code_of(node_report.state(report))
         == {"ok": 0, "soft": 1, "hard": 2, "unknown": 3}[to_json(report)["state"]]
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.commands import cli, replay
-from nodeagent.config.schema import Config, Mode, Protection, Ranking, RankingKey, Startup
+from nodeagent.config.schema import Config, Mode, ProtectionConfig, RankingConfig, RankingKey, Startup
 from nodeagent.model import Outcome, OutcomeKind, QOSClass, Signal
 from nodeagent.policy import engine
 from nodeagent.report import text
@@ -56,7 +56,7 @@ def test_a_rehearsal_that_was_recorded_does_not_differ_from_the_file_that_says_e
     made = Run(tmp_path, CONFIG)
     [victim] = made.decide(HARD).victims
     named = Outcome("abc-1", victim.pod.uid, OutcomeKind.DRY_RUN, "", NOW)
-    made.state = engine.settle(made.state, named, now=NOW, config=CONFIG)
+    made.state = engine.apply_outcome(made.state, named, now=NOW, config=CONFIG)
     assert made.decide(snapshot(*PODS, at=NOW + 1, available={Signal.MEMORY: GI})).victims == ()
     rows = replay.replay(tmp_path, CONFIG._replace(mode=Mode.ENFORCE))
     assert [row.differs for row in rows] == [False, False]
@@ -65,7 +65,7 @@ def test_a_rehearsal_that_was_recorded_does_not_differ_from_the_file_that_says_e
 def test_with_the_kubelets_order_the_decision_is_the_kubelets(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG)
     assert [victim.pod.name for victim in made.decide(HARD).victims] == ["best-effort"]
-    kubelet = CONFIG._replace(ranking=Ranking(kubelet=True), protection=Protection(namespaces=()))
+    kubelet = CONFIG._replace(ranking=RankingConfig(kubelet=True), protection=ProtectionConfig(namespaces=()))
     row = replayed(tmp_path, kubelet)
     assert row.plan is not None
     [victim] = row.plan.victims
@@ -76,7 +76,7 @@ def test_with_the_kubelets_order_the_decision_is_the_kubelets(tmp_path: Path) ->
 
 
 def test_another_order_sends_another_pod_and_both_are_named_with_the_reason(tmp_path: Path) -> None:
-    made = Run(tmp_path, CONFIG._replace(ranking=Ranking((RankingKey.USAGE,))))
+    made = Run(tmp_path, CONFIG._replace(ranking=RankingConfig((RankingKey.USAGE,))))
     assert [victim.pod.name for victim in made.decide(HARD).victims] == ["huge"]
     row = replayed(tmp_path, CONFIG)
     assert row.differs
@@ -91,7 +91,7 @@ def test_another_order_sends_another_pod_and_both_are_named_with_the_reason(tmp_
 def test_a_protection_that_is_lifted_lets_the_pod_go(tmp_path: Path) -> None:
     Run(tmp_path, CONFIG).decide(HARD)
     bare = CONFIG._replace(
-        protection=CONFIG.protection._replace(namespaces=("shop",)), ranking=Ranking((RankingKey.USAGE,))
+        protection=CONFIG.protection._replace(namespaces=("shop",)), ranking=RankingConfig((RankingKey.USAGE,))
     )
     row = replayed(tmp_path, bare)
     assert "+ kube-system/system: rank 1, hard" in shown(row)

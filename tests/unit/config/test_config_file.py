@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config import load
-from nodeagent.config.config_file import LOOK_EVERY_S, Change, ConfigFile, changes
+from nodeagent.config.config_file import LOOK_EVERY_S, Change, ConfigFile, config_changes
 from nodeagent.config.problems import ConfigError
 
 HEAD = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
@@ -63,9 +63,9 @@ def test_without_a_file_nothing_ever_changes() -> None:
 def test_a_change_is_told_key_by_key_with_both_values() -> None:
     before = load.loads(HEAD + "evictionHard: {memory.available: 500Mi}\n")
     after = load.loads(HEAD + "evictionHard: {memory.available: 1Gi, pid.available: 5%}\nmode: enforce\n")
-    assert set(changes(before, after)) == {
+    assert set(config_changes(before, after)) == {
         Change("mode", "dry-run", "enforce"),
         Change("evictionHard.memory.available", "500Mi", "1Gi"),
         Change("evictionHard.pid.available", "not set", "5%"),
     }
-    assert changes(after, after) == ()
+    assert config_changes(after, after) == ()

@@ -34,7 +34,12 @@ def test_ours_is_met_earlier_than_a_kubelets_at_every_capacity(signal: Signal, d
 
 @given(st.dictionaries(st.sampled_from(list(Signal)), st.integers(SMALLEST[Unit.BYTES], 2**50)))
 def test_the_comparison_finds_no_signal_on_which_a_default_kubelet_is_first(capacities: dict[Signal, int]) -> None:
-    assert kubelet.compare(load.defaults().config.thresholds, kubelet.read().thresholds, capacities=capacities) == ()
+    assert (
+        kubelet.find_earlier_thresholds(
+            load.defaults().config.thresholds, kubelet.read().thresholds, capacities=capacities
+        )
+        == ()
+    )
 
 
 def test_the_defaults_are_what_the_documentation_states() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from nodeagent.config import jsonschema as generator
 from nodeagent.config import reference
-from nodeagent.config.keys import keys_of, top_level
+from nodeagent.config.keys import config_keys, top_level
 from nodeagent.config.show import show
 from tests.support.config_files import BAD, GOOD, Wrong, file, read
 from tests.support.paths import REPOSITORY
@@ -38,7 +38,7 @@ def test_the_page_names_every_key() -> None:
     for key in top_level():
         assert f"| `{key.name}` |" in page
         if isinstance(key.default, tuple) and hasattr(key.default, "_fields"):
-            assert all(f"| `{part.name}` |" in page for part in keys_of(type(key.default)))
+            assert all(f"| `{part.name}` |" in page for part in config_keys(type(key.default)))
 
 
 @pytest.mark.parametrize("body", GOOD)

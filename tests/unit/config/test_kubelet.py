@@ -165,7 +165,7 @@ def test_any_text_and_any_flags_give_settings(text: str, flags: list[str]) -> No
 )
 def test_the_kubelet_is_first_where_its_level_is_not_below_ours(kubelets: str, agents: str, sooner: list[str]) -> None:
     capacities = {Signal.NODEFS: 100 * GIB - 1, Signal.MEMORY: 8 * GIB, Signal.PID: 32768}
-    found = kubelet.compare(
+    found = kubelet.find_earlier_thresholds(
         ours(f"evictionHard: {agents}"), kubelet.read(f"evictionHard: {kubelets}").thresholds, capacities=capacities
     )
     assert [str(entry.signal) for entry in found] == sooner
@@ -173,7 +173,9 @@ def test_the_kubelet_is_first_where_its_level_is_not_below_ours(kubelets: str, a
 
 def test_a_soft_threshold_of_ours_is_not_in_time_for_a_hard_one_of_the_kubelet() -> None:
     theirs = kubelet.read("evictionHard: {pid.available: 8%}").thresholds
-    (found,) = kubelet.compare(load.defaults().config.thresholds, theirs, capacities={Signal.PID: 32768})
+    (found,) = kubelet.find_earlier_thresholds(
+        load.defaults().config.thresholds, theirs, capacities={Signal.PID: 32768}
+    )
     assert found.message == (
         "the kubelet evicts at pid.available < 8%; nodeagent earlier, but perhaps not in time, at 10% for 30s"
     )
@@ -189,18 +191,18 @@ def test_a_soft_threshold_of_the_kubelet_is_compared_with_its_grace() -> None:
         ("1Gi", "2m", True),
     ):
         theirs = kubelet.read(text % (level, grace)).thresholds
-        assert bool(kubelet.compare(agents, theirs, capacities={})) is first, (level, grace)
+        assert bool(kubelet.find_earlier_thresholds(agents, theirs, capacities={})) is first, (level, grace)
 
 
 def test_another_memory_model_is_said_to_be_another_number() -> None:
     agents = ours("evictionHard: {memory.available: 300Mi}\nsignals: {memory.available: {memoryModel: memavailable}}")
     theirs = kubelet.read("evictionHard: {memory.available: 500Mi}\nenforceNodeAllocatable: []").thresholds
-    (found,) = kubelet.compare(agents, theirs, capacities={Signal.MEMORY: 8 * GIB})
+    (found,) = kubelet.find_earlier_thresholds(agents, theirs, capacities={Signal.MEMORY: 8 * GIB})
     assert found.message.endswith("of MemAvailable, which is another number")
 
 
 def test_without_allocatable_enforcement_of_ours_the_kubelets_is_first() -> None:
-    found = kubelet.compare(
+    found = kubelet.find_earlier_thresholds(
         ours("evictionHard: {memory.available: 1Gi}"),
         kubelet.read().thresholds,
         capacities={},

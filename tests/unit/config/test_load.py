@@ -20,7 +20,7 @@ from tests.support.paths import REPOSITORY
 MIB = 2**20
 
 
-def levels(loaded: load.Loaded, *, hard: bool) -> dict[str, str]:
+def levels(loaded: load.LoadedConfig, *, hard: bool) -> dict[str, str]:
     return {str(t.signal): t.value.text for t in loaded.config.thresholds if t.hard is hard}
 
 
@@ -77,7 +77,7 @@ def test_every_error_is_reported_at_once_in_the_order_of_the_file() -> None:
     ],
 )
 def test_an_unknown_word_comes_with_the_one_that_was_probably_meant(wrong: str, meant: str) -> None:
-    assert f"did you mean `{meant}`?" in problems(wrong)[0].mend
+    assert f"did you mean `{meant}`?" in problems(wrong)[0].fix
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_unknown_word_comes_with_the_one_that_was_probably_meant(wrong: str, 
 )
 def test_a_line_that_is_not_indented_right_is_told_where_it_belongs(wrong: str, place: str) -> None:
     [problem] = problems(wrong)
-    assert place in problem.mend
+    assert place in problem.fix
 
 
 def test_a_soft_threshold_whose_grace_is_wrong_is_not_also_told_to_have_none() -> None:
@@ -155,7 +155,7 @@ def test_a_kubelets_file_gets_one_error_that_says_how_to_paste_it() -> None:
         load.loads(text)
     (problem,) = caught.value.problems
     assert problem.origin.line == 2
-    assert "copy its eviction... keys" in problem.mend
+    assert "copy its eviction... keys" in problem.fix
 
 
 def test_a_file_that_cannot_be_read_is_an_error_with_the_reason(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_byte_order_mark_is_no_error() -> None:
 
 def test_an_alias_is_read_as_what_it_stands_for_at_its_own_place() -> None:
     body = "budgets: {node: &b {burst: 7, perHour: 9}, signal: *b}"
-    assert read(body).config.budgets.signal == read(body).config.budgets.node == (7, 9.0)
+    assert read(body).config.rate_limits.signal == read(body).config.rate_limits.node == (7, 9.0)
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_a_transition_period_of_zero_is_the_kubelets_five_minutes() -> None:
 
 def test_what_a_section_leaves_out_stays_as_built_in() -> None:
     loaded = read("budgets: {node: {burst: 9}}\nranking: {order: [age]}")
-    assert loaded.config.budgets == Config().budgets._replace(node=Config().budgets.node._replace(burst=9))
+    assert loaded.config.rate_limits == Config().rate_limits._replace(node=Config().rate_limits.node._replace(burst=9))
     assert loaded.config.ranking.order == (RankingKey.AGE,)
     assert not loaded.config.ranking.kubelet
 
@@ -478,7 +478,9 @@ def test_any_value_under_any_known_key_is_read_or_refused(data: st.DataObject) -
     from nodeagent.config import keys
 
     key = data.draw(st.sampled_from(keys.top_level()))
-    inner = [part.name for part in keys.keys_of(key.type)] if keys.is_section(key.type) else [str(s) for s in Signal]
+    inner = (
+        [part.name for part in keys.config_keys(key.type)] if keys.is_section(key.type) else [str(s) for s in Signal]
+    )
     body = {key.name: data.draw(_values | st.dictionaries(st.sampled_from(inner), _values, max_size=4))}
     try:
         loaded = load.loads(HEADER + f"? {json.dumps(key.name)}\n: {json.dumps(body[key.name])}\n")
@@ -511,4 +513,4 @@ def test_reclaim_actions_are_a_list_of_maps_with_defaults_of_their_own() -> None
 )
 def test_mistakes_in_reclaim_actions_are_told_where_they_are(text: str, path: str, part: str) -> None:
     found = problems(f"reclaim: {{actions: {text}}}")
-    assert [(problem.key, part in f"{problem.message}; {problem.mend}") for problem in found] == [(path, True)]
+    assert [(problem.key, part in f"{problem.message}; {problem.fix}") for problem in found] == [(path, True)]

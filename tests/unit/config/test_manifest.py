@@ -22,9 +22,9 @@ def config_map(text: str, *, margin: str = "    ") -> str:
     return top + "data:\n  other: x\n  config.yaml: |\n" + indented(text, margin)
 
 
-def held(path: Path, text: str) -> tuple[str, load.Loaded | ConfigError | str]:
+def held(path: Path, text: str) -> tuple[str, load.LoadedConfig | ConfigError | str]:
     path.write_text(text)
-    [found] = load.load_held(str(path))
+    [found] = load.load_embedded(str(path))
     return found
 
 
@@ -36,9 +36,9 @@ def refused(text: str) -> Problem:
 
 
 def test_the_configuration_in_our_own_manifest_is_found_and_right() -> None:
-    [(name, found)] = load.load_held(str(REPOSITORY / "daemonset.yaml"))
+    [(name, found)] = load.load_embedded(str(REPOSITORY / "daemonset.yaml"))
     assert name.endswith("daemonset.yaml: ConfigMap nodeagent, data.config.yaml")
-    assert isinstance(found, load.Loaded)
+    assert isinstance(found, load.LoadedConfig)
 
 
 @pytest.mark.parametrize("margin", ["    ", "   ", "        "])
@@ -69,14 +69,14 @@ def test_a_configuration_in_quotes_is_told_by_its_own_line(tmp_path: Path) -> No
 
 def test_a_warning_is_told_at_its_place_too(tmp_path: Path) -> None:
     _, found = held(tmp_path / "all.yaml", config_map(file("evictionHard: {}")))
-    assert isinstance(found, load.Loaded)
+    assert isinstance(found, load.LoadedConfig)
     assert [problem.key for problem in found.warnings] == ["ConfigMap a, data.config.yaml: evictionHard"]
 
 
 def test_each_configuration_of_a_manifest_is_judged(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text(config_map(HEADER) + "---\n" + config_map(file("mode: maybe")))
-    found = [result for _, result in load.load_held(str(tmp_path / "all.yaml"))]
-    assert [type(result) for result in found] == [load.Loaded, ConfigError]
+    found = [result for _, result in load.load_embedded(str(tmp_path / "all.yaml"))]
+    assert [type(result) for result in found] == [load.LoadedConfig, ConfigError]
 
 
 def test_a_file_without_a_manifest_is_judged_as_it_is(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_file_without_a_manifest_is_judged_as_it_is(tmp_path: Path) -> None:
     assert name == str(tmp_path / "node.yaml")
     assert isinstance(found, ConfigError)
     assert [problem.key for problem in found.problems] == ["mode"]
-    [(_, found)] = load.load_held(str(tmp_path / "none.yaml"))
+    [(_, found)] = load.load_embedded(str(tmp_path / "none.yaml"))
     assert isinstance(found, ConfigError)
 
 
@@ -92,7 +92,7 @@ def test_a_manifest_in_place_of_the_configuration_is_one_error_that_says_where_i
     problem = refused((REPOSITORY / "daemonset.yaml").read_text())
     assert problem.key == "ConfigMap nodeagent, data.config.yaml"
     assert "these are 14 Kubernetes objects" in problem.message
-    assert "copy it into a file of its own" in problem.mend
+    assert "copy it into a file of its own" in problem.fix
     lines = (REPOSITORY / "daemonset.yaml").read_text().splitlines()
     assert lines[(problem.origin.line or 0) - 1] == "  config.yaml: |"
 
@@ -111,7 +111,7 @@ def test_another_object_is_one_error(text: str, line: int, what: str) -> None:
     problem = refused(text)
     assert problem.origin.line == line
     assert what in problem.message
-    assert "kind: NodeAgentConfiguration" in problem.mend
+    assert "kind: NodeAgentConfiguration" in problem.fix
 
 
 def test_what_is_meant_as_a_configuration_is_told_everything_that_is_wrong_with_it() -> None:

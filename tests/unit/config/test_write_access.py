@@ -225,9 +225,9 @@ def test_an_open_program_of_an_action_is_told_before_it_is_needed(tmp_path: Path
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     action = ReclaimAction("tidy", command=(str(program),))
-    assert reclaim_runner.missing((action,)) == ()
+    assert reclaim_runner.missing_programs((action,)) == ()
     program.chmod(0o777)
-    (note,) = reclaim_runner.missing((action,))
+    (note,) = reclaim_runner.missing_programs((action,))
     assert note.message == (
         f"tidy runs {program} as this agent's user, and {program} can be written by everybody (mode 0777): "
         f"run `chmod go-w {program}`"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.actuators.evictions import Evictor
+from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.kube.transport import ApiError, Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
@@ -49,7 +49,7 @@ def http(status: int | str, body: bytes = b"", *, kind: str = "application/json"
 
 def victim(uid: str = UID, *, name: str = "quiet", method: Method = Method.EVICT) -> Victim:
     return Victim(
-        pod=pod_of(json.dumps(pod(name, uid=uid)).encode()),
+        pod=decode_pod(json.dumps(pod(name, uid=uid)).encode()),
         cgroup="",
         threshold=Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
         tier=Tier.HARD,
@@ -68,7 +68,7 @@ def transport_to(server: RawServer | ApiServer, tmp_path: Path, *, timeout_s: fl
 def outcome_of(transport: Transport, target: Victim, *, node_name: str = "") -> Outcome:
     """What one worker answers; it must be alive and idle afterwards."""
     there = threading.Event()
-    evictor = Evictor(transport, node_name=node_name, threads=1, wake=there.set)
+    evictor = EvictionSender(transport, node_name=node_name, threads=1, wake=there.set)
     evictor.submit("plan-1", target)
     assert there.wait(30)
     (outcome,) = evictor.take()
@@ -157,7 +157,7 @@ ACCEPTED, UNKNOWN, LATE = OutcomeKind.ACCEPTED, OutcomeKind.SERVER_ERROR, Outcom
         (http(400, HTML, kind="text/html"), UNKNOWN),
         (http(*recorded("unauthorized-401")), OutcomeKind.UNAUTHORIZED),
         (http(*recorded("eviction-403")), OutcomeKind.FORBIDDEN),
-        (http(*recorded("eviction-pdb-429")), OutcomeKind.BLOCKED_BY_BUDGET),
+        (http(*recorded("eviction-pdb-429")), OutcomeKind.BLOCKED_BY_PDB),
         (http(*recorded("eviction-two-pdbs-500")), OutcomeKind.BUDGET_CONFLICT),
         (http(*recorded("apf-429-eviction"), kind="text/plain; charset=utf-8"), OutcomeKind.THROTTLED),
         (http(*recorded("eviction-badjson-400")), OutcomeKind.INVALID),
@@ -242,7 +242,7 @@ def test_what_follows_an_early_hint_is_not_the_answer_to_the_next_request(tmp_pa
         transport = transport_to(server, tmp_path)
         assert outcome_of(transport, victim()).kind is UNKNOWN
         late.set()
-        assert outcome_of(transport, victim(name="other")).kind is OutcomeKind.BLOCKED_BY_BUDGET
+        assert outcome_of(transport, victim(name="other")).kind is OutcomeKind.BLOCKED_BY_PDB
 
 
 HEADERS = st.lists(
@@ -575,7 +575,7 @@ def test_a_loop_that_cannot_be_woken_costs_no_worker(api: ApiServer, tmp_path: P
         woken.release()
         raise OSError(32, "the pipe is closed")
 
-    evictor = Evictor(transport_to(api, tmp_path), threads=1, wake=wake)
+    evictor = EvictionSender(transport_to(api, tmp_path), threads=1, wake=wake)
     for _ in range(3):
         evictor.submit("plan", victim(name="hog"))
         assert woken.acquire(timeout=30)

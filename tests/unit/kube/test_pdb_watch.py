@@ -11,15 +11,15 @@ import pytest
 
 from nodeagent.kube import objects
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pdb_watch import ANSWER_S, KEEP_S, BudgetWatch, selects
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.pdb_watch import ANSWER_S, KEEP_S, PdbWatch, selects
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.kube.transport import connect
 from nodeagent.model import DisruptionBudget, Pod
 from tests.fake_kube import ApiServer, pod
 
 
 def a_pod(name: str = "p", *, namespace: str = "default", **labels: str) -> Pod:
-    return pod_of(json.dumps(pod(name, namespace=namespace, labels=labels)).encode())
+    return decode_pod(json.dumps(pod(name, namespace=namespace, labels=labels)).encode())
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def budgets(api: ApiServer, tmp_path: Path, now: list[float]) -> Iterator[BudgetWatch]:
+def budgets(api: ApiServer, tmp_path: Path, now: list[float]) -> Iterator[PdbWatch]:
     transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
-    watch = BudgetWatch(transport, clock=lambda: now[0])
+    watch = PdbWatch(transport, clock=lambda: now[0])
     yield watch
     watch.stop()
 
@@ -53,11 +53,11 @@ def _wait(event: threading.Event) -> None:
     event.wait(60)
 
 
-def held(budgets: BudgetWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
-    return budgets.fill((candidate,))[0].budgets
+def held(budgets: PdbWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
+    return budgets.with_pdbs((candidate,))[0].disruption_budgets
 
 
-def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: BudgetWatch) -> None:
+def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: PdbWatch) -> None:
     assert held(budgets, a_pod(app="a")) == ()
     assert not api.requests
     budgets.want(["default"])
@@ -65,21 +65,21 @@ def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: Bu
     assert {r.path for r in api.requests} == {"/apis/policy/v1/namespaces/default/poddisruptionbudgets"}
 
 
-def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: BudgetWatch, now: list[float]) -> None:
+def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: PdbWatch, now: list[float]) -> None:
     answered = threading.Event()
     api.at_request = lambda _request, _done: _wait(answered)
-    assert budgets.unanswered() == ""
+    assert budgets.unlisted_namespace() == ""
     budgets.want(["default"])
-    assert budgets.unanswered() == "default"
+    assert budgets.unlisted_namespace() == "default"
     now[0] += ANSWER_S + 1.0
-    assert budgets.unanswered() == ""
+    assert budgets.unlisted_namespace() == ""
     now[0] -= ANSWER_S
-    assert budgets.unanswered() == "default"
+    assert budgets.unlisted_namespace() == "default"
     answered.set()
-    eventually(lambda: budgets.unanswered() == "")
+    eventually(lambda: budgets.unlisted_namespace() == "")
 
 
-def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, budgets: BudgetWatch) -> None:
+def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, budgets: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=1)
     api.set_pdb("elsewhere", {"app": "a"}, allowed=1, namespace="other")
     budgets.want(["default"])
@@ -93,15 +93,13 @@ def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, 
     eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 
-def test_a_budget_that_is_not_observed_yet_allows_nothing(api: ApiServer, budgets: BudgetWatch) -> None:
+def test_a_budget_that_is_not_observed_yet_allows_nothing(api: ApiServer, budgets: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=3, observed=False)
     budgets.want(["default"])
     eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 
-def test_a_namespace_that_nobody_wants_any_more_is_let_go(
-    api: ApiServer, budgets: BudgetWatch, now: list[float]
-) -> None:
+def test_a_namespace_that_nobody_wants_any_more_is_let_go(api: ApiServer, budgets: PdbWatch, now: list[float]) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=1)
     budgets.want(["default"])
     eventually(lambda: held(budgets, a_pod(app="a")))
@@ -110,7 +108,7 @@ def test_a_namespace_that_nobody_wants_any_more_is_let_go(
     assert held(budgets, a_pod(app="a")) == ()
 
 
-def test_missing_rights_are_a_note(api: ApiServer, budgets: BudgetWatch) -> None:
+def test_missing_rights_are_a_note(api: ApiServer, budgets: PdbWatch) -> None:
     api.forbid("list", "poddisruptionbudgets")
     budgets.want(["default"])
     eventually(lambda: any("forbidden" in note.message for note in budgets.notes()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.model import Pod
 from tests.fake_kube import pod
 from tests.support.paths import DATA
@@ -15,7 +15,7 @@ PLACEMENTS = DATA / "cluster"
 
 
 def read(*, owner: tuple[str, str] = ("ReplicaSet", "r"), **fields: Any) -> Pod:
-    return pod_of(json.dumps(pod("p", owner=owner, **fields)).encode())
+    return decode_pod(json.dumps(pod("p", owner=owner, **fields)).encode())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_node_name_in_the_template_binds_and_the_schedulers_choice_does_not() 
     def bound(owner: str, *entries: Json) -> str:
         entry = pod("p", owner=(owner, "o"))
         entry["metadata"]["managedFields"] = list(entries)
-        return pod_of(json.dumps(entry).encode()).node_bound
+        return decode_pod(json.dumps(entry).encode()).node_bound
 
     kubelet = {"manager": "kubelet", "subresource": "status", "fieldsV1": {"f:status": {"f:phase": {}}}}
     assert bound("ReplicaSet", created("nodeName"), kubelet) == "nodeName lab-node in its template"
@@ -74,4 +74,4 @@ def test_no_recorded_pod_that_a_scheduler_placed_is_bound() -> None:
         entry = pod(name)
         entry["metadata"] |= metadata
         assert any("f:spec" in each["fieldsV1"] for each in metadata["managedFields"])
-        assert pod_of(json.dumps(entry).encode()).node_bound == ""
+        assert decode_pod(json.dumps(entry).encode()).node_bound == ""

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import DecodeError
 
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_stream import MOST_PAGES
-from nodeagent.kube.pod_watch import GONE_S, SPREAD_S, PodsView, PodWatch, list_pods, pod_of, with_mirrors_of
+from nodeagent.kube.pod_watch import GONE_S, SPREAD_S, PodsView, PodWatch, decode_pod, list_pods, with_mirrors_of
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import ApiError, Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
@@ -55,7 +55,7 @@ class Watched:
             idle_s=idle_s,
             watch_s=watch_s,
             clock=clock,
-            backoff=Backoff(first_s=FAST, last_s=0.1, rng=random.Random(1)),
+            backoff=RetryBackoff(first_s=FAST, last_s=0.1, rng=random.Random(1)),
         )
         self.watch.start()
 
@@ -93,7 +93,7 @@ def names(view: PodsView) -> set[str | None]:
 def recorded_pods() -> dict[str, Pod]:
     record = json.loads((RECORDINGS / "list-pods-fieldselector.json").read_text())
     items = json.loads(record["response"]["body"])["items"]
-    return {p["metadata"]["name"]: pod_of(json.dumps(p).encode()) for p in items}
+    return {p["metadata"]["name"]: decode_pod(json.dumps(p).encode()) for p in items}
 
 
 def test_real_pods_are_read_as_recorded() -> None:
@@ -113,7 +113,7 @@ def test_real_pods_are_read_as_recorded() -> None:
 
 
 def read(**fields: Any) -> Pod:
-    return pod_of(json.dumps(pod("p", **fields)).encode())
+    return decode_pod(json.dumps(pod("p", **fields)).encode())
 
 
 HASH = "40752f5e63399d9c92ea85f4b6e74059"
@@ -129,7 +129,7 @@ def mirror(owner: Json | None = None, **annotations: str) -> Pod:
         "annotations": {f"kubernetes.io/{key}": value for key, value in marks.items() if value},
         "ownerReferences": [OWN_NODE | (owner or {})],
     }
-    return pod_of(json.dumps(entry).encode())
+    return decode_pod(json.dumps(entry).encode())
 
 
 def test_a_mirror_pod_is_one_with_the_owner_and_the_hashes_that_a_kubelet_writes() -> None:
@@ -152,13 +152,13 @@ def test_a_mirror_pod_of_another_node_object_is_none_where_the_uid_of_ours_is_kn
 def test_a_kubelets_own_list_names_its_static_pods_and_an_api_servers_does_not() -> None:
     """From the `/pods` of a real kubelet."""
     items = json.loads((RECORDINGS.parent / "cluster" / "kubelet-pods.json").read_text())["items"]
-    listed = {p["metadata"]["name"]: pod_of(json.dumps(p).encode()) for p in items}
+    listed = {p["metadata"]["name"]: decode_pod(json.dumps(p).encode()) for p in items}
     assert {name for name, each in listed.items() if each.static} == {"static-hog-lab-node"}
     assert listed["static-hog-lab-node"].static == "file"
     # The same as a pod of an API server, whose author may write any annotation, even its own UID later on.
     [static] = [p for p in items if p["metadata"]["name"] == "static-hog-lab-node"]
     static["metadata"]["resourceVersion"] = "7"
-    assert pod_of(json.dumps(static).encode()).static == ""
+    assert decode_pod(json.dumps(static).encode()).static == ""
 
 
 def test_a_qos_class_that_the_server_left_out_follows_from_the_resources() -> None:
@@ -167,9 +167,9 @@ def test_a_qos_class_that_the_server_left_out_follows_from_the_resources() -> No
     spec = {"containers": [{"name": "c", "resources": {"requests": asks, "limits": asks}}]}
     for pod_level, expected in ((None, QOSClass.GUARANTEED), ({}, QOSClass.GUARANTEED)):
         told = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": pod_level}}
-        assert pod_of(json.dumps(told).encode()).qos_class is expected
+        assert decode_pod(json.dumps(told).encode()).qos_class is expected
     told = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": {"requests": {"memory": "1Mi"}}}}
-    assert pod_of(json.dumps(told).encode()).qos_class is QOSClass.BURSTABLE
+    assert decode_pod(json.dumps(told).encode()).qos_class is QOSClass.BURSTABLE
 
 
 def test_only_annotations_that_decisions_read_are_kept() -> None:
@@ -179,7 +179,7 @@ def test_only_annotations_that_decisions_read_are_kept() -> None:
         "controller.kubernetes.io/pod-deletion-cost": "5",
         "mine": "yes",
     }
-    kept = pod_of(json.dumps(pod("p", annotations=annotations)).encode(), keep=frozenset({"mine"})).annotations
+    kept = decode_pod(json.dumps(pod("p", annotations=annotations)).encode(), keep=frozenset({"mine"})).annotations
     assert set(kept) == {"nodeagent.io/evict", "mine"}
     assert set(read(annotations=annotations).annotations) == {
         "nodeagent.io/evict",
@@ -200,16 +200,16 @@ def test_containers_of_every_kind_are_told_apart() -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"hostPID": False}, {"hostPID": True}])
 def test_a_pod_that_sees_the_nodes_processes_says_so(spec: dict[str, bool]) -> None:
-    told = pod_of(json.dumps(pod("web", spec=spec)).encode())
+    told = decode_pod(json.dumps(pod("web", spec=spec)).encode())
     assert told.host_pid == spec.get("hostPID", False)
 
 
 def test_a_pod_with_ephemeral_containers_says_so() -> None:
     one = pod("web", spec={"ephemeralContainers": [{"name": "debugger", "image": "x"}]})
-    told = pod_of(json.dumps(one).encode())
+    told = decode_pod(json.dumps(one).encode())
     assert told.ephemeral
     assert [container.name for container in told.containers] == ["c"]
-    assert not pod_of(json.dumps(pod("web")).encode()).ephemeral
+    assert not decode_pod(json.dumps(pod("web")).encode()).ephemeral
 
 
 def test_what_a_resize_has_reached_is_read() -> None:
@@ -250,7 +250,7 @@ def test_whatever_a_field_holds_a_pod_is_read_or_refused(section: str, data: st.
     key = data.draw(st.sampled_from(sorted(entry[section])))
     entry[section][key] = data.draw(JSON_VALUES)
     try:
-        found = pod_of(json.dumps(entry).encode())
+        found = decode_pod(json.dumps(entry).encode())
     except (DecodeError, ValueError):
         return
     assert isinstance(found, Pod)
@@ -550,7 +550,7 @@ def test_a_stopped_watch_ends_its_thread_at_once(api: ApiServer, watched: Watche
 
 
 def test_back_off_doubles_with_jitter_up_to_its_limit_and_obeys_the_server() -> None:
-    backoff = Backoff(first_s=1.0, last_s=8.0, rng=random.Random(0))
+    backoff = RetryBackoff(first_s=1.0, last_s=8.0, rng=random.Random(0))
     waits = [backoff.failed() for _ in range(10)]
     for wait, delay in zip(waits, [1, 2, 4, 8, 8, 8, 8, 8, 8, 8], strict=True):
         assert delay / 2 <= wait <= delay
@@ -579,7 +579,7 @@ def test_a_version_that_the_server_has_not_reached_is_given_up_when_it_stays_sil
     """As after a restored backup: the watch says nothing, and a new one from the same version says nothing again."""
     before = api.version
     api.version += 1_000_000
-    watch = PodWatch(connected(api, tmp_path), "lab-node", idle_s=0.5, backoff=Backoff(first_s=0.05, last_s=0.1))
+    watch = PodWatch(connected(api, tmp_path), "lab-node", idle_s=0.5, backoff=RetryBackoff(first_s=0.05, last_s=0.1))
     watch.start()
     assert api.wait_for(lambda: api.watched("/api/v1/pods"))
     api.version = before

@@ -8,7 +8,7 @@ import pytest
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_watch import PodWatch
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, Reach, Transport, connect
+from nodeagent.kube.transport import ApiError, ApiReachability, Transport, connect
 from tests.fake_kube import ApiServer
 from tests.support.rawserver import RawServer
 
@@ -23,7 +23,7 @@ def ask(transport: Transport) -> None:
 
 def test_a_server_that_nobody_has_asked_is_not_out_of_reach(tmp_path: Path) -> None:
     with ApiServer() as api:
-        assert transport_to(api, tmp_path).reach.lost_at is None
+        assert transport_to(api, tmp_path).reach.unreachable_since is None
 
 
 def test_it_is_lost_since_the_first_request_that_went_unanswered_and_found_with_any_answer(tmp_path: Path) -> None:
@@ -35,17 +35,17 @@ def test_it_is_lost_since_the_first_request_that_went_unanswered_and_found_with_
         for _ in range(2):
             with pytest.raises(ApiError):
                 ask(transport)
-        first = transport.reach.lost_at
+        first = transport.reach.unreachable_since
         assert first is not None
         assert first >= before
         with pytest.raises(ApiError):
             ask(transport)
-        assert transport.reach.lost_at == first
+        assert transport.reach.unreachable_since == first
         api.come_back()
         api.forbid("get", "nodes")
         with pytest.raises(ApiError, match="forbidden"):
             transport.request("GET", "/api/v1/nodes/lab-node")
-        assert transport.reach.lost_at is None, "a refusal is an answer"
+        assert transport.reach.unreachable_since is None, "a refusal is an answer"
 
 
 def test_a_server_that_accepts_and_never_answers_is_out_of_reach(tmp_path: Path) -> None:
@@ -53,31 +53,31 @@ def test_a_server_that_accepts_and_never_answers_is_out_of_reach(tmp_path: Path)
         transport = transport_to(server, tmp_path, timeout_s=0.3)
         with pytest.raises(ApiError):
             ask(transport)
-        assert transport.reach.lost_at is not None
+        assert transport.reach.unreachable_since is not None
 
 
 def test_one_lost_request_beside_one_that_was_answered_says_nothing() -> None:
     now = [0.0]
-    reach = Reach(lambda: now[0], boot=lambda: now[0])
+    reach = ApiReachability(lambda: now[0], boot=lambda: now[0])
     now[0] = 3.0
     reach.answered()
     now[0] = 5.0
     seen = []
     for begun_at in (0.0, 3.5, 4.0):
         reach.unanswered(begun_at)
-        seen.append(reach.lost_at)
+        seen.append(reach.unreachable_since)
     assert seen == [None, 3.5, 3.5]
 
 
 def test_the_time_that_the_machine_was_suspended_is_no_outage() -> None:
     awake_s, suspended_s = [100.0], [0.0]
-    reach = Reach(lambda: awake_s[0], boot=lambda: awake_s[0] + suspended_s[0])
+    reach = ApiReachability(lambda: awake_s[0], boot=lambda: awake_s[0] + suspended_s[0])
     begun_at = reach.clock()
     awake_s[0], suspended_s[0] = 103.0, 3600.0
     reach.unanswered(begun_at)
-    assert reach.lost_at == 100.0 + 3600.0, "lost for three seconds"
+    assert reach.unreachable_since == 100.0 + 3600.0, "lost for three seconds"
     awake_s[0], suspended_s[0] = 110.0, 7200.0
-    assert reach.lost_at == 100.0 + 7200.0, "lost for ten"
+    assert reach.unreachable_since == 100.0 + 7200.0, "lost for ten"
 
 
 def test_a_watch_on_which_nothing_happens_is_no_outage(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_watch_on_which_nothing_happens_is_no_outage(tmp_path: Path) -> None:
         pods.start()
         lost: list[float] = []
         for _ in range(6000):  # over several watches that ended for silence
-            if (at := transport.reach.lost_at) is not None:
+            if (at := transport.reach.unreachable_since) is not None:
                 lost.append(at)
             if len([r for r in api.requests if "watch" in r.query]) >= 4:
                 break

@@ -48,8 +48,8 @@ def failure(call: Callable[[], object]) -> ApiError:
 @pytest.mark.parametrize(
     ("name", "kind", "retry_after_s"),
     [
-        ("eviction-pdb-429", OutcomeKind.BLOCKED_BY_BUDGET, None),
-        ("eviction-pdb-429-not-observed", OutcomeKind.BLOCKED_BY_BUDGET, 10.0),
+        ("eviction-pdb-429", OutcomeKind.BLOCKED_BY_PDB, None),
+        ("eviction-pdb-429-not-observed", OutcomeKind.BLOCKED_BY_PDB, 10.0),
         ("apf-429-eviction", OutcomeKind.THROTTLED, 2.0),
         ("eviction-two-pdbs-500", OutcomeKind.BUDGET_CONFLICT, None),
         ("eviction-404", OutcomeKind.GONE, None),
@@ -90,7 +90,7 @@ def test_a_budget_that_cannot_be_counted_refuses_for_itself_and_not_for_the_serv
     """Not recorded: they take a thousand evictions at once."""
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
     error = error_of(status, {"Retry-After": "10"}, json.dumps(body).encode())
-    assert (error.kind, error.retry_after_s) == (OutcomeKind.BLOCKED_BY_BUDGET, 10.0)
+    assert (error.kind, error.retry_after_s) == (OutcomeKind.BLOCKED_BY_PDB, 10.0)
     assert "web" in error.message
 
 
@@ -172,14 +172,14 @@ def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
 def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: server.over.wait()) as server:
         transport = transport_to(server, tmp_path, timeout_s=5.0)
-        thread = workers.begin(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="asking")
+        thread = workers.start_thread(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="asking")
         assert thread is not None
         told: list[str] = []
         while not told and thread.is_alive():
             much_later = time.monotonic() + 5.0 + PATIENCE_S
-            told = [each.message for each in workers.stuck(much_later) if each.name == "asking"]
+            told = [each.message for each in workers.stuck_workers(much_later) if each.name == "asking"]
         assert told == ["has been at GET /version for more than 45s"]
-        assert not [each for each in workers.stuck() if each.name == "asking"]
+        assert not [each for each in workers.stuck_workers() if each.name == "asking"]
     thread.join(20)
 
 

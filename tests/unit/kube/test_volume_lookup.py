@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Protection
+from nodeagent.config.schema import ProtectionConfig
 from nodeagent.kube import volume_lookup
-from nodeagent.kube.backoff import Backoff
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.kube.volume_lookup import AGAIN_S, VolumeLookup, look_up_all
 from nodeagent.model import Pod
@@ -39,7 +39,7 @@ def a_pod(name: str, *claims: str) -> dict[str, Any]:
 
 
 def read(entry: dict[str, Any]) -> Pod:
-    return pod_of(json.dumps(entry).encode())
+    return decode_pod(json.dumps(entry).encode())
 
 
 def eventually(holds: Callable[[], object]) -> None:
@@ -68,7 +68,7 @@ def now() -> list[float]:
 
 @pytest.fixture
 def lookup(transport: Transport, now: list[float]) -> Iterator[VolumeLookup]:
-    made = VolumeLookup(transport, "lab-node", clock=lambda: now[0], backoff=Backoff(first_s=0.01, last_s=0.02))
+    made = VolumeLookup(transport, "lab-node", clock=lambda: now[0], backoff=RetryBackoff(first_s=0.01, last_s=0.02))
     yield made
     made.stop()
 
@@ -79,7 +79,9 @@ def known(lookup: VolumeLookup, *pods: Pod) -> tuple[Pod, ...]:
 
 
 def refused(pod: Pod, **rules: Any) -> str:
-    return "; ".join(each.message for each in protection.standing(pod, Protection(bare_pods=False, **rules)))
+    return "; ".join(
+        each.message for each in protection.object_refusals(pod, ProtectionConfig(bare_pods=False, **rules))
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_near_pressure_claims_are_looked_up_within_a_moment(
         transport,
         "lab-node",
         clock=lambda: now[0],
-        backoff=Backoff(first_s=3600.0, last_s=3600.0),
+        backoff=RetryBackoff(first_s=3600.0, last_s=3600.0),
         spread_s=3600.0 if trouble == "spread" else 0.0,
     )
     db = read(a_pod("db", "data"))
@@ -230,7 +232,9 @@ def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
     api: ApiServer, transport: Transport, now: list[float]
 ) -> None:
     api.forbid("get", "persistentvolumeclaims")
-    lookup = VolumeLookup(transport, "lab-node", clock=lambda: now[0], backoff=Backoff(first_s=3600.0, last_s=3600.0))
+    lookup = VolumeLookup(
+        transport, "lab-node", clock=lambda: now[0], backoff=RetryBackoff(first_s=3600.0, last_s=3600.0)
+    )
     began = time.monotonic()
     lookup.fill(tuple(read(a_pod(f"db-{n}", f"data-{n}")) for n in range(20)))
     while time.monotonic() - began < 3.0:
@@ -264,7 +268,7 @@ def test_a_kubelets_credentials_may_ask_what_is_asked(api: ApiServer, tmp_path: 
 def test_a_report_looks_up_as_much_as_there_is_time_for_and_says_so(api: ApiServer, transport: Transport) -> None:
     api.set_volume("data", LOCAL)
     pods = (read(a_pod("db", "data")),)
-    places: dict[volume_lookup.Claim, volume_lookup.Place] = {}
+    places: dict[volume_lookup.Claim, volume_lookup.ClaimLocation] = {}
     seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=0.0)
     assert trouble == "there are more claims than there was time to look up"
     assert seen[0].claims_unknown

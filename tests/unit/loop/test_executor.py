@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
-from nodeagent.config.schema import Brake, Mode
+from nodeagent.config.schema import BrakeMode, Mode
 from nodeagent.kube.pod_watch import PodsView
-from nodeagent.loop.components import Parts
-from nodeagent.loop.executor import GUARDED_S, SIGHT_S, Actor
-from nodeagent.loop.state_store import Keeper
+from nodeagent.loop.components import Components
+from nodeagent.loop.executor import GROWTH_CAP_S, SIGHT_S, Executor
+from nodeagent.loop.state_store import StateStore
 from nodeagent.model import (
     Amount,
     MemoryModel,
@@ -34,12 +34,12 @@ from nodeagent.model import (
 )
 from nodeagent.policy import in_flight
 from nodeagent.policy import state as policy_state
-from nodeagent.policy.victim_preview import Foreseen
-from nodeagent.sampling.disk.monitor import DiskWatch
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.policy.victim_preview import PredictedVictim
+from nodeagent.sampling.disk.monitor import DiskMonitor
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.sampler import Sampler
-from nodeagent.telemetry.decision_log import Teller
+from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.log import open_log
 from nodeagent.telemetry.metrics import Metrics
 from tests.support.runtime import bare_means
@@ -51,10 +51,10 @@ POD = TreePod("default/web")
 class Scene(NamedTuple):
     """A written node with cgroup v2, and the hands of an agent on it."""
 
-    actor: Actor
-    keeper: Keeper
-    parts: Parts
-    holds: Holds
+    actor: Executor
+    keeper: StateStore
+    parts: Components
+    holds: ActiveBrakes
     high: Path
     """memory.high of the pod."""
     cgroup: str
@@ -73,18 +73,18 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     [pod] = (tmp_path / "sys/fs/cgroup").rglob(f"*{POD.cgroup_uid.replace('-', '_')}.slice")
     (pod / "memory.high").write_text("max\n")
     loaded = load.load(None, overrides=())
-    escalation = loaded.config.escalation._replace(brake=Brake.THROTTLE)
+    escalation = loaded.config.escalation._replace(brake=BrakeMode.THROTTLE)
     loaded = loaded._replace(config=loaded.config._replace(mode=request.param, escalation=escalation))
     config = loaded.config
     log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
-    holds = Holds(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
-    means = bare_means(host, file=ConfigFile(None, overrides=()), alarms=Alarms(host), holds=holds, log=log)
+    holds = ActiveBrakes(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
+    means = bare_means(host, file=ConfigFile(None, overrides=()), alarms=WakeupSources(host), holds=holds, log=log)
     metrics = Metrics(config, boottime=host.boottime)
     policy = policy_state.initial("i", now=0.0)
-    keeper = Keeper(policy, None, holds=holds, owned=tuple, says=tuple, metrics=metrics, log=log)
-    actor = Actor(means, keeper=keeper, teller=Teller(log, None), metrics=metrics)
+    keeper = StateStore(policy, None, holds=holds, owned=tuple, says=tuple, metrics=metrics, log=log)
+    actor = Executor(means, keeper=keeper, teller=DecisionLog(log, None), metrics=metrics)
     with Sampler(host, config.sampling, node_name="n") as sampler:
-        parts = Parts(loaded, sampler, NoCluster("none here"), DiskWatch(host, config.sampling))
+        parts = Components(loaded, sampler, NoCluster("none here"), DiskMonitor(host, config.sampling))
         cgroup = "/" + str(pod.relative_to(tmp_path / "sys/fs/cgroup"))
         yield Scene(actor, keeper, parts, holds, pod / "memory.high", cgroup)
     writer.close()
@@ -93,18 +93,18 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
 def test_a_victim_that_the_second_look_spares_is_let_go(scene: Scene) -> None:
     plan = scene.plan()
-    assert not scene.actor.hold(plan, scene.parts), "there is no state to save"
+    assert not scene.actor.brake(plan, scene.parts), "there is no state to save"
     assert scene.high.read_text().strip().isdigit(), "it is held"
     snapshot = scene.parts.sampler.sample(None, None)
     scene.actor.evict(plan, snapshot, scene.parts, saved=False)  # nobody knows the pods: no ground for an eviction
     assert scene.high.read_text().startswith("max")  # a kernel's file has no rest of what was written before
-    assert scene.holds.held == ()
+    assert scene.holds.active == ()
 
 
 @pytest.mark.parametrize("scene", [Mode.DRY_RUN], indirect=True)
 def test_a_rehearsal_holds_nobody_and_hands_nobody_over(scene: Scene) -> None:
     plan = scene.plan()
-    scene.actor.hold(plan, scene.parts)
+    scene.actor.brake(plan, scene.parts)
     assert scene.high.read_text() == "max\n"
     scene.actor.evict(plan, scene.parts.sampler.sample(None, None), scene.parts, saved=True)  # NoCluster would raise
     assert scene.high.read_text() == "max\n"
@@ -112,25 +112,25 @@ def test_a_rehearsal_holds_nobody_and_hands_nobody_over(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
 def test_who_would_have_to_go_is_guarded_for_a_moment_and_no_longer_than_a_hold(scene: Scene) -> None:
-    config, victim = scene.parts.config, Foreseen(POD.cgroup_uid, scene.cgroup, 1 << 40)
-    assert scene.actor.guards(config)
-    scene.actor.guard([victim], config, now=50.0)
+    config, victim = scene.parts.config, PredictedVictim(POD.cgroup_uid, scene.cgroup, 1 << 40)
+    assert scene.actor.can_cap_growth(config)
+    scene.actor.cap_growth([victim], config, now=50.0)
     assert scene.high.read_text().strip() == str(1 << 40)
-    assert [hold.until for hold in scene.holds.held] == [50.0 + GUARDED_S]
+    assert [hold.until for hold in scene.holds.active] == [50.0 + GROWTH_CAP_S]
     brief = config._replace(escalation=config.escalation._replace(brake_deadline_s=0.25))
-    scene.actor.guard([victim], brief, now=51.0)
-    assert [hold.until for hold in scene.holds.held] == [51.25]
-    scene.actor.guard([], config, now=51.1)
+    scene.actor.cap_growth([victim], brief, now=51.0)
+    assert [hold.until for hold in scene.holds.active] == [51.25]
+    scene.actor.cap_growth([], config, now=51.1)
     assert scene.high.read_text().startswith("max")
-    assert scene.holds.held == ()
+    assert scene.holds.active == ()
 
 
 @pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
 def test_nobody_is_guarded_in_a_rehearsal_or_without_a_brake(scene: Scene) -> None:
     config = scene.parts.config
-    without = config._replace(escalation=config.escalation._replace(brake=Brake.NONE))
-    assert scene.actor.guards(config) is (config.mode is Mode.ENFORCE)
-    assert not scene.actor.guards(without)
+    without = config._replace(escalation=config.escalation._replace(brake=BrakeMode.NONE))
+    assert scene.actor.can_cap_growth(config) is (config.mode is Mode.ENFORCE)
+    assert not scene.actor.can_cap_growth(without)
 
 
 class OnePod(NoCluster):
@@ -146,7 +146,7 @@ class OnePod(NoCluster):
     def pods(self) -> PodsView:
         return PodsView((self._pod,), self._host.boottime(), "", lost_at=self.lost_at)
 
-    def soft_wait(self) -> Note | None:
+    def soft_tier_block(self) -> Note | None:
         return self.wait
 
     def evict(self, plan_id: str, victim: Victim) -> None:
@@ -178,7 +178,7 @@ def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
     view = session.pods()
     snapshot = parts.sampler.sample(view.pods, view.synced_at)
     at = snapshot.taken_at - 1
-    entry = in_flight.Entry(
+    entry = in_flight.InFlightEviction(
         plan_id=plan.id,
         pod_uid=pod.uid,
         cgroup_uid=pod.cgroup_uid,
@@ -187,7 +187,7 @@ def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
         signal=Signal.MEMORY,
         memory_model=MemoryModel.WORKING_SET,
         tier=tier,
-        stage=in_flight.Stage.PLANNED,
+        stage=in_flight.EvictionStage.PLANNED,
         planned_at=at,
         sample_at=at,
         available=1,
@@ -196,9 +196,9 @@ def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
         until=at + 60,
         buckets=("node",),
     )
-    scene.keeper.policy = scene.keeper.policy._replace(in_flight=in_flight.LedgerState((entry,)))
+    scene.keeper.policy = scene.keeper.policy._replace(in_flight=in_flight.InFlightState((entry,)))
     session.wait, session.lost_at = wait, 12.5
-    fresh = scene.actor.look_again(plan, snapshot, parts)
-    assert (fresh.soft_waits_for, fresh.api_lost_at) == (wait, 12.5), "read anew, not carried over"
+    fresh = scene.actor.recheck(plan, snapshot, parts)
+    assert (fresh.soft_tier_blocked_by, fresh.api_unreachable_since) == (wait, 12.5), "read anew, not carried over"
     scene.actor.evict(plan, fresh._replace(taken_at=fresh.taken_at - stood_s), parts, saved=True)
     assert session.evicted == evicted

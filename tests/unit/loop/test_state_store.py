@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.config import load
-from nodeagent.config.schema import Bucket
-from nodeagent.loop.state_store import TRUSTED_S, AgentState, Keeper, recall
+from nodeagent.config.schema import TokenBucket
+from nodeagent.loop.state_store import TRUSTED_S, AgentState, StateStore, recall
 from nodeagent.model import Refusal
 from nodeagent.policy import rate_limits
 from nodeagent.policy import state as policy_state
-from nodeagent.records.state_file import Loaded, StateFile, Trust
+from nodeagent.records.state_file import LoadedState, StateFile, Trust
 from nodeagent.telemetry.log import open_log
 from nodeagent.telemetry.metrics import Metrics
 
-NODE = Bucket(burst=2, per_hour=30.0)
-BUDGETS = load.load(None, overrides=()).config.budgets._replace(node=NODE)
+NODE = TokenBucket(burst=2, per_hour=30.0)
+BUDGETS = load.load(None, overrides=()).config.rate_limits._replace(node=NODE)
 REFILL_S = 3600.0 / NODE.per_hour
 STEPS = (
     "evict",
@@ -46,9 +46,9 @@ class FailingDisk(StateFile):
 
     failure = "well"
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedState:
         if self.failure == "unreadable":
-            return Loaded(Trust.CORRUPT, None, "cannot be read")
+            return LoadedState(Trust.CORRUPT, None, "cannot be read")
         return super().load()
 
     def save(self, value: object) -> None:
@@ -88,15 +88,17 @@ class Node:
 
     def evict(self) -> None:
         """As the loop does: the token is taken, saved, and only then spent."""
-        taken = rate_limits.take(self.keeper.policy.budgets, (rate_limits.NODE,), now=self.now, budgets=BUDGETS)
+        taken = rate_limits.take_tokens(
+            self.keeper.policy.rate_limits, (rate_limits.NODE,), now=self.now, budgets=BUDGETS
+        )
         if isinstance(taken, Refusal):
             return
-        self.keeper.policy = self.keeper.policy._replace(budgets=taken)
+        self.keeper.policy = self.keeper.policy._replace(rate_limits=taken)
         if self.keeper.save(now=self.now, at_once=True) or self.keeper.may_act_unsaved(now=self.now):
             self.evicted_at.append(self.now)
         else:
-            given = rate_limits.give_back(taken, (rate_limits.NODE,), now=self.now, budgets=BUDGETS)
-            self.keeper.policy = self.keeper.policy._replace(budgets=given)
+            given = rate_limits.return_tokens(taken, (rate_limits.NODE,), now=self.now, budgets=BUDGETS)
+            self.keeper.policy = self.keeper.policy._replace(rate_limits=given)
 
     def step(self, name: str) -> None:
         if name == "evict":
@@ -118,14 +120,14 @@ class Node:
             self.failure = self.store.failure = name
 
 
-def _keeper(policy: policy_state.PolicyState, store: StateFile | None, *, restorable_until: float) -> Keeper:
+def _keeper(policy: policy_state.PolicyState, store: StateFile | None, *, restorable_until: float) -> StateStore:
     log, writer = open_log(level="error", style="json")
     writer.close()
     config = load.load(None, overrides=()).config
-    holds = Holds(CgroupBrake(unified=None, freezer=None))
+    holds = ActiveBrakes(CgroupBrake(unified=None, freezer=None))
     metrics = Metrics(config, boottime=lambda: 0.0, figures=_unasked)
     rest: dict[str, Any] = {"holds": holds, "owned": tuple, "says": tuple, "metrics": metrics, "log": log}
-    return Keeper(policy, store, restorable_until=restorable_until, **rest)
+    return StateStore(policy, store, restorable_until=restorable_until, **rest)
 
 
 def _unasked() -> Any:

@@ -5,20 +5,20 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Config, Protection, Ranking, RankingKey
+from nodeagent.config.schema import Config, ProtectionConfig, RankingConfig, RankingKey
 from nodeagent.model import NodeSnapshot, PodSource, PodView, QOSClass, Refusal, Signal, Tier
 from nodeagent.policy import ranking
-from nodeagent.policy.candidates import Lineup, Memo, Minimum, line_up
+from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, usage, view
 
 ORDERS = (
-    Ranking(),
-    Ranking(kubelet=True),
-    Ranking(order=(RankingKey.PRIORITY, RankingKey.USAGE, RankingKey.RESTART_COUNT)),
-    Ranking(order=(RankingKey.DUPLICATE_ON_NODE, RankingKey.AGE, RankingKey.GROWTH)),
+    RankingConfig(),
+    RankingConfig(kubelet=True),
+    RankingConfig(order=(RankingKey.PRIORITY, RankingKey.USAGE, RankingKey.RESTART_COUNT)),
+    RankingConfig(order=(RankingKey.DUPLICATE_ON_NODE, RankingKey.AGE, RankingKey.GROWTH)),
 )
 PODS = 12
-MINIMUM = Minimum(100 * MI, Refusal("below-minimum-relief", "too little"))
+MINIMUM = MinimumRelief(100 * MI, Refusal("below-minimum-relief", "too little"))
 
 
 def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:
@@ -26,8 +26,10 @@ def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:
     return snapshot(at=at, **more)._replace(pods=tuple(views))
 
 
-def lined(seen: NodeSnapshot, settings: Config, memo: Memo, *, signal: Signal = Signal.MEMORY, **more: Any) -> Lineup:
-    return line_up(
+def lined(
+    seen: NodeSnapshot, settings: Config, memo: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
+) -> RankedPods:
+    return rank_pods(
         seen, signal, **({"tier": Tier.HARD, "growth": ranking.GrowthState()} | more), config=settings, memo=memo
     )
 
@@ -84,10 +86,14 @@ STEP = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(mostly(ORDERS[0], *ORDERS, times=4), mostly(False, True, times=2), st.lists(STEP, min_size=3, max_size=12))
 def test_an_order_that_was_brought_up_to_date_is_the_one_that_is_reckoned_anew(
-    order: Ranking, protected: bool, steps: list[dict[str, Any]]
+    order: RankingConfig, protected: bool, steps: list[dict[str, Any]]
 ) -> None:
-    rules = Protection(minimum_age_s=60.0) if protected else Protection(minimum_age_s=0.0, disruption_budgets=False)
-    settings, memo, at = config(ranking=order, protection=rules), Memo(), NOW
+    rules = (
+        ProtectionConfig(minimum_age_s=60.0)
+        if protected
+        else ProtectionConfig(minimum_age_s=0.0, disruption_budgets=False)
+    )
+    settings, memo, at = config(ranking=order, protection=rules), RankingCache(), NOW
     classes = list(QOSClass)
     views = [
         view(f"p{number}", number * 64 * MI, qos=classes[number % 3], age_s=10.0 * number) for number in range(PODS)
@@ -103,11 +109,11 @@ def test_an_order_that_was_brought_up_to_date_is_the_one_that_is_reckoned_anew(
         if step["prepares"]:
             memo.prepare(seen, config=settings)
         asked = {name: step[name] for name in ("signal", "tier", "minimum")}
-        assert lined(seen, settings, memo, **asked) == lined(seen, settings, Memo(), **asked)
+        assert lined(seen, settings, memo, **asked) == lined(seen, settings, RankingCache(), **asked)
 
 
 def test_of_a_pod_that_did_not_change_nothing_is_reckoned_again() -> None:
-    settings, memo = config(), Memo()
+    settings, memo = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
     memo.prepare(node(views, at=NOW), config=settings)
     before = {each.view.pod.name: each.values for each in lined(node(views, at=NOW + 1), settings, memo).pods}
@@ -118,7 +124,7 @@ def test_of_a_pod_that_did_not_change_nothing_is_reckoned_again() -> None:
 
 
 def test_a_reading_that_grows_too_old_in_its_place_is_no_longer_believed() -> None:
-    settings, memo = config(), Memo()
+    settings, memo = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
     lined(node(views, at=NOW), settings, memo)
     views[7] = PodView(views[7].pod, usage(views[7].pod, 7 * GI, at=NOW - 25.0))
@@ -128,7 +134,7 @@ def test_a_reading_that_grows_too_old_in_its_place_is_no_longer_believed() -> No
 
 
 def test_a_pod_in_the_place_of_another_is_reckoned_anew() -> None:
-    settings, memo = config(), Memo()
+    settings, memo = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
     lined(node(views, at=NOW), settings, memo)
     views[3] = view("new", 10 * GI)
@@ -137,7 +143,7 @@ def test_a_pod_in_the_place_of_another_is_reckoned_anew() -> None:
 
 
 def test_another_configuration_is_another_order() -> None:
-    memo, views = Memo(), [view("young", GI, priority=1), view("old", 2 * GI)]
+    memo, views = RankingCache(), [view("young", GI, priority=1), view("old", 2 * GI)]
     assert [each.view.pod.name for each in lined(node(views, at=NOW), config(), memo).pods] == ["old", "young"]
-    kept = config(protection=Protection(namespaces=("shop",)))
+    kept = config(protection=ProtectionConfig(namespaces=("shop",)))
     assert all(each.refusals for each in lined(node(views, at=NOW), kept, memo).pods)

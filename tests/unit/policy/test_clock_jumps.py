@@ -32,7 +32,7 @@ def _story(levels: list[int], jumps: list[float]) -> list[object]:
         plan, remembered = engine.decide(node, remembered, now=node.taken_at, config=SETTINGS)
         for victim in plan.victims:
             outcome = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", node.taken_at)
-            remembered = engine.settle(remembered, outcome, now=node.taken_at, config=SETTINGS)
+            remembered = engine.apply_outcome(remembered, outcome, now=node.taken_at, config=SETTINGS)
         told.append(
             (
                 [(victim.pod.name, victim.tier) for victim in plan.victims],

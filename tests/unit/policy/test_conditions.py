@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Config, Damping, Ranking
+from nodeagent.config.schema import Config, Damping, RankingConfig
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
@@ -23,7 +23,7 @@ from tests.support.threshold_samples import soft as soft_at
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 PERIOD = 300.0
-KUBELET = Config(ranking=Ranking(kubelet=True), eviction_pressure_transition_period_s=PERIOD)
+KUBELET = Config(ranking=RankingConfig(kubelet=True), eviction_pressure_transition_period_s=PERIOD)
 PLAIN = Config(damping=Damping(jitter=0.0), eviction_pressure_transition_period_s=PERIOD)
 
 

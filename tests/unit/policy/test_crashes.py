@@ -11,17 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from nodeagent.config.schema import Bucket, Budgets, Ranking, Relief
+from nodeagent.config.schema import RankingConfig, RateLimits, Relief, TokenBucket
 from nodeagent.model import Outcome, OutcomeKind, Owner, PodView, QOSClass, Signal, Victim
 from nodeagent.policy import engine, rate_limits, state
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, WALL, config, hard, snapshot, soft, view
 
-BUDGETS = Budgets(
-    node=Bucket(4, 60.0),
-    namespace=Bucket(3, 40.0),
-    owner=Bucket(2, 20.0),
-    signal=Bucket(3, 50.0),
+BUDGETS = RateLimits(
+    node=TokenBucket(4, 60.0),
+    namespace=TokenBucket(3, 40.0),
+    owner=TokenBucket(2, 20.0),
+    signal=TokenBucket(3, 50.0),
     owner_backoff_s=5.0,
     owner_backoff_max_s=20.0,
 )
@@ -34,7 +34,7 @@ evicting = {
 }
 sparing = {
     "timed out": OutcomeKind.TIMED_OUT,
-    "blocked": OutcomeKind.BLOCKED_BY_BUDGET,
+    "blocked": OutcomeKind.BLOCKED_BY_PDB,
     "unreachable": OutcomeKind.UNREACHABLE,
     "throttled": OutcomeKind.THROTTLED,
     "re-check": OutcomeKind.RECHECK_REFUSED,
@@ -53,7 +53,7 @@ class Node(RuleBasedStateMachine):
             limit(),
             limit(Signal.PID, 1000),
             budgets=BUDGETS,
-            ranking=Ranking(kubelet=kubelet),
+            ranking=RankingConfig(kubelet=kubelet),
             relief=Relief(failures_before_stop=10_000),
         )
         self.now = NOW
@@ -111,14 +111,14 @@ class Node(RuleBasedStateMachine):
                 return
             kind = evicting.get(answer) or sparing[answer]
             outcomes.append(Outcome(plan.id, victim.pod.uid, kind, "", self.now))
-        self.state = engine.settle(self.state, outcomes, now=self.now, config=self.config)
+        self.state = engine.apply_outcome(self.state, outcomes, now=self.now, config=self.config)
 
     def evict(self, victim: Victim) -> None:
         uid = victim.pod.uid
         assert uid in self.pods
         assert uid not in self.uids, "nobody is evicted twice"
         self.uids.append(uid)
-        for key in rate_limits.keys_of(victim.pod, victim.threshold.signal):
+        for key in rate_limits.bucket_keys(victim.pod, victim.threshold.signal):
             self.evicted.setdefault(key, []).append(self.now)
         leaving = victim.pod._replace(
             deletion_wall=WALL + self.now - NOW + victim.grace_period_s, deletion_grace_s=victim.grace_period_s

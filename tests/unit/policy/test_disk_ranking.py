@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.config.schema import RankingConfig, RankingKey
 from nodeagent.model import (
     DiskLayout,
-    DiskRest,
-    DiskSight,
     DiskUsage,
+    DiskUsageQuality,
     HostDirectory,
     PodView,
     QOSClass,
     Signal,
     Tier,
-    Writing,
+    UnattributedDisk,
+    WriteRate,
 )
 from nodeagent.policy import candidates, engine, ranking
 from nodeagent.policy.state import initial
@@ -30,9 +30,9 @@ def filler(
     usage: dict[str, Any] = {}
     if held is not None:
         usage["disk"] = DiskUsage(volumes_bytes=held, volumes_inodes=held // 4096)
-        usage["disk_sight"] = DiskSight(NOW - age_s, complete=True)
+        usage["disk_sight"] = DiskUsageQuality(NOW - age_s, complete=True)
     if rate is not None:
-        usage["writing"] = Writing(rate, int(rate * 10), 10.0, NOW)
+        usage["writing"] = WriteRate(rate, int(rate * 10), 10.0, NOW)
     return nodes.view(name, usage_more=usage, **more)
 
 
@@ -46,7 +46,7 @@ def decided(
     began = NOW - crossed_s
     _, state = engine.decide(snapshot(at=began, available=below), initial("t", now=began), now=began, config=settings)
     plan, _ = engine.decide(snapshot(*pods, available=below), state, now=NOW, config=settings)
-    return ranking.explained(plan)
+    return ranking.with_key_texts(plan)
 
 
 def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_says_so() -> None:
@@ -171,14 +171,14 @@ def test_a_disk_that_will_soon_be_full_is_waited_for_less_long() -> None:
 
 def test_a_kubelets_order_does_not_wait_for_a_count() -> None:
     pods = (filler("holder", 2 * GI, age_s=9.0),)
-    assert decided(*pods, crossed_s=0.5, ranking=Ranking(kubelet=True)).victims
+    assert decided(*pods, crossed_s=0.5, ranking=RankingConfig(kubelet=True)).victims
 
 
 def test_growth_of_a_disk_is_what_a_pod_writes() -> None:
     plan = decided(
         filler("large", 4 * GI, rate=0.0),
         filler("growing", 2 * GI, rate=50.0 * MI),
-        ranking=Ranking(order=(RankingKey.GROWTH,)),
+        ranking=RankingConfig(order=(RankingKey.GROWTH,)),
     )
     assert [pod.view.pod.name for pod in plan.ranking] == ["growing", "large"]
     assert plan.ranking[0].keys[0].text == "grows by 50Mi a second"
@@ -191,7 +191,7 @@ def inode_holder(
     assert held.usage is not None
     used = held.usage._replace(
         disk=DiskUsage(rootfs_inodes=7, logs_inodes=3, volumes_inodes=inodes - 10),
-        disk_sight=DiskSight(walked_at, complete=complete),
+        disk_usage_quality=DiskUsageQuality(walked_at, complete=complete),
         started_at=started_at,
     )
     return held._replace(usage=used)
@@ -200,13 +200,13 @@ def inode_holder(
 def by_growth(
     growth: ranking.GrowthState, *pods: PodView, at: float, signal: Signal = Signal.NODEFS_INODES
 ) -> list[str]:
-    lined = candidates.line_up(
+    lined = candidates.rank_pods(
         snapshot(*pods, at=at),
         Signal.NODEFS_INODES,
         tier=Tier.SOFT,
-        config=config(ranking=Ranking(order=(RankingKey.GROWTH,))),
+        config=config(ranking=RankingConfig(order=(RankingKey.GROWTH,))),
         growth=growth,
-        memo=candidates.Memo(),
+        memo=candidates.RankingCache(),
     )
     return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in lined.pods]
 
@@ -243,8 +243,13 @@ def test_a_pod_that_has_started_since_the_last_walk_has_grown_from_no_inodes() -
 def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
     pods = [filler(name, rate=10.0 * MI) for name in "cab"]
     seen = snapshot(*pods)
-    lined = candidates.line_up(
-        seen, Signal.NODEFS, tier=Tier.HARD, config=config(), growth=ranking.GrowthState(), memo=candidates.Memo()
+    lined = candidates.rank_pods(
+        seen,
+        Signal.NODEFS,
+        tier=Tier.HARD,
+        config=config(),
+        growth=ranking.GrowthState(),
+        memo=candidates.RankingCache(),
     )
     assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
 
@@ -254,11 +259,11 @@ def test_a_futile_decision_names_the_host_directories_that_hold_the_disk() -> No
         HostDirectory("/var/log/journal", 40 * GI, 10, complete=True),
         HostDirectory("/var/lib/docker", 20 * GI, 9000, complete=False),
     )
-    rest = DiskRest((Signal.NODEFS, Signal.NODEFS_INODES), 99 * GI, GI, 20_000, 100, largest, NOW)
+    rest = UnattributedDisk((Signal.NODEFS, Signal.NODEFS_INODES), 99 * GI, GI, 20_000, 100, largest, NOW)
     held = filler("small", 10 * MI)
     assert held.usage is not None
-    open_files = DiskSight(NOW, complete=True, deleted_bytes=3 * GI)
-    held = held._replace(usage=held.usage._replace(disk_sight=open_files))
+    open_files = DiskUsageQuality(NOW, complete=True, deleted_bytes=3 * GI)
+    held = held._replace(usage=held.usage._replace(disk_usage_quality=open_files))
     for signal, expected in (
         (
             Signal.NODEFS,

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Bucket, Config, Escalation, Mode, OnBlocked, OnFutile, Protection, Ranking, Relief
+from nodeagent.config.schema import (
+    Config,
+    Escalation,
+    Mode,
+    OnBlocked,
+    OnFutile,
+    ProtectionConfig,
+    RankingConfig,
+    Relief,
+    TokenBucket,
+)
 from nodeagent.model import (
     Amount,
     CgroupUsage,
@@ -30,7 +40,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import engine, rate_limits, state
-from nodeagent.policy.in_flight import Stage
+from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
 
@@ -73,7 +83,7 @@ def outcome(plan: Plan, kind: OutcomeKind, *, index: int = 0, at: float = NOW, *
 def settled(
     plan: Plan, after: PolicyState, kind: OutcomeKind, settings: Config | None = None, **more: Any
 ) -> PolicyState:
-    return engine.settle(after, outcome(plan, kind, **more), now=NOW, config=settings or config(hard()))
+    return engine.apply_outcome(after, outcome(plan, kind, **more), now=NOW, config=settings or config(hard()))
 
 
 # --- when nothing is to be done --------------------------------------------------------------------------------------
@@ -94,7 +104,7 @@ def test_a_calm_node_need_not_be_ranked() -> None:
 
 
 def test_what_a_decision_asks_of_every_pod_is_known_before_it_matters() -> None:
-    memo, settings, pods = engine.Memo(), config(hard()), (view("a", GI), view("b", GI))
+    memo, settings, pods = engine.RankingCache(), config(hard()), (view("a", GI), view("b", GI))
     decide(snapshot(*pods), settings, memo=memo, always_rank=False)
     known = len(memo)
     assert known == len(pods)
@@ -303,14 +313,14 @@ def test_the_hard_tier_does_in_that_case_what_the_configuration_says() -> None:
 
 @pytest.mark.parametrize("kubelet", [False, True])
 def test_evictions_that_do_not_help_stop_with_an_alarm(kubelet: bool) -> None:
-    settings = config(hard(), relief=Relief(failures_before_stop=2), ranking=Ranking(kubelet=kubelet))
+    settings = config(hard(), relief=Relief(failures_before_stop=2), ranking=RankingConfig(kubelet=kubelet))
     pods = [view(f"p{number}", 2 * GI) for number in range(6)]
     after, at, plan = fresh(), NOW, None
     for _ in range(8):
         plan, after = decide(pressed(*pods, at=at), settings, after)
         if plan.victims:
             gone = {victim.pod.uid for victim in plan.victims}
-            after = engine.settle(after, outcome(plan, OutcomeKind.ACCEPTED, at=at), now=at, config=settings)
+            after = engine.apply_outcome(after, outcome(plan, OutcomeKind.ACCEPTED, at=at), now=at, config=settings)
             pods = [each for each in pods if each.pod.uid not in gone]
         at += 1.0
     assert plan is not None
@@ -395,11 +405,11 @@ def test_an_eviction_for_another_resource_is_not_waited_for() -> None:
 
 def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_hard_tier() -> None:
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
-    settings = config(hard(), budgets=PLENTY._replace(node=Bucket(1, 0.0)))
+    settings = config(hard(), budgets=PLENTY._replace(node=TokenBucket(1, 0.0)))
     plan, after = decide(pressed(leaving, view("hog", 4 * GI)), settings)
     assert victims(plan) == ["leaving"]
     assert plan.victims[0].grace_period_s == 1.0
-    assert rate_limits.level(after.budgets, "node", now=NOW, budgets=settings.budgets).tokens == 1
+    assert rate_limits.level(after.rate_limits, "node", now=NOW, budgets=settings.rate_limits).tokens == 1
     again, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 1), settings, after)
     assert victims(again) == [], "it is not shortened twice, and its release is waited for"
 
@@ -440,7 +450,7 @@ def test_a_protected_pod_is_not_shortened_either() -> None:
 
 
 def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place_of_who_it_holds() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(namespace=Bucket(1, 12.0)))
+    settings = config(hard(), budgets=PLENTY._replace(namespace=TokenBucket(1, 12.0)))
     pods = [
         view("a1", 500 * MI, namespace="a"),
         view("a2", 490 * MI, namespace="a"),
@@ -457,7 +467,7 @@ def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place
 
 
 def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not_replaced() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(owner=Bucket(1, 12.0)))
+    settings = config(hard(), budgets=PLENTY._replace(owner=TokenBucket(1, 12.0)))
     twin = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [
         view("a", 600 * MI, owner=twin),
@@ -466,11 +476,11 @@ def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not
     ]
     plan, after = decide(pressed(*pods), settings)
     assert victims(plan) == ["a"], "not c, the third, for b"
-    assert rate_limits.level(after.budgets, "owner/rs-twin", now=NOW, budgets=settings.budgets).tokens == 0
+    assert rate_limits.level(after.rate_limits, "owner/rs-twin", now=NOW, budgets=settings.rate_limits).tokens == 0
 
 
 def test_the_nodes_budget_stops_everything() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(node=Bucket(1, 0.0)))
+    settings = config(hard(), budgets=PLENTY._replace(node=TokenBucket(1, 0.0)))
     pods = [view("a", 500 * MI), view("b", 500 * MI)]
     plan, _ = decide(pressed(*pods), settings)
     assert len(plan.victims) == 1
@@ -496,8 +506,8 @@ def test_a_soft_victim_whose_budget_refuses_makes_room_for_the_next_candidate() 
     _, after = decide(pressed(*pods, at=NOW - 1), settings)
     plan, after = decide(pressed(*pods), settings, after)
     assert victims(plan) == ["a"]
-    after = settled(plan, after, OutcomeKind.BLOCKED_BY_BUDGET, settings)
-    assert rate_limits.level(after.budgets, "node", now=NOW, budgets=PLENTY).tokens == 1000
+    after = settled(plan, after, OutcomeKind.BLOCKED_BY_PDB, settings)
+    assert rate_limits.level(after.rate_limits, "node", now=NOW, budgets=PLENTY).tokens == 1000
     again, _ = decide(pressed(*pods, at=NOW + 1), settings, after)
     assert victims(again) == ["b"]
     assert refused(again, "a") == ["blocked-by-budget"]
@@ -514,7 +524,7 @@ def test_a_hard_victim_whose_budget_refuses_is_left_or_deleted_as_configured(
     pods = [view("a", 2 * GI, qos=BE), view("b", 2 * GI)]
     plan, after = decide(pressed(*pods), settings)
     assert plan.victims[0].method is Method.EVICT
-    after = settled(plan, after, OutcomeKind.BLOCKED_BY_BUDGET, settings)
+    after = settled(plan, after, OutcomeKind.BLOCKED_BY_PDB, settings)
     again, _ = decide(pressed(*pods, at=NOW + 1), settings, after)
     assert victims(again) == [expected]
     assert again.victims[0].method is method
@@ -523,7 +533,7 @@ def test_a_hard_victim_whose_budget_refuses_is_left_or_deleted_as_configured(
 def test_retry_after_of_a_refusing_budget_is_obeyed() -> None:
     pods = [view("a", 2 * GI)]
     plan, after = decide(pressed(*pods))
-    after = settled(plan, after, OutcomeKind.BLOCKED_BY_BUDGET, retry_after_s=10.0)
+    after = settled(plan, after, OutcomeKind.BLOCKED_BY_PDB, retry_after_s=10.0)
     assert victims(decide(pressed(*pods, at=NOW + 9), before=after)[0]) == []
     assert victims(decide(pressed(*pods, at=NOW + 10), before=after)[0]) == ["a"]
 
@@ -531,7 +541,7 @@ def test_retry_after_of_a_refusing_budget_is_obeyed() -> None:
 @pytest.mark.parametrize(
     ("kind", "back"),
     [
-        (OutcomeKind.BLOCKED_BY_BUDGET, True),
+        (OutcomeKind.BLOCKED_BY_PDB, True),
         (OutcomeKind.THROTTLED, True),
         (OutcomeKind.BUDGET_CONFLICT, True),
         (OutcomeKind.GONE, True),
@@ -550,8 +560,8 @@ def test_retry_after_of_a_refusing_budget_is_obeyed() -> None:
 def test_tokens_come_back_only_when_it_is_proven_that_nothing_was_evicted(kind: OutcomeKind, back: bool) -> None:
     plan, after = decide(pressed(view("a", 2 * GI)))
     after = settled(plan, after, kind)
-    for key in rate_limits.keys_of(plan.victims[0].pod, Signal.MEMORY):
-        assert rate_limits.level(after.budgets, key, now=NOW, budgets=PLENTY).tokens == (1000 if back else 999)
+    for key in rate_limits.bucket_keys(plan.victims[0].pod, Signal.MEMORY):
+        assert rate_limits.level(after.rate_limits, key, now=NOW, budgets=PLENTY).tokens == (1000 if back else 999)
     assert settled(plan, after, kind) == after, "an outcome counts once"
 
 
@@ -560,7 +570,14 @@ def test_every_kind_of_outcome_is_settled() -> None:
         plan, after = decide(pressed(view("a", 2 * GI)))
         left = settled(plan, after, kind).in_flight.entries
         stages = [entry.stage for entry in left]
-        assert stages in ([], [Stage.ACCEPTED], [Stage.DOUBT], [Stage.KILLED], [Stage.UNLISTED], [Stage.REHEARSED])
+        assert stages in (
+            [],
+            [EvictionStage.ACCEPTED],
+            [EvictionStage.UNCERTAIN],
+            [EvictionStage.KILLED],
+            [EvictionStage.UNLISTED],
+            [EvictionStage.DRY_RUN],
+        )
 
 
 # --- a rehearsal -----------------------------------------------------------------------------------------------------
@@ -576,9 +593,11 @@ def rehearsed(*pods: PodView, settings: Config = REHEARSAL) -> PolicyState:
     return settled(plan, after, OutcomeKind.DRY_RUN, settings)
 
 
-@pytest.mark.parametrize("order", [Ranking(), Ranking(kubelet=True)])
+@pytest.mark.parametrize("order", [RankingConfig(), RankingConfig(kubelet=True)])
 @pytest.mark.parametrize("threshold", [hard(), soft()])
-def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(order: Ranking, threshold: Threshold) -> None:
+def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(
+    order: RankingConfig, threshold: Threshold
+) -> None:
     settings = config(threshold, mode=Mode.DRY_RUN, ranking=order)
     pods = [view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED)]
     named: list[str | None] = []
@@ -587,7 +606,7 @@ def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(order: R
         plan, after = decide(pressed(*pods, at=at), settings, after)
         named += victims(plan)
         told = [outcome(plan, OutcomeKind.DRY_RUN, index=index, at=at) for index in range(len(plan.victims))]
-        after = engine.settle(after, told, now=at, config=settings)
+        after = engine.apply_outcome(after, told, now=at, config=settings)
     assert len(named) == 1
     assert codes(plan) == ["pending-release"]
     assert f"are being released by shop/{named[0]} (rehearsed)" in plan.refusals[0].message
@@ -658,7 +677,7 @@ def test_a_refused_token_is_tried_again_within_two_seconds_because_it_may_be_rot
 def test_outcomes_of_unknown_plans_change_nothing() -> None:
     plan, after = decide(pressed(view("a", 2 * GI)))
     stranger = outcome(plan, OutcomeKind.ACCEPTED)._replace(plan_id="other-7")
-    assert engine.settle(after, [stranger], now=NOW, config=config(hard())) == after
+    assert engine.apply_outcome(after, [stranger], now=NOW, config=config(hard())) == after
 
 
 # --- the check right before acting -----------------------------------------------------------------------------------
@@ -715,7 +734,7 @@ def test_a_victim_that_was_settled_is_not_evicted_again() -> None:
 
 # --- kubelet mode ----------------------------------------------------------------------------------------------------
 
-KUBELET = Ranking(kubelet=True)
+KUBELET = RankingConfig(kubelet=True)
 
 
 def test_kubelet_mode_takes_the_first_unprotected_pod_whatever_it_would_free_one_at_a_time() -> None:
@@ -751,7 +770,7 @@ def test_kubelet_mode_waits_for_an_eviction_under_way() -> None:
 
 
 def test_trusted_wishes_move_pods_in_the_soft_tier_alone() -> None:
-    rules = Protection(trusted_namespaces=("shop",))
+    rules = ProtectionConfig(trusted_namespaces=("shop",))
     pods = [
         view("avoids", 2 * GI, qos=BE, annotations={"nodeagent.io/evict": "avoid"}),
         view("prefers", 2 * GI, qos=GUARANTEED, request=4 * GI, annotations={"nodeagent.io/evict": "prefer"}),
@@ -848,7 +867,7 @@ def test_a_pod_with_bad_usage_is_never_a_victim(field: str, number: Any, time: f
 def test_a_pod_that_bad_numbers_of_its_containers_stand_for_is_never_a_victim(number: Any) -> None:
     each = (ContainerUsage("1", "a", 4 * GI, 1), ContainerUsage("2", "b", number, 1))
     bad = view("bad", None, qos=BE, usage_more={"containers": each, "memory_unreclaimable": 4 * GI})
-    for made in (config(hard()), config(hard(), ranking=Ranking(kubelet=True))):
+    for made in (config(hard()), config(hard(), ranking=RankingConfig(kubelet=True))):
         plan, _ = decide(attributed(pressed(bad, view("hog", 5 * GI))), made)
         assert victims(plan) == ["hog"]
 
@@ -896,7 +915,7 @@ def test_a_terminating_pod_with_nonsense_for_a_grace_is_no_new_victim(deletion: 
 def test_the_state_survives_being_written_and_read_back() -> None:
     pods = [view("hog", 2 * GI), view("leaving", MI, deletion_wall=WALL + 9, deletion_grace_s=9.0)]
     plan, after = decide(pressed(*pods))
-    for kind in (OutcomeKind.ACCEPTED, OutcomeKind.BLOCKED_BY_BUDGET, OutcomeKind.UNREACHABLE):
+    for kind in (OutcomeKind.ACCEPTED, OutcomeKind.BLOCKED_BY_PDB, OutcomeKind.UNREACHABLE):
         then = settled(plan, after, kind)
         assert msgspec.json.decode(msgspec.json.encode(then), type=PolicyState) == then
 
@@ -912,7 +931,7 @@ def test_a_crash_between_writing_and_acting_evicts_nobody_twice() -> None:
 
 
 def test_with_a_lost_state_budgets_count_as_spent() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(node=Bucket(5, 30.0)))
+    settings = config(hard(), budgets=PLENTY._replace(node=TokenBucket(5, 30.0)))
     before = state.initial("new", now=NOW, budgets_spent=True)
     plan, after = decide(pressed(view("hog", 2 * GI)), settings, before)
     assert victims(plan) == []
@@ -922,11 +941,11 @@ def test_with_a_lost_state_budgets_count_as_spent() -> None:
 
 
 def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
-    memo = engine.Memo()
+    memo = engine.RankingCache()
     pods = [view(f"p{number}", number * 100 * MI, request=GI) for number in range(8)]
     changed = [each._replace(pod=each.pod._replace(priority=7, labels={"keep": ""})) for each in pods]
     for views in (pods, changed, pods[:4], changed):
-        for rules in (config(hard()), config(hard(), protection=Protection(labels=("keep",)))):
+        for rules in (config(hard()), config(hard(), protection=ProtectionConfig(labels=("keep",)))):
             with_memo, _ = decide(pressed(*views), rules, memo=memo)
             assert with_memo == decide(pressed(*views), rules)[0]
 

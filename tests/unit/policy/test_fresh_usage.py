@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Ranking
-from nodeagent.model import DiskPoint, DiskSight, DiskTrace, DiskUsage, PodView, Signal
+from nodeagent.config.schema import RankingConfig
+from nodeagent.model import DiskPoint, DiskTrace, DiskUsage, DiskUsageQuality, PodView, Signal
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from tests.support import nodes
@@ -16,7 +16,7 @@ VALUE = 10 * GI
 
 def innocent(name: str = "innocent", *, held: int = 4 * GI) -> PodView:
     disk = DiskUsage(volumes_bytes=held, volumes_inodes=held // (1 << 20))
-    return nodes.view(name, usage_more={"disk": disk, "disk_sight": DiskSight(NOW - 1, complete=True)})
+    return nodes.view(name, usage_more={"disk": disk, "disk_sight": DiskUsageQuality(NOW - 1, complete=True)})
 
 
 def point(at: float, used: int, pods: int) -> DiskPoint:
@@ -122,4 +122,4 @@ def test_a_second_count_is_waited_for_while_the_disk_fills_and_not_for_long() ->
 
 
 def test_a_kubelets_order_asks_nobody_who_has_filled_the_disk() -> None:
-    assert names(decided(HIDDEN, ranking=Ranking(kubelet=True))) == ["innocent"]
+    assert names(decided(HIDDEN, ranking=RankingConfig(kubelet=True))) == ["innocent"]

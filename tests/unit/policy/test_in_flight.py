@@ -4,15 +4,15 @@ import pytest
 
 from nodeagent.model import DiskUsage, MemoryModel, NodeSnapshot, PodView, Signal, Tier
 from nodeagent.policy import in_flight
-from nodeagent.policy.in_flight import Entry, Failures, LedgerState, Stage
+from nodeagent.policy.in_flight import EvictionStage, Failures, InFlightEviction, InFlightState
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, view
 
 CONFIG = config()
 
 
-def entry(name: str, *, plan: str = "a-1", predicted: int = GI, **more: object) -> Entry:
+def entry(name: str, *, plan: str = "a-1", predicted: int = GI, **more: object) -> InFlightEviction:
     uid = f"uid-shop-{name}"
-    base = Entry(
+    base = InFlightEviction(
         plan_id=plan,
         pod_uid=uid,
         cgroup_uid=uid,
@@ -21,7 +21,7 @@ def entry(name: str, *, plan: str = "a-1", predicted: int = GI, **more: object) 
         signal=Signal.MEMORY,
         memory_model=MemoryModel.WORKING_SET,
         tier=Tier.HARD,
-        stage=Stage.ACCEPTED,
+        stage=EvictionStage.ACCEPTED,
         planned_at=NOW,
         sample_at=NOW,
         available=100 * MI,
@@ -33,11 +33,11 @@ def entry(name: str, *, plan: str = "a-1", predicted: int = GI, **more: object) 
     return base._replace(**more)  # type: ignore[arg-type]
 
 
-def observed(state: LedgerState, node: NodeSnapshot) -> in_flight.Observed:
-    return in_flight.observe(state, node, now=node.taken_at, config=CONFIG)
+def observed(state: InFlightState, node: NodeSnapshot) -> in_flight.Observed:
+    return in_flight.advance(state, node, now=node.taken_at, config=CONFIG)
 
 
-def pending(state: LedgerState, node: NodeSnapshot, tier: Tier = Tier.SOFT) -> in_flight.Pending:
+def pending(state: InFlightState, node: NodeSnapshot, tier: Tier = Tier.SOFT) -> in_flight.PendingRelease:
     return in_flight.pending(state, node, Signal.MEMORY, tier=tier, now=node.taken_at, config=CONFIG)
 
 
@@ -50,13 +50,13 @@ def terminating(name: str, memory: int, *, grace_s: float) -> PodView:
 
 def test_a_terminating_pod_counts_with_what_its_end_would_free() -> None:
     node = snapshot(terminating("old", 2 * GI, grace_s=20))
-    assert pending(observed(LedgerState(), node).state, node) == in_flight.Pending(
+    assert pending(observed(InFlightState(), node).state, node) == in_flight.PendingRelease(
         2 * GI, ("shop/old",), (), frozenset({"uid-shop-old"})
     )
 
 
 def test_a_pod_that_hangs_long_after_its_grace_no_longer_counts() -> None:
-    state = observed(LedgerState(), snapshot(terminating("old", 2 * GI, grace_s=20))).state
+    state = observed(InFlightState(), snapshot(terminating("old", 2 * GI, grace_s=20))).state
     for seconds, amount in ((20.0, 2 * GI), (20.0 + in_flight.SLACK_S, 2 * GI), (20.1 + in_flight.SLACK_S, 0)):
         node = snapshot(terminating("old", 2 * GI, grace_s=20), at=NOW + seconds)
         state = observed(state, node).state
@@ -64,36 +64,36 @@ def test_a_pod_that_hangs_long_after_its_grace_no_longer_counts() -> None:
 
 
 def test_a_jump_of_the_wall_clock_does_not_lengthen_a_grace() -> None:
-    state = observed(LedgerState(), snapshot(terminating("old", GI, grace_s=20))).state
+    state = observed(InFlightState(), snapshot(terminating("old", GI, grace_s=20))).state
     later = snapshot(terminating("old", GI, grace_s=20), at=NOW + 40, wall_time=WALL - 9000)
     assert pending(observed(state, later).state, later).amount == 0
 
 
 def test_a_grace_can_be_no_longer_than_the_pod_was_given() -> None:
     node = snapshot(terminating("old", GI, grace_s=20), wall_time=WALL - 9000)
-    assert observed(LedgerState(), node).state.departing["uid-shop-old"].ends_at == NOW + 20
+    assert observed(InFlightState(), node).state.departing["uid-shop-old"].ends_at == NOW + 20
 
 
 @pytest.mark.parametrize(("tier", "slow"), [(Tier.SOFT, False), (Tier.HARD, True)])
 def test_the_hard_tier_does_not_wait_for_a_long_grace(tier: Tier, slow: bool) -> None:
     node = snapshot(terminating("old", GI, grace_s=25))
-    found = pending(observed(LedgerState(), node).state, node, tier)
-    assert bool(found.slow) is slow
+    found = pending(observed(InFlightState(), node).state, node, tier)
+    assert bool(found.long_grace) is slow
     assert found.amount == (0 if slow else GI)
 
 
 def test_nobody_waits_for_an_hour_of_grace_nor_counts_it() -> None:
     node = snapshot(terminating("old", GI, grace_s=3600))
-    assert pending(observed(LedgerState(), node).state, node).amount == 0
+    assert pending(observed(InFlightState(), node).state, node).amount == 0
 
 
 def test_an_eviction_under_way_counts_before_the_api_shows_it() -> None:
-    state, node = LedgerState((entry("hog", stage=Stage.PLANNED),)), snapshot(view("hog", 3 * GI), at=NOW + 1)
+    state, node = InFlightState((entry("hog", stage=EvictionStage.PLANNED),)), snapshot(view("hog", 3 * GI), at=NOW + 1)
     assert pending(observed(state, node).state, node).amount == 3 * GI
 
 
 def test_a_time_out_counts_until_its_time_is_up_and_then_no_longer() -> None:
-    state = LedgerState((entry("hog", stage=Stage.DOUBT),))
+    state = InFlightState((entry("hog", stage=EvictionStage.UNCERTAIN),))
     node = snapshot(view("hog", GI), at=NOW + 21)
     assert pending(observed(state, node).state, node).amount == GI
     node = snapshot(view("hog", GI), at=NOW + 21.1)
@@ -104,7 +104,7 @@ def test_a_time_out_counts_until_its_time_is_up_and_then_no_longer() -> None:
 
 
 def test_a_pod_that_is_gone_counts_until_a_sample_is_newer_than_that() -> None:
-    state = LedgerState((entry("hog"), entry("other")))  # `other` still there: nothing is measured yet
+    state = InFlightState((entry("hog"), entry("other")))  # `other` still there: nothing is measured yet
     gone = snapshot(view("other", MI), at=NOW + 2)
     after = observed(state, gone).state
     assert pending(after, gone).amount == GI + MI
@@ -116,24 +116,26 @@ def test_a_pod_that_is_gone_counts_until_a_sample_is_newer_than_that() -> None:
 
 
 def test_a_planned_eviction_whose_pod_terminates_was_heard() -> None:
-    state = LedgerState((entry("hog", stage=Stage.PLANNED),))
+    state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
     after = observed(state, snapshot(terminating("hog", GI, grace_s=1), at=NOW + 1))
-    assert [each.stage for each in after.state.entries] == [Stage.ACCEPTED]
+    assert [each.stage for each in after.state.entries] == [EvictionStage.ACCEPTED]
     assert [each.pod_uid for each in after.confirmed] == ["uid-shop-hog"]
 
 
-@pytest.mark.parametrize("stage", Stage)
-def test_whatever_was_evicted_is_watched_until_it_is_measured_and_a_rehearsal_is_not(stage: Stage) -> None:
-    assert in_flight.watched(LedgerState(entries=(entry("one", stage=stage),))) is (stage is not Stage.REHEARSED)
+@pytest.mark.parametrize("stage", EvictionStage)
+def test_whatever_was_evicted_is_watched_until_it_is_measured_and_a_rehearsal_is_not(stage: EvictionStage) -> None:
+    assert in_flight.awaits_release(InFlightState(entries=(entry("one", stage=stage),))) is (
+        stage is not EvictionStage.DRY_RUN
+    )
 
 
 def test_the_snapshot_of_the_decision_itself_changes_nothing() -> None:
-    state = LedgerState((entry("hog", stage=Stage.PLANNED),))
+    state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
     assert observed(state, snapshot()).state.entries == state.entries
 
 
 def test_a_cgroup_that_cannot_be_read_once_is_not_taken_for_an_eviction() -> None:
-    state = LedgerState((entry("hog", stage=Stage.PLANNED),))
+    state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
     after = observed(state, snapshot(view("hog")._replace(usage=None), at=NOW + 1))
     assert after.state.entries == state.entries
     assert after.confirmed == ()
@@ -142,9 +144,9 @@ def test_a_cgroup_that_cannot_be_read_once_is_not_taken_for_an_eviction() -> Non
 # --- measured relief -------------------------------------------------------------------------------------------------
 
 
-def measure(available: int, *entries: Entry, state: LedgerState | None = None) -> in_flight.Observed:
+def measure(available: int, *entries: InFlightEviction, state: InFlightState | None = None) -> in_flight.Observed:
     """Victims gone at +2 s, a newer sample at +3 s."""
-    first = observed((state or LedgerState())._replace(entries=entries), snapshot(at=NOW + 2))
+    first = observed((state or InFlightState())._replace(entries=entries), snapshot(at=NOW + 2))
     assert first.reports == ()
     return observed(first.state, snapshot(at=NOW + 3, available={Signal.MEMORY: available}))
 
@@ -154,11 +156,11 @@ def test_relief_is_measured_by_the_first_sample_after_the_last_victim_was_gone()
     (report,) = after.reports
     assert (report.predicted, report.measured, report.took_s) == (3 * GI, 3 * GI, 3.0)
     assert report.pod_uids == ("uid-shop-a", "uid-shop-b")
-    assert after.state == LedgerState()
+    assert after.state == InFlightState()
 
 
 def test_a_sample_read_before_the_cgroup_was_gone_measures_nothing() -> None:
-    state = observed(LedgerState((entry("a"),)), snapshot(at=NOW + 2)).state
+    state = observed(InFlightState((entry("a"),)), snapshot(at=NOW + 2)).state
     late = snapshot(at=NOW + 3)
     stale = late.observations[Signal.MEMORY]._replace(read_at=NOW + 2)
     after = observed(state, late._replace(observations={**late.observations, Signal.MEMORY: stale}))
@@ -171,43 +173,43 @@ def test_relief_of_less_than_half_is_a_failure_of_each_eviction() -> None:
 
 
 def test_relief_of_half_clears_earlier_failures() -> None:
-    earlier = LedgerState(failures={"memory.available": Failures(2, NOW), "pid.available": Failures(1, NOW)})
+    earlier = InFlightState(failures={"memory.available": Failures(2, NOW), "pid.available": Failures(1, NOW)})
     after = measure(100 * MI + GI, entry("a"), entry("b"), state=earlier)
     assert after.state.failures == {"pid.available": Failures(1, NOW)}
 
 
 def test_an_accepted_eviction_whose_pod_never_goes_is_a_failure() -> None:
-    after = observed(LedgerState((entry("hog"),)), snapshot(view("hog", GI), at=NOW + 22))
+    after = observed(InFlightState((entry("hog"),)), snapshot(view("hog", GI), at=NOW + 22))
     assert after.state.failures == {"memory.available": Failures(1, NOW + 22)}
 
 
 def test_the_breaker_opens_after_enough_failures_says_so_and_closes_with_time() -> None:
-    state = LedgerState(failures={"memory.available": Failures(3, NOW)})
-    assert in_flight.breaker(state, Signal.PID, now=NOW, config=CONFIG) is None
-    refusal = in_flight.breaker(state, Signal.MEMORY, now=NOW + 100, config=CONFIG)
+    state = InFlightState(failures={"memory.available": Failures(3, NOW)})
+    assert in_flight.circuit_breaker(state, Signal.PID, now=NOW, config=CONFIG) is None
+    refusal = in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 100, config=CONFIG)
     assert refusal is not None
     assert refusal.message == (
         "memory.available: 3 evictions in a row brought back less than half of what was predicted; "
         "stopped for 500s more"
     )
-    assert in_flight.breaker(state, Signal.MEMORY, now=NOW + 601, config=CONFIG) is None
+    assert in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 601, config=CONFIG) is None
     assert (
-        in_flight.breaker(
-            LedgerState(failures={"memory.available": Failures(2, NOW)}), Signal.MEMORY, now=NOW, config=CONFIG
+        in_flight.circuit_breaker(
+            InFlightState(failures={"memory.available": Failures(2, NOW)}), Signal.MEMORY, now=NOW, config=CONFIG
         )
         is None
     )
 
 
 def test_failures_long_ago_are_not_added_to() -> None:
-    earlier = LedgerState(failures={"memory.available": Failures(2, NOW - 700)})
+    earlier = InFlightState(failures={"memory.available": Failures(2, NOW - 700)})
     assert measure(100 * MI, entry("a"), state=earlier).state.failures == {"memory.available": Failures(1, NOW + 3)}
 
 
 # --- files go after the cgroup ---------------------------------------------------------------------------------------
 
 
-def on_disk(name: str) -> Entry:
+def on_disk(name: str) -> InFlightEviction:
     return entry(name, signal=Signal.NODEFS, available=GI, predicted=2 * GI, until=NOW + 60)
 
 
@@ -219,15 +221,15 @@ def disks(at: float, available: int, *, one_device: bool = True) -> NodeSnapshot
 
 
 def test_the_files_of_a_gone_pod_are_waited_for_and_count_as_they_come() -> None:
-    state = observed(LedgerState((on_disk("filler"),)), disks(NOW + 1, GI)).state
-    assert state.entries[0].stage is Stage.GONE
+    state = observed(InFlightState((on_disk("filler"),)), disks(NOW + 1, GI)).state
+    assert state.entries[0].stage is EvictionStage.GONE
     for at, available, to_come in ((2, GI, 2 * GI), (5, 2 * GI, GI), (6, 2 * GI + 700 * MI, GI - 700 * MI)):
         node = disks(NOW + at, available)
         seen = observed(state, node)
         assert not seen.reports
         found = in_flight.pending(seen.state, node, Signal.NODEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
         assert found.amount == to_come
-        assert in_flight.awaited(seen.state, node, now=node.taken_at, signal=Signal.NODEFS) is not None
+        assert in_flight.wait_for_release(seen.state, node, now=node.taken_at, signal=Signal.NODEFS) is not None
     [report] = observed(state, disks(NOW + 7, GI + 1900 * MI)).reports
     assert report.measured == 1900 * MI
 
@@ -238,8 +240,8 @@ def test_the_files_of_containers_whose_cgroups_went_before_the_pods_still_come()
     emptied = view("filler", 0, usage_more={"disk": nothing})
     filler = on_disk("filler")._replace(pod_uid=emptied.pod.uid)
     node = disks(NOW + 1, GI)._replace(pods=(emptied,))
-    state = observed(LedgerState((filler,)), node).state
-    assert state.entries[0].stage is Stage.ACCEPTED
+    state = observed(InFlightState((filler,)), node).state
+    assert state.entries[0].stage is EvictionStage.ACCEPTED
     for signal in (Signal.NODEFS, Signal.IMAGEFS):
         found = in_flight.pending(state, node, signal, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
         assert found.amount == 2 * GI
@@ -247,14 +249,14 @@ def test_the_files_of_containers_whose_cgroups_went_before_the_pods_still_come()
 
 
 def test_files_that_never_go_are_waited_for_only_so_long() -> None:
-    state = observed(LedgerState((on_disk("filler"),)), disks(NOW + 1, GI)).state
+    state = observed(InFlightState((on_disk("filler"),)), disks(NOW + 1, GI)).state
     node = disks(NOW + 1 + in_flight.DISK_RELEASE_S, GI)
     [report] = observed(state, node).reports
     assert report.measured == 0
 
 
 def test_what_comes_for_one_signal_comes_for_every_signal_of_that_file_system() -> None:
-    state = observed(LedgerState((on_disk("filler"),)), disks(NOW + 1, GI)).state
+    state = observed(InFlightState((on_disk("filler"),)), disks(NOW + 1, GI)).state
     for one_device, amount in ((True, 2 * GI), (False, 0)):
         node = disks(NOW + 2, GI, one_device=one_device)
         found = in_flight.pending(state, node, Signal.IMAGEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)

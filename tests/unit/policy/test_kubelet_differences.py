@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nodeagent.config.load import load
-from nodeagent.config.schema import Config, Ranking
+from nodeagent.config.schema import Config, RankingConfig
 from nodeagent.model import (
     Container,
     ContainerUsage,
@@ -20,7 +20,7 @@ from nodeagent.model import (
     Resources,
     Signal,
 )
-from nodeagent.policy.engine import decide, settle_reclaim
+from nodeagent.policy.engine import apply_reclaim, decide
 from nodeagent.policy.state import initial
 from tests.support.config_files import problems
 from tests.support.nodes import GI, MI, NOW, config, hard, not_started, pod, snapshot, soft, usage, view
@@ -28,7 +28,7 @@ from tests.support.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "kubelet-differences.md").read_text()
 ROWS = re.findall(r"^\| ([QBKO]\d+) \|(.*)\|$", PAGE, flags=re.MULTILINE)
-KUBELET = Ranking(kubelet=True)
+KUBELET = RankingConfig(kubelet=True)
 
 QUIRKS = {
     "Q1": "child cgroups",
@@ -135,7 +135,7 @@ def test_the_next_pod_goes_with_the_sample_that_finds_the_last_one_gone(signal: 
     held = {"disk": DiskUsage(5000, 5000, 0, 0, 0, 0), "process_count": 5000, "thread_count": 5000}
     a, b = view("a", 5000, usage_more=held, priority=-1), view("b", 4000, usage_more=held)
     for kubelet, goes in ((True, ["b"]), (False, [])):
-        made = config(hard(signal, 1000), ranking=Ranking(kubelet=kubelet))
+        made = config(hard(signal, 1000), ranking=RankingConfig(kubelet=kubelet))
         plan, state = decide(snapshot(a, b, available={signal: 10}), initial("t", now=NOW), now=NOW, config=made)
         assert [victim.pod.name for victim in plan.victims] == ["a"]
         second = snapshot(b, at=NOW + 10, available={signal: 10})
@@ -173,7 +173,7 @@ def test_a_pod_that_seems_to_use_more_than_there_is_goes_in_the_kubelets_order_a
         return view(name, amount, usage_more=held)
 
     for times, kubelet, goes in ((4, True, "much"), (4, False, "some"), (5000, True, "some"), (5000, False, "some")):
-        made = config(hard(signal, 1000), ranking=Ranking(kubelet=kubelet))
+        made = config(hard(signal, 1000), ranking=RankingConfig(kubelet=kubelet))
         much, some = pod_with("much", times * capacity), pod_with("some", capacity // 4)
         assert victims(made, much, some, available={signal: 10}) == [goes], (times, kubelet)
 
@@ -212,11 +212,11 @@ def test_the_compatible_example_cleans_up_before_it_evicts_for_a_disk(freed: boo
         for order in plan.reclaims:
             tried.append(order.name)
             outcome = ReclaimOutcome(plan.id, order.name, ReclaimResult.DONE, "", NOW + at + 0.5)
-            state = settle_reclaim(state, outcome)
+            state = apply_reclaim(state, outcome)
         evicted += [victim.pod.name for victim in plan.victims]
     assert tried == ["ended-containers", "unused-images"]
     assert evicted == ([] if freed else ["holder"])
-    assert not made.conditions.fence
+    assert not made.conditions.taint
 
 
 def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_missing() -> None:

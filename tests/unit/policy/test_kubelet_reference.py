@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Protection, Ranking, Relief, Sampling
+from nodeagent.config.schema import ProtectionConfig, RankingConfig, Relief, Sampling
 from nodeagent.kube.qos import qos_class
 from nodeagent.model import (
     SIGNAL_TABLE,
@@ -16,7 +16,6 @@ from nodeagent.model import (
     ContainerKind,
     ContainerUsage,
     DiskLayout,
-    DiskRest,
     DiskUsage,
     EmptyDir,
     HostDirectory,
@@ -32,6 +31,7 @@ from nodeagent.model import (
     Resources,
     Signal,
     Threshold,
+    UnattributedDisk,
     Unit,
     VolumeUsage,
 )
@@ -40,7 +40,7 @@ from nodeagent.policy.state import initial
 from tests.support import kubelet_reference as reference
 from tests.support.nodes import KI, MI, NOW, WALL, config, snapshot
 
-OFF = Protection(
+OFF = ProtectionConfig(
     daemon_sets=False,
     namespaces=(),
     bare_pods=False,
@@ -260,7 +260,7 @@ def compare(
 ) -> None:
     settings = config(
         *thresholds,
-        ranking=Ranking(kubelet=True),
+        ranking=RankingConfig(kubelet=True),
         protection=OFF,
         relief=Relief(max_victims=1000, failures_before_stop=1000),
         sampling=Sampling(stale_after_s=1e6),
@@ -294,14 +294,14 @@ def compare(
 
 def node(step: Step, layout: DiskLayout, *, without: set[str]) -> NodeSnapshot:
     views = [view for view in step.views if view.pod.uid not in without]
-    rest = DiskRest(
+    rest = UnattributedDisk(
         tuple(ranking.DISKS), 1 << 60, 0, 1 << 60, 0, (HostDirectory("/", 1 << 60, 1 << 60, True),), step.at
     )
     return snapshot(*views, at=step.at, layout=layout)._replace(
         observations=step.observations,
         # What pods do not hold is held by others, so that a pod without stats is out of nobody's way (K12).
         cgroups=(CgroupUsage("/system.slice", 1 << 60, 1 << 40),),
-        disk_rests=(rest,),
+        unattributed_disks=(rest,),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Bucket, Budgets, Cluster, Config, Escalation, LastResort, Protection
+from nodeagent.config.schema import Cluster, Config, Escalation, LastResort, ProtectionConfig, RateLimits, TokenBucket
 from nodeagent.model import (
     Method,
     NodeSnapshot,
@@ -22,7 +22,7 @@ from nodeagent.model import (
     Threshold,
 )
 from nodeagent.policy import engine, rate_limits, state
-from nodeagent.policy.in_flight import Stage
+from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard, snapshot, soft, view
 
@@ -54,7 +54,7 @@ def codes(plan: Plan) -> list[str]:
 
 def answered(plan: Plan, after: PolicyState, kind: OutcomeKind, *, at: float = NOW) -> PolicyState:
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, kind, "", at)
-    return engine.settle(after, outcome, now=at, config=settings())
+    return engine.apply_outcome(after, outcome, now=at, config=settings())
 
 
 def test_the_hog_is_ended_when_nothing_was_answered_for_long_enough() -> None:
@@ -84,14 +84,14 @@ def test_an_old_view_of_the_pods_is_enough_for_it_and_for_nothing_else() -> None
     by = settings(cluster=Cluster(pods_max_age_s=60.0))
     node = cut_off(view("hog", 2 * GI), pods_synced_at=NOW - 600)
     assert ways(decide(node, by=by)[0]) == [("hog", Method.KILL)]
-    plan, _ = decide(node._replace(api_lost_at=None), by=by)
+    plan, _ = decide(node._replace(api_unreachable_since=None), by=by)
     assert (ways(plan), codes(plan)) == ([], ["pods-stale"])
 
 
 def test_pods_that_the_api_server_never_told_of_are_left_alone() -> None:
     never = cut_off(view("hog", 2 * GI), pods_synced_at=None)
     assert codes(decide(never)[0]) == ["pods-never-synced"]
-    by = settings(protection=Protection(unknown_pods=False))
+    by = settings(protection=ProtectionConfig(unknown_pods=False))
     stranger = cut_off(view("hog", 2 * GI, source=PodSource.HOST))
     plan, _ = decide(stranger, by=by)
     assert (ways(plan), codes(plan)) == ([], ["no-candidates", "out-of-reach"])
@@ -120,8 +120,8 @@ def test_the_kill_has_a_budget_of_its_own_and_requests_are_tried_again_when_it_i
 
 
 def test_buckets_that_unanswered_evictions_have_emptied_do_not_hold_the_last_resort() -> None:
-    once = Bucket(1, 1.0)
-    by = settings(budgets=Budgets(node=once, namespace=once, owner=once, signal=once))
+    once = TokenBucket(1, 1.0)
+    by = settings(budgets=RateLimits(node=once, namespace=once, owner=once, signal=once))
     plan, after = decide(cut_off(view("hog", 2 * GI), lost_s=None), by=by)
     after = answered(plan, after, OutcomeKind.TIMED_OUT, at=NOW + 5)
     later, _ = decide(cut_off(view("hog", 2 * GI), at=NOW + 40), after, by)
@@ -131,7 +131,7 @@ def test_buckets_that_unanswered_evictions_have_emptied_do_not_hold_the_last_res
 def test_a_kill_that_the_kernel_refused_costs_nothing_and_is_not_repeated_on_that_pod() -> None:
     plan, after = decide(cut_off(view("hog", 2 * GI)))
     after = answered(plan, after, OutcomeKind.NOT_KILLED)
-    assert rate_limits.level(after.budgets, rate_limits.LAST_RESORT, now=NOW, budgets=PLENTY).tokens == 1
+    assert rate_limits.level(after.rate_limits, rate_limits.LAST_RESORT, now=NOW, budgets=PLENTY).tokens == 1
     later, _ = decide(cut_off(view("hog", 2 * GI), at=NOW + 10), after)
     assert (ways(later), codes(later)) == ([], ["no-candidates", "out-of-reach"])
     assert "shop/hog holds 2Gi and is out of reach (not-killed: " in later.refusals[1].message
@@ -140,7 +140,7 @@ def test_a_kill_that_the_kernel_refused_costs_nothing_and_is_not_repeated_on_tha
 def test_a_killed_pod_counts_as_leaving_for_a_moment_and_is_no_failed_eviction() -> None:
     plan, after = decide(cut_off(view("hog", 2 * GI)))
     after = answered(plan, after, OutcomeKind.KILLED)
-    assert [entry.stage for entry in after.in_flight.entries] == [Stage.KILLED]
+    assert [entry.stage for entry in after.in_flight.entries] == [EvictionStage.KILLED]
     soon, after = decide(cut_off(view("hog", 2 * GI), at=NOW + 1), after)
     assert codes(soon)[0] == "pending-release"
     later, after = decide(cut_off(view("hog", 2 * GI), at=NOW + 20), after)
@@ -153,7 +153,7 @@ def test_the_recheck_lets_go_when_the_api_server_answers_again() -> None:
     (victim,) = plan.victims
     still = cut_off(view("hog", 2 * GI), at=NOW + 0.1, pods_synced_at=NOW - 600)
     assert engine.recheck(victim, still, after, now=NOW + 0.1, config=settings()) is None
-    back = still._replace(api_lost_at=None)
+    back = still._replace(api_unreachable_since=None)
     refusal = engine.recheck(victim, back, after, now=NOW + 0.1, config=settings())
     assert refusal is not None
     assert refusal.code == "api-is-back"
@@ -166,7 +166,7 @@ def test_the_recheck_lets_go_when_the_api_server_answers_again() -> None:
 def test_no_restarts_and_no_waiting_end_more_pods_than_the_bucket_allows(
     steps: list[tuple[float, bool]], spent: bool
 ) -> None:
-    by = settings(budgets=PLENTY._replace(last_resort=Bucket(2, 6.0)))
+    by = settings(budgets=PLENTY._replace(last_resort=TokenBucket(2, 6.0)))
     current, now, kills = state.initial("first", now=NOW, budgets_spent=spent), NOW, []
     for n, (seconds, crash) in enumerate(steps):
         now += seconds
@@ -199,7 +199,7 @@ def test_the_soft_tier_waits_without_spending_anything_and_the_hard_tier_does_no
     _, after = decide(waiting(NOW), by=by)
     plan, later = decide(waiting(NOW + 1), after, by)
     assert (ways(plan), codes(plan)) == ([], ["waits-for-lease"])
-    assert later.budgets == after.budgets
+    assert later.rate_limits == after.rate_limits
     assert later.in_flight.entries == ()
     go, _ = decide(waiting(NOW + 2, note=None), later, by)
     assert ways(go) == [("hog", Method.EVICT)]

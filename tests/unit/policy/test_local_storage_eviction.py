@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Bucket, Config, Mode, Relief
+from nodeagent.config.schema import Config, Mode, Relief, TokenBucket
 from nodeagent.model import (
-    DiskSight,
+    DiskUsageQuality,
     EmptyDir,
     Method,
     NodeSnapshot,
@@ -59,12 +59,12 @@ def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> N
     counted, asked_for = over("counted"), over("asked-for")
     assert counted.usage is not None
     assert asked_for.usage is not None
-    sight = DiskSight(NOW - 50.0, complete=True)
-    counted = counted._replace(usage=counted.usage._replace(disk_sight=sight._replace(routine=True)))
-    asked_for = asked_for._replace(usage=asked_for.usage._replace(disk_sight=sight))
+    sight = DiskUsageQuality(NOW - 50.0, complete=True)
+    counted = counted._replace(usage=counted.usage._replace(disk_usage_quality=sight._replace(periodic=True)))
+    asked_for = asked_for._replace(usage=asked_for.usage._replace(disk_usage_quality=sight))
     plan, _ = decide(snapshot(counted, asked_for))
     assert names(plan) == ["asked-for"]
-    assert plan.count_anew == (counted.pod.cgroup_uid,)
+    assert plan.recount == (counted.pod.cgroup_uid,)
     [refusal] = plan.refusals
     assert refusal.code == "counting-anew"
     assert "shop/counted exceeds emptydirfs.limit: counted 50s ago" in refusal.message
@@ -73,9 +73,9 @@ def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> N
 def test_nobody_is_counted_anew_who_would_stay_anyway() -> None:
     guarded = over("guarded", namespace="kube-system")
     assert guarded.usage is not None
-    sight = DiskSight(NOW - 50.0, complete=True, routine=True)
-    plan, _ = decide(snapshot(guarded._replace(usage=guarded.usage._replace(disk_sight=sight))))
-    assert (names(plan), plan.count_anew) == ([], ())
+    sight = DiskUsageQuality(NOW - 50.0, complete=True, periodic=True)
+    plan, _ = decide(snapshot(guarded._replace(usage=guarded.usage._replace(disk_usage_quality=sight))))
+    assert (names(plan), plan.recount) == ([], ())
 
 
 def test_limits_come_before_thresholds_and_then_no_threshold_acts_in_that_decision() -> None:
@@ -100,7 +100,7 @@ def test_a_protected_pod_stays_and_pressure_is_served_all_the_same(code: str, mo
 
 
 def test_budgets_hold_for_limits_too() -> None:
-    settings = LIMITS._replace(budgets=PLENTY._replace(node=Bucket(1, 1.0)))
+    settings = LIMITS._replace(rate_limits=PLENTY._replace(node=TokenBucket(1, 1.0)))
     plan, _ = decide(snapshot(over("a"), over("b")), settings)
     assert names(plan) == ["a"]
     assert [refusal.code for refusal in plan.refusals] == ["budget-node"]
@@ -115,7 +115,7 @@ def test_one_decision_takes_no_more_than_max_victims_for_limits_either() -> None
 def test_a_pod_on_its_way_is_not_evicted_twice_and_measures_nothing() -> None:
     plan, after = decide(snapshot(over("a")))
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW)
-    after = engine.settle(after, outcome, now=NOW, config=LIMITS)
+    after = engine.apply_outcome(after, outcome, now=NOW, config=LIMITS)
     again, after = engine.decide(snapshot(over("a"), at=NOW + 1), after, now=NOW + 1, config=LIMITS)
     assert names(again) == []
     for second in (2, 3):
@@ -127,10 +127,10 @@ def test_a_pod_on_its_way_is_not_evicted_twice_and_measures_nothing() -> None:
 
 def test_tokens_of_a_blocked_eviction_come_back_to_the_bucket_of_the_limit() -> None:
     plan, after = decide(snapshot(over("a")))
-    assert rate_limits.level(after.budgets, "signal/emptydirfs.limit", now=NOW, budgets=PLENTY).tokens == 999
-    outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.BLOCKED_BY_BUDGET, "", NOW)
-    after = engine.settle(after, outcome, now=NOW, config=LIMITS)
-    assert rate_limits.level(after.budgets, "signal/emptydirfs.limit", now=NOW, budgets=PLENTY).tokens == 1000
+    assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, budgets=PLENTY).tokens == 999
+    outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.BLOCKED_BY_PDB, "", NOW)
+    after = engine.apply_outcome(after, outcome, now=NOW, config=LIMITS)
+    assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, budgets=PLENTY).tokens == 1000
 
 
 @pytest.mark.parametrize(("used", "code"), [(200 * MI, None), (50 * MI, "recovered")])
@@ -148,6 +148,6 @@ def test_in_a_rehearsal_it_is_named_once() -> None:
     settings = LIMITS._replace(mode=Mode.DRY_RUN)
     plan, after = decide(snapshot(over("a")), settings)
     answer = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW)
-    after = engine.settle(after, answer, now=NOW, config=settings)
+    after = engine.apply_outcome(after, answer, now=NOW, config=settings)
     again, _ = engine.decide(snapshot(over("a"), at=NOW + 3600), after, now=NOW + 3600, config=settings)
     assert names(again) == []

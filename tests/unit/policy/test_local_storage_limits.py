@@ -5,8 +5,8 @@ from nodeagent.model import (
     ContainerKind,
     ContainerUsage,
     DiskLayout,
-    DiskSight,
     DiskUsage,
+    DiskUsageQuality,
     EmptyDir,
     Pod,
     PodSource,
@@ -16,7 +16,7 @@ from nodeagent.model import (
     Resources,
     VolumeUsage,
 )
-from nodeagent.policy.local_storage_limits import Limit, Violation, violations
+from nodeagent.policy.local_storage_limits import StorageLimit, Violation, violations
 
 MI = 1 << 20
 SINGLE = DiskLayout.SINGLE
@@ -75,7 +75,7 @@ def test_an_empty_dir_over_its_size_limit_is_a_violation_on_any_medium(
     found = only(checked)
     assert (found is not None) is over
     if found is not None:
-        assert (found.limit, found.used, found.allowed) == (Limit.EMPTY_DIR, used, 100 * MI)
+        assert (found.limit, found.used, found.allowed) == (StorageLimit.EMPTY_DIR, used, 100 * MI)
         assert found.message == 'Usage of EmptyDir volume "cache" exceeds the limit "100Mi". '
 
 
@@ -104,7 +104,7 @@ def test_a_pod_is_held_to_the_sum_of_its_containers_limits_with_overhead(logs: i
     found = only(checked)
     assert (found is not None) is over
     if found is not None:
-        assert (found.limit, found.used, found.allowed) == (Limit.POD, 61, 60)
+        assert (found.limit, found.used, found.allowed) == (StorageLimit.POD, 61, 60)
         assert found.message == "Pod ephemeral local storage usage exceeds the total limit of containers 60. "
 
 
@@ -133,7 +133,7 @@ def test_a_container_is_held_to_its_limit_with_its_writable_layer_unless_that_is
     assert (found.used if found else None) == used
     if found is not None:
         assert (found.limit, found.message) == (
-            Limit.CONTAINER,
+            StorageLimit.CONTAINER,
             'Container a exceeded its local ephemeral storage limit "100". ',
         )
 
@@ -155,20 +155,20 @@ def test_the_first_violation_of_a_pod_wins_and_every_pod_has_its_own() -> None:
     whole = empty_dir._replace(pod=empty_dir.pod._replace(empty_dirs=()))
     own = view(limited(1), used={"c": DiskUsage(50, None, 50)})
     found = violations([empty_dir, own, whole, view(limited(1)), PodView(own.pod, None)], layout=SINGLE)
-    assert [each.limit for each in found] == [Limit.EMPTY_DIR, Limit.CONTAINER, Limit.POD]
+    assert [each.limit for each in found] == [StorageLimit.EMPTY_DIR, StorageLimit.CONTAINER, StorageLimit.POD]
 
 
 def test_etc_hosts_and_the_pods_own_log_files_count_against_the_pods_limit_only() -> None:
     disk = DiskUsage(rootfs_bytes=60 * MI, logs_bytes=20 * MI, volumes_bytes=20 * MI, other_bytes=1)
     found = only(view(limited(100 * MI), disk=disk))
     assert found is not None
-    assert (found.limit, found.used) == (Limit.POD, 100 * MI + 1)
+    assert (found.limit, found.used) == (StorageLimit.POD, 100 * MI + 1)
     assert only(view(limited(100 * MI), disk=disk._replace(other_bytes=0))) is None
 
 
 def test_old_numbers_are_no_proof_of_a_violation() -> None:
     over = view(limited(100 * MI), disk=DiskUsage(rootfs_bytes=200 * MI))
     assert over.usage is not None
-    seen = over._replace(usage=over.usage._replace(disk_sight=DiskSight(1000.0, complete=True)))
+    seen = over._replace(usage=over.usage._replace(disk_usage_quality=DiskUsageQuality(1000.0, complete=True)))
     assert violations([seen], layout=SINGLE, at=1100.0)
     assert not violations([seen], layout=SINGLE, at=1300.0)

@@ -349,7 +349,7 @@ UNITS |= {"k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "P": 1000**5, "E"
 
 @given(st.integers(-(1 << 62), 1 << 62), st.booleans())
 def test_a_quoted_quantity_reads_back_as_the_same_amount(amount: int, binary: bool) -> None:
-    text = messages.quantity(amount, binary=binary)
+    text = messages.format_quantity(amount, binary=binary)
     parts = re.fullmatch(r"(-?\d+)([A-Za-z]*)", text)
     assert parts is not None
     assert int(parts[1]) * UNITS[parts[2]] == amount

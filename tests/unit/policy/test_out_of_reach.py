@@ -9,15 +9,15 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import (
-    Bucket,
-    Budgets,
     Config,
     Escalation,
     LastResort,
     OnFutile,
-    Protection,
-    Ranking,
+    ProtectionConfig,
+    RankingConfig,
+    RateLimits,
     Relief,
+    TokenBucket,
 )
 from nodeagent.model import (
     CgroupUsage,
@@ -44,7 +44,7 @@ from tests.support import nodes
 from tests.support.nodes import CAPACITY, GI, MI, NOW, PLENTY, WALL, attributed, config, hard, quantity, snapshot, soft
 
 SERVICES = 9 * GI
-KUBELET = Ranking(kubelet=True)
+KUBELET = RankingConfig(kubelet=True)
 STEP_S = 0.25
 
 
@@ -136,7 +136,7 @@ class Life:
                 self.evicted.append(name)
                 self.leaves.setdefault(name, self.at + 1.0)
             outcome = Outcome(plan.id, victim.pod.uid, kind, "as told", self.at + 0.01)
-            self.state = engine.settle(self.state, outcome, now=self.at + 0.01, config=self.settings)
+            self.state = engine.apply_outcome(self.state, outcome, now=self.at + 0.01, config=self.settings)
         self.at += STEP_S
 
     def run(self, seconds: float) -> "Life":
@@ -156,7 +156,7 @@ class Life:
 
 def acting(tier: Tier = Tier.HARD, **more: Any) -> Config:
     threshold: Threshold = hard() if tier is Tier.HARD else soft(grace_s=1.0)
-    more.setdefault("budgets", Budgets())
+    more.setdefault("budgets", RateLimits())
     return config(threshold, **more)
 
 
@@ -189,7 +189,7 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
     "only the host knows it": (Tier.HARD, Seen(lambda view, for_s: by_the_host(view, age_s=5 + for_s))),
     "an old orphan": (Tier.HARD, Seen(lambda view, for_s: by_the_host(view, age_s=5000.0))),
     "it has no cgroup": (Tier.HARD, Seen(lambda view, for_s: view._replace(usage=None))),
-    "429 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.BLOCKED_BY_BUDGET)),
+    "429 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.BLOCKED_BY_PDB)),
     "two budgets match": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.BUDGET_CONFLICT)),
     "400 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.INVALID)),
     "404 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.GONE)),
@@ -199,7 +199,7 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
     "the kubelet is dead, soft": (Tier.SOFT, Seen(dies=False)),
     "no disruption is allowed": (
         Tier.SOFT,
-        Seen(lambda view, for_s: view._replace(pod=view.pod._replace(budgets=(DisruptionBudget("b", 0),)))),
+        Seen(lambda view, for_s: view._replace(pod=view.pod._replace(disruption_budgets=(DisruptionBudget("b", 0),)))),
     ),
     "its claim is not looked up": (Tier.SOFT, Seen(lambda view, for_s: claimed(view))),
 }
@@ -210,7 +210,7 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
 @pytest.mark.parametrize("name", FOR_EVER)
 def test_while_a_growing_hog_is_out_of_reach_no_innocent_is_evicted(name: str, order: str) -> None:
     tier, seen = FOR_EVER[name]
-    settings = acting(tier, ranking=KUBELET if order == "kubelet" else Ranking())
+    settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, seen).run(100)
     assert life.innocents == []
     last = " ".join(refusal.message for refusal in life.plans[-1].refusals)
@@ -259,8 +259,8 @@ FOR_A_WHILE: dict[str, tuple[Tier, Seen, float]] = {
 @pytest.mark.parametrize("name", FOR_A_WHILE)
 def test_a_hog_that_comes_into_reach_is_evicted_and_nobody_before_it(name: str, order: str) -> None:
     tier, seen, seconds = FOR_A_WHILE[name]
-    protection = Protection(minimum_age_s=60.0 if name.startswith("too young") else 0.0)
-    settings = acting(tier, protection=protection, ranking=KUBELET if order == "kubelet" else Ranking())
+    protection = ProtectionConfig(minimum_age_s=60.0 if name.startswith("too young") else 0.0)
+    settings = acting(tier, protection=protection, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, seen).run(seconds)
     assert (life.innocents, "hog" in life.evicted) == ([], True)
 
@@ -268,15 +268,15 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_nobody_before_it(name: str, 
 @pytest.mark.parametrize(
     "budgets",
     [
-        Budgets(),
-        Budgets(owner_backoff_s=0.0, owner=Bucket(1, 30.0)),
-        Budgets(owner_backoff_s=0.0, namespace=Bucket(1, 30.0)),
+        RateLimits(),
+        RateLimits(owner_backoff_s=0.0, owner=TokenBucket(1, 30.0)),
+        RateLimits(owner_backoff_s=0.0, namespace=TokenBucket(1, 30.0)),
     ],
     ids=["owner back-off", "empty bucket of the owner", "empty bucket of the namespace"],
 )
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
-def test_the_second_replica_of_a_leak_is_evicted_later_and_nobody_in_its_place(budgets: Budgets, order: str) -> None:
-    settings = acting(budgets=budgets, ranking=KUBELET if order == "kubelet" else Ranking())
+def test_the_second_replica_of_a_leak_is_evicted_later_and_nobody_in_its_place(budgets: RateLimits, order: str) -> None:
+    settings = acting(budgets=budgets, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, Seen(), hog=2 * GI, sibling=int(2.1 * GI), rate=40.0 * MI).run(200)
     assert life.innocents == []
     assert sorted(life.evicted) == ["hog", "sibling"]
@@ -297,7 +297,7 @@ def test_a_pod_that_hangs_and_grows_in_bursts_costs_no_more_than_one_decision_in
 
 
 def test_evictions_in_its_place_that_did_not_happen_may_be_tried_again() -> None:
-    state = rate_limits.note_in_place(rate_limits.BudgetState(), "memory", "p-1", 2, now=NOW)
+    state = rate_limits.note_in_place(rate_limits.RateLimitState(), "memory", "p-1", 2, now=NOW)
     assert rate_limits.in_place_since(state, "memory", now=NOW + 5, for_s=600) == 5
     assert rate_limits.in_place_since(state, "inodes", now=NOW + 5, for_s=600) is None
     assert rate_limits.in_place_since(state, "memory", now=NOW + 600, for_s=600) is None
@@ -311,7 +311,7 @@ def test_evictions_in_its_place_that_did_not_happen_may_be_tried_again() -> None
 
 
 def test_after_a_lost_state_nobody_is_evicted_in_the_place_of_another_for_a_while() -> None:
-    lost = rate_limits.BudgetState(spent_at=NOW)
+    lost = rate_limits.RateLimitState(spent_at=NOW)
     assert rate_limits.in_place_since(lost, "memory", now=NOW + 1, for_s=600) == 1
 
 
@@ -323,7 +323,7 @@ def tiny_without_usage(view: PodView, for_s: float) -> PodView:
 @pytest.mark.parametrize("tier", Tier)
 def test_a_tiny_unreadable_pod_does_not_shield_a_pod_that_grows_faster_than_it_is_large(order: str, tier: Tier) -> None:
     """Memory that nothing accounts for may be the tiny pod's; what is being used up is the hog's."""
-    settings = acting(tier, ranking=KUBELET if order == "kubelet" else Ranking())
+    settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, Seen(), rate=60.0 * MI, hog=int(1.1 * GI), unaccounted=3 * GI)
     life.seen_of_all = tiny_without_usage
     life.run(12)
@@ -331,7 +331,7 @@ def test_a_tiny_unreadable_pod_does_not_shield_a_pod_that_grows_faster_than_it_i
 
 
 def test_two_replicas_that_grow_beside_a_tiny_unreadable_pod_are_both_evicted() -> None:
-    settings = acting(budgets=Budgets(owner_backoff_s=10.0))
+    settings = acting(budgets=RateLimits(owner_backoff_s=10.0))
     life = Life(settings, Seen(), rate=30.0 * MI, hog=int(0.6 * GI), sibling=int(0.5 * GI), unaccounted=3 * GI)
     life.seen_of_all = tiny_without_usage
     life.run(60)
@@ -413,7 +413,7 @@ def test_of_two_that_grow_the_one_in_reach_is_evicted_and_no_innocent_with_it() 
 
 def test_a_signal_that_is_just_used_up_has_not_stood_still_however_long_its_threshold_is_met() -> None:
     dark, large = no_usage("dark"), nodes.view("large", 3 * GI)
-    settings = config(hard(), protection=Protection())
+    settings = config(hard(), protection=ProtectionConfig())
     state = initial("t", now=NOW)
     when: list[float] = []
     for step in range(int(2 * selection.AGAIN_S) + 20):
@@ -561,7 +561,7 @@ def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanish
     node = snapshot(holds("hog", 4 * GI), holds("a", 3 * GI), available=low)
     plan, state = engine.decide(node, initial("t", now=NOW), now=NOW, config=settings)
     assert [str(each.pod.name) for each in plan.victims] == ["hog"]
-    state = engine.settle(
+    state = engine.apply_outcome(
         state,
         Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.GONE, "404", NOW + 0.1),
         now=NOW + 0.1,
@@ -577,14 +577,14 @@ def test_the_last_resort_ends_nobody_in_the_place_of_a_pod_that_the_kernel_prote
     settings = config(
         hard(),
         escalation=Escalation(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0),
-        budgets=PLENTY._replace(last_resort=Bucket(9, 60.0)),
+        budgets=PLENTY._replace(last_resort=TokenBucket(9, 60.0)),
     )
     pods = [nodes.view("hog", 4 * GI), nodes.view("a", 800 * MI, request=799 * MI)]
     lost: dict[str, Any] = {"api_lost_at": NOW - 40}
     plan, state = engine.decide(pressed(*pods, **lost), initial("t", now=NOW), now=NOW, config=settings)
     assert [(str(each.pod.name), each.method) for each in plan.victims] == [("hog", Method.KILL)]
     refused = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.NOT_KILLED, "EPERM", NOW)
-    state = engine.settle(state, refused, now=NOW, config=settings)
+    state = engine.apply_outcome(state, refused, now=NOW, config=settings)
     for step in range(1, 9):
         at = NOW + step
         node = pressed(*pods, available=(200 - 9 * step) * MI, at=at, **lost)
@@ -611,7 +611,7 @@ some_pods = st.lists(
 def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
     rows: list[tuple[int, QOSClass, str, str, bool]], missing: int, kubelet: bool, tier: Tier
 ) -> None:
-    settings = acting(tier, budgets=PLENTY, ranking=KUBELET if kubelet else Ranking())
+    settings = acting(tier, budgets=PLENTY, ranking=KUBELET if kubelet else RankingConfig())
     pods, held = [], {}
     for number, (size, qos, namespace, owner, limited) in enumerate(rows):
         view = nodes.view(
@@ -619,15 +619,15 @@ def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
         )
         pods.append(view)
         if limited:
-            held[view.pod.uid] = rate_limits.Wait(1, NOW + 60, NOW - 1, "invalid", "refused")
+            held[view.pod.uid] = rate_limits.Backoff(1, NOW + 60, NOW - 1, "invalid", "refused")
     node = pressed(*pods, available=GI - missing * 20 * MI if missing < 51 else 0)
     state = initial("t", now=NOW - 9)
     _, state = engine.decide(pressed(at=NOW - 2), state, now=NOW - 2, config=settings)
     free, _ = engine.decide(node, state, now=NOW, config=settings)
-    backoff = {"rs-x": rate_limits.Wait(1, NOW + 60, NOW - 1, "owner-backoff", "evicted")}
-    empty = {"namespace/b": rate_limits.Level(0, NOW)}
-    limits = state.budgets._replace(pods=held, owners=backoff, levels=empty)
-    plan, _ = engine.decide(node, state._replace(budgets=limits), now=NOW, config=settings)
+    backoff = {"rs-x": rate_limits.Backoff(1, NOW + 60, NOW - 1, "owner-backoff", "evicted")}
+    empty = {"namespace/b": rate_limits.BucketLevel(0, NOW)}
+    limits = state.rate_limits._replace(pods=held, owners=backoff, levels=empty)
+    plan, _ = engine.decide(node, state._replace(rate_limits=limits), now=NOW, config=settings)
     without = {each.pod.uid for each in free.victims}
     with_limits = {each.pod.uid for each in plan.victims}
     limited_uids = {
@@ -657,7 +657,7 @@ def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
         if kind == 1:
             view = by_the_host(view, age_s=500)._replace(pod=view.pod._replace(source=PodSource.HOST))
         elif kind == 2:
-            stuck[view.pod.uid] = rate_limits.Wait(9, NOW + 60, NOW - 1, "invalid", "refused for the ninth time")
+            stuck[view.pod.uid] = rate_limits.Backoff(9, NOW + 60, NOW - 1, "invalid", "refused for the ninth time")
         seen.append(view)
     available = GI - missing * 20 * MI
     state = initial("t", now=NOW - 9)
@@ -666,7 +666,7 @@ def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
         shot = pressed(at=at, available=available + falls * MI * step)
         _, state = engine.decide(shot, state, now=at, config=settings)
     free, _ = engine.decide(pressed(*reachable, available=available), state, now=NOW, config=settings)
-    state = state._replace(budgets=state.budgets._replace(pods=stuck))
+    state = state._replace(rate_limits=state.rate_limits._replace(pods=stuck))
     plan, _ = engine.decide(pressed(*seen, available=available), state, now=NOW, config=settings)
     without = {each.pod.uid: each.predicted_relief or 0 for each in free.victims}
     chosen = {each.pod.uid: each.predicted_relief or 0 for each in plan.victims}
@@ -734,10 +734,10 @@ def test_whatever_befalls_a_growing_hog_no_innocent_is_evicted(
             case "gone":
                 return view._replace(usage=None)
             case "budget":
-                return view._replace(pod=view.pod._replace(budgets=(DisruptionBudget("b", 0),)))
+                return view._replace(pod=view.pod._replace(disruption_budgets=(DisruptionBudget("b", 0),)))
         return view
 
-    order = KUBELET if kubelet else Ranking()
+    order = KUBELET if kubelet else RankingConfig()
     life = Life(acting(tier, ranking=order), Seen(seen, lambda for_s, times: moment(for_s).answer, dies))
     life.run(60)
     assert life.innocents == []

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Protection
+from nodeagent.config.schema import ProtectionConfig
 from nodeagent.model import DisruptionBudget, Owner, Pod, PodSource, PodUsage, Tier
 from nodeagent.policy import protection
 from tests.support.nodes import NOW, WALL, pod, usage
 
-NOTHING = Protection(
+NOTHING = ProtectionConfig(
     daemon_sets=False,
     namespaces=(),
     bare_pods=False,
@@ -20,21 +20,21 @@ NOTHING = Protection(
 )
 
 
-def scene(rules: Protection, tier: Tier = Tier.SOFT) -> protection.Scene:
-    return protection.Scene(rules, tier, "memory", NOW, WALL)
+def scene(rules: ProtectionConfig, tier: Tier = Tier.SOFT) -> protection.RuleContext:
+    return protection.RuleContext(rules, tier, "memory", NOW, WALL)
 
 
 def codes(
     of: Pod,
-    rules: Protection = Protection(),  # noqa: B008 - immutable
+    rules: ProtectionConfig = ProtectionConfig(),  # noqa: B008 - immutable
     *,
     tier: Tier = Tier.SOFT,
     used: PodUsage | None = None,
 ) -> list[str]:
     uses = used if used is not None else usage(of, 100)
     here = scene(rules, tier)
-    momentary = protection.momentary(of, uses, uses.memory_working_set, here, protection.asked(here))
-    return [refusal.code for refusal in (*protection.standing(of, rules), *momentary)]
+    momentary = protection.momentary(of, uses, uses.memory_working_set, here, protection.applicable_rules(here))
+    return [refusal.code for refusal in (*protection.object_refusals(of, rules), *momentary)]
 
 
 def test_an_ordinary_pod_has_no_protection() -> None:
@@ -79,7 +79,7 @@ AUTHORS_TEXT: list[dict[str, Any]] = [
 def test_what_a_pods_author_writes_protects_it_nowhere_but_in_trusted_namespaces(
     of: dict[str, Any], tier: Tier
 ) -> None:
-    rules = Protection(
+    rules = ProtectionConfig(
         labels=("tier=gold",), annotations=("nodeagent.io/keep",), trusted_namespaces=("platform",), bare_pods=False
     )
     assert codes(pod("a", **of), rules, tier=tier) == []
@@ -147,14 +147,14 @@ def test_a_budget_with_headroom_does_not_protect() -> None:
 def test_a_wish_outside_the_trusted_namespaces_is_ignored(wish: str) -> None:
     of = pod("a", annotations={"nodeagent.io/evict": wish})
     assert codes(of) == []
-    assert protection.wish(of, Protection(), tier=Tier.SOFT) == 0.0
+    assert protection.eviction_preference(of, ProtectionConfig(), tier=Tier.SOFT) == 0.0
 
 
 @pytest.mark.parametrize(("wish", "value"), [("prefer", -1.0), ("avoid", 1.0), ("nonsense", 0.0)])
 def test_a_trusted_wish_moves_a_pod_but_never_in_the_hard_tier(wish: str, value: float) -> None:
-    of, rules = pod("a", annotations={"nodeagent.io/evict": wish}), Protection(trusted_namespaces=("shop",))
-    assert protection.wish(of, rules, tier=Tier.SOFT) == value
-    assert protection.wish(of, rules, tier=Tier.HARD) == 0.0
+    of, rules = pod("a", annotations={"nodeagent.io/evict": wish}), ProtectionConfig(trusted_namespaces=("shop",))
+    assert protection.eviction_preference(of, rules, tier=Tier.SOFT) == value
+    assert protection.eviction_preference(of, rules, tier=Tier.HARD) == 0.0
 
 
 def test_the_age_of_the_cgroup_counts_before_the_time_stamps_of_the_api() -> None:
@@ -189,7 +189,7 @@ def test_every_reason_has_a_code_of_its_own() -> None:
 
 
 def test_every_switch_is_a_key_of_the_configuration() -> None:
-    fields = {name.removesuffix("_s").replace("_", "") for name in Protection._fields}
+    fields = {name.removesuffix("_s").replace("_", "") for name in ProtectionConfig._fields}
     for row in (*protection.STANDING, *protection.MOMENTARY):
         if row.switch:
             assert row.switch.removeprefix("protection.").lower() in fields

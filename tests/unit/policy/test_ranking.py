@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Ranking, RankingKey
+from nodeagent.config.schema import RankingConfig, RankingKey
 from nodeagent.model import (
     DiskLayout,
     DiskUsage,
@@ -23,33 +23,33 @@ from nodeagent.model import (
     Unit,
 )
 from nodeagent.policy import ranking
-from nodeagent.policy.candidates import Lineup, Memo, line_up
+from nodeagent.policy.candidates import RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, config, snapshot, usage, view
 
-KUBELET = Ranking(kubelet=True)
+KUBELET = RankingConfig(kubelet=True)
 BE, BURSTABLE, GUARANTEED = QOSClass.BEST_EFFORT, QOSClass.BURSTABLE, QOSClass.GUARANTEED
 
 
 def lined_up(
     node: NodeSnapshot,
     signal: Signal = Signal.MEMORY,
-    rules: Ranking = Ranking(),  # noqa: B008 - immutable
+    rules: RankingConfig = RankingConfig(),  # noqa: B008 - immutable
     growth: ranking.GrowthState = ranking.GrowthState(),  # noqa: B008 - immutable
-) -> Lineup:
-    return line_up(node, signal, tier=Tier.SOFT, config=config(ranking=rules), growth=growth, memo=Memo())
+) -> RankedPods:
+    return rank_pods(node, signal, tier=Tier.SOFT, config=config(ranking=rules), growth=growth, memo=RankingCache())
 
 
 def names(
     *pods: PodView,
     signal: Signal = Signal.MEMORY,
-    rules: Ranking = Ranking(),  # noqa: B008 - immutable
+    rules: RankingConfig = RankingConfig(),  # noqa: B008 - immutable
     layout: DiskLayout = DiskLayout.SINGLE,
 ) -> list[str | None]:
     return [each.view.pod.name for each in lined_up(snapshot(*pods, layout=layout), signal, rules).pods]
 
 
-def by(*keys: RankingKey) -> Ranking:
-    return Ranking(order=keys)
+def by(*keys: RankingKey) -> RankingConfig:
+    return RankingConfig(order=keys)
 
 
 def disk(name: str, **more: int) -> PodView:
@@ -88,7 +88,7 @@ def test_a_priority_that_only_the_api_knows_is_not_reported_as_zero() -> None:
     lineup = lined_up(snapshot(host, api))
     assert len(lineup.pods) == 2
     for pod in lineup.pods:
-        texts = [key.text for key in ranking.keys_of(pod, lineup.order, unit=Unit.BYTES)]
+        texts = [key.text for key in ranking.rank_keys(pod, lineup.order, unit=Unit.BYTES)]
         assert ("priority not known" if pod.view.pod.name == "host" else "priority 0") in texts
 
 
@@ -149,14 +149,14 @@ some_pods = st.lists(
     unique_by=lambda each: each.pod.uid,
 )
 some_rules = st.one_of(
-    st.just(KUBELET), st.builds(lambda keys: Ranking(order=tuple(keys)), st.permutations(list(RankingKey)))
+    st.just(KUBELET), st.builds(lambda keys: RankingConfig(order=tuple(keys)), st.permutations(list(RankingKey)))
 )
 
 
 @settings(deadline=None)
 @given(some_pods, some_rules, st.sampled_from(Signal), st.randoms(use_true_random=False))
 def test_the_order_does_not_depend_on_how_pods_were_listed(
-    pods: list[PodView], rules: Ranking, signal: Signal, chance: random.Random
+    pods: list[PodView], rules: RankingConfig, signal: Signal, chance: random.Random
 ) -> None:
     shuffled = list(pods)
     chance.shuffle(shuffled)
@@ -165,7 +165,7 @@ def test_the_order_does_not_depend_on_how_pods_were_listed(
 
 @settings(deadline=None)
 @given(some_pods, some_rules, st.integers(0, 11), st.integers(1, 4 * GI))
-def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: Ranking, index: int, more: int) -> None:
+def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: RankingConfig, index: int, more: int) -> None:
     index %= len(pods)
     victim = pods[index]
     before = victim.usage
@@ -179,7 +179,7 @@ def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: Ranking, 
 @settings(deadline=None)
 @given(some_pods, some_rules)
 def test_without_usage_a_pod_is_behind_all_that_equal_it_on_the_keys_before_usage(
-    pods: list[PodView], rules: Ranking
+    pods: list[PodView], rules: RankingConfig
 ) -> None:
     lineup = lined_up(snapshot(*pods), rules=rules)
     needs_usage = {RankingKey.EXCEEDS_REQUEST, RankingKey.USAGE_OVER_REQUEST, RankingKey.USAGE, RankingKey.GROWTH}
@@ -300,9 +300,9 @@ def test_a_disk_number_of_which_a_part_is_missing_is_the_sum_of_the_rest() -> No
     assert ranking.disk_of(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None
 
 
-@pytest.mark.parametrize("rules", [Ranking(), KUBELET])
+@pytest.mark.parametrize("rules", [RankingConfig(), KUBELET])
 @pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.NODEFS, Signal.NODEFS_INODES, Signal.PID])
-def test_a_starting_pod_without_stats_is_last_among_its_equals(signal: Signal, rules: Ranking) -> None:
+def test_a_starting_pod_without_stats_is_last_among_its_equals(signal: Signal, rules: RankingConfig) -> None:
     starting = PodView(view("a-starting").pod, None)
     idle = view("idle", 0, usage_more={"disk": DiskUsage(0, 0, 0, 0, 0, 0), "process_count": 0})
     assert names(starting, idle, signal=signal, rules=rules) == ["idle", "a-starting"]
@@ -311,10 +311,10 @@ def test_a_starting_pod_without_stats_is_last_among_its_equals(signal: Signal, r
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def explained(*pods: PodView, signal: Signal = Signal.MEMORY, rules: Ranking) -> list[tuple[str, ...]]:
+def explained(*pods: PodView, signal: Signal = Signal.MEMORY, rules: RankingConfig) -> list[tuple[str, ...]]:
     lineup = lined_up(snapshot(*pods), signal, rules)
     plan = Plan("x-1", NOW, NOW, (), (), ranking=tuple(lineup.pods), ranked_for=signal, rank_order=lineup.order)
-    explanation: tuple[RankedPod, ...] = ranking.explained(plan).ranking
+    explanation: tuple[RankedPod, ...] = ranking.with_key_texts(plan).ranking
     return [tuple(key.text for key in each.keys) for each in explanation]
 
 

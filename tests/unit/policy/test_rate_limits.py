@@ -6,25 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from nodeagent.config.schema import Bucket, Budgets
+from nodeagent.config.schema import RateLimits, TokenBucket
 from nodeagent.model import Owner, Refusal, Signal
 from nodeagent.policy import rate_limits
-from nodeagent.policy.rate_limits import BudgetState
+from nodeagent.policy.rate_limits import RateLimitState
 from tests.support.nodes import pod
 
-SMALL = Budgets(
-    node=Bucket(3, 60.0),
-    namespace=Bucket(2, 30.0),
-    owner=Bucket(1, 12.0),
-    signal=Bucket(2, 60.0),
-    last_resort=Bucket(1, 12.0),
+SMALL = RateLimits(
+    node=TokenBucket(3, 60.0),
+    namespace=TokenBucket(2, 30.0),
+    owner=TokenBucket(1, 12.0),
+    signal=TokenBucket(2, 60.0),
+    last_resort=TokenBucket(1, 12.0),
 )
-KEYS = rate_limits.keys_of(pod("web"), Signal.MEMORY)
+KEYS = rate_limits.bucket_keys(pod("web"), Signal.MEMORY)
 
 
-def taken(state: BudgetState, *, now: float) -> BudgetState:
-    after = rate_limits.take(state, KEYS, now=now, budgets=SMALL)
-    assert isinstance(after, BudgetState), after
+def taken(state: RateLimitState, *, now: float) -> RateLimitState:
+    after = rate_limits.take_tokens(state, KEYS, now=now, budgets=SMALL)
+    assert isinstance(after, RateLimitState), after
     return after
 
 
@@ -33,8 +33,8 @@ def test_an_eviction_takes_from_node_namespace_owner_and_signal() -> None:
 
 
 def test_a_bucket_that_is_empty_refuses_with_numbers_and_takes_from_no_other() -> None:
-    state = taken(BudgetState(), now=0.0)
-    refusal = rate_limits.take(state, KEYS, now=60.0, budgets=SMALL)
+    state = taken(RateLimitState(), now=0.0)
+    refusal = rate_limits.take_tokens(state, KEYS, now=60.0, budgets=SMALL)
     assert refusal == Refusal(
         "budget-owner",
         "budget of owner rs-shop-web is used up: 1 evictions at once, refilled at 12 an hour, next in 240s",
@@ -43,76 +43,80 @@ def test_a_bucket_that_is_empty_refuses_with_numbers_and_takes_from_no_other() -
 
 
 def test_a_token_grows_back_after_exactly_its_interval() -> None:
-    state = taken(BudgetState(), now=0.0)
-    assert rate_limits.empty(state, "owner/rs-shop-web", now=299.999, budgets=SMALL) is not None
-    assert rate_limits.empty(state, "owner/rs-shop-web", now=300.0, budgets=SMALL) is None
+    state = taken(RateLimitState(), now=0.0)
+    assert rate_limits.limit_reached(state, "owner/rs-shop-web", now=299.999, budgets=SMALL) is not None
+    assert rate_limits.limit_reached(state, "owner/rs-shop-web", now=300.0, budgets=SMALL) is None
 
 
 def test_refilling_in_a_million_small_steps_gives_what_one_big_step_gives() -> None:
-    bucket = Bucket(1000, 3600.0)
-    small = rate_limits.Level(0, 0.0)
+    bucket = TokenBucket(1000, 3600.0)
+    small = rate_limits.BucketLevel(0, 0.0)
     for step in range(1, 100_001):
         small = rate_limits.refilled(small, bucket, now=step * 0.001)
     assert small.tokens == pytest.approx(
-        rate_limits.refilled(rate_limits.Level(0, 0.0), bucket, now=100.0).tokens, abs=1
+        rate_limits.refilled(rate_limits.BucketLevel(0, 0.0), bucket, now=100.0).tokens, abs=1
     )
     assert small.tokens >= 99
 
 
 def test_a_token_that_is_given_back_restores_the_bucket_and_never_overfills_it() -> None:
-    state = taken(BudgetState(), now=0.0)
+    state = taken(RateLimitState(), now=0.0)
     assert (
-        rate_limits.level(rate_limits.give_back(state, KEYS, now=1.0, budgets=SMALL), "node", now=1.0, budgets=SMALL)[0]
+        rate_limits.level(
+            rate_limits.return_tokens(state, KEYS, now=1.0, budgets=SMALL), "node", now=1.0, budgets=SMALL
+        )[0]
         == 3
     )
     assert (
-        rate_limits.level(rate_limits.give_back(state, KEYS, now=1e6, budgets=SMALL), "node", now=1e6, budgets=SMALL)[0]
+        rate_limits.level(
+            rate_limits.return_tokens(state, KEYS, now=1e6, budgets=SMALL), "node", now=1e6, budgets=SMALL
+        )[0]
         == 3
     )
 
 
 def test_a_clock_that_ran_backwards_counts_as_spent_and_grows_again_from_there() -> None:
-    state = rate_limits.pruned(taken(BudgetState(), now=1e6), now=100.0, budgets=SMALL)
+    state = rate_limits.pruned(taken(RateLimitState(), now=1e6), now=100.0, budgets=SMALL)
     assert rate_limits.level(state, "node", now=100.0, budgets=SMALL).tokens == 0
     assert rate_limits.level(state, "node", now=160.0, budgets=SMALL).tokens == 1
 
 
 def test_after_a_lost_state_every_bucket_starts_empty_also_those_never_seen() -> None:
-    state = BudgetState(spent_at=1000.0)
-    assert rate_limits.empty(state, "namespace/new", now=1000.0, budgets=SMALL) is not None
-    assert rate_limits.empty(state, "namespace/new", now=1120.0, budgets=SMALL) is None
+    state = RateLimitState(spent_at=1000.0)
+    assert rate_limits.limit_reached(state, "namespace/new", now=1000.0, budgets=SMALL) is not None
+    assert rate_limits.limit_reached(state, "namespace/new", now=1120.0, budgets=SMALL) is None
     holds = rate_limits.holds(state, now=1000.0, budgets=SMALL)
-    refusal = rate_limits.held_by(holds, pod("web"))
+    refusal = rate_limits.limit_on(holds, pod("web"))
     assert refusal is not None
     assert refusal.code == "budget-owner"
 
 
 def test_a_lost_state_is_forgotten_when_every_bucket_would_be_full_again() -> None:
-    assert rate_limits.pruned(BudgetState(spent_at=0.0), now=299.0, budgets=SMALL).spent_at == 0.0
-    assert rate_limits.pruned(BudgetState(spent_at=0.0), now=300.0, budgets=SMALL).spent_at is None
+    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=299.0, budgets=SMALL).spent_at == 0.0
+    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=300.0, budgets=SMALL).spent_at is None
 
 
 def test_a_bucket_without_refill_stays_empty() -> None:
-    never = SMALL._replace(node=Bucket(3, 0.0))
-    state = BudgetState()
+    never = SMALL._replace(node=TokenBucket(3, 0.0))
+    state = RateLimitState()
     for _ in range(3):
-        after = rate_limits.take(state, ("node",), now=0.0, budgets=never)
-        assert isinstance(after, BudgetState)
+        after = rate_limits.take_tokens(state, ("node",), now=0.0, budgets=never)
+        assert isinstance(after, RateLimitState)
         state = after
-    assert rate_limits.empty(state, "node", now=1e9, budgets=never) is not None
+    assert rate_limits.limit_reached(state, "node", now=1e9, budgets=never) is not None
 
 
 def test_a_smaller_budget_after_a_reload_holds_at_once() -> None:
-    state = taken(BudgetState(), now=0.0)
-    smaller = SMALL._replace(node=Bucket(1, 60.0))
+    state = taken(RateLimitState(), now=0.0)
+    smaller = SMALL._replace(node=TokenBucket(1, 60.0))
     assert rate_limits.level(state, "node", now=0.0, budgets=smaller).tokens == 1
 
 
 def test_an_owner_is_spared_for_one_two_four_minutes_up_to_the_maximum() -> None:
     budgets = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
-    state, now, waits = BudgetState(), 0.0, []
+    state, now, waits = RateLimitState(), 0.0, []
     for _ in range(5):
-        state = rate_limits.spare_owner(state, "rs", now=now, budgets=budgets)
+        state = rate_limits.back_off_owner(state, "rs", now=now, budgets=budgets)
         waits.append(state.owners["rs"].until - now)
         now = state.owners["rs"].until
         assert rate_limits.waiting(state.owners["rs"], now=now) is None
@@ -120,13 +124,13 @@ def test_an_owner_is_spared_for_one_two_four_minutes_up_to_the_maximum() -> None
 
 
 def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
-    state = rate_limits.spare_owner(BudgetState(), "rs", now=0.0, budgets=SMALL)
-    state = rate_limits.spare_owner(state, "rs", now=3601.0, budgets=SMALL)
+    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, budgets=SMALL)
+    state = rate_limits.back_off_owner(state, "rs", now=3601.0, budgets=SMALL)
     assert state.owners["rs"].until == 3661.0
 
 
 def test_a_back_off_says_how_much_of_it_is_left() -> None:
-    state = rate_limits.spare_owner(BudgetState(), "rs", now=0.0, budgets=SMALL)
+    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, budgets=SMALL)
     assert rate_limits.waiting(state.owners["rs"], now=20.0) == Refusal(
         "owner-backoff", "a pod of the same owner was evicted, 1 in a row: spared for 60s (40s left)"
     )
@@ -134,7 +138,7 @@ def test_a_back_off_says_how_much_of_it_is_left() -> None:
 
 def test_the_servers_retry_after_is_obeyed_and_bounded() -> None:
     def wait(seconds: float) -> float:
-        state = rate_limits.spare_pod(BudgetState(), "u", now=0.0, code="c", why="w", retry_after_s=seconds)
+        state = rate_limits.back_off_pod(RateLimitState(), "u", now=0.0, code="c", why="w", retry_after_s=seconds)
         return state.pods["u"].until
 
     assert wait(17.0) == 17.0
@@ -144,9 +148,9 @@ def test_the_servers_retry_after_is_obeyed_and_bounded() -> None:
 
 
 def test_back_off_for_the_api_doubles_to_a_limit_and_ends_with_an_answer() -> None:
-    state, now, waits = BudgetState(), 0.0, []
+    state, now, waits = RateLimitState(), 0.0, []
     for _ in range(8):
-        state = rate_limits.spare_api(state, "plan", now=now, code="unreachable", why="w", retry_after_s=None)
+        state = rate_limits.back_off_api(state, "plan", now=now, code="unreachable", why="w", retry_after_s=None)
         assert state.api is not None
         waits.append(state.api.until - now)
         now = state.api.until
@@ -157,13 +161,13 @@ def test_back_off_for_the_api_doubles_to_a_limit_and_ends_with_an_answer() -> No
 
 
 def test_requests_that_fail_side_by_side_count_once() -> None:
-    state = rate_limits.spare_api(BudgetState(), "p", now=0.0, code="c", why="w", retry_after_s=None)
-    assert rate_limits.spare_api(state, "p", now=0.1, code="c", why="w", retry_after_s=None) == state
+    state = rate_limits.back_off_api(RateLimitState(), "p", now=0.0, code="c", why="w", retry_after_s=None)
+    assert rate_limits.back_off_api(state, "p", now=0.1, code="c", why="w", retry_after_s=None) == state
 
 
 def test_waits_differ_between_subjects_so_that_a_fleet_does_not_return_at_once() -> None:
     waits = {
-        rate_limits.spare_api(BudgetState(), f"node-{n}", now=0.0, code="c", why="w", retry_after_s=None).api
+        rate_limits.back_off_api(RateLimitState(), f"node-{n}", now=0.0, code="c", why="w", retry_after_s=None).api
         for n in range(20)
     }
     assert len({wait.until for wait in waits if wait is not None}) > 10
@@ -172,7 +176,7 @@ def test_waits_differ_between_subjects_so_that_a_fleet_does_not_return_at_once()
 @settings(deadline=None)
 @given(st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 1e6))
 def test_no_clock_makes_tokens_out_of_nothing(since: float, now: float) -> None:
-    level = rate_limits.refilled(rate_limits.Level(1, since), SMALL.node, now=now)
+    level = rate_limits.refilled(rate_limits.BucketLevel(1, since), SMALL.node, now=now)
     assert level.tokens <= SMALL.node.burst
     if not now >= since:
         assert level.tokens == 0
@@ -188,7 +192,7 @@ class NeverExceeded(RuleBasedStateMachine):
     def start(self, spent: bool) -> None:
         self.now = 1000.0
         self.started = self.now
-        self.state = BudgetState(spent_at=self.now if spent else None)
+        self.state = RateLimitState(spent_at=self.now if spent else None)
         self.disk = msgspec.json.encode(self.state)
         self.evicted: dict[str, list[float]] = {}
         self.spent = spent
@@ -207,11 +211,11 @@ class NeverExceeded(RuleBasedStateMachine):
         self.state = rate_limits.pruned(self.state, now=self.now, budgets=SMALL)
         victim = pod("p", namespace=namespace, owner=Owner("ReplicaSet", owner, owner))
         holds = rate_limits.holds(self.state, now=self.now, budgets=SMALL)
-        keys = rate_limits.keys_of(victim, signal)
-        after = rate_limits.take(self.state, keys, now=self.now, budgets=SMALL)
+        keys = rate_limits.bucket_keys(victim, signal)
+        after = rate_limits.take_tokens(self.state, keys, now=self.now, budgets=SMALL)
         if isinstance(after, Refusal):
             return
-        held = rate_limits.held_by(holds, victim)
+        held = rate_limits.limit_on(holds, victim)
         assert held is None, "what `holds` refuses, `take` must not allow"
         self.disk = msgspec.json.encode(after)
         self.state = after
@@ -219,7 +223,7 @@ class NeverExceeded(RuleBasedStateMachine):
             self.crash()
             return
         if answer == "blocked":
-            self.state = rate_limits.give_back(self.state, keys, now=self.now, budgets=SMALL)
+            self.state = rate_limits.return_tokens(self.state, keys, now=self.now, budgets=SMALL)
             return
         for key in keys:
             self.evicted.setdefault(key, []).append(self.now)
@@ -228,7 +232,7 @@ class NeverExceeded(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.state = msgspec.json.decode(self.disk, type=BudgetState)
+        self.state = msgspec.json.decode(self.disk, type=RateLimitState)
 
     @invariant()
     def no_window_has_more_than_burst_and_refill(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Config, Ranking, Reclaim, ReclaimAction, ReclaimKind
+from nodeagent.config.schema import Config, RankingConfig, Reclaim, ReclaimAction, ReclaimKind
 from nodeagent.model import (
     DiskLayout,
     DiskUsage,
@@ -21,7 +21,7 @@ from nodeagent.model import (
     Threshold,
 )
 from nodeagent.policy import engine
-from nodeagent.policy.in_flight import LedgerState
+from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.state import PolicyState, initial
 from tests.support import nodes
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, soft
@@ -46,7 +46,7 @@ class Node:
 
     def ended(self, plan: Plan, at: float, result: ReclaimResult = ReclaimResult.DONE) -> None:
         outcome = ReclaimOutcome(plan.id, plan.reclaims[0].name, result, "", NOW + at)
-        self.state = engine.settle_reclaim(self.state, outcome)
+        self.state = engine.apply_reclaim(self.state, outcome)
 
 
 def holder(at: float) -> PodView:
@@ -175,7 +175,7 @@ def hour(node: Node, takes_s: dict[str, float], available: Callable[[int], int] 
             ends[at + takes_s[order.name]] = plan
         if plan.victims:
             done.evicted.append(at)
-            node.state = node.state._replace(in_flight=LedgerState())
+            node.state = node.state._replace(in_flight=InFlightState())
     return done
 
 
@@ -229,13 +229,13 @@ def test_a_signal_that_is_not_known_for_a_moment_begins_no_new_pressure() -> Non
     first = node.look(0)
     node.ended(first, 1)
     assert node.look(2).victims
-    node.state = node.state._replace(in_flight=LedgerState())
+    node.state = node.state._replace(in_flight=InFlightState())
     for at in range(3, 60, 6):
         unknown = snapshot(holder(NOW + at), at=NOW + at, available={Signal.NODEFS: None})
         _, node.state = engine.decide(unknown, node.state, now=NOW + at, config=node.config)
         plan = node.look(at + 3)
         assert (plan.reclaims, bool(plan.victims)) == ((), True)
-        node.state = node.state._replace(in_flight=LedgerState())
+        node.state = node.state._replace(in_flight=InFlightState())
 
 
 def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> None:
@@ -246,7 +246,7 @@ def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> No
     for at in range(600):
         if ending is not None and at >= ending[1]:
             outcome = ReclaimOutcome(ending[0].id, "journal", ReclaimResult.DONE, "", NOW + ending[1])
-            state, ending = engine.settle_reclaim(state, outcome), None
+            state, ending = engine.apply_reclaim(state, outcome), None
         short: dict[Signal, int | None] = {Signal.NODEFS: 900 * MI, Signal.NODEFS_INODES: 10}
         plan, state = engine.decide(
             snapshot(holder(NOW + at), at=NOW + at, available=short), state, now=NOW + at, config=made
@@ -254,7 +254,7 @@ def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> No
         ending = (plan, at + 5.0) if plan.reclaims else ending
         if plan.victims:
             evicted.append(at)
-            state = state._replace(in_flight=LedgerState())
+            state = state._replace(in_flight=InFlightState())
     assert evicted
     assert {*range(20, 600)} == {at for at in evicted if at >= 20}
 
@@ -264,7 +264,7 @@ def test_an_action_whose_gain_cannot_be_measured_leaves_room_for_others() -> Non
     plan, state = engine.decide(
         snapshot(holder(NOW), available={Signal.NODEFS: MI}), initial("t", now=NOW), now=NOW, config=made
     )
-    state = engine.settle_reclaim(state, ReclaimOutcome(plan.id, "journal", ReclaimResult.DONE, "", NOW + 1))
+    state = engine.apply_reclaim(state, ReclaimOutcome(plan.id, "journal", ReclaimResult.DONE, "", NOW + 1))
     ordered = []
     for at in range(2, 100):
         seen = snapshot(holder(NOW + at), at=NOW + at, available={Signal.PID: 10, Signal.NODEFS: None})
@@ -299,7 +299,7 @@ def test_the_soft_tier_gives_the_kubelets_own_collection_its_turn() -> None:
     "node",
     [
         Node(HARD, wait_s=10.0),
-        Node(SOFT, wait_s=10.0, ranking=Ranking(kubelet=True)),
+        Node(SOFT, wait_s=10.0, ranking=RankingConfig(kubelet=True)),
     ],
 )
 def test_the_hard_tier_and_the_kubelets_order_do_not_wait_for_it(node: Node) -> None:

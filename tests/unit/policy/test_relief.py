@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import Relief
-from nodeagent.model import Amount, CgroupUsage, DiskLayout, DiskRest, DiskSight, DiskUsage, HostDirectory, Signal
+from nodeagent.model import (
+    Amount,
+    CgroupUsage,
+    DiskLayout,
+    DiskUsage,
+    DiskUsageQuality,
+    HostDirectory,
+    Signal,
+    UnattributedDisk,
+)
 from nodeagent.policy import relief
 from tests.support.nodes import CAPACITY, GI, MI, NOW, pod, snapshot, usage, view
 
@@ -17,30 +26,30 @@ from tests.support.nodes import CAPACITY, GI, MI, NOW, pod, snapshot, usage, vie
 
 def test_clean_page_cache_is_nobodys_relief() -> None:
     hog = usage(pod("cache-hog"), 4 * GI, memory_unreclaimable=20 * MI)
-    assert relief.of(hog, Signal.MEMORY, DiskLayout.SINGLE) == 20 * MI
+    assert relief.predicted_relief(hog, Signal.MEMORY, DiskLayout.SINGLE) == 20 * MI
 
 
 def test_half_of_the_working_set_counts_where_memory_stat_could_not_be_read() -> None:
     unread = usage(pod("a"), 4 * GI, memory_unreclaimable=None)
-    assert relief.of(unread, Signal.MEMORY, DiskLayout.SINGLE) == 2 * GI
+    assert relief.predicted_relief(unread, Signal.MEMORY, DiskLayout.SINGLE) == 2 * GI
 
 
 def test_pids_come_back_as_threads() -> None:
     of = usage(pod("a"), 1, process_count=3, thread_count=400)
-    assert relief.of(of, Signal.PID, DiskLayout.SINGLE) == 400
-    assert relief.of(of._replace(thread_count=None), Signal.PID, DiskLayout.SINGLE) == 3
+    assert relief.predicted_relief(of, Signal.PID, DiskLayout.SINGLE) == 400
+    assert relief.predicted_relief(of._replace(thread_count=None), Signal.PID, DiskLayout.SINGLE) == 3
 
 
 def test_disk_comes_back_from_the_file_system_it_is_on() -> None:
     of = usage(pod("a"), 1, disk=DiskUsage(rootfs_bytes=5, logs_bytes=10, volumes_bytes=20))
-    assert relief.of(of, Signal.IMAGEFS, DiskLayout.DEDICATED_IMAGEFS) == 5
-    assert relief.of(of, Signal.NODEFS, DiskLayout.DEDICATED_IMAGEFS) == 30
+    assert relief.predicted_relief(of, Signal.IMAGEFS, DiskLayout.DEDICATED_IMAGEFS) == 5
+    assert relief.predicted_relief(of, Signal.NODEFS, DiskLayout.DEDICATED_IMAGEFS) == 30
 
 
 @pytest.mark.parametrize("bad", [None, -1, float("nan"), 1 << 63, "4Gi", True])
 def test_a_number_that_cannot_be_is_no_relief(bad: object) -> None:
     of = usage(pod("a"), None, memory_unreclaimable=bad)
-    assert relief.of(of, Signal.MEMORY, DiskLayout.SINGLE, most=16 * GI) is None
+    assert relief.predicted_relief(of, Signal.MEMORY, DiskLayout.SINGLE, most=16 * GI) is None
 
 
 def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing() -> None:
@@ -129,28 +138,30 @@ def test_futility_tells_where_memory_is_with_numbers() -> None:
 def test_futility_tells_how_much_disk_no_pod_holds() -> None:
     held = view("a", usage_more={"disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=0)})
     node = snapshot(held, available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
-    where = relief.elsewhere(Signal.NODEFS, node)
+    where = relief.other_holders(Signal.NODEFS, node)
     assert where == ("pods 1Gi", "not attributed to pods 98Gi")
 
 
 def test_futility_does_not_count_unknown_usage_as_none() -> None:
     node = snapshot(view("a"), available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
-    assert relief.elsewhere(Signal.NODEFS, node) == ("99Gi in use, and what pods hold of it is not known",)
+    assert relief.other_holders(Signal.NODEFS, node) == ("99Gi in use, and what pods hold of it is not known",)
 
 
 def test_futility_tells_who_has_the_processes() -> None:
     node = snapshot(view("a"), cgroups=(CgroupUsage("/system.slice/cron.service", None, 30_000),))
-    assert relief.elsewhere(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
+    assert relief.other_holders(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
 
 
 @pytest.mark.parametrize("bad", [1e300, float("nan"), 1 << 63, -1, "4Gi"])
 def test_futility_leaves_out_what_no_directory_and_no_deleted_file_can_hold(bad: Any) -> None:
-    of = view("a", usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_sight": DiskSight(NOW, True, (), bad)})
+    of = view(
+        "a", usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_sight": DiskUsageQuality(NOW, True, (), bad)}
+    )
     found = (HostDirectory("/absurd", bad, bad, True), HostDirectory("/var/log", GI, 9, False))
-    rest = DiskRest((Signal.NODEFS, Signal.NODEFS_INODES), 0, 0, 0, 0, found, NOW)
+    rest = UnattributedDisk((Signal.NODEFS, Signal.NODEFS_INODES), 0, 0, 0, 0, found, NOW)
     node = snapshot(of, available={Signal.NODEFS: 0}, disk_rests=(rest,))
-    assert relief.elsewhere(Signal.NODEFS, node)[2:] == ("/var/log at least 1Gi",)
-    assert relief.elsewhere(Signal.NODEFS_INODES, node)[2:] == ("/var/log at least 9",)
+    assert relief.other_holders(Signal.NODEFS, node)[2:] == ("/var/log at least 1Gi",)
+    assert relief.other_holders(Signal.NODEFS_INODES, node)[2:] == ("/var/log at least 9",)
 
 
 @pytest.mark.parametrize("field", ["total", "shmem", "slab_unreclaimable", "hugetlb"])
@@ -159,4 +170,4 @@ def test_futility_leaves_out_memory_that_no_node_has(field: str) -> None:
     assert node.memory is not None
     absurd: dict[str, Any] = {field: 1e300}
     node = node._replace(memory=node.memory._replace(**absurd))
-    assert relief.elsewhere(Signal.MEMORY, node)[0] == "pods 100Mi"
+    assert relief.other_holders(Signal.MEMORY, node)[0] == "pods 100Mi"

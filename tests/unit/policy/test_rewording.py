@@ -20,7 +20,9 @@ def test_the_message_names_a_container_once_its_usage_is_known() -> None:
     assert view.usage is not None
     name = view.pod.containers[0].name
     container = ContainerUsage("id", name, memory_working_set=4 * GI, process_count=1)
-    told = engine.reworded(victim, view._replace(usage=view.usage._replace(containers=(container,))), plan=plan)
+    told = engine.with_current_text(
+        victim, view._replace(usage=view.usage._replace(containers=(container,))), plan=plan
+    )
     assert f"Container {name} was using 4Gi, request is 1Mi, has larger consumption of memory. " in told.message
     assert told.annotations["offending_containers"] == name
     assert told._replace(message=victim.message, annotations=victim.annotations) == victim
@@ -30,4 +32,4 @@ def test_a_victim_for_another_reason_keeps_its_text() -> None:
     plan, view = _decided()
     [victim] = plan.victims
     other = victim._replace(threshold=nodes.hard(value=1), message="its own limit")
-    assert engine.reworded(other, view, plan=plan) == other
+    assert engine.with_current_text(other, view, plan=plan) == other

@@ -18,7 +18,7 @@ from nodeagent.model import (
     StallRequirement,
     StallScope,
 )
-from nodeagent.policy.stall import Key, at_own_limit, turn
+from nodeagent.policy.stall import StallCheck, at_own_limit, check_stall
 from tests.support.threshold_samples import GI, Judge, hard, percent, sample, snapshot
 
 NODE, KUBEPODS, SYSTEM = StallScope.NODE, StallScope.KUBEPODS, StallScope.SYSTEM
@@ -42,8 +42,10 @@ def pod(*, used: int | None, limit: int | None, stall: float | None, name: str =
     return PodView(made, usage)
 
 
-def ask(requirement: StallRequirement, *stalls: Stall, pods: tuple[PodView, ...] = (), now: float = 100.0) -> Key:
-    return turn(requirement, snapshot(now, stalls=stalls, pods=pods), now=now, stale_after_s=30.0)
+def ask(
+    requirement: StallRequirement, *stalls: Stall, pods: tuple[PodView, ...] = (), now: float = 100.0
+) -> StallCheck:
+    return check_stall(requirement, snapshot(now, stalls=stalls, pods=pods), now=now, stale_after_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_each_scope_and_resource_has_its_own_stall() -> None:
 
 def test_cpu_pressure_is_never_used() -> None:
     asked = ask(StallRequirement(NODE, "cpu", "some", "avg10", 1.0), psi(NODE, "cpu", some=99.0))
-    assert asked == Key(False, "cpu some avg10 of node: CPU pressure is never used")
+    assert asked == StallCheck(False, "cpu some avg10 of node: CPU pressure is never used")
 
 
 @pytest.mark.parametrize("value", [math.nan, -1.0, 100.1, math.inf])
@@ -115,7 +117,7 @@ def test_the_stall_of_limited_pods_is_discounted_and_that_of_others_is_not() -> 
     free = pod(used=10, limit=1000, stall=30.0, name="free")
     assert ask(requires(25.0), psi(some=50.0), pods=(free, free)).holds
     discounted = ask(requires(25.0), psi(some=50.0), pods=(limited, free))
-    assert discounted == Key(False, "memory some avg10 of node is 50%, 20% without the pods at their own limit")
+    assert discounted == StallCheck(False, "memory some avg10 of node is 50%, 20% without the pods at their own limit")
     assert ask(requires(20.0), psi(some=50.0), pods=(limited, free)).holds
 
 

@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Budgets, Ranking, Relief
+from nodeagent.config.schema import RankingConfig, RateLimits, Relief
 from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Plan, Signal
 from nodeagent.policy import engine, state
 from nodeagent.policy.state import PolicyState
@@ -34,7 +34,7 @@ def _decide(node: NodeSnapshot, before: PolicyState, config: object = SOFT) -> t
     plan, after = engine.decide(node, before, now=node.taken_at, config=config)  # type: ignore[arg-type]
     for victim in plan.victims:
         accepted = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", node.taken_at)
-        after = engine.settle(after, accepted, now=node.taken_at, config=config)  # type: ignore[arg-type]
+        after = engine.apply_outcome(after, accepted, now=node.taken_at, config=config)  # type: ignore[arg-type]
     return plan, after
 
 
@@ -62,7 +62,7 @@ def test_and_starts_anew_after_a_long_one() -> None:
 
 
 def test_with_the_kubelets_order_it_goes_on_however_long_the_sleep_was_as_the_kubelets_own_clock_does() -> None:
-    kubelet = SOFT._replace(ranking=Ranking(kubelet=True))
+    kubelet = SOFT._replace(ranking=RankingConfig(kubelet=True))
     _, after = _decide(_node(0, 0, LOW), state.initial("t", now=NOW), kubelet)
     plan, after = _decide(_node(6, LONG_S, LOW), after, kubelet)
     assert _names(plan) == []
@@ -87,7 +87,7 @@ def test_what_was_answered_only_after_the_sleep_is_not_waited_for_any_longer_for
     woke_at = NOW + LONG_S + 1
     [victim] = plan.victims
     accepted = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", woke_at)
-    after = engine.settle(after, accepted, now=woke_at, config=HARD)
+    after = engine.apply_outcome(after, accepted, now=woke_at, config=HARD)
     _, after = _decide(_node(2, LONG_S, LOW), after, HARD)
     [entry] = after.in_flight.entries
     assert entry.until <= woke_at + 1 + entry.grace_s + 15.0
@@ -119,7 +119,7 @@ def test_a_sleep_before_the_first_decision_and_one_that_two_clocks_only_seem_to_
 TIMELESS = nodes.config(
     nodes.soft(grace_s=5.0, value=2 * GI),
     nodes.hard(value=GI),
-    budgets=Budgets(PLENTY.node, PLENTY.namespace, PLENTY.owner, PLENTY.signal, owner_backoff_s=0.0),
+    budgets=RateLimits(PLENTY.node, PLENTY.namespace, PLENTY.owner, PLENTY.signal, owner_backoff_s=0.0),
     relief=Relief(failures_before_stop=1000),
 )
 

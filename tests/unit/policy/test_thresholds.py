@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nodeagent.config.schema import Config, Ranking, Sampling, Startup
+from nodeagent.config.schema import Config, RankingConfig, Sampling, Startup
 from nodeagent.model import (
     DiskLayout,
     MemoryModel,
@@ -192,7 +192,7 @@ def test_a_threshold_acts_only_on_a_sample_newer_than_the_previous_judgements() 
     assert judged.memory(10, 200, read_at=9).due
     again = judged.memory(11, 200, read_at=9)
     assert again.met
-    assert again.held_back == "no new sample since the last judgement"
+    assert again.not_due_reason == "no new sample since the last judgement"
     assert judged.memory(12, 200, read_at=9.001).due
 
 
@@ -224,7 +224,7 @@ def test_one_failed_read_neither_acts_nor_counts_nor_costs_the_grace() -> None:
     judged.memory(110, 200)
     missing = judged.memory(115, None)
     assert (missing.met, missing.due, missing.active_since) == (False, False, None)
-    assert missing.held_back == "not known: unreadable"
+    assert missing.not_due_reason == "not known: unreadable"
     # Nothing is known between the good samples at 110 and 120: those 10 s are no part of the grace.
     assert judged.memory(120, 200).active_since == 110
     assert not judged.memory(139.9, 200).due
@@ -289,7 +289,7 @@ def test_a_value_that_cannot_be_true_is_unknown_and_never_due(what: str) -> None
     assert verdict.observation.reason
     assert verdict.trend is None
     assert not any(each.met or each.due for each in verdict.thresholds)
-    assert all(each.held_back for each in verdict.thresholds)
+    assert all(each.not_due_reason for each in verdict.thresholds)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_sample_time_from_before_a_reboot_does_not_make_new_samples_old() -> N
 
 def test_nothing_acts_before_enough_fresh_samples_in_a_row() -> None:
     judged = Judge(hard(Signal.MEMORY, 300), config=Config(startup=Startup(fresh_samples=3)))
-    assert judged.memory(1, 200).held_back == "observing only: 1 of 3 fresh samples since the start"
+    assert judged.memory(1, 200).not_due_reason == "observing only: 1 of 3 fresh samples since the start"
     assert not judged.memory(2, 200).due
     assert not judged.memory(3, None).due
     assert not judged.memory(4, 200).due
@@ -351,7 +351,7 @@ def test_the_same_sample_seen_again_is_not_a_fresh_one() -> None:
     judged = Judge(hard(Signal.MEMORY, 300), config=Config(startup=Startup(fresh_samples=2)))
     judged.memory(1, 200, read_at=1)
     judged.memory(2, 200, read_at=1)
-    assert "1 of 2" in judged.memory(3, 200, read_at=1).held_back
+    assert "1 of 2" in judged.memory(3, 200, read_at=1).not_due_reason
 
 
 def test_a_signal_that_cannot_be_read_does_not_keep_the_others_from_acting() -> None:
@@ -400,7 +400,7 @@ def test_a_threshold_whose_stall_is_not_known_does_not_act_and_says_so() -> None
     judged = Judge(hard(Signal.MEMORY, 300)._replace(require_stall=FULL))
     verdict = judged.memory(1, 200)
     assert verdict.met
-    assert verdict.held_back == "memory full avg10 of node is not known: this node reports no such PSI"
+    assert verdict.not_due_reason == "memory full avg10 of node is not known: this node reports no such PSI"
 
 
 def ramp(judged: Judge, levels: list[int], *, start: float = 100.0) -> list[tuple[bool, bool]]:
@@ -582,7 +582,7 @@ anything = st.one_of(
 def test_a_due_threshold_always_rests_on_a_sample_that_can_be_true(
     fields: list[tuple[object, object, float]], signal: Signal, kubelet: bool
 ) -> None:
-    config = Config(ranking=Ranking(kubelet=kubelet), startup=Startup(fresh_samples=1))
+    config = Config(ranking=RankingConfig(kubelet=kubelet), startup=Startup(fresh_samples=1))
     judged = Judge(hard(signal, percent(100)), soft(signal, 1 << 61, grace_s=1e-9), config=config)
     for index, (available, capacity, read_at) in enumerate(fields):
         now = 1000.0 + index

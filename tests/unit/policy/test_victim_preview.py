@@ -17,10 +17,10 @@ def _node(available: int, *pods: object, **more: object) -> NodeSnapshot:
     return snapshot(*(pods or (OTHER, GREEDY)), available={Signal.MEMORY: available}, **more)  # type: ignore[arg-type]
 
 
-def _foresee(node: NodeSnapshot, settings: Config | None = None) -> tuple[victim_preview.Foreseen, ...]:
+def _foresee(node: NodeSnapshot, settings: Config | None = None) -> tuple[victim_preview.PredictedVictim, ...]:
     before = state.initial("test", now=NOW)
-    return victim_preview.victims(
-        node, before, now=node.taken_at, config=settings or config(hard()), memo=engine.Memo()
+    return victim_preview.preview_victims(
+        node, before, now=node.taken_at, config=settings or config(hard()), memo=engine.RankingCache()
     )
 
 

@@ -40,10 +40,10 @@ PLAN = Plan(
 
 
 def test_a_decision_and_its_outcome_come_back_under_one_id(tmp_path: Path) -> None:
-    recorder = flight_recorder.Recorder(tmp_path)
+    recorder = flight_recorder.FlightRecorder(tmp_path)
     assert recorder.decision(PLAN, wall_time=1.0) == ""
     assert recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.ACCEPTED, "201", 13.0), wall_time=2.0) == ""
-    decision, outcome = list(flight_recorder.Recorder(tmp_path).read())
+    decision, outcome = list(flight_recorder.FlightRecorder(tmp_path).read())
     assert (decision["record"], outcome["record"]) == ("decision", "outcome")
     assert decision["id"] == outcome["planId"] == "abc-1"
     assert decision["actingOn"]["threshold"]["gracePeriodSeconds"] == 30.0
@@ -56,7 +56,7 @@ def test_a_decision_and_its_outcome_come_back_under_one_id(tmp_path: Path) -> No
 def test_the_files_stay_within_their_bound_and_keep_the_newest(
     tmp_path: Path,
 ) -> None:
-    recorder = flight_recorder.Recorder(tmp_path)
+    recorder = flight_recorder.FlightRecorder(tmp_path)
     big = PLAN._replace(refusals=(Refusal("filler", "x" * 1_000_000),))
     for number in range(30):
         recorder.decision(big._replace(id=f"abc-{number}"), wall_time=float(number))
@@ -69,7 +69,7 @@ def test_the_files_stay_within_their_bound_and_keep_the_newest(
 
 
 def test_a_line_cut_by_a_crash_loses_only_itself(tmp_path: Path) -> None:
-    recorder = flight_recorder.Recorder(tmp_path)
+    recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.decision(PLAN, wall_time=1.0)
     recorder.decision(PLAN._replace(id="abc-2"), wall_time=1.0)
     path = tmp_path / "decisions.jsonl"
@@ -78,7 +78,7 @@ def test_a_line_cut_by_a_crash_loses_only_itself(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_said_not_raised(tmp_path: Path) -> None:
-    recorder = flight_recorder.Recorder(tmp_path / "gone")
+    recorder = flight_recorder.FlightRecorder(tmp_path / "gone")
     assert "No such file" in recorder.decision(PLAN, wall_time=1.0)
 
 
@@ -93,20 +93,20 @@ def test_keys_are_spelled_as_in_kubernetes_objects(snake: str, camel: str) -> No
 # --- what a decision was made from -----------------------------------------------------------------------------------
 
 
-def made() -> tuple[Plan, flight_recorder.Inputs]:
+def made() -> tuple[Plan, flight_recorder.DecisionInputs]:
     config = nodes.config(nodes.hard(value=2 * nodes.GI), nodes.soft(Signal.NODEFS, nodes.GI, grace_s=30.0))
     views = [nodes.view(f"pod-{number}", (3 + number) * nodes.GI) for number in range(4)]
     seen = nodes.snapshot(*views, available={Signal.MEMORY: nodes.GI})
     state = initial("abc", now=nodes.NOW - 60, budgets_spent=False)
     plan, after = engine.decide(seen, state, now=nodes.NOW, config=config)
     # The state after a decision has something in every corner: ledger, budgets, growth, history.
-    return plan, flight_recorder.Inputs(seen, after, nodes.NOW, thresholds.effective(config, seen.layout), 3)
+    return plan, flight_recorder.DecisionInputs(seen, after, nodes.NOW, thresholds.effective(config, seen.layout), 3)
 
 
 def test_what_a_decision_was_made_from_comes_back_equal(tmp_path: Path) -> None:
     plan, inputs = made()
-    flight_recorder.Recorder(tmp_path).decision(ranking.explained(plan), wall_time=1.0, inputs=inputs)
-    (record,) = flight_recorder.read(tmp_path)
+    flight_recorder.FlightRecorder(tmp_path).decision(ranking.with_key_texts(plan), wall_time=1.0, inputs=inputs)
+    (record,) = flight_recorder.read_records(tmp_path)
     assert flight_recorder.Packer().unpack(record["inputs"]) == (inputs, "")
 
 
@@ -121,8 +121,8 @@ def test_infinity_and_a_name_that_is_no_utf8_do_not_keep_inputs_from_coming_back
 
 def test_a_decision_about_a_name_that_is_no_utf8_is_recorded(tmp_path: Path) -> None:
     odd = PLAN._replace(refusals=(Refusal("code", "pod \udcff"),))
-    assert flight_recorder.Recorder(tmp_path).decision(odd, wall_time=1.0) == ""
-    (record,) = flight_recorder.read(tmp_path)
+    assert flight_recorder.FlightRecorder(tmp_path).decision(odd, wall_time=1.0) == ""
+    (record,) = flight_recorder.read_records(tmp_path)
     assert record["refusals"][0]["message"] == "pod \\udcff"
 
 
@@ -149,8 +149,8 @@ def test_inputs_that_do_not_fit_are_refused_and_never_guessed_at(change: dict[st
 
 def test_the_record_for_people_names_each_pod_with_its_keys_and_refusals(tmp_path: Path) -> None:
     plan, inputs = made()
-    flight_recorder.Recorder(tmp_path).decision(ranking.explained(plan), wall_time=1.0, inputs=inputs)
-    (record,) = flight_recorder.read(tmp_path)
+    flight_recorder.FlightRecorder(tmp_path).decision(ranking.with_key_texts(plan), wall_time=1.0, inputs=inputs)
+    (record,) = flight_recorder.read_records(tmp_path)
     first = record["ranking"][0]
     assert (first["namespace"], first["name"], first["rank"], first["refusals"]) == ("shop", "pod-3", 1, [])
     assert [key["name"] for key in first["keys"]] == list(plan.rank_order)
@@ -161,8 +161,8 @@ def test_the_record_for_people_names_each_pod_with_its_keys_and_refusals(tmp_pat
 
 def test_measured_relief_is_recorded_under_the_decision_it_belongs_to(tmp_path: Path) -> None:
     report = ReliefReport("abc-1", Signal.MEMORY, ("uid-1",), predicted=10, measured=9, took_s=1.5)
-    flight_recorder.Recorder(tmp_path).relief(report, wall_time=3.0)
-    (record,) = flight_recorder.read(tmp_path)
+    flight_recorder.FlightRecorder(tmp_path).relief(report, wall_time=3.0)
+    (record,) = flight_recorder.read_records(tmp_path)
     assert (record["record"], record["planId"], record["measured"], record["tookSeconds"]) == (
         "relief",
         "abc-1",
@@ -172,15 +172,15 @@ def test_measured_relief_is_recorded_under_the_decision_it_belongs_to(tmp_path: 
 
 
 def test_records_are_as_private_as_the_state(tmp_path: Path) -> None:
-    flight_recorder.Recorder(tmp_path).decision(PLAN, wall_time=1.0)
+    flight_recorder.FlightRecorder(tmp_path).decision(PLAN, wall_time=1.0)
     assert (tmp_path / flight_recorder.FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_one_file_can_be_read_by_itself_and_a_missing_one_is_said(tmp_path: Path) -> None:
-    flight_recorder.Recorder(tmp_path).decision(PLAN, wall_time=1.0)
-    assert [record["id"] for record in flight_recorder.read(tmp_path / flight_recorder.FILE)] == ["abc-1"]
+    flight_recorder.FlightRecorder(tmp_path).decision(PLAN, wall_time=1.0)
+    assert [record["id"] for record in flight_recorder.read_records(tmp_path / flight_recorder.FILE)] == ["abc-1"]
     with pytest.raises(flight_recorder.RecordsError, match="no such file"):
-        list(flight_recorder.read(tmp_path / "elsewhere"))
+        list(flight_recorder.read_records(tmp_path / "elsewhere"))
 
 
 @pytest.mark.parametrize("other", [b"\x7fELF\0\n\1", b"kind: Pod\n", b'{"kind": "PodList"}\n', b"\n"])
@@ -188,6 +188,6 @@ def test_a_file_of_something_else_is_said_and_an_empty_one_is_read(other: bytes,
     file = tmp_path / "other"
     file.write_bytes(other)
     with pytest.raises(flight_recorder.RecordsError, match="is it the right one"):
-        list(flight_recorder.read(file))
+        list(flight_recorder.read_records(file))
     file.write_bytes(b"")
-    assert list(flight_recorder.read(file)) == []
+    assert list(flight_recorder.read_records(file)) == []

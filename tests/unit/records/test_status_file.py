@@ -13,7 +13,7 @@ NOTES = (Note("workers", "the thread disk hangs"), Note("coexistence", "earlyoom
 
 def test_what_was_told_is_read_with_its_age(tmp_path: Path) -> None:
     status_file.write(str(tmp_path), NOTES, now=1000.0)
-    assert status_file.read(str(tmp_path), now=1012.4) == (
+    assert status_file.read_status(str(tmp_path), now=1012.4) == (
         Note("workers", "the thread disk hangs (the running agent, 12s ago)"),
         Note("coexistence", "earlyoom runs (the running agent, 12s ago)"),
     )
@@ -22,34 +22,34 @@ def test_what_was_told_is_read_with_its_age(tmp_path: Path) -> None:
 def test_only_the_newest_is_told(tmp_path: Path) -> None:
     status_file.write(str(tmp_path), NOTES, now=1000.0)
     status_file.write(str(tmp_path), (), now=1001.0)
-    assert status_file.read(str(tmp_path), now=1002.0) == ()
+    assert status_file.read_status(str(tmp_path), now=1002.0) == ()
 
 
 def test_who_has_told_nothing_for_minutes_is_not_called_running(tmp_path: Path) -> None:
     status_file.write(str(tmp_path), NOTES[:1], now=1000.0)
     words = "the thread disk hangs (an agent that was killed or hangs, 121s ago)"
-    assert status_file.read(str(tmp_path), now=1121.0) == (Note("workers", words),)
+    assert status_file.read_status(str(tmp_path), now=1121.0) == (Note("workers", words),)
 
 
 def test_an_agent_that_has_ended_says_nothing(tmp_path: Path) -> None:
     status_file.write(str(tmp_path), NOTES, now=1000.0)
     status_file.forget(str(tmp_path))
-    assert status_file.read(str(tmp_path), now=1001.0) == ()
+    assert status_file.read_status(str(tmp_path), now=1001.0) == ()
     status_file.forget(str(tmp_path))
 
 
 def test_where_no_agent_has_told_anything_there_is_nothing(tmp_path: Path) -> None:
-    assert status_file.read(str(tmp_path), now=1.0) == ()
+    assert status_file.read_status(str(tmp_path), now=1.0) == ()
 
 
 def test_what_was_told_before_the_last_reboot_is_not_told_again(tmp_path: Path) -> None:
     status_file.write(str(tmp_path), NOTES, now=1000.0)
-    assert status_file.read(str(tmp_path), now=30.0) == ()
+    assert status_file.read_status(str(tmp_path), now=30.0) == ()
 
 
 def test_a_note_stays_one_line_and_too_many_are_cut_between_two(tmp_path: Path) -> None:
     status_file.write(str(tmp_path), [Note("a\tb", "two\nlines \x1b[31m")] + [Note("n", "x" * 1000)] * 100, now=0.0)
-    first, *others = status_file.read(str(tmp_path), now=0.0)
+    first, *others = status_file.read_status(str(tmp_path), now=0.0)
     assert first == Note("a?b", "two?lines ?[31m (the running agent, 0s ago)")
     assert 10 < len(others) < 20
     assert {each.message for each in others} == {"x" * 1000 + " (the running agent, 0s ago)"}
@@ -59,4 +59,4 @@ def test_a_note_stays_one_line_and_too_many_are_cut_between_two(tmp_path: Path) 
 def test_what_is_no_file_of_ours_never_fails(tmp_path_factory, data: bytes) -> None:  # type: ignore[no-untyped-def]
     directory = tmp_path_factory.getbasetemp()
     (directory / status_file.FILE).write_bytes(data)
-    assert isinstance(status_file.read(str(directory), now=1000.0), tuple)
+    assert isinstance(status_file.read_status(str(directory), now=1000.0), tuple)

@@ -27,7 +27,7 @@ def run(directory: Path) -> Run:
     assert [victim.pod.name for victim in plan.victims] == ["big"]
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW + 0.017, http_status=201)
     made.recorder.outcome(outcome, wall_time=1.0)
-    made.state = engine.settle(made.state, outcome, now=outcome.at, config=CONFIG)
+    made.state = engine.apply_outcome(made.state, outcome, now=outcome.at, config=CONFIG)
     made.decide(snapshot(PODS[0], PODS[2], at=NOW + 1, available={Signal.MEMORY: GI}))
     made.decide(snapshot(PODS[0], PODS[2], at=NOW + 2, available={Signal.MEMORY: 4 * GI}))
     made.decide(snapshot(PODS[0], PODS[2], at=NOW + 9, available={Signal.MEMORY: GI // 2}))
@@ -35,7 +35,7 @@ def run(directory: Path) -> Run:
 
 
 def told(place: Path, wanted: str) -> str:
-    return text.render(explain.sections(explain.find(explain.stories(place), wanted)))
+    return text.render(explain.sections(explain.find_decision(explain.read_decisions(place), wanted)))
 
 
 def test_a_decision_is_told_with_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_where_a_signal_was_heading_is_told(tmp_path: Path) -> None:
 
 def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path: Path) -> None:
     run(tmp_path)
-    rows = text.render((explain.list_section(explain.stories(tmp_path)),)).splitlines()
+    rows = text.render((explain.list_section(explain.read_decisions(tmp_path)),)).splitlines()
     assert len(rows) == 1 + 3
     assert "evict shop/big" in rows[1]
     assert "accepted" in rows[1]
@@ -85,24 +85,24 @@ def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path:
 def test_an_id_may_be_cut_short_while_it_is_the_only_one(tmp_path: Path) -> None:
     Run(tmp_path, CONFIG, instance="first").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
     Run(tmp_path, CONFIG, instance="fourth").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
-    every = explain.stories(tmp_path)
-    assert explain.find(every, "fi").id == "first-1"
+    every = explain.read_decisions(tmp_path)
+    assert explain.find_decision(every, "fi").id == "first-1"
     with pytest.raises(explain.ExplainError, match="2 decisions begin so"):
-        explain.find(every, "f")
+        explain.find_decision(every, "f")
     with pytest.raises(explain.ExplainError, match="no such decision"):
-        explain.find(every, "zzz")
+        explain.find_decision(every, "zzz")
 
 
 def test_an_outcome_that_was_written_before_its_decision_belongs_to_it(tmp_path: Path) -> None:
-    recorder = flight_recorder.Recorder(tmp_path)
+    recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.outcome(Outcome("abc-1", PODS[1].pod.uid, OutcomeKind.DRY_RUN, "", NOW), wall_time=1.0)
     Run(tmp_path, CONFIG).decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
     assert "dry-run" in told(tmp_path, "abc-1")
 
 
 def test_what_is_left_of_a_decision_that_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
-    recorder = flight_recorder.Recorder(tmp_path)
-    recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_BUDGET, "budget web", NOW), wall_time=1.0)
+    recorder = flight_recorder.FlightRecorder(tmp_path)
+    recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_PDB, "budget web", NOW), wall_time=1.0)
     story = told(tmp_path, "abc-1")
     assert "not kept any more" in story
     assert "blocked-by-budget" in story
@@ -128,13 +128,13 @@ def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: 
     assert "TRIED BEFORE PODS\nimages (done): +3Gi in 2s" in story
     assert "(timed-out): -1Mi in 2s" in story
     assert "\x1b" not in story
-    [reclaim, _] = explain.as_object(explain.find(explain.stories(tmp_path), "last"))["reclaims"]
+    [reclaim, _] = explain.to_json(explain.find_decision(explain.read_decisions(tmp_path), "last"))["reclaims"]
     assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
 
 
 def test_a_gain_whose_decision_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
     report = ReclaimReport("abc-1", "journal", Signal.NODEFS, ReclaimResult.DONE, GI, 1.0)
-    flight_recorder.Recorder(tmp_path).reclaim(report, wall_time=1.0)
+    flight_recorder.FlightRecorder(tmp_path).reclaim(report, wall_time=1.0)
     assert "journal (done): +1Gi in 1s" in told(tmp_path, "abc-1")
 
 
@@ -152,10 +152,10 @@ FIELDS = (
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
 def test_a_record_of_another_version_is_told_as_far_as_it_goes(decision: dict[str, object], outcome: object) -> None:
     after = (outcome,)
-    story = explain.Story("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
+    story = explain.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
     assert text.render(explain.sections(story))
     assert text.render((explain.list_section([story]),))
-    json.dumps(explain.as_object(story))
+    json.dumps(explain.to_json(story))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

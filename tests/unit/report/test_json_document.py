@@ -2,7 +2,7 @@ import json
 
 from nodeagent.model import Amount, HugePages, Note, PodSource, Refusal, Signal, SignalState, Threshold, Trend
 from nodeagent.report.json_document import to_json
-from nodeagent.report.node_report import KubeletView
+from nodeagent.report.node_report import KubeletThresholds
 from tests.support import reports, schemas
 from tests.support.reports import GIB, MIB
 
@@ -15,7 +15,7 @@ FULL = reports.report(
             refusals=(Refusal("bare-pod", "no controller"),),
         ),
     ),
-    kubelet=KubeletView("/var/lib/kubelet/config.yaml", (reports.HARD_MEMORY, reports.HARD_NODEFS)),
+    kubelet=KubeletThresholds("/var/lib/kubelet/config.yaml", (reports.HARD_MEMORY, reports.HARD_NODEFS)),
     notes=(Note("psi", "not built into this kernel"),),
     memory=reports.memory(hugepages=(HugePages(2 * MIB, 64, 12, 0),)),
 )
@@ -108,7 +108,7 @@ def test_a_trend_is_shown_where_there_is_one() -> None:
 
 def test_a_kubelet_with_a_higher_threshold_acts_first_and_a_lower_one_does_not() -> None:
     def verdict(*kubelets: Threshold) -> list[str]:
-        report = reports.report(kubelet=KubeletView("/k", kubelets))
+        report = reports.report(kubelet=KubeletThresholds("/k", kubelets))
         kubelet = to_json(report)["kubelet"]
         assert kubelet is not None
         return [each["verdict"] for each in kubelet["thresholds"]]

@@ -1,7 +1,7 @@
 from nodeagent.commands import exit_codes
 from nodeagent.model import Amount, DiskLayout, Note, PodSource, Refusal, Signal, SignalState, Trend
 from nodeagent.report import node_report, text
-from nodeagent.report.node_report import KubeletView, Report
+from nodeagent.report.node_report import KubeletThresholds, Report
 from nodeagent.report.sections import sections
 from tests.support import reports
 from tests.support.reports import MIB
@@ -28,7 +28,7 @@ def test_the_first_line_of_a_node_under_pressure_has_the_numbers_of_the_threshol
     )
     report = reports.report(signals=signals, observations={**reports.observations(), Signal.MEMORY: seen})
     assert printed(report).splitlines()[0] == "HARD node-1: memory.available 239Mi is below 300Mi (hard)"
-    assert exit_codes.of(node_report.state(report)) == 2
+    assert exit_codes.exit_code_of(node_report.state(report)) == 2
 
 
 def test_a_signal_shows_its_nearest_threshold_first_and_the_others_below() -> None:
@@ -100,7 +100,7 @@ def test_requests_from_the_api_are_not_marked_as_estimates() -> None:
 
 def test_a_kubelet_that_acts_first_is_named() -> None:
     output = printed(
-        reports.report(kubelet=KubeletView("/etc/k.yaml", (reports.SOFT_MEMORY._replace(grace_period_s=0),)))
+        reports.report(kubelet=KubeletThresholds("/etc/k.yaml", (reports.SOFT_MEMORY._replace(grace_period_s=0),)))
     )
     line = output[output.index("KUBELET (/etc/k.yaml)") :].splitlines()[2]
     assert line.split("  ")[-1] == "kubelet first"
@@ -108,7 +108,7 @@ def test_a_kubelet_that_acts_first_is_named() -> None:
 
 def test_a_soft_threshold_that_is_met_before_the_kubelets_is_shown_with_its_grace() -> None:
     between = reports.HARD_MEMORY._replace(value=Amount(250 * MIB, None, "250Mi"))
-    output = printed(reports.report(kubelet=KubeletView("/etc/k.yaml", (between, reports.HARD_MEMORY))))
+    output = printed(reports.report(kubelet=KubeletThresholds("/etc/k.yaml", (between, reports.HARD_MEMORY))))
     first, second = [line.split("  ") for line in output[output.index("KUBELET (") :].splitlines()[2:4]]
     assert [part for part in first if part][1:] == [
         "hard 250Mi",
@@ -119,7 +119,7 @@ def test_a_soft_threshold_that_is_met_before_the_kubelets_is_shown_with_its_grac
 
 
 def test_a_kubelet_whose_configuration_could_not_be_read_is_not_said_to_evict() -> None:
-    view = KubeletView("command line", (reports.HARD_MEMORY,), "/etc/k.yaml: Permission denied")
+    view = KubeletThresholds("command line", (reports.HARD_MEMORY,), "/etc/k.yaml: Permission denied")
     output = printed(reports.report(kubelet=view))
     assert "KUBELET (command line, not known, defaults assumed)" in output
     assert (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import Unit
-from nodeagent.report.wording import duration, harmless, percent, quantity, rfc3339
+from nodeagent.report.wording import duration, escape_terminal, percent, quantity, rfc3339
 
 MIB = 1024 * 1024
 
@@ -75,7 +75,7 @@ def test_a_share_of_nothing_is_unknown() -> None:
 
 @given(st.text())
 def test_no_text_reaches_a_terminal_with_a_control_character(text: str) -> None:
-    shown = harmless(text)
+    shown = escape_terminal(text)
     assert shown.isprintable()
     shown.encode()  # lone surrogates (undecodable file names) are gone as well
     if text.isprintable():
@@ -83,8 +83,8 @@ def test_no_text_reaches_a_terminal_with_a_control_character(text: str) -> None:
 
 
 def test_escape_sequences_and_forged_lines_are_shown_as_what_they_are() -> None:
-    assert harmless("\x1b[2Jweb\nOK node-1\u202e\udcff") == r"\x1b[2Jweb\x0aOK node-1\u202e\udcff"
-    assert harmless("données-日本") == "données-日本"
+    assert escape_terminal("\x1b[2Jweb\nOK node-1\u202e\udcff") == r"\x1b[2Jweb\x0aOK node-1\u202e\udcff"
+    assert escape_terminal("données-日本") == "données-日本"
 
 
 @given(st.floats(0, 4_000_000_000))

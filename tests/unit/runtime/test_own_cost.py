@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.runtime import own_cost
-from nodeagent.runtime.own_cost import MOST_STRETCH, Budget, Cost, judge, stretched
+from nodeagent.runtime.own_cost import MOST_STRETCH, CostLimits, ProcessCost, assess_cost, stretched
 
-CALM = Cost(100.0, 40 << 20, 5.0, 4, 100, 4096, 0, 1000, 500, 3)
+CALM = ProcessCost(100.0, 40 << 20, 5.0, 4, 100, 4096, 0, 1000, 500, 3)
 
 
-def after(seconds: float, *, cpu_s: float) -> Cost:
+def after(seconds: float, *, cpu_s: float) -> ProcessCost:
     return CALM._replace(read_at=CALM.read_at + seconds, cpu_s=CALM.cpu_s + cpu_s)
 
 
@@ -70,52 +70,52 @@ def test_memory_that_was_freed_is_given_back() -> None:
 
 
 def test_within_the_budget_nothing_is_said_and_nothing_stretched() -> None:
-    verdict = judge(CALM, after(30, cpu_s=0.03), Budget())
+    verdict = assess_cost(CALM, after(30, cpu_s=0.03), CostLimits())
     assert verdict.cpu_share == pytest.approx(0.001)
     assert verdict[1:] == (1.0, False, ())
 
 
 def test_the_first_reading_has_no_share_and_changes_nothing() -> None:
-    assert judge(None, CALM, Budget(), stretch=3.0) == (None, 3.0, False, ())
-    assert judge(CALM, CALM, Budget(), stretch=3.0) == (None, 3.0, False, ())
+    assert assess_cost(None, CALM, CostLimits(), stretch=3.0) == (None, 3.0, False, ())
+    assert assess_cost(CALM, CALM, CostLimits(), stretch=3.0) == (None, 3.0, False, ())
 
 
 def test_twice_the_budget_doubles_the_interval_and_says_so() -> None:
-    verdict = judge(CALM, after(10, cpu_s=0.6), Budget(cpu_share=0.03))
-    assert verdict.stretch == pytest.approx(2.0)
+    verdict = assess_cost(CALM, after(10, cpu_s=0.6), CostLimits(cpu_share=0.03))
+    assert verdict.interval_factor == pytest.approx(2.0)
     (note,) = verdict.notes
     assert note.message == "6.0% of a core, over the budget of 3.0%: calm samples are taken 2.0 times as rarely"
 
 
 def test_a_stretch_that_worked_stays_and_one_that_is_not_needed_any_more_goes() -> None:
-    budget = Budget(cpu_share=0.03)
-    stays = judge(CALM, after(10, cpu_s=0.3), budget, stretch=2.0)
-    assert stays.stretch == pytest.approx(2.0)
+    budget = CostLimits(cpu_share=0.03)
+    stays = assess_cost(CALM, after(10, cpu_s=0.3), budget, stretch=2.0)
+    assert stays.interval_factor == pytest.approx(2.0)
     assert not stays.notes
-    goes = judge(CALM, after(10, cpu_s=0.05), budget, stretch=2.0)
-    assert (goes.stretch, goes.notes) == (1.0, ())
+    goes = assess_cost(CALM, after(10, cpu_s=0.05), budget, stretch=2.0)
+    assert (goes.interval_factor, goes.notes) == (1.0, ())
 
 
 @given(demand=st.floats(0.0, 0.29), first=st.floats(1.0, MOST_STRETCH))
 def test_a_steady_demand_settles_within_the_budget_at_once(demand: float, first: float) -> None:
-    budget = Budget(cpu_share=0.03)
+    budget = CostLimits(cpu_share=0.03)
     stretch = first
     for _ in range(3):
-        verdict = judge(CALM, after(10, cpu_s=10 * demand / stretch), budget, stretch=stretch)
-        stretch = verdict.stretch
+        verdict = assess_cost(CALM, after(10, cpu_s=10 * demand / stretch), budget, stretch=stretch)
+        stretch = verdict.interval_factor
     assert demand / stretch <= budget.cpu_share * 1.001
     assert stretch == pytest.approx(max(1.0, demand / budget.cpu_share))
 
 
 @given(share=st.floats(0, 100), stretch=st.floats(1, MOST_STRETCH), passed=st.floats(-5, 1e6))
 def test_the_stretch_is_bounded_whatever_is_read(share: float, stretch: float, passed: float) -> None:
-    verdict = judge(CALM, after(passed, cpu_s=share * passed), Budget(), stretch=stretch)
-    assert 1.0 <= verdict.stretch <= MOST_STRETCH
+    verdict = assess_cost(CALM, after(passed, cpu_s=share * passed), CostLimits(), stretch=stretch)
+    assert 1.0 <= verdict.interval_factor <= MOST_STRETCH
 
 
 def test_too_much_memory_too_many_descriptors_and_pages_read_back_are_told() -> None:
     much = after(10, cpu_s=0.0)._replace(rss=70 << 20, descriptors=4000, major_faults=200)
-    verdict = judge(CALM, much, Budget())
+    verdict = assess_cost(CALM, much, CostLimits())
     assert verdict.trim
     assert [note.message.split(":")[0] for note in verdict.notes] == [
         "200 pages of the agent were read back from disk in 10 s",

@@ -77,4 +77,4 @@ def test_the_watchdog_interval_is_taken_only_when_it_is_meant_for_us(
 
 
 def test_without_a_service_manager_nothing_is_sent_and_nothing_is_watched() -> None:
-    assert isinstance(sd_notify.notifier({}), sd_notify.Silent)
+    assert isinstance(sd_notify.notifier({}), sd_notify.NullNotifier)

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 
-from nodeagent.runtime.wakeups import HANDOVER, TIMER, Wakeups
+from nodeagent.runtime.wakeups import TIMER, WORKER, Wakeups
 
 
 def test_it_sleeps_until_the_time_is_up() -> None:
@@ -22,7 +22,7 @@ def test_another_thread_can_wake_it_and_many_calls_are_one_wake_up() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert wakeups.wait(10)[0] == {HANDOVER}
+        assert wakeups.wait(10)[0] == {WORKER}
         assert wakeups.wait(0)[0] == {TIMER}
 
 

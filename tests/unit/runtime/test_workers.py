@@ -22,27 +22,27 @@ def release() -> Iterator[threading.Event]:
 
 
 def _named(name: str) -> list[str]:
-    return [each.message for each in workers.stuck() if each.name == name]
+    return [each.message for each in workers.stuck_workers() if each.name == name]
 
 
 def test_a_thread_that_waits_for_work_is_not_stuck(release: threading.Event) -> None:
-    thread = workers.begin(release.wait, name="idle-1")
+    thread = workers.start_thread(release.wait, name="idle-1")
     assert thread is not None
     assert _named("idle-1") == []
 
 
 def test_a_step_that_takes_longer_than_it_may_is_told_with_its_name_until_it_ends(release: threading.Event) -> None:
     def work() -> None:
-        with workers.at("a walk", limit_s=0.0):
+        with workers.step("a walk", limit_s=0.0):
             release.wait()
 
-    thread = workers.begin(work, name="walker-7")
+    thread = workers.start_thread(work, name="walker-7")
     assert thread is not None
     until(lambda: _named("walker-7"), "the stuck thread", 20.0)
-    [found] = [each for each in workers.stuck() if each.name == "walker-7"]
+    [found] = [each for each in workers.stuck_workers() if each.name == "walker-7"]
     assert found.kind == "walker"
     assert found.message == "has been at a walk for more than 0s"
-    assert "the thread walker-7 has been at a walk" in str(workers.notes())
+    assert "the thread walker-7 has been at a walk" in str(workers.stuck_notes())
     release.set()
     thread.join(20)
     assert _named("walker-7") == []
@@ -52,23 +52,23 @@ def test_a_step_within_its_limit_is_not_told(release: threading.Event) -> None:
     inside = threading.Event()
 
     def work() -> None:
-        with workers.at("a request", limit_s=3600.0):
+        with workers.step("a request", limit_s=3600.0):
             inside.set()
             release.wait()
 
-    workers.begin(work, name="patient")
+    workers.start_thread(work, name="patient")
     assert inside.wait(20)
     assert _named("patient") == []
 
 
 def test_a_step_inside_a_step_leaves_the_outer_one_running(release: threading.Event) -> None:
     def work() -> None:
-        with workers.at("the whole", limit_s=0.0):
-            with workers.at("a part", limit_s=3600.0):
+        with workers.step("the whole", limit_s=0.0):
+            with workers.step("a part", limit_s=3600.0):
                 pass
             release.wait()
 
-    workers.begin(work, name="nested")
+    workers.start_thread(work, name="nested")
     until(lambda: _named("nested"), "the stuck thread", 20.0)
     assert "the whole" in _named("nested")[0]
 
@@ -77,23 +77,23 @@ def test_a_thread_that_died_is_told_with_its_error_until_a_successor_is_begun(re
     def work() -> None:
         raise ValueError("no such thing")
 
-    thread = workers.begin(work, name="mortal")
+    thread = workers.start_thread(work, name="mortal")
     assert thread is not None
     thread.join(20)
     assert _named("mortal") == ["has died: ValueError: no such thing"]
-    workers.begin(release.wait, name="mortal")
+    workers.start_thread(release.wait, name="mortal")
     until(lambda: not _named("mortal"), "the successor", 20.0)
 
 
 def test_a_thread_that_ends_by_itself_is_not_told() -> None:
-    thread = workers.begin(lambda: None, name="done")
+    thread = workers.start_thread(lambda: None, name="done")
     assert thread is not None
     thread.join(20)
     assert _named("done") == []
 
 
 def test_steps_of_the_main_thread_are_not_watched() -> None:
-    with workers.at("anything", limit_s=0.0):
+    with workers.step("anything", limit_s=0.0):
         assert _named(threading.current_thread().name) == []
 
 
@@ -122,7 +122,7 @@ def test_a_worker_that_lasts_starts_again_in_the_same_thread_until_it_ends_by_it
             raise MemoryError
 
     before = workers.failures().get("phoenix", 0)
-    thread = workers.thread_of(work, name="phoenix-2")
+    thread = workers.make_thread(work, name="phoenix-2")
     assert workers.start(thread)
     thread.join(60)
     assert len(threads) == 3
@@ -131,19 +131,19 @@ def test_a_worker_that_lasts_starts_again_in_the_same_thread_until_it_ends_by_it
     assert "fails and starts again" in _named("phoenix-2")[0]
     assert not workers.failed()
     soon = time.monotonic() + workers.AGAIN_LAST_S + workers.RAN_S
-    assert "phoenix-2" not in [each.name for each in workers.stuck(soon)], "it has run for a while"
+    assert "phoenix-2" not in [each.name for each in workers.stuck_workers(soon)], "it has run for a while"
 
 
 def test_a_worker_that_fails_for_five_minutes_is_failed_and_one_that_hangs_is_not(release: threading.Event) -> None:
     def hang() -> None:
-        with workers.at("a dead mount", limit_s=0.0):
+        with workers.step("a dead mount", limit_s=0.0):
             release.wait()
 
     def work() -> None:
         if not release.is_set():
             raise ValueError("for ever")
 
-    hanging, failing = (workers.thread_of(each, name=name) for each, name in ((hang, "hangs"), (work, "fails")))
+    hanging, failing = (workers.make_thread(each, name=name) for each, name in ((hang, "hangs"), (work, "fails")))
     assert workers.start(hanging)
     assert workers.start(failing)
     until(lambda: _named("fails"), "the failure", 20.0)

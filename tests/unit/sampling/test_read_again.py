@@ -21,7 +21,7 @@ def test_the_signals_are_new_and_only_the_asked_pods_are_there(tmp_path: Path) -
     with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
         before = sampler.sample([_api(A), _api(B)], 1.0)
         (tmp_path / "proc/loadavg").write_text("0 0 0 1/7777 1\n")
-        again = sampler.look_again(before, [_api(A), _api(B)], 2.0, pod_uids=frozenset({B.cgroup_uid}), disks=True)
+        again = sampler.read_again(before, [_api(A), _api(B)], 2.0, pod_uids=frozenset({B.cgroup_uid}), disks=True)
     assert [view.pod.name for view in again.pods] == ["b"]
     assert again.pods[0].usage is not None
     assert again.pods[0].usage.memory_working_set == 200 * MI
@@ -38,7 +38,7 @@ def test_a_node_that_was_given_memory_since_the_decision_has_it_in_the_second_lo
         before = sampler.sample([_api(A)], 1.0)
         more = node._replace(memory_total=9 * GI, memory_available=GI + 100 * MI, allocatable_limit=8 * GI)
         write_node(tmp_path, more)
-        again = sampler.look_again(before, [_api(A)], 1.0, pod_uids=frozenset({A.cgroup_uid}), disks=False)
+        again = sampler.read_again(before, [_api(A)], 1.0, pod_uids=frozenset({A.cgroup_uid}), disks=False)
     seen = again.observations
     assert (seen[Signal.MEMORY].available, seen[Signal.MEMORY].capacity) == (GI + 100 * MI, 9 * GI)
     assert seen[Signal.ALLOCATABLE_MEMORY].capacity == 8 * GI
@@ -50,7 +50,7 @@ def test_a_pod_whose_cgroup_went_has_no_usage_and_one_that_the_api_lost_is_not_t
     with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
         before = sampler.sample([_api(A), _api(B)], 1.0)
         write_node(tmp_path, Node(pods=(A,)))
-        gone = sampler.look_again(before, [_api(A), _api(B)], 1.0, pod_uids=both, disks=True)
-        lost = sampler.look_again(before, [_api(A)], 1.0, pod_uids=both, disks=True)
+        gone = sampler.read_again(before, [_api(A), _api(B)], 1.0, pod_uids=both, disks=True)
+        lost = sampler.read_again(before, [_api(A)], 1.0, pod_uids=both, disks=True)
     assert {view.pod.name: view.usage is None for view in gone.pods} == {"a": False, "b": True}
     assert [view.pod.name for view in lost.pods] == ["a"]

@@ -1,11 +1,11 @@
 """The words for conditions that the agent and the kubelet share."""
 
-from nodeagent.actuators.conditions import Contest
+from nodeagent.actuators.conditions import ConditionConflict
 from nodeagent.model import ConditionType
 from nodeagent.telemetry import condition_conflicts
 
-FOUGHT = Contest(ConditionType.MEMORY_PRESSURE, 6, 64.0, 63.97, held_by_other=False)
-CALM = Contest(ConditionType.DISK_PRESSURE, 0, 0.0, 0.0, held_by_other=False)
+FOUGHT = ConditionConflict(ConditionType.MEMORY_PRESSURE, 6, 64.0, 63.97, held_by_other=False)
+CALM = ConditionConflict(ConditionType.DISK_PRESSURE, 0, 0.0, 0.0, held_by_other=False)
 
 
 def test_a_condition_that_the_kubelet_resets_is_told_with_how_long_it_read_true() -> None:

@@ -11,7 +11,7 @@ from nodeagent.model import Note, Outcome, OutcomeKind, Plan, Refusal, ReliefRep
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
-from nodeagent.telemetry.decision_log import AWAITED, RECORD_AGAIN_S, Teller
+from nodeagent.telemetry.decision_log import AWAITED, RECORD_AGAIN_S, DecisionLog
 from nodeagent.telemetry.log import open_log
 from tests.support.nodes import GI, NOW, config, hard, snapshot, view
 
@@ -27,8 +27,8 @@ class Ear:
         self.directory = directory
         self._reader, self._writing = os.pipe()
         logger, self._writer = open_log(level="info", style="json", fd=self._writing)
-        self.teller = Teller(
-            logger, flight_recorder.Recorder(directory), unrecorded=self._count, clock=lambda: self.now
+        self.teller = DecisionLog(
+            logger, flight_recorder.FlightRecorder(directory), unrecorded=self._count, clock=lambda: self.now
         )
 
     def _count(self) -> None:
@@ -42,7 +42,7 @@ class Ear:
             return [json.loads(line) for line in file]
 
     def recorded(self) -> list[dict[str, Any]]:
-        return list(flight_recorder.read(self.directory))
+        return list(flight_recorder.read_records(self.directory))
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def acting() -> Plan:
 
 def test_an_act_is_told_before_its_outcome_once_and_both_name_the_pod_and_the_id(ear: Ear) -> None:
     plan = acting()
-    ear.teller.intends(plan, acts=False)
-    ear.teller.outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW))
-    ear.teller.decision(plan, acts=False, notes=())
+    ear.teller.log_victims(plan, acts=False)
+    ear.teller.log_outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW))
+    ear.teller.log_plan(plan, acts=False, notes=())
     lines = [line for line in ear.said() if line.get("id")]
     assert [(line["event"], line["id"], line["pod"]) for line in lines] == [
         ("would evict", "abc-1", "shop/big"),
@@ -70,12 +70,12 @@ def test_an_act_is_told_before_its_outcome_once_and_both_name_the_pod_and_the_id
 
 
 def test_a_plan_that_was_not_announced_is_told_with_its_decision(ear: Ear) -> None:
-    ear.teller.decision(acting(), acts=True, notes=())
+    ear.teller.log_plan(acting(), acts=True, notes=())
     assert [line["pod"] for line in ear.said() if line["event"] == "evicting"] == ["shop/big"]
 
 
 def test_an_outcome_of_an_earlier_process_is_told_without_a_name(ear: Ear) -> None:
-    ear.teller.outcome(Outcome("old-1", "uid-1", OutcomeKind.ACCEPTED, "", NOW))
+    ear.teller.log_outcome(Outcome("old-1", "uid-1", OutcomeKind.ACCEPTED, "", NOW))
     [line] = ear.said()
     assert (line["pod"], line["uid"]) == (None, "uid-1")
 
@@ -83,15 +83,15 @@ def test_an_outcome_of_an_earlier_process_is_told_without_a_name(ear: Ear) -> No
 def test_names_of_victims_without_an_outcome_do_not_pile_up(ear: Ear) -> None:
     plan = acting()
     for number in range(2 * AWAITED):
-        ear.teller.intends(plan._replace(id=f"x-{number}"), acts=True)
+        ear.teller.log_victims(plan._replace(id=f"x-{number}"), acts=True)
     assert len(ear.teller._going) == AWAITED
 
 
 def test_the_same_refusal_is_said_once_for_each_signal(ear: Ear) -> None:
     plan = acting()._replace(victims=(), refusals=(Refusal("futile", "nothing helps"),))
     for _ in range(100):
-        ear.teller.decision(plan, acts=True, notes=(Note("psi", "missing"),))
-        ear.teller.decision(plan._replace(ranked_for=Signal.PID), acts=True, notes=())
+        ear.teller.log_plan(plan, acts=True, notes=(Note("psi", "missing"),))
+        ear.teller.log_plan(plan._replace(ranked_for=Signal.PID), acts=True, notes=())
     said = ear.said()
     assert [line["signal"] for line in said if line["event"] == "not evicting"] == ["memory.available", "pid.available"]
     assert len([line for line in said if line["event"] == "note"]) == 1
@@ -102,7 +102,7 @@ def test_a_signal_that_swings_around_its_threshold_is_told_once_for_each_state(e
     for number in range(100):
         seen = snapshot(at=NOW + number, available={Signal.MEMORY: (GI, 8 * GI)[number % 2]})
         plan, state = engine.decide(seen, state, now=NOW + number, config=CONFIG)
-        ear.teller.decision(plan, acts=True, notes=())
+        ear.teller.log_plan(plan, acts=True, notes=())
     lines = [line for line in ear.said() if line["event"] == "signal" and line["signal"] == "memory.available"]
     assert [line["state"] for line in lines] == ["hard", "ok"]
 
@@ -112,10 +112,10 @@ def test_refusals_that_alternate_fifty_times_a_second_do_not_push_everything_els
     other = one._replace(refusals=(Refusal("pending-release", ""),))
     for number in range(100):
         ear.now = number * 0.02
-        ear.teller.decision((one, other)[number % 2], acts=True, notes=())
+        ear.teller.log_plan((one, other)[number % 2], acts=True, notes=())
     assert len(ear.recorded()) == 2
     ear.now = RECORD_AGAIN_S + 2.0
-    ear.teller.decision(one, acts=True, notes=())
+    ear.teller.log_plan(one, acts=True, notes=())
     assert [record["refusals"][0]["code"] for record in ear.recorded()] == ["futile", "pending-release", "futile"]
 
 
@@ -123,7 +123,7 @@ def test_every_decision_that_acts_is_recorded_with_its_relief(ear: Ear) -> None:
     plan = acting()
     report = ReliefReport("abc-0", Signal.MEMORY, ("uid",), predicted=2, measured=1, took_s=1.0)
     for number in range(3):
-        ear.teller.decision(plan._replace(id=f"x-{number}", relief_reports=(report,)), acts=True, notes=())
+        ear.teller.log_plan(plan._replace(id=f"x-{number}", relief_reports=(report,)), acts=True, notes=())
     kinds = [record["record"] for record in ear.recorded()]
     assert kinds == ["decision", "relief"] * 3
 
@@ -131,7 +131,7 @@ def test_every_decision_that_acts_is_recorded_with_its_relief(ear: Ear) -> None:
 def test_what_cannot_be_recorded_is_said_once_and_counted_each_time(tmp_path: Path) -> None:
     deaf = Ear(tmp_path / "gone")
     for number in range(3):
-        deaf.teller.decision(acting()._replace(id=f"x-{number}"), acts=True, notes=())
+        deaf.teller.log_plan(acting()._replace(id=f"x-{number}"), acts=True, notes=())
     assert deaf.unrecorded == 3
     assert len([line for line in deaf.said() if line["event"] == "decision not recorded"]) == 1
 

@@ -20,9 +20,9 @@ from nodeagent.model import Signal
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.telemetry import http_server
-from nodeagent.telemetry.endpoint import Endpoint, pages
+from nodeagent.telemetry.endpoint import Endpoint, build_pages
 from nodeagent.telemetry.http_server import AddressError, Page, Server
-from nodeagent.telemetry.metrics import Figures, Metrics
+from nodeagent.telemetry.metrics import Metrics, RuntimeCounters
 from tests.support.nodes import GI, NOW, hard, snapshot, view
 from tests.support.nodes import config as make_config
 
@@ -44,9 +44,11 @@ class Ground:
         self.clock = Clock()
         self.synced_at: float | None = NOW
         self.failures: list[str] = []
-        self.metrics = Metrics(CONFIG, boottime=self.clock, figures=lambda: Figures(pods_synced_at=self.synced_at))
+        self.metrics = Metrics(
+            CONFIG, boottime=self.clock, figures=lambda: RuntimeCounters(pods_synced_at=self.synced_at)
+        )
         self.served = threading.Event()
-        made = dict(pages(self.metrics, config=lambda: CONFIG, boottime=self.clock))
+        made = dict(build_pages(self.metrics, config=lambda: CONFIG, boottime=self.clock))
         made["/broken"] = self._broken
         made["/big"] = lambda _: Page(b"x" * 20_000_000)
         made["/metrics"] = self._counted(made["/metrics"])

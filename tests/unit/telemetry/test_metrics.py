@@ -9,12 +9,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from nodeagent.actuators.conditions import Contest
+from nodeagent.actuators.conditions import ConditionConflict
 from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     ConditionType,
-    DiskRest,
-    DiskSight,
+    DiskUsageQuality,
     NodeSnapshot,
     Outcome,
     OutcomeKind,
@@ -26,12 +25,13 @@ from nodeagent.model import (
     Signal,
     Stall,
     StallScope,
+    UnattributedDisk,
 )
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.telemetry import metrics as module
 from nodeagent.telemetry.metric_families import FAMILIES
-from nodeagent.telemetry.metrics import Failure, Figures, Metrics, Stage, WalkFigures, WatchFigures
+from nodeagent.telemetry.metrics import Failure, Metrics, RuntimeCounters, SyncStage, WalkCounters, WatchCounters
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
 
 CONFIG = config(hard(value=2 * GI), soft(value=4 * GI, grace_s=30.0), hard(Signal.NODEFS_INODES, value=1000))
@@ -45,10 +45,10 @@ def decided(*, available: int, pods: int = 3, conf: Config = CONFIG) -> tuple[Pl
     return plan, seen
 
 
-NOTHING = Figures()
+NOTHING = RuntimeCounters()
 
 
-def make(figures: Figures = NOTHING, *, conf: Config = CONFIG, at: float = NOW + 2.0) -> Metrics:
+def make(figures: RuntimeCounters = NOTHING, *, conf: Config = CONFIG, at: float = NOW + 2.0) -> Metrics:
     return Metrics(conf, boottime=lambda: at, figures=lambda: figures)
 
 
@@ -85,12 +85,15 @@ def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
     plan, seen = decided(available=3 * GI)
     partial = seen.pods[0].usage
     assert partial is not None
-    pods = (seen.pods[0]._replace(usage=partial._replace(disk_sight=DiskSight(NOW, complete=False))), *seen.pods[1:])
+    pods = (
+        seen.pods[0]._replace(usage=partial._replace(disk_usage_quality=DiskUsageQuality(NOW, complete=False))),
+        *seen.pods[1:],
+    )
     signals = (Signal.NODEFS, Signal.NODEFS_INODES)
-    rest = DiskRest(signals, 9 * GI, 4 * GI, 900, 1000, (), NOW)
-    walk = WalkFigures(running=True, places=30, done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
-    metrics = make(Figures(walk=walk))
-    metrics.observe_plan(plan, seen._replace(pods=pods, disk_rests=(rest,)))
+    rest = UnattributedDisk(signals, 9 * GI, 4 * GI, 900, 1000, (), NOW)
+    walk = WalkCounters(running=True, places=30, done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
+    metrics = make(RuntimeCounters(walk=walk))
+    metrics.observe_plan(plan, seen._replace(pods=pods, unattributed_disks=(rest,)))
     told = read(metrics)
     names = ("running", "places", "places_done", "entries", "duration_seconds", "age_seconds")
     assert [told[f"nodeagent_disk_walk_{name}"] for name in names] == [1, 30, 10, 12_345, 1.5, 10]
@@ -214,12 +217,12 @@ def test_relief_is_summed_as_predicted_and_as_measured_and_a_shortfall_is_counte
 
 
 def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
-    figures = Figures(
+    figures = RuntimeCounters(
         pods_synced_at=NOW - 5.0,
-        contests=(Contest(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, held_by_other=False),),
+        contests=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, held_by_other=False),),
         asserted=frozenset({"MemoryPressure"}),
         fenced=frozenset({"MemoryPressure"}),
-        watches=(WatchFigures("pods", 3, 2),),
+        watches=(WatchCounters("pods", 3, 2),),
         brakes_held=1,
         log_lines_dropped=9,
         workers_stuck=("statvfs", "statvfs", "log"),
@@ -246,7 +249,7 @@ def test_the_loop_its_failures_and_reloads_are_told() -> None:
     metrics.observe_turn(at=NOW, reasons=("timer", "psi"))
     metrics.observe_turn(at=NOW + 1.0, reasons=("timer",))
     metrics.observe_failure(Failure.STATE_SAVE)
-    metrics.observe_stage(Stage.SAMPLE, 0.0006)
+    metrics.observe_stage(SyncStage.SAMPLE, 0.0006)
     metrics.observe_reload(None)
     told = read(metrics)
     assert told["nodeagent_turns_total"] == 2
@@ -285,7 +288,7 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
 
 
 def test_both_formats_tell_the_same_and_every_family_is_in_the_table_once() -> None:
-    metrics = make(Figures(pods_synced_at=NOW))
+    metrics = make(RuntimeCounters(pods_synced_at=NOW))
     metrics.observe_plan(*decided(available=GI))
     text = {family.name for family in read_text(metrics.render().decode())}
     other: Any = read_openmetrics  # it has no types
@@ -298,7 +301,7 @@ def test_both_formats_tell_the_same_and_every_family_is_in_the_table_once() -> N
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 def test_promtool_has_nothing_to_object_to() -> None:
-    metrics = make(Figures(pods_synced_at=NOW, watches=(WatchFigures("pods", 0, 1),)))
+    metrics = make(RuntimeCounters(pods_synced_at=NOW, watches=(WatchCounters("pods", 0, 1),)))
     plan, seen = decided(available=GI)
     metrics.observe_plan(plan, seen)
     metrics.observe_outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW, http_status=201))

@@ -14,11 +14,11 @@ import pytest
 
 from nodeagent.model import ContainerUsage, DiskLayout, DiskUsage, PodUsage, QOSClass, Signal
 from nodeagent.policy.ranking import disk_of
-from nodeagent.sampling.disk.attribution import Meter, PodDisk, apply
+from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, deleted_files
 from nodeagent.sampling.disk.pod_paths import find_layers, upper_directory
 from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
-from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.disk.walk_cache import SETTLED_S
 from nodeagent.sampling.hostfs.host import Host, parse_mounts
 from tests.support.mounts import mounted, root_only
@@ -49,8 +49,8 @@ def node(top: Path) -> Path:
     return top
 
 
-def meter(top: Path) -> Meter:
-    return Meter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods")
+def meter(top: Path) -> PodDiskMeter:
+    return PodDiskMeter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods")
 
 
 def measure(top: Path, *pods: PodUsage, budget_s: float = 60.0) -> dict[str, PodDisk]:
@@ -61,9 +61,9 @@ def measure(top: Path, *pods: PodUsage, budget_s: float = 60.0) -> dict[str, Pod
         measuring.close()
 
 
-def live(top: Path) -> Meter:
+def live(top: Path) -> PodDiskMeter:
     """The node in this directory of the machine itself, so that its mounts are in the real mount table."""
-    return Meter(Host("/"), kubelet_dir=f"{top}/var/lib/kubelet", pod_logs_dir=f"{top}/var/log/pods")
+    return PodDiskMeter(Host("/"), kubelet_dir=f"{top}/var/lib/kubelet", pod_logs_dir=f"{top}/var/log/pods")
 
 
 def until_settled(place: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_recorded_node_is_attributed_as_its_kubelet_did(tmp_path: Path) -> Non
     found = measure(tmp_path, *usages)
     compared = 0
     for truth, usage in zip(recorded["pods"], usages, strict=True):
-        mine = apply(usage, found[truth["uid"]])
+        mine = with_disk_usage(usage, found[truth["uid"]])
         assert found[truth["uid"]].complete, found[truth["uid"]].unknown
         (container,) = truth["containers"]
         assert (mine.disk.logs_bytes, mine.disk.logs_inodes) == (container["logsBytes"], container["logsInodes"])
@@ -196,7 +196,7 @@ def test_a_writable_layer_is_found_through_the_mount_table(tmp_path: Path, runti
         (point / "of the image").unlink()  # leaves a whiteout: an inode without bytes
         usage = pod("u1", (ID, "main"), ("3" * 64, "other"))
         found = live(tmp_path).measure([usage], until=time.monotonic() + 60)["u1"]
-    mine = apply(usage, found)
+    mine = with_disk_usage(usage, found)
     assert mine.containers[0].disk.rootfs_bytes == 40_960 + 4096
     assert mine.containers[0].disk.rootfs_inodes == 3
     assert mine.containers[1].disk.rootfs_bytes is None
@@ -237,7 +237,7 @@ def test_logs_are_the_plain_files_directly_in_a_containers_log_directory(tmp_pat
     found = measure(tmp_path, usage)["u1"]
     assert (found.disk.logs_bytes, found.disk.logs_inodes) == (8192 + 4096, 2)
     assert (found.other_bytes, found.other_inodes) == (8192, 1)
-    assert apply(usage, found).containers[0].disk.logs_bytes == 8192 + 4096
+    assert with_disk_usage(usage, found).containers[0].disk.logs_bytes == 8192 + 4096
 
 
 def test_a_log_directory_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_no_time_at_all_is_no_numbers_and_no_error(tmp_path: Path) -> None:
 def test_inodes_alone_are_counted_without_bytes(tmp_path: Path) -> None:
     place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
     (place / "a").mkdir(parents=True)
-    found = meter(tmp_path).measure([pod("u1")], until=time.monotonic() + 60, count=Count.INODES)["u1"]
+    found = meter(tmp_path).measure([pod("u1")], until=time.monotonic() + 60, count=CountMode.INODES)["u1"]
     assert found.disk.volumes_bytes is None
     assert found.disk.volumes_inodes == 2
 
@@ -351,7 +351,7 @@ def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Pat
 
 def test_usage_without_a_measurement_stays_as_it_is() -> None:
     usage = pod("u1", (ID, "main"))
-    assert apply(usage, None) is usage
+    assert with_disk_usage(usage, None) is usage
     assert usage.disk == DiskUsage()
 
 
@@ -365,7 +365,7 @@ def test_usage_without_a_measurement_stays_as_it_is() -> None:
 )
 def test_open_files_that_nobody_lets_us_see_are_unknown_and_not_none(deleted: DeletedFiles, known: int | None) -> None:
     found = PodDisk("u1", DiskUsage(), {}, {}, (), 0, 0, 1.0, True, (), deleted)
-    sight = apply(pod("u1"), found).disk_sight
+    sight = with_disk_usage(pod("u1"), found).disk_usage_quality
     assert sight is not None
     assert sight.deleted_bytes == known
 
@@ -456,7 +456,7 @@ def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> Non
     gone.write_bytes(b"x" * 100_000)
     group = PIDS / f"nodeagent-test-{os.getpid()}"
     (group / "podu1" / ID).mkdir(parents=True)
-    measuring = Meter(
+    measuring = PodDiskMeter(
         Host("/"), kubelet_dir=f"{tmp_path}/var/lib/kubelet", pod_logs_dir=f"{tmp_path}/var/log/pods",
         cgroups=str(PIDS),
     )  # fmt: skip
@@ -471,7 +471,7 @@ def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> Non
         for directory in (group / "podu1" / ID, group / "podu1", group):
             directory.rmdir()
     assert found.deleted == DeletedFiles(102_400, 1, holder.pid, complete=True)
-    assert disk_of(apply(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
+    assert disk_of(with_disk_usage(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
 
 
 @root_only

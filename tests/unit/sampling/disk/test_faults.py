@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.model import DiskRest
-from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.model import UnattributedDisk
+from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, deleted_files
 from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
-from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.disk.walk_worker import DiskWorker, Request
 from nodeagent.sampling.hostfs.host import Host
 from tests.support.mounts import dying_fuse, ext4, mounted, root_only, silent_fuse
@@ -33,7 +33,7 @@ def test_a_file_system_without_free_inodes_is_counted_to_the_last_one(tmp_path: 
         assert numbers.f_ffree == 0
         tally, _ = walk(place)
         assert (tally.bytes, tally.inodes) == du(place)
-        assert walk(place, count=Count.INODES)[0].inodes == tally.inodes
+        assert walk(place, count=CountMode.INODES)[0].inodes == tally.inodes
         # The first ten inodes are the file system's own; of these only the root is in the tree.
         assert tally.inodes == numbers.f_files - 9
 
@@ -77,7 +77,7 @@ def test_a_hanging_mount_below_a_tree_does_not_hold_up_the_walk(tmp_path: Path) 
 
 
 def test_a_hanging_mount_is_not_touched_in_the_search_for_what_is_in_no_pod(tmp_path: Path) -> None:
-    found: list[DiskRest] = []
+    found: list[UnattributedDisk] = []
     with mounted(tmp_path / "disk", "-t", "tmpfs", "tmpfs") as place:
         (place / "images").mkdir()
         (place / "images/blob").write_bytes(b"x" * 50_000)
@@ -121,12 +121,12 @@ def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(
     (tmp_path / "alive" / "pods" / "u1" / "etc-hosts").write_text("127.0.0.1 localhost")
     (tmp_path / "logs").mkdir()
 
-    def meter() -> Meter:
-        return Meter(Host("/"), kubelet_dir=directories.pop(0), pod_logs_dir=str(tmp_path / "logs"))
+    def meter() -> PodDiskMeter:
+        return PodDiskMeter(Host("/"), kubelet_dir=directories.pop(0), pod_logs_dir=str(tmp_path / "logs"))
 
     with silent_fuse(tmp_path / "dead"):
         worker = DiskWorker(meter, wake=ended.set, patience_s=0.05)
-        worker.request(Request((pod("u1"),), budget_s=0.05))
+        worker.request(Request((pod("u1"),), timeout_s=0.05))
         deadline = time.monotonic() + 40
         while not worker.latest().trouble:
             assert time.monotonic() < deadline, "the hanging thread was not noticed"
@@ -134,7 +134,7 @@ def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(
         assert "hang" in worker.latest().trouble
         assert worker.latest().finished_at is None
         asked = time.monotonic()
-        worker.request(Request((pod("u1"),), budget_s=10.0))
+        worker.request(Request((pod("u1"),), timeout_s=10.0))
         assert time.monotonic() - asked < 1.0, "the request waited"
         assert ended.wait(40)
         latest = worker.latest()

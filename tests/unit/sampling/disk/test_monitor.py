@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.config.schema import Sampling
 from nodeagent.model import DiskLayout, NodeSnapshot, PodUsage, PodView, Signal
-from nodeagent.sampling.disk.monitor import DiskWatch, Need
+from nodeagent.sampling.disk.monitor import DiskMonitor, DiskUrgency
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
@@ -18,8 +18,8 @@ from tests.support import nodes
 from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, ID, node
 from tests.unit.sampling.disk.test_attribution import pod as usage_of
 
-CROSSED = Need(crossed=frozenset({Signal.NODEFS}))
-NEAR = Need(near=frozenset({Signal.NODEFS}))
+CROSSED = DiskUrgency(crossed=frozenset({Signal.NODEFS}))
+NEAR = DiskUrgency(near=frozenset({Signal.NODEFS}))
 V2 = Hierarchy("v2", "/cg", MemoryV2(), "/cg", "/cg")
 V1 = Hierarchy("v1", "/cg/memory", MemoryV1(), "/cg/pids", None)
 LAYOUT = Layout(DiskLayout.SINGLE, "/var/lib/kubelet", None)
@@ -32,7 +32,7 @@ class Scene:
         self.top = node(top)
         self.ended = threading.Event()
         self.hierarchy = hierarchy
-        self.watch = DiskWatch(Host(str(top)), Sampling(), limits=limits, wake=self.ended.set)
+        self.watch = DiskMonitor(Host(str(top)), Sampling(), limits=limits, wake=self.ended.set)
         self.usages: tuple[PodUsage, ...] = (usage_of("u1", (ID, "c")), usage_of("u2"))
 
     def snapshot(self, at: float | None = None) -> NodeSnapshot:
@@ -40,12 +40,12 @@ class Scene:
         views = [PodView(nodes.pod(usage.cgroup_uid), usage) for usage in self.usages]
         return nodes.snapshot(*views, at=now)
 
-    def tick(self, need: Need, at: float | None = None) -> NodeSnapshot:
+    def tick(self, need: DiskUrgency, at: float | None = None) -> NodeSnapshot:
         snapshot = self.snapshot(at)
-        self.watch.tick(snapshot, need, hierarchy=self.hierarchy, layout=LAYOUT)
+        self.watch.request_walks(snapshot, need, hierarchy=self.hierarchy, layout=LAYOUT)
         return self.watch.apply(snapshot)
 
-    def measured(self, need: Need) -> NodeSnapshot:
+    def measured(self, need: DiskUrgency) -> NodeSnapshot:
         """After the walk that is due now has ended."""
         self.tick(need)
         self.tick(need)
@@ -74,31 +74,31 @@ def test_nothing_is_walked_and_nothing_is_shown_while_no_disk_is_near(scene: Sce
     scene.volume("u1", 100_000)
     before = threading.active_count()
     for _ in range(3):
-        found = usages(scene.tick(Need(crossed=frozenset({Signal.MEMORY, Signal.PID}))))
+        found = usages(scene.tick(DiskUrgency(crossed=frozenset({Signal.MEMORY, Signal.PID}))))
     assert threading.active_count() <= before, "one of an earlier test may have ended meanwhile"
-    assert found["u1"].disk_sight is None
+    assert found["u1"].disk_usage_quality is None
     assert found["u1"].writing is None
 
 
 @pytest.mark.parametrize("need", [NEAR, CROSSED])
-def test_a_disk_that_is_near_is_walked_and_each_number_says_when_it_was_read(scene: Scene, need: Need) -> None:
+def test_a_disk_that_is_near_is_walked_and_each_number_says_when_it_was_read(scene: Scene, need: DiskUrgency) -> None:
     scene.volume("u1", 100_000)
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     found = usages(scene.measured(need))["u1"]
     assert found.disk.volumes_bytes == 102_400 + 4096
-    assert found.disk_sight is not None
-    assert before <= found.disk_sight.read_at <= time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert not found.disk_sight.complete, "no overlay mount: the layer is unknown"
-    assert "snapshotter" in found.disk_sight.unknown[0]
+    assert found.disk_usage_quality is not None
+    assert before <= found.disk_usage_quality.read_at <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert not found.disk_usage_quality.complete, "no overlay mount: the layer is unknown"
+    assert "snapshotter" in found.disk_usage_quality.unknown[0]
 
 
 def test_walks_have_pauses_near_a_threshold_and_hardly_any_below_it(scene: Scene) -> None:
     volume = scene.volume("u1", 100_000)
-    first = usages(scene.measured(NEAR))["u1"].disk_sight
+    first = usages(scene.measured(NEAR))["u1"].disk_usage_quality
     assert first is not None
     (volume / "more").write_bytes(b"x" * 100_000)
     scene.ended.clear()
-    assert usages(scene.tick(NEAR, first.read_at + 5.0))["u1"].disk_sight == first
+    assert usages(scene.tick(NEAR, first.read_at + 5.0))["u1"].disk_usage_quality == first
     assert not scene.ended.wait(0.2), "a walk 5 s after the last one"
     scene.tick(CROSSED, first.read_at + 5.0)
     assert scene.ended.wait(30)
@@ -109,7 +109,7 @@ def test_limits_alone_are_a_reason_to_walk(tmp_path: Path) -> None:
     scene = Scene(tmp_path, V2, limits=True)
     try:
         scene.volume("u1", 100_000)
-        assert usages(scene.measured(Need()))["u1"].disk.volumes_bytes == 102_400 + 4096
+        assert usages(scene.measured(DiskUrgency()))["u1"].disk.volumes_bytes == 102_400 + 4096
     finally:
         scene.watch.close()
 
@@ -119,23 +119,23 @@ def test_what_is_counted_anew_is_asked_for_although_a_quiet_pods_sums_could_be_t
     try:
         volume = scene.volume("u1", 100_000)
         scene.volume("u2", 100_000)
-        routine = usages(scene.measured(Need()))
-        assert routine["u1"].disk_sight is not None
-        assert routine["u1"].disk_sight.routine
+        routine = usages(scene.measured(DiskUrgency()))
+        assert routine["u1"].disk_usage_quality is not None
+        assert routine["u1"].disk_usage_quality.periodic
         (volume / "file").write_bytes(b"x")
         scene.ended.clear()
-        scene.watch.count_anew(["u1"])
-        scene.tick(Need())
+        scene.watch.recount(["u1"])
+        scene.tick(DiskUrgency())
         assert scene.ended.wait(30), "it waits for the next walk of all"
-        found = usages(scene.tick(Need()))
+        found = usages(scene.tick(DiskUrgency()))
         assert found["u1"].disk.volumes_bytes == 2 * 4096
-        assert found["u1"].disk_sight is not None
-        assert not found["u1"].disk_sight.routine
-        assert found["u1"].disk_sight.read_at > routine["u1"].disk_sight.read_at
-        assert found["u2"].disk_sight == routine["u2"].disk_sight, "what is known of the others stays"
+        assert found["u1"].disk_usage_quality is not None
+        assert not found["u1"].disk_usage_quality.periodic
+        assert found["u1"].disk_usage_quality.read_at > routine["u1"].disk_usage_quality.read_at
+        assert found["u2"].disk_usage_quality == routine["u2"].disk_usage_quality, "what is known of the others stays"
         scene.ended.clear()
-        scene.watch.count_anew(["u1"])  # by a decision that has not seen it
-        scene.tick(Need())
+        scene.watch.recount(["u1"])  # by a decision that has not seen it
+        scene.tick(DiskUrgency())
         assert not scene.ended.wait(0.3), "counted twice"
     finally:
         scene.watch.close()
@@ -144,13 +144,13 @@ def test_what_is_counted_anew_is_asked_for_although_a_quiet_pods_sums_could_be_t
 def test_what_was_measured_is_forgotten_when_it_was_long_not_needed(scene: Scene) -> None:
     scene.volume("u1", 100_000)
     seen = scene.measured(NEAR)
-    assert usages(scene.tick(Need(), seen.taken_at + 60.0))["u1"].disk_sight is not None
-    assert usages(scene.tick(Need(), seen.taken_at + 600.0))["u1"].disk_sight is None
+    assert usages(scene.tick(DiskUrgency(), seen.taken_at + 60.0))["u1"].disk_usage_quality is not None
+    assert usages(scene.tick(DiskUrgency(), seen.taken_at + 600.0))["u1"].disk_usage_quality is None
 
 
 def test_for_inodes_alone_no_file_is_asked_for_its_size(scene: Scene) -> None:
     scene.volume("u1", 100_000)
-    found = usages(scene.measured(Need(near=frozenset({Signal.NODEFS_INODES}))))["u1"]
+    found = usages(scene.measured(DiskUrgency(near=frozenset({Signal.NODEFS_INODES}))))["u1"]
     assert (found.disk.volumes_bytes, found.disk.volumes_inodes) == (None, 2)
 
 
@@ -161,7 +161,7 @@ def test_who_writes_is_known_before_the_walk_ends(scene: Scene) -> None:
         (place / "io.stat").write_text("254:0 rbytes=0 wbytes=1000 rios=0 wios=0 dbytes=0 dios=0\n")
         (place / "memory.stat").write_text("file_dirty 0\nfile_writeback 0\n")
     at = time.clock_gettime(time.CLOCK_BOOTTIME)
-    scene.tick(Need(), at)
+    scene.tick(DiskUrgency(), at)
     scene.tick(NEAR, at + 1.0)
     (scene.top / "cg/kubepods/podu2/memory.stat").write_text("file_dirty 50000000\nfile_writeback 0\n")
     found = usages(scene.tick(NEAR, at + 2.0))
@@ -183,7 +183,7 @@ def test_on_cgroup_v1_the_accounts_of_processes_say_who_writes(tmp_path: Path) -
             (scene.top / f"proc/{pid}").mkdir(parents=True)
             (scene.top / f"proc/{pid}/io").write_text(f"rchar: 1\nwrite_bytes: {size}\ncancelled_write_bytes: 0\n")
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        scene.tick(Need(), at)
+        scene.tick(DiskUrgency(), at)
         scene.tick(CROSSED, at + 1.0)
         (scene.top / "proc/12/io").write_text("write_bytes: 70000\n")
         (place / "cgroup.procs").write_text("12\n13\n")  # 11 has ended; 13 is gone before it is looked at
@@ -204,6 +204,6 @@ def test_the_kernel_counts_a_write_when_it_is_made(tmp_path: Path) -> None:
 
 
 def test_a_need_for_pids_or_memory_is_none_for_disks(scene: Scene) -> None:
-    scene.tick(Need(crossed=frozenset({Signal.PID, Signal.MEMORY})))
-    scene.tick(Need(crossed=frozenset({Signal.PID, Signal.MEMORY})))
+    scene.tick(DiskUrgency(crossed=frozenset({Signal.PID, Signal.MEMORY})))
+    scene.tick(DiskUrgency(crossed=frozenset({Signal.PID, Signal.MEMORY})))
     assert not scene.ended.wait(0.2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sampling.disk.pod_paths import Kind, Place
+from nodeagent.sampling.disk.pod_paths import Kind, PodPath
 from nodeagent.sampling.disk.project_quota import all_confined, quota_devices, read_quotas
 from nodeagent.sampling.hostfs.host import Host, parse_mounts
 from tests.support.mounts import ext4, root_only
@@ -86,6 +86,6 @@ def test_a_file_system_whose_quota_cannot_be_read_is_walked(tmp_path: Path) -> N
         found = meter.measure([pod("u1")], until=time.monotonic() + 30)
         assert found["u1"].disk.volumes_inodes == 2
         assert meter.progress.entries > 0
-        where = Place("u1", Kind.VOLUME, "v", str(volume.parent), ("v",))
+        where = PodPath("u1", Kind.VOLUME, "v", str(volume.parent), ("v",))
         device = os.stat(volume).st_dev
         assert read_quotas(Host("/"), [where], devices=frozenset({device}), confined=lambda _uid: True) == {}

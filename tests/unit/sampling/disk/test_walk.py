@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.sampling.disk.walk import Count, Tally, Walk
-from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, Remembered
+from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
+from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, WalkCache
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
@@ -22,11 +22,11 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 def walk(
     place: Path,
     *,
-    count: Count = Count.BYTES_AND_INODES,
-    previous: Remembered | None = None,
+    count: CountMode = CountMode.BYTES_AND_INODES,
+    previous: WalkCache | None = None,
     unwritten: bool = False,
-) -> tuple[Tally, Remembered | None]:
-    with Walk(
+) -> tuple[TreeUsage, WalkCache | None]:
+    with TreeWalk(
         os.open(place, os.O_RDONLY | os.O_DIRECTORY),
         count=count,
         previous=previous,
@@ -79,7 +79,7 @@ def test_any_tree_is_counted_as_du_counts_it(entries: list[tuple[int, bytes, str
         assert (tally.bytes, tally.inodes) == du(Path(scratch))
         assert tally.complete
         assert (tally.unknown, tally.vanished, tally.mounts) == (0, 0, 0)
-        assert walk(Path(scratch), count=Count.INODES)[0].inodes == tally.inodes
+        assert walk(Path(scratch), count=CountMode.INODES)[0].inodes == tally.inodes
         again, _ = walk(Path(scratch), previous=remembered)
         assert (again.bytes, again.inodes, again.directories) == (tally.bytes, tally.inodes, tally.directories)
 
@@ -112,7 +112,7 @@ def test_a_large_directory_is_streamed_and_its_links_count_once(tmp_path: Path) 
     assert tmp_path.stat().st_size > 65536, "the directory is not large"
     tally, _ = walk(tmp_path)
     assert (tally.bytes, tally.inodes) == du(tmp_path)
-    assert walk(tmp_path, count=Count.INODES)[0].inodes == tally.inodes
+    assert walk(tmp_path, count=CountMode.INODES)[0].inodes == tally.inodes
 
 
 def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_pa
             os.close(os.open(source, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
         os.link(source, f"{number}", src_dir_fd=directory, dst_dir_fd=directory)
     os.close(directory)
-    for count in Count:
+    for count in CountMode:
         tracemalloc.start()
         tally, _ = walk(tmp_path, count=count)
         _, peak = tracemalloc.get_traced_memory()
@@ -133,9 +133,10 @@ def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("count", "remember"), [(Count.BYTES_AND_INODES, 0), (Count.INODES, 0), (Count.BYTES_AND_INODES, 1 << 20)]
+    ("count", "remember"),
+    [(CountMode.BYTES_AND_INODES, 0), (CountMode.INODES, 0), (CountMode.BYTES_AND_INODES, 1 << 20)],
 )
-def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: Count, remember: int) -> None:
+def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: CountMode, remember: int) -> None:
     """`benchmarks/walk.py --memory` does the same with ten million files."""
     made = 0
     peaks = []
@@ -147,7 +148,7 @@ def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: Count, rememb
                 os.mknod(place / f"file-{name}")
         made = directories
         tracemalloc.start()
-        with Walk(os.open(tmp_path, os.O_RDONLY), count=count, remember=remember, settled_s=0.0) as walking:
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count, remember=remember, settled_s=0.0) as walking:
             assert walking.step()
             assert walking.tally.inodes == 1 + 40 + directories * 51
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -162,7 +163,7 @@ def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: P
         for number in range(made, directories):
             os.mkdir(f"directory-{number}", dir_fd=here)
         tracemalloc.start()
-        with Walk(os.open(tmp_path, os.O_RDONLY), remember=1 << 18, settled_s=0.0) as walking:
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=1 << 18, settled_s=0.0) as walking:
             assert walking.step()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -185,7 +186,7 @@ def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Pa
     before = descriptors()
     most = 0
     try:
-        with Walk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
             while not walking.step(entries=50):
                 most = max(most, descriptors())
             tally = walking.tally
@@ -207,7 +208,7 @@ def test_wide_directories_on_a_deep_way_are_read_to_their_end_before_they_are_le
         here.mkdir()
     tally, _ = walk(tmp_path)
     assert (tally.bytes, tally.inodes) == du(tmp_path)
-    assert walk(tmp_path, count=Count.INODES)[0].inodes == tally.inodes
+    assert walk(tmp_path, count=CountMode.INODES)[0].inodes == tally.inodes
 
 
 # --- pausing
@@ -219,7 +220,7 @@ def test_a_walk_stops_at_its_budget_and_goes_on_from_there(tmp_path: Path) -> No
         for name in range(20):
             (tmp_path / f"{number}" / f"{name}").touch()
     seen = []
-    with Walk(os.open(tmp_path, os.O_RDONLY)) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
         while not walking.step(entries=50):
             assert not walking.tally.complete
             seen.append(walking.tally.inodes)
@@ -231,7 +232,7 @@ def test_a_walk_stops_at_its_budget_and_goes_on_from_there(tmp_path: Path) -> No
 
 def test_a_walk_whose_time_is_over_does_nothing_more(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with Walk(os.open(tmp_path, os.O_RDONLY)) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
         assert not walking.step(until=time.monotonic() - 1)
         assert not walking.tally.complete
 
@@ -240,7 +241,7 @@ def test_a_closed_walk_holds_no_descriptor(tmp_path: Path) -> None:
     for name in ("a/b/c", "d/e"):
         (tmp_path / name).mkdir(parents=True)
     before = descriptors()
-    walking = Walk(os.open(tmp_path, os.O_RDONLY))
+    walking = TreeWalk(os.open(tmp_path, os.O_RDONLY))
     walking.step(entries=1)
     assert descriptors() > before
     walking.close()
@@ -252,7 +253,7 @@ def test_a_file_is_no_root_and_its_descriptor_is_closed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     before = descriptors()
     with pytest.raises(NotADirectoryError):
-        Walk(os.open(tmp_path / "file", os.O_RDONLY))
+        TreeWalk(os.open(tmp_path / "file", os.O_RDONLY))
     assert descriptors() == before
 
 
@@ -266,8 +267,8 @@ def test_a_symlink_is_an_inode_and_never_followed(tmp_path: Path) -> None:
     assert walk(tmp_path / "tree")[0].inodes == 3
 
 
-@pytest.mark.parametrize("count", list(Count))
-def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_path: Path, count: Count) -> None:
+@pytest.mark.parametrize("count", list(CountMode))
+def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_path: Path, count: CountMode) -> None:
     outside = tmp_path / "outside"
     (outside / "much").mkdir(parents=True)
     for number in range(10):
@@ -275,7 +276,7 @@ def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_pat
     tree = tmp_path / "tree"
     (tree / "victim").mkdir(parents=True)
     (tree / "victim" / "much").mkdir()
-    with Walk(os.open(tree, os.O_RDONLY), count=count) as walking:
+    with TreeWalk(os.open(tree, os.O_RDONLY), count=count) as walking:
         while walking.tally.directories != 2:
             walking.step(entries=1)
         (tree / "victim").rename(tmp_path / "gone")
@@ -296,7 +297,7 @@ def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_p
     for name in siblings:
         (middle.parent / name).mkdir()
         (elsewhere / name / "treasure").mkdir(parents=True)
-    with Walk(os.open(tree, os.O_RDONLY)) as walking:
+    with TreeWalk(os.open(tree, os.O_RDONLY)) as walking:
         while os.path.lexists(middle):
             assert not walking.step(entries=1)
             if walking.tally.directories > 40 + 90:
@@ -311,7 +312,7 @@ def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_p
 def test_what_vanishes_during_the_walk_is_gone_and_not_unknown(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name / "below").mkdir(parents=True)
-    with Walk(os.open(tmp_path, os.O_RDONLY)) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
         subprocess.run(["rm", "-r", tmp_path / "a", tmp_path / "b", tmp_path / "c"], check=True)
         assert walking.step()
         tally = walking.tally
@@ -328,10 +329,10 @@ def mount_point(tmp_path: Path) -> Iterator[Path]:
 
 
 @root_only
-@pytest.mark.parametrize("count", list(Count))
+@pytest.mark.parametrize("count", list(CountMode))
 @pytest.mark.parametrize("kind", ["bind", "tmpfs"])
 def test_a_mount_is_not_entered_even_if_it_is_of_the_same_device(
-    tmp_path: Path, mount_point: Path, kind: str, count: Count
+    tmp_path: Path, mount_point: Path, kind: str, count: CountMode
 ) -> None:
     other = tmp_path / "other"
     (other / "below").mkdir(parents=True)
@@ -356,14 +357,14 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("count", list(Count))
-def test_what_may_not_be_read_is_unknown_with_its_reason(tmp_path: Path, count: Count) -> None:
+@pytest.mark.parametrize("count", list(CountMode))
+def test_what_may_not_be_read_is_unknown_with_its_reason(tmp_path: Path, count: CountMode) -> None:
     for name, mode in (("closed", 0), ("open", 0o755)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
         (tmp_path / name).chmod(mode)
     tmp_path.chmod(0o755)
-    with Walk(os.open(tmp_path, os.O_RDONLY), count=count) as walking, as_nobody():
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count) as walking, as_nobody():
         assert walking.step()
         tally = walking.tally
     (tmp_path / "closed").chmod(0o755)
@@ -473,7 +474,7 @@ def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path
 
 def test_a_directory_that_changed_just_before_it_was_read_is_not_remembered(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    with Walk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
         walking.step()
         assert walking.tally.complete
         assert walking.remembered is None
@@ -484,7 +485,7 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "a-name-of-thirty-two-characters-").touch()
     let_settle(tmp_path)
-    with Walk(os.open(tmp_path, os.O_RDONLY), remember=20_000, settled_s=0.02) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=20_000, settled_s=0.02) as walking:
         walking.step()
         remembered = walking.remembered
     assert remembered is not None

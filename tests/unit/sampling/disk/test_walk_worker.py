@@ -5,8 +5,8 @@ import threading
 import time
 from pathlib import Path
 
-from nodeagent.sampling.disk.attribution import Meter
-from nodeagent.sampling.disk.walk import Count
+from nodeagent.sampling.disk.attribution import PodDiskMeter
+from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.disk.walk_worker import DiskWorker, Request, be_idle
 from nodeagent.sampling.hostfs.host import Host
 from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, node, pod
@@ -14,7 +14,8 @@ from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, node, pod
 
 def worker(top: Path, ended: threading.Event) -> DiskWorker:
     return DiskWorker(
-        lambda: Meter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"), wake=ended.set
+        lambda: PodDiskMeter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
+        wake=ended.set,
     )
 
 
@@ -26,7 +27,7 @@ def test_a_measurement_is_published_with_the_time_it_was_read(tmp_path: Path) ->
     assert working.latest().finished_at is None
     assert working.latest().pods == {}
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    working.request(Request((pod("u1"),), budget_s=30.0))
+    working.request(Request((pod("u1"),), timeout_s=30.0))
     assert ended.wait(30)
     latest = working.latest()
     assert latest.pods["u1"].disk.volumes_bytes == 4096
@@ -36,7 +37,7 @@ def test_a_measurement_is_published_with_the_time_it_was_read(tmp_path: Path) ->
     assert latest.progress.done == latest.progress.places == 2
     ended.clear()
     (place / "new").mkdir()
-    working.request(Request((pod("u1"),), budget_s=30.0, what=Count.INODES))
+    working.request(Request((pod("u1"),), timeout_s=30.0, what=CountMode.INODES))
     assert ended.wait(30)
     assert working.latest().pods["u1"].disk.volumes_inodes == 2
     working.close()
@@ -47,7 +48,7 @@ def test_a_closed_worker_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> N
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     ended = threading.Event()
     working = worker(tmp_path, ended)
-    working.request(Request((pod("u1"),), budget_s=30.0))
+    working.request(Request((pod("u1"),), timeout_s=30.0))
     assert ended.wait(30)
     working.close(timeout_s=30.0)
     assert threading.active_count() <= threads, "one of an earlier test may have ended meanwhile"
@@ -67,13 +68,13 @@ def test_a_measurement_that_fails_is_told_and_the_next_one_is_made(tmp_path: Pat
     while time.time() < os.stat(place).st_ctime + 2.1:  # only then it is remembered, and the word is asked for
         os.sched_yield()
     working = DiskWorker(
-        lambda: Meter(Host(str(tmp_path)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
+        lambda: PodDiskMeter(Host(str(tmp_path)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
         wake=ended.set,
         unwritten=word,
     )
     for _ in range(2):
         ended.clear()
-        working.request(Request((pod("u1"),), budget_s=30.0))
+        working.request(Request((pod("u1"),), timeout_s=30.0))
         assert ended.wait(30)
     assert made == ["u1"]
     latest = working.latest()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sampling.disk.write_rates import Writes, Written, disk_names, read_written, sample
+from nodeagent.sampling.disk.write_rates import WriteCounters, WriteHistory, disk_names, read_written, sample
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 
@@ -35,14 +35,14 @@ def test_a_cgroup_without_io_numbers_is_unreadable_and_said_so(tmp_path: Path) -
     (tmp_path / "a").mkdir()
     with pytest.raises(Unreadable):
         read_written(Host(str(tmp_path)), "/a")
-    writes = Writes()
+    writes = WriteHistory()
     assert "io.stat" in sample(Host(str(tmp_path)), writes, [("a", "/a")])
     assert not writes.quiet("a", 0.0)
     assert writes.rates() == []
 
 
 def test_a_pod_that_has_gone_is_no_news_and_one_beside_it_that_cannot_be_read_is(tmp_path: Path) -> None:
-    host, writes = Host(str(tmp_path)), Writes()
+    host, writes = Host(str(tmp_path)), WriteHistory()
     pods = [("gone", "/gone"), cgroup(tmp_path, "a", flushed=0, dirty=0)]
     assert sample(host, writes, pods) == ""
     assert not writes.quiet("gone", 0.0)
@@ -51,7 +51,7 @@ def test_a_pod_that_has_gone_is_no_news_and_one_beside_it_that_cannot_be_read_is
 
 
 def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp_path: Path) -> None:
-    host, writes = Host(str(tmp_path)), Writes()
+    host, writes = Host(str(tmp_path)), WriteHistory()
     for step in (0, 1):
         pods = [
             cgroup(tmp_path, "filler", flushed=0, dirty=step * 50_000_000),
@@ -113,13 +113,13 @@ def test_every_block_device_of_this_machine_has_the_disk_that_the_kernel_says() 
 
 
 def test_a_pod_is_quiet_only_since_its_last_write_and_with_nothing_pending() -> None:
-    writes = Writes()
-    writes.note("a", Written(100, 0, 10.0))
+    writes = WriteHistory()
+    writes.note("a", WriteCounters(100, 0, 10.0))
     assert not writes.quiet("a", 9.0), "nobody looked before 10"
     assert writes.quiet("a", 10.0)
-    writes.note("a", Written(100, 4096, 20.0))
+    writes.note("a", WriteCounters(100, 4096, 20.0))
     assert not writes.quiet("a", 15.0), "something is pending"
-    writes.note("a", Written(4196, 0, 30.0))
+    writes.note("a", WriteCounters(4196, 0, 30.0))
     assert not writes.quiet("a", 25.0), "it was written"
     assert writes.quiet("a", 30.0)
     writes.keep(frozenset())
@@ -129,12 +129,12 @@ def test_a_pod_is_quiet_only_since_its_last_write_and_with_nothing_pending() -> 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=20), st.integers(0, 20))
 def test_a_pod_that_wrote_after_a_moment_is_never_quiet_since_then(steps: list[tuple[int, int]], since: int) -> None:
     """`steps`: (bytes flushed, bytes pending) in each second, from second 0 on."""
-    writes = Writes()
+    writes = WriteHistory()
     total, last_write = 0, 0
     for second, (flushed, pending) in enumerate(steps):
         total += flushed
         last_write = second if flushed else last_write
-        writes.note("a", Written(total, pending, float(second)))
+        writes.note("a", WriteCounters(total, pending, float(second)))
     if writes.quiet("a", float(since)):
         assert last_write <= since
         assert steps[-1][1] == 0

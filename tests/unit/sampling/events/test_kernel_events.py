@@ -52,7 +52,7 @@ class Eater:
         self.process.communicate()
 
 
-def _ready(source: kernel_events.Source, timeout_s: float) -> bool:
+def _ready(source: kernel_events.EventSource, timeout_s: float) -> bool:
     with select.epoll() as epoll:
         epoll.register(source.fd, source.events)
         ready = bool(epoll.poll(timeout_s))
@@ -63,7 +63,7 @@ def _ready(source: kernel_events.Source, timeout_s: float) -> bool:
 @pytest.mark.real_cgroup
 @real_v1
 def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Path) -> None:
-    level = kernel_events.MemoryLevel(str(cgroup))
+    level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     with Eater(cgroup) as eater:
         eater.eat(10)
@@ -79,7 +79,7 @@ def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Pat
 @pytest.mark.real_cgroup
 @real_v1
 def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
-    level = kernel_events.MemoryLevel(str(cgroup))
+    level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     with Eater(cgroup) as eater:
         level.arm(60 * MIB)
@@ -94,7 +94,7 @@ def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
 @pytest.mark.real_cgroup
 @real_v1
 def test_a_level_that_was_passed_before_it_was_armed_wakes(cgroup: Path) -> None:
-    level = kernel_events.MemoryLevel(str(cgroup))
+    level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     with Eater(cgroup) as eater:
         eater.eat(50)
@@ -104,7 +104,7 @@ def test_a_level_that_was_passed_before_it_was_armed_wakes(cgroup: Path) -> None
     source.close()
 
 
-def _arm_within(level: kernel_events.MemoryLevel, growth: int) -> bool:
+def _arm_within(level: kernel_events.MemcgThreshold, growth: int) -> bool:
     wanted = level.wanted(growth)
     if wanted is not None:
         level.arm(wanted)
@@ -114,7 +114,7 @@ def _arm_within(level: kernel_events.MemoryLevel, growth: int) -> bool:
 @pytest.mark.real_cgroup
 @real_v1
 def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_it_and_at_it(cgroup: Path) -> None:
-    level = kernel_events.MemoryLevel(str(cgroup))
+    level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     threshold, moves, woken = 300 * MIB, 0, []
     with Eater(cgroup) as eater:
@@ -136,7 +136,7 @@ def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_
 @pytest.mark.real_cgroup
 @real_v1
 def test_near_a_threshold_the_wake_up_comes_when_it_is_crossed_and_not_a_hair_before(cgroup: Path) -> None:
-    level = kernel_events.MemoryLevel(str(cgroup))
+    level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     usage = cgroup / "memory.usage_in_bytes"
     with Eater(cgroup) as eater:
@@ -153,7 +153,7 @@ def test_near_a_threshold_the_wake_up_comes_when_it_is_crossed_and_not_a_hair_be
 @pytest.mark.real_cgroup
 @real_v1
 def test_a_level_that_is_early_stays_and_one_that_would_be_late_is_moved(cgroup: Path) -> None:
-    level = kernel_events.MemoryLevel(str(cgroup))
+    level = kernel_events.MemcgThreshold(str(cgroup))
     assert _arm_within(level, 100 * MIB)
     assert not _arm_within(level, 110 * MIB)
     assert not _arm_within(level, 300 * MIB)
@@ -168,7 +168,7 @@ def test_where_there_is_no_event_control_opening_fails_and_leaks_nothing(tmp_pat
     (tmp_path / "memory.usage_in_bytes").write_text("0")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
-        kernel_events.MemoryLevel(str(tmp_path))
+        kernel_events.MemcgThreshold(str(tmp_path))
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -194,8 +194,8 @@ ANY_STALL = b"some 2000 2000000\0"
 @real_v1
 @pytest.mark.skipif(not os.access("/proc/pressure/memory", os.W_OK), reason="this kernel has no writable PSI")
 def test_a_stall_of_real_tasks_fires_a_pressure_trigger(cgroup: Path, tmp_path: Path) -> None:
-    source = kernel_events.pressure_trigger("/proc/pressure/memory", triggers=(ANY_STALL,))
-    assert isinstance(source, kernel_events.Source), source
+    source = kernel_events.psi_trigger("/proc/pressure/memory", triggers=(ANY_STALL,))
+    assert isinstance(source, kernel_events.EventSource), source
     (cgroup / "memory.limit_in_bytes").write_text(str(30 * MIB))
     thrasher = [sys.executable, "-c", THRASHER, str(tmp_path / "thrash")]
     with select.epoll() as epoll, subprocess.Popen(thrasher, stdin=subprocess.PIPE) as process:
@@ -213,7 +213,7 @@ def test_a_stall_of_real_tasks_fires_a_pressure_trigger(cgroup: Path, tmp_path: 
 
 
 def test_the_built_in_trigger_is_taken_by_this_kernel_with_or_without_the_right_to_short_windows() -> None:
-    source = kernel_events.pressure_trigger("/proc/pressure/memory")
+    source = kernel_events.psi_trigger("/proc/pressure/memory")
     if isinstance(source, Note):
         assert not os.access("/proc/pressure/memory", os.W_OK), source
     else:
@@ -221,7 +221,7 @@ def test_the_built_in_trigger_is_taken_by_this_kernel_with_or_without_the_right_
 
 
 def test_a_host_without_psi_is_a_note(tmp_path: Path) -> None:
-    note = kernel_events.pressure_trigger(str(tmp_path / "pressure"))
+    note = kernel_events.psi_trigger(str(tmp_path / "pressure"))
     assert isinstance(note, Note)
     assert "No such file" in note.message
 
@@ -229,7 +229,7 @@ def test_a_host_without_psi_is_a_note(tmp_path: Path) -> None:
 @pytest.mark.real_cgroup
 @real_v1
 def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
-    watch = kernel_events.TreeWatch()
+    watch = kernel_events.CgroupTreeWatch()
     source = watch.source()
     assert watch.follow({str(cgroup)}, set()) == ()
     assert not _ready(source, 0)
@@ -248,7 +248,7 @@ def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
 def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_is_back(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("high 0\n")
-    watch = kernel_events.TreeWatch()
+    watch = kernel_events.CgroupTreeWatch()
     source = watch.source()
     watch.follow(set(), {str(events)})
     events.write_text("high 1\n")
@@ -264,6 +264,6 @@ def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_i
 
 
 def test_following_a_cgroup_that_went_is_no_news(tmp_path: Path) -> None:
-    watch = kernel_events.TreeWatch()
+    watch = kernel_events.CgroupTreeWatch()
     assert watch.follow({str(tmp_path / "gone")}, {str(tmp_path / "gone" / "memory.events")}) == ()
     watch.source().close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model import Signal
-from nodeagent.sampling.events.wakeup_sources import Alarms
+from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.cgroups import V1, Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.host import Host
 
@@ -32,8 +32,8 @@ pytestmark = [
 ]
 
 
-def _open(cgroup: Path) -> Alarms:
-    alarms = Alarms(Host("/"))
+def _open(cgroup: Path) -> WakeupSources:
+    alarms = WakeupSources(Host("/"))
     alarms.open(*_where(cgroup))
     return alarms
 
@@ -46,7 +46,7 @@ def _armers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "memory levels"]
 
 
-def _ready(alarms: Alarms, timeout_s: float) -> bool:
+def _ready(alarms: WakeupSources, timeout_s: float) -> bool:
     [source] = [each for each in alarms.sources if Signal.ALLOCATABLE_MEMORY in each.name]
     with select.epoll() as epoll:
         epoll.register(source.fd, source.events)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.cgroups import MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.host import Host, open_host
-from nodeagent.sampling.hostfs.parse import count, fields, keys, percent
+from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed, percent
 from tests.support.trees import Node, TreePod, write_node
 
 UID = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
@@ -26,7 +26,7 @@ V2_STAT = b"anon 100\nfile 70\nkernel 30\nsock 5\nshmem 7\nfile_dirty 3\nfile_wr
 
 @pytest.mark.parametrize("version", ["v1", "v2", "hybrid"])
 def test_each_kind_of_hierarchy_is_told(tmp_path: Path, version: str) -> None:
-    hierarchy = cgroups.detect(open_host(write_node(tmp_path, Node(cgroup=version))))
+    hierarchy = cgroups.detect_hierarchy(open_host(write_node(tmp_path, Node(cgroup=version))))
     assert hierarchy.version == version
     assert hierarchy.memory == ("/sys/fs/cgroup" if version == "v2" else "/sys/fs/cgroup/memory")
     assert hierarchy.pids == ("/sys/fs/cgroup" if version == "v2" else "/sys/fs/cgroup/pids")
@@ -39,7 +39,7 @@ def test_each_controller_may_be_mounted_anywhere(tmp_path: Path) -> None:
     (tmp_path / "proc/1/mountinfo").write_text(
         "30 1 0:40 / /cg/mem\\040ory rw - cgroup cgroup rw,memory\n31 1 0:41 / /pids rw - cgroup none rw,cpu,pids\n"
     )
-    hierarchy = cgroups.detect(host)
+    hierarchy = cgroups.detect_hierarchy(host)
     assert (hierarchy.version, hierarchy.memory, hierarchy.pids) == ("v1", "/cg/mem ory", "/pids")
 
 
@@ -48,12 +48,12 @@ def test_a_v2_tree_mounted_elsewhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "cg2").mkdir()
     (tmp_path / "cg2/cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "proc/1/mountinfo").write_text("30 1 0:40 / /cg2 rw - cgroup2 none rw\n")
-    hierarchy = cgroups.detect(Host(str(tmp_path)))
+    hierarchy = cgroups.detect_hierarchy(Host(str(tmp_path)))
     assert (hierarchy.version, hierarchy.memory, hierarchy.pids, hierarchy.unified) == ("v2", "/cg2", "/cg2", "/cg2")
 
 
 def test_a_root_without_cgroups_has_none_with_a_reason(tmp_path: Path) -> None:
-    hierarchy = cgroups.detect(Host(str(tmp_path)))
+    hierarchy = cgroups.detect_hierarchy(Host(str(tmp_path)))
     assert (hierarchy.version, hierarchy.memory) == ("none", None)
     assert hierarchy.reason
     assert cgroups.find_kubepods(Host(str(tmp_path)), hierarchy) == (None, hierarchy.reason)
@@ -64,7 +64,7 @@ def test_a_root_without_cgroups_has_none_with_a_reason(tmp_path: Path) -> None:
 
 def _kubepods(root: str, cgroup_root: str = "") -> tuple[cgroups.Kubepods | None, str]:
     host = open_host(root)
-    return cgroups.find_kubepods(host, cgroups.detect(host), cgroup_root=cgroup_root)
+    return cgroups.find_kubepods(host, cgroups.detect_hierarchy(host), cgroup_root=cgroup_root)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2", "hybrid"])
@@ -103,13 +103,13 @@ def test_a_configured_cgroup_root_that_is_not_there_is_said(tmp_path: Path) -> N
 def test_of_two_kubepods_the_one_with_pods_is_taken_and_the_choice_is_said(tmp_path: Path) -> None:
     write_node(tmp_path, Node(systemd=False))
     host = open_host(write_node(tmp_path, Node(systemd=True, pods=(TreePod("a/b"), TreePod("a/c")))))
-    hierarchy = cgroups.detect(host)
+    hierarchy = cgroups.detect_hierarchy(host)
     found, _ = cgroups.find_kubepods(host, hierarchy)
     assert found is not None
     assert found.path == "/kubepods.slice"
     assert "2 pods" in found.why
     assert "/kubepods (0 pods)" in found.why
-    assert any("several kubepods" in note.message for note in cgroups.notes(hierarchy, found))
+    assert any("several kubepods" in note.message for note in cgroups.hierarchy_notes(hierarchy, found))
 
 
 def test_a_machine_without_kubepods_is_said(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_what_the_kernel_writes_is_read_back(usage: int, inactive: int) -> None:
 
 @given(st.binary())
 def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
-    number, share = count(data), percent(data)
+    number, share = parse_count(data), percent(data)
     assert number is None or 0 <= number < 1 << 62
     assert share is None or 0.0 <= share <= 100.0
 
@@ -253,12 +253,12 @@ def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
 def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], ends: bool) -> None:
     text = "\n".join(f"{name} {number}" for name, number in lines) + "\n" * ends
     first = dict(reversed(lines))
-    assert fields(text.encode(), keys("file", "anon")) == [first.get("file"), first.get("anon")]
+    assert parse_keyed(text.encode(), keys("file", "anon")) == [first.get("file"), first.get("anon")]
 
 
 @given(st.binary())
 def test_any_bytes_have_a_field_or_not(data: bytes) -> None:
-    [found] = fields(data, keys("anon"))
+    [found] = parse_keyed(data, keys("anon"))
     assert found is None or b"anon " in data
 
 

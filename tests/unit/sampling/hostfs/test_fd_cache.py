@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sampling.hostfs.fd_cache import KeptFiles
+from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 
 def test_a_kept_file_says_what_is_in_it_now(tmp_path: Path) -> None:
     file = tmp_path / "level"
-    kept = KeptFiles(Host(str(tmp_path)), limit=4)
+    kept = FdCache(Host(str(tmp_path)), limit=4)
     for content in (b"1\n", b"22222\n", b"", b"x" * 8191, b"y" * 8192, b"z" * 100_000, b"3\n"):
         file.write_bytes(content)
         assert kept.read("/level") == content
@@ -21,7 +21,7 @@ def test_a_kept_file_says_what_is_in_it_now(tmp_path: Path) -> None:
 
 def test_beyond_the_limit_files_are_read_but_not_kept(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    kept = KeptFiles(Host(str(tmp_path)), limit=3)
+    kept = FdCache(Host(str(tmp_path)), limit=3)
     for i in range(10):
         (tmp_path / str(i)).write_text(str(i))
     for _ in range(2):
@@ -37,7 +37,7 @@ def test_beyond_the_limit_files_are_read_but_not_kept(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_holds_no_descriptor(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     before = len(os.listdir("/proc/self/fd"))
-    kept = KeptFiles(Host(str(tmp_path)), limit=3)
+    kept = FdCache(Host(str(tmp_path)), limit=3)
     for path in ("/missing", "/directory"):
         with pytest.raises(Unreadable):
             kept.read(path)
@@ -45,7 +45,7 @@ def test_a_file_that_cannot_be_read_holds_no_descriptor(tmp_path: Path) -> None:
 
 
 def test_proc_is_read_anew_through_one_descriptor() -> None:
-    kept = KeptFiles(Host("/"), limit=3)
+    kept = FdCache(Host("/"), limit=3)
     first = kept.read("/proc/uptime")
     while kept.read("/proc/uptime") == first:
         os.sched_yield()
@@ -56,7 +56,7 @@ def test_proc_is_read_anew_through_one_descriptor() -> None:
 def test_a_row_of_numbers_is_read_anew_each_time_and_only_while_all_of_it_is_kept(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(f"1{name}\n")
-    kept, row = KeptFiles(Host(str(tmp_path)), limit=2), ["/a", "/b"]
+    kept, row = FdCache(Host(str(tmp_path)), limit=2), ["/a", "/b"]
     assert kept.numbers(row) is None, "none is open yet"
     for path in ("/a", "/b", "/c"):
         kept.read(path)

@@ -18,7 +18,7 @@ def test_the_largest_process_of_a_recorded_pod_is_told() -> None:
         RECORDED_NODES / "cgroupv2-memory-pressure/sys/fs/cgroup"
     )
     usage = PodUsage("0b073eb9", QOSClass.BEST_EFFORT, f"/{path}", read_at=0.0)
-    found = largest(host, cgroups.detect(host), usage)
+    found = largest(host, cgroups.detect_hierarchy(host), usage)
     assert [process.name for process in found] == ["hog", "pause"]
     assert found[0].rss >= 1599 << 20  # its argument
 

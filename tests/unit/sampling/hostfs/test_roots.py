@@ -28,7 +28,7 @@ class Tree:
         (self.top / path.lstrip("/")).mkdir(parents=True)
 
     def detect(self, kubelet_dir: str = Sampling().kubelet_dir) -> filesystems.Layout:
-        return filesystems.detect(Host(str(self.top)), Sampling(kubelet_dir=kubelet_dir), self._statvfs)
+        return filesystems.detect_layout(Host(str(self.top)), Sampling(kubelet_dir=kubelet_dir), self._statvfs)
 
     def _statvfs(self, path: str) -> FileSystem:
         if not (self.top / path.lstrip("/")).is_dir():

@@ -12,7 +12,7 @@ from nodeagent.config.schema import Sampling
 from nodeagent.model import Signal
 from nodeagent.runtime import workers
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
-from nodeagent.sampling.hostfs.statvfs_timeout import STUCK_S, PatientStatvfs
+from nodeagent.sampling.hostfs.statvfs_timeout import STUCK_S, StatvfsWithTimeout
 from nodeagent.sampling.sampler import Sampler
 from tests.support.mounts import silent_fuse
 
@@ -42,14 +42,14 @@ def mount() -> Iterator[Mount]:
 
 
 def test_an_answer_in_time_is_handed_on() -> None:
-    patient = PatientStatvfs(Host("/").statvfs, deadline_s=20)
+    patient = StatvfsWithTimeout(Host("/").statvfs, deadline_s=20)
     assert patient("/").capacity == Host("/").statvfs("/").capacity
     assert patient.hanging == ()
     patient.close()
 
 
 def test_an_error_is_handed_on() -> None:
-    patient = PatientStatvfs(Host("/").statvfs, deadline_s=20)
+    patient = StatvfsWithTimeout(Host("/").statvfs, deadline_s=20)
     for _ in range(2):
         with pytest.raises(Unreadable) as caught:
             patient("/nowhere/at/all")
@@ -58,7 +58,7 @@ def test_an_error_is_handed_on() -> None:
 
 
 def test_no_answer_is_an_error_and_no_second_call(mount: Mount) -> None:
-    patient = PatientStatvfs(mount.statvfs, deadline_s=0.01)
+    patient = StatvfsWithTimeout(mount.statvfs, deadline_s=0.01)
     for _ in range(3):
         with pytest.raises(Unreadable, match="has not answered") as caught:
             patient("/dead")
@@ -71,14 +71,14 @@ def test_one_dead_mount_does_not_keep_another_from_answering(mount: Mount) -> No
     def statvfs(path: str) -> FileSystem:
         return mount.statvfs(path) if path == "/dead" else ANSWER
 
-    patient = PatientStatvfs(statvfs, deadline_s=0.01)
+    patient = StatvfsWithTimeout(statvfs, deadline_s=0.01)
     with pytest.raises(Unreadable):
         patient("/dead")
-    assert PatientStatvfs(statvfs, deadline_s=20)("/alive") == ANSWER
+    assert StatvfsWithTimeout(statvfs, deadline_s=20)("/alive") == ANSWER
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_a_new_one(mount: Mount) -> None:
-    patient = PatientStatvfs(mount.statvfs, deadline_s=0.01)
+    patient = StatvfsWithTimeout(mount.statvfs, deadline_s=0.01)
     with pytest.raises(Unreadable):
         patient("/slow")
     mount.open.set()
@@ -100,7 +100,7 @@ def dead_fuse(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_fuse: Path) -> None:
     host = Host("/")
-    patient = PatientStatvfs(host.statvfs, deadline_s=1.0)
+    patient = StatvfsWithTimeout(host.statvfs, deadline_s=1.0)
     config = Sampling(kubelet_dir="/", image_dir=str(dead_fuse))
     with Sampler(host, config, node_name="n", statvfs=patient) as sampler:
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_
             assert observations[Signal.NODEFS].available is not None
             assert observations[Signal.PID].available is not None
     assert patient.hanging == (str(dead_fuse),)
-    stuck = workers.stuck(time.monotonic() + STUCK_S)
+    stuck = workers.stuck_workers(time.monotonic() + STUCK_S)
     assert [each.message for each in stuck if each.name == f"statvfs {dead_fuse}"] == [
         "has been at statvfs for more than 5s"
     ]

@@ -68,9 +68,9 @@ def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
 def test_the_report_warns_where_the_kubelet_would_act_first(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
-    observer = check.Observer(check.wish(host_root=str(tmp_path)))
+    observer = check.NodeChecker(check.wish(host_root=str(tmp_path)))
     try:
-        document = to_json(observer.look())
+        document = to_json(observer.make_report())
     finally:
         observer.close()
     verdicts = {each["signal"]: each["verdict"] for each in document["kubelet"]["thresholds"]}
@@ -95,14 +95,14 @@ def test_what_nothing_could_be_read_of_is_assumed_and_never_a_fact(tmp_path: Pat
     assert view is not None
     assert "/etc/k.yaml" in view.unread
     assert ["not known, defaults assumed" in note.message for note in notes] == [True]
-    (note,) = other_oom_handlers.find(host, kubelet=view.thresholds, kubelet_unread=view.unread)
+    (note,) = other_oom_handlers.find_handlers(host, kubelet=view.thresholds, kubelet_unread=view.unread)
     assert note.message.startswith(
         f"whether the kubelet evicts is not known ({view.unread}): its defaults are assumed ("
     )
     assert "is on" not in note.message
-    observer = check.Observer(check.wish(host_root=str(tmp_path)))
+    observer = check.NodeChecker(check.wish(host_root=str(tmp_path)))
     try:
-        report = observer.look()
+        report = observer.make_report()
     finally:
         observer.close()
     document = to_json(report)

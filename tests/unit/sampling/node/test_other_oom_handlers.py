@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.config import kubelet
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, open_host
-from nodeagent.sampling.node.other_oom_handlers import SUBJECT, earlyoom_level, find, running
+from nodeagent.sampling.node.other_oom_handlers import SUBJECT, earlyoom_level, find_handlers, running
 from tests.support.paths import RECORDED_NODES
 from tests.support.trees import Node, TreePod, write_node
 
@@ -33,7 +33,7 @@ def unit(root: Path, path: str, text: str) -> None:
 
 
 def said(root: Path, kubepods: str = "/kubepods.slice") -> list[str]:
-    notes = find(Host(str(root)), kubepods=kubepods)
+    notes = find_handlers(Host(str(root)), kubepods=kubepods)
     assert {note.subject for note in notes} <= {SUBJECT}
     return [note.message for note in notes]
 
@@ -41,13 +41,13 @@ def said(root: Path, kubepods: str = "/kubepods.slice") -> list[str]:
 def test_a_node_with_nobody_else_has_nothing_to_tell(tmp_path: Path) -> None:
     write_node(tmp_path, Node(pods=(TreePod("default/web"),)))
     process(tmp_path, 1, "systemd", "/sbin/init")
-    assert find(open_host(str(tmp_path)), kubepods="/kubepods.slice") == ()
-    assert find(Host(str(tmp_path / "nowhere"))) == ()
+    assert find_handlers(open_host(str(tmp_path)), kubepods="/kubepods.slice") == ()
+    assert find_handlers(Host(str(tmp_path / "nowhere"))) == ()
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RECORDED_NODES.iterdir() if path.is_dir()))
 def test_recorded_nodes_have_nobody_else(name: str) -> None:
-    assert find(open_host(str(RECORDED_NODES / name)), kubepods="/kubepods.slice") == ()
+    assert find_handlers(open_host(str(RECORDED_NODES / name)), kubepods="/kubepods.slice") == ()
 
 
 def test_each_of_the_killers_is_found_by_its_process(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ class Counting(Host):
 
 def test_without_pods_to_leave_out_every_process_of_this_machine_is_in_some_cgroup() -> None:
     host = Host("/")
-    hierarchy = cgroups.detect(host)
+    hierarchy = cgroups.detect_hierarchy(host)
     if hierarchy.pids is None and hierarchy.memory is None:
         pytest.skip(hierarchy.reason)
     before = set(host.processes())
@@ -231,7 +231,7 @@ def test_talos_has_an_oom_handler_since_1_12(tmp_path: Path, release: str, told:
 def test_a_kubelet_that_evicts_is_told_with_its_thresholds_and_one_that_does_not_is_silent(tmp_path: Path) -> None:
     on, off = kubelet.read(""), kubelet.read("evictionHard:\n  memory.available: 0%\n")
     host = Host(str(tmp_path))
-    (note,) = find(host, kubelet=on.thresholds)
+    (note,) = find_handlers(host, kubelet=on.thresholds)
     assert "memory.available<100Mi, nodefs.available<10%" in note.message
     assert "allocatableMemory" not in note.message
-    assert find(host, kubelet=off.thresholds) == ()
+    assert find_handlers(host, kubelet=off.thresholds) == ()

@@ -215,7 +215,7 @@ def test_a_kernel_without_psi_is_a_note_not_a_stall_of_zero(tmp_path: Path) -> N
 
 
 def test_cpu_style_pressure_without_a_full_line_is_understood() -> None:
-    some, full = psi.parse(b"some avg10=1.50 avg60=0.00 avg300=0.00 total=7\n")
+    some, full = psi.parse_psi(b"some avg10=1.50 avg60=0.00 avg300=0.00 total=7\n")
     assert (some, full) == ((1.5, 0.0, 7), None)
 
 
@@ -223,7 +223,7 @@ def test_cpu_style_pressure_without_a_full_line_is_understood() -> None:
     st.one_of(st.binary(), st.from_regex(rb"(some|full) avg10=[0-9.]* avg60=[0-9.]* total=[0-9]*\n?", fullmatch=True))
 )
 def test_any_bytes_are_a_stall_or_none(data: bytes) -> None:
-    for line in psi.parse(data):
+    for line in psi.parse_psi(data):
         assert line is None or (0 <= line.avg10 <= 100 and line.total_us >= 0)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Protection, Sampling
-from nodeagent.kube.pod_watch import pod_of
+from nodeagent.config.schema import ProtectionConfig, Sampling
+from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.model import Pod, PodSource, PodUsage, PodView, QOSClass
 from nodeagent.policy import protection
 from nodeagent.sampling.hostfs.host import open_host
@@ -38,7 +38,7 @@ def api_pod(key: str, uid: str, annotations: dict[str, str] | None = None, owner
         "spec": {"containers": [], "nodeName": "n1", "priority": 0},
         "status": {"phase": "Running", "qosClass": "BestEffort"},
     }
-    return pod_of(json.dumps(entry).encode())
+    return decode_pod(json.dumps(entry).encode())
 
 
 def mirror(key: str, of: str, *, uid: str = "9b2ff3a0-6d5c-4bb0-b7a4-5f6dd5d1a001") -> Pod:
@@ -55,7 +55,7 @@ def joined(
 ) -> tuple[PodView, ...]:
     known = names or {}
     confirmed = pod_names.confirm_mirrors(pods, uids=frozenset(cgroups), names=known)
-    return pod_names.join([usage(uid) for uid in cgroups], confirmed, names=known, wall_offset=0.0).views
+    return pod_names.join_pods([usage(uid) for uid in cgroups], confirmed, names=known, wall_offset=0.0).views
 
 
 def holder(views: Sequence[PodView], cgroup: str) -> Pod:
@@ -64,7 +64,9 @@ def holder(views: Sequence[PodView], cgroup: str) -> Pod:
 
 
 def codes(pod: Pod) -> set[str]:
-    return {refusal.code for refusal in protection.standing(pod, Protection(unknown_pods=False, namespaces=()))}
+    return {
+        refusal.code for refusal in protection.object_refusals(pod, ProtectionConfig(unknown_pods=False, namespaces=()))
+    }
 
 
 @pytest.mark.parametrize(("uid", "named"), [(HASH, True), (HASH, False), (CHOSEN, True)])
@@ -188,7 +190,7 @@ def test_a_sample_and_the_second_look_see_through_forged_claims(tmp_path: Path) 
         snapshot = sampler.sample(pods, 1.0)
         newer = (*pods[:1], pods[1]._replace(ready=True), *pods[2:])
         uids = frozenset(pod.uid for pod in pods)
-        again = sampler.look_again(snapshot, newer, 2.0, pod_uids=uids, disks=False)
+        again = sampler.read_again(snapshot, newer, 2.0, pod_uids=uids, disks=False)
     for views in (snapshot.pods, again.pods):
         assert {view.pod.key: codes(view.pod) for view in views if view.usage is not None} == {
             "evil/hog": set(),

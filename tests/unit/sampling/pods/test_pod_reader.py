@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nodeagent.config.schema import Sampling
 from nodeagent.model import Container, ContainerKind, NodeSnapshot, Pod, PodSource, PodUsage, PodView, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import open_host
-from nodeagent.sampling.pods.pod_containers import certain_sandbox, estimate_request, told
-from nodeagent.sampling.pods.pod_names import PodName, join, parse_log_directory, parse_log_link
+from nodeagent.sampling.pods.pod_containers import api_pod_facts, certain_sandbox, estimate_request
+from nodeagent.sampling.pods.pod_names import PodName, join_pods, parse_log_directory, parse_log_link
 from nodeagent.sampling.sampler import Sampler
 from tests.support.trees import GI, MI, Node, TreeContainer, TreePod, container_id, pod_cgroup, write_node
 
@@ -545,17 +545,17 @@ def test_an_init_container_that_is_through_does_not_hide_the_sandbox() -> None:
 def test_a_start_that_cannot_be_in_this_boot_is_not_believed() -> None:
     pod = _api_pod(TreePod("a/b"))
     for wall, start in ((1000.0, 0.0), (1500.0, 500.0), (999.0, None), (1501.0, None), (None, None)):
-        known = told([pod._replace(started_wall=wall)], now=500.0, wall_offset=1000.0, before={})
+        known = api_pod_facts([pod._replace(started_wall=wall)], now=500.0, wall_offset=1000.0, before={})
         assert [each.started_at for each in known.values()] == ([] if start is None else [start])
 
 
 def test_a_start_stays_where_it_was_when_the_wall_clock_jumps() -> None:
     pod = _api_pod(TreePod("a/b"))._replace(started_wall=1300.0)
-    first = told([pod], now=500.0, wall_offset=1000.0, before={})
+    first = api_pod_facts([pod], now=500.0, wall_offset=1000.0, before={})
     newer = pod._replace(priority=7)
-    [kept] = told([newer], now=510.0, wall_offset=0.0, before=first).values()
+    [kept] = api_pod_facts([newer], now=510.0, wall_offset=0.0, before=first).values()
     assert (kept.started_at, kept.pod) == (300.0, newer)
-    [again] = told([pod._replace(started_wall=1400.0)], now=510.0, wall_offset=1000.0, before=first).values()
+    [again] = api_pod_facts([pod._replace(started_wall=1400.0)], now=510.0, wall_offset=1000.0, before=first).values()
     assert again.started_at == 400.0
 
 
@@ -565,7 +565,7 @@ def test_a_start_stays_where_it_was_when_the_wall_clock_jumps() -> None:
 def test_a_mirror_pod_has_the_usage_of_the_cgroup_with_its_config_hash(tmp_path: Path) -> None:
     static = TreePod("kube-system/etcd-n", uid=STATIC)
     usages = [_usage(view) for view in _sample(write_node(tmp_path, Node(pods=(static,)))).pods]
-    views = join(usages, [_api_pod(static, uid="mirror-uid")], names={}, wall_offset=0.0).views
+    views = join_pods(usages, [_api_pod(static, uid="mirror-uid")], names={}, wall_offset=0.0).views
     assert [(view.pod.uid, view.usage) for view in views] == [("mirror-uid", usages[0])]
 
 
@@ -593,5 +593,5 @@ def test_the_api_names_containers_that_the_logs_do_not(tmp_path: Path) -> None:
     pod = TreePod("a/b", logs=False)
     usages = [_usage(view) for view in _sample(write_node(tmp_path, Node(pods=(pod,)))).pods]
     known = Container("web", container_id=container_id(pod, TreeContainer()))
-    views = join(usages, [_api_pod(pod)._replace(containers=(known,))], names={}, wall_offset=0.0).views
+    views = join_pods(usages, [_api_pod(pod)._replace(containers=(known,))], names={}, wall_offset=0.0).views
     assert [container.name for container in _usage(views[0]).containers] == ["web"]
