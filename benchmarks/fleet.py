@@ -211,7 +211,7 @@ class World:
         self.seconds.setdefault(kind, Counter())[second] += 1
         if self.total[second] > self.scenario.capacity:
             self.refused += 1
-            raise ApiError(OutcomeKind.THROTTLED, "too many requests", status=429, retry_after_s=1.0)
+            raise ApiError(OutcomeKind.TOO_MANY_REQUESTS, "too many requests", status=429, retry_after_s=1.0)
 
     # --- what `Leases` uses of a transport
 
@@ -227,7 +227,7 @@ class World:
         known = self.leases.get(name)
         asked = lease["metadata"].get("resourceVersion")
         if (known is None) != (method == "POST") or (known and known["metadata"]["resourceVersion"] != asked):
-            raise ApiError(OutcomeKind.REPLACED, "conflict", status=409)
+            raise ApiError(OutcomeKind.CONFLICT, "conflict", status=409)
         lease["metadata"]["resourceVersion"] = str(next(self._version))
         self.leases[name] = lease
         return Response(200, {}, json.dumps(lease).encode())
@@ -307,7 +307,7 @@ class Node:
         if memory.status is not self.status:
             self.turned(memory.status)
         soft = any(
-            refusal.code.startswith("waits-for") or refusal.code == "awaiting-release" for refusal in plan.refusals
+            refusal.code.startswith("waits-for") or refusal.code == "waits-for-release" for refusal in plan.refusals
         )
         if self.leases is not None and (plan.victims or soft):
             self.leases.want()

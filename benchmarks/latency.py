@@ -235,7 +235,7 @@ class Bench:
             evictionSoftGracePeriod={},
             relief={"failuresBeforeStop": 100000},  # the next hog follows before the last one's relief is measured
             sampling={"interval": "1s", "cgroupRoot": f"/{self.kubepods.root}"},
-            budgets={
+            rate_limits={
                 **{name: {"burst": 1000, "perHour": 100000} for name in ("node", "namespace", "owner", "signal")},
                 "ownerBackoff": "0s",
             },

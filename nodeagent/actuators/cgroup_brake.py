@@ -29,7 +29,7 @@ _PROCS_ROUNDS: Final = 5
 """Times that a v1 subtree is signalled, until nobody is left in it. Freezing takes effect a moment after it was
 written, so that a fork may slip through between reading and signalling, as it may where the freezer is missing."""
 
-XATTR: Final = "user.nodeagent.hold"
+XATTR: Final = "user.nodeagent.brake"
 """`1 KIND PREVIOUS VALUE`. A name in `user.` needs no capability of root, `trusted.` would need CAP_SYS_ADMIN; cgroupfs
 keeps such names since Linux 5.7, on both versions. To write one takes 8 us, beside 140 us for the freeze."""
 _MARK_VERSION: Final = "1"

@@ -172,7 +172,7 @@ class EventWriter:
             self._transport.request("PATCH", series.path, body=msgspec.json.encode(body), content_type=STRATEGIC_MERGE)
             series.written_at = now
         except ApiError as error:
-            if error.kind is not OutcomeKind.GONE:
+            if error.kind is not OutcomeKind.NOT_FOUND:
                 raise
             # Events live for an hour; this one has been cleaned up.
             self._create(event, wall, key, now)

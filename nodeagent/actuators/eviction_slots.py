@@ -113,7 +113,7 @@ class EvictionSlots:
         """Each holder's Lease that was written last: its version and name."""
         self.reason = "it has not been asked for yet"
         """Why no seat is held."""
-        self._thread = workers.make_thread(self._run, name="leases")
+        self._thread = workers.make_thread(self._run, name="eviction-slots")
 
     def start(self) -> None:
         """Begin; nothing is sent before the first `want`."""
@@ -292,7 +292,7 @@ class EvictionSlots:
         try:
             answer = self._transport.request("POST" if new else "PUT", path, body=body, timeout_s=timeout_s)
         except ApiError as error:
-            if error.kind in (OutcomeKind.REPLACED, OutcomeKind.GONE):
+            if error.kind in (OutcomeKind.CONFLICT, OutcomeKind.NOT_FOUND):
                 return False
             raise
         if holder:

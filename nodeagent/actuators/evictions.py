@@ -150,7 +150,7 @@ class EvictionSender:
         if time.monotonic() - self._warmed_at < WARM_FOR_S or not self._warming.acquire(blocking=False):
             return
         self._warmed_at = time.monotonic()
-        if workers.start_thread(lambda: self._warm(connections), name="warm") is None:
+        if workers.start_thread(lambda: self._warm(connections), name="prewarm") is None:
             # A fork bomb leaves no PID for a thread, which is no reason not to evict it on a cold connection.
             self._warmed_at += WARM_AGAIN_S - WARM_FOR_S
             self._warming.release()
@@ -232,7 +232,7 @@ class EvictionSender:
         if refusal.kind is OutcomeKind.SERVER_ERROR:
             # Not the API's answer: it may be our own eviction by which the pod has gone.
             raise refusal
-        kind = OutcomeKind.REPLACED if uids and refusal.status != 404 else OutcomeKind.GONE
+        kind = OutcomeKind.CONFLICT if uids and refusal.status != 404 else OutcomeKind.NOT_FOUND
         message = f"{refusal.message}; the API server does not list the pod any more"
         raise ApiError(kind, message, status=refusal.status) from refusal
 
@@ -261,10 +261,10 @@ class EvictionSender:
                 timeout_s=timeout_s,
             )
         except ApiError as error:
-            if error.kind is OutcomeKind.GONE:
+            if error.kind is OutcomeKind.NOT_FOUND:
                 raise
-            if error.kind is OutcomeKind.REPLACED or error.status == 422:
-                error.kind = OutcomeKind.REPLACED
+            if error.kind is OutcomeKind.CONFLICT or error.status == 422:
+                error.kind = OutcomeKind.CONFLICT
                 raise
             # Not allowed or not answered: the mark is for others' book-keeping, the DELETE is for the node.
 

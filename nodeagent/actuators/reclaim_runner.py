@@ -61,7 +61,7 @@ class ReclaimRunner:
         wake: Callable[[], None] = lambda: None,
         local_path: Callable[[str], str] = lambda path: path,
     ) -> None:
-        """`wake` is called from another thread when a job has ended. `local_path` gives the name on this machine of a path of
+        """`wake` is called from another thread when a job has ended. `local_path` maps a path of
         the host, for jobs."""
         self.local_path = local_path
         self._closing = threading.Event()

@@ -56,9 +56,9 @@ SPREAD_VOLUMES_S: Final = 3.0
 """Longest wait before the first claim is looked up, where no pressure is near."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
-WAITS: Final = ("fence", "budgets", "lease")
-"""What `soft_wait` names, in this order: the refusals are `waits-for-fence` and so on."""
-_WOULD_ACT: Final = frozenset({"waits-for-fence", "waits-for-lease", "awaiting-release"})
+WAITS: Final = ("taint", "pdbs", "lease")
+"""What `soft_wait` names, in this order: the refusals are `waits-for-taint` and so on."""
+_WOULD_ACT: Final = frozenset({"waits-for-taint", "waits-for-lease", "waits-for-release"})
 """Refusals of a soft tier that would evict, now or after what is under way: the seat is needed."""
 _NEWS: Final = {
     (ConditionType.MEMORY_PRESSURE, True): "NodeHasInsufficientMemory",
@@ -172,7 +172,7 @@ class NoCluster:
         return (Note("api", self._reason),)
 
     def stop(self, *, clear: bool, mark: bool = False) -> str:  # noqa: ARG002 - nothing was set
-        """Nothing to stop, nothing left behind."""
+        """Nothing to stop, nothing cleanup incomplete."""
         return ""
 
 
@@ -381,7 +381,7 @@ class ClusterSession:
         if self._writers:
             parts.append(("node object", self._writers.node.reason))
             parts.append(("node conditions", self._writers.conditions.reason))
-            parts.append(("fence", self._fence_trouble(self._writers.fence)))
+            parts.append(("taints", self._fence_trouble(self._writers.fence)))
             parts.append(("events", self._writers.events.reason))
         parts.append(("volumes", self._volumes.reason if self._volumes else ""))
         budgets = self._budgets.notes() if self._budgets else ()
@@ -418,7 +418,7 @@ class ClusterSession:
             wanted.update(kind for kind, status in self._statuses.items() if status is ConditionStatus.TRUE)
             unknown = {kind for kind, status in self._statuses.items() if status is ConditionStatus.UNKNOWN}
             wanted.update(unknown & fence.present())
-        # With `fence: false` nothing is wanted: what an earlier configuration put up comes down.
+        # With `taint: false` nothing is wanted: what an earlier configuration put up comes down.
         now = self._clock()
         self._fence_since = {kind: self._fence_since.get(kind, now) for kind in wanted}
         fence.want(wanted)

@@ -69,7 +69,7 @@ class NodeTaints:
         self._failure = ""
         """Why the last write failed; empty when it did not."""
         node.listen(self._wake)
-        self._thread = workers.make_thread(self._run, name="fence")
+        self._thread = workers.make_thread(self._run, name="taints")
 
     def start(self) -> None:
         """Begin to write; returns at once."""
@@ -150,7 +150,7 @@ class NodeTaints:
                     "PATCH", path, body=body, content_type=STRATEGIC_MERGE, timeout_s=timeout_s
                 )
             except ApiError as error:
-                if error.kind is not OutcomeKind.REPLACED or attempt == CONFLICTS:
+                if error.kind is not OutcomeKind.CONFLICT or attempt == CONFLICTS:
                     raise
                 # Somebody wrote in between, and the watch may not have brought it yet.
                 self._node.learn(self._transport.request("GET", path, timeout_s=timeout_s).body)

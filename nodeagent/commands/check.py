@@ -291,7 +291,7 @@ class NodeChecker:
                 notes = (Note("volumes", trouble),) if trouble else ()
             if self._config.mode is Mode.ENFORCE and self._config.conditions.taint:
                 me = node_identity.Identity(self._node_name, "", node_identity.whoami(self._transport))
-                notes += (Note("fence", node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
+                notes += (Note("taints", node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
         except (transport.ApiError, transport.CredentialsError) as error:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error

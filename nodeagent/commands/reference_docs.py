@@ -67,7 +67,7 @@ rate(nodeagent_refusals_total{code=~"futile|no-candidates|breaker"}[5m]) > 0
 # evictions that did not help
 increase(nodeagent_relief_shortfalls_total[1h]) > 0
 # the agent cannot work
-nodeagent_pods_view_age_seconds > 120 or nodeagent_sample_age_seconds > 30 or nodeagent_turn_age_seconds > 30
+nodeagent_pods_view_age_seconds > 120 or nodeagent_sample_age_seconds > 30 or nodeagent_sync_age_seconds > 30
 # the configuration on disk is not the one in force
 nodeagent_config_last_reload_successful == 0
 # a kubelet contests our condition: how much of the wanted time it was True

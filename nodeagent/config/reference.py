@@ -93,7 +93,7 @@ def _sections() -> Iterator[str]:
             yield f"\n## `{key.name}`\n\n"
             yield from _table(keys.config_keys(key.type))
     for title, section, note in (
-        ("budgets.*", TokenBucket, "The keys of `node`, `namespace`, `owner` and `signal`."),
+        ("rateLimits.*", TokenBucket, "The keys of `node`, `namespace`, `owner` and `signal`."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "For one of the signal's two thresholds."),

@@ -84,18 +84,18 @@ def _none_alone(eviction: Eviction) -> _Findings:
 
 
 def _order_of_numbers(config: Config) -> _Findings:
-    damping, budgets, sampling = config.damping, config.rate_limits, config.sampling
+    damping, limits, sampling = config.damping, config.rate_limits, config.sampling
     if damping.release_below >= damping.suppress_above:
         yield (
             "damping.releaseBelow",
             f"{damping.release_below:g} is not below suppressAbove ({damping.suppress_above:g})",
             "a held condition is released at a lower penalty than the one that held it",
         )
-    if budgets.owner_backoff_max_s < budgets.owner_backoff_s:
+    if limits.owner_backoff_max_s < limits.owner_backoff_s:
         yield (
-            "budgets.ownerBackoffMax",
-            f"{format_duration(budgets.owner_backoff_max_s)} is shorter than ownerBackoff "
-            f"({format_duration(budgets.owner_backoff_s)})",
+            "rateLimits.ownerBackoffMax",
+            f"{format_duration(limits.owner_backoff_max_s)} is shorter than ownerBackoff "
+            f"({format_duration(limits.owner_backoff_s)})",
             "raise it",
         )
     if sampling.stale_after_s <= sampling.interval_s:

@@ -145,7 +145,7 @@ class RankingKey(enum.StrEnum):
     POD_DELETION_COST = "podDeletionCost"
     AGE = "age"
     DUPLICATE_ON_NODE = "duplicateOnNode"
-    RESTART_COUNT = "restartCost"
+    RESTART_COUNT = "restartCount"
 
 
 class RankingConfig(NamedTuple):

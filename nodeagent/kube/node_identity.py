@@ -107,7 +107,7 @@ def whoami(transport: "Transport") -> str:
         path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
         return _read(transport.request("POST", path, body=body).body, SelfSubjectReview).status.user_info.username
     except ApiError as error:
-        if error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.GONE, OutcomeKind.INVALID):
+        if error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
             # Servers before 1.28 do not have it. Node credentials are then limited by NodeRestriction all the same.
             return ""
         raise
@@ -148,7 +148,7 @@ def _exists(transport: "Transport", name: str) -> bool:
     try:
         transport.request("GET", f"/api/v1/nodes/{name}")
     except ApiError as error:
-        if error.kind is OutcomeKind.GONE:
+        if error.kind is OutcomeKind.NOT_FOUND:
             return False
         raise
     return True

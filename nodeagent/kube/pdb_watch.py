@@ -109,7 +109,7 @@ class PdbWatch:
         """Namespaces whose budgets are not known, and why."""
         with self._lock:
             return tuple(
-                Note(f"disruption budgets in {name}", entry.watch.reason)
+                Note(f"PDBs in {name}", entry.watch.reason)
                 for name, entry in self._watched.items()
                 if entry.watch.reason
             )

@@ -591,9 +591,9 @@ cannot."""
 
 def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
     if status == 429:
-        return OutcomeKind.BLOCKED_BY_PDB if "DisruptionBudget" in causes else OutcomeKind.THROTTLED
+        return OutcomeKind.BLOCKED_BY_PDB if "DisruptionBudget" in causes else OutcomeKind.TOO_MANY_REQUESTS
     if status == 500 and "more than one PodDisruptionBudget" in message:
-        return OutcomeKind.BUDGET_CONFLICT
+        return OutcomeKind.PDB_CONFLICT
     if _BUDGET_REFUSED.get(status, "\0") in message:
         return OutcomeKind.BLOCKED_BY_PDB
     if status >= 500:
@@ -603,8 +603,8 @@ def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
     return {
         401: OutcomeKind.UNAUTHORIZED,
         403: OutcomeKind.FORBIDDEN,
-        404: OutcomeKind.GONE,
-        409: OutcomeKind.REPLACED,
+        404: OutcomeKind.NOT_FOUND,
+        409: OutcomeKind.CONFLICT,
     }.get(status, OutcomeKind.INVALID)
 
 

@@ -93,7 +93,7 @@ class Agent:
         self._actor = Executor(means, keeper=self._keeper, teller=self._teller, metrics=self._metrics)
         self._endpoint = Endpoint(
             build_pages(self._metrics, config=lambda: self._config, boottime=means.boottime),
-            failed=lambda trouble: self._log.warning("page not made", reason=trouble, once=trouble),
+            failed=lambda trouble: self._log.warning("metrics page failed", reason=trouble, once=trouble),
         )
         self._refused = ""
         """Why the newest configuration is not in force."""
@@ -146,13 +146,13 @@ class Agent:
             pods_synced_at=counts.pods_synced_at,
             contests=session.contests(),
             asserted=frozenset(each.type for each in session.owned()),
-            fenced=frozenset(kind.value for kind in ConditionType if session.tainted(kind)),
+            tainted=frozenset(kind.value for kind in ConditionType if session.tainted(kind)),
             watches=tuple(WatchCounters(*each) for each in counts.watches),
             condition_writes=counts.condition_writes,
             events_dropped=counts.events_dropped,
             log_lines_dropped=self._means.lines_dropped(),
-            brakes_held=len(self._holds.active),
-            requests_in_flight=counts.in_flight,
+            brakes_active=len(self._holds.active),
+            eviction_requests_in_flight=counts.in_flight,
             workers_stuck=[each.kind for each in workers.stuck_workers()],
             worker_failures=workers.failures(),
             workers_failed=workers.failed(),
@@ -183,16 +183,16 @@ class Agent:
                 self.update_wakeup_sources(wakeups)
             except Exception:
                 failures += 1
-                self._metrics.observe_failure(Failure.TURN)
+                self._metrics.observe_failure(Failure.SYNC)
                 if failures >= FAILURES_IN_A_ROW:
                     raise
-                self._log.exception("a turn of the loop failed", in_a_row=failures)
+                self._log.exception("sync failed", consecutive=failures)
                 sleep_s = self._config.sampling.interval_s
             else:
                 failures = 0
                 self._means.notifier.alive()
-                self._metrics.observe_turn(at=began, reasons=self._woken)
-                self._metrics.observe_stage(SyncStage.TURN, self._means.monotonic() - began_awake)
+                self._metrics.observe_sync(at=began, reasons=self._woken)
+                self._metrics.observe_stage(SyncStage.SYNC, self._means.monotonic() - began_awake)
             if self._wait(wakeups, sleep_s, began=began, began_awake=began_awake):
                 return False
         return False
@@ -261,7 +261,7 @@ class Agent:
         self._hooks.close()
         clear = self._config.conditions.on_exit is OnExit.CLEAR
         if left := self._parts.session.stop(clear=clear, mark=not clear):
-            self._log.warning("left behind", what=left)
+            self._log.warning("cleanup incomplete", what=left)
         self._keeper.close(now=self._boottime())
         self._parts.disks.close()
         self._parts.sampler.close()
@@ -288,7 +288,7 @@ class Agent:
 
     def _late(self, late_s: float) -> None:
         """A turn begins this much later than planned, while the machine was awake."""
-        self._metrics.observe_stage(SyncStage.LATE, max(0.0, late_s))
+        self._metrics.observe_stage(SyncStage.START_DELAY, max(0.0, late_s))
         if late_s >= LATE_S:
             # By powers of two, so that a node that crawls is one line and not one for each turn.
             at_least_s = 2.0 ** math.floor(math.log2(late_s))
@@ -310,8 +310,8 @@ class Agent:
             self._metrics.observe_reload(None)
             problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
             self._refused = "; ".join(problems)
-            self._log.error("configuration refused, the old one stays", problems=problems)
-            self._parts.session.emit_node_event("ConfigurationRefused", self._refused, action="Reloading")
+            self._log.error("configuration rejected", problems=problems)
+            self._parts.session.emit_node_event("ConfigurationRejected", self._refused, action="Reloading")
         else:
             self._refused = ""
             self._teller.changes(config_changes(self._parts.loaded, loaded))
@@ -393,8 +393,8 @@ class Agent:
         snapshot = fork_meter.apply(snapshot, self._forks.sustained(snapshot.taken_at))
         return self._parts.disks.apply(snapshot).with_surroundings(
             own_pod_uid=self._means.own_pod_uid,
-            api_lost_at=view.lost_at,
-            soft_waits_for=soft_waits_for,
+            api_unreachable_since=view.lost_at,
+            soft_tier_blocked_by=soft_waits_for,
         )
 
     def prearm(self, node: NodeSnapshot, *, guard: bool) -> None:

@@ -269,7 +269,7 @@ class ComponentBuilder:
         old = before.loaded.config
         for field in NEEDS_RESTART:
             if getattr(loaded.config, field) != getattr(old, field):
-                self._log.warning("a changed key takes effect at the next start", key=field)
+                self._log.warning("configuration change needs a restart", key=field)
         config = loaded.config._replace(**{field: getattr(old, field) for field in NEEDS_RESTART})
         session = before.session
         if _for_the_cluster(config) != _for_the_cluster(old):

@@ -597,12 +597,14 @@ class NodeSnapshot(NamedTuple):
     """For how long the machine was suspended since it booted, in all."""
 
     def with_surroundings(
-        self, *, own_pod_uid: str, api_lost_at: float | None, soft_waits_for: Note | None
+        self, *, own_pod_uid: str, api_unreachable_since: float | None, soft_tier_blocked_by: Note | None
     ) -> "NodeSnapshot":
         """The snapshot with what only the loop knows. Every sample that is judged goes through here, so that the second
         one right before acting cannot leave anything out."""
         return self._replace(
-            own_pod_uid=own_pod_uid, api_unreachable_since=api_lost_at, soft_tier_blocked_by=soft_waits_for
+            own_pod_uid=own_pod_uid,
+            api_unreachable_since=api_unreachable_since,
+            soft_tier_blocked_by=soft_tier_blocked_by,
         )
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
@@ -873,15 +875,15 @@ class OutcomeKind(enum.StrEnum):
     """200, 201 or 202 with the answer that the API defines: the pod is terminating."""
     DRY_RUN = "dry-run"
     """Nothing was sent."""
-    BLOCKED_BY_PDB = "blocked-by-budget"
+    BLOCKED_BY_PDB = "blocked-by-pdb"
     """429 with cause DisruptionBudget."""
-    THROTTLED = "throttled"
+    TOO_MANY_REQUESTS = "too-many-requests"
     """429 without that cause: API priority and fairness."""
-    BUDGET_CONFLICT = "budget-conflict"
+    PDB_CONFLICT = "pdb-conflict"
     """500: more than one PodDisruptionBudget matches."""
-    GONE = "gone"
+    NOT_FOUND = "not-found"
     """404, and the API server does not list the pod any more."""
-    REPLACED = "replaced"
+    CONFLICT = "conflict"
     """409: another pod (UID) has this name now, or its version moved."""
     INVALID = "invalid"
     """400 or 422, twice: the request was wrong; a defect of ours or of the server. Or 404 twice for a pod that the API

@@ -18,10 +18,10 @@ class RefusalMeaning(NamedTuple):
 
 PROTECTIONS: Final = {
     "own-pod": RefusalMeaning("The agent itself runs in it."),
-    "static": RefusalMeaning(
+    "static-pod": RefusalMeaning(
         "A static pod, by the kubelet's own list or its cgroup: only its manifest on the node can remove it."
     ),
-    "mirror": RefusalMeaning(
+    "mirror-pod": RefusalMeaning(
         "The API's mirror of a static pod, as owner, hashes and cgroup confirm: deleting it changes nothing, the "
         "kubelet brings it back."
     ),
@@ -31,7 +31,7 @@ PROTECTIONS: Final = {
     "critical-priority": RefusalMeaning(
         "Its priority is 2000000000 or above, as that of no pod that a kubelet evicts."
     ),
-    "nameless": RefusalMeaning(
+    "unnamed-pod": RefusalMeaning(
         "Its namespace, name or UID is not known: the API could not be asked to evict it.",
         "See `notes` of the report: is the log directory readable, does the API answer?",
     ),
@@ -62,18 +62,18 @@ PROTECTIONS: Final = {
     ),
     "too-young": RefusalMeaning("It has not been running for the minimum age, or its age is not known."),
     "disruption-budget": RefusalMeaning("Soft tier: its PodDisruptionBudget allows no disruption now."),
-    "wish-never": RefusalMeaning("Soft tier: it says `nodeagent.io/evict: never` in a namespace that may."),
+    "evict-never": RefusalMeaning("Soft tier: it says `nodeagent.io/evict: never` in a namespace that may."),
 }
 """Why a pod is not a candidate."""
 
 LIMITS: Final = {
     "below-minimum-relief": RefusalMeaning("Its eviction would free too little of what is missing to matter."),
-    "under-way": RefusalMeaning("An earlier decision is evicting it already."),
-    "budget-node": RefusalMeaning("The node's bucket of evictions is empty."),
-    "budget-namespace": RefusalMeaning("The bucket of its namespace is empty."),
-    "budget-owner": RefusalMeaning("The bucket of its owner is empty."),
-    "budget-signal": RefusalMeaning("The bucket of the signal is empty."),
-    "budget-last-resort": RefusalMeaning("The bucket of kills of last resort is empty."),
+    "eviction-in-flight": RefusalMeaning("An earlier decision is evicting it already."),
+    "rate-limit-node": RefusalMeaning("The node's bucket of evictions is empty."),
+    "rate-limit-namespace": RefusalMeaning("The bucket of its namespace is empty."),
+    "rate-limit-owner": RefusalMeaning("The bucket of its owner is empty."),
+    "rate-limit-signal": RefusalMeaning("The bucket of the signal is empty."),
+    "rate-limit-last-resort": RefusalMeaning("The bucket of kills of last resort is empty."),
     "owner-backoff": RefusalMeaning(
         "A pod of the same owner was evicted lately; its siblings are not evicted for a while, and no other pod is in "
         "their place."
@@ -93,22 +93,24 @@ DECISIONS: Final = {
     ),
     "no-deficit": RefusalMeaning("Nothing is missing any more."),
     "pending-release": RefusalMeaning("What is missing is already being released by terminating pods."),
-    "awaiting-release": RefusalMeaning("Soft tier: an eviction is under way, its relief is looked at before the next."),
-    "waits-for-fence": RefusalMeaning("Soft tier: our taint was not seen on the node yet; two seconds at most."),
-    "waits-for-budgets": RefusalMeaning(
+    "waits-for-release": RefusalMeaning(
+        "Soft tier: an eviction is under way, its relief is looked at before the next."
+    ),
+    "waits-for-taint": RefusalMeaning("Soft tier: our taint was not seen on the node yet; two seconds at most."),
+    "waits-for-pdbs": RefusalMeaning(
         "Soft tier: the PodDisruptionBudgets of the pods were asked for and are not known yet; half the grace and 15 "
         "seconds at most."
     ),
     "waits-for-lease": RefusalMeaning(
         "Soft tier: the node holds no seat of its zone (`fleet.maxConcurrentEvictions`); the message says who does."
     ),
-    "reclaiming": RefusalMeaning(
+    "waits-for-reclaim": RefusalMeaning(
         "An action of `reclaim.actions` is tried first, at most until its deadline; what it brings back is measured."
     ),
     "waits-for-kubelet": RefusalMeaning(
         "Soft tier, disks: the kubelet's own image garbage collection has its turn first (`reclaim.waitForKubelet`)."
     ),
-    "counting-anew": RefusalMeaning(
+    "waits-for-recount": RefusalMeaning(
         "Disks: what pods hold was counted before the threshold was crossed; a new count is waited for, at most 3 "
         "seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own by a count made "
         "in its turn; it goes if one made for it says the same."
@@ -133,7 +135,7 @@ DECISIONS: Final = {
         "they alone cover what is missing and what is used up within 60 seconds, at most once in 10 minutes.",
         "Look at the pod that the message names.",
     ),
-    "breaker": RefusalMeaning(
+    "circuit-breaker": RefusalMeaning(
         "Several evictions in a row brought back less than half of what was predicted.",
         "Something else takes what is freed. Evictions go on after `relief.failureMemory`.",
     ),
@@ -142,11 +144,11 @@ DECISIONS: Final = {
 
 RECHECKS: Final = {
     "not-planned": RefusalMeaning("It is not written down as planned: another outcome came first."),
-    "snapshot-old": RefusalMeaning("The second sample is not newer than the decision's."),
-    "unknown": RefusalMeaning("The signal could not be read any more."),
+    "recheck-not-newer": RefusalMeaning("The second sample is not newer than the decision's."),
+    "signal-unknown": RefusalMeaning("The signal could not be read any more."),
     "recovered": RefusalMeaning("The signal has recovered between the two samples."),
-    "gone": RefusalMeaning("No pod with this UID is on the node any more."),
-    "api-is-back": RefusalMeaning("A kill of last resort is not needed: the API server answers again."),
+    "pod-gone": RefusalMeaning("No pod with this UID is on the node any more."),
+    "api-reachable": RefusalMeaning("A kill of last resort is not needed: the API server answers again."),
 }
 """Why a victim is let go right before acting (outcome `recheck-refused`); protections are asked again as well."""
 
@@ -173,7 +175,7 @@ EVENTS: Final = (
     EventReason("EvictionGraceShortened", "Pod", "Warning", "Hard tier: the pod was terminating, its grace was cut."),
     EventReason("Killed", "Pod", "Warning", "Last resort: its processes were ended while the API was out of reach."),
     EventReason("EvictionThresholdMet", "Node", "Warning", "Pods are about to be evicted for the named resource."),
-    EventReason("ConfigurationRefused", "Node", "Warning", "A changed configuration is not valid; the old one stays."),
+    EventReason("ConfigurationRejected", "Node", "Warning", "A changed configuration is not valid; the old one stays."),
     EventReason("NodeHasInsufficientMemory", "Node", "Normal", "MemoryPressure has become True."),
     EventReason("NodeHasSufficientMemory", "Node", "Normal", "MemoryPressure has become False."),
     EventReason("NodeHasDiskPressure", "Node", "Normal", "DiskPressure has become True."),

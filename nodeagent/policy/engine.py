@@ -117,9 +117,9 @@ def decide(
     fine = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     seen = in_flight.advance(state.in_flight, snapshot, now=now, config=config, fine=fine)
     tried = reclaim.advance(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
-    budgets = rate_limits.pruned(state.rate_limits, now=now, budgets=config.rate_limits)
+    budgets = rate_limits.pruned(state.rate_limits, now=now, limits=config.rate_limits)
     for entry in seen.confirmed:
-        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, budgets=config.rate_limits)
+        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, limits=config.rate_limits)
     case = _Context(
         plan_id=f"{state.instance}-{state.sequence + 1}",
         snapshot=snapshot,

@@ -66,14 +66,14 @@ def wait_for_recount(
         return None
     if trace is not None and trace.first.at == trace.last.at and (trend is None or trend.rate_per_s < 0):
         message = f"{signal.value}: pods were counted once, and a second count has to say whether they fill it"
-        return Refusal("counting-anew", message)
+        return Refusal("waits-for-recount", message)
     sights = [usage.disk_usage_quality for _, usage in snapshot.pods if usage is not None]
     counted = [sight.read_at for sight in sights if sight is not None]
     if not counted or (len(counted) == len(sights) and min(counted) >= since):
         return None
     ago_s = now - min(counted)
     return Refusal(
-        "counting-anew",
+        "waits-for-recount",
         f"{signal.value}: pods were counted {ago_s:.0f}s ago, before it ran short, and are being counted anew",
     )
 

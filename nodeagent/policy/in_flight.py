@@ -77,10 +77,10 @@ ENOUGH: Final = 0.5
 class EvictionStage(enum.StrEnum):
     PLANNED = "planned"
     ACCEPTED = "accepted"
-    UNCERTAIN = "doubt"
+    UNCERTAIN = "uncertain"
     KILLED = "killed"
     UNLISTED = "unlisted"
-    DRY_RUN = "rehearsed"
+    DRY_RUN = "dry-run"
     GONE = "gone"
 
 
@@ -349,7 +349,7 @@ def circuit_breaker(state: InFlightState, signal: Signal, *, now: float, config:
     if not 0 <= since_s <= config.relief.failure_memory_s:
         return None
     return Refusal(
-        "breaker",
+        "circuit-breaker",
         f"{signal.value}: {failures.times} evictions in a row brought back less than half of what was predicted; "
         f"stopped for {config.relief.failure_memory_s - since_s:.0f}s more",
     )
@@ -452,7 +452,7 @@ def wait_for_release(
         if ours and _entry_counts(entry, snapshot, now=now):
             until = entry.gone_at + DISK_RELEASE_S if entry.gone_at is not None else entry.until
             return Refusal(
-                "awaiting-release",
+                "waits-for-release",
                 f"{entry.pod} is being evicted for {entry.signal.value} by {entry.plan_id} ({entry.stage.value}); "
                 f"waiting up to {max(0.0, until - now):.0f}s for what that brings",
             )
@@ -461,7 +461,7 @@ def wait_for_release(
 
 def already_in_flight(entry: InFlightEviction) -> Refusal:
     """Why a pod with an entry is not chosen again."""
-    return Refusal("under-way", f"being evicted already by {entry.plan_id} ({entry.stage})")
+    return Refusal("eviction-in-flight", f"being evicted already by {entry.plan_id} ({entry.stage})")
 
 
 # --- what a decision and its outcomes change -------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from nodeagent.model import NodeSnapshot, Refusal, Tier
 from nodeagent.policy import rate_limits
 
 API_IS_BACK: Final = Refusal(
-    "api-is-back", "the API server answers again, or has not been out of reach for long enough"
+    "api-reachable", "the API server answers again, or has not been out of reach for long enough"
 )
 
 
@@ -40,5 +40,5 @@ def kill_due(
     """Whether victims are to be ended now; if it is only the bucket that forbids it, the reason."""
     if tier is not Tier.HARD or not kill_allowed(snapshot, now=now, config=config):
         return False, ()
-    spent = rate_limits.limit_reached(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.rate_limits)
+    spent = rate_limits.limit_reached(budgets, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits)
     return spent is None, () if spent is None else (spent,)

@@ -48,12 +48,12 @@ def select_over_limit(
         if refusal is None and pod.uid in under_way:
             refusal = in_flight.already_in_flight(under_way[pod.uid])
         if refusal is None:
-            refusal = rate_limits.limit_on(rate_limits.holds(budgets, now=now, budgets=config.rate_limits), pod)
+            refusal = rate_limits.limit_on(rate_limits.holds(budgets, now=now, limits=config.rate_limits), pod)
         if refusal is None and (refusal := _needs_recount(violation.view, at=snapshot.taken_at)) is not None:
             count_anew.append(pod.cgroup_uid)
         if refusal is None:
             taken = rate_limits.take_tokens(
-                budgets, rate_limits.bucket_keys(pod, violation.limit), now=now, budgets=config.rate_limits
+                budgets, rate_limits.bucket_keys(pod, violation.limit), now=now, limits=config.rate_limits
             )
             if isinstance(taken, Refusal):
                 refusal = taken
@@ -69,7 +69,7 @@ def _needs_recount(view: PodView, *, at: float) -> Refusal | None:
     sight = view.usage.disk_usage_quality if view.usage is not None else None
     if sight is None or not sight.periodic:
         return None
-    return Refusal("counting-anew", f"counted {max(0.0, at - sight.read_at):.0f}s ago, and is being counted anew")
+    return Refusal("waits-for-recount", f"counted {max(0.0, at - sight.read_at):.0f}s ago, and is being counted anew")
 
 
 def protection_for(view: PodView, used: int, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:

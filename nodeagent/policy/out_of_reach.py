@@ -41,7 +41,7 @@ _MOMENTARY: Final = frozenset(
     {
         "claims-unknown",
         "unknown-pod",
-        "nameless",
+        "unnamed-pod",
         "finished",
         "terminating",
         "not-running",
@@ -168,7 +168,7 @@ def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None] | None
         return lambda pod: _limit_on_kill(pod, budgets, now=now)
     insists = facts.tier is Tier.HARD and escalation.on_blocked is OnBlocked.DELETE
     ignored = rate_limits.BLOCKED if insists else frozenset()
-    holds = rate_limits.holds(budgets, now=now, budgets=facts.config.rate_limits, ignored=ignored)
+    holds = rate_limits.holds(budgets, now=now, limits=facts.config.rate_limits, ignored=ignored)
     if not rate_limits.holds_any(holds):
         return None
 

@@ -43,7 +43,7 @@ def recheck(
     if entry is None or entry.stage is not EvictionStage.PLANNED:
         return Refusal("not-planned", f"{victim.pod.key} is not in the ledger as planned")
     if not snapshot.taken_at > entry.sample_at:
-        return Refusal("snapshot-old", "the sample is not newer than the one of the decision")
+        return Refusal("recheck-not-newer", "the sample is not newer than the one of the decision")
     return (
         _no_ground(victim, snapshot, now=now, config=config)
         or (None if victim.limit else _recovered(victim, snapshot, now=now, config=config))
@@ -64,7 +64,9 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
     value = resolve(threshold.value, capacity=observation.capacity)
     if unusable or value is None or observation.available is None:
-        return Refusal("unknown", f"{threshold.signal.value} is not known any more: {unusable or observation.reason}")
+        return Refusal(
+            "signal-unknown", f"{threshold.signal.value} is not known any more: {unusable or observation.reason}"
+        )
     reclaim = resolve(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
     level = value + (reclaim or 0)
     if observation.available < level:
@@ -80,7 +82,7 @@ def _changed(victim: Victim, entry: InFlightEviction, snapshot: NodeSnapshot, *,
     pod = victim.pod
     view = next((each for each in snapshot.pods if each.pod.uid == pod.uid), None)
     if view is None:
-        return Refusal("gone", f"{pod.key} with UID {pod.uid} is not on this node any more")
+        return Refusal("pod-gone", f"{pod.key} with UID {pod.uid} is not on this node any more")
     if view.usage is None:
         return Refusal("not-running", f"{pod.key} has no cgroup any more")
     if view.pod.terminating and entry.buckets:
@@ -130,10 +132,10 @@ def soft_tier_blocked(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
 _NOTHING_EVICTED: Final = frozenset(
     {
         OutcomeKind.BLOCKED_BY_PDB,
-        OutcomeKind.THROTTLED,
-        OutcomeKind.BUDGET_CONFLICT,
-        OutcomeKind.GONE,
-        OutcomeKind.REPLACED,
+        OutcomeKind.TOO_MANY_REQUESTS,
+        OutcomeKind.PDB_CONFLICT,
+        OutcomeKind.NOT_FOUND,
+        OutcomeKind.CONFLICT,
         OutcomeKind.INVALID,
         OutcomeKind.FORBIDDEN,
         OutcomeKind.UNAUTHORIZED,
@@ -148,7 +150,7 @@ the request may have been carried out. A dry run keeps its tokens, so that a reh
 
 _NO_API: Final = frozenset(
     {
-        OutcomeKind.THROTTLED,
+        OutcomeKind.TOO_MANY_REQUESTS,
         OutcomeKind.FORBIDDEN,
         OutcomeKind.UNAUTHORIZED,
         OutcomeKind.SERVER_ERROR,
@@ -165,9 +167,9 @@ _NOT_THE_API: Final = frozenset(
 
 _POD_WAITS: Final = {
     OutcomeKind.BLOCKED_BY_PDB: rate_limits.POD_BACKOFF_S,
-    OutcomeKind.BUDGET_CONFLICT: rate_limits.POD_BACKOFF_MAX_S,
-    OutcomeKind.GONE: rate_limits.POD_RETRY_S,
-    OutcomeKind.REPLACED: rate_limits.POD_RETRY_S,
+    OutcomeKind.PDB_CONFLICT: rate_limits.POD_BACKOFF_MAX_S,
+    OutcomeKind.NOT_FOUND: rate_limits.POD_RETRY_S,
+    OutcomeKind.CONFLICT: rate_limits.POD_RETRY_S,
     OutcomeKind.INVALID: rate_limits.POD_RETRY_S,
     OutcomeKind.NOT_KILLED: rate_limits.POD_BACKOFF_MAX_S,
 }
@@ -201,7 +203,7 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
         return state
     kind, budgets = outcome.kind, state.rate_limits
     if kind in _NOTHING_EVICTED and entry.stage is EvictionStage.PLANNED:
-        budgets = rate_limits.return_tokens(budgets, entry.buckets, now=now, budgets=config.rate_limits)
+        budgets = rate_limits.return_tokens(budgets, entry.buckets, now=now, limits=config.rate_limits)
         budgets = rate_limits.undo_in_place(budgets, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     if kind in _NO_API:
         wait_s = outcome.retry_after_s
@@ -225,7 +227,7 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
             first_s=_POD_WAITS[kind],
         )
     if kind in (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN) and entry.buckets:
-        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, budgets=config.rate_limits)
+        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, limits=config.rate_limits)
     return state._replace(
         in_flight=in_flight.replace(state.in_flight, entry, by=_after(entry, kind, now=now)), rate_limits=budgets
     )
@@ -242,7 +244,7 @@ def _after(entry: InFlightEviction, kind: OutcomeKind, *, now: float) -> InFligh
         return entry._replace(stage=EvictionStage.UNCERTAIN, until=until)
     if kind is OutcomeKind.DRY_RUN:
         return entry._replace(stage=EvictionStage.DRY_RUN, until=until)
-    if kind is OutcomeKind.GONE:
+    if kind is OutcomeKind.NOT_FOUND:
         return entry._replace(stage=EvictionStage.UNLISTED, until=now + GONE_S)
     return None
 

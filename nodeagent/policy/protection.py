@@ -154,11 +154,11 @@ def _marked(marks: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
 
 
 STANDING: Final = (
-    ObjectRule("static", "", _static),
-    ObjectRule("mirror", "", _mirror),
+    ObjectRule("static-pod", "", _static),
+    ObjectRule("mirror-pod", "", _mirror),
     ObjectRule("system-node-critical", "", _critical_class),
     ObjectRule("critical-priority", "", _critical_priority),
-    ObjectRule("nameless", "", _nameless),
+    ObjectRule("unnamed-pod", "", _nameless),
     ObjectRule("finished", "", _finished),
     ObjectRule("unknown-pod", "protection.unknownPods", _unknown),
     ObjectRule("daemon-set", "protection.daemonSets", _daemon_set),
@@ -240,7 +240,7 @@ MOMENTARY: Final = (
     *_ALWAYS,
     MomentaryRule("too-young", "protection.minimumAge", _young),
     MomentaryRule("disruption-budget", "protection.disruptionBudgets", _disruption_budget),
-    MomentaryRule("wish-never", "protection.trustedNamespaces", _wish),
+    MomentaryRule("evict-never", "protection.trustedNamespaces", _wish),
 )
 
 Asked = tuple[MomentaryRule, ...]
@@ -254,7 +254,7 @@ def applicable_rules(scene: RuleContext) -> Asked:
     silent = {
         "too-young": not (soft and scene.rules.minimum_age_s > 0),
         "disruption-budget": not (soft and scene.rules.disruption_budgets),
-        "wish-never": not (soft and scene.rules.trusted_namespaces),
+        "evict-never": not (soft and scene.rules.trusted_namespaces),
     }
     return tuple([row for row in _OTHERS if not silent[row.code]])
 

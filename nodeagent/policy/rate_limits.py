@@ -41,10 +41,10 @@ JITTER: Final = 0.25
 POD_RETRY_S: Final = 1.0
 """First wait before a pod is tried again whose request failed for a reason that may pass (404, 409, 400, 422): longer
 than a watch is behind, shorter than the node can wait."""
-FOR_ALL: Final = frozenset({"budget-node", "budget-signal", "budget-last-resort"})
+FOR_ALL: Final = frozenset({"rate-limit-node", "rate-limit-signal", "rate-limit-last-resort"})
 """Codes of empty buckets that let no other pod through either."""
 
-BLOCKED: Final = frozenset({"blocked-by-budget", "budget-conflict"})
+BLOCKED: Final = frozenset({"blocked-by-pdb", "pdb-conflict"})
 """Codes of waits of pods whose PodDisruptionBudget refused: in the hard tier `onBlocked: delete` overrides them."""
 
 
@@ -102,16 +102,16 @@ def bucket_keys(pod: Pod, signal: str) -> tuple[str, ...]:
     return (NODE, f"{NAMESPACE}/{pod.namespace}", f"{OWNER}/{owner_of(pod)}", f"{SIGNAL}/{signal}")
 
 
-def bucket_of(key: str, budgets: RateLimits) -> TokenBucket:
+def bucket_of(key: str, limits: RateLimits) -> TokenBucket:
     """The size of the bucket that `key` names."""
     kind = key.partition("/")[0]
     if kind == LAST_RESORT:
-        return budgets.last_resort
+        return limits.last_resort
     if kind == NODE:
-        return budgets.node
+        return limits.node
     if kind == NAMESPACE:
-        return budgets.namespace
-    return budgets.owner if kind == OWNER else budgets.signal
+        return limits.namespace
+    return limits.owner if kind == OWNER else limits.signal
 
 
 def refilled(level: BucketLevel, bucket: TokenBucket, *, now: float) -> BucketLevel:
@@ -128,9 +128,9 @@ def refilled(level: BucketLevel, bucket: TokenBucket, *, now: float) -> BucketLe
     return BucketLevel(level.tokens + grown, level.since + grown * interval_s)
 
 
-def level(state: RateLimitState, key: str, *, now: float, budgets: RateLimits) -> BucketLevel:
+def level(state: RateLimitState, key: str, *, now: float, limits: RateLimits) -> BucketLevel:
     """What is in the bucket `key` at `now`."""
-    bucket = bucket_of(key, budgets)
+    bucket = bucket_of(key, limits)
     stored = state.levels.get(key)
     if stored is None:
         if state.spent_at is None:
@@ -144,12 +144,12 @@ def spent(state: RateLimitState, *, now: float) -> RateLimitState:
     return state._replace(levels={}, spent_at=now)
 
 
-def limit_reached(state: RateLimitState, key: str, *, now: float, budgets: RateLimits) -> Refusal | None:
+def limit_reached(state: RateLimitState, key: str, *, now: float, limits: RateLimits) -> Refusal | None:
     """Why the bucket `key` lets nothing through now, or None."""
-    held = level(state, key, now=now, budgets=budgets)
+    held = level(state, key, now=now, limits=limits)
     if held.tokens > 0:
         return None
-    bucket = bucket_of(key, budgets)
+    bucket = bucket_of(key, limits)
     kind, _, name = key.partition("/")
     subject = f"{kind} {name}" if name else kind
     if bucket.per_hour > 0 and bucket.burst > 0:
@@ -157,38 +157,38 @@ def limit_reached(state: RateLimitState, key: str, *, now: float, budgets: RateL
         refill = f"refilled at {bucket.per_hour:g} an hour, next in {next_s:.0f}s"
     else:
         refill = "never refilled"
-    return Refusal(f"budget-{kind}", f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
+    return Refusal(f"rate-limit-{kind}", f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
 
 
 def take_tokens(
-    state: RateLimitState, keys: tuple[str, ...], *, now: float, budgets: RateLimits
+    state: RateLimitState, keys: tuple[str, ...], *, now: float, limits: RateLimits
 ) -> RateLimitState | Refusal:
     """Take one token from each of `keys`, or none at all and say which bucket is empty."""
     levels = dict(state.levels)
     for key in keys:
-        held = level(state, key, now=now, budgets=budgets)
+        held = level(state, key, now=now, limits=limits)
         if held.tokens < 1:
-            refusal = limit_reached(state, key, now=now, budgets=budgets)
+            refusal = limit_reached(state, key, now=now, limits=limits)
             assert refusal is not None
             return refusal
         levels[key] = BucketLevel(held.tokens - 1, held.since)
     return state._replace(levels=levels)
 
 
-def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, budgets: RateLimits) -> RateLimitState:
+def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, limits: RateLimits) -> RateLimitState:
     """Undo one `take` of `keys`, for an attempt that is proven to have evicted nothing."""
     levels = dict(state.levels)
     for key in keys:
-        held = level(state, key, now=now, budgets=budgets)
-        levels[key] = BucketLevel(min(held.tokens + 1, bucket_of(key, budgets).burst), held.since)
+        held = level(state, key, now=now, limits=limits)
+        levels[key] = BucketLevel(min(held.tokens + 1, bucket_of(key, limits).burst), held.since)
     return state._replace(levels=levels)
 
 
-def back_off_owner(state: RateLimitState, owner: str, *, now: float, budgets: RateLimits) -> RateLimitState:
+def back_off_owner(state: RateLimitState, owner: str, *, now: float, limits: RateLimits) -> RateLimitState:
     """After an eviction spare the owner's other pods for 1, 2, 4... times `owner_backoff_s`."""
     earlier = state.owners.get(owner)
-    count = earlier.times + 1 if earlier and now - earlier.last <= 2 * budgets.owner_backoff_max_s else 1
-    wait_s = doubled(budgets.owner_backoff_s, count, most=budgets.owner_backoff_max_s)
+    count = earlier.times + 1 if earlier and now - earlier.last <= 2 * limits.owner_backoff_max_s else 1
+    wait_s = doubled(limits.owner_backoff_s, count, most=limits.owner_backoff_max_s)
     why = f"a pod of the same owner was evicted, {count} in a row: spared for {wait_s:.0f}s"
     return state._replace(owners={**state.owners, owner: Backoff(count, now + wait_s, now, "owner-backoff", why)})
 
@@ -279,7 +279,7 @@ class ActiveLimits(NamedTuple):
 
 
 def holds(
-    state: RateLimitState, *, now: float, budgets: RateLimits, ignored: frozenset[str] = frozenset()
+    state: RateLimitState, *, now: float, limits: RateLimits, ignored: frozenset[str] = frozenset()
 ) -> ActiveLimits:
     """Everything that holds single pods, owners or namespaces back at `now`, but for pod back-offs with a code in
     `ignored`. Built once for a decision, because most of the time there is nothing in it."""
@@ -292,7 +292,7 @@ def holds(
     namespaces: dict[str, Refusal] = {}
     for key in state.levels:
         kind, _, name = key.partition("/")
-        if kind in (NAMESPACE, OWNER) and (refusal := limit_reached(state, key, now=now, budgets=budgets)) is not None:
+        if kind in (NAMESPACE, OWNER) and (refusal := limit_reached(state, key, now=now, limits=limits)) is not None:
             if kind == NAMESPACE:
                 namespaces[name] = refusal
             else:
@@ -300,7 +300,7 @@ def holds(
     others: dict[str, Refusal] = {}
     if state.spent_at is not None:
         for kind in (NAMESPACE, OWNER):
-            if (refusal := limit_reached(state, f"{kind}/(any other)", now=now, budgets=budgets)) is not None:
+            if (refusal := limit_reached(state, f"{kind}/(any other)", now=now, limits=limits)) is not None:
                 others[kind] = refusal
     return ActiveLimits(pods, owners, namespaces, others, state.levels)
 
@@ -322,7 +322,7 @@ def limit_on(holds: ActiveLimits, pod: Pod) -> Refusal | None:
     return refusal
 
 
-def pruned(state: RateLimitState, *, now: float, budgets: RateLimits) -> RateLimitState:
+def pruned(state: RateLimitState, *, now: float, limits: RateLimits) -> RateLimitState:
     """The same state without what has no effect any more: full buckets, back-offs long over.
 
     Also where a clock that ran backwards is noticed: what it had counts as spent at `now`, and grows again from there.
@@ -331,23 +331,23 @@ def pruned(state: RateLimitState, *, now: float, budgets: RateLimits) -> RateLim
         return state
     levels = {}
     for key, held in state.levels.items():
-        bucket = bucket_of(key, budgets)
+        bucket = bucket_of(key, limits)
         if now < held.since:
             levels[key] = BucketLevel(0, now)
         elif refilled(held, bucket, now=now).tokens < bucket.burst:
             levels[key] = held
     spent_at = None if state.spent_at is None else min(state.spent_at, now)
-    if spent_at is not None and all(_full(bucket, since=spent_at, now=now) for bucket in _all(budgets)):
+    if spent_at is not None and all(_full(bucket, since=spent_at, now=now) for bucket in _all(limits)):
         spent_at = None
-    keep_owner_s = 2 * budgets.owner_backoff_max_s
+    keep_owner_s = 2 * limits.owner_backoff_max_s
     owners = {uid: wait for uid, wait in state.owners.items() if 0 <= now - wait.last <= keep_owner_s}
     pods = {uid: wait for uid, wait in state.pods.items() if 0 <= now - wait.last <= 2 * POD_BACKOFF_MAX_S}
     in_place = {name: each._replace(at=min(each.at, now)) for name, each in state.in_place.items()}
     return state._replace(levels=levels, spent_at=spent_at, owners=owners, pods=pods, in_place=in_place)
 
 
-def _all(budgets: RateLimits) -> tuple[TokenBucket, ...]:
-    return (budgets.node, budgets.namespace, budgets.owner, budgets.signal, budgets.last_resort)
+def _all(limits: RateLimits) -> tuple[TokenBucket, ...]:
+    return (limits.node, limits.namespace, limits.owner, limits.signal, limits.last_resort)
 
 
 def _full(bucket: TokenBucket, *, since: float, now: float) -> bool:

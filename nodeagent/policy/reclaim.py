@@ -254,7 +254,8 @@ def _waiting(action: ReclaimAction, run: ReclaimRun, tier: Tier, trend: Trend | 
     if tier is Tier.HARD and exhausted_s is not None and exhausted_s <= min(left_s, MARGIN_S):
         return None
     return Refusal(
-        "reclaiming", f"{run.signal.value}: {action.name} is tried before evicting, for at most {left_s:.0f}s more"
+        "waits-for-reclaim",
+        f"{run.signal.value}: {action.name} is tried before evicting, for at most {left_s:.0f}s more",
     )
 
 

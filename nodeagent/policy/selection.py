@@ -118,7 +118,7 @@ def terms_of(
     as there are tokens."""
     room = config.relief.max_victims - shortened
     if kill:
-        tokens = rate_limits.level(budgets, rate_limits.LAST_RESORT, now=now, budgets=config.rate_limits).tokens
+        tokens = rate_limits.level(budgets, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits).tokens
         keys = (rate_limits.LAST_RESORT,)
         return Terms(
             deficit, min(room, tokens), False, lambda _: keys, falls, grows, stands_still, patient, plan_id, now, config
@@ -182,7 +182,7 @@ def _take(
         refusal = held.get(pod.view.pod.uid)
         if refusal is None:
             taken = rate_limits.take_tokens(
-                budgets, terms.keys(pod.view.pod), now=terms.now, budgets=terms.config.rate_limits
+                budgets, terms.keys(pod.view.pod), now=terms.now, limits=terms.config.rate_limits
             )
             if not isinstance(taken, Refusal):
                 budgets = taken

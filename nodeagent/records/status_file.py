@@ -12,7 +12,7 @@ from nodeagent.lean import Final
 from nodeagent.model import Note
 from nodeagent.runtime import regular_files
 
-FILE: Final = "told"
+FILE: Final = "status"
 MAX_BYTES: Final = 16384
 """Some fifty notes."""
 

@@ -242,7 +242,7 @@ def _signals(story: RecordedDecision) -> Section:
         seen = _map(verdict, "observation")
         unit = _unit_of(seen.get("signal"))
         thresholds = _items(verdict, "thresholds")
-        held = [str(each.get("heldBack")) for each in thresholds if each.get("heldBack")]
+        held = [str(each.get("notDueReason")) for each in thresholds if each.get("notDueReason")]
         state = str(verdict.get("state"))
         rows.append(
             (

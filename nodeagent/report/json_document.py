@@ -124,7 +124,7 @@ def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
         "memoryModel": str(threshold.memory_model) if threshold.signal is Signal.MEMORY else None,
         "met": verdict.met,
         "due": verdict.due,
-        "heldBack": verdict.not_due_reason or None,
+        "notDueReason": verdict.not_due_reason or None,
         "activeSeconds": None if verdict.active_since is None else _age(report, verdict.active_since),
     }
 

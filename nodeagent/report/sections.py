@@ -36,7 +36,7 @@ BAD: Final = "bad"
 DIM: Final = "dim"
 STRONG: Final = "strong"
 
-_HOST_ONLY: Final = frozenset({"unknown-pod", "nameless"})
+_HOST_ONLY: Final = frozenset({"unknown-pod", "unnamed-pod"})
 """Refusals (policy/protection.py) that say no more than that the API has not told about the pod."""
 _UNLISTED: Final = "not seen through the API"
 

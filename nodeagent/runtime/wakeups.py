@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Final, Self
 
-WORKER: Final = "handover"
+WORKER: Final = "worker"
 SIGNAL: Final = "signal"
 TIMER: Final = "timer"
 

@@ -42,7 +42,7 @@ AWAITED: Final = 256
 _PASSING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
 """Parts of a message that differ with every try of the same: addresses of objects, times, the ports that a connection
 of somebody else's comes from (`read tcp 10.0.0.1:39244->10.0.0.2:443: connection reset by peer`)."""
-_GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.GONE)
+_GOOD_NEWS: Final = (OutcomeKind.ACCEPTED, OutcomeKind.DRY_RUN, OutcomeKind.NOT_FOUND)
 
 
 class DecisionLog:
@@ -130,7 +130,7 @@ class DecisionLog:
         """What is tried before anybody is evicted."""
         for order in plan.reclaims:
             self._log.warning(
-                "reclaiming" if acts else "would reclaim",
+                "reclaim started" if acts else "would reclaim",
                 id=plan.id,
                 action=order.name,
                 signal=order.signal,

@@ -68,9 +68,9 @@ class SyncStage(enum.StrEnum):
     """Writing the state, fsync and rename included."""
     RECHECK = "recheck"
     """The second look before acting: another sample, and the policy asked again."""
-    TURN = "turn"
+    SYNC = "sync"
     """One turn of the loop, its sleep not included."""
-    LATE = "late"
+    START_DELAY = "start-delay"
     """How much later than planned a turn began; 0 where it was in time or woken before."""
     WAKE_TO_DECISION = "wake-to-decision"
     """From the return of epoll to a plan."""
@@ -85,7 +85,7 @@ class Failure(enum.StrEnum):
     """The state could not be written."""
     RECORD = "record"
     """A decision or outcome could not be recorded."""
-    TURN = "turn"
+    SYNC = "sync"
     """A turn of the loop ended in an error."""
 
 
@@ -121,14 +121,14 @@ class RuntimeCounters(NamedTuple):
     contests: Sequence[Contested] = ()
     asserted: frozenset[str] = frozenset()
     """Standard conditions that are True because we wrote it, by type."""
-    fenced: frozenset[str] = frozenset()
+    tainted: frozenset[str] = frozenset()
     """Conditions whose taint is seen on the Node, by type."""
     watches: Sequence[WatchCounters] = ()
     condition_writes: int = 0
     events_dropped: int = 0
     log_lines_dropped: int = 0
-    brakes_held: int = 0
-    requests_in_flight: int = 0
+    brakes_active: int = 0
+    eviction_requests_in_flight: int = 0
     workers_stuck: Sequence[str] = ()
     """Kinds of the threads that do not do their work, one for each (`host.workers`)."""
     worker_failures: Mapping[str, int] = {}
@@ -192,8 +192,8 @@ class Metrics:
         self._figures = figures
         self._started_wall = time.time()
         self._seen: tuple[Plan, NodeSnapshot] | None = None
-        self._turned_at = boottime()
-        self._turns = 0
+        self._synced_at = boottime()
+        self._syncs = 0
         self._reloaded: bool | None = None
         self._awaited: collections.OrderedDict[tuple[str, str], _Awaited] = collections.OrderedDict()
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in SyncStage}
@@ -212,10 +212,10 @@ class Metrics:
 
     # --- observing, all from the loop's thread
 
-    def observe_turn(self, *, at: float, reasons: Iterable[str] = ()) -> None:
+    def observe_sync(self, *, at: float, reasons: Iterable[str] = ()) -> None:
         """The loop turned; `reasons` are those that `Wakeups.wait` returned before it."""
-        self._turned_at = at
-        self._turns += 1
+        self._synced_at = at
+        self._syncs += 1
         for reason in reasons:
             self._wakeups.add(reason)
 
@@ -278,9 +278,9 @@ class Metrics:
         seen = self._seen
         figures = self._figures()
         if seen is None:
-            return Liveness(self._turned_at, None, 0, figures.pods_synced_at, figures.workers_failed)
+            return Liveness(self._synced_at, None, 0, figures.pods_synced_at, figures.workers_failed)
         known = sum(verdict.observation.available is not None for verdict in seen[0].signals)
-        return Liveness(self._turned_at, seen[1].taken_at, known, figures.pods_synced_at, figures.workers_failed)
+        return Liveness(self._synced_at, seen[1].taken_at, known, figures.pods_synced_at, figures.workers_failed)
 
     def render(self, *, openmetrics: bool = False) -> bytes:
         """The exposition, in the order of `FAMILIES`."""
@@ -306,15 +306,15 @@ class Metrics:
             yield from _walk(figures.walk, now)
         yield from _cluster(figures, now)
         yield from self._counted()
-        yield _Row("nodeagent_turn_age_seconds", (), max(0.0, now - self._turned_at))
+        yield _Row("nodeagent_sync_age_seconds", (), max(0.0, now - self._synced_at))
         if self._reloaded is not None:
             yield _Row("nodeagent_config_last_reload_successful", (), int(self._reloaded))
         yield _Row("nodeagent_log_lines_dropped", (), figures.log_lines_dropped)
-        yield _Row("nodeagent_brakes_held", (), figures.brakes_held)
+        yield _Row("nodeagent_brakes_active", (), figures.brakes_active)
         yield from _own_cost(self._started_wall)
 
     def _counted(self) -> Iterator["_Row"]:
-        yield _Row("nodeagent_turns", (), self._turns)
+        yield _Row("nodeagent_syncs", (), self._syncs)
         for name, counts in (
             ("nodeagent_decisions", self._decisions),
             ("nodeagent_refusals", self._refusals),
@@ -429,13 +429,13 @@ def _cluster(figures: RuntimeCounters, now: float) -> Iterator[_Row]:
     for contest in figures.contests:
         labels = (str(contest.type),)
         yield _Row("nodeagent_condition_asserted", labels, int(str(contest.type) in figures.asserted))
-        yield _Row("nodeagent_fence_up", labels, int(str(contest.type) in figures.fenced))
-        yield _Row("nodeagent_condition_held_by_other", labels, int(contest.held_by_other))
-        yield _Row("nodeagent_condition_resets", labels, contest.resets)
+        yield _Row("nodeagent_taint_present", labels, int(str(contest.type) in figures.tainted))
+        yield _Row("nodeagent_condition_true_by_other", labels, int(contest.held_by_other))
+        yield _Row("nodeagent_condition_overwrites", labels, contest.resets)
         yield _Row("nodeagent_condition_wanted_seconds", labels, contest.wanted_s)
         yield _Row("nodeagent_condition_true_seconds", labels, contest.true_s)
     yield _Row("nodeagent_condition_writes", (), figures.condition_writes)
-    yield _Row("nodeagent_requests_in_flight", (), figures.requests_in_flight)
+    yield _Row("nodeagent_eviction_requests_in_flight", (), figures.eviction_requests_in_flight)
     for worker, number in collections.Counter(figures.workers_stuck).items():
         yield _Row("nodeagent_workers_stuck", (worker,), number)
     for worker, number in figures.worker_failures.items():
@@ -448,8 +448,8 @@ def _cluster(figures: RuntimeCounters, now: float) -> Iterator[_Row]:
 
 def _walk(walk: WalkCounters, now: float) -> Iterator[_Row]:
     yield _Row("nodeagent_disk_walk_running", (), int(walk.running))
-    yield _Row("nodeagent_disk_walk_places", (), walk.places)
-    yield _Row("nodeagent_disk_walk_places_done", (), walk.done)
+    yield _Row("nodeagent_disk_walk_paths", (), walk.places)
+    yield _Row("nodeagent_disk_walk_paths_done", (), walk.done)
     yield _Row("nodeagent_disk_walk_entries", (), walk.entries)
     if walk.finished_at is not None:
         yield _Row("nodeagent_disk_walk_duration_seconds", (), walk.took_s)

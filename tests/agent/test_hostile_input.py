@@ -136,7 +136,7 @@ def test_a_state_directory_of_special_files_stops_nobody(tmp_path: Path) -> None
     """Those of the agent itself, its temporary files among them: what stands in their place is replaced."""
     state = tmp_path / "state"
     state.mkdir()
-    for name in ("state", "state.new", "told", "told.new", "decisions.jsonl", "decisions.1.jsonl"):
+    for name in ("state", "state.new", "status", "status.new", "decisions.jsonl", "decisions.1.jsonl"):
         os.mkfifo(state / name)
     config = tmp_path / "config.yaml"
     config.write_text(f"{HEADER}stateDir: {state}\nlogging: {{format: json}}\nmetrics: {{address: ''}}\n")

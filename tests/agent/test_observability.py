@@ -106,7 +106,7 @@ def test_a_running_agent_is_scraped_probed_explained_and_replayed(
 
 
 def test_a_reload_is_counted_and_a_refused_one_is_seen(running: Running) -> None:
-    running.wait_for("nodeagent_turns_total", 1)
+    running.wait_for("nodeagent_syncs_total", 1)
     running.configure("nonsense")
     running.process.send_signal(signal.SIGHUP)
     running.wait_for("nodeagent_config_reloads_total", 1, result="invalid")

@@ -77,8 +77,8 @@ def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: R
     good = config.read_text()
     rewrite(config, good + "evictionHard: {memory.avialable: 1Gi}\nmode: enforced\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration refused, the old one stays"), "the refusal")
-    refused, *_ = agent.said("configuration refused, the old one stays")
+    until(lambda: agent.said("configuration rejected"), "the refusal")
+    refused, *_ = agent.said("configuration rejected")
     assert "did you mean" in str(refused["problems"])
     assert len(refused["problems"]) == 2
     assert not agent.said("configuration changed")
@@ -101,8 +101,8 @@ def test_what_this_machine_cannot_do_is_refused_like_a_mistake(
 ) -> None:
     rewrite(config, config.read_text() + f"{line}\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration refused, the old one stays"), "the refusal")
-    refused, *_ = agent.said("configuration refused, the old one stays")
+    until(lambda: agent.said("configuration rejected"), "the refusal")
+    refused, *_ = agent.said("configuration rejected")
     [problem] = refused["problems"]
     assert f" {key}: " in problem
     assert why in problem
@@ -113,7 +113,7 @@ def test_what_this_machine_cannot_do_is_refused_like_a_mistake(
 def test_the_process_own_keys_wait_for_the_next_start(agent: Run, config: Path, tmp_path: Path) -> None:
     rewrite(config, HEAD + f"stateDir: {tmp_path}/elsewhere\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("a changed key takes effect at the next start"), "the warning")
+    until(lambda: agent.said("configuration change needs a restart"), "the warning")
     assert agent.stop() == 0
     assert not (tmp_path / "elsewhere").exists()
 
@@ -124,7 +124,7 @@ def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(ag
     config.chmod(0o666)
     agent.process.send_signal(signal.SIGHUP)
     why = "can be written by everybody (mode 0666)"
-    until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
+    until(lambda: why in str(agent.said("configuration rejected")), "the refusal")
     assert not agent.said("configuration changed")
     assert agent.stop() == 0
 
@@ -136,5 +136,5 @@ def test_a_named_pipe_in_place_of_the_file_holds_nobody_up(agent: Run, config: P
     pipe.rename(config)
     agent.process.send_signal(signal.SIGHUP)
     why = "it is a named pipe, not a regular file"
-    until(lambda: why in str(agent.said("configuration refused, the old one stays")), "the refusal")
+    until(lambda: why in str(agent.said("configuration rejected")), "the refusal")
     assert agent.stop() == 0

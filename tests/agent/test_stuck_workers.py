@@ -45,7 +45,7 @@ def test_a_dead_mount_is_told_everywhere_and_stops_nothing(
         told = f"the thread statvfs {dead} has been at statvfs for more than"
         until(lambda: told in str([line for line in agent.said("note") if line["subject"] == "workers"]), "the note")
         until(lambda: b'nodeagent_workers_stuck{worker="statvfs"} 1' in _metrics(port), "the metric")
-        until(lambda: told in (tmp_path / "state" / "told").read_text(), "what check is to tell")
+        until(lambda: told in (tmp_path / "state" / "status").read_text(), "what check is to tell")
     assert told in _check(tmp_path)
     assert agent.stop() == 0
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 HOGS = {str(uuid.uuid4()): f"hog-{n}" for n in range(6)}
 SETTINGS: dict[str, Any] = {
     **HARD,
-    "budgets": {"node": {"burst": 2, "perHour": 1}},
+    "rateLimits": {"node": {"burst": 2, "perHour": 1}},
     "escalation": {"brake": "freeze", "brakeDeadline": "10m"},
 }
 
@@ -59,7 +59,7 @@ def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
     trust = "restored" if directory == "state" else "first"
     assert [line["trust"] for line in second.heard("state")] == [trust]
     until(
-        lambda: any(line["code"].startswith("budget-") for line in second.said("not evicting")[told:]),
+        lambda: any(line["code"].startswith("rate-limit-") for line in second.said("not evicting")[told:]),
         "what the first one has spent",
     )
     assert len(api.sent("POST", "/eviction")) == 2
@@ -115,11 +115,11 @@ def test_a_rehearsal_keeps_no_agent_from_acting_and_does_not_become_one_beside_i
     finally:
         rehearsal.kill()
     last = start_agent(**shared)
-    until(lambda: any(line["code"].startswith("budget-") for line in last.said("not evicting")), "what was spent")
+    until(lambda: any(line["code"].startswith("rate-limit-") for line in last.said("not evicting")), "what was spent")
     assert [line["trust"] for line in last.heard("state")] == ["restored"]
     assert len(api.sent("POST", "/eviction")) == 2
     assert last.stop() == 0
 
 
 def refusals(agent: Run) -> list[dict[str, Any]]:
-    return agent.said("configuration refused, the old one stays")
+    return agent.said("configuration rejected")

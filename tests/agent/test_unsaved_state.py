@@ -57,7 +57,7 @@ def test_without_a_state_directory_the_soft_tier_says_so_at_the_start_and_does_n
     kubepods.eat(HOG, 400)
     # What an earlier agent had spent is not known: every rate limit begins empty.
     soon = {kind: {"burst": 1, "perHour": 7200} for kind in ("node", "namespace", "owner", "signal")}
-    agent = start_agent(stateDir=str(tmp_path / "file" / "state"), budgets=soon)
+    agent = start_agent(stateDir=str(tmp_path / "file" / "state"), rateLimits=soon)
     until(lambda: agent.said("eviction recheck-refused"), "the refusal")
     assert "the soft tier does not act" in str(agent.events())
     assert not api.sent("POST", "/eviction")
@@ -94,7 +94,7 @@ def test_five_lives_with_a_directory_that_fails_evict_no_more_than_one(
     settings: dict[str, Any] = {
         **HARD,
         "stateDir": str(small_disk / "state"),
-        "budgets": {"node": {"burst": 2, "perHour": 1}},
+        "rateLimits": {"node": {"burst": 2, "perHour": 1}},
         "startup": {"freshSamples": 1},
     }
     hogs = {str(uuid.uuid4()): f"hog-{n}" for n in range(6)}
@@ -132,7 +132,7 @@ def _await_decision(agent: Run) -> None:
         lambda: (
             agent.said("eviction accepted")
             or agent.said("eviction recheck-refused")
-            or any(line["code"].startswith("budget-") for line in agent.said("not evicting"))
+            or any(line["code"].startswith("rate-limit-") for line in agent.said("not evicting"))
         ),
         "a decision",
     )

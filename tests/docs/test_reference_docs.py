@@ -46,7 +46,7 @@ def test_every_code_of_a_refusal_is_explained_and_every_explained_code_exists() 
     written |= {row.code for row in (*protection.STANDING, *protection.MOMENTARY)}
     written |= {f"waits-for-{what}" for what in session.WAITS}
     buckets = (rate_limits.NODE, rate_limits.NAMESPACE, rate_limits.OWNER, rate_limits.SIGNAL, rate_limits.LAST_RESORT)
-    written |= {f"budget-{kind}" for kind in buckets}
+    written |= {f"rate-limit-{kind}" for kind in buckets}
     assert written == set(refusals.REFUSALS)
 
 
@@ -65,7 +65,7 @@ def test_every_protection_that_is_configured_names_its_key_on_the_page() -> None
 
 
 def test_every_reason_of_an_event_is_explained_and_every_explained_one_is_emitted() -> None:
-    emitted = {reason for call in calls("tell_node") if (reason := literal(call, 0)) is not None}
+    emitted = {reason for call in calls("emit_node_event") if (reason := literal(call, 0)) is not None}
     emitted |= {reason for call in calls("_about_pod") if (reason := literal(call, 1)) is not None}
     emitted |= set(session._NEWS.values())
     source = (REPOSITORY / "nodeagent" / "actuators" / "session.py").read_text("utf-8")

@@ -65,7 +65,7 @@ class Cluster:
         try:
             self.transport.request("DELETE", path, body=body)
         except ApiError as error:
-            if error.kind is not OutcomeKind.GONE:
+            if error.kind is not OutcomeKind.NOT_FOUND:
                 raise
 
     def node(self) -> Json:
@@ -141,7 +141,7 @@ class Cluster:
         try:
             self.get(self.pod_path(name))
         except ApiError as error:
-            return error.kind is OutcomeKind.GONE
+            return error.kind is OutcomeKind.NOT_FOUND
         return False
 
     def _images(self) -> list[tuple[str, str]]:
@@ -209,7 +209,7 @@ def has_service_account(cluster: Cluster, namespace: str) -> bool:
     try:
         cluster.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default")
     except ApiError as error:
-        if error.kind is OutcomeKind.GONE:
+        if error.kind is OutcomeKind.NOT_FOUND:
             return False
         raise
     return True

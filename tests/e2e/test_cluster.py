@@ -211,13 +211,13 @@ def test_a_dry_run_eviction_is_accepted_and_changes_nothing(cluster: Cluster, ru
 
 def test_another_pods_uid_is_refused(cluster: Cluster, running: Json) -> None:
     other = {**running, "metadata": {**running["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
-    assert evict(cluster, victim(other), dry_run=True).kind is OutcomeKind.REPLACED
-    assert evict(cluster, victim(other, method=Method.DELETE)).kind is OutcomeKind.REPLACED
+    assert evict(cluster, victim(other), dry_run=True).kind is OutcomeKind.CONFLICT
+    assert evict(cluster, victim(other, method=Method.DELETE)).kind is OutcomeKind.CONFLICT
 
 
 def test_a_pod_that_is_gone_is_gone(cluster: Cluster, running: Json) -> None:
     missing = {**running, "metadata": {**running["metadata"], "name": "no-such-pod"}}
-    assert evict(cluster, victim(missing)).kind is OutcomeKind.GONE
+    assert evict(cluster, victim(missing)).kind is OutcomeKind.NOT_FOUND
 
 
 def test_a_budget_refuses_until_it_is_gone_and_then_the_pod_goes(cluster: Cluster, running: Json) -> None:
@@ -235,7 +235,7 @@ def test_a_budget_refuses_until_it_is_gone_and_then_the_pod_goes(cluster: Cluste
     assert refused.kind is OutcomeKind.BLOCKED_BY_PDB
     assert "all" in refused.message
     cluster.delete(f"{budgets}/all")
-    eventually(lambda: evict(cluster, victim(running)).kind in (OutcomeKind.ACCEPTED, OutcomeKind.GONE))
+    eventually(lambda: evict(cluster, victim(running)).kind in (OutcomeKind.ACCEPTED, OutcomeKind.NOT_FOUND))
     assert cluster.until(lambda: cluster._gone("budgeted"), timeout_s=60)
 
 

@@ -196,7 +196,7 @@ def check_recovery(node: ThisNode, diary: Diary, pressure: Pressure, run: Run) -
 def check_end(node: ThisNode, diary: Diary, run: Run) -> None:
     """A clean end takes everything back."""
     assert run.stop() == 0, last_words(run)  # within the 20 s that daemonset.yaml grants
-    assert not run.said("left behind")
+    assert not run.said("cleanup incomplete")
     diary.wait(lambda: not marks(diary.node()[-1].object), "what is ours is taken back at the end", timeout_s=LONG_S)
     assert not marks(node.cluster.node())
 

@@ -286,7 +286,7 @@ def _without_our_taints(cluster: Cluster) -> bool:
     try:
         cluster.transport.request("PATCH", path, body=body.encode(), content_type=STRATEGIC_MERGE)
     except ApiError as error:
-        if error.kind is not OutcomeKind.REPLACED:
+        if error.kind is not OutcomeKind.CONFLICT:
             raise
         return False
     return True

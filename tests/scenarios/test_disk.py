@@ -270,7 +270,7 @@ def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
     assert "brought back 256Mi" in gain["message"]
     assert list(dict.fromkeys(line["code"] for line in agent.said("not evicting"))) == [
         "waits-for-kubelet",
-        "reclaiming",
+        "reclaim started",
     ]
     assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
@@ -362,7 +362,7 @@ def test_a_calm_agent_does_not_tarry_with_a_pod_that_has_come_to_exceed_its_limi
     threading.Event().wait(CALM_S + 2.0)
     (disk.volume(FILLER) / "more").write_bytes(b"x" * 20 * MIB)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
-    [counting, *_] = [line for line in agent.said("not evicting") if line["code"] == "counting-anew"]
+    [counting, *_] = [line for line in agent.said("not evicting") if line["code"] == "waits-for-recount"]
     [evicting] = agent.heard("evicting")
     passed = dt.datetime.fromisoformat(evicting["timestamp"]) - dt.datetime.fromisoformat(counting["timestamp"])
     assert passed.total_seconds() < CALM_S / 2, "what was counted anew is decided upon at the next look"

@@ -94,7 +94,7 @@ def test_the_pod_that_forks_is_found_before_the_one_that_has_more_processes(
         evictionSoftGracePeriod={},
         # Both are victims of every decision, since all their processes are not what is missing: the order counts.
         relief={"onFutile": "evict", "minimumRelief": "1", "failuresBeforeStop": 100_000},
-        budgets={**dict.fromkeys(("node", "namespace", "owner", "signal"), plenty), "ownerBackoff": "0s"},
+        rateLimits={**dict.fromkeys(("node", "namespace", "owner", "signal"), plenty), "ownerBackoff": "0s"},
     )
     until(lambda: _first(tmp_path / "state") == "still", "while nobody forks it is the number that counts")
     _go(bomb)

@@ -93,7 +93,7 @@ def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServe
     api.add_pod(pod("again", uid=again, owner=("ReplicaSet", "again"), requests={"memory": "50Mi"}))
     kubepods.start(HOG, qos="burstable")
     kubepods.start(again, qos="burstable")
-    once = {**LAST_RESORT, "budgets": {"lastResort": {"burst": 1, "perHour": 1}}}
+    once = {**LAST_RESORT, "rateLimits": {"lastResort": {"burst": 1, "perHour": 1}}}
     first = run(**HARD, **once)
     api.go_down()
     kubepods.eat(HOG, 400)
@@ -106,6 +106,6 @@ def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServe
     until(lambda: any(e["state"] == "ok" for e in second.said("signal")), "it sees the node")
     api.go_down()
     kubepods.eat(again, 400)
-    until(lambda: any(e["code"] == "budget-last-resort" for e in second.said("not evicting")), "the empty bucket")
+    until(lambda: any(e["code"] == "rate-limit-last-resort" for e in second.said("not evicting")), "the empty bucket")
     assert kubepods.running(again)
     assert second.stop() == 0

@@ -161,7 +161,7 @@ def test_a_budget_that_refuses_is_respected_and_told(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent(protection={"minimumAge": "0s", "disruptionBudgets": False})
-    until(lambda: agent.said("eviction blocked-by-budget"), "the refusal")
+    until(lambda: agent.said("eviction blocked-by-pdb"), "the refusal")
     assert agent.stop() == 0
     assert api.get_pod("default", "hog") is not None
     assert not api.sent("DELETE")
@@ -259,7 +259,7 @@ def test_a_victim_whose_eviction_is_refused_is_let_go(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD, escalation={"brake": "freeze", "brakeDeadline": "10m"})
-    until(lambda: agent.said("eviction blocked-by-budget"), "the refusal")
+    until(lambda: agent.said("eviction blocked-by-pdb"), "the refusal")
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     assert kubepods.running(HOG)
     assert agent.stop() == 0
@@ -291,7 +291,7 @@ def test_budgets_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer,
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     once = {"burst": 1, "perHour": 1}
-    changes: dict[str, Any] = {**HARD, "budgets": {"node": once, "namespace": once, "owner": once, "signal": once}}
+    changes: dict[str, Any] = {**HARD, "rateLimits": {"node": once, "namespace": once, "owner": once, "signal": once}}
     first = start_agent(**changes)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), first.events()
     first.process.kill()
@@ -314,7 +314,7 @@ def test_a_configuration_that_is_refused_is_an_event_on_the_node(
     agent.process.send_signal(signal.SIGHUP)
 
     def told() -> list[Request]:
-        return [each for each in api.sent("POST", "/events") if each.body["reason"] == "ConfigurationRefused"]
+        return [each for each in api.sent("POST", "/events") if each.body["reason"] == "ConfigurationRejected"]
 
     assert api.wait_for(told, 30), agent.events()
     [event] = told()

@@ -66,7 +66,7 @@ def config(*thresholds: Threshold, **more: Any) -> Config:
     settings: dict[str, Any] = {
         "thresholds": thresholds,
         "startup": Startup(fresh_samples=1),
-        "budgets": PLENTY,
+        "rate_limits": PLENTY,
         "protection": ProtectionConfig(),
         "enforce_node_allocatable": False,
         "node_name": "node-1",

@@ -349,7 +349,7 @@ def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taint
         conf["users"][0]["user"] |= {"client-certificate": PKI, "client-key": PKI}
         service.write(PKI, (made / "client.crt").read_bytes() + (made / "client.key").read_bytes(), mode=0o600)
         service.write("/etc/kubernetes/kubelet.conf", json.dumps(conf), mode=0o600)
-        service.write("/etc/nodeagent/config.yaml", f"{CONFIGURATION}conditions: {{fence: false}}\n")
+        service.write("/etc/nodeagent/config.yaml", f"{CONFIGURATION}conditions: {{taint: false}}\n")
         try:
             service.run(
                 "install -D -m 644 -t /etc/systemd/system/nodeagent.service.d "

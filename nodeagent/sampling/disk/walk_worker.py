@@ -5,7 +5,7 @@ Promises:
 1. `request` and `latest` return at once, whatever the disks do.
 2. One measurement is under way at a time; a request made meanwhile is the next one, and only the newest is kept.
 3. A thread that does not come back (a mount that hangs) is abandoned after its deadline and `_PATIENCE_S`; a new one
-   takes the next request. Not more than `_ABANDONED` such threads are left behind: then there are no measurements until
+   takes the next request. At most `_ABANDONED` such threads are abandoned: then there are no measurements until
    one of them returns, and `latest().trouble` says so.
 4. What an abandoned thread finds later is thrown away.
 

@@ -132,7 +132,7 @@ def test_no_grace_ever_becomes_zero_which_would_orphan_the_containers(api: ApiSe
 def test_a_successor_of_the_same_name_is_not_evicted(api: ApiServer, evicting: Evicting) -> None:
     for method in Method:
         outcome = evicting.one(victim(api, "p0", uid="00000000-0000-0000-0000-000000000000", method=method))
-        assert outcome.kind is OutcomeKind.REPLACED
+        assert outcome.kind is OutcomeKind.CONFLICT
     stored = api.get_pod("default", "p0")
     assert stored is not None
     assert "deletionTimestamp" not in stored["metadata"]
@@ -146,14 +146,14 @@ def test_a_budget_blocks_and_its_retry_after_is_passed_on(api: ApiServer, evicti
     api.set_pdb("b", {"app": "a"}, allowed=0, observed=False)
     assert evicting.one(victim(api, "p0")).retry_after_s == 10.0
     api.set_pdb("c", {"app": "a"}, allowed=1)
-    assert evicting.one(victim(api, "p0")).kind is OutcomeKind.BUDGET_CONFLICT
+    assert evicting.one(victim(api, "p0")).kind is OutcomeKind.PDB_CONFLICT
 
 
 def test_refusals_of_the_server_are_told_apart(api: ApiServer, evicting: Evicting) -> None:
-    assert evicting.one(victim(None, "gone")).kind is OutcomeKind.GONE
+    assert evicting.one(victim(None, "gone")).kind is OutcomeKind.NOT_FOUND
     api.throttle(2, path="eviction")
     throttled = evicting.one(victim(api, "p0"))
-    assert (throttled.kind, throttled.retry_after_s) == (OutcomeKind.THROTTLED, 2.0)
+    assert (throttled.kind, throttled.retry_after_s) == (OutcomeKind.TOO_MANY_REQUESTS, 2.0)
     api.throttle(0)
     api.forbid("create", "pods/eviction")
     assert evicting.one(victim(api, "p0")).kind is OutcomeKind.FORBIDDEN
@@ -189,7 +189,7 @@ def test_a_delete_marks_the_pod_first_and_asks_no_budget(api: ApiServer, evictin
 def test_a_mark_that_is_not_allowed_does_not_save_the_pod(api: ApiServer, evicting: Evicting) -> None:
     api.forbid("patch", "pods/status")
     assert evicting.one(victim(api, "p0", method=Method.DELETE)).kind is OutcomeKind.ACCEPTED
-    assert evicting.one(victim(None, "gone", method=Method.DELETE)).kind is OutcomeKind.GONE
+    assert evicting.one(victim(None, "gone", method=Method.DELETE)).kind is OutcomeKind.NOT_FOUND
 
 
 def test_several_evictions_are_in_flight_at_once(api: ApiServer, evicting: Evicting) -> None:

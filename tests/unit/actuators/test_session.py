@@ -156,7 +156,7 @@ def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: C
     agent = session(clock=lambda: 100.0)
     with kept_waiting(api, "/nodes/lab-node"):
         agent.publish([TRUE])
-        assert waits_for(agent) == "fence"
+        assert waits_for(agent) == "taint"
         assert not agent.tainted(MEMORY)
     eventually(lambda: agent.soft_tier_block() is None)
     assert agent.tainted(MEMORY)
@@ -170,11 +170,11 @@ def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[...,
     agent.publish([TRUE])
     now[0] += FENCE_WAIT_S - 0.1
     agent.publish([TRUE])
-    assert waits_for(agent) == "fence"
+    assert waits_for(agent) == "taint"
     now[0] += 0.2
     assert waits_for(agent) is None
     assert not agent.tainted(MEMORY)
-    eventually(lambda: any(note.subject == "fence" and "forbidden" in note.message for note in agent.notes()))
+    eventually(lambda: any(note.subject == "taint" and "forbidden" in note.message for note in agent.notes()))
 
 
 def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
@@ -225,7 +225,7 @@ def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
         api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
     agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
     agent.publish([TRUE])
-    assert waits_for(agent) != "fence"
+    assert waits_for(agent) != "taint"
     assert api.wait_for(lambda: taints(api) == [], 30)
 
 
@@ -235,7 +235,7 @@ def test_with_node_credentials_there_is_no_fence_and_it_says_so(
     api.tokens[api.token] = "system:node:lab-node"
     agent = session()
     agent.publish([TRUE])
-    assert waits_for(agent) != "fence"
+    assert waits_for(agent) != "taint"
     assert any("NodeRestriction" in note.message for note in agent.notes())
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
     assert not api.sent("PATCH", "/nodes/lab-node")
@@ -245,9 +245,9 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
     agent = session(Config(mode=Mode.DRY_RUN))
     agent.publish([TRUE])
     agent.announce(plan(victim(agent)))
-    agent.emit_node_event("ConfigurationRefused", "x", action="Reloading")
+    agent.emit_node_event("ConfigurationRejected", "x", action="Reloading")
     agent.warm()
-    assert waits_for(agent) != "fence"
+    assert waits_for(agent) != "taint"
     agent.stop(clear=True)
     assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
 
@@ -278,7 +278,7 @@ def test_the_soft_tier_waits_until_the_budgets_are_known(
     assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.publish([TRUE])
-        assert waits_for(agent) == "budgets"
+        assert waits_for(agent) == "pdbs"
         assert agent.pods().pods[0].disruption_budgets == ()
     eventually(lambda: waits_for(agent) is None)
     assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),)
@@ -305,7 +305,7 @@ def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     eventually(lambda: len(agent.pods().pods) == 2)
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.warm()
-        assert waits_for(agent) == "budgets"
+        assert waits_for(agent) == "pdbs"
     eventually(
         lambda: (
             [p.disruption_budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)]

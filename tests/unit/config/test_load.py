@@ -86,7 +86,7 @@ def test_an_unknown_word_comes_with_the_one_that_was_probably_meant(wrong: str, 
         ("evictionHard:\nmemory.available: 1Gi", "signals stand below evictionHard"),
         ("relief:\nmaxVictims: 3", "it belongs below `relief`"),
         ("protection: {mode: enforce}", "it belongs at the left margin"),
-        ("budgets: {burst: 3}", "it belongs below `budgets.node`, `budgets.namespace`, `budgets.owner`"),
+        ("rateLimits: {burst: 3}", "it belongs below `rateLimits.node`, `rateLimits.namespace`, `rateLimits.owner`"),
         ("signals: {memory.available: {atLeast: 3}}", "it belongs below `signals.*.requireStall`"),
         ("evictionHard:\n  memory.available<1Gi", "a line each: `memory.available: 200Mi`"),
         ("evictionSoftGracePeriod:\n  memory.available=30s", "a line each: `memory.available: 30s`"),
@@ -183,7 +183,7 @@ def test_a_byte_order_mark_is_no_error() -> None:
 
 
 def test_an_alias_is_read_as_what_it_stands_for_at_its_own_place() -> None:
-    body = "budgets: {node: &b {burst: 7, perHour: 9}, signal: *b}"
+    body = "rateLimits: {node: &b {burst: 7, perHour: 9}, signal: *b}"
     assert read(body).config.rate_limits.signal == read(body).config.rate_limits.node == (7, 9.0)
 
 
@@ -331,7 +331,7 @@ def test_a_transition_period_of_zero_is_the_kubelets_five_minutes() -> None:
 
 
 def test_what_a_section_leaves_out_stays_as_built_in() -> None:
-    loaded = read("budgets: {node: {burst: 9}}\nranking: {order: [age]}")
+    loaded = read("rateLimits: {node: {burst: 9}}\nranking: {order: [age]}")
     assert loaded.config.rate_limits == Config().rate_limits._replace(node=Config().rate_limits.node._replace(burst=9))
     assert loaded.config.ranking.order == (RankingKey.AGE,)
     assert not loaded.config.ranking.kubelet
@@ -347,10 +347,10 @@ def test_allocatable_memory_is_guarded_unless_enforcement_leaves_pods_out() -> N
 
 
 def test_every_value_of_a_file_has_its_place_as_origin() -> None:
-    loaded = read("damping:\n  jitter: 0.5\nbudgets: {node: {burst: 9}}")
+    loaded = read("damping:\n  jitter: 0.5\nrateLimits: {node: {burst: 9}}")
     assert str(loaded.origin("damping.jitter")) == "node.yaml:4:11"
-    assert str(loaded.origin("budgets.node.burst")) == "node.yaml:5:25"
-    assert str(loaded.origin("budgets.node.perHour")) == "built-in"
+    assert str(loaded.origin("rateLimits.node.burst")) == "node.yaml:5:28"
+    assert str(loaded.origin("rateLimits.node.perHour")) == "built-in"
 
 
 def test_a_flag_replaces_the_environment_which_replaces_the_file() -> None:
@@ -395,7 +395,7 @@ _WORDS = st.sampled_from(
         *(
             "signals",
             "memory.available",
-            "budgets",
+            "rateLimits",
             "node",
             "ranking",
             "order",

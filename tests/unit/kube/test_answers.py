@@ -158,10 +158,10 @@ ACCEPTED, UNKNOWN, LATE = OutcomeKind.ACCEPTED, OutcomeKind.SERVER_ERROR, Outcom
         (http(*recorded("unauthorized-401")), OutcomeKind.UNAUTHORIZED),
         (http(*recorded("eviction-403")), OutcomeKind.FORBIDDEN),
         (http(*recorded("eviction-pdb-429")), OutcomeKind.BLOCKED_BY_PDB),
-        (http(*recorded("eviction-two-pdbs-500")), OutcomeKind.BUDGET_CONFLICT),
-        (http(*recorded("apf-429-eviction"), kind="text/plain; charset=utf-8"), OutcomeKind.THROTTLED),
+        (http(*recorded("eviction-two-pdbs-500")), OutcomeKind.PDB_CONFLICT),
+        (http(*recorded("apf-429-eviction"), kind="text/plain; charset=utf-8"), OutcomeKind.TOO_MANY_REQUESTS),
         (http(*recorded("eviction-badjson-400")), OutcomeKind.INVALID),
-        (http(*recorded("eviction-rv-mismatch-409")), OutcomeKind.REPLACED),
+        (http(*recorded("eviction-rv-mismatch-409")), OutcomeKind.CONFLICT),
         # Both the eviction and the list of pods are answered so: whether the pod is gone is not known.
         (http(*recorded("eviction-404")), UNKNOWN),
     ],
@@ -289,7 +289,7 @@ def test_no_bytes_whatever_make_an_eviction_accepted_but_those_of_the_api(
         assert b"20" in answer[:13]
     else:
         assert outcome.kind is not OutcomeKind.UNREACHABLE, "the request was received"
-        assert outcome.kind is not OutcomeKind.GONE, "nobody has listed the pods"
+        assert outcome.kind is not OutcomeKind.NOT_FOUND, "nobody has listed the pods"
         assert outcome.message
         json.dumps(outcome.message).encode()
 
@@ -484,7 +484,7 @@ def test_a_pod_that_is_still_there_is_asked_for_once_more(
     [
         (400, "BadRequest", OutcomeKind.INVALID),
         (404, "NotFound", OutcomeKind.INVALID),
-        (409, "Conflict", OutcomeKind.REPLACED),
+        (409, "Conflict", OutcomeKind.CONFLICT),
         (422, "Invalid", OutcomeKind.INVALID),
     ],
 )
@@ -503,11 +503,11 @@ def test_a_pod_that_has_gone_meanwhile_is_not_asked_for_again(api: ApiServer, tm
     answer = http(status, refusal(status, "X"))
     with refusing(api, answer, then=lambda: api.delete_pod("default", "hog")) as server:
         outcome = outcome_of(transport_to(server, tmp_path), victim(name="hog"))
-    assert outcome.kind is OutcomeKind.GONE, outcome
+    assert outcome.kind is OutcomeKind.NOT_FOUND, outcome
     assert not api.sent("POST")
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, OutcomeKind.GONE), (409, OutcomeKind.REPLACED)])
+@pytest.mark.parametrize(("status", "kind"), [(404, OutcomeKind.NOT_FOUND), (409, OutcomeKind.CONFLICT)])
 def test_a_successor_of_the_same_name_is_not_asked_for(
     api: ApiServer, tmp_path: Path, status: int, kind: OutcomeKind
 ) -> None:

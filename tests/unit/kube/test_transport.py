@@ -50,11 +50,11 @@ def failure(call: Callable[[], object]) -> ApiError:
     [
         ("eviction-pdb-429", OutcomeKind.BLOCKED_BY_PDB, None),
         ("eviction-pdb-429-not-observed", OutcomeKind.BLOCKED_BY_PDB, 10.0),
-        ("apf-429-eviction", OutcomeKind.THROTTLED, 2.0),
-        ("eviction-two-pdbs-500", OutcomeKind.BUDGET_CONFLICT, None),
-        ("eviction-404", OutcomeKind.GONE, None),
-        ("eviction-uid-mismatch-409", OutcomeKind.REPLACED, None),
-        ("eviction-rv-mismatch-409", OutcomeKind.REPLACED, None),
+        ("apf-429-eviction", OutcomeKind.TOO_MANY_REQUESTS, 2.0),
+        ("eviction-two-pdbs-500", OutcomeKind.PDB_CONFLICT, None),
+        ("eviction-404", OutcomeKind.NOT_FOUND, None),
+        ("eviction-uid-mismatch-409", OutcomeKind.CONFLICT, None),
+        ("eviction-rv-mismatch-409", OutcomeKind.CONFLICT, None),
         ("eviction-name-mismatch-400", OutcomeKind.INVALID, None),
         ("eviction-badjson-400", OutcomeKind.INVALID, None),
         ("eviction-403", OutcomeKind.FORBIDDEN, None),
@@ -130,7 +130,7 @@ def test_a_refused_budget_says_which_and_why() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[1]", b'{"message": 3}', b'{"message":"m","details":[]}', b"{"])
 def test_a_body_that_is_no_status_still_makes_an_error(body: bytes) -> None:
-    assert error_of(429, {}, body).kind is OutcomeKind.THROTTLED
+    assert error_of(429, {}, body).kind is OutcomeKind.TOO_MANY_REQUESTS
     assert error_of(503, {"Retry-After": "Fri, 20 Nov 2026 23:16:51 GMT"}, body).retry_after_s is None
 
 

@@ -325,24 +325,24 @@ def _asks(what: str, *seen: tuple[float, int], thresholds: tuple[Threshold, ...]
 
 def test_pods_are_looked_at_right_before_a_hard_threshold_is_crossed() -> None:
     ramp = [(0.02 * look, 400 - 20 * look) for look in range(8)]  # 1,000 MiB/s; crossed after 0.1 s
-    assert _asks("prepare", *ramp) == pytest.approx([0.06])
-    assert _asks("prepare", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], "a grace period is no haste"
+    assert _asks("prearm", *ramp) == pytest.approx([0.06])
+    assert _asks("prearm", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], "a grace period is no haste"
 
 
 def test_who_hovers_above_a_threshold_prepares_for_it_ten_times_a_second_at_most() -> None:
     hovering = [(0.02 * look, 301 + look % 2) for look in range(500)]
-    taken = _asks("prepare", *hovering)
+    taken = _asks("prearm", *hovering)
     assert 2 <= len(taken) <= 0.02 * 500 / schedule.PREARM_EVERY_S + 1
 
 
 def test_what_has_filled_fast_and_stands_still_now_is_not_prepared_for() -> None:
-    assert _asks("prepare", (0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
+    assert _asks("prearm", (0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
 
 
 def test_who_is_to_be_guarded_is_asked_half_a_second_before_a_hard_threshold_of_memory_is_crossed() -> None:
     ramp = [(0.02 * look, 1090 - 20 * look) for look in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
-    assert _asks("guard", *ramp) == pytest.approx([0.3, 0.56])
-    assert _asks("guard", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
+    assert _asks("growth_cap", *ramp) == pytest.approx([0.3, 0.56])
+    assert _asks("growth_cap", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
 
 
 def test_who_fills_a_disk_is_not_guarded_but_prepared_for() -> None:
@@ -355,4 +355,4 @@ def test_who_fills_a_disk_is_not_guarded_but_prepared_for() -> None:
 
 
 def test_who_creeps_or_stands_still_above_a_threshold_is_not_guarded() -> None:
-    assert _asks("guard", (0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []
+    assert _asks("growth_cap", (0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []

@@ -89,7 +89,7 @@ class Node:
     def evict(self) -> None:
         """As the loop does: the token is taken, saved, and only then spent."""
         taken = rate_limits.take_tokens(
-            self.keeper.policy.rate_limits, (rate_limits.NODE,), now=self.now, budgets=BUDGETS
+            self.keeper.policy.rate_limits, (rate_limits.NODE,), now=self.now, limits=BUDGETS
         )
         if isinstance(taken, Refusal):
             return
@@ -97,7 +97,7 @@ class Node:
         if self.keeper.save(now=self.now, at_once=True) or self.keeper.may_act_unsaved(now=self.now):
             self.evicted_at.append(self.now)
         else:
-            given = rate_limits.return_tokens(taken, (rate_limits.NODE,), now=self.now, budgets=BUDGETS)
+            given = rate_limits.return_tokens(taken, (rate_limits.NODE,), now=self.now, limits=BUDGETS)
             self.keeper.policy = self.keeper.policy._replace(rate_limits=given)
 
     def step(self, name: str) -> None:

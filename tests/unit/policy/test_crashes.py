@@ -36,7 +36,7 @@ sparing = {
     "timed out": OutcomeKind.TIMED_OUT,
     "blocked": OutcomeKind.BLOCKED_BY_PDB,
     "unreachable": OutcomeKind.UNREACHABLE,
-    "throttled": OutcomeKind.THROTTLED,
+    "throttled": OutcomeKind.TOO_MANY_REQUESTS,
     "re-check": OutcomeKind.RECHECK_REFUSED,
 }
 answers = st.sampled_from([*evicting, *sparing, "crash before sending", "crash after sending"])
@@ -52,7 +52,7 @@ class Node(RuleBasedStateMachine):
         self.config = config(
             limit(),
             limit(Signal.PID, 1000),
-            budgets=BUDGETS,
+            rate_limits=BUDGETS,
             ranking=RankingConfig(kubelet=kubelet),
             relief=Relief(failures_before_stop=10_000),
         )

@@ -30,7 +30,7 @@ def filler(
     usage: dict[str, Any] = {}
     if held is not None:
         usage["disk"] = DiskUsage(volumes_bytes=held, volumes_inodes=held // 4096)
-        usage["disk_sight"] = DiskUsageQuality(NOW - age_s, complete=True)
+        usage["disk_usage_quality"] = DiskUsageQuality(NOW - age_s, complete=True)
     if rate is not None:
         usage["writing"] = WriteRate(rate, int(rate * 10), 10.0, NOW)
     return nodes.view(name, usage_more=usage, **more)
@@ -149,7 +149,7 @@ def test_who_was_counted_before_a_disk_ran_short_goes_only_when_a_new_count_does
     plan = decided(*pods, signal=signal, crossed_s=crossed_s)
     by_writes = goes and signal is Signal.NODEFS
     assert bool(plan.victims) is (by_writes if None in ages_s else goes)
-    assert any(refusal.code == "counting-anew" for refusal in plan.refusals) is not goes
+    assert any(refusal.code == "waits-for-recount" for refusal in plan.refusals) is not goes
 
 
 def test_a_disk_that_will_soon_be_full_is_waited_for_less_long() -> None:
@@ -271,7 +271,7 @@ def test_a_futile_decision_names_the_host_directories_that_hold_the_disk() -> No
         ),
         (Signal.NODEFS_INODES, "/var/lib/docker at least 9000, /var/log/journal 10"),
     ):
-        seen = snapshot(held, available={signal: 100 * KI}, disk_rests=(rest,))
+        seen = snapshot(held, available={signal: 100 * KI}, unattributed_disks=(rest,))
         plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(signal, GI)))
         assert not plan.victims
         refusal = plan.refusals[0]

@@ -325,7 +325,7 @@ def test_evictions_that_do_not_help_stop_with_an_alarm(kubelet: bool) -> None:
         at += 1.0
     assert plan is not None
     assert len(pods) == 4
-    assert codes(plan) == ["breaker"]
+    assert codes(plan) == ["circuit-breaker"]
 
 
 def test_predicted_and_measured_relief_stand_side_by_side_in_a_later_plan() -> None:
@@ -384,12 +384,12 @@ def test_the_soft_tier_looks_again_before_the_next_and_the_hard_tier_goes_on(tie
     again, after = decide(pressed(*pods, at=NOW + 1), settings, after)
     if tier is Tier.SOFT:
         assert victims(again) == []
-        assert codes(again) == ["awaiting-release"]
+        assert codes(again) == ["waits-for-release"]
         assert f"shop/{first}" in again.refusals[0].message
     else:
         (second,) = victims(again)
         assert second != first
-        assert refused(again, str(first)) == ["under-way"]
+        assert refused(again, str(first)) == ["eviction-in-flight"]
 
 
 def test_an_eviction_for_another_resource_is_not_waited_for() -> None:
@@ -405,11 +405,11 @@ def test_an_eviction_for_another_resource_is_not_waited_for() -> None:
 
 def test_a_pod_with_a_huge_grace_that_holds_what_is_missing_is_shortened_in_the_hard_tier() -> None:
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
-    settings = config(hard(), budgets=PLENTY._replace(node=TokenBucket(1, 0.0)))
+    settings = config(hard(), rate_limits=PLENTY._replace(node=TokenBucket(1, 0.0)))
     plan, after = decide(pressed(leaving, view("hog", 4 * GI)), settings)
     assert victims(plan) == ["leaving"]
     assert plan.victims[0].grace_period_s == 1.0
-    assert rate_limits.level(after.rate_limits, "node", now=NOW, budgets=settings.rate_limits).tokens == 1
+    assert rate_limits.level(after.rate_limits, "node", now=NOW, limits=settings.rate_limits).tokens == 1
     again, _ = decide(pressed(leaving, view("hog", 4 * GI), at=NOW + 1), settings, after)
     assert victims(again) == [], "it is not shortened twice, and its release is waited for"
 
@@ -450,7 +450,7 @@ def test_a_protected_pod_is_not_shortened_either() -> None:
 
 
 def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place_of_who_it_holds() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(namespace=TokenBucket(1, 12.0)))
+    settings = config(hard(), rate_limits=PLENTY._replace(namespace=TokenBucket(1, 12.0)))
     pods = [
         view("a1", 500 * MI, namespace="a"),
         view("a2", 490 * MI, namespace="a"),
@@ -458,8 +458,8 @@ def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place
     ]
     plan, _ = decide(pressed(*pods), settings)
     assert victims(plan) == ["a1"]
-    assert codes(plan) == ["budget-namespace"]
-    assert refused(plan, "a2") == ["budget-namespace"]
+    assert codes(plan) == ["rate-limit-namespace"]
+    assert refused(plan, "a2") == ["rate-limit-namespace"]
     assert refused(plan, "b1") == []
     assert "12 an hour" in plan.refusals[0].message
     assert "a/a2" in plan.refusals[0].message
@@ -467,7 +467,7 @@ def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place
 
 
 def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not_replaced() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(owner=TokenBucket(1, 12.0)))
+    settings = config(hard(), rate_limits=PLENTY._replace(owner=TokenBucket(1, 12.0)))
     twin = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [
         view("a", 600 * MI, owner=twin),
@@ -476,15 +476,15 @@ def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not
     ]
     plan, after = decide(pressed(*pods), settings)
     assert victims(plan) == ["a"], "not c, the third, for b"
-    assert rate_limits.level(after.rate_limits, "owner/rs-twin", now=NOW, budgets=settings.rate_limits).tokens == 0
+    assert rate_limits.level(after.rate_limits, "owner/rs-twin", now=NOW, limits=settings.rate_limits).tokens == 0
 
 
 def test_the_nodes_budget_stops_everything() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(node=TokenBucket(1, 0.0)))
+    settings = config(hard(), rate_limits=PLENTY._replace(node=TokenBucket(1, 0.0)))
     pods = [view("a", 500 * MI), view("b", 500 * MI)]
     plan, _ = decide(pressed(*pods), settings)
     assert len(plan.victims) == 1
-    assert codes(plan) == ["budget-node"]
+    assert codes(plan) == ["rate-limit-node"]
 
 
 def test_after_an_eviction_its_owners_other_pods_are_spared() -> None:
@@ -507,10 +507,10 @@ def test_a_soft_victim_whose_budget_refuses_makes_room_for_the_next_candidate() 
     plan, after = decide(pressed(*pods), settings, after)
     assert victims(plan) == ["a"]
     after = settled(plan, after, OutcomeKind.BLOCKED_BY_PDB, settings)
-    assert rate_limits.level(after.rate_limits, "node", now=NOW, budgets=PLENTY).tokens == 1000
+    assert rate_limits.level(after.rate_limits, "node", now=NOW, limits=PLENTY).tokens == 1000
     again, _ = decide(pressed(*pods, at=NOW + 1), settings, after)
     assert victims(again) == ["b"]
-    assert refused(again, "a") == ["blocked-by-budget"]
+    assert refused(again, "a") == ["blocked-by-pdb"]
 
 
 @pytest.mark.parametrize(
@@ -542,10 +542,10 @@ def test_retry_after_of_a_refusing_budget_is_obeyed() -> None:
     ("kind", "back"),
     [
         (OutcomeKind.BLOCKED_BY_PDB, True),
-        (OutcomeKind.THROTTLED, True),
-        (OutcomeKind.BUDGET_CONFLICT, True),
-        (OutcomeKind.GONE, True),
-        (OutcomeKind.REPLACED, True),
+        (OutcomeKind.TOO_MANY_REQUESTS, True),
+        (OutcomeKind.PDB_CONFLICT, True),
+        (OutcomeKind.NOT_FOUND, True),
+        (OutcomeKind.CONFLICT, True),
         (OutcomeKind.INVALID, True),
         (OutcomeKind.FORBIDDEN, True),
         (OutcomeKind.UNAUTHORIZED, True),
@@ -561,7 +561,7 @@ def test_tokens_come_back_only_when_it_is_proven_that_nothing_was_evicted(kind: 
     plan, after = decide(pressed(view("a", 2 * GI)))
     after = settled(plan, after, kind)
     for key in rate_limits.bucket_keys(plan.victims[0].pod, Signal.MEMORY):
-        assert rate_limits.level(after.rate_limits, key, now=NOW, budgets=PLENTY).tokens == (1000 if back else 999)
+        assert rate_limits.level(after.rate_limits, key, now=NOW, limits=PLENTY).tokens == (1000 if back else 999)
     assert settled(plan, after, kind) == after, "an outcome counts once"
 
 
@@ -651,7 +651,7 @@ def test_where_evictions_are_meant_a_rehearsal_counts_for_nothing() -> None:
     "kind",
     [
         OutcomeKind.UNREACHABLE,
-        OutcomeKind.THROTTLED,
+        OutcomeKind.TOO_MANY_REQUESTS,
         OutcomeKind.FORBIDDEN,
         OutcomeKind.UNAUTHORIZED,
         OutcomeKind.SERVER_ERROR,
@@ -699,15 +699,15 @@ def test_a_victim_passes_while_the_pressure_lasts_and_the_pod_runs() -> None:
 
 
 RECHECKS: list[tuple[str, NodeSnapshot]] = [
-    ("snapshot-old", pressed(view("hog", 2 * GI))),
+    ("recheck-not-newer", pressed(view("hog", 2 * GI))),
     ("recovered", pressed(view("hog", 2 * GI), at=NOW + 1, available=GI)),
-    ("gone", pressed(at=NOW + 1)),
+    ("pod-gone", pressed(at=NOW + 1)),
     ("not-running", pressed(view("hog")._replace(usage=None), at=NOW + 1)),
     ("terminating", pressed(view("hog", GI, deletion_wall=WALL), at=NOW + 1)),
     ("finished", pressed(view("hog", GI, phase="Failed"), at=NOW + 1)),
     ("pods-stale", pressed(view("hog", GI), at=NOW + 1, pods_synced_at=NOW - 500)),
     ("own-pod", pressed(view("hog", GI), at=NOW + 1, own_pod_uid="uid-shop-hog")),
-    ("unknown", snapshot(view("hog", GI), at=NOW + 1, available={Signal.MEMORY: None})),
+    ("signal-unknown", snapshot(view("hog", GI), at=NOW + 1, available={Signal.MEMORY: None})),
 ]
 
 
@@ -719,7 +719,7 @@ def test_a_victim_is_let_go_when_anything_has_changed(code: str, node: NodeSnaps
 def test_another_pod_of_the_same_name_is_not_the_victim() -> None:
     same_name = view("hog", 2 * GI)
     other = same_name._replace(pod=same_name.pod._replace(uid="another"))
-    assert rechecked(pressed(other, at=NOW + 1)) == "gone"
+    assert rechecked(pressed(other, at=NOW + 1)) == "pod-gone"
 
 
 def test_a_victim_that_was_settled_is_not_evicted_again() -> None:
@@ -931,11 +931,11 @@ def test_a_crash_between_writing_and_acting_evicts_nobody_twice() -> None:
 
 
 def test_with_a_lost_state_budgets_count_as_spent() -> None:
-    settings = config(hard(), budgets=PLENTY._replace(node=TokenBucket(5, 30.0)))
+    settings = config(hard(), rate_limits=PLENTY._replace(node=TokenBucket(5, 30.0)))
     before = state.initial("new", now=NOW, budgets_spent=True)
     plan, after = decide(pressed(view("hog", 2 * GI)), settings, before)
     assert victims(plan) == []
-    assert set(codes(plan)) & {"budget-node", "budget-owner", "budget-namespace"}
+    assert set(codes(plan)) & {"rate-limit-node", "rate-limit-owner", "rate-limit-namespace"}
     plan, _ = decide(pressed(view("hog", 2 * GI), at=NOW + 120), settings, after)
     assert victims(plan) == ["hog"]
 
@@ -952,7 +952,7 @@ def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
 
 def test_a_budgeted_pod_is_spared_in_the_soft_tier_by_its_headroom() -> None:
     settings = config(soft())
-    pods = [view("a", 2 * GI, qos=BE, budgets=(DisruptionBudget("b", 0),)), view("b", 2 * GI)]
+    pods = [view("a", 2 * GI, qos=BE, disruption_budgets=(DisruptionBudget("b", 0),)), view("b", 2 * GI)]
     _, after = decide(pressed(*pods, at=NOW - 1), settings)
     plan, _ = decide(pressed(*pods), settings, after)
     assert victims(plan) == ["b"]

@@ -16,7 +16,7 @@ VALUE = 10 * GI
 
 def innocent(name: str = "innocent", *, held: int = 4 * GI) -> PodView:
     disk = DiskUsage(volumes_bytes=held, volumes_inodes=held // (1 << 20))
-    return nodes.view(name, usage_more={"disk": disk, "disk_sight": DiskUsageQuality(NOW - 1, complete=True)})
+    return nodes.view(name, usage_more={"disk": disk, "disk_usage_quality": DiskUsageQuality(NOW - 1, complete=True)})
 
 
 def point(at: float, used: int, pods: int) -> DiskPoint:
@@ -118,7 +118,7 @@ def test_a_second_count_is_waited_for_while_the_disk_fills_and_not_for_long() ->
         now = snapshot(innocent(), available=left, disk_traces=(once,))
         plan, _ = engine.decide(now, state, now=NOW, config=settings)
         assert names(plan) == (["innocent"] if goes else []), crossed_s
-        assert ("counting-anew" in codes(plan)) is not goes
+        assert ("waits-for-recount" in codes(plan)) is not goes
 
 
 def test_a_kubelets_order_asks_nobody_who_has_filled_the_disk() -> None:

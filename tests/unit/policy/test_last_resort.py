@@ -36,7 +36,7 @@ def settings(threshold: Threshold | None = None, **more: Any) -> Config:
 def cut_off(*pods: PodView, lost_s: float | None = 31.0, at: float = NOW, **more: Any) -> NodeSnapshot:
     """924 MiB are missing, and the API server has not answered for so long."""
     lost_at = None if lost_s is None else at - lost_s
-    return snapshot(*pods, at=at, available={Signal.MEMORY: 100 * MI}, api_lost_at=lost_at, **more)
+    return snapshot(*pods, at=at, available={Signal.MEMORY: 100 * MI}, api_unreachable_since=lost_at, **more)
 
 
 def decide(node: NodeSnapshot, before: PolicyState | None = None, by: Config | None = None) -> tuple[Plan, PolicyState]:
@@ -116,12 +116,12 @@ def test_the_kill_has_a_budget_of_its_own_and_requests_are_tried_again_when_it_i
     after = answered(plan, after, OutcomeKind.KILLED)
     later, _ = decide(cut_off(view("a", 2 * GI), view("b", 2 * GI), at=NOW + 10), after)
     assert [victim.method for victim in later.victims] == [Method.EVICT]
-    assert "budget-last-resort" in codes(later)
+    assert "rate-limit-last-resort" in codes(later)
 
 
 def test_buckets_that_unanswered_evictions_have_emptied_do_not_hold_the_last_resort() -> None:
     once = TokenBucket(1, 1.0)
-    by = settings(budgets=RateLimits(node=once, namespace=once, owner=once, signal=once))
+    by = settings(rate_limits=RateLimits(node=once, namespace=once, owner=once, signal=once))
     plan, after = decide(cut_off(view("hog", 2 * GI), lost_s=None), by=by)
     after = answered(plan, after, OutcomeKind.TIMED_OUT, at=NOW + 5)
     later, _ = decide(cut_off(view("hog", 2 * GI), at=NOW + 40), after, by)
@@ -131,7 +131,7 @@ def test_buckets_that_unanswered_evictions_have_emptied_do_not_hold_the_last_res
 def test_a_kill_that_the_kernel_refused_costs_nothing_and_is_not_repeated_on_that_pod() -> None:
     plan, after = decide(cut_off(view("hog", 2 * GI)))
     after = answered(plan, after, OutcomeKind.NOT_KILLED)
-    assert rate_limits.level(after.rate_limits, rate_limits.LAST_RESORT, now=NOW, budgets=PLENTY).tokens == 1
+    assert rate_limits.level(after.rate_limits, rate_limits.LAST_RESORT, now=NOW, limits=PLENTY).tokens == 1
     later, _ = decide(cut_off(view("hog", 2 * GI), at=NOW + 10), after)
     assert (ways(later), codes(later)) == ([], ["no-candidates", "out-of-reach"])
     assert "shop/hog holds 2Gi and is out of reach (not-killed: " in later.refusals[1].message
@@ -156,7 +156,7 @@ def test_the_recheck_lets_go_when_the_api_server_answers_again() -> None:
     back = still._replace(api_unreachable_since=None)
     refusal = engine.recheck(victim, back, after, now=NOW + 0.1, config=settings())
     assert refusal is not None
-    assert refusal.code == "api-is-back"
+    assert refusal.code == "api-reachable"
 
 
 @given(
@@ -166,7 +166,7 @@ def test_the_recheck_lets_go_when_the_api_server_answers_again() -> None:
 def test_no_restarts_and_no_waiting_end_more_pods_than_the_bucket_allows(
     steps: list[tuple[float, bool]], spent: bool
 ) -> None:
-    by = settings(budgets=PLENTY._replace(last_resort=TokenBucket(2, 6.0)))
+    by = settings(rate_limits=PLENTY._replace(last_resort=TokenBucket(2, 6.0)))
     current, now, kills = state.initial("first", now=NOW, budgets_spent=spent), NOW, []
     for n, (seconds, crash) in enumerate(steps):
         now += seconds
@@ -191,7 +191,7 @@ SEAT = Note("lease", "a seat: all 2 are taken")
 
 
 def waiting(at: float, *, note: Note | None = SEAT) -> NodeSnapshot:
-    return snapshot(view("hog", 2 * GI), at=at, available={Signal.MEMORY: 100 * MI}, soft_waits_for=note)
+    return snapshot(view("hog", 2 * GI), at=at, available={Signal.MEMORY: 100 * MI}, soft_tier_blocked_by=note)
 
 
 def test_the_soft_tier_waits_without_spending_anything_and_the_hard_tier_does_not() -> None:

@@ -66,7 +66,7 @@ def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> N
     assert names(plan) == ["asked-for"]
     assert plan.recount == (counted.pod.cgroup_uid,)
     [refusal] = plan.refusals
-    assert refusal.code == "counting-anew"
+    assert refusal.code == "waits-for-recount"
     assert "shop/counted exceeds emptydirfs.limit: counted 50s ago" in refusal.message
 
 
@@ -103,7 +103,7 @@ def test_budgets_hold_for_limits_too() -> None:
     settings = LIMITS._replace(rate_limits=PLENTY._replace(node=TokenBucket(1, 1.0)))
     plan, _ = decide(snapshot(over("a"), over("b")), settings)
     assert names(plan) == ["a"]
-    assert [refusal.code for refusal in plan.refusals] == ["budget-node"]
+    assert [refusal.code for refusal in plan.refusals] == ["rate-limit-node"]
 
 
 def test_one_decision_takes_no_more_than_max_victims_for_limits_either() -> None:
@@ -127,10 +127,10 @@ def test_a_pod_on_its_way_is_not_evicted_twice_and_measures_nothing() -> None:
 
 def test_tokens_of_a_blocked_eviction_come_back_to_the_bucket_of_the_limit() -> None:
     plan, after = decide(snapshot(over("a")))
-    assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, budgets=PLENTY).tokens == 999
+    assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, limits=PLENTY).tokens == 999
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.BLOCKED_BY_PDB, "", NOW)
     after = engine.apply_outcome(after, outcome, now=NOW, config=LIMITS)
-    assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, budgets=PLENTY).tokens == 1000
+    assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, limits=PLENTY).tokens == 1000
 
 
 @pytest.mark.parametrize(("used", "code"), [(200 * MI, None), (50 * MI, "recovered")])

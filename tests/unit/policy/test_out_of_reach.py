@@ -156,7 +156,7 @@ class Life:
 
 def acting(tier: Tier = Tier.HARD, **more: Any) -> Config:
     threshold: Threshold = hard() if tier is Tier.HARD else soft(grace_s=1.0)
-    more.setdefault("budgets", RateLimits())
+    more.setdefault("rate_limits", RateLimits())
     return config(threshold, **more)
 
 
@@ -190,10 +190,10 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
     "an old orphan": (Tier.HARD, Seen(lambda view, for_s: by_the_host(view, age_s=5000.0))),
     "it has no cgroup": (Tier.HARD, Seen(lambda view, for_s: view._replace(usage=None))),
     "429 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.BLOCKED_BY_PDB)),
-    "two budgets match": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.BUDGET_CONFLICT)),
+    "two budgets match": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.PDB_CONFLICT)),
     "400 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.INVALID)),
-    "404 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.GONE)),
-    "409 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.REPLACED)),
+    "404 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.NOT_FOUND)),
+    "409 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.CONFLICT)),
     "time-outs for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.TIMED_OUT)),
     "the kubelet is dead": (Tier.HARD, Seen(dies=False)),
     "the kubelet is dead, soft": (Tier.SOFT, Seen(dies=False)),
@@ -241,7 +241,7 @@ FOR_A_WHILE: dict[str, tuple[Tier, Seen, float]] = {
             Seen(answer=thrice(kind)),
             60,
         )
-        for kind in (OutcomeKind.INVALID, OutcomeKind.GONE, OutcomeKind.REPLACED, OutcomeKind.UNREACHABLE)
+        for kind in (OutcomeKind.INVALID, OutcomeKind.NOT_FOUND, OutcomeKind.CONFLICT, OutcomeKind.UNREACHABLE)
     },
     "too young for a minute, soft": (
         Tier.SOFT,
@@ -276,7 +276,7 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_nobody_before_it(name: str, 
 )
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
 def test_the_second_replica_of_a_leak_is_evicted_later_and_nobody_in_its_place(budgets: RateLimits, order: str) -> None:
-    settings = acting(budgets=budgets, ranking=KUBELET if order == "kubelet" else RankingConfig())
+    settings = acting(rate_limits=budgets, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, Seen(), hog=2 * GI, sibling=int(2.1 * GI), rate=40.0 * MI).run(200)
     assert life.innocents == []
     assert sorted(life.evicted) == ["hog", "sibling"]
@@ -331,7 +331,7 @@ def test_a_tiny_unreadable_pod_does_not_shield_a_pod_that_grows_faster_than_it_i
 
 
 def test_two_replicas_that_grow_beside_a_tiny_unreadable_pod_are_both_evicted() -> None:
-    settings = acting(budgets=RateLimits(owner_backoff_s=10.0))
+    settings = acting(rate_limits=RateLimits(owner_backoff_s=10.0))
     life = Life(settings, Seen(), rate=30.0 * MI, hog=int(0.6 * GI), sibling=int(0.5 * GI), unaccounted=3 * GI)
     life.seen_of_all = tiny_without_usage
     life.run(60)
@@ -487,9 +487,11 @@ def test_the_refusal_names_the_pod_its_amount_and_why() -> None:
 
 def test_who_stands_before_a_pod_out_of_reach_is_evicted_as_ever() -> None:
     """It does not take the place of the other: it would be the victim anyway."""
-    blocked = nodes.view("database", 4 * GI, priority=1000, request=6 * GI, budgets=(DisruptionBudget("b", 0),))
+    blocked = nodes.view(
+        "database", 4 * GI, priority=1000, request=6 * GI, disruption_budgets=(DisruptionBudget("b", 0),)
+    )
     leak = nodes.view("leak", GI, qos=QOSClass.BEST_EFFORT)
-    victims, _, _ = decide(pressed(blocked, leak), acting(Tier.SOFT, budgets=PLENTY))
+    victims, _, _ = decide(pressed(blocked, leak), acting(Tier.SOFT, rate_limits=PLENTY))
     assert victims == ["leak"]
 
 
@@ -563,7 +565,7 @@ def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanish
     assert [str(each.pod.name) for each in plan.victims] == ["hog"]
     state = engine.apply_outcome(
         state,
-        Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.GONE, "404", NOW + 0.1),
+        Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.NOT_FOUND, "404", NOW + 0.1),
         now=NOW + 0.1,
         config=settings,
     )
@@ -577,10 +579,10 @@ def test_the_last_resort_ends_nobody_in_the_place_of_a_pod_that_the_kernel_prote
     settings = config(
         hard(),
         escalation=Escalation(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0),
-        budgets=PLENTY._replace(last_resort=TokenBucket(9, 60.0)),
+        rate_limits=PLENTY._replace(last_resort=TokenBucket(9, 60.0)),
     )
     pods = [nodes.view("hog", 4 * GI), nodes.view("a", 800 * MI, request=799 * MI)]
-    lost: dict[str, Any] = {"api_lost_at": NOW - 40}
+    lost: dict[str, Any] = {"api_unreachable_since": NOW - 40}
     plan, state = engine.decide(pressed(*pods, **lost), initial("t", now=NOW), now=NOW, config=settings)
     assert [(str(each.pod.name), each.method) for each in plan.victims] == [("hog", Method.KILL)]
     refused = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.NOT_KILLED, "EPERM", NOW)
@@ -611,7 +613,7 @@ some_pods = st.lists(
 def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
     rows: list[tuple[int, QOSClass, str, str, bool]], missing: int, kubelet: bool, tier: Tier
 ) -> None:
-    settings = acting(tier, budgets=PLENTY, ranking=KUBELET if kubelet else RankingConfig())
+    settings = acting(tier, rate_limits=PLENTY, ranking=KUBELET if kubelet else RankingConfig())
     pods, held = [], {}
     for number, (size, qos, namespace, owner, limited) in enumerate(rows):
         view = nodes.view(
@@ -649,7 +651,7 @@ def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
     rows: list[tuple[int, int]], missing: int, falls: int
 ) -> None:
     """Whatever else: the victims are those of the run in which everybody is in reach, or they suffice alone."""
-    settings = acting(budgets=PLENTY)
+    settings = acting(rate_limits=PLENTY)
     seen, reachable, stuck = [], [], {}
     for number, (size, kind) in enumerate(rows):
         view = nodes.view(f"p{number}", size * 50 * MI)

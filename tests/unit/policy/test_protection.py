@@ -42,12 +42,12 @@ def test_an_ordinary_pod_has_no_protection() -> None:
 
 
 COMPILED_IN: list[tuple[str, dict[str, Any]]] = [
-    ("static", {"static": "file"}),
-    ("static", {"static": "cgroup"}),
-    ("mirror", {"mirror_of": "40752f5e63399d9c92ea85f4b6e74059"}),
+    ("static-pod", {"static": "file"}),
+    ("static-pod", {"static": "cgroup"}),
+    ("mirror-pod", {"mirror_of": "40752f5e63399d9c92ea85f4b6e74059"}),
     ("system-node-critical", {"priority_class": "system-node-critical", "priority": None}),
     ("critical-priority", {"priority": 2_000_000_000}),
-    ("nameless", {"namespace": ""}),
+    ("unnamed-pod", {"namespace": ""}),
     ("finished", {"phase": "Succeeded"}),
     ("terminating", {"deletion_wall": WALL + 5}),
 ]
@@ -86,7 +86,7 @@ def test_what_a_pods_author_writes_protects_it_nowhere_but_in_trusted_namespaces
 
 
 @pytest.mark.parametrize("trusted", ["shop", "*"])
-@pytest.mark.parametrize("code", ["label", "annotation", "wish-never"])
+@pytest.mark.parametrize("code", ["label", "annotation", "evict-never"])
 def test_a_trusted_namespace_is_named_or_every_one(code: str, trusted: str) -> None:
     _, of, switch = next(row for row in SWITCHED if row[0] == code)
     rules = NOTHING._replace(**switch | {"trusted_namespaces": (trusted,)})
@@ -109,9 +109,9 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("too-young", {"age_s": 30.0}, {"minimum_age_s": 60.0}),
     ("too-young", {"age_s": -30.0}, {"minimum_age_s": 60.0}),
-    ("disruption-budget", {"budgets": (DisruptionBudget("b", 0),)}, {"disruption_budgets": True}),
+    ("disruption-budget", {"disruption_budgets": (DisruptionBudget("b", 0),)}, {"disruption_budgets": True}),
     (
-        "wish-never",
+        "evict-never",
         {"annotations": {"nodeagent.io/evict": "never"}, "namespace": "trusted"},
         {"trusted_namespaces": ("trusted",)},
     ),
@@ -133,14 +133,14 @@ def test_a_label_with_another_value_does_not_protect() -> None:
     )
 
 
-@pytest.mark.parametrize("code", ["disruption-budget", "wish-never"])
+@pytest.mark.parametrize("code", ["disruption-budget", "evict-never"])
 def test_budgets_and_wishes_are_no_protection_in_the_hard_tier(code: str) -> None:
     of, switch = next((of, switch) for each, of, switch in SWITCHED if each == code)
     assert codes(pod("a", **of), NOTHING._replace(**switch), tier=Tier.HARD) == []
 
 
 def test_a_budget_with_headroom_does_not_protect() -> None:
-    assert codes(pod("a", budgets=(DisruptionBudget("b", 1),))) == []
+    assert codes(pod("a", disruption_budgets=(DisruptionBudget("b", 1),))) == []
 
 
 @pytest.mark.parametrize("wish", ["never", "prefer", "avoid"])

@@ -23,7 +23,7 @@ KEYS = rate_limits.bucket_keys(pod("web"), Signal.MEMORY)
 
 
 def taken(state: RateLimitState, *, now: float) -> RateLimitState:
-    after = rate_limits.take_tokens(state, KEYS, now=now, budgets=SMALL)
+    after = rate_limits.take_tokens(state, KEYS, now=now, limits=SMALL)
     assert isinstance(after, RateLimitState), after
     return after
 
@@ -34,18 +34,18 @@ def test_an_eviction_takes_from_node_namespace_owner_and_signal() -> None:
 
 def test_a_bucket_that_is_empty_refuses_with_numbers_and_takes_from_no_other() -> None:
     state = taken(RateLimitState(), now=0.0)
-    refusal = rate_limits.take_tokens(state, KEYS, now=60.0, budgets=SMALL)
+    refusal = rate_limits.take_tokens(state, KEYS, now=60.0, limits=SMALL)
     assert refusal == Refusal(
-        "budget-owner",
+        "rate-limit-owner",
         "budget of owner rs-shop-web is used up: 1 evictions at once, refilled at 12 an hour, next in 240s",
     )
-    assert rate_limits.level(state, "node", now=0.0, budgets=SMALL).tokens == 2
+    assert rate_limits.level(state, "node", now=0.0, limits=SMALL).tokens == 2
 
 
 def test_a_token_grows_back_after_exactly_its_interval() -> None:
     state = taken(RateLimitState(), now=0.0)
-    assert rate_limits.limit_reached(state, "owner/rs-shop-web", now=299.999, budgets=SMALL) is not None
-    assert rate_limits.limit_reached(state, "owner/rs-shop-web", now=300.0, budgets=SMALL) is None
+    assert rate_limits.limit_reached(state, "owner/rs-shop-web", now=299.999, limits=SMALL) is not None
+    assert rate_limits.limit_reached(state, "owner/rs-shop-web", now=300.0, limits=SMALL) is None
 
 
 def test_refilling_in_a_million_small_steps_gives_what_one_big_step_gives() -> None:
@@ -62,61 +62,61 @@ def test_refilling_in_a_million_small_steps_gives_what_one_big_step_gives() -> N
 def test_a_token_that_is_given_back_restores_the_bucket_and_never_overfills_it() -> None:
     state = taken(RateLimitState(), now=0.0)
     assert (
-        rate_limits.level(
-            rate_limits.return_tokens(state, KEYS, now=1.0, budgets=SMALL), "node", now=1.0, budgets=SMALL
-        )[0]
+        rate_limits.level(rate_limits.return_tokens(state, KEYS, now=1.0, limits=SMALL), "node", now=1.0, limits=SMALL)[
+            0
+        ]
         == 3
     )
     assert (
-        rate_limits.level(
-            rate_limits.return_tokens(state, KEYS, now=1e6, budgets=SMALL), "node", now=1e6, budgets=SMALL
-        )[0]
+        rate_limits.level(rate_limits.return_tokens(state, KEYS, now=1e6, limits=SMALL), "node", now=1e6, limits=SMALL)[
+            0
+        ]
         == 3
     )
 
 
 def test_a_clock_that_ran_backwards_counts_as_spent_and_grows_again_from_there() -> None:
-    state = rate_limits.pruned(taken(RateLimitState(), now=1e6), now=100.0, budgets=SMALL)
-    assert rate_limits.level(state, "node", now=100.0, budgets=SMALL).tokens == 0
-    assert rate_limits.level(state, "node", now=160.0, budgets=SMALL).tokens == 1
+    state = rate_limits.pruned(taken(RateLimitState(), now=1e6), now=100.0, limits=SMALL)
+    assert rate_limits.level(state, "node", now=100.0, limits=SMALL).tokens == 0
+    assert rate_limits.level(state, "node", now=160.0, limits=SMALL).tokens == 1
 
 
 def test_after_a_lost_state_every_bucket_starts_empty_also_those_never_seen() -> None:
     state = RateLimitState(spent_at=1000.0)
-    assert rate_limits.limit_reached(state, "namespace/new", now=1000.0, budgets=SMALL) is not None
-    assert rate_limits.limit_reached(state, "namespace/new", now=1120.0, budgets=SMALL) is None
-    holds = rate_limits.holds(state, now=1000.0, budgets=SMALL)
+    assert rate_limits.limit_reached(state, "namespace/new", now=1000.0, limits=SMALL) is not None
+    assert rate_limits.limit_reached(state, "namespace/new", now=1120.0, limits=SMALL) is None
+    holds = rate_limits.holds(state, now=1000.0, limits=SMALL)
     refusal = rate_limits.limit_on(holds, pod("web"))
     assert refusal is not None
-    assert refusal.code == "budget-owner"
+    assert refusal.code == "rate-limit-owner"
 
 
 def test_a_lost_state_is_forgotten_when_every_bucket_would_be_full_again() -> None:
-    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=299.0, budgets=SMALL).spent_at == 0.0
-    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=300.0, budgets=SMALL).spent_at is None
+    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=299.0, limits=SMALL).spent_at == 0.0
+    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=300.0, limits=SMALL).spent_at is None
 
 
 def test_a_bucket_without_refill_stays_empty() -> None:
     never = SMALL._replace(node=TokenBucket(3, 0.0))
     state = RateLimitState()
     for _ in range(3):
-        after = rate_limits.take_tokens(state, ("node",), now=0.0, budgets=never)
+        after = rate_limits.take_tokens(state, ("node",), now=0.0, limits=never)
         assert isinstance(after, RateLimitState)
         state = after
-    assert rate_limits.limit_reached(state, "node", now=1e9, budgets=never) is not None
+    assert rate_limits.limit_reached(state, "node", now=1e9, limits=never) is not None
 
 
 def test_a_smaller_budget_after_a_reload_holds_at_once() -> None:
     state = taken(RateLimitState(), now=0.0)
     smaller = SMALL._replace(node=TokenBucket(1, 60.0))
-    assert rate_limits.level(state, "node", now=0.0, budgets=smaller).tokens == 1
+    assert rate_limits.level(state, "node", now=0.0, limits=smaller).tokens == 1
 
 
 def test_an_owner_is_spared_for_one_two_four_minutes_up_to_the_maximum() -> None:
     budgets = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
     state, now, waits = RateLimitState(), 0.0, []
     for _ in range(5):
-        state = rate_limits.back_off_owner(state, "rs", now=now, budgets=budgets)
+        state = rate_limits.back_off_owner(state, "rs", now=now, limits=budgets)
         waits.append(state.owners["rs"].until - now)
         now = state.owners["rs"].until
         assert rate_limits.waiting(state.owners["rs"], now=now) is None
@@ -124,13 +124,13 @@ def test_an_owner_is_spared_for_one_two_four_minutes_up_to_the_maximum() -> None
 
 
 def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
-    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, budgets=SMALL)
-    state = rate_limits.back_off_owner(state, "rs", now=3601.0, budgets=SMALL)
+    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
+    state = rate_limits.back_off_owner(state, "rs", now=3601.0, limits=SMALL)
     assert state.owners["rs"].until == 3661.0
 
 
 def test_a_back_off_says_how_much_of_it_is_left() -> None:
-    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, budgets=SMALL)
+    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
     assert rate_limits.waiting(state.owners["rs"], now=20.0) == Refusal(
         "owner-backoff", "a pod of the same owner was evicted, 1 in a row: spared for 60s (40s left)"
     )
@@ -208,11 +208,11 @@ class NeverExceeded(RuleBasedStateMachine):
         answer=st.sampled_from(["accepted", "blocked", "crash before", "crash after"]),
     )
     def evict(self, namespace: str, owner: str, signal: Signal, answer: str) -> None:
-        self.state = rate_limits.pruned(self.state, now=self.now, budgets=SMALL)
+        self.state = rate_limits.pruned(self.state, now=self.now, limits=SMALL)
         victim = pod("p", namespace=namespace, owner=Owner("ReplicaSet", owner, owner))
-        holds = rate_limits.holds(self.state, now=self.now, budgets=SMALL)
+        holds = rate_limits.holds(self.state, now=self.now, limits=SMALL)
         keys = rate_limits.bucket_keys(victim, signal)
-        after = rate_limits.take_tokens(self.state, keys, now=self.now, budgets=SMALL)
+        after = rate_limits.take_tokens(self.state, keys, now=self.now, limits=SMALL)
         if isinstance(after, Refusal):
             return
         held = rate_limits.limit_on(holds, victim)
@@ -223,7 +223,7 @@ class NeverExceeded(RuleBasedStateMachine):
             self.crash()
             return
         if answer == "blocked":
-            self.state = rate_limits.return_tokens(self.state, keys, now=self.now, budgets=SMALL)
+            self.state = rate_limits.return_tokens(self.state, keys, now=self.now, limits=SMALL)
             return
         for key in keys:
             self.evicted.setdefault(key, []).append(self.now)

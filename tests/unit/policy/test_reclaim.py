@@ -65,12 +65,12 @@ def test_without_actions_nothing_is_waited_for() -> None:
 def test_an_action_runs_first_and_nobody_goes_when_it_helps() -> None:
     node = Node(HARD, IMAGES)
     first = node.look(0)
-    assert (first.victims, codes(first)) == ((), ["reclaiming"])
+    assert (first.victims, codes(first)) == ((), ["waits-for-reclaim"])
     [order] = first.reclaims
     assert (order.name, order.signal, order.deficit, order.available) == ("images", Signal.NODEFS, 124 * MI, 900 * MI)
     assert order.until == NOW + 20
     waiting = node.look(1)
-    assert (waiting.reclaims, waiting.victims, codes(waiting)) == ((), (), ["reclaiming"])
+    assert (waiting.reclaims, waiting.victims, codes(waiting)) == ((), (), ["waits-for-reclaim"])
     node.ended(first, 3)
     after = node.look(4, available=3 * GI)
     assert (after.victims, codes(after)) == ((), [])
@@ -132,7 +132,7 @@ def test_an_eviction_waits_for_a_sample_after_the_end_of_an_action() -> None:
     node = Node(HARD, IMAGES)
     first = node.look(0)
     node.ended(first, 2)
-    assert codes(node.look(2)) == ["reclaiming"], "this sample is no younger than the end"
+    assert codes(node.look(2)) == ["waits-for-reclaim"], "this sample is no younger than the end"
     assert node.look(2.1).victims
 
 
@@ -142,7 +142,7 @@ def test_an_action_whose_outcome_never_comes_is_given_up_after_its_deadline(thre
     node.look(0)
     first = node.look(1) if threshold is SOFT else None
     assert first is None or first.reclaims
-    assert codes(node.look(5)) == ["reclaiming"]
+    assert codes(node.look(5)) == ["waits-for-reclaim"]
     assert node.look(20).victims
 
 
@@ -312,7 +312,7 @@ def test_the_hard_tier_and_the_kubelets_order_do_not_wait_for_it(node: Node) -> 
 def test_memory_does_not_wait_for_images() -> None:
     node = Node(soft(Signal.MEMORY, 20 * GI), IMAGES, wait_s=10.0)
     node.look(0)
-    assert not {"waits-for-kubelet", "reclaiming"} & set(codes(node.look(5)))
+    assert not {"waits-for-kubelet", "waits-for-reclaim"} & set(codes(node.look(5)))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 30.0), st.booleans(), st.booleans()), max_size=40))

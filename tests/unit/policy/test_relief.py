@@ -155,11 +155,12 @@ def test_futility_tells_who_has_the_processes() -> None:
 @pytest.mark.parametrize("bad", [1e300, float("nan"), 1 << 63, -1, "4Gi"])
 def test_futility_leaves_out_what_no_directory_and_no_deleted_file_can_hold(bad: Any) -> None:
     of = view(
-        "a", usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_sight": DiskUsageQuality(NOW, True, (), bad)}
+        "a",
+        usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_usage_quality": DiskUsageQuality(NOW, True, (), bad)},
     )
     found = (HostDirectory("/absurd", bad, bad, True), HostDirectory("/var/log", GI, 9, False))
     rest = UnattributedDisk((Signal.NODEFS, Signal.NODEFS_INODES), 0, 0, 0, 0, found, NOW)
-    node = snapshot(of, available={Signal.NODEFS: 0}, disk_rests=(rest,))
+    node = snapshot(of, available={Signal.NODEFS: 0}, unattributed_disks=(rest,))
     assert relief.other_holders(Signal.NODEFS, node)[2:] == ("/var/log at least 1Gi",)
     assert relief.other_holders(Signal.NODEFS_INODES, node)[2:] == ("/var/log at least 9",)
 

@@ -119,7 +119,7 @@ def test_a_sleep_before_the_first_decision_and_one_that_two_clocks_only_seem_to_
 TIMELESS = nodes.config(
     nodes.soft(grace_s=5.0, value=2 * GI),
     nodes.hard(value=GI),
-    budgets=RateLimits(PLENTY.node, PLENTY.namespace, PLENTY.owner, PLENTY.signal, owner_backoff_s=0.0),
+    rate_limits=RateLimits(PLENTY.node, PLENTY.namespace, PLENTY.owner, PLENTY.signal, owner_backoff_s=0.0),
     relief=Relief(failures_before_stop=1000),
 )
 

@@ -105,7 +105,7 @@ def test_what_is_left_of_a_decision_that_is_not_kept_any_more_is_told(tmp_path: 
     recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_PDB, "budget web", NOW), wall_time=1.0)
     story = told(tmp_path, "abc-1")
     assert "not kept any more" in story
-    assert "blocked-by-budget" in story
+    assert "blocked-by-pdb" in story
 
 
 def test_text_from_pods_cannot_move_the_cursor(tmp_path: Path) -> None:

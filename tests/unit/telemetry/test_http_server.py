@@ -68,7 +68,7 @@ class Ground:
         seen = snapshot(view("pod", GI), at=self.clock.now, available={Signal.MEMORY: 8 * GI})
         plan, _ = engine.decide(seen, initial("a", now=NOW), now=self.clock.now, config=CONFIG)
         self.metrics.observe_plan(plan, seen)
-        self.metrics.observe_turn(at=self.clock.now)
+        self.metrics.observe_sync(at=self.clock.now)
 
     def get(self, path: str, *, method: str = "GET", accept: str = "") -> tuple[int, str, dict[str, str]]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.server.port}{path}", method=method)
@@ -109,7 +109,7 @@ def everything(sock: socket.socket) -> bytes:
 def test_metrics_come_in_the_format_that_is_asked_for(ground: Ground) -> None:
     status, text, headers = ground.get("/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert "nodeagent_turns_total 0" in text
+    assert "nodeagent_syncs_total 0" in text
     asked = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
     _, text, headers = ground.get("/metrics", accept=asked)
     assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -123,7 +123,7 @@ def test_alive_means_that_the_loop_has_turned_lately(ground: Ground) -> None:
     ground.clock.now += 0.2
     status, text, _ = ground.get("/healthz")
     assert (status, text) == (503, "loop: has not turned for 13.1s, at most 13s\n")
-    ground.metrics.observe_turn(at=ground.clock.now)
+    ground.metrics.observe_sync(at=ground.clock.now)
     assert ground.get("/healthz")[0] == 200
 
 
@@ -136,7 +136,7 @@ def test_ready_says_everything_that_is_missing_until_nothing_is(ground: Ground) 
     ground.sampled()
     assert ground.get("/readyz")[:2] == (200, "ok\n")
     ground.clock.now += 31.0
-    ground.metrics.observe_turn(at=ground.clock.now)
+    ground.metrics.observe_sync(at=ground.clock.now)
     assert ground.get("/readyz")[:2] == (503, "samples: the last one is 31.0s old, at most 30s\n")
     ground.clock.now += 100.0
     ground.sampled()

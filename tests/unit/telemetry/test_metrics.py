@@ -95,7 +95,7 @@ def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
     metrics = make(RuntimeCounters(walk=walk))
     metrics.observe_plan(plan, seen._replace(pods=pods, unattributed_disks=(rest,)))
     told = read(metrics)
-    names = ("running", "places", "places_done", "entries", "duration_seconds", "age_seconds")
+    names = ("running", "paths", "paths_done", "entries", "duration_seconds", "age_seconds")
     assert [told[f"nodeagent_disk_walk_{name}"] for name in names] == [1, 30, 10, 12_345, 1.5, 10]
     assert told["nodeagent_disk_pods_incomplete"] == 1
     assert told["nodeagent_disk_unattributed_bytes", "nodefs.available"] == 5 * GI
@@ -221,9 +221,9 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
         pods_synced_at=NOW - 5.0,
         contests=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, held_by_other=False),),
         asserted=frozenset({"MemoryPressure"}),
-        fenced=frozenset({"MemoryPressure"}),
+        tainted=frozenset({"MemoryPressure"}),
         watches=(WatchCounters("pods", 3, 2),),
-        brakes_held=1,
+        brakes_active=1,
         log_lines_dropped=9,
         workers_stuck=("statvfs", "statvfs", "log"),
     )
@@ -234,11 +234,11 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
     assert told["nodeagent_pods_view_age_seconds"] == 7.0
     assert told["nodeagent_condition_wanted", "MemoryPressure", "True"] == 1
     assert told["nodeagent_condition_asserted", "MemoryPressure"] == 1
-    assert told["nodeagent_fence_up", "MemoryPressure"] == 1
-    assert told["nodeagent_condition_resets_total", "MemoryPressure"] == 7
+    assert told["nodeagent_taint_present", "MemoryPressure"] == 1
+    assert told["nodeagent_condition_overwrites_total", "MemoryPressure"] == 7
     assert told["nodeagent_condition_true_seconds_total", "MemoryPressure"] == 99.9
     assert told["nodeagent_api_relists_total", "pods"] == 2
-    assert told["nodeagent_brakes_held"] == 1
+    assert told["nodeagent_brakes_active"] == 1
     assert told["nodeagent_log_lines_dropped_total"] == 9
     assert told["nodeagent_workers_stuck", "statvfs"] == 2
     assert told["nodeagent_workers_stuck", "log"] == 1
@@ -246,15 +246,15 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
 
 def test_the_loop_its_failures_and_reloads_are_told() -> None:
     metrics = make()
-    metrics.observe_turn(at=NOW, reasons=("timer", "psi"))
-    metrics.observe_turn(at=NOW + 1.0, reasons=("timer",))
+    metrics.observe_sync(at=NOW, reasons=("timer", "psi"))
+    metrics.observe_sync(at=NOW + 1.0, reasons=("timer",))
     metrics.observe_failure(Failure.STATE_SAVE)
     metrics.observe_stage(SyncStage.SAMPLE, 0.0006)
     metrics.observe_reload(None)
     told = read(metrics)
-    assert told["nodeagent_turns_total"] == 2
+    assert told["nodeagent_syncs_total"] == 2
     assert told["nodeagent_wakeups_total", "timer"] == 2
-    assert told["nodeagent_turn_age_seconds"] == 1.0
+    assert told["nodeagent_sync_age_seconds"] == 1.0
     assert told["nodeagent_failures_total", "state-save"] == 1
     assert told["nodeagent_stage_duration_seconds_sum", "sample"] == 0.0006
     assert told["nodeagent_config_last_reload_successful"] == 0
@@ -276,7 +276,7 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
     for number in range(3000):
         odd = plan._replace(id=f"x-{number}", refusals=(Refusal(f"code-{number}", "text"),))
         metrics.observe_plan(odd, seen)
-        metrics.observe_turn(at=NOW, reasons=(f"reason-{number}",))
+        metrics.observe_sync(at=NOW, reasons=(f"reason-{number}",))
     told = read(metrics)
     refusals = {key: value for key, value in told.items() if key[0] == "nodeagent_refusals_total"}
     assert len(refusals) <= module.MOST_SERIES + 1

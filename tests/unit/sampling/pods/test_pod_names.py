@@ -74,7 +74,7 @@ def test_a_mirror_pod_has_the_cgroup_of_its_static_pod(uid: str, named: bool) ->
     names = {uid: pod_names.PodName("kube-system", "etcd-n1")} if named else None
     views = joined([mirror("kube-system/etcd-n1", uid), api_pod("a/web", QUIET)], [uid, QUIET], names)
     assert len(views) == 2
-    assert (holder(views, uid).key, codes(holder(views, uid))) == ("kube-system/etcd-n1", {"mirror"})
+    assert (holder(views, uid).key, codes(holder(views, uid))) == ("kube-system/etcd-n1", {"mirror-pod"})
 
 
 def test_without_log_directories_no_mirror_pod_takes_the_cgroup_of_a_pod_that_the_view_lacks() -> None:
@@ -87,7 +87,7 @@ def test_without_log_directories_no_mirror_pod_takes_the_cgroup_of_a_pod_that_th
 def test_a_static_pod_without_a_mirror_pod_is_one_by_its_config_hash() -> None:
     """As on the recorded calm node, whose static pod had no mirror pod in the API for a while."""
     [view] = joined([], [HASH], {HASH: pod_names.PodName("kube-system", "etcd-n1")})
-    assert (view.pod.source, codes(view.pod)) == (PodSource.HOST, {"static"})
+    assert (view.pod.source, codes(view.pod)) == (PodSource.HOST, {"static-pod"})
     [view] = joined([], [HOG], {HOG: pod_names.PodName("a", "hog")})
     assert codes(view.pod) == set(), "which nothing but unknownPods protects"
 
@@ -172,7 +172,7 @@ def test_no_annotation_takes_a_cgroup_away_or_protects_a_pod(data: st.DataObject
         assert holder(views, uid).key == pod.key
         assert codes(holder(views, uid)) == codes(pod) == set()
     static = holder(views, HASH)
-    assert codes(static) & {"static", "mirror"}
+    assert codes(static) & {"static-pod", "mirror-pod"}
     assert static.name == "etcd-n1" or (not names and static.source is PodSource.HOST)
     assert sum(view.usage is not None for view in views) == 3
 
@@ -194,6 +194,6 @@ def test_a_sample_and_the_second_look_see_through_forged_claims(tmp_path: Path) 
     for views in (snapshot.pods, again.pods):
         assert {view.pod.key: codes(view.pod) for view in views if view.usage is not None} == {
             "evil/hog": set(),
-            "kube-system/etcd-n1": {"mirror"},
+            "kube-system/etcd-n1": {"mirror-pod"},
         }
         assert holder(views, HOG).name == "hog"
