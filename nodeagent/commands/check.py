@@ -10,12 +10,12 @@ report is held to a few times the cost of starting Python (benchmarks/check_star
 import os
 import sys
 import time
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.commands import exit_codes, standard_streams
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, Startup
-from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial

@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any, Final
 
 from nodeagent import __version__
 from nodeagent.commands import exit_codes, standard_streams
-from nodeagent.lean import Any, Final
 
 Options = Any
 """What argparse makes of the command line, or `quick` in its place."""

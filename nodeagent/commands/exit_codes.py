@@ -1,6 +1,6 @@
 """Exit codes of every command: the one table that `--help`, the README and the code share."""
 
-from nodeagent.lean import Final
+from typing import Final
 
 OK: Final = 0
 SOFT: Final = 1

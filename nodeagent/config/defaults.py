@@ -8,8 +8,8 @@ The kubelet has no default for PIDs at all, and a full PID table stops the kubel
 """
 
 from collections.abc import Mapping
+from typing import Final
 
-from nodeagent.lean import Final
 from nodeagent.model import Amount, Signal
 
 

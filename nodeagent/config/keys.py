@@ -7,9 +7,8 @@ the schema or with each other.
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from nodeagent import lean
 from nodeagent.config.schema import Config, Eviction, Mark
 from nodeagent.model import Amount
 
@@ -80,7 +79,9 @@ _SECONDS: Final = "_s"
 
 
 def _key(section: type, field: str, annotation: Any) -> ConfigKey:
-    annotation, bounds = lean.unwrapped(annotation)
+    bounds: tuple[Any, ...] = ()
+    if typing.get_origin(annotation) is Annotated:
+        bounds, annotation = annotation.__metadata__, annotation.__origin__
     optional = isinstance(annotation, types.UnionType)
     if optional:
         annotation = next(member for member in typing.get_args(annotation) if member is not types.NoneType)

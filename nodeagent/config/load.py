@@ -12,12 +12,12 @@ for allocatableMemory.available, and all containerfs thresholds, which follow no
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
 from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, Eviction, Mode, Shape
 from nodeagent.config.thresholds import make_thresholds
-from nodeagent.lean import TYPE_CHECKING, Any, Final, NamedTuple
 from nodeagent.runtime import regular_files
 
 if TYPE_CHECKING:

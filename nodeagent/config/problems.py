@@ -1,6 +1,6 @@
 """What is wrong with a configuration, where, and how to mend it; and where a value that applies came from."""
 
-from nodeagent.lean import Final, NamedTuple
+from typing import Final, NamedTuple
 
 
 class Origin(NamedTuple):

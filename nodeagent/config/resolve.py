@@ -1,8 +1,8 @@
 """What a configured amount (a quantity or a percentage) is in whole units, bit for bit as the kubelet reckons it."""
 
 from functools import lru_cache
+from typing import Final
 
-from nodeagent.lean import Final
 from nodeagent.model import Amount
 
 _FLOAT32_BITS: Final = 24

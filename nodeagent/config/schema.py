@@ -10,8 +10,8 @@ Keys that exist in KubeletConfiguration have the kubelet's names and meanings. H
 
 import enum
 from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
 
-from nodeagent.lean import Annotated, Final, NamedTuple
 from nodeagent.model import Amount, MemoryModel, Signal, StallScope, Threshold
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"

@@ -9,9 +9,9 @@ changed since.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from nodeagent.config.schema import Config, RankingKey
-from nodeagent.lean import NamedTuple
 from nodeagent.model import (
     NO_RESOURCES,
     SIGNAL_TABLE,

@@ -45,9 +45,9 @@ exactly the kubelet's at every judgement (KUBELET-CONTRACT, one sync, steps 8 an
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, Damping
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import SIGNAL_TABLE, ConditionStatus, ConditionType, ConditionVerdict, SignalState, SignalVerdict
 from nodeagent.policy import messages
 from nodeagent.policy.thresholds import elapsed

@@ -21,10 +21,10 @@ still hold.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config, OnBlocked, OnFutile
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     Amount,

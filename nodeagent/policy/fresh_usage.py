@@ -15,8 +15,9 @@ What was there before is part of the node (images, its system), and says nothing
 it is some minutes later.
 """
 
+from typing import Final
+
 from nodeagent.config.schema import Config
-from nodeagent.lean import Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     DiskPoint,

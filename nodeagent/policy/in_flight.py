@@ -31,9 +31,9 @@ evictions, and enough of them in a row trip the breaker for that signal.
 
 import enum
 from collections.abc import Container, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, Mode
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     MemoryModel,

@@ -13,8 +13,9 @@ Theory of operation. While it is open and its bucket has a token, a decision of 
 before. Back-offs and buckets of evictions do not hold it: they are empty because of requests that nobody answered.
 """
 
+from typing import Final
+
 from nodeagent.config.schema import Config, LastResort
-from nodeagent.lean import Final
 from nodeagent.model import NodeSnapshot, Refusal, Tier
 from nodeagent.policy import rate_limits
 

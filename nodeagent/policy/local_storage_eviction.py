@@ -8,8 +8,9 @@ and back-off decide, pods in the order of their names, at most `relief.maxVictim
 hard one, as the kubelet's is (KUBELET-CONTRACT 6).
 """
 
+from typing import NamedTuple
+
 from nodeagent.config.schema import Config
-from nodeagent.lean import NamedTuple
 from nodeagent.model import NodeSnapshot, PodView, Refusal, Tier
 from nodeagent.policy import in_flight, local_storage_limits, protection, rate_limits
 from nodeagent.policy.local_storage_limits import Violation

@@ -6,8 +6,8 @@ finds the violations; whether the pod is protected is protection's affair.
 
 import enum
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import ContainerKind, ContainerUsage, DiskLayout, DiskUsage, Pod, PodUsage, PodView
 from nodeagent.policy import messages, ranking, requests
 

@@ -4,8 +4,8 @@ Every message of an eviction ends in a full stop and a space, as the kubelet's d
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     Amount,

@@ -17,9 +17,9 @@ the node, and no more than that: a tiny unreadable pod never shields the pod tha
 
 import enum
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, OnBlocked
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import NodeSnapshot, OutcomeKind, Pod, PodSource, RankedPod, Refusal, ThresholdVerdict, Tier, Trend
 from nodeagent.policy import in_flight, rate_limits, relief
 from nodeagent.policy.candidates import MinimumRelief, RankedPods

@@ -1,6 +1,7 @@
 """Numbers in decisions: which of them are to be believed, and how texts show them."""
 
-from nodeagent.lean import Final
+from typing import Final
+
 from nodeagent.model import Unit
 
 ABSURD: Final = 1 << 62

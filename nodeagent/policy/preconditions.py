@@ -8,10 +8,10 @@ Promises:
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config
-from nodeagent.lean import Final
 from nodeagent.model import (
     SIGNAL_TABLE,
     Method,

@@ -17,9 +17,9 @@ asked each time. Both tables are in the order in which reasons are shown.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import ProtectionConfig as Rules
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, PodSource, PodUsage, Refusal, Tier
 
 WISH_ANNOTATION: Final = "nodeagent.io/evict"

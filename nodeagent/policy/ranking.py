@@ -22,9 +22,9 @@ keys for the resource (KUBELET-CONTRACT 5) and does the sane thing where the kub
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import RankingConfig, RankingKey
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     DiskLayout,

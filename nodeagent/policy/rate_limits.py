@@ -15,9 +15,9 @@ never does so within one): the bucket counts as spent, from now on.
 
 import math
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import RateLimits, TokenBucket
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, Refusal
 
 NODE: Final = "node"

@@ -21,9 +21,9 @@ stands the kubelet: its image garbage collection is given `waitForKubelet` from 
 """
 
 from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, ReclaimAction, ReclaimKind
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionType,

@@ -14,10 +14,10 @@ must bring anyway is left alone.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Relief
-from nodeagent.lean import Final
 from nodeagent.model import SIGNAL_TABLE, DiskLayout, HostDirectory, NodeSnapshot, PodUsage, Refusal, Signal, Unit
 from nodeagent.policy import ranking
 from nodeagent.policy.plausibility import ABSURD, figure, plausible

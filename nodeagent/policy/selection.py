@@ -18,9 +18,9 @@ other; a victim whose bucket is empty is dropped like any pod that a limit holds
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier
 from nodeagent.policy import in_flight, ranking, rate_limits, relief, thresholds
 from nodeagent.policy import trend as trends

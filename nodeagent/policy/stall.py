@@ -19,8 +19,8 @@ generous to the pods. Pods are only known by avg10; it stands for their avg60 to
 """
 
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import NodeSnapshot, PodView, Stall, StallRequirement, StallScope, Threshold
 
 AT_LIMIT: Final = 0.98

@@ -4,7 +4,8 @@ It is persisted *before* a plan is acted upon: tokens are taken and evictions wr
 so that a process that dies at any step spends nothing twice.
 """
 
-from nodeagent.lean import Final, NamedTuple
+from typing import Final, NamedTuple
+
 from nodeagent.policy import in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.in_flight import InFlightState

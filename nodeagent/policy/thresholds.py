@@ -48,10 +48,10 @@ State is a value: the caller keeps it, hands it in again, and may write it to di
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import LARGEST, as_fraction, resolve
 from nodeagent.config.schema import Config
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     DiskLayout,
     MemoryModel,

@@ -8,8 +8,8 @@ that is dropped) does not turn it around.
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations, pairwise
+from typing import Final
 
-from nodeagent.lean import Final
 from nodeagent.model import Trend
 
 History = tuple[tuple[float, int], ...]

@@ -4,9 +4,10 @@ Nothing is decided here. The policy is asked what it would decide of the same sn
 nearest hard threshold, by the same rules, and what it would remember of that is thrown away.
 """
 
+from typing import Final, NamedTuple
+
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
 from nodeagent.policy import engine, thresholds
 from nodeagent.policy.ranking import MEMORY_SIGNALS

@@ -7,8 +7,8 @@ state: nobody decides by it, and a reader who cannot make sense of it has nothin
 import contextlib
 import os
 from collections.abc import Iterable
+from typing import Final
 
-from nodeagent.lean import Final
 from nodeagent.model import Note
 from nodeagent.runtime import regular_files
 

@@ -5,7 +5,8 @@ Fields may be added within one apiVersion; none is renamed, removed or given ano
 them.
 """
 
-from nodeagent.lean import Any, Final
+from typing import Any, Final
+
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionVerdict,

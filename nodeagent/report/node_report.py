@@ -6,9 +6,9 @@ is worked out here.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
-from nodeagent.lean import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.model import (
     DiskLayout,
     NodeSnapshot,

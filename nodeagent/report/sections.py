@@ -5,8 +5,8 @@ this program (names, paths, messages) has been through `words.harmless`.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.lean import TYPE_CHECKING, Final
 from nodeagent.report import sections
 from nodeagent.report.sections import Cell, Column, Section
 

@@ -8,8 +8,7 @@ of what was opened (it may have been replaced meanwhile).
 import errno
 import os
 import stat
-
-from nodeagent.lean import Final
+from typing import Final
 
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW

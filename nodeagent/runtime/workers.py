@@ -22,8 +22,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note
 
 SUBJECT: Final = "workers"

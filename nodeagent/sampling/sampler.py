@@ -16,9 +16,9 @@ One owner: a Sampler is not thread-safe.
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Sampling
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache

@@ -1,8 +1,8 @@
 """How the standard conditions fare against a kubelet that writes them as well, in words."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from nodeagent.lean import Protocol
 from nodeagent.model import Note
 
 

@@ -10,8 +10,8 @@ its child; when that is gone, too, to `UNKNOWN`.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import nlargest
+from typing import Final
 
-from nodeagent.lean import Final
 from nodeagent.sampling.hostfs.cgroups import pod_uid
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 

@@ -12,8 +12,8 @@ import contextlib
 import errno
 import functools
 import os
+from typing import Final, NamedTuple, Protocol
 
-from nodeagent.lean import Final, NamedTuple, Protocol
 from nodeagent.model import CgroupUsage, Note
 from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
 from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed

@@ -10,8 +10,8 @@ Promises:
 
 import os
 from collections.abc import Sequence
+from typing import Final
 
-from nodeagent.lean import Final
 from nodeagent.sampling.hostfs.host import Host, Unreadable, read_all, unreadable
 
 # Larger than the hot files (meminfo 1.5 KiB, a v2 memory.stat 1.7 KiB), small enough to be allocated without a mmap.

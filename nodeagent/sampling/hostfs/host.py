@@ -16,8 +16,8 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note
 
 # O_NONBLOCK: a named pipe in place of a file must not hold us.

@@ -1,6 +1,6 @@
 """Numbers out of kernel text: malformed, missing, negative or absurd is None, never zero, never an exception."""
 
-from nodeagent.lean import Final
+from typing import Final
 
 # 2^62: above it a byte count is the kernel's way of saying "unlimited" or broken (KUBELET-CONTRACT, pods cgroup limit).
 ABSURD: Final = 1 << 62

@@ -9,9 +9,9 @@ layout. Where no runtime is found imagefs is unknown, and says so.
 import errno
 import os
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Sampling
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import DiskLayout, Observation, Signal
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
 

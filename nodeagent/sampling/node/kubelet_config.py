@@ -5,7 +5,8 @@ flags), then the files where distributions keep it. Walking all of /proc for a p
 than the rest of a report. A recorded host may hold the answer of the kubelet's own /configz instead.
 """
 
-from nodeagent.lean import Final
+from typing import Final
+
 from nodeagent.model import Note
 from nodeagent.report.node_report import KubeletThresholds
 from nodeagent.sampling.hostfs.host import Host, Unreadable

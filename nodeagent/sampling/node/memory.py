@@ -6,8 +6,8 @@ model.
 """
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import HugePages, NodeMemory
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryFiles, WorkingSet
 from nodeagent.sampling.hostfs.fd_cache import FdCache

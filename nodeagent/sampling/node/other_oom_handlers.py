@@ -16,8 +16,8 @@ Promises:
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note, Threshold
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable

@@ -1,6 +1,7 @@
 """How many more threads the kernel would make: `pid.available` (KUBELET-CONTRACT, signals)."""
 
-from nodeagent.lean import Final
+from typing import Final
+
 from nodeagent.model import Observation, Signal
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Unreadable

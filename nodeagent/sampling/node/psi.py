@@ -4,7 +4,8 @@ A kernel without PSI (CONFIG_PSI, psi=1) or a v1-only host simply yields fewer s
 `read`'s notes. Format: Documentation/accounting/psi.rst.
 """
 
-from nodeagent.lean import Final, NamedTuple
+from typing import Final, NamedTuple
+
 from nodeagent.model import Note, Stall, StallScope
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.fd_cache import FdCache

@@ -4,8 +4,8 @@ A new signal is one family file (memory, pids, filesystems) that reads it, and o
 """
 
 from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Observation, Signal
 from nodeagent.sampling.node.filesystems import Readings, observe_bytes, observe_inodes
 from nodeagent.sampling.node.memory import MEMINFO, MemoryLimits, MemoryPaths, MemoryReading

@@ -9,8 +9,8 @@ what it asked for. The sandbox is left out of process counts, as in the kubelet'
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import ContainerKind, ContainerUsage, Pod, QOSClass
 from nodeagent.sampling.hostfs.cgroups import CONTAINER_ID_LENGTH, Hierarchy, cgroups_below, container_id, parse_limit
 from nodeagent.sampling.hostfs.host import Host, Unreadable

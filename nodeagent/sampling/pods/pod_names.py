@@ -8,8 +8,8 @@ shows, so that no annotation takes a pod's cgroup away from it.
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Pod, PodSource, PodUsage, PodView
 from nodeagent.sampling.hostfs.cgroups import container_id
 from nodeagent.sampling.hostfs.host import Host, Unreadable

@@ -18,8 +18,8 @@ Promises of `PodReader`:
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from nodeagent.lean import Final, NamedTuple
 from nodeagent.model import Note, Pod, PodUsage, QOSClass
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, container_id, pod_uid, qos_of
 from nodeagent.sampling.hostfs.fd_cache import FdCache
