@@ -1,0 +1,12 @@
+"""The state machines of the policy, for the documents."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.model.machines import Machine
+
+
+def machines() -> Mapping[str, Machine[Any, Any]]:
+    """Every machine of the policy, by its name."""
+    tables: tuple[Machine[Any, Any], ...] = ()
+    return {table.name: table for table in tables}
