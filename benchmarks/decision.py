@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from nodeagent.config.schema import Config, RateLimits, Startup, TokenBucket
+from nodeagent.config.schema import Config, RateLimits, StartupConfig, TokenBucket
 from nodeagent.model import (
     Amount,
     Container,
@@ -126,7 +126,7 @@ def settings() -> Config:
             Threshold(Signal.IMAGEFS, Amount(None, 15.0, "15%")),
             Threshold(Signal.PID, Amount(None, 10.0, "10%")),
         ),
-        startup=Startup(fresh_samples=1),
+        startup=StartupConfig(fresh_samples=1),
         rate_limits=RateLimits(plenty, plenty, plenty, plenty),
     )
 

@@ -36,7 +36,15 @@ from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
-from nodeagent.config.schema import Conditions, Config, Damping, Fleet, Mode, StandardConditions, Startup
+from nodeagent.config.schema import (
+    ConditionsConfig,
+    Config,
+    DampingConfig,
+    FleetConfig,
+    Mode,
+    StandardConditions,
+    StartupConfig,
+)
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_watch import WATCH_S
@@ -112,7 +120,7 @@ def calm() -> Counter[str]:
     with ApiServer(bookmark_s=60.0 / COMPRESSION) as api, tempfile.TemporaryDirectory() as directory:
         transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
         node = NodeWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
-        conditions = NodeConditions(transport, node, heartbeat_s=Conditions().heartbeat_s / COMPRESSION)
+        conditions = NodeConditions(transport, node, heartbeat_s=ConditionsConfig().heartbeat_s / COMPRESSION)
         pods = PodWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
         for part in (node, conditions, pods):
             part.start()
@@ -132,7 +140,7 @@ def episode() -> Counter[str]:
     hog = pod("hog", uid="uid-hog", owner=("ReplicaSet", "hog"))
     with ApiServer(pods=[hog], linger_s=0.2) as api, tempfile.TemporaryDirectory() as directory:
         transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
-        config = Config(mode=Mode.ENFORCE, fleet=Fleet(max_concurrent_evictions=20))
+        config = Config(mode=Mode.ENFORCE, fleet=FleetConfig(max_concurrent_evictions=20))
         session = ClusterSession(transport, config, Identity(api.node_name, "benchmark"), wake=lambda: None)
         session.start()
         session.publish([verdict(ConditionStatus.FALSE)])
@@ -178,7 +186,7 @@ class Scenario(NamedTuple):
     standard: StandardConditions = StandardConditions.REASSERT
     capacity: int = 1_000_000
     """Requests a second that the server takes from us."""
-    jitter: float = Damping().jitter
+    jitter: float = DampingConfig().jitter
 
 
 class World:
@@ -447,7 +455,7 @@ def snapshot(node: Node, now: float) -> NodeSnapshot:
 def simulate(scenario: Scenario, nodes: int) -> tuple[World, list[Node]]:
     config = load.defaults().config
     config = config._replace(
-        startup=Startup(fresh_samples=1),
+        startup=StartupConfig(fresh_samples=1),
         damping=config.damping._replace(jitter=scenario.jitter),
         conditions=config.conditions._replace(standard=scenario.standard),
         fleet=config.fleet._replace(max_concurrent_evictions=scenario.seats),

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 from nodeagent.sampling.pods.pod_reader.pod_reader import CARRY_S
 
 from benchmarks.realnode import HIERARCHIES, RealNode, real_node
-from nodeagent.config.schema import Config, Startup
+from nodeagent.config.schema import Config, StartupConfig
 from nodeagent.loop import schedule
 from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import engine, state
@@ -156,7 +156,7 @@ class Loop:
 
     def __init__(self, node: RealNode) -> None:
         self.now = Host("/").boottime()
-        self.config = Config(thresholds=thresholds(), startup=Startup(fresh_samples=1), sampling=node.config())
+        self.config = Config(thresholds=thresholds(), startup=StartupConfig(fresh_samples=1), sampling=node.config())
         self.sampler = Sampler(
             Host("/"),
             node.config(),

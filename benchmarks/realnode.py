@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Container, Owner, Pod, PodSource, QOSClass, Resources
 
 HIERARCHIES = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/pids"))
@@ -41,8 +41,8 @@ class RealNode(NamedTuple):
     logs: Path
     pods: tuple[PodIds, ...]
 
-    def config(self) -> Sampling:
-        return Sampling(cgroup_root=f"/{self.root}", pod_logs_dir=str(self.logs / "pods"))
+    def config(self) -> SamplingConfig:
+        return SamplingConfig(cgroup_root=f"/{self.root}", pod_logs_dir=str(self.logs / "pods"))
 
     def api_pods(self) -> tuple[Pod, ...]:
         """The pods as the API would tell them."""

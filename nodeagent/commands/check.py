@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.commands import exit_codes, standard_streams
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
-from nodeagent.config.schema import Config, Mode, Startup
+from nodeagent.config.schema import Config, Mode, StartupConfig
 from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
@@ -119,7 +119,7 @@ class NodeChecker:
         """Raises CheckError when there is no such host."""
         self._wish = wish
         # One look has no earlier samples to wait for: it reports what an agent that has been running would do.
-        self._config = wish.loaded.config._replace(startup=Startup(fresh_samples=1))
+        self._config = wish.loaded.config._replace(startup=StartupConfig(fresh_samples=1))
         try:
             self._host = open_host(wish.host_root)
         except Unreadable as error:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
-from nodeagent.config.schema import Config, Eviction, Mark
+from nodeagent.config.schema import Config, EvictionConfig, Mark
 from nodeagent.model import Amount
 
 
@@ -51,7 +51,7 @@ def top_level() -> tuple[ConfigKey, ...]:
     """The keys of the file itself, without apiVersion and kind."""
     settings = config_keys(Config)
     first = next(index for index, key in enumerate(settings) if key.field == "node_name") + 1
-    return (*settings[:first], *config_keys(Eviction), *settings[first:])
+    return (*settings[:first], *config_keys(EvictionConfig), *settings[first:])
 
 
 def is_section(type_: Any) -> bool:

@@ -14,7 +14,7 @@ from nodeagent.config.defaults import KUBELET_EVICTION_HARD, KUBELET_TRANSITION_
 from nodeagent.config.duration import format_duration, parse_duration
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.resolve import resolve
-from nodeagent.config.schema import DROPPED, AmountRule, Eviction
+from nodeagent.config.schema import DROPPED, AmountRule, EvictionConfig
 from nodeagent.config.thresholds import make_thresholds
 from nodeagent.model import Amount, MemoryModel, Signal, Threshold
 
@@ -220,7 +220,7 @@ def _settle(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
     hard = KUBELET_EVICTION_HARD if raw.hard is None else _amounts(raw.hard, "evictionHard", problems)
     if raw.merge and raw.hard is not None:
         hard = {**KUBELET_EVICTION_HARD, **hard}
-    eviction = Eviction(
+    eviction = EvictionConfig(
         eviction_hard=hard,
         eviction_soft=_amounts(raw.soft or {}, "evictionSoft", problems),
         eviction_soft_grace_period=_graces(raw.grace or {}, problems),

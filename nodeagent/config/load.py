@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
-from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, Eviction, Mode, Shape
+from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, EvictionConfig, Mode, Shape
 from nodeagent.config.thresholds import make_thresholds
 from nodeagent.runtime import regular_files
 
@@ -38,7 +38,7 @@ class LoadedConfig(NamedTuple):
     """A configuration that can be used, and where it came from."""
 
     config: Config
-    eviction: Eviction
+    eviction: EvictionConfig
     """The maps from which `config.thresholds` was made, as they apply: built-in or the file's, merged."""
     origins: Mapping[str, Origin]
     """Key path -> origin, for what did not come from the program itself."""
@@ -51,7 +51,7 @@ class LoadedConfig(NamedTuple):
 
 def defaults(*, overrides: Iterable[Override] = ()) -> LoadedConfig:
     """What applies without a file. Raises ConfigError when an override is wrong."""
-    eviction = Eviction(
+    eviction = EvictionConfig(
         eviction_hard=built_in.EVICTION_HARD,
         eviction_soft=built_in.EVICTION_SOFT,
         eviction_soft_grace_period=built_in.EVICTION_SOFT_GRACE_PERIOD,
@@ -207,10 +207,10 @@ def _check_header(reader: "Reader", root: "YamlNode") -> None:
             reader.add_problem(node, name, f"{quoted(node.text)} is not known to this version", f"must be {wanted}")
 
 
-def _effective(values: dict[str, Any]) -> Eviction:
+def _effective(values: dict[str, Any]) -> EvictionConfig:
     """The maps as they apply. Takes their fields out of `values`."""
-    fields = {field: values.pop(field) for field in Eviction._fields if field in values}
-    eviction = Eviction(**fields)
+    fields = {field: values.pop(field) for field in EvictionConfig._fields if field in values}
+    eviction = EvictionConfig(**fields)
     # As in a kubelet only evictionHard replaces the hard defaults. Soft ones, which a kubelet has none of, give way to
     # either map, so that a pasted stanza means what it says.
     if "eviction_hard" not in fields:
@@ -223,7 +223,7 @@ def _effective(values: dict[str, Any]) -> Eviction:
     return eviction
 
 
-def _config(values: dict[str, Any], eviction: Eviction) -> Config:
+def _config(values: dict[str, Any], eviction: EvictionConfig) -> Config:
     config = Config(**values)
     # The kubelet's rule: a transition period of zero is the default one.
     period_s = config.eviction_pressure_transition_period_s or Config().eviction_pressure_transition_period_s

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 
 from nodeagent.config.duration import format_duration
 from nodeagent.config.problems import BUILT_IN, Origin, Problem
-from nodeagent.config.schema import DROPPED, Config, Eviction, ReclaimKind
+from nodeagent.config.schema import DROPPED, Config, EvictionConfig, ReclaimKind
 from nodeagent.config.thresholds import CONTAINERFS
 from nodeagent.model import Amount, Signal
 
 _Findings = Iterator[tuple[str, str, str]]
 
 
-def errors(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
+def errors(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
     """What makes the configuration unusable."""
     return _located(
         origins,
@@ -28,7 +28,7 @@ def errors(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin])
     )
 
 
-def warnings(config: Config, eviction: Eviction, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
+def warnings(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
     """What the reader should know and may want."""
     return _located(
         origins,
@@ -56,7 +56,7 @@ def _origin(origins: Mapping[str, Origin], path: str) -> Origin:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _grace_for_every_soft(eviction: Eviction, origins: Mapping[str, Origin]) -> _Findings:
+def _grace_for_every_soft(eviction: EvictionConfig, origins: Mapping[str, Origin]) -> _Findings:
     for signal, value in eviction.eviction_soft.items():
         written = f"evictionSoftGracePeriod.{signal}" in origins  # then its value is wrong and was complained of
         if value.text not in DROPPED and signal not in eviction.eviction_soft_grace_period and not written:
@@ -67,7 +67,7 @@ def _grace_for_every_soft(eviction: Eviction, origins: Mapping[str, Origin]) -> 
             )
 
 
-def _memory_model(eviction: Eviction) -> _Findings:
+def _memory_model(eviction: EvictionConfig) -> _Findings:
     for signal, refined in eviction.signals.items():
         for tier, part in (("", refined), (".hard", refined.hard), (".soft", refined.soft)):
             if part.memory_model is not None and signal is not Signal.MEMORY:
@@ -78,7 +78,7 @@ def _memory_model(eviction: Eviction) -> _Findings:
             yield path, "a trend never triggers a hard threshold", "move it under `soft:`"
 
 
-def _none_alone(eviction: Eviction) -> _Findings:
+def _none_alone(eviction: EvictionConfig) -> _Findings:
     if "none" in eviction.enforce_node_allocatable and len(eviction.enforce_node_allocatable) > 1:
         yield "enforceNodeAllocatable", "`none` does not go with others", "remove it or the others"
 
@@ -133,7 +133,7 @@ def _marks_nobody_is_trusted_with(config: Config) -> _Findings:
 # --- warnings --------------------------------------------------------------------------------------------------------
 
 
-def _nothing_to_do(config: Config, eviction: Eviction) -> _Findings:
+def _nothing_to_do(config: Config, eviction: EvictionConfig) -> _Findings:
     if not config.thresholds:
         yield "evictionHard", "there is no threshold at all: nothing will ever be evicted", ""
     elif not any(threshold.hard for threshold in config.thresholds) and not eviction.eviction_hard:
@@ -144,7 +144,7 @@ def _nothing_to_do(config: Config, eviction: Eviction) -> _Findings:
         )
 
 
-def _soft_below_hard(eviction: Eviction) -> _Findings:
+def _soft_below_hard(eviction: EvictionConfig) -> _Findings:
     for signal, soft in eviction.eviction_soft.items():
         hard = eviction.eviction_hard.get(signal)
         if hard is None or hard.text in DROPPED or soft.text in DROPPED or not _not_above(soft, hard):
@@ -165,20 +165,20 @@ def _not_above(soft: Amount, hard: Amount) -> bool:
     return False
 
 
-def _soft_without_grace_is_hard(eviction: Eviction) -> _Findings:
+def _soft_without_grace_is_hard(eviction: EvictionConfig) -> _Findings:
     for signal, grace in eviction.eviction_soft_grace_period.items():
         if grace == 0 and signal in eviction.eviction_soft:
             yield f"evictionSoftGracePeriod.{signal}", "without grace a soft threshold is a hard one", ""
 
 
-def _containerfs(eviction: Eviction) -> _Findings:
+def _containerfs(eviction: EvictionConfig) -> _Findings:
     for name, signals in (("evictionHard", eviction.eviction_hard), ("evictionSoft", eviction.eviction_soft)):
         for signal in CONTAINERFS:
             if signal in signals:
                 yield f"{name}.{signal}", "is ignored: containerfs follows nodefs or imagefs", "remove it"
 
 
-def _refines_nothing(eviction: Eviction) -> _Findings:
+def _refines_nothing(eviction: EvictionConfig) -> _Findings:
     for signal, refined in eviction.signals.items():
         soft, hard = signal in eviction.eviction_soft, signal in eviction.eviction_hard
         derived = signal in CONTAINERFS or (

@@ -1,11 +1,12 @@
-"""The configuration as the program uses it: immutable values with sound defaults.
+"""Define the configuration as immutable values with built-in defaults.
 
-Field names are the YAML keys in snake_case; durations end in `_s` here and are Go durations (`1m30s`) in the file. The
-string under a field is its documentation, and what is `Annotated` to its type bounds its value: the loader, the JSON
-Schema and `docs/configuration.md` all read them here. The file's top level are the keys of `Eviction` and of `Config`.
+A field name is the YAML key in snake_case. A duration ends in `_s` here and is a Go duration (`1m30s`) in the file. The
+string below a field is its documentation, and what is `Annotated` to its type limits its value. The loader, the JSON
+Schema and `docs/configuration.md` read both here. The top level of the file has the keys of `EvictionConfig` and
+`Config`.
 
-Keys that exist in KubeletConfiguration have the kubelet's names and meanings. How files become these values is in
-`load.py`; what the values mean for a decision is policy's business.
+Keys that exist in KubeletConfiguration have the kubelet's names and meanings. `load.py` turns files into these values,
+and `policy` interprets them.
 """
 
 import enum
@@ -161,7 +162,7 @@ class RankingConfig(NamedTuple):
     """Set by `order: kubelet`; not a key of its own."""
 
 
-class Relief(NamedTuple):
+class ReliefConfig(NamedTuple):
     minimum_relief: Annotated[Amount, AmountRule.SHARE] = Amount(None, 1.0, "1%")
     """A pod whose eviction frees less than this share of the deficit (or this quantity) is never chosen for being
     first in rank."""
@@ -177,7 +178,7 @@ class Relief(NamedTuple):
     """How long such failures are held against the resource."""
 
 
-class Damping(NamedTuple):
+class DampingConfig(NamedTuple):
     """Flap damping of the published conditions, after RFC 2439."""
 
     penalty: Annotated[float, Range(1, 1_000_000)] = 1000.0
@@ -196,7 +197,7 @@ class Damping(NamedTuple):
     """Bound on changes of one condition, whatever the signal does; a change to True is never refused by it."""
 
 
-class Startup(NamedTuple):
+class StartupConfig(NamedTuple):
     fresh_samples: Annotated[int, COUNT] = 3
     """After a start or a change of configuration only observe until this many samples in a row were complete."""
 
@@ -293,7 +294,7 @@ class ReclaimAction(NamedTuple):
     it once only, so that a short interval costs commands, not evictions."""
 
 
-class Reclaim(NamedTuple):
+class ReclaimConfig(NamedTuple):
     actions: tuple[ReclaimAction, ...] = ()
     """What is tried before pods are evicted, one after another in this order."""
     wait_for_kubelet_s: Annotated[float, Range(0, 600)] = 10.0
@@ -301,7 +302,7 @@ class Reclaim(NamedTuple):
     kubelet looks every 10 s."""
 
 
-class Escalation(NamedTuple):
+class EscalationConfig(NamedTuple):
     hard_grace_period_s: Annotated[float, Range(1, LONGEST_S)] = 1.0
     """Grace asked for in the hard tier. The kubelet uses at least 1 s."""
     on_blocked: OnBlocked = OnBlocked.WAIT
@@ -326,7 +327,7 @@ class Escalation(NamedTuple):
     """How long the API server must have been out of reach."""
 
 
-class Conditions(NamedTuple):
+class ConditionsConfig(NamedTuple):
     standard: StandardConditions = StandardConditions.REASSERT
     """MemoryPressure and its sisters: `reassert` puts our True back when a kubelet overwrites it, `once` writes it
     once, `off` never."""
@@ -343,7 +344,7 @@ class Conditions(NamedTuple):
     and take it down with the condition. Node credentials may not; then only the conditions speak."""
 
 
-class Fleet(NamedTuple):
+class FleetConfig(NamedTuple):
     max_concurrent_evictions: Annotated[int, Range(0, 1000)] = 0
     """Soft tier: before evicting take one of this many Leases of the node's zone, so that one bad release cannot make
     all nodes evict at once. 0 switches it off; hard evictions never wait for it."""
@@ -358,7 +359,7 @@ class MetricsConfig(NamedTuple):
     """Where /metrics, /healthz and /readyz are served, `127.0.0.1:9655`; empty: nowhere."""
 
 
-class Sampling(NamedTuple):
+class SamplingConfig(NamedTuple):
     interval_s: Annotated[float, Range(0.02, 60)] = 1.0
     """Time between looks at the node while no threshold is near; the nearer one is, the shorter. While none is crossed
     the pods are looked at every 10 s at most, and so are disks that are far from their thresholds."""
@@ -374,7 +375,7 @@ class Sampling(NamedTuple):
     """A sample or a view of the pods older than this is unknown, and unknown is never pressure."""
 
 
-class Cluster(NamedTuple):
+class ClusterConfig(NamedTuple):
     kubeconfig: Annotated[str, FILE_OR_NONE] = ""
     """Kubeconfig file; --kubeconfig and $KUBECONFIG replace it. When empty: the pod's service account,
     ~/.kube/config."""
@@ -384,7 +385,7 @@ class Cluster(NamedTuple):
     """When the view of the pods is older, nobody is evicted until it is fresh again."""
 
 
-class Logging(NamedTuple):
+class LoggingConfig(NamedTuple):
     level: Annotated[str, OneOf(("debug", "info", "warning", "error"))] = "info"
     """debug, info, warning or error."""
     format: Annotated[str, OneOf(("auto", "json", "console"))] = "auto"
@@ -430,7 +431,7 @@ class SignalRefinement(NamedTuple):
     """Replaces the keys above for the signal's soft threshold."""
 
 
-class Eviction(NamedTuple):
+class EvictionConfig(NamedTuple):
     """The keys from which `Config.thresholds` is made, as the file has them; the kubelet's names and meanings."""
 
     eviction_hard: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
@@ -486,32 +487,32 @@ class Config(NamedTuple):
     does this by itself; set it only where localStorageCapacityIsolation is off."""
     ranking: RankingConfig = RankingConfig()
     """In which order pods are evicted."""
-    relief: Relief = Relief()
+    relief: ReliefConfig = ReliefConfig()
     """How much an eviction must free, and what to do when evictions do not help."""
-    damping: Damping = Damping()
+    damping: DampingConfig = DampingConfig()
     """How flapping conditions are damped, after RFC 2439."""
-    startup: Startup = Startup()
+    startup: StartupConfig = StartupConfig()
     """What must be seen before anything is done."""
     protection: ProtectionConfig = ProtectionConfig()
     """Which pods are never evicted. Static, mirror, own, system-node-critical pods and priorities of 2000000000 and
     above never are, whatever stands here."""
     rate_limits: RateLimits = RateLimits()
     """How many pods may be evicted in which time."""
-    reclaim: Reclaim = Reclaim()
+    reclaim: ReclaimConfig = ReclaimConfig()
     """What is tried before pods are evicted."""
-    escalation: Escalation = Escalation()
+    escalation: EscalationConfig = EscalationConfig()
     """What the hard tier may do that the soft one may not."""
-    conditions: Conditions = Conditions()
+    conditions: ConditionsConfig = ConditionsConfig()
     """Which node conditions are published."""
-    fleet: Fleet = Fleet()
+    fleet: FleetConfig = FleetConfig()
     """What agents of different nodes agree on."""
     metrics: MetricsConfig = MetricsConfig()
     """What can be scraped and probed."""
-    sampling: Sampling = Sampling()
+    sampling: SamplingConfig = SamplingConfig()
     """What is read on the node, where and how often."""
-    cluster: Cluster = Cluster()
+    cluster: ClusterConfig = ClusterConfig()
     """How the API server is reached."""
-    logging: Logging = Logging()
+    logging: LoggingConfig = LoggingConfig()
     """What is logged, and how."""
     state_dir: Annotated[str, DIRECTORY] = "/run/nodeagent"
     """Where state that must survive a restart is kept: on a file system in memory, for an eviction waits until it is

@@ -12,7 +12,7 @@ from nodeagent.config.duration import format_duration
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
-from nodeagent.config.schema import API_VERSION, KIND, Eviction, RankingConfig
+from nodeagent.config.schema import API_VERSION, KIND, EvictionConfig, RankingConfig
 from nodeagent.model import Amount
 
 _COMMENT_COLUMN: Final = 56
@@ -24,7 +24,7 @@ def show(loaded: LoadedConfig) -> str:
     lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
     lines += [f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
     for key in keys.top_level():
-        owner = loaded.eviction if key.owner is Eviction else loaded.config
+        owner = loaded.eviction if key.owner is EvictionConfig else loaded.config
         lines += _entry(loaded, key, getattr(owner, key.field), key.name, indent=0, name=key.name)
     return "\n".join(lines) + "\n"
 

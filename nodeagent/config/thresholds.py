@@ -5,13 +5,13 @@ nothing; minimum reclaim belongs to every threshold of its signal; a soft thresh
 that is what hard means. containerfs thresholds are left out: they follow nodefs or imagefs, whatever anyone configures.
 """
 
-from nodeagent.config.schema import DROPPED, Eviction, Refinement, RequireStall
+from nodeagent.config.schema import DROPPED, EvictionConfig, Refinement, RequireStall
 from nodeagent.model import Amount, MemoryModel, Signal, StallRequirement, Threshold
 
 CONTAINERFS = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
 
 
-def make_thresholds(eviction: Eviction) -> tuple[Threshold, ...]:
+def make_thresholds(eviction: EvictionConfig) -> tuple[Threshold, ...]:
     """By signal in the order of the signal table, hard before soft. A soft one without grace is left out: `rules.py`
     has complained of it."""
     made: dict[Threshold, None] = {}
@@ -28,7 +28,7 @@ def make_thresholds(eviction: Eviction) -> tuple[Threshold, ...]:
     return tuple(made)
 
 
-def refinement(eviction: Eviction, signal: Signal, *, hard: bool) -> Refinement:
+def refinement(eviction: EvictionConfig, signal: Signal, *, hard: bool) -> Refinement:
     """What `signals` says of this signal's hard or soft threshold."""
     general = eviction.signals.get(signal)
     if general is None:
@@ -41,7 +41,7 @@ def refinement(eviction: Eviction, signal: Signal, *, hard: bool) -> Refinement:
     )
 
 
-def _threshold(eviction: Eviction, signal: Signal, value: Amount, grace_period_s: float) -> Threshold:
+def _threshold(eviction: EvictionConfig, signal: Signal, value: Amount, grace_period_s: float) -> Threshold:
     refined = refinement(eviction, signal, hard=grace_period_s == 0.0)
     return Threshold(
         signal,

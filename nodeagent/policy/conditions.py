@@ -47,14 +47,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import Config, Damping
+from nodeagent.config.schema import Config, DampingConfig
 from nodeagent.model import SIGNAL_TABLE, ConditionStatus, ConditionType, ConditionVerdict, SignalState, SignalVerdict
 from nodeagent.policy import messages
 from nodeagent.policy.thresholds import elapsed
 
 HOUR_S: Final = 3600.0
 
-KUBELET_DAMPING: Final = Damping(
+KUBELET_DAMPING: Final = DampingConfig(
     penalty=0.0,
     suppress_above=float("inf"),
     release_below=float("inf"),
@@ -165,7 +165,7 @@ def _step(before: ConditionMemory | None, seen: _Input, now: float, config: Conf
     return _changed(memory, target, seen, now)
 
 
-def _refreshed(memory: ConditionMemory, seen: _Input, now: float, damping: Damping) -> ConditionMemory:
+def _refreshed(memory: ConditionMemory, seen: _Input, now: float, damping: DampingConfig) -> ConditionMemory:
     """The memory with what time alone does to it."""
     suppressed = memory.suppressed
     if suppressed and memory.last_seen is not None:
@@ -182,7 +182,7 @@ def _refreshed(memory: ConditionMemory, seen: _Input, now: float, damping: Dampi
     )
 
 
-def _pressed(memory: ConditionMemory, seen: _Input, now: float, damping: Damping) -> ConditionMemory:
+def _pressed(memory: ConditionMemory, seen: _Input, now: float, damping: DampingConfig) -> ConditionMemory:
     if memory.status is ConditionStatus.TRUE:
         if seen.hard and not memory.hard:
             message = messages.condition_message(ConditionStatus.TRUE, seen.verdicts)
@@ -210,7 +210,7 @@ def _changed(memory: ConditionMemory, status: ConditionStatus, seen: _Input, now
     )
 
 
-def _held(memory: ConditionMemory, now: float, config: Config, damping: Damping, seed: str) -> bool:
+def _held(memory: ConditionMemory, now: float, config: Config, damping: DampingConfig, seed: str) -> bool:
     """Whether the transition period, jitter or the penalty still holds a True condition."""
     if memory.last_seen is None:
         return False
@@ -219,14 +219,14 @@ def _held(memory: ConditionMemory, now: float, config: Config, damping: Damping,
     return memory.suppressed or elapsed(memory.last_seen, now) < hold_s
 
 
-def decayed(memory: ConditionMemory, *, now: float, damping: Damping) -> float:
+def decayed(memory: ConditionMemory, *, now: float, damping: DampingConfig) -> float:
     """The penalty now; it halves every half-life."""
     if damping.half_life_s <= 0.0:
         return 0.0
     return memory.penalty * math.pow(0.5, (max(0.0, now - memory.penalty_at) / damping.half_life_s))
 
 
-def _ceiling(damping: Damping) -> float:
+def _ceiling(damping: DampingConfig) -> float:
     """RFC 2439: no penalty is worth keeping that takes longer than the maximum hold to decay to where it releases; but
     one raise above `suppress_above` must fit below, or nothing would ever be suppressed."""
     if damping.half_life_s <= 0.0:

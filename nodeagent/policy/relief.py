@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodeagent.config.resolve import resolve
-from nodeagent.config.schema import Relief
+from nodeagent.config.schema import ReliefConfig
 from nodeagent.model import SIGNAL_TABLE, DiskLayout, HostDirectory, NodeSnapshot, PodUsage, Refusal, Signal, Unit
 from nodeagent.policy import ranking
 from nodeagent.policy.plausibility import ABSURD, figure, plausible
@@ -85,7 +85,7 @@ def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
     return max(0, used - held)
 
 
-def minimum(rules: Relief, deficit: int) -> int:
+def minimum(rules: ReliefConfig, deficit: int) -> int:
     """The least relief that makes evicting a pod worth while for this deficit, at least 1."""
     return max(1, resolve(rules.minimum_relief, capacity=deficit) or 0)
 

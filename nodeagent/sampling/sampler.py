@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
@@ -75,7 +75,7 @@ class Sampler:
     def __init__(
         self,
         host: Host,
-        config: Sampling,
+        config: SamplingConfig,
         *,
         node_name: str,
         boottime: Callable[[], float] | None = None,

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from nodeagent.config.schema import Fleet
+from nodeagent.config.schema import FleetConfig
 from nodeagent.sampling.node import kubelet_config
 from tests.support.manifests import DAEMONSET, Document, container, documents, pod_spec, the, with_brake
 from tests.support.paths import REPOSITORY
@@ -194,7 +194,7 @@ def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -
     [rule] = role["rules"]
     assert [(rule["apiGroups"][0], rule["resources"][0], set(rule["verbs"]))] == list(FLEET_RIGHTS.values())
     home = the("Namespace")["metadata"]["name"]
-    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"], Fleet().lease_namespace} == {home}
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"], FleetConfig().lease_namespace} == {home}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == the("ClusterRoleBinding")["subjects"]
 

@@ -5,7 +5,7 @@ Everything that is not said is healthy and evictable: memory in plenty, pods of 
 
 from typing import Any
 
-from nodeagent.config.schema import Config, ProtectionConfig, RateLimits, Startup, TokenBucket
+from nodeagent.config.schema import Config, ProtectionConfig, RateLimits, StartupConfig, TokenBucket
 from nodeagent.model import (
     Amount,
     CgroupUsage,
@@ -65,7 +65,7 @@ def config(*thresholds: Threshold, **more: Any) -> Config:
     """Thresholds that may act on the first sample, budgets that are no obstacle."""
     settings: dict[str, Any] = {
         "thresholds": thresholds,
-        "startup": Startup(fresh_samples=1),
+        "startup": StartupConfig(fresh_samples=1),
         "rate_limits": PLENTY,
         "protection": ProtectionConfig(),
         "enforce_node_allocatable": False,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nodeagent.config.schema import Config, RankingConfig, Startup
+from nodeagent.config.schema import Config, RankingConfig, StartupConfig
 from nodeagent.model import (
     Amount,
     MemoryModel,
@@ -23,7 +23,7 @@ GI = 1 << 30
 KUBELET = Config(ranking=RankingConfig(kubelet=True))
 """Kubelet-compatible mode: no observe-only, no damping, unknown is forgotten."""
 
-EAGER = Config(startup=Startup(fresh_samples=1))
+EAGER = Config(startup=StartupConfig(fresh_samples=1))
 """Our own mode, acting on the first good sample."""
 
 

@@ -25,7 +25,7 @@ the time however large the trees are.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, Note, PodUsage, PodView, Signal, UnattributedDisk, Unit
 from nodeagent.sampling.disk import write_rates
 from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
@@ -72,7 +72,7 @@ class DiskMonitor:
     """Watches the disks of one host. Belongs to the loop's thread."""
 
     def __init__(
-        self, host: Host, config: Sampling, *, limits: bool = False, wake: Callable[[], None] = lambda: None
+        self, host: Host, config: SamplingConfig, *, limits: bool = False, wake: Callable[[], None] = lambda: None
     ) -> None:
         """`limits`: pods are held to their own local-storage limits. `wake` is called from another thread when
         something new is known."""

@@ -6,7 +6,7 @@ The daemon never waits and uses `watch.py`; this is for a report.
 import time
 from collections.abc import Callable
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import NodeSnapshot, Note, Signal, UnattributedDisk
 from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.monitor import DISKS, file_systems
@@ -19,7 +19,7 @@ from nodeagent.sampling.node.filesystems import Layout
 class OneShotMeasurement:
     """Looks at the disks of one host; what it learns makes the next look faster."""
 
-    def __init__(self, host: Host, config: Sampling, *, hierarchy: Hierarchy, layout: Layout) -> None:
+    def __init__(self, host: Host, config: SamplingConfig, *, hierarchy: Hierarchy, layout: Layout) -> None:
         self._host = host
         self._layout = layout
         store = layout.store.containers if layout.store is not None else ""

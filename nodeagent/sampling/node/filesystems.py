@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, Observation, Signal
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
 
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     """The kubelet's directory, whether it exists or not; empty: the configured one."""
 
 
-def detect_layout(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
+def detect_layout(host: Host, config: SamplingConfig, statvfs: Statvfs) -> Layout:
     """The layout now. Never raises."""
     kubelet = kubelet_directory(host, config)
     nodefs, remark = _nearest(kubelet, statvfs)
@@ -82,9 +82,9 @@ def detect_layout(host: Host, config: Sampling, statvfs: Statvfs) -> Layout:
     return Layout(kind, nodefs, store, "", note, kubelet)
 
 
-def kubelet_directory(host: Host, config: Sampling) -> str:
+def kubelet_directory(host: Host, config: SamplingConfig) -> str:
     """The configured one; where that is the default, what the running kubelet was told by --root-dir."""
-    if config.kubelet_dir != Sampling().kubelet_dir:
+    if config.kubelet_dir != SamplingConfig().kubelet_dir:
         return config.kubelet_dir
     words = service_command_line(host, "kubelet.service", ("kubelet", "hyperkube"))
     return _path_flag(words, ("--root-dir",)) or config.kubelet_dir
@@ -138,7 +138,7 @@ def _is_there(path: str, statvfs: Statvfs) -> bool:
     return True
 
 
-def find_store(host: Host, config: Sampling, statvfs: Statvfs) -> tuple[ImageStore | None, str]:
+def find_store(host: Host, config: SamplingConfig, statvfs: Statvfs) -> tuple[ImageStore | None, str]:
     """(the image store, a remark on the choice) or (None, why there is none)."""
     if config.image_dir:
         return ImageStore("configured", config.image_dir, config.image_dir), ""

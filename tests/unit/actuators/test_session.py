@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodeagent.actuators.session import FENCE_WAIT_S, ClusterSession
-from nodeagent.config.schema import Conditions, Config, Fleet, Mode, ProtectionConfig
+from nodeagent.config.schema import ConditionsConfig, Config, FleetConfig, Mode, ProtectionConfig
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.transport import connect
@@ -223,7 +223,7 @@ def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
 ) -> None:
     with api._changed:
         api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
-    agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
+    agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
     agent.publish([TRUE])
     assert waits_for(agent) != "taint"
     assert api.wait_for(lambda: taints(api) == [], 30)
@@ -274,7 +274,7 @@ def test_the_soft_tier_waits_until_the_budgets_are_known(
     api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
 ) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
-    agent = session(Config(mode=mode, conditions=Conditions(taint=False)))
+    agent = session(Config(mode=mode, conditions=ConditionsConfig(taint=False)))
     assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.publish([TRUE])
@@ -288,7 +288,7 @@ def test_budgets_that_cannot_be_listed_are_not_waited_for(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.forbid("list", "poddisruptionbudgets")
-    agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
+    agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
     agent.warm()
     eventually(lambda: any("poddisruptionbudgets" in note.message for note in agent.notes()))
     eventually(lambda: waits_for(agent) is None)
@@ -297,7 +297,7 @@ def test_budgets_that_cannot_be_listed_are_not_waited_for(
 def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
-    agent = session(ENFORCE._replace(conditions=Conditions(taint=False)))
+    agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
     agent.warm()
     eventually(lambda: waits_for(agent) is None)
     api.set_pdb("other", {"app": "new"}, allowed=0, namespace="later")
@@ -466,7 +466,7 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.store["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
-    agent = session(ENFORCE._replace(fleet=Fleet(max_concurrent_evictions=2)))
+    agent = session(ENFORCE._replace(fleet=FleetConfig(max_concurrent_evictions=2)))
     agent.publish([FALSE])
     waiting = agent.soft_tier_block()
     assert waiting is not None

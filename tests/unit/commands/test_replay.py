@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.commands import cli, replay
-from nodeagent.config.schema import Config, Mode, ProtectionConfig, RankingConfig, RankingKey, Startup
+from nodeagent.config.schema import Config, Mode, ProtectionConfig, RankingConfig, RankingKey, StartupConfig
 from nodeagent.model import Outcome, OutcomeKind, QOSClass, Signal
 from nodeagent.policy import engine
 from nodeagent.report import text
@@ -40,7 +40,7 @@ def test_with_the_configuration_of_the_time_nothing_differs(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], fresh: int
 ) -> None:
     place = tmp_path_factory.mktemp("records")
-    with_config = CONFIG._replace(startup=Startup(fresh_samples=fresh))
+    with_config = CONFIG._replace(startup=StartupConfig(fresh_samples=fresh))
     made, at, recorded = Run(place, with_config), NOW, 0
     for seconds, gigabytes in steps:
         at += seconds
@@ -130,7 +130,7 @@ def test_a_longer_start_up_does_not_hold_back_an_agent_that_had_been_running(tmp
     made = Run(tmp_path, CONFIG, instance="later")
     made.decide(snapshot(*PODS, available={Signal.MEMORY: 8 * GI}))
     made.decide(snapshot(*PODS, at=NOW + 1, available={Signal.MEMORY: GI}))
-    rows = replay.replay(tmp_path, CONFIG._replace(startup=Startup(fresh_samples=50)))
+    rows = replay.replay(tmp_path, CONFIG._replace(startup=StartupConfig(fresh_samples=50)))
     assert not rows[-1].differs
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Config, Damping, RankingConfig
+from nodeagent.config.schema import Config, DampingConfig, RankingConfig
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
@@ -24,7 +24,7 @@ from tests.support.threshold_samples import soft as soft_at
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 PERIOD = 300.0
 KUBELET = Config(ranking=RankingConfig(kubelet=True), eviction_pressure_transition_period_s=PERIOD)
-PLAIN = Config(damping=Damping(jitter=0.0), eviction_pressure_transition_period_s=PERIOD)
+PLAIN = Config(damping=DampingConfig(jitter=0.0), eviction_pressure_transition_period_s=PERIOD)
 
 
 def verdict(signal: Signal, state: SignalState, *, available: int = 200 * MI) -> SignalVerdict:
@@ -193,7 +193,7 @@ def flap(node: Node, *, times: int, every_s: float, start: float = 0.0) -> float
     return at
 
 
-SHORT = Config(eviction_pressure_transition_period_s=10.0, damping=Damping(jitter=0.0))
+SHORT = Config(eviction_pressure_transition_period_s=10.0, damping=DampingConfig(jitter=0.0))
 
 
 def test_a_condition_that_does_not_flap_is_held_for_the_transition_period_alone() -> None:
@@ -221,7 +221,7 @@ def test_a_condition_that_flaps_is_held_until_its_penalty_has_decayed() -> None:
 
 
 def test_the_penalty_holds_a_condition_no_longer_than_the_maximum() -> None:
-    damping = Damping(jitter=0.0, max_hold_s=120.0, half_life_s=3600.0)
+    damping = DampingConfig(jitter=0.0, max_hold_s=120.0, half_life_s=3600.0)
     node = Node(SHORT._replace(damping=damping))
     last = 0.0
     for _ in range(4):
@@ -255,7 +255,7 @@ def test_nodes_that_were_raised_together_are_not_released_together() -> None:
 
 
 def test_jitter_is_drawn_anew_at_each_raise_and_is_the_same_after_a_restart() -> None:
-    config = Config(eviction_pressure_transition_period_s=1000.0, damping=Damping(jitter=0.5, penalty=1.0))
+    config = Config(eviction_pressure_transition_period_s=1000.0, damping=DampingConfig(jitter=0.5, penalty=1.0))
 
     def two_releases() -> list[float]:
         node, start, holds = Node(config), 0.0, []
@@ -273,7 +273,7 @@ def test_jitter_is_drawn_anew_at_each_raise_and_is_the_same_after_a_restart() ->
 
 states = st.sampled_from([SignalState.OK, SignalState.SOFT, SignalState.HARD, SignalState.UNKNOWN])
 dampings = st.builds(
-    Damping,
+    DampingConfig,
     penalty=st.floats(1, 1e6),
     suppress_above=st.floats(1, 1e6),
     release_below=st.floats(1, 1e6),
@@ -291,7 +291,7 @@ dampings = st.builds(
     st.sampled_from([0.001, 1.0, 300.0]),
 )
 def test_no_input_changes_a_condition_more_often_in_an_hour_than_configured(
-    steps: list[tuple[float, SignalState]], damping: Damping, period_s: float
+    steps: list[tuple[float, SignalState]], damping: DampingConfig, period_s: float
 ) -> None:
     node = Node(Config(eviction_pressure_transition_period_s=period_s, damping=damping))
     now, changes = 0.0, []
@@ -314,7 +314,7 @@ def test_no_input_changes_a_condition_more_often_in_an_hour_than_configured(
 def test_the_bound_is_reached_but_not_passed_by_the_worst_input() -> None:
     config = Config(
         eviction_pressure_transition_period_s=0.001,
-        damping=Damping(jitter=0.0, penalty=1.0, max_transitions_per_hour=6),
+        damping=DampingConfig(jitter=0.0, penalty=1.0, max_transitions_per_hour=6),
     )
     node, changes, before = Node(config), 0, UNKNOWN
     node.memory(0.0, SignalState.UNKNOWN)
@@ -328,7 +328,7 @@ def test_the_bound_is_reached_but_not_passed_by_the_worst_input() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 600), states), max_size=40), dampings)
 def test_a_held_condition_is_released_within_the_longest_hold(
-    steps: list[tuple[float, SignalState]], damping: Damping
+    steps: list[tuple[float, SignalState]], damping: DampingConfig
 ) -> None:
     node, now = Node(Config(damping=damping)), 0.0
     for pause, state in steps:

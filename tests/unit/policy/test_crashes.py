@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from nodeagent.config.schema import RankingConfig, RateLimits, Relief, TokenBucket
+from nodeagent.config.schema import RankingConfig, RateLimits, ReliefConfig, TokenBucket
 from nodeagent.model import Outcome, OutcomeKind, Owner, PodView, QOSClass, Signal, Victim
 from nodeagent.policy import engine, rate_limits, state
 from nodeagent.policy.state import PolicyState
@@ -54,7 +54,7 @@ class Node(RuleBasedStateMachine):
             limit(Signal.PID, 1000),
             rate_limits=BUDGETS,
             ranking=RankingConfig(kubelet=kubelet),
-            relief=Relief(failures_before_stop=10_000),
+            relief=ReliefConfig(failures_before_stop=10_000),
         )
         self.now = NOW
         self.born = 0

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from nodeagent.config.schema import (
     Config,
-    Escalation,
+    EscalationConfig,
     Mode,
     OnBlocked,
     OnFutile,
     ProtectionConfig,
     RankingConfig,
-    Relief,
+    ReliefConfig,
     TokenBucket,
 )
 from nodeagent.model import (
@@ -155,7 +155,7 @@ def test_the_soft_tier_takes_one_and_looks_again() -> None:
 
 def test_a_hard_decision_takes_no_more_than_max_victims() -> None:
     pods = [view(f"p{number}", 200 * MI) for number in range(9)]
-    plan, _ = decide(pressed(*pods), config(hard(), relief=Relief(max_victims=2)))
+    plan, _ = decide(pressed(*pods), config(hard(), relief=ReliefConfig(max_victims=2)))
     assert len(plan.victims) == 2
 
 
@@ -295,7 +295,7 @@ def futile(settings: Config, *, before: PolicyState | None = None) -> Plan:
 
 
 def test_the_soft_tier_evicts_nobody_when_all_together_cannot_help_and_says_who_holds_it() -> None:
-    plan = futile(config(soft(), relief=Relief(on_futile=OnFutile.EVICT)))
+    plan = futile(config(soft(), relief=ReliefConfig(on_futile=OnFutile.EVICT)))
     assert victims(plan) == []
     assert codes(plan) == ["futile"]
     assert "all 2 candidates would free 300Mi" in plan.refusals[0].message
@@ -305,15 +305,15 @@ def test_the_soft_tier_evicts_nobody_when_all_together_cannot_help_and_says_who_
 
 def test_the_hard_tier_does_in_that_case_what_the_configuration_says() -> None:
     pods = [view("a", 100 * MI), view("b", 200 * MI)]
-    assert victims(decide(pressed(*pods), config(hard(), relief=Relief(on_futile=OnFutile.STOP)))[0]) == []
-    plan, _ = decide(pressed(*pods), config(hard(), relief=Relief(on_futile=OnFutile.EVICT)))
+    assert victims(decide(pressed(*pods), config(hard(), relief=ReliefConfig(on_futile=OnFutile.STOP)))[0]) == []
+    plan, _ = decide(pressed(*pods), config(hard(), relief=ReliefConfig(on_futile=OnFutile.EVICT)))
     assert sorted(str(name) for name in victims(plan)) == ["a", "b"]
     assert codes(plan) == ["futile"]
 
 
 @pytest.mark.parametrize("kubelet", [False, True])
 def test_evictions_that_do_not_help_stop_with_an_alarm(kubelet: bool) -> None:
-    settings = config(hard(), relief=Relief(failures_before_stop=2), ranking=RankingConfig(kubelet=kubelet))
+    settings = config(hard(), relief=ReliefConfig(failures_before_stop=2), ranking=RankingConfig(kubelet=kubelet))
     pods = [view(f"p{number}", 2 * GI) for number in range(6)]
     after, at, plan = fresh(), NOW, None
     for _ in range(8):
@@ -374,7 +374,7 @@ def test_an_eviction_under_way_stops_the_next_one(kind: OutcomeKind | None) -> N
 def test_the_soft_tier_looks_again_before_the_next_and_the_hard_tier_goes_on(tier: Tier) -> None:
     reclaim = Amount(3 * GI, None, "3Gi")
     threshold = soft(min_reclaim=reclaim) if tier is Tier.SOFT else hard(min_reclaim=reclaim)
-    settings = config(threshold, relief=Relief(max_victims=1))
+    settings = config(threshold, relief=ReliefConfig(max_victims=1))
     pods = [view("hog", 2 * GI), view("other", 3 * GI, qos=GUARANTEED)]
     _, after = decide(snapshot(*pods, at=NOW - 2), settings)
     if tier is Tier.SOFT:
@@ -433,7 +433,7 @@ def test_nobody_is_shortened_where_that_is_switched_off_or_the_tier_is_soft(tier
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
     settings = config(
         hard() if tier is Tier.HARD else soft(),
-        escalation=Escalation(shorten_terminating=tier is Tier.SOFT),
+        escalation=EscalationConfig(shorten_terminating=tier is Tier.SOFT),
     )
     _, after = decide(snapshot(leaving, view("hog", 4 * GI), at=NOW - 1), settings)
     _, after = decide(pressed(leaving, view("hog", 4 * GI), at=NOW - 0.5), settings, after)
@@ -520,7 +520,7 @@ def test_a_soft_victim_whose_budget_refuses_makes_room_for_the_next_candidate() 
 def test_a_hard_victim_whose_budget_refuses_is_left_or_deleted_as_configured(
     on_blocked: OnBlocked, expected: str, method: Method
 ) -> None:
-    settings = config(hard(), escalation=Escalation(on_blocked=on_blocked))
+    settings = config(hard(), escalation=EscalationConfig(on_blocked=on_blocked))
     pods = [view("a", 2 * GI, qos=BE), view("b", 2 * GI)]
     plan, after = decide(pressed(*pods), settings)
     assert plan.victims[0].method is Method.EVICT

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import ProtectionConfig, RankingConfig, Relief, Sampling
+from nodeagent.config.schema import ProtectionConfig, RankingConfig, ReliefConfig, SamplingConfig
 from nodeagent.kube.qos import qos_class
 from nodeagent.model import (
     SIGNAL_TABLE,
@@ -262,8 +262,8 @@ def compare(
         *thresholds,
         ranking=RankingConfig(kubelet=True),
         protection=OFF,
-        relief=Relief(max_victims=1000, failures_before_stop=1000),
-        sampling=Sampling(stale_after_s=1e6),
+        relief=ReliefConfig(max_victims=1000, failures_before_stop=1000),
+        sampling=SamplingConfig(stale_after_s=1e6),
         enforce_node_allocatable=enforce,
         local_storage_limits=isolation,
         eviction_pressure_transition_period_s=TRANSITION_S,

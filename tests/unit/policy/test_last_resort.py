@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Cluster, Config, Escalation, LastResort, ProtectionConfig, RateLimits, TokenBucket
+from nodeagent.config.schema import (
+    ClusterConfig,
+    Config,
+    EscalationConfig,
+    LastResort,
+    ProtectionConfig,
+    RateLimits,
+    TokenBucket,
+)
 from nodeagent.model import (
     Method,
     NodeSnapshot,
@@ -26,7 +34,7 @@ from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard, snapshot, soft, view
 
-KILL = Escalation(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0)
+KILL = EscalationConfig(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0)
 
 
 def settings(threshold: Threshold | None = None, **more: Any) -> Config:
@@ -81,7 +89,7 @@ def test_the_soft_tier_never_ends_anybody() -> None:
 
 
 def test_an_old_view_of_the_pods_is_enough_for_it_and_for_nothing_else() -> None:
-    by = settings(cluster=Cluster(pods_max_age_s=60.0))
+    by = settings(cluster=ClusterConfig(pods_max_age_s=60.0))
     node = cut_off(view("hog", 2 * GI), pods_synced_at=NOW - 600)
     assert ways(decide(node, by=by)[0]) == [("hog", Method.KILL)]
     plan, _ = decide(node._replace(api_unreachable_since=None), by=by)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Config, Mode, Relief, TokenBucket
+from nodeagent.config.schema import Config, Mode, ReliefConfig, TokenBucket
 from nodeagent.model import (
     DiskUsageQuality,
     EmptyDir,
@@ -107,7 +107,7 @@ def test_budgets_hold_for_limits_too() -> None:
 
 
 def test_one_decision_takes_no_more_than_max_victims_for_limits_either() -> None:
-    settings = LIMITS._replace(relief=Relief(max_victims=2))
+    settings = LIMITS._replace(relief=ReliefConfig(max_victims=2))
     plan, _ = decide(snapshot(over("a"), over("b"), over("c")), settings)
     assert names(plan) == ["a", "b"]
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from nodeagent.config.schema import (
     Config,
-    Escalation,
+    EscalationConfig,
     LastResort,
     OnFutile,
     ProtectionConfig,
     RankingConfig,
     RateLimits,
-    Relief,
+    ReliefConfig,
     TokenBucket,
 )
 from nodeagent.model import (
@@ -454,14 +454,16 @@ def no_usage(name: str, **more: Any) -> PodView:
 
 def test_one_tiny_unreadable_pod_does_not_shield_the_hog() -> None:
     node = attributed(pressed(no_usage("tiny"), nodes.view("hog", 2 * GI)), but=GI)
-    victims, _, _ = decide(node, config(hard(min_reclaim=quantity(8 * GI)), relief=Relief(on_futile=OnFutile.EVICT)))
+    victims, _, _ = decide(
+        node, config(hard(min_reclaim=quantity(8 * GI)), relief=ReliefConfig(on_futile=OnFutile.EVICT))
+    )
     assert victims == ["hog"], "although it does not cure: only 1 GiB is attributed to nobody"
 
 
 def test_an_unreadable_pod_that_may_hold_more_keeps_others_only_while_they_do_not_suffice() -> None:
     node = attributed(pressed(no_usage("dark"), nodes.view("a", 600 * MI), nodes.view("b", 500 * MI)), but=3 * GI)
     assert decide(node, config(hard()))[0] == ["a", "b"], "824 MiB are missing, and nothing more is used"
-    settings = config(hard(), relief=Relief(max_victims=1))
+    settings = config(hard(), relief=ReliefConfig(max_victims=1))
     victims, codes, _ = decide(node, settings)
     assert (victims, codes) == ([], ["out-of-reach"])
 
@@ -502,7 +504,7 @@ def test_of_a_set_with_a_pod_out_of_reach_the_others_are_evicted_and_nobody_more
     node = pressed(stuck, hog, *small)
     victims, codes, _ = decide(node, config(hard(min_reclaim=quantity(7 * GI))))
     assert (victims, codes) == ([], ["futile", "out-of-reach"])
-    settings = config(hard(min_reclaim=quantity(7 * GI)), relief=Relief(on_futile=OnFutile.EVICT))
+    settings = config(hard(min_reclaim=quantity(7 * GI)), relief=ReliefConfig(on_futile=OnFutile.EVICT))
     victims, codes, _ = decide(node, settings)
     assert victims == ["hog"]
     assert "out-of-reach" in codes
@@ -578,7 +580,7 @@ def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanish
 def test_the_last_resort_ends_nobody_in_the_place_of_a_pod_that_the_kernel_protects() -> None:
     settings = config(
         hard(),
-        escalation=Escalation(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0),
+        escalation=EscalationConfig(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0),
         rate_limits=PLENTY._replace(last_resort=TokenBucket(9, 60.0)),
     )
     pods = [nodes.view("hog", 4 * GI), nodes.view("a", 800 * MI, request=799 * MI)]

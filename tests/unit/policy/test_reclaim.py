@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Config, RankingConfig, Reclaim, ReclaimAction, ReclaimKind
+from nodeagent.config.schema import Config, RankingConfig, ReclaimAction, ReclaimConfig, ReclaimKind
 from nodeagent.model import (
     DiskLayout,
     DiskUsage,
@@ -36,7 +36,7 @@ class Node:
     """One node that goes through decisions."""
 
     def __init__(self, threshold: Threshold, *actions: ReclaimAction, wait_s: float = 0.0, **more: Any) -> None:
-        self.config: Config = config(threshold, reclaim=Reclaim(actions, wait_s), **more)
+        self.config: Config = config(threshold, reclaim=ReclaimConfig(actions, wait_s), **more)
         self.state: PolicyState = initial("t", now=NOW)
 
     def look(self, at: float, available: int = 900 * MI, signal: Signal = Signal.NODEFS) -> Plan:
@@ -100,7 +100,7 @@ def test_images_and_logs_are_removed_only_where_they_are(
             source = (
                 name if name != "containerfs" else "imagefs" if layout is DiskLayout.DEDICATED_IMAGEFS else "nodefs"
             )
-            made = config(hard(Signal(f"{source}.{short}"), 1000), reclaim=Reclaim((action,), 0.0))
+            made = config(hard(Signal(f"{source}.{short}"), 1000), reclaim=ReclaimConfig((action,), 0.0))
             seen = snapshot(holder(NOW), layout=layout, available={Signal(f"{name}.{short}"): 10})
             plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=made)
             assert plan.acting_on is not None
@@ -241,7 +241,7 @@ def test_a_signal_that_is_not_known_for_a_moment_begins_no_new_pressure() -> Non
 def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> None:
     """The same action for both, free to run at any time, on a node that is short of both for an hour."""
     action = JOURNAL._replace(min_interval_s=0.0)
-    made = config(SOFT, soft(Signal.NODEFS_INODES, 1000), reclaim=Reclaim((action,), 0.0))
+    made = config(SOFT, soft(Signal.NODEFS_INODES, 1000), reclaim=ReclaimConfig((action,), 0.0))
     state, evicted, ending = initial("t", now=NOW), [], None
     for at in range(600):
         if ending is not None and at >= ending[1]:
@@ -260,7 +260,7 @@ def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> No
 
 
 def test_an_action_whose_gain_cannot_be_measured_leaves_room_for_others() -> None:
-    made = config(HARD, hard(Signal.PID, 1000), reclaim=Reclaim((JOURNAL, PIDS), 0.0))
+    made = config(HARD, hard(Signal.PID, 1000), reclaim=ReclaimConfig((JOURNAL, PIDS), 0.0))
     plan, state = engine.decide(
         snapshot(holder(NOW), available={Signal.NODEFS: MI}), initial("t", now=NOW), now=NOW, config=made
     )

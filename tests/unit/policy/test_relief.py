@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Relief
+from nodeagent.config.schema import ReliefConfig
 from nodeagent.model import (
     Amount,
     CgroupUsage,
@@ -53,10 +53,10 @@ def test_a_number_that_cannot_be_is_no_relief(bad: object) -> None:
 
 
 def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing() -> None:
-    assert relief.minimum(Relief(), GI) == GI // 100
-    assert relief.minimum(Relief(minimum_relief=Amount(MI, None, "1Mi")), GI) == MI
-    assert relief.minimum(Relief(minimum_relief=Amount(0, None, "0")), GI) == 1
-    assert relief.minimum(Relief(), 5) == 1
+    assert relief.minimum(ReliefConfig(), GI) == GI // 100
+    assert relief.minimum(ReliefConfig(minimum_relief=Amount(MI, None, "1Mi")), GI) == MI
+    assert relief.minimum(ReliefConfig(minimum_relief=Amount(0, None, "0")), GI) == 1
+    assert relief.minimum(ReliefConfig(), 5) == 1
 
 
 # --- the set ---------------------------------------------------------------------------------------------------------

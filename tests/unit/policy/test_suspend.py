@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import RankingConfig, RateLimits, Relief
+from nodeagent.config.schema import RankingConfig, RateLimits, ReliefConfig
 from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Plan, Signal
 from nodeagent.policy import engine, state
 from nodeagent.policy.state import PolicyState
@@ -120,7 +120,7 @@ TIMELESS = nodes.config(
     nodes.soft(grace_s=5.0, value=2 * GI),
     nodes.hard(value=GI),
     rate_limits=RateLimits(PLENTY.node, PLENTY.namespace, PLENTY.owner, PLENTY.signal, owner_backoff_s=0.0),
-    relief=Relief(failures_before_stop=1000),
+    relief=ReliefConfig(failures_before_stop=1000),
 )
 
 

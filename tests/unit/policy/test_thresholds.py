@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nodeagent.config.schema import Config, RankingConfig, Sampling, Startup
+from nodeagent.config.schema import Config, RankingConfig, SamplingConfig, StartupConfig
 from nodeagent.model import (
     DiskLayout,
     MemoryModel,
@@ -338,7 +338,7 @@ def test_a_sample_time_from_before_a_reboot_does_not_make_new_samples_old() -> N
 
 
 def test_nothing_acts_before_enough_fresh_samples_in_a_row() -> None:
-    judged = Judge(hard(Signal.MEMORY, 300), config=Config(startup=Startup(fresh_samples=3)))
+    judged = Judge(hard(Signal.MEMORY, 300), config=Config(startup=StartupConfig(fresh_samples=3)))
     assert judged.memory(1, 200).not_due_reason == "observing only: 1 of 3 fresh samples since the start"
     assert not judged.memory(2, 200).due
     assert not judged.memory(3, None).due
@@ -348,7 +348,7 @@ def test_nothing_acts_before_enough_fresh_samples_in_a_row() -> None:
 
 
 def test_the_same_sample_seen_again_is_not_a_fresh_one() -> None:
-    judged = Judge(hard(Signal.MEMORY, 300), config=Config(startup=Startup(fresh_samples=2)))
+    judged = Judge(hard(Signal.MEMORY, 300), config=Config(startup=StartupConfig(fresh_samples=2)))
     judged.memory(1, 200, read_at=1)
     judged.memory(2, 200, read_at=1)
     assert "1 of 2" in judged.memory(3, 200, read_at=1).not_due_reason
@@ -363,7 +363,7 @@ def test_a_signal_that_cannot_be_read_does_not_keep_the_others_from_acting() -> 
 
 
 def test_after_a_restart_the_grace_goes_on_but_only_observed() -> None:
-    config = Config(startup=Startup(fresh_samples=2))
+    config = Config(startup=StartupConfig(fresh_samples=2))
     judged = Judge(soft(Signal.MEMORY, 300, grace_s=10), config=config)
     for at in (0, 5, 10):
         last = judged.memory(at, 200)
@@ -582,7 +582,7 @@ anything = st.one_of(
 def test_a_due_threshold_always_rests_on_a_sample_that_can_be_true(
     fields: list[tuple[object, object, float]], signal: Signal, kubelet: bool
 ) -> None:
-    config = Config(ranking=RankingConfig(kubelet=kubelet), startup=Startup(fresh_samples=1))
+    config = Config(ranking=RankingConfig(kubelet=kubelet), startup=StartupConfig(fresh_samples=1))
     judged = Judge(hard(signal, percent(100)), soft(signal, 1 << 61, grace_s=1e-9), config=config)
     for index, (available, capacity, read_at) in enumerate(fields):
         now = 1000.0 + index
@@ -644,6 +644,6 @@ def test_the_reason_for_an_unusable_sample_has_the_numbers() -> None:
 
 
 def test_how_long_a_sample_is_believed_is_configured() -> None:
-    judged = Judge(hard(Signal.MEMORY, 300), config=EAGER._replace(sampling=Sampling(stale_after_s=2.0)))
+    judged = Judge(hard(Signal.MEMORY, 300), config=EAGER._replace(sampling=SamplingConfig(stale_after_s=2.0)))
     assert not judged.memory(100.0, 200, read_at=97.9).due
     assert judged.memory(101.0, 200, read_at=99.0).due

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.commands import cli
-from nodeagent.config.schema import Reclaim, ReclaimAction, Relief
+from nodeagent.config.schema import ReclaimAction, ReclaimConfig, ReliefConfig
 from nodeagent.model import Amount, DiskUsage, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
 from nodeagent.policy import engine
 from nodeagent.records import flight_recorder
@@ -65,7 +65,7 @@ def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_where_a_signal_was_heading_is_told(tmp_path: Path) -> None:
-    made = Run(tmp_path, CONFIG._replace(relief=Relief(minimum_relief=Amount(100 * GI, None, "100Gi"))))
+    made = Run(tmp_path, CONFIG._replace(relief=ReliefConfig(minimum_relief=Amount(100 * GI, None, "100Gi"))))
     for n in range(6):
         made.decide(snapshot(PODS[0], at=NOW + n, available={Signal.MEMORY: 6 * GI - n * GI}))
     assert "exhausted in 1s (confidence 100%)" in told(tmp_path, "last")
@@ -117,7 +117,7 @@ def test_text_from_pods_cannot_move_the_cursor(tmp_path: Path) -> None:
 
 def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: Path) -> None:
     actions = (ReclaimAction("images", timeout_s=20.0), ReclaimAction("bad\x1b[2J", timeout_s=20.0))
-    made = Run(tmp_path, config(hard(Signal.NODEFS, GI), reclaim=Reclaim(actions, 0.0)))
+    made = Run(tmp_path, config(hard(Signal.NODEFS, GI), reclaim=ReclaimConfig(actions, 0.0)))
     held = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
     plan = made.decide(snapshot(held, available={Signal.NODEFS: GI // 2}))
     assert "images: no gain recorded" in told(tmp_path, "last")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Pod, PodSource, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
@@ -18,7 +18,7 @@ def _api(pod: TreePod) -> Pod:
 
 def test_the_signals_are_new_and_only_the_asked_pods_are_there(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(A, B)))
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         before = sampler.sample([_api(A), _api(B)], 1.0)
         (tmp_path / "proc/loadavg").write_text("0 0 0 1/7777 1\n")
         again = sampler.read_again(before, [_api(A), _api(B)], 2.0, pod_uids=frozenset({B.cgroup_uid}), disks=True)
@@ -34,7 +34,7 @@ def test_the_signals_are_new_and_only_the_asked_pods_are_there(tmp_path: Path) -
 
 def test_a_node_that_was_given_memory_since_the_decision_has_it_in_the_second_look(tmp_path: Path) -> None:
     node = Node(memory_total=8 * GI, memory_available=100 * MI, allocatable_limit=7 * GI, pods=(A,))
-    with Sampler(open_host(write_node(tmp_path, node)), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(write_node(tmp_path, node)), SamplingConfig(), node_name="n") as sampler:
         before = sampler.sample([_api(A)], 1.0)
         more = node._replace(memory_total=9 * GI, memory_available=GI + 100 * MI, allocatable_limit=8 * GI)
         write_node(tmp_path, more)
@@ -47,7 +47,7 @@ def test_a_node_that_was_given_memory_since_the_decision_has_it_in_the_second_lo
 def test_a_pod_whose_cgroup_went_has_no_usage_and_one_that_the_api_lost_is_not_there(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(A, B)))
     both = frozenset({A.cgroup_uid, B.cgroup_uid})
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         before = sampler.sample([_api(A), _api(B)], 1.0)
         write_node(tmp_path, Node(pods=(A,)))
         gone = sampler.read_again(before, [_api(A), _api(B)], 1.0, pod_uids=both, disks=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Container, NodeSnapshot, Pod, PodSource, PodUsage, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.processes import processes_below
@@ -76,8 +76,8 @@ class Kubelet:
         for path in ("", "/kubepods", "/kubepods/burstable", "/kubepods/besteffort"):
             self.mkdir(self.root + path)
 
-    def config(self) -> Sampling:
-        return Sampling(cgroup_root=self.root, pod_logs_dir=str(self.logs / "pods"))
+    def config(self) -> SamplingConfig:
+        return SamplingConfig(cgroup_root=self.root, pod_logs_dir=str(self.logs / "pods"))
 
     def mkdir(self, path: str) -> None:
         for top in (MEMORY, PIDS):

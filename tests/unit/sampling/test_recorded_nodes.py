@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, NodeSnapshot, Observation, PodSource, PodView, QOSClass, Signal, StallScope
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
@@ -35,7 +35,7 @@ def _summary(node: Path) -> Summary:
 
 
 def _sample(node: Path) -> NodeSnapshot:
-    with Sampler(open_host(str(node)), Sampling(), node_name="lab-node") as sampler:
+    with Sampler(open_host(str(node)), SamplingConfig(), node_name="lab-node") as sampler:
         return sampler.sample()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import NodeSnapshot, Signal
 from nodeagent.policy import engine, state
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, RecordedHost
@@ -36,7 +36,7 @@ def host(tmp_path: Path) -> Sleepy:
 
 
 def test_what_a_sample_says_of_sleep_is_of_the_instant_that_it_names(host: Sleepy) -> None:
-    with Sampler(host, Sampling(), node_name="n") as sampler:
+    with Sampler(host, SamplingConfig(), node_name="n") as sampler:
         sampler.sample_node()
         host.sleeps_s = SLEEP_S
         seen = [sampler.sample_node() for _ in range(2)]
@@ -53,7 +53,7 @@ def test_no_grace_period_passes_in_it(host: Sleepy) -> None:
         [first] = after.thresholds.first_observed.values()
         return snapshot.taken_at - first
 
-    with Sampler(host, Sampling(), node_name="n") as sampler:
+    with Sampler(host, SamplingConfig(), node_name="n") as sampler:
         assert met_for_s(sampler.sample()) == 0.0
         host.awake_s += SEEN_S
         host.sleeps_s = SLEEP_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, NodeSnapshot, PodUsage, PodView, Signal
 from nodeagent.sampling.disk.monitor import DiskMonitor, DiskUrgency
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, MemoryV1, MemoryV2
@@ -32,7 +32,7 @@ class Scene:
         self.top = node(top)
         self.ended = threading.Event()
         self.hierarchy = hierarchy
-        self.watch = DiskMonitor(Host(str(top)), Sampling(), limits=limits, wake=self.ended.set)
+        self.watch = DiskMonitor(Host(str(top)), SamplingConfig(), limits=limits, wake=self.ended.set)
         self.usages: tuple[PodUsage, ...] = (usage_of("u1", (ID, "c")), usage_of("u2"))
 
     def snapshot(self, at: float | None = None) -> NodeSnapshot:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
 from nodeagent.sampling.node import filesystems
 
@@ -27,8 +27,8 @@ class Tree:
     def directory(self, path: str) -> None:
         (self.top / path.lstrip("/")).mkdir(parents=True)
 
-    def detect(self, kubelet_dir: str = Sampling().kubelet_dir) -> filesystems.Layout:
-        return filesystems.detect_layout(Host(str(self.top)), Sampling(kubelet_dir=kubelet_dir), self._statvfs)
+    def detect(self, kubelet_dir: str = SamplingConfig().kubelet_dir) -> filesystems.Layout:
+        return filesystems.detect_layout(Host(str(self.top)), SamplingConfig(kubelet_dir=kubelet_dir), self._statvfs)
 
     def _statvfs(self, path: str) -> FileSystem:
         if not (self.top / path.lstrip("/")).is_dir():

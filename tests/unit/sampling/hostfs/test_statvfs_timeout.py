@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Signal
 from nodeagent.runtime import workers
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
@@ -101,7 +101,7 @@ def dead_fuse(tmp_path: Path) -> Iterator[Path]:
 def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_fuse: Path) -> None:
     host = Host("/")
     patient = StatvfsWithTimeout(host.statvfs, deadline_s=1.0)
-    config = Sampling(kubelet_dir="/", image_dir=str(dead_fuse))
+    config = SamplingConfig(kubelet_dir="/", image_dir=str(dead_fuse))
     with Sampler(host, config, node_name="n", statvfs=patient) as sampler:
         for _ in range(3):
             observations = sampler.sample().observations

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, MemoryModel, NodeSnapshot, Observation, Signal, StallScope
 from nodeagent.sampling.hostfs.host import FileSystem, Unreadable, open_host
 from nodeagent.sampling.node import filesystems, memory, pids, psi
@@ -15,8 +15,8 @@ from nodeagent.sampling.sampler import Sampler
 from tests.support.trees import GI, KI, MI, Node, TreeDisk, TreePod, write_node
 
 
-def _sample(root: str | Path, config: Sampling | None = None) -> NodeSnapshot:
-    with Sampler(open_host(str(root)), config or Sampling(), node_name="n") as sampler:
+def _sample(root: str | Path, config: SamplingConfig | None = None) -> NodeSnapshot:
+    with Sampler(open_host(str(root)), config or SamplingConfig(), node_name="n") as sampler:
         return sampler.sample()
 
 
@@ -61,7 +61,7 @@ def test_a_look_without_limits_has_those_of_the_last_one_and_the_use_of_now(tmp_
     after = before._replace(memory_total=9 * GI, memory_available=4 * GI, allocatable_limit=8 * GI, threads=600)
     after = after._replace(pid_max=1000, mem_available=5 * GI, pods_working_set=3 * GI)
     host = open_host(write_node(tmp_path, before))
-    with Sampler(host, Sampling(), node_name="n", boottime=lambda: clock) as sampler:
+    with Sampler(host, SamplingConfig(), node_name="n", boottime=lambda: clock) as sampler:
         sampler.sample_node(limits=False)
         write_node(tmp_path, after)
         clock = 2.0
@@ -81,7 +81,7 @@ def test_a_look_without_limits_has_those_of_the_last_one_and_the_use_of_now(tmp_
 
 
 def test_a_look_without_limits_reads_them_where_the_pods_have_moved_elsewhere(tmp_path: Path) -> None:
-    with Sampler(open_host(write_node(tmp_path, Node(kubepods=False))), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(write_node(tmp_path, Node(kubepods=False))), SamplingConfig(), node_name="n") as sampler:
         assert sampler.sample_node(limits=False).observations[Signal.ALLOCATABLE_MEMORY].available is None
         write_node(tmp_path, Node(pods_working_set=1 * GI))
         sampler.relook()
@@ -269,7 +269,7 @@ def test_the_runtimes_configured_root_counts(tmp_path: Path) -> None:
 def test_a_configured_image_directory_overrides_all(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(runtime=""))
     (tmp_path / "images").mkdir()
-    assert _sample(root, Sampling(image_dir="/images")).observations[Signal.IMAGEFS].available == 50 * GI
+    assert _sample(root, SamplingConfig(image_dir="/images")).observations[Signal.IMAGEFS].available == 50 * GI
 
 
 def test_without_a_runtime_imagefs_is_unknown_and_says_why(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_file_system_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
             raise Unreadable(path, 110, "no answer within 1 s")
         return host.statvfs(path)
 
-    with Sampler(host, Sampling(), node_name="n", statvfs=late) as sampler:
+    with Sampler(host, SamplingConfig(), node_name="n", statvfs=late) as sampler:
         snapshot = sampler.sample()
     assert snapshot.layout is DiskLayout.UNKNOWN
     assert snapshot.observations[Signal.NODEFS].available == 50 * GI

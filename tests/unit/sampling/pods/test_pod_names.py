@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import ProtectionConfig, Sampling
+from nodeagent.config.schema import ProtectionConfig, SamplingConfig
 from nodeagent.kube.pod_watch import decode_pod
 from nodeagent.model import Pod, PodSource, PodUsage, PodView, QOSClass
 from nodeagent.policy import protection
@@ -186,7 +186,7 @@ def test_a_sample_and_the_second_look_see_through_forged_claims(tmp_path: Path) 
         mirror("evil/hog", HASH, uid=HOG),
         mirror("kube-system/etcd-n1", HASH),
     )
-    with Sampler(open_host(root), Sampling(), node_name="n1") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n1") as sampler:
         snapshot = sampler.sample(pods, 1.0)
         newer = (*pods[:1], pods[1]._replace(ready=True), *pods[2:])
         uids = frozenset(pod.uid for pod in pods)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import Sampling
+from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Container, ContainerKind, NodeSnapshot, Pod, PodSource, PodUsage, PodView, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.pods.pod_containers import api_pod_facts, certain_sandbox, estimate_request
@@ -20,7 +20,7 @@ STATIC = "40752f5e63399d9c92ea85f4b6e74059"
 
 
 def _sample(root: str) -> NodeSnapshot:
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         return sampler.sample()
 
 
@@ -78,7 +78,7 @@ def test_a_pod_that_ends_is_not_taken_for_one_whose_processes_cannot_be_seen(tmp
     root = write_node(tmp_path, Node(version, pods=pods))
     for current in tmp_path.rglob("pids.current"):
         current.write_text("2\n")  # the kernel counts, whoever may see
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         first = sampler.sample(fresh=True)
         for procs in tmp_path.rglob(f"*{pods[0].cgroup_uid[:8]}*/**/cgroup.procs"):
             procs.write_text("")
@@ -209,7 +209,7 @@ def test_any_name_is_a_log_directory_or_link_or_not(name: str) -> None:
 def test_a_pod_that_barely_moved_keeps_its_reading_and_the_time_of_it(tmp_path: Path) -> None:
     still, moving = TreePod("a/still"), TreePod("a/moving")
     root, times = write_node(tmp_path, Node(pods=(still, moving))), iter([100.0, 101.0, 102.0, 122.0])
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=times.__next__) as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=times.__next__) as sampler:
         sampler.sample()
         write_node(tmp_path, Node(pods=(still, moving._replace(working_set=30 * MI))))
         second = {view.pod.name: _usage(view) for view in sampler.sample(fresh=False).pods}
@@ -222,7 +222,7 @@ def test_a_pod_that_barely_moved_keeps_its_reading_and_the_time_of_it(tmp_path: 
 def test_nothing_older_than_two_thirds_of_what_a_decision_believes_is_handed_out_again(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(TreePod("a/still"),)))
     now = 100.0
-    config = Sampling(stale_after_s=4.0)
+    config = SamplingConfig(stale_after_s=4.0)
     with Sampler(open_host(root), config, node_name="n", boottime=lambda: now) as sampler:
         for _ in range(40):
             now += 0.5
@@ -235,7 +235,7 @@ def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
     tmp_path: Path, stale_after_s: float
 ) -> None:
     root = write_node(tmp_path, Node(pods=tuple(TreePod(f"a/p{number}") for number in range(9))))
-    now, config = 100.0, Sampling(stale_after_s=stale_after_s)
+    now, config = 100.0, SamplingConfig(stale_after_s=stale_after_s)
     ages: dict[float, list[float]] = {}
     with Sampler(open_host(root), config, node_name="n", boottime=lambda: now) as sampler:
         for late_s in (0.0, 10.0):
@@ -252,7 +252,7 @@ def test_in_haste_a_pod_that_did_not_move_keeps_its_reading_a_little_longer(
 def test_pods_that_did_not_move_do_not_come_due_at_once_after_rare_samples(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=tuple(TreePod(f"a/p{number}") for number in range(40))))
     now, read = 100.0, []
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         for step in range(400):
             now += 10.0 if step < 60 else 1.0
             views = sampler.sample(fresh=False).pods
@@ -268,7 +268,7 @@ def test_pods_that_did_not_move_do_not_come_due_at_once_after_rare_samples(tmp_p
 def test_the_api_servers_newest_view_is_joined_with_pods_that_were_looked_at_before(tmp_path: Path) -> None:
     pod = TreePod("a/pod")
     root, api = write_node(tmp_path, Node(pods=(pod,))), _api_pod(pod)
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         sampler.sample([api], 1.0)
         [view] = sampler.sample([api._replace(priority=7)], 2.0, fresh=False).pods
         assert view.pod.priority == 7
@@ -277,7 +277,7 @@ def test_the_api_servers_newest_view_is_joined_with_pods_that_were_looked_at_bef
 
 def test_a_sample_takes_the_look_at_the_node_that_it_is_given(tmp_path: Path) -> None:
     root, now = write_node(tmp_path, Node(memory_available=GI, pods=(TreePod("a/pod"),))), 100.0
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         node = sampler.sample_node()
         now = 101.0
         snapshot = sampler.sample(node=node)
@@ -288,7 +288,7 @@ def test_a_sample_takes_the_look_at_the_node_that_it_is_given(tmp_path: Path) ->
 def test_the_node_can_be_looked_at_after_its_pods(tmp_path: Path) -> None:
     pod, now = TreePod("a/pod", working_set=300 * MI), 100.0
     root = write_node(tmp_path, Node(memory_available=GI, pods=(pod,)))
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         snapshot, now = sampler.sample(), 101.0
         write_node(tmp_path, Node(memory_available=GI + 300 * MI, pods=(pod._replace(working_set=0),)))
         after = sampler.node_last(snapshot)
@@ -314,7 +314,7 @@ def test_containers_are_read_again_when_anything_shows_that_they_changed(tmp_pat
         assert _usage(view).read_at == now
         return _usage(view).process_count
 
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         sampler.sample()
         now = 120.0  # its score is settled now
         assert counted(sampler) == 1
@@ -353,7 +353,12 @@ def test_containers_of_a_pod_that_the_api_tells_of_are_read_again_when_it_tells_
 
     wall = STARTED + 3600.0 - now
     with Sampler(
-        open_host(root), Sampling(), node_name="n", boottime=lambda: now, wall=lambda: now + wall, pod_limits=False
+        open_host(root),
+        SamplingConfig(),
+        node_name="n",
+        boottime=lambda: now,
+        wall=lambda: now + wall,
+        pod_limits=False,
     ) as sampler:
         assert counted(sampler) == 1
         (inside / "cgroup.procs").write_text("1\n2\n")
@@ -372,7 +377,7 @@ def test_containers_of_a_pod_that_the_api_tells_of_are_read_again_when_it_tells_
 def test_a_removed_and_remade_cgroup_is_read_anew(tmp_path: Path) -> None:
     pod, node = TreePod("a/b", working_set=10 * MI), Node()
     root = write_node(tmp_path, node._replace(pods=(pod,)))
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         assert _usage(sampler.sample().pods[0]).memory_working_set == 10 * MI
         held = sampler.kept_descriptors
         place = tmp_path / f"sys/fs/cgroup{pod_cgroup(node, pod)}"
@@ -386,7 +391,7 @@ def test_descriptors_are_closed_when_their_pod_goes(tmp_path: Path) -> None:
     pods = tuple(TreePod(f"a/p{i}") for i in range(20))
     root = write_node(tmp_path, Node(pods=pods))
     before = len(os.listdir("/proc/self/fd"))
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         sampler.sample()
         full = sampler.kept_descriptors
         write_node(tmp_path, Node(pods=pods[:5]))
@@ -398,7 +403,7 @@ def test_descriptors_are_closed_when_their_pod_goes(tmp_path: Path) -> None:
 def test_a_kubepods_that_vanishes_is_a_note_and_its_return_is_noticed_at_once(tmp_path: Path) -> None:
     node = Node(pods=(TreePod("a/b"),))
     root = write_node(tmp_path, node)
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         assert len(sampler.sample().pods) == 1
         shutil.rmtree(tmp_path / "sys/fs/cgroup/kubepods.slice")
         gone = sampler.sample()
@@ -434,7 +439,7 @@ def test_of_a_pod_that_the_api_tells_of_no_process_is_asked(tmp_path: Path, logs
     pod = TreePod("a/pod", request=GI, containers=(TreeContainer("x", 3), TreeContainer("y", 2)), logs=logs)
     root = write_node(tmp_path, Node(pods=(pod,)))
     _without_processes(tmp_path)
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         [view] = sampler.sample([_running(pod)], 1.0).pods
     usage = _usage(view)
     assert (usage.process_count, usage.started_at) == (5, 100_000.0 - 3600.0)
@@ -450,7 +455,7 @@ def test_when_the_api_tells_of_a_pod_no_more_its_processes_are_asked_at_once(tmp
     then = {"lost": None, "without the pod": known[1:], "without its start": [known[0]._replace(started_wall=None)]}
     with Sampler(
         open_host(root),
-        Sampling(),
+        SamplingConfig(),
         node_name="n",
         boottime=lambda: now,
         wall=lambda: now + STARTED + 3600.0 - 100_000.0,
@@ -473,7 +478,7 @@ def test_the_limit_of_a_pod_that_the_api_tells_of_is_read_only_for_who_needs_it(
     root = write_node(tmp_path, Node(pods=(pod, stranger)))
     limits = {}
     for needed in (True, False):
-        with Sampler(open_host(root), Sampling(), node_name="n", pod_limits=needed) as sampler:
+        with Sampler(open_host(root), SamplingConfig(), node_name="n", pod_limits=needed) as sampler:
             limits[needed] = {view.pod.name: _usage(view).memory_limit for view in sampler.sample([_running(pod)]).pods}
             if not needed:
                 assert {_usage(view).memory_limit for view in sampler.sample(fresh=False).pods} == {100 * MI}
@@ -488,7 +493,7 @@ def test_a_container_that_the_api_does_not_know_yet_is_not_taken_for_the_sandbox
     old, new = TreeContainer("old"), TreeContainer("new", processes=4)
     pod = TreePod("a/pod", containers=(TreeContainer("x"), new), sandbox=False, logs=False)
     known = _running(pod._replace(containers=(TreeContainer("x"), old)))
-    with Sampler(open_host(write_node(tmp_path, Node(pods=(pod,)))), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(write_node(tmp_path, Node(pods=(pod,)))), SamplingConfig(), node_name="n") as sampler:
         [view] = sampler.sample([known]).pods
     assert _usage(view).process_count == 5
 
@@ -498,7 +503,7 @@ def test_what_was_taken_for_the_sandbox_is_looked_at_again_when_a_log_link_names
     pod = TreePod("a/pod", containers=(first, second), sandbox=False, logs=False)
     known = _running(pod)._replace(containers=(Container("first", container_id=container_id(pod, first)),))
     root, now = write_node(tmp_path, Node(pods=(pod,))), 100_000.0
-    with Sampler(open_host(root), Sampling(), node_name="n", boottime=lambda: now) as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         [view] = sampler.sample([known], fresh=False).pods
         assert _usage(view).process_count == 1, "as far as anybody could tell"
         links = tmp_path / "var/log/containers"
@@ -572,7 +577,7 @@ def test_a_mirror_pod_has_the_usage_of_the_cgroup_with_its_config_hash(tmp_path:
 def test_every_pod_that_either_side_knows_is_there_once(tmp_path: Path) -> None:
     both, unknown, starting = TreePod("a/both"), TreePod("a/unknown"), TreePod("a/starting")
     root = write_node(tmp_path, Node(pods=(both, unknown)))
-    with Sampler(open_host(root), Sampling(), node_name="n") as sampler:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         snapshot = sampler.sample([_api_pod(both), _api_pod(starting)], pods_synced_at=99_999.0)
     told = {view.pod.name: (view.pod.source, view.usage is not None) for view in snapshot.pods}
     assert told == {
