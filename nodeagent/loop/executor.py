@@ -31,6 +31,7 @@ from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import (
+    DISK_SIGNALS,
     Method,
     NodeSnapshot,
     Outcome,
@@ -42,7 +43,6 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import engine
-from nodeagent.policy.ranking import DISKS
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.metrics import Metrics, SyncStage
@@ -136,7 +136,7 @@ class Executor:
             soft_waits_for = parts.session.soft_tier_block()
             view = parts.session.pods()
             uids = frozenset(victim.pod.uid for victim in plan.victims)
-            disks = any(victim.threshold.signal in DISKS for victim in plan.victims)
+            disks = any(victim.threshold.signal in DISK_SIGNALS for victim in plan.victims)
             again = parts.sampler.read_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
             again = parts.disks.apply(again, whole=False)
         return again.with_surroundings(

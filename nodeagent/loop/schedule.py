@@ -30,9 +30,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
+from nodeagent.model import DISK_SIGNALS, MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Signal, Threshold, Unit
 from nodeagent.model import SIGNAL_TABLE as TABLE
-from nodeagent.model import MemoryModel, NodeSnapshot, Signal, Threshold, Unit
-from nodeagent.policy.ranking import DISKS, MEMORY_SIGNALS
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
@@ -183,7 +182,7 @@ def plan_next(
         if model is MemoryModel.MEM_AVAILABLE:
             limits_s = 0.0
         if available is None or value is None:
-            if signal in DISKS:
+            if signal in DISK_SIGNALS:
                 disks_s = min(disks_s, UNKNOWN_S - disks_age_s)
             else:
                 limits_s = 0.0
@@ -200,17 +199,17 @@ def plan_next(
             urgent = urgent or threshold.hard
             headroom = available
         else:
-            swift = threshold.hard and signal not in DISKS
+            swift = threshold.hard and signal not in DISK_SIGNALS
             imminent = imminent or (swift and headroom < fill_per_s * IMMINENT_S)
             arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREARM_AHEAD_S)
             runs = runs or (
                 threshold.hard and signal in MEMORY_SIGNALS and headroom < now_seen.now_per_s * GROWTH_CAP_AHEAD_S
             )
             nearest[signal] = min(headroom, nearest.get(signal, headroom))
-            if signal in DISKS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
+            if signal in DISK_SIGNALS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
                 near.add(signal)
         due_s = SAFETY * headroom / max(fill_per_s, _FASTEST[signal])
-        if signal in DISKS:
+        if signal in DISK_SIGNALS:
             due_s -= disks_age_s
             disks_s = min(disks_s, 0.0 if signal in crossed or signal in near else due_s)
         elif signal in MEMORY_SIGNALS:

@@ -77,6 +77,11 @@ SIGNAL_TABLE: Final[Mapping[Signal, SignalFacts]] = {
     )
 }
 
+MEMORY_SIGNALS: Final = frozenset({Signal.MEMORY, Signal.ALLOCATABLE_MEMORY})
+DISK_BYTE_SIGNALS: Final = frozenset({Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS})
+DISK_INODE_SIGNALS: Final = frozenset({Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES})
+DISK_SIGNALS: Final = DISK_BYTE_SIGNALS | DISK_INODE_SIGNALS
+
 
 # --- thresholds (made by config/, judged by policy/) -----------------------------------------------------------------
 

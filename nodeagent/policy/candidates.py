@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from nodeagent.config.schema import Config, RankingKey
 from nodeagent.model import (
+    DISK_BYTE_SIGNALS,
+    DISK_SIGNALS,
+    MEMORY_SIGNALS,
     NO_RESOURCES,
     SIGNAL_TABLE,
     DiskLayout,
@@ -215,7 +218,7 @@ def rank_pods(
         subjects = _subjects(look, snapshot.pods, standing)
         by_writes = (
             tier is Tier.HARD
-            and signal in ranking.DISK_BYTES
+            and signal in DISK_BYTE_SIGNALS
             and snapshot.layout is not DiskLayout.UNKNOWN  # only observed: who knows what the writers fill
             and all(each.usage is None for each in subjects)
         )
@@ -258,7 +261,7 @@ def _look_at(
     order = ranking.order_for(config.ranking, signal, snapshot.layout, wishes=wishes)
     scene = protection.RuleContext(rules, tier, SIGNAL_TABLE[signal].resource, snapshot.taken_at, snapshot.wall_time)
     asked = protection.applicable_rules(scene)
-    keeps = signal in ranking.MEMORY_SIGNALS and not asked and ranking.TIMELESS.issuperset(order)
+    keeps = signal in MEMORY_SIGNALS and not asked and ranking.TIMELESS.issuperset(order)
     return _RankingContext(
         snapshot,
         signal,
@@ -403,7 +406,7 @@ def _subjects(
     growing = ranking.growth_of(look.growth, signal, layout, at=taken_at) if _needs_growth(order) else None
     owners = ranking.siblings(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None
     wishes, has_request = ranking.WISH in order, SIGNAL_TABLE[signal].unit is Unit.BYTES
-    disk = signal in ranking.DISKS
+    disk = signal in DISK_SIGNALS
     subjects = []
     for view, known in zip(views, standing, strict=True):
         pod, usage = view

@@ -19,6 +19,7 @@ from typing import Final
 
 from nodeagent.config.schema import Config
 from nodeagent.model import (
+    DISK_SIGNALS,
     SIGNAL_TABLE,
     DiskPoint,
     DiskTrace,
@@ -29,7 +30,6 @@ from nodeagent.model import (
     Trend,
     Unit,
 )
-from nodeagent.policy import ranking
 from nodeagent.policy.plausibility import figure
 
 COUNT_S: Final = 3.0
@@ -55,7 +55,7 @@ def wait_for_recount(
     """Why nobody goes for this threshold yet: what the pods hold was counted before it was crossed, or what has filled
     the disk is in none of them. `trend` is that of its signal."""
     signal, since = verdict.threshold.signal, verdict.active_since
-    if signal not in ranking.DISKS or since is None or config.ranking.kubelet:
+    if signal not in DISK_SIGNALS or since is None or config.ranking.kubelet:
         return None
     traces = [trace for trace in snapshot.disk_traces if signal in trace.signals]
     trace = max(traces, key=lambda trace: trace.last.at, default=None)

@@ -35,6 +35,8 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
+    DISK_SIGNALS,
+    MEMORY_SIGNALS,
     SIGNAL_TABLE,
     MemoryModel,
     NodeSnapshot,
@@ -46,7 +48,7 @@ from nodeagent.model import (
     Signal,
     Tier,
 )
-from nodeagent.policy import ranking, relief
+from nodeagent.policy import relief
 from nodeagent.policy.plausibility import ABSURD
 
 SLACK_S: Final = 15.0
@@ -249,7 +251,7 @@ def _moved(entry: InFlightEviction, view: PodView | None, snapshot: NodeSnapshot
         if entry.stage is EvictionStage.PLANNED and view is not None and view.pod.deletion_wall is None:
             return entry  # its cgroup could not be read this once; nothing says that it goes
         cleaned = kubelet and view is None
-        at_once = cleaned or (kubelet and entry.signal not in ranking.DISKS)
+        at_once = cleaned or (kubelet and entry.signal not in DISK_SIGNALS)
         gone_at = entry.sample_at if at_once else snapshot.taken_at
         return entry._replace(stage=EvictionStage.GONE, gone_at=gone_at, cleaned=cleaned)
     if (
@@ -300,14 +302,14 @@ def _released(entry: InFlightEviction, snapshot: NodeSnapshot) -> bool:
     seen = _look(entry, snapshot)
     if entry.gone_at is None or not seen.read_at > entry.gone_at:
         return False
-    if entry.cleaned or entry.signal not in ranking.DISKS or seen.read_at - entry.gone_at >= DISK_RELEASE_S:
+    if entry.cleaned or entry.signal not in DISK_SIGNALS or seen.read_at - entry.gone_at >= DISK_RELEASE_S:
         return True
     return (seen.available or 0) - entry.available >= REMOVED * entry.predicted
 
 
 def _to_come(entry: InFlightEviction, snapshot: NodeSnapshot) -> int:
     """What of the predicted relief is not in the sample yet."""
-    if entry.signal not in ranking.DISKS:
+    if entry.signal not in DISK_SIGNALS:
         return entry.predicted
     came = (_look(entry, snapshot).available or 0) - entry.available
     return min(entry.predicted, max(0, entry.predicted - came))
@@ -317,10 +319,10 @@ def same_resource(one: Signal, other: Signal, snapshot: NodeSnapshot) -> bool:
     """Whether two signals are the same, or stand for the same file system."""
     if one is other:
         return True
-    if one not in ranking.DISKS or SIGNAL_TABLE[one].unit is not SIGNAL_TABLE[other].unit:
+    if one not in DISK_SIGNALS or SIGNAL_TABLE[one].unit is not SIGNAL_TABLE[other].unit:
         return False
     device = snapshot.observations[one].device
-    return device is not None and other in ranking.DISKS and device == snapshot.observations[other].device
+    return device is not None and other in DISK_SIGNALS and device == snapshot.observations[other].device
 
 
 def _look(entry: InFlightEviction, snapshot: NodeSnapshot) -> Observation:
@@ -421,7 +423,7 @@ def pending(
 def _outlasts(entry: InFlightEviction, signal: Signal, snapshot: NodeSnapshot) -> bool:
     """Whether more is to come than its pod's usage still says: of PIDs the children that are never all seen, of a disk
     the files of containers whose cgroups have gone already, for they cannot be measured any more."""
-    if entry.signal in ranking.DISKS:
+    if entry.signal in DISK_SIGNALS:
         return same_resource(entry.signal, signal, snapshot)
     return entry.signal is signal is Signal.PID
 
@@ -493,7 +495,7 @@ def replace(state: InFlightState, entry: InFlightEviction, *, by: InFlightEvicti
 def usage_limit(snapshot: NodeSnapshot, signal: Signal, *, config: Config) -> int:
     """More than this of the resource is not believed of one pod: the node's memory, the file system, the PID limit; in
     the kubelet's order `BEYOND` times that."""
-    if signal in ranking.MEMORY_SIGNALS:
+    if signal in MEMORY_SIGNALS:
         capacity = snapshot.memory.total if snapshot.memory is not None else None
         capacity = capacity or snapshot.observations[Signal.MEMORY].capacity
     else:

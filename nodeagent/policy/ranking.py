@@ -26,6 +26,10 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import RankingConfig, RankingKey
 from nodeagent.model import (
+    DISK_BYTE_SIGNALS,
+    DISK_INODE_SIGNALS,
+    DISK_SIGNALS,
+    MEMORY_SIGNALS,
     SIGNAL_TABLE,
     DiskLayout,
     DiskUsage,
@@ -63,12 +67,8 @@ WISH: Final = "wish"
 PROJECTED_USAGE: Final = "projectedUsage"
 WRITE_RATE: Final = "writeRate"
 
-MEMORY_SIGNALS: Final = frozenset({Signal.MEMORY, Signal.ALLOCATABLE_MEMORY})
-_INODES: Final = frozenset({Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES})
 _IMAGES: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
 _NODEFS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
-DISK_BYTES: Final = frozenset({Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS})
-DISKS: Final = DISK_BYTES | _INODES
 
 
 class GrowthSample(NamedTuple):
@@ -162,7 +162,7 @@ def disk_of(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, most: int = 
         return 0
     layers: tuple[int | None, ...]
     others: tuple[int | None, ...]
-    if signal in _INODES:
+    if signal in DISK_INODE_SIGNALS:
         layers = disk.rootfs_inodes, disk.deleted_layer_inodes
         others = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
     else:
@@ -372,9 +372,9 @@ def growth_of(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: flo
     apart, grow by what the pod writes; inodes from one walk to the next. For PIDs what a pod forks counts as well,
     however short it lives: of a bomb with children of milliseconds no sample sees more than a few.
     """
-    if signal in DISK_BYTES:
+    if signal in DISK_BYTE_SIGNALS:
         return lambda usage, now: usage.writing.bytes_per_s if usage is not None and usage.writing else 0.0  # noqa: ARG005
-    if signal in _INODES:
+    if signal in DISK_INODE_SIGNALS:
         return lambda usage, now: (
             0.0 if usage is None else _inode_growth(state.inodes.get(usage.cgroup_uid, ()), usage, now, signal, layout)
         )
@@ -396,7 +396,7 @@ def steady_growth(state: GrowthState, signal: Signal, *, at: float) -> Growth:
     disks: what a pod writes need not stay."""
     samples = [sample for sample in (state.newer, state.older) if sample is not None]
     bases = [sample for sample in samples if GROWTH_STEP_S / 2 <= at - sample.at <= GROWTH_OLDEST_S]
-    if not bases or signal in DISKS:
+    if not bases or signal in DISK_SIGNALS:
         return lambda usage, now: 0.0  # noqa: ARG005
 
     def grown(usage: PodUsage | None, now: int | None) -> float:

@@ -18,7 +18,17 @@ from typing import Final
 
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import ReliefConfig
-from nodeagent.model import SIGNAL_TABLE, DiskLayout, HostDirectory, NodeSnapshot, PodUsage, Refusal, Signal, Unit
+from nodeagent.model import (
+    MEMORY_SIGNALS,
+    SIGNAL_TABLE,
+    DiskLayout,
+    HostDirectory,
+    NodeSnapshot,
+    PodUsage,
+    Refusal,
+    Signal,
+    Unit,
+)
 from nodeagent.policy import ranking
 from nodeagent.policy.plausibility import ABSURD, figure, plausible
 
@@ -40,7 +50,7 @@ def predicted_relief(usage: PodUsage | None, signal: Signal, layout: DiskLayout,
     """
     if usage is None:
         return None
-    if signal in ranking.MEMORY_SIGNALS:
+    if signal in MEMORY_SIGNALS:
         freed = usage.memory_unreclaimable
         if type(freed) is int and 0 <= freed <= most:  # `sound`, without the call
             return freed
@@ -73,7 +83,7 @@ def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
     if signal is Signal.PID:
         return unseen_pids(snapshot)
     used = capacity - seen.available
-    if signal in ranking.MEMORY_SIGNALS:
+    if signal in MEMORY_SIGNALS:
         held = _sum_of([usage.memory_working_set for _, usage in snapshot.pods if usage is not None])
         if signal is Signal.MEMORY:  # of the other one only pods take
             held += _sum_of([group.memory_working_set for group in snapshot.cgroups])
@@ -148,7 +158,7 @@ def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, sna
 
 def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     """Where the resource is if not in pods that may be evicted, largest holders outside kubepods first."""
-    if signal in ranking.MEMORY_SIGNALS:
+    if signal in MEMORY_SIGNALS:
         return (*_top_cgroups(snapshot), *_node_memory(snapshot))
     if signal is Signal.PID:
         ours = _sum_of([usage.process_count for _, usage in snapshot.pods if usage is not None])

@@ -8,9 +8,8 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config
-from nodeagent.model import MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
+from nodeagent.model import MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
 from nodeagent.policy import engine, thresholds
-from nodeagent.policy.ranking import MEMORY_SIGNALS
 from nodeagent.policy.state import PolicyState
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nodeagent.config.schema import ProtectionConfig, RankingConfig, ReliefConfig, SamplingConfig
 from nodeagent.kube.qos import qos_class
 from nodeagent.model import (
+    DISK_SIGNALS,
     SIGNAL_TABLE,
     Amount,
     CgroupUsage,
@@ -35,7 +36,7 @@ from nodeagent.model import (
     Unit,
     VolumeUsage,
 )
-from nodeagent.policy import engine, ranking, requests
+from nodeagent.policy import engine, requests
 from nodeagent.policy.state import initial
 from tests.support import kubelet_reference as reference
 from tests.support.nodes import KI, MI, NOW, WALL, config, snapshot
@@ -295,7 +296,7 @@ def compare(
 def node(step: Step, layout: DiskLayout, *, without: set[str]) -> NodeSnapshot:
     views = [view for view in step.views if view.pod.uid not in without]
     rest = UnattributedDisk(
-        tuple(ranking.DISKS), 1 << 60, 0, 1 << 60, 0, (HostDirectory("/", 1 << 60, 1 << 60, True),), step.at
+        tuple(DISK_SIGNALS), 1 << 60, 0, 1 << 60, 0, (HostDirectory("/", 1 << 60, 1 << 60, True),), step.at
     )
     return snapshot(*views, at=step.at, layout=layout)._replace(
         observations=step.observations,
