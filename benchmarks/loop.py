@@ -32,8 +32,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodeagent.sampling.pods.pod_reader.pod_reader import CARRY_S
-
 from benchmarks.realnode import HIERARCHIES, RealNode, real_node
 from nodeagent.config.schema import Config, StartupConfig
 from nodeagent.loop import schedule
@@ -41,6 +39,7 @@ from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import engine, state
 from nodeagent.policy import thresholds as policy_thresholds
 from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.pods.pod_reader import CARRY_S
 from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)

@@ -40,6 +40,17 @@ class KubeletSettings(NamedTuple):
     """Why nothing of the file could be read, so that what no flag says is a default that is only assumed."""
 
 
+class KubeletThresholds(NamedTuple):
+    """The kubelet's own eviction thresholds, from its configuration on this host."""
+
+    path: str
+    """The file they were read from, below the host root; `command line` without one."""
+    thresholds: tuple[Threshold, ...]
+    """Effective: defaults, merging and the copies for allocatable memory are included."""
+    unread: str = ""
+    """Why its configuration could not be read: a threshold that no flag sets is then the kubelet's default."""
+
+
 class EarlierThreshold(NamedTuple):
     """A signal on which the kubelet would act before us, or at the same moment."""
 

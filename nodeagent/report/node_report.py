@@ -26,7 +26,7 @@ from nodeagent.model import (
 from nodeagent.policy import requests
 
 if TYPE_CHECKING:
-    from nodeagent.config.kubelet import EarlierThreshold
+    from nodeagent.config.kubelet import EarlierThreshold, KubeletThresholds
 
 _DISK_SIGNALS: Final = (
     (Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS),
@@ -35,17 +35,6 @@ _DISK_SIGNALS: Final = (
 
 _CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
 _IMAGEFS: Final = (Signal.IMAGEFS, Signal.IMAGEFS_INODES)
-
-
-class KubeletThresholds(NamedTuple):
-    """The kubelet's own eviction thresholds, from its configuration on this host."""
-
-    path: str
-    """The file they were read from, below the host root."""
-    thresholds: tuple[Threshold, ...]
-    """Effective: defaults, merging and allocatable memory are already worked in."""
-    unread: str = ""
-    """Why its configuration could not be read. What no flag says is then a kubelet's default, which it may not have."""
 
 
 class Report(NamedTuple):
@@ -59,7 +48,7 @@ class Report(NamedTuple):
     """`built-in defaults`, or the file."""
     pods_source: str
     """Where the pods come from: the API server's address, a file, or this host alone with the reason."""
-    kubelet: KubeletThresholds | None = None
+    kubelet: "KubeletThresholds | None" = None
     notes: tuple[Note, ...] = ()
     """All notes: those of the snapshot, of the plan, and of making this report."""
 

@@ -22,7 +22,7 @@ from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
-from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Unreadable
+from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Statvfs, Unreadable
 from nodeagent.sampling.node import filesystems, memory, pids, psi, signals
 from nodeagent.sampling.pods import pod_names, pod_reader
 
@@ -80,7 +80,7 @@ class Sampler:
         node_name: str,
         boottime: Callable[[], float] | None = None,
         wall: Callable[[], float] | None = None,
-        statvfs: filesystems.Statvfs | None = None,
+        statvfs: Statvfs | None = None,
         pod_stalls: bool = True,
         pod_limits: bool = True,
     ) -> None:

@@ -1,5 +1,6 @@
 """Hand-made reports: one node with values that are easy to recognise in whatever is printed of them."""
 
+from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import (
     Amount,
     CgroupUsage,
@@ -29,7 +30,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.report.node_report import KubeletThresholds, Report
+from nodeagent.report.node_report import Report
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB

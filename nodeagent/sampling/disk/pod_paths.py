@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import PodUsage
-from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs.mounts import Mount
 
 LOCAL_VOLUMES: Final = ("kubernetes.io~empty-dir", "kubernetes.io~configmap", "kubernetes.io~git-repo")
 _MEMORY: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs"})

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from nodeagent.sampling.disk.pod_paths import Kind, PodPath, open_place
-from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs.mounts import Mount
 
 # FS_IOC_FSGETXATTR: _IOR('X', 31, struct fsxattr) as most architectures encode it; elsewhere it is no known request,
 # and everything is walked. struct fsxattr: flags, extent size, extents, project, CoW extent size, padding.

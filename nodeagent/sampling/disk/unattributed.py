@@ -13,7 +13,8 @@ from nodeagent.model import HostDirectory, Signal, UnattributedDisk
 from nodeagent.sampling.disk.attribution import Held, PodDisk
 from nodeagent.sampling.disk.pod_paths import Part, PodPart
 from nodeagent.sampling.disk.walk import TreeWalk
-from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs.mounts import Mount
 
 
 class PodDirectories(NamedTuple):

@@ -8,15 +8,13 @@ its child; when that is gone, too, to `UNKNOWN`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from heapq import nlargest
 from typing import Final
 
-from nodeagent.sampling.hostfs.cgroups import pod_uid
-from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs import processes
+from nodeagent.sampling.hostfs.host import Host
 
-HOST: Final = "host"
-"""Stands for everything outside of pods."""
 UNKNOWN: Final = "unknown"
 """Stands for parents that were gone, with their children, before we looked."""
 
@@ -28,8 +26,6 @@ _KEEP_S: Final = 1.0
 """A PID may be another process' after 32,768 forks, which is 1.4 s of the fastest storm; and a container's first
 process is moved into its cgroup after it was forked."""
 _MOST_KEPT: Final = 1024
-_EXITING: Final = 0x4
-"""PF_EXITING (include/linux/sched.h)."""
 
 
 class Origins:
@@ -71,9 +67,9 @@ class Origins:
         return charged
 
     def _look(self, pid: int, child: int | None, now: float) -> str:
-        place = origin(self._host, pid)
+        place = processes.pod_uid_of_process(self._host, pid)
         if place is None:
-            return UNKNOWN if child is None else origin(self._host, child) or UNKNOWN
+            return UNKNOWN if child is None else processes.pod_uid_of_process(self._host, child) or UNKNOWN
         self._kept.pop(pid, None)
         while len(self._kept) >= _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -88,37 +84,3 @@ def _share_out(charged: Counter[str], number: int, sampled: Counter[str]) -> Non
         charged[place] += number * share // size
         given += number * share // size
     charged[sampled.most_common(1)[0][0]] += number - given
-
-
-def origin(host: Host, pid: int) -> str | None:
-    """The pod cgroup UID of a process, `HOST` when it is in none, None when it is gone."""
-    try:
-        lines = host.text(f"/proc/{pid}/cgroup").splitlines()
-    except Unreadable:
-        return None
-    uid = _uid(lines)
-    if uid is not None:
-        return uid
-    # cgroup v1 shows a process that is ending in the root, wherever it was.
-    if lines and all(line.endswith(":/") for line in lines) and _ending(host, pid):
-        return None
-    return HOST
-
-
-def _uid(lines: Iterable[str]) -> str | None:
-    """The first pod in the paths `hierarchy:controllers:path`."""
-    for line in lines:
-        if "pod" in line:
-            for name in line.split("/"):
-                if (uid := pod_uid(name)) is not None:
-                    return uid
-    return None
-
-
-def _ending(host: Host, pid: int) -> bool:
-    try:
-        fields = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    except Unreadable:
-        return True
-    # Fields 3 (state) and 9 (flags) of proc(5); the command before them may hold anything.
-    return len(fields) < 7 or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)

@@ -15,7 +15,8 @@ import os
 from typing import Final, NamedTuple, Protocol
 
 from nodeagent.model import CgroupUsage, Note
-from nodeagent.sampling.hostfs.host import Host, Mount, Unreadable
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.hostfs.mounts import Mount
 from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed
 
 _V2_AT: Final = "/sys/fs/cgroup"

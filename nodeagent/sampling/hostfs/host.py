@@ -3,52 +3,54 @@
 The same code reads `/` (a systemd unit), `/host` (the DaemonSet), a recorded node and a test's temporary tree.
 Promises:
 
-1. No answer is about another machine. Under a root that is not `/`, symbolic links are resolved inside the root, and
-   file system numbers are given only when they are provably the host's: the root's /proc is a mounted procfs, and our
+1. No answer is about another machine. Under a root other than `/`, symbolic links are resolved inside the root, and
+   file system numbers are returned only if they are provably the host's: the root's /proc is a mounted procfs, and our
    mount that covers the path has the device of the mount that covers it in the host's own mount table.
-2. What cannot be read is an `Unreadable` with the path and the reason, whatever the kernel said.
-3. A recording (a tree with `listing/capture.json`) answers file system numbers, names and the time from the moment it
-   was made, and says in its notes that it is one.
+2. A failed read raises `Unreadable` with the path and the reason, whatever the kernel's error is.
+3. A recording (a tree with `listing/capture.json`) returns the file system numbers, names and time of the moment it was
+   made. Its notes report that it is a recording.
 """
 
 import errno
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from nodeagent.model import Note
+from nodeagent.sampling.hostfs import mounts
+from nodeagent.sampling.hostfs.mounts import Mount
 
-# O_NONBLOCK: a named pipe in place of a file must not hold us.
+# O_NONBLOCK: a named pipe in place of a file must not block the loop.
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 # The first read fits nearly every file; a larger buffer costs more to allocate than a second read.
-_FIRST: Final = 4096
-_CHUNK: Final = 65536
-# A seq_file gives at most about a page for each read, so a short read is not the end of the file, unless it is so short
-# that a further line (all are far below 2 KiB) would have fitted. Spares a system call for most files.
-_SURELY_SHORT: Final = 2048
-_COMMAND: Final = 64
-"""TASK_COMM_LEN is 16; kernel threads of workqueues have longer ones."""
-_MAX_FILE: Final = 64 << 20
+_FIRST_READ: Final = 4096
+_NEXT_READ: Final = 65536
+# A seq_file returns at most about a page for each read, so a short read is not the end of the file, unless it is so
+# short that a further line (all are far below 2 KiB) would have fitted. Saves a system call for most files.
+_SURELY_COMPLETE: Final = 2048
+# TASK_COMM_LEN is 16; kernel threads of workqueues have longer names.
+_MAX_COMMAND: Final = 64
+_MAX_FILE_BYTES: Final = 64 << 20
 _MAX_LINKS: Final = 40
-# How long a proof of promise 1 holds. Reading two mount tables of 400 lines takes about 2 ms; a mount that changes on
-# the host without changing here is rare, and seen a minute later.
+# How long a proof of promise 1 is valid. Reading two mount tables of 400 lines takes about 2 ms. A mount that changes
+# on the host alone is rare, and is noticed a minute later.
 _PROOF_S: Final = 60.0
-# A clock takes some 50 ns to read, a sleep of the machine at least a second.
+# Reading a clock takes some 50 ns, a suspend of the machine at least a second.
 _CLOCKS_APART_S: Final = 0.001
 _CLOCK_TRIES: Final = 5
 _NOT_THIS_HOST: Final = "not provably the file system of that host"
 
 
-class Unreadable(Exception):  # noqa: N818 - named for what is the matter
+class Unreadable(Exception):  # noqa: N818 - named for the state of the file
     """A file or directory of the host that could not be read."""
 
     def __init__(self, path: str, errno_: int, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.errno = errno_
-        """As in errno.h; 0 when the content, not the kernel, is the trouble."""
+        """As in errno.h; 0 if the content, not the kernel, is the reason."""
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["Unreadable"], tuple[str, int, str]]:
@@ -61,7 +63,7 @@ class Clocks(NamedTuple):
     boottime: float
     """Seconds on CLOCK_BOOTTIME."""
     suspended_s: float
-    """Of them, those in which the machine was suspended."""
+    """The part of `boottime` in which the machine was suspended."""
 
 
 class FileSystem(NamedTuple):
@@ -74,25 +76,18 @@ class FileSystem(NamedTuple):
     inodes: int
     """0 on file systems without a fixed number of inodes (btrfs)."""
     device: int
-    """Device of the mount; the same for all subvolumes of one btrfs."""
+    """Device of the mount, equal for all subvolumes of one btrfs."""
 
 
-class Mount(NamedTuple):
-    """One line of a mountinfo file."""
-
-    device: int
-    root: str
-    point: str
-    fstype: str
-    source: str
-    super_options: str
+Statvfs = Callable[[str], FileSystem]
+"""Reads the file system that contains a path; raises Unreadable, also after a timeout."""
 
 
 class _Proof(NamedTuple):
-    """That a path's file system is the host's."""
+    """The proof that a path's file system is the host's."""
 
-    seen: int
-    """st_dev when it was proven: another one needs another proof."""
+    st_dev: int
+    """At the time of the proof: a different one needs a new proof."""
     device: int
     at: float
 
@@ -102,35 +97,36 @@ class Host:
 
     recorded: bool = False
 
-    def __init__(self, root: str = "/") -> None:
+    def __init__(self, root: str = "/", *, clock_gettime: Callable[[int], float] = time.clock_gettime) -> None:
+        self._clock_gettime = clock_gettime
         self.root = os.path.abspath(root)
         self._prefix = "" if self.root == "/" else self.root
         self._proofs: dict[str, _Proof] = {}
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What the reader of a report should know about this source."""
+        """Notes about this source for the reader of a report."""
         return ()
 
     # --- time
 
     def boottime(self) -> float:
         """Seconds on CLOCK_BOOTTIME."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return self._clock_gettime(time.CLOCK_BOOTTIME)
 
     def clocks(self) -> Clocks:
-        """CLOCK_BOOTTIME, and how far it is ahead of CLOCK_MONOTONIC by the same reading. If we did not run between
-        the readings of the two, which would look like a sleep, they are read again, a few times at most."""
-        shortest_s, found = float("inf"), Clocks(0.0, 0.0)
+        """CLOCK_BOOTTIME and its lead over CLOCK_MONOTONIC, both read at one instant. A preemption between the two
+        readings would look like a suspend, so they are read again, at most `_CLOCK_TRIES` times."""
+        shortest_s, clocks = float("inf"), Clocks(0.0, 0.0)
         for _ in range(_CLOCK_TRIES):
-            before = time.clock_gettime(time.CLOCK_MONOTONIC)
-            boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
-            took_s = time.clock_gettime(time.CLOCK_MONOTONIC) - before
+            before = self._clock_gettime(time.CLOCK_MONOTONIC)
+            boottime = self._clock_gettime(time.CLOCK_BOOTTIME)
+            took_s = self._clock_gettime(time.CLOCK_MONOTONIC) - before
             if took_s < shortest_s:
-                shortest_s, found = took_s, Clocks(boottime, boottime - before)
+                shortest_s, clocks = took_s, Clocks(boottime, boottime - before)
             if took_s < _CLOCKS_APART_S:
                 break
-        return found
+        return clocks
 
     def wall(self) -> float:
         """Seconds since the epoch."""
@@ -139,13 +135,13 @@ class Host:
     # --- files
 
     def real(self, path: str) -> str:
-        """Where `path` is on this machine, without following its links: for /proc and /sys, which have none that leave
-        the root."""
+        """Where `path` is on this machine, without following its links: for /proc and /sys, where no link leaves the
+        root."""
         return self._prefix + path
 
     def resolve(self, path: str) -> str:
-        """The host's own name of what `path` leads to: links followed inside the root. Parts that do not exist stay as
-        they are. Raises Unreadable on a loop of links."""
+        """The host's own path of the target of `path`: links are followed inside the root, parts that do not exist stay
+        unchanged. Raises Unreadable on a loop of links."""
         done = "/"
         todo = [part for part in reversed(path.split("/")) if part not in ("", ".")]
         links = 0
@@ -174,7 +170,7 @@ class Host:
         return self._prefix + self.resolve(path)
 
     def open(self, path: str) -> int:
-        """A read-only descriptor, which the caller closes. Raises Unreadable."""
+        """A read-only descriptor; the caller closes it. Raises Unreadable."""
         try:
             return os.open(self._at(path), _FLAGS)
         except (OSError, ValueError) as error:
@@ -185,15 +181,15 @@ class Host:
         try:
             descriptor = os.open(self._at(path) if self._prefix else path, _FLAGS)
             try:
-                data = os.read(descriptor, _FIRST)
-                return data if len(data) < _SURELY_SHORT else data + read_all(descriptor)
+                data = os.read(descriptor, _FIRST_READ)
+                return data if len(data) < _SURELY_COMPLETE else data + read_all(descriptor)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
 
     def text(self, path: str) -> str:
-        """The content as UTF-8; bytes that are none are kept as surrogates. Raises Unreadable."""
+        """The content as UTF-8; invalid bytes become surrogates. Raises Unreadable."""
         return self.read(path).decode("utf-8", "surrogateescape")
 
     def listdir(self, path: str) -> list[str]:
@@ -224,7 +220,7 @@ class Host:
         return [int(name) for name in self.listdir("/proc") if name.isascii() and name.isdigit()]
 
     def commands(self, pids: Iterable[int]) -> list[tuple[int, bytes]]:
-        """(PID, command name) of these processes; 5 us each. Those that end are left out."""
+        """(PID, command name) of these processes; 5 us each. A process that has ended is left out."""
         proc = self._at("/proc/")
         found = []
         for pid in pids:
@@ -233,7 +229,7 @@ class Host:
             except OSError:
                 continue
             try:
-                found.append((pid, os.read(descriptor, _COMMAND).rstrip()))
+                found.append((pid, os.read(descriptor, _MAX_COMMAND).rstrip()))
             except OSError:
                 continue
             finally:
@@ -241,7 +237,7 @@ class Host:
         return found
 
     def exists(self, path: str) -> bool:
-        """Whether something is there that we may see."""
+        """True if the path exists and we may see it."""
         try:
             return os.path.exists(self._at(path))
         except (Unreadable, ValueError):
@@ -250,64 +246,66 @@ class Host:
     # --- file systems
 
     def device(self, path: str) -> int:
-        """The device that tells whether two paths are on one file system. Raises Unreadable."""
+        """The device of the file system of `path`, equal for two paths on one file system. Raises Unreadable."""
         return self.statvfs(path).device
 
     def statvfs(self, path: str) -> FileSystem:
-        """The file system that holds `path`; may block on a dead mount. Raises Unreadable, also when the numbers would
-        not provably be this host's."""
+        """The file system that contains `path`; may block on a dead mount. Raises Unreadable, also if the numbers are
+        not provably this host's."""
         resolved = self.resolve(path) if self._prefix else path
         try:
-            seen = os.stat(self._prefix + resolved).st_dev
+            st_dev = os.stat(self._prefix + resolved).st_dev
             numbers = os.statvfs(self._prefix + resolved)
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
         proof = self._proofs.get(resolved)
         now = time.monotonic()
-        if proof is None or proof.seen != seen or now - proof.at > _PROOF_S:
-            proof = self._proofs[resolved] = _Proof(seen, self._mount_device(resolved, seen), now)
+        if proof is None or proof.st_dev != st_dev or now - proof.at > _PROOF_S:
+            proof = self._proofs[resolved] = _Proof(st_dev, self._mount_device(resolved, st_dev), now)
         return _file_system(numbers, proof.device)
 
     def mounts(self) -> list[Mount]:
         """The host's mount table, in mount order. Raises Unreadable."""
-        return parse_mounts(self.read("/proc/1/mountinfo"))
+        return mounts.parse_mounts(self.read("/proc/1/mountinfo"))
 
-    def _mount_device(self, path: str, seen: int) -> int:
-        """The device of the mount that holds `path`. Raises Unreadable unless it is the host's (promise 1)."""
+    def _mount_device(self, path: str, st_dev: int) -> int:
+        """The device of the mount that contains `path`. Raises Unreadable unless it is the host's (promise 1)."""
         if not self._prefix:
-            if os.major(seen):
-                return seen
+            if os.major(st_dev):
+                return st_dev
             # btrfs gives each subvolume its own st_dev; the mount table has one device for all of them.
-            mount = covering_mount(_own_mounts(), os.path.realpath(path))
-            return mount.device if mount else seen
+            mount = mounts.covering_mount(_own_mounts(), os.path.realpath(path))
+            return mount.device if mount else st_dev
         own = _own_mounts()
-        proc = covering_mount(own, os.path.realpath(self._prefix + "/proc"))
+        proc = mounts.covering_mount(own, os.path.realpath(self._prefix + "/proc"))
         if proc is None or proc.fstype != "proc":
-            reason = f"{self._prefix}/proc is no mounted procfs but a copy, so {path} there is {_NOT_THIS_HOST}"
+            reason = f"{self._prefix}/proc is a copy, not a mounted procfs, so {path} there is {_NOT_THIS_HOST}"
             raise Unreadable(path, 0, reason)
         there = os.path.realpath(self._prefix) + path
         host = self.mounts()
-        ours, theirs = covering_mount(own, there), covering_mount(host, path)
+        ours, theirs = mounts.covering_mount(own, there), mounts.covering_mount(host, path)
         if ours is not None and theirs is not None and ours.point == there and theirs.point != path:
-            # Mounted for us by name (a hostPath), where the host has no mount but perhaps a link, which was followed
-            # outside and cannot be seen from here: it is enough that the host has that device at all.
+            # A hostPath mounts the path for us. The host has no mount there, but perhaps a link, which was followed on
+            # the host and is invisible here: it is enough that the host has that device at all.
             theirs = next((mount for mount in host if mount.device == ours.device), theirs)
         if ours is None or theirs is None or ours.device != theirs.device:
-            reason = f"the host has {_told(theirs)} there, we see {_told(ours)}: {_NOT_THIS_HOST} (mount propagation?)"
+            reason = (
+                f"host: {_mount_text(theirs)}; this process: {_mount_text(ours)}: {_NOT_THIS_HOST} (mount propagation?)"
+            )
             raise Unreadable(path, 0, reason)
         return ours.device
 
 
-def _told(mount: Mount | None) -> str:
-    return "nothing" if mount is None else f"{mount.source} at {mount.point}"
+def _mount_text(mount: Mount | None) -> str:
+    return "no mount" if mount is None else f"{mount.source} at {mount.point}"
 
 
 _STATVFS: Final = ("f_bavail", "f_frsize", "f_blocks", "f_ffree", "f_files", "st_dev")
 
 
 class RecordedHost(Host):
-    """One recorded moment of a host. Overrides what a tree of plain files cannot answer: time, file system numbers and
-    the directories of which only a listing was kept."""
+    """One recorded moment of a host. Overrides what a tree of plain files lacks: time, file system numbers and the
+    directories of which only a listing was recorded."""
 
     recorded = True
 
@@ -320,28 +318,26 @@ class RecordedHost(Host):
             self._wall = float(capture["start"])
             self._uptime = float(self.read("/proc/uptime").split()[0])
             self._statvfs: dict[str, dict[str, int]] = {}
-            self._statvfs_of = 0
+            self._statvfs_changed_at = 0
             self._load_statvfs()
             self._directories = _directories(self._listed(json.loads))
             if not math.isfinite(self._uptime):
                 raise ValueError(f"uptime {self._uptime}")
-            time.gmtime(self._wall)  # a time that some calendar has
+            time.gmtime(self._wall)  # raises for a time outside the calendar
         except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise Unreadable(
-                "/listing", 0, f"not a recording we understand: {type(error).__name__}: {error}"
-            ) from error
+            raise Unreadable("/listing", 0, f"not a valid recording: {type(error).__name__}: {error}") from error
 
     def _load_statvfs(self) -> None:
-        """Read the numbers again if their file changed, as it does when a test makes the node's disk fill."""
-        changed = os.stat(f"{self.root}/listing/statvfs.json").st_mtime_ns
-        if changed != self._statvfs_of:
+        """Read the numbers again if their file changed, as in a test that fills the disk of the node."""
+        changed_at = os.stat(f"{self.root}/listing/statvfs.json").st_mtime_ns
+        if changed_at != self._statvfs_changed_at:
             import json
 
             found = json.loads(self.read("/listing/statvfs.json"))
             if not isinstance(found, dict):
                 raise ValueError("not a map of paths")
             self._statvfs = found
-            self._statvfs_of = changed
+            self._statvfs_changed_at = changed_at
 
     def _listed(self, loads: "object") -> list[str]:
         paths: list[str] = []
@@ -353,7 +349,7 @@ class RecordedHost(Host):
     @property
     def notes(self) -> tuple[Note, ...]:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall))
-        return (Note("host", f"{self.root} is a recording made at {stamp}, not a live host"),)
+        return (Note("host", f"{self.root} is a recording of {stamp}, not a live host"),)
 
     def boottime(self) -> float:
         return self._uptime
@@ -374,7 +370,7 @@ class RecordedHost(Host):
     def mounts(self) -> list[Mount]:
         for path in ("/proc/1/mountinfo", "/proc/self/mountinfo"):
             if os.path.exists(self.root + path):
-                return parse_mounts(self.read(path))
+                return mounts.parse_mounts(self.read(path))
         raise Unreadable("/proc/1/mountinfo", errno.ENOENT, os.strerror(errno.ENOENT))
 
     def statvfs(self, path: str) -> FileSystem:
@@ -384,18 +380,18 @@ class RecordedHost(Host):
             raise Unreadable(path, 0, f"listing/statvfs.json: {error}") from error
         if not self.exists(path):
             raise Unreadable(path, errno.ENOENT, os.strerror(errno.ENOENT))
-        mounts = self.mounts()
+        table = self.mounts()
         known = path
         while known not in self._statvfs:
             if known == "/":
-                raise Unreadable(path, 0, "the recording has no numbers of its file system")
+                raise Unreadable(path, 0, "the recording lacks its file system")
             known = os.path.dirname(known)
-        if covering_mount(mounts, known) != covering_mount(mounts, path):
-            raise Unreadable(path, 0, "the recording has no numbers of its file system")
+        if mounts.covering_mount(table, known) != mounts.covering_mount(table, path):
+            raise Unreadable(path, 0, "the recording lacks its file system")
         row = self._statvfs[known]
         try:
             if not all(type(row[name]) is int for name in _STATVFS):
-                raise TypeError("a number that is none")
+                raise TypeError("a value is not an integer")
             return FileSystem(
                 available=row["f_bavail"] * row["f_frsize"],
                 capacity=row["f_blocks"] * row["f_frsize"],
@@ -421,7 +417,7 @@ def open_host(root: str = "/") -> Host:
 
 
 def unreadable(path: str, error: OSError | ValueError) -> Unreadable:
-    """What the kernel said about `path`, as our error. A ValueError is a NUL byte in the path."""
+    """The kernel's error about `path` as an `Unreadable`. A ValueError is a NUL byte in the path."""
     if isinstance(error, OSError):
         return Unreadable(path, error.errno or 0, error.strerror or str(error))
     return Unreadable(path, errno.EINVAL, str(error))
@@ -429,71 +425,25 @@ def unreadable(path: str, error: OSError | ValueError) -> Unreadable:
 
 def read_all(descriptor: int) -> bytes:
     """From the descriptor's position to the end. Raises OSError."""
-    data = os.read(descriptor, _FIRST)
-    if len(data) < _SURELY_SHORT:
+    data = os.read(descriptor, _FIRST_READ)
+    if len(data) < _SURELY_COMPLETE:
         return data
     chunks = [data]
     total = len(data)
-    while data := os.read(descriptor, _CHUNK):
+    while data := os.read(descriptor, _NEXT_READ):
         chunks.append(data)
         total += len(data)
-        if total > _MAX_FILE:
+        if total > _MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return b"".join(chunks)
-
-
-def parse_mounts(data: bytes) -> list[Mount]:
-    """Lines of a mountinfo file (proc(5)), in mount order. Lines that are no mount are left out."""
-    mounts = []
-    for line in data.decode("utf-8", "surrogateescape").split("\n"):
-        left, found, right = line.partition(" - ")
-        fields, tail = left.split(" "), right.split(" ")
-        if not found or len(fields) < 6 or len(tail) < 2:
-            continue
-        major, _, minor = fields[2].partition(":")
-        if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-            continue
-        if len(major) > 4 or len(minor) > 7:  # 12 and 20 bits
-            continue
-        mounts.append(
-            Mount(
-                device=os.makedev(int(major), int(minor)),
-                root=_unescape(fields[3]),
-                point=_unescape(fields[4]),
-                fstype=tail[0],
-                source=_unescape(tail[1]),
-                super_options=tail[2] if len(tail) > 2 else "",
-            )
-        )
-    return mounts
-
-
-def covering_mount(mounts: list[Mount], path: str) -> Mount | None:
-    """The mount that holds `path`: the longest mount point above it, and of those at one point the one on top."""
-    best: Mount | None = None
-    for mount in mounts:
-        point = mount.point
-        covers = point == "/" or path == point or path.startswith(point + "/")
-        if covers and (best is None or len(point) >= len(best.point)):
-            best = mount
-    return best
 
 
 def _own_mounts() -> list[Mount]:
     try:
         with open("/proc/self/mountinfo", "rb") as file:
-            return parse_mounts(file.read())
+            return mounts.parse_mounts(file.read())
     except OSError as error:
         raise unreadable("/proc/self/mountinfo", error) from error
-
-
-def _unescape(field: str) -> str:
-    r"""Spaces, tabs, newlines and backslashes are `\040`, `\011`, `\012` and `\134` in mountinfo."""
-    if "\\" not in field:
-        return field
-    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, char)
-    return field
 
 
 def _file_system(numbers: os.statvfs_result, device: int) -> FileSystem:

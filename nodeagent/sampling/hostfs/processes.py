@@ -1,53 +1,32 @@
-"""Processes of the host, for people and records: the largest of a pod.
-
-Off the sampling path: psutil is imported by the function that needs it (26 ms).
-"""
+"""The processes of a cgroup, and the pod of a process."""
 
 import errno
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from nodeagent.model import PodUsage
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, cgroups_below
+from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
-# A fork bomb's cgroup may list 30,000 PIDs: looking at all of them takes seconds, and a record needs the largest few.
-_LOOK_AT_MOST: Final = 2000
-MOST_CGROUPS: Final = 4096
-"""Of one pod that are looked into: 60 ms. A systemd inside a container makes a hundred."""
+HOST: Final = "host"
+"""Stands for everything outside of pods."""
+# 60 ms. A systemd inside a container makes a hundred cgroups.
+MAX_CGROUPS: Final = 4096
+_EXITING: Final = 0x4
+"""PF_EXITING (include/linux/sched.h)."""
 
 
-class ProcessFacts(NamedTuple):
-    """One process of a pod."""
-
-    pid: int
-    name: str
-    """Command name; may hold any character: escape it before it is shown."""
-    rss: int
-    """Resident set in bytes; pages shared with others count in full."""
-
-
-def largest(host: Host, hierarchy: Hierarchy, usage: PodUsage, *, most: int = 5) -> tuple[ProcessFacts, ...]:
-    """The pod's processes with the largest resident sets, largest first. Those that end meanwhile, are outside our PID
-    namespace or not ours to see are left out; of a pod with thousands only the first 2,000 are looked at."""
-    if hierarchy.memory is None:
-        return ()
-    pids = processes_below(host, f"{hierarchy.memory}{usage.cgroup}").pids[:_LOOK_AT_MOST]
-    found = _from_files(host, pids) if host.recorded else _from_psutil(host, pids)
-    return tuple(sorted(found, key=lambda process: (-process.rss, process.pid))[:most])
-
-
-class Processes(NamedTuple):
-    """The processes of a cgroup."""
+class CgroupProcesses(NamedTuple):
+    """The processes of a cgroup and of the cgroups below it."""
 
     pids: list[int]
     complete: bool
-    """False: there are more cgroups below it than were looked at, one could not be read, or processes are outside our
-    PID namespace."""
+    """False: the cgroup has more descendants than the limit, one could not be read, or processes are outside our PID
+    namespace."""
 
 
-def processes_below(host: Host, place: str, *, most_cgroups: int = MOST_CGROUPS) -> Processes:
-    """Processes in a cgroup and in those below it; those that are gone have none. Never raises."""
-    groups = cgroups_below(host, place, most=most_cgroups)
+def processes_below(host: Host, directory: str, *, max_cgroups: int = MAX_CGROUPS) -> CgroupProcesses:
+    """Processes of the cgroup at `directory` and of its descendants; a cgroup that is gone has none. Never raises."""
+    groups = cgroups.cgroups_below(host, directory, most=max_cgroups)
     pids: list[int] = []
     complete = groups.complete
     for group in groups.places:
@@ -56,38 +35,40 @@ def processes_below(host: Host, place: str, *, most_cgroups: int = MOST_CGROUPS)
             complete = complete and 0 not in found  # a process outside our PID namespace
             pids += [pid for pid in found if pid]
         except Unreadable as error:
-            # Gone, or threaded: then its processes are its parent's.
+            # Gone, or threaded: the parent lists the processes of a threaded cgroup.
             complete = complete and error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
-    return Processes(pids, complete)
+    return CgroupProcesses(pids, complete)
 
 
-def _from_psutil(host: Host, pids: list[int]) -> list[ProcessFacts]:
-    import psutil
-
-    # psutil looks at one /proc for the whole process; the host's may be another (/host/proc).
-    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, host.real("/proc")
-    found = []
+def pod_uid_of_process(host: Host, pid: int) -> str | None:
+    """The UID in the pod cgroup of a process, `HOST` if it is in no pod, None if it is gone."""
     try:
-        for pid in pids:
-            try:
-                process = psutil.Process(pid)
-                with process.oneshot():
-                    found.append(ProcessFacts(pid, process.name(), process.memory_info().rss))
-            except psutil.Error:
-                continue  # ended, or not ours to see
-    finally:
-        psutil.PROCFS_PATH = before
-    return found
+        lines = host.text(f"/proc/{pid}/cgroup").splitlines()
+    except Unreadable:
+        return None
+    uid = _first_pod_uid(lines)
+    if uid is not None:
+        return uid
+    # cgroup v1 shows a process that is ending in the root, whatever its cgroup was.
+    if lines and all(line.endswith(":/") for line in lines) and _is_exiting(host, pid):
+        return None
+    return HOST
 
 
-def _from_files(host: Host, pids: list[int]) -> list[ProcessFacts]:
-    """A recording has only some files of each process."""
-    found = []
-    for pid in pids:
-        try:
-            head, _, tail = host.text(f"/proc/{pid}/stat").rpartition(")")
-            pages = int(tail.split()[21])  # field 24: resident pages
-        except (Unreadable, ValueError, IndexError):
-            continue
-        found.append(ProcessFacts(pid, head.partition("(")[2], pages * 4096))
-    return found
+def _first_pod_uid(lines: Iterable[str]) -> str | None:
+    """The first pod in the lines `hierarchy:controllers:path`."""
+    for line in lines:
+        if "pod" in line:
+            for name in line.split("/"):
+                if (uid := cgroups.pod_uid(name)) is not None:
+                    return uid
+    return None
+
+
+def _is_exiting(host: Host, pid: int) -> bool:
+    try:
+        fields = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except Unreadable:
+        return True
+    # Fields 3 (state) and 9 (flags) of proc(5); the command before them may contain any character.
+    return len(fields) < 7 or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)

@@ -17,8 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from nodeagent.runtime import workers
-from nodeagent.sampling.hostfs.host import FileSystem, Unreadable
-from nodeagent.sampling.node.filesystems import Statvfs
+from nodeagent.sampling.hostfs.host import FileSystem, Statvfs, Unreadable
 
 # A local file system answers in microseconds, a healthy NFS server in some ms. A sample is late by at most this for
 # each dead mount, and only once.

@@ -8,12 +8,11 @@ layout. Where no runtime is found imagefs is unknown, and says so.
 
 import errno
 import os
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, Observation, Signal
-from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
+from nodeagent.sampling.hostfs.host import FileSystem, Host, Statvfs, Unreadable
 
 _CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _CONTAINERD_ROOT: Final = "/var/lib/containerd"
@@ -34,9 +33,6 @@ _CONTAINERD_UNITS: Final = (
     "rke2-agent.service",
 )
 _SOCKETS: Final = {"cri-o": ("/run/crio/crio.sock",), "containerd": ("/run/containerd/containerd.sock",)}
-
-Statvfs = Callable[[str], FileSystem]
-"""Reads one file system; raises Unreadable, also when it took too long."""
 
 
 class ImageStore(NamedTuple):

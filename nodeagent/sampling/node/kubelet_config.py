@@ -7,8 +7,9 @@ than the rest of a report. A recorded host may hold the answer of the kubelet's 
 
 from typing import Final
 
+from nodeagent.config import kubelet
+from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import Note
-from nodeagent.report.node_report import KubeletThresholds
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _SERVICE_PROCS: Final = tuple(
@@ -35,8 +36,6 @@ def find(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
     path, text, refusal = _file(host, flags)
     if not flags and not (text or refusal):
         return None, ()
-    from nodeagent.config import kubelet
-
     settings = kubelet.read(text, flags=flags, name=path)
     notes = tuple(Note("kubelet", problem) for problem in settings.problems if problem != settings.unread)
     unread = refusal or settings.unread
@@ -72,8 +71,6 @@ def _file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
     """(path, content, why a file that is there cannot be read). Content is empty without a file."""
     candidates: tuple[str, ...] = USUAL_FILES
     if flags:
-        from nodeagent.config import kubelet
-
         named = kubelet.flag_value(flags, "config")
         candidates = (named,) if named and named.startswith("/") else ()
     if host.recorded:

@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from nodeagent.model import Note, Threshold
-from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs import cgroups, processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 SUBJECT: Final = "coexistence"
@@ -112,10 +112,8 @@ def _look(host: Host, pid: int, name: str) -> OomHandler | None:
     # A script's first word is its interpreter.
     if name not in [os.path.basename(word) for word in words[:2]]:
         return None
-    from nodeagent.sampling.events.fork_attribution import HOST, origin
-
-    place = origin(host, pid)
-    return OomHandler(name, pid, words, "" if place in (HOST, None) else str(place))
+    pod_uid = processes.pod_uid_of_process(host, pid)
+    return OomHandler(name, pid, words, "" if pod_uid is None or pod_uid == processes.HOST else pod_uid)
 
 
 # --- what each would do ----------------------------------------------------------------------------------------------

@@ -255,5 +255,5 @@ def test_a_recording_of_another_world_is_refused_in_one_line(
     finally:
         (recording / file).write_bytes(before)
     shown = capsys.readouterr()
-    assert shown.err.startswith("nodeagent: --host-root: /listing: not a recording we understand: ")
+    assert shown.err.startswith("nodeagent: --host-root: /listing: not a valid recording: ")
     assert shown.err.count("\n") == 1

@@ -1,8 +1,8 @@
 import json
 
+from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import Amount, HugePages, Note, PodSource, Refusal, Signal, SignalState, Threshold, Trend
 from nodeagent.report.json_document import to_json
-from nodeagent.report.node_report import KubeletThresholds
 from tests.support import reports, schemas
 from tests.support.reports import GIB, MIB
 

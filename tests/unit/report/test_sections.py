@@ -1,7 +1,8 @@
 from nodeagent.commands import exit_codes
+from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import Amount, DiskLayout, Note, PodSource, Refusal, Signal, SignalState, Trend
 from nodeagent.report import node_report, text
-from nodeagent.report.node_report import KubeletThresholds, Report
+from nodeagent.report.node_report import Report
 from nodeagent.report.sections import sections
 from tests.support import reports
 from tests.support.reports import MIB

@@ -193,9 +193,9 @@ def test_requests_are_estimated_and_qos_and_start_are_told_without_the_api(node:
     assert compared == len(ours)
 
 
-def test_a_recording_says_that_it_is_one_and_when_it_was_made(node: Path) -> None:
+def test_a_note_reports_that_the_node_is_recorded_and_when(node: Path) -> None:
     snapshot = _sample(node)
-    assert any("recording made at 2026-11-2" in note.message for note in snapshot.notes)
+    assert any("is a recording of 2026-11-2" in note.message for note in snapshot.notes)
     assert snapshot.wall_time == json.loads((node / "listing/capture.json").read_text())["start"]
     assert snapshot.taken_at == float((node / "proc/uptime").read_text().split()[0])
 

@@ -20,7 +20,8 @@ from nodeagent.sampling.disk.pod_paths import find_layers, upper_directory
 from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
 from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.disk.walk_cache import SETTLED_S
-from nodeagent.sampling.hostfs.host import Host, parse_mounts
+from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.hostfs.mounts import parse_mounts
 from tests.support.mounts import mounted, root_only
 from tests.support.paths import DATA
 

@@ -10,7 +10,8 @@ import pytest
 
 from nodeagent.sampling.disk.pod_paths import Kind, PodPath
 from nodeagent.sampling.disk.project_quota import all_confined, quota_devices, read_quotas
-from nodeagent.sampling.hostfs.host import Host, parse_mounts
+from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.hostfs.mounts import parse_mounts
 from tests.support.mounts import ext4, root_only
 from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, live, node, pod
 

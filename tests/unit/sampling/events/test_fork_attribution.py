@@ -1,32 +1,14 @@
 """Processes are charged to the pods they are in, with few looks."""
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sampling.events.fork_attribution import HOST, LOOK_UPS, UNKNOWN, Origins, origin
+from nodeagent.sampling.events.fork_attribution import LOOK_UPS, UNKNOWN, Origins
+from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host
-from tests.support.pod_cgroups import NEEDS, PodCgroups, usable
-
-real = pytest.mark.skipif(not usable(), reason=NEEDS)
-
-
-@real
-@pytest.mark.real_cgroup
-def test_a_real_process_has_the_pod_whose_cgroup_it_is_in(pods: PodCgroups) -> None:
-    uid = pods.pod()
-    process = pods.run(uid, "sys.stdin.read()")
-    host = Host("/")
-    assert origin(host, process.pid) == uid
-    assert origin(host, os.getpid()) == HOST
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, not yet reaped: the kernel shows it in the root
-    assert origin(host, process.pid) is None
-    process.communicate()
-    assert origin(host, process.pid) is None
 
 
 def tree(root: Path, places: dict[int, str]) -> Host:
@@ -44,14 +26,6 @@ SYSTEMD = (
     "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod2fc932ce_fdcc_454b_97bd_aadfdeb4c340.slice"
     "/cri-containerd-" + "ab" * 32 + ".scope/init.scope"
 )
-
-
-def test_pods_of_both_drivers_the_host_and_the_root_are_told_apart(tmp_path: Path) -> None:
-    host = tree(
-        tmp_path,
-        {1: SYSTEMD, 2: f"/kubepods/besteffort/pod{OTHER}/{'cd' * 32}", 3: "/system.slice/podman.service", 4: "/"},
-    )
-    assert [origin(host, pid) for pid in (1, 2, 3, 4, 5)] == [POD, OTHER, HOST, HOST, None]
 
 
 def test_a_parent_that_is_gone_is_charged_by_its_child_and_then_to_nobody(tmp_path: Path) -> None:
@@ -79,7 +53,7 @@ def test_a_bomb_of_a_thousand_parents_costs_a_few_looks_and_is_charged_where_the
     forks, _ = Origins(host).of([7, 7, 7, *parents], list(range(10_000, 12_003)), [], now=0.0)
     assert host.reads <= 2 * LOOK_UPS
     assert sum(forks.values()) == 2003
-    assert forks[HOST] == 3
+    assert forks[processes.HOST] == 3
     assert forks[POD] >= 1900
 
 
@@ -108,5 +82,5 @@ def test_every_event_is_charged_once_and_the_looks_are_bounded(
     forks, threads = Origins(host).of(parents, [pid + 1000 for pid in parents], owners, now=0.0)
     assert (sum(forks.values()), sum(threads.values())) == (len(parents), len(owners))
     assert all(number >= 0 for number in (*forks.values(), *threads.values()))
-    assert {*forks, *threads} <= {POD, OTHER, HOST, UNKNOWN}
+    assert {*forks, *threads} <= {POD, OTHER, processes.HOST, UNKNOWN}
     assert host.reads <= 4 * LOOK_UPS
