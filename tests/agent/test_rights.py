@@ -151,7 +151,7 @@ def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
         fleet={"maxConcurrentEvictions": 1},
     )
     soft_episode(kubepods, api, agent)
-    [((namespace, _), seat)] = api.store["leases"].items()
+    [((namespace, _), seat)] = api.store.objects["leases"].items()
     assert (namespace, seat["spec"]["holderIdentity"]) == ("nodeagent", "lab-node")
 
     kubepods.eat(BLOCKED, 520, to_the_end=False)
@@ -160,7 +160,7 @@ def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
     api.delete_pod("default", "blocked")
     assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
     assert agent.stop() == 0
-    assert api.store["leases"]["nodeagent", seat["metadata"]["name"]]["spec"]["holderIdentity"] == ""
+    assert api.store.objects["leases"]["nodeagent", seat["metadata"]["name"]]["spec"]["holderIdentity"] == ""
     repeat_an_event(api, tmp_path)
     assert rbac.refused == []
     assert rbac.rights - rbac.used == set()

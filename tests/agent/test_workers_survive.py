@@ -186,7 +186,7 @@ def _events(transport: FaultyTransport, api: ApiServer) -> Running:
     def works() -> bool:
         # An Event that could not be written is lost: the next one is to be written.
         writer.emit(KubernetesEvent("Node", "", "lab-node", "u", "Why", f"note {boottime()}"))
-        return bool(api.store["events"])
+        return bool(api.store.objects["events"])
 
     return Running(works, writer.stop)
 

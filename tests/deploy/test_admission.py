@@ -504,7 +504,7 @@ def api() -> Iterator[ApiServer]:
     with ApiServer(node="node-a", pods=pods, linger_s=None) as server:
         for each in (*documents(), *leases()):
             if each["kind"].endswith(("Role", "RoleBinding")):
-                server._put(f"{each['kind'].lower()}s", each, "ADDED")
+                server.store.put(f"{each['kind'].lower()}s", each, "ADDED")
         made = [*documents(), *leases()]
         server.admit = lambda asked, old, new: denied(asked, old, new, made)
         yield server
@@ -545,7 +545,7 @@ def test_a_refused_eviction_is_this_pods_alone_and_says_what_holds_it(
 
 
 def test_what_the_agent_asks_for_when_it_deletes_is_allowed(api: ApiServer, transport: Transport) -> None:
-    rules = api.store["clusterroles"]["", "nodeagent"]["rules"]
+    rules = api.store.objects["clusterroles"]["", "nodeagent"]["rules"]
     rules += [{"apiGroups": [""], "resources": ["pods/status", "pods"], "verbs": ["patch", "delete"]}]
     assert evict(api, transport, "shop", Method.DELETE).kind is OutcomeKind.ACCEPTED
     entry = api.get_pod("shop", "web")
@@ -565,7 +565,7 @@ def test_what_the_agent_tells_in_events_is_allowed(api: ApiServer, transport: Tr
         writer._write(event, 1031.0)
     assert len(api.sent("POST", "/events")) == 2
     assert len([r for r in api.sent("PATCH") if "/events/" in r.path]) == 2
-    assert {each["series"]["count"] for each in api.store["events"].values()} == {2}
+    assert {each["series"]["count"] for each in api.store.objects["events"].values()} == {2}
 
 
 def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: Transport) -> None:
@@ -588,5 +588,5 @@ def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: T
     seats.step()
     assert seats.held(), seats.reason
     seats.stop()
-    [made] = api.store["leases"].values()
+    [made] = api.store.objects["leases"].values()
     assert made["spec"]["holderIdentity"] == ""

@@ -53,7 +53,7 @@ def api() -> Iterator[ApiServer]:
         for entry in world["items"]:
             server.add_pod(entry)
         budget = body_of("pdb-get")
-        server._put("poddisruptionbudgets", budget, "ADDED")
+        server.store.put("poddisruptionbudgets", budget, "ADDED")
         yield server
 
 
@@ -71,14 +71,14 @@ def quiet_terminates(api: ApiServer) -> None:
 def hogs_run(api: ApiServer) -> None:
     """The list was recorded while they were starting, when no budget holds them yet."""
     ready = [{"type": "Ready", "status": "True"}]
-    for namespace, name in list(api.store["pods"]):
+    for namespace, name in list(api.store.objects["pods"]):
         api.modify_pod(namespace, name, lambda pod: pod["status"].update(phase="Running", conditions=ready))
 
 
 def hogs_have_started(api: ApiServer) -> None:
     """The list was recorded a little later than the world: the kubelet has written the second one's status, too."""
     for item in body_of("list-pods-metadata-only")["items"]:
-        metadata = api.store["pods"]["default", item["metadata"]["name"]]["metadata"]
+        metadata = api.store.objects["pods"]["default", item["metadata"]["name"]]["metadata"]
         metadata["managedFields"] = item["metadata"]["managedFields"]
 
 
@@ -105,7 +105,7 @@ def lab_taint(api: ApiServer) -> None:
 
 
 def compacted(api: ApiServer) -> None:
-    api.version = 779
+    api.store.version = 779
     api.compact()
 
 
@@ -114,7 +114,7 @@ def disruption_target(api: ApiServer) -> None:
     marked = recording("pod-status-patch-failed-200")
     assert ask(api, marked)[0] == 200
     # They are in the order of time, by the second.
-    ours = api.store["pods"]["default", "cni-pod"]["metadata"]["managedFields"][-1]
+    ours = api.store.objects["pods"]["default", "cni-pod"]["metadata"]["managedFields"][-1]
     assert ours["manager"] == "lab-recorder"
     ours["time"] = "2026-11-20T23:16:53Z"
     marked["request"]["headers"]["User-Agent"] = "kubelet/v1.36.2 (linux/amd64) kubernetes/8e16b12"
@@ -124,10 +124,10 @@ def disruption_target(api: ApiServer) -> None:
 
 def three_hogs(api: ApiServer) -> None:
     """Three pods that come after `ds-hog` in the namespace, the first as recorded."""
-    api.version = 760
+    api.store.version = 760
     (first,) = body_of("list-continue-expired-410-cache")["items"]
-    for key in [key for key in api.store["pods"] if key[1] > "ds-hog-z4fp8"]:
-        del api.store["pods"][key]
+    for key in [key for key in api.store.objects["pods"] if key[1] > "ds-hog-z4fp8"]:
+        del api.store.objects["pods"][key]
     for name in (first["metadata"]["name"], "p", "q"):
         entry = copy.deepcopy(first)
         entry["metadata"]["name"] = name
@@ -253,11 +253,11 @@ def test_the_double_watches_as_recorded(api: ApiServer, name: str) -> None:
     record = recording(name)
     if name == "watch-sendInitialEvents":
         pods = [json.loads(x["line"])["object"] for x in record["response"]["lines"] if x["line"]][:-1]
-        api.store["pods"].clear()
+        api.store.objects["pods"].clear()
         for pod in pods:
             api.add_pod(pod)
     if name == "watch-apiserver-shutdown":
-        api.version = 772
+        api.store.version = 772
         api.end_watches()
     if name in BEFORE:
         BEFORE[name](api)
@@ -272,14 +272,14 @@ def test_a_watch_brings_a_pods_whole_life_as_recorded(api: ApiServer) -> None:
     record = recording("watch-pods-stream")
     lines = [entry["line"] for entry in record["response"]["lines"] if entry["line"]]
     events = [json.loads(line) for line in lines]
-    start = api.version
+    start = api.store.version
     for event in events:
         if event["type"] in ("ADDED", "MODIFIED"):
-            api._put("pods", event["object"], event["type"])
+            api.store.put("pods", event["object"], event["type"])
         elif event["type"] == "DELETED":
-            api._put("pods", event["object"], "MODIFIED")
-            api.version -= 1
-            api._history.pop()
+            api.store.put("pods", event["object"], "MODIFIED")
+            api.store.version -= 1
+            api.store.history.pop()
             api.delete_pod("default", event["object"]["metadata"]["name"])
     api.bookmark_s = 0.3
     record["request"]["path"] = record["request"]["path"].replace("resourceVersion=663", f"resourceVersion={start}")
@@ -348,7 +348,7 @@ def test_a_name_of_a_node_is_noted_when_it_is_sent_and_not_when_it_is_bound(api:
     assert send(api, "POST", f"{pods}/scheduled/binding", binding)[0] == 201
     assert send(api, "POST", f"{pods}/scheduled/binding", binding)[0] == 409
     for name, noted in (("named", True), ("scheduled", False)):
-        entry = api.store["pods"]["default", name]
+        entry = api.store.objects["pods"]["default", name]
         assert entry["spec"]["nodeName"] == "lab-node"
         assert [("f:nodeName" in each["fieldsV1"]["f:spec"]) for each in entry["metadata"]["managedFields"]] == [noted]
 

@@ -52,7 +52,7 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
     with ApiServer(node=ready_node(image)) as api:
         with kubelet(api, image, start):
             output = run_suite(api, tmp_path)
-        assert not api.store["namespaces"]
+        assert not api.store.objects["namespaces"]
         assert "taints" not in api.node()["spec"]
         assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
     if image:
@@ -91,7 +91,7 @@ def test_what_a_lost_agent_left_is_taken_off_while_the_control_plane_writes_too(
         def meanwhile(request: Request, done: bool) -> None:
             if request.method == "PATCH" and request.path.endswith("/node-1") and not done and not refused:
                 refused.append(request)
-                api._patch_node("node-1", {"spec": {"taints": [ours, theirs]}}, "")
+                api.patch_node({"spec": {"taints": [ours, theirs]}})
 
         api.at_request = meanwhile
         kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig"))
@@ -176,7 +176,7 @@ class DaemonSets:
 
     def _work(self) -> None:
         while not self._over.wait(0.1):
-            sets = list(self._api.store["daemonsets"].items())
+            sets = list(self._api.store.objects["daemonsets"].items())
             if sets and self._running is None:
                 ((namespace, name), made) = sets[0]
                 self._start(namespace, name, made["spec"]["template"])
@@ -192,7 +192,7 @@ class DaemonSets:
         uid = self._api.add_pod({**pod, "status": {"phase": "Running", "qosClass": "Guaranteed"}})["metadata"]["uid"]
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = f"127.0.0.1:{free.getsockname()[1]}"
-        config = yaml.safe_load(self._api.store["configmaps"][namespace, name]["data"]["config.yaml"])
+        config = yaml.safe_load(self._api.store.objects["configmaps"][namespace, name]["data"]["config.yaml"])
         config |= {"metrics": {"address": address}, "stateDir": str(self._directory / "state")}
         path = self._directory / "config.yaml"
         path.write_text(json.dumps(config))
@@ -231,7 +231,7 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
 
         def denied(asked: Json, old: Json | None, new: Json | None) -> list[str]:
             kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
-            made = [entry for kind in kinds for entry in api.store[kind].values()]
+            made = [entry for kind in kinds for entry in api.store.objects[kind].values()]
             found: list[str] = evaluator.denied(asked, old, new, made)
             return found
 
@@ -244,7 +244,7 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
             daemonsets.close()
         assert "32 passed" in output, output
         left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
-        assert not [kind for kind in left if api.store[kind]]
+        assert not [kind for kind in left if api.store.objects[kind]]
         assert "taints" not in api.node()["spec"]
         assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
 
@@ -272,7 +272,7 @@ def kubelet(api: ApiServer, image: str, change: Callable[[Json], None]) -> Itera
 def waiting(api: ApiServer, image: str) -> list[tuple[str, str]]:
     return [
         key
-        for key, pod in list(api.store["pods"].items())
+        for key, pod in list(api.store.objects["pods"].items())
         if pod["status"]["phase"] == "Pending"
         and "nodeName" in pod["spec"]
         and "containerStatuses" not in pod["status"]

@@ -70,7 +70,7 @@ def test_pressure_that_lasts_over_an_outage_is_served_from_a_fresh_look_when_it_
     # While nobody can say so, the hog goes by itself and another pod takes its place.
     kubepods.kill(HOG)
     kubepods.eat(OTHER, 400)
-    with api._changed:
+    with api.store.changed:
         api.delete_pod("default", "hog")
     api.come_back()
     assert api.wait_for(lambda: api.sent("POST", "/other/eviction"), 60), agent.events()

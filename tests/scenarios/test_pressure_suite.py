@@ -63,13 +63,13 @@ class Kubelet:
 
     def _taint(self) -> None:
         """What the node lifecycle controller does within 10 ms."""
-        with self._api._changed:
+        with self._api.store.changed:
             node = self._api.node()
             there = node["spec"].get("taints", [])
             wanted = [{"key": key, "effect": "NoSchedule"} for kind, key in TAINTS.items() if _is_true(node, kind)]
             others = [taint for taint in there if taint["key"] not in TAINTS.values()]
             if [taint for taint in there if taint not in others] != wanted:
-                self._api._patch_node(self._api.node_name, {"spec": {"taints": others + wanted}}, "")
+                self._api.patch_node({"spec": {"taints": others + wanted}})
 
     def _starting(self) -> list[tuple[tuple[str, str], Json]]:
         return [
@@ -82,7 +82,7 @@ class Kubelet:
         return [(key, pod) for key, pod in self._pods() if _deleted(pod)]
 
     def _pods(self) -> list[tuple[tuple[str, str], Json]]:
-        return list(self._api.store["pods"].items())
+        return list(self._api.store.objects["pods"].items())
 
     def _start(self, key: tuple[str, str], uid: str, mounts: list[Json]) -> None:
         for mount in mounts:
@@ -168,15 +168,15 @@ def test_a_node_whose_kubelet_would_act_first_is_left_alone(tmp_path: Path) -> N
         assert re.search(r"^2 skipped, \d deselected", said, re.MULTILINE), said
         for signal in ("allocatableMemory.available", "nodefs.available"):
             assert re.search(rf"{re.escape(signal)} is \d+; \d+ would not be left for the node and its kubelet", said)
-        assert not api.store["namespaces"]
-        assert not api.store["pods"]
+        assert not api.store.objects["namespaces"]
+        assert not api.store.objects["pods"]
 
 
 def test_the_suite_passes_under_real_pressure_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with ApiServer(node=this_node(), linger_s=None) as api:
         said = run_suite(api, tmp_path, "--deselect", f"tests/e2e/test_pressure.py::{WHOLE_MACHINE}")
         assert re.search(r"5 passed, 1 deselected", said), said[-2000:]
-        assert not api.store["namespaces"]
-        assert not api.store["pods"]
+        assert not api.store.objects["namespaces"]
+        assert not api.store.objects["pods"]
         assert "taints" not in api.node()["spec"]
         assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]

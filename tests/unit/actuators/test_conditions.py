@@ -229,7 +229,7 @@ def test_who_takes_our_own_types_away_is_answered_at_once_and_not_for_ever(
 def test_versions_that_go_back_bring_no_flood_of_writes(api: ApiServer, start: Callable[..., Publisher]) -> None:
     publisher = start()
     eventually(publisher.node.view)
-    api.version = 1  # as after a restored backup
+    api.store.version = 1  # as after a restored backup
     publisher.publish(verdict(PRESSURE))
     threading.Event().wait(4.0)
     assert 1 <= len(publisher.patches()) <= 1 + BURST + 5

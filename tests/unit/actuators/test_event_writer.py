@@ -53,14 +53,14 @@ def test_an_event_on_a_pod_stands_in_its_namespace(api: ApiServer, writer: Event
     }
     assert body["metadata"]["annotations"] == {"x": "y"}
     assert body["reportingInstance"] == "lab-node"
-    assert len(api.store["events"]) == 1
+    assert len(api.store.objects["events"]) == 1
 
 
 def test_an_event_on_the_node_stands_in_default(api: ApiServer, writer: EventWriter) -> None:
     writer.emit(
         KubernetesEvent("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
     )
-    assert api.wait_for(lambda: api.store["events"], 30)
+    assert api.wait_for(lambda: api.store.objects["events"], 30)
     assert "namespace" not in api.sent("POST")[0].body["regarding"]
 
 
@@ -97,7 +97,7 @@ def test_a_refused_event_is_counted_and_the_next_is_told(api: ApiServer, writer:
     assert "forbidden" in writer.reason
     api.allow("create", "events")
     writer.emit(EVICTED)
-    assert api.wait_for(lambda: api.store["events"], 30)
+    assert api.wait_for(lambda: api.store.objects["events"], 30)
 
 
 def test_a_note_is_cut_to_what_the_server_takes(api: ApiServer, writer: EventWriter) -> None:
@@ -121,12 +121,12 @@ def test_with_a_nodes_credentials_the_same_is_told_in_the_core_group(
     core = EventWriter(transport, "lab-node", core=True, clock=lambda: now[0])
     core.start()
     core.emit(EVICTED)
-    assert api.wait_for(lambda: api.store["events"], 5)
+    assert api.wait_for(lambda: api.store.objects["events"], 5)
     now[0] = REFRESH_S + 1
     core.emit(EVICTED)
     core.stop()
     assert core.reason == ""
-    [event] = api.store["events"].values()
+    [event] = api.store.objects["events"].values()
     assert event["involvedObject"] == {
         "kind": "Pod",
         "apiVersion": "v1",
@@ -145,8 +145,8 @@ def test_the_name_of_an_event_is_one_wherever_a_long_pods_name_is_cut(
 ) -> None:
     name = "a" * (200 - len(last)) + last + "b" * 50
     writer.emit(EVICTED._replace(name=name))
-    assert api.wait_for(lambda: api.store["events"], 5)
-    [(_, told)] = api.store["events"]
+    assert api.wait_for(lambda: api.store.objects["events"], 5)
+    [(_, told)] = api.store.objects["events"]
     assert len(told) <= 253
     assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in told.split(".")), told
     assert api.sent("POST")[0].body["regarding"]["name"] == name

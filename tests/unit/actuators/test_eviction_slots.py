@@ -64,8 +64,8 @@ def wants(agent: EvictionSlots) -> bool:
 
 def leases(api: ApiServer) -> dict[str, str]:
     """Holder by name."""
-    with api._changed:
-        return {name: entry["spec"]["holderIdentity"] for (_, name), entry in api.store["leases"].items()}
+    with api.store.changed:
+        return {name: entry["spec"]["holderIdentity"] for (_, name), entry in api.store.objects["leases"].items()}
 
 
 def test_nothing_is_asked_before_the_soft_tier_would_act(api: ApiServer, node: Make) -> None:
@@ -134,7 +134,7 @@ def test_a_dead_nodes_seat_is_taken_after_its_time_on_our_clock_whatever_its_sta
     api: ApiServer, node: Make, renewed: str
 ) -> None:
     spec = {"holderIdentity": "dead", "leaseDurationSeconds": 1, "renewTime": renewed, "acquireTime": renewed}
-    api._put(
+    api.store.put(
         "leases", {"metadata": {"name": "nodeagent-evictions-eu-1a-0", "namespace": "nodeagent"}, "spec": spec}, "ADDED"
     )
     agent = node("a")
@@ -147,7 +147,7 @@ def test_a_dead_nodes_seat_is_taken_after_its_time_on_our_clock_whatever_its_sta
 def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last(api: ApiServer, node: Make) -> None:
     spec = {"holderIdentity": "greedy", "leaseDurationSeconds": 3600}
     for name in ("eu-1a-0", "eu-1a-1", "eu-1b-0"):
-        api._put(
+        api.store.put(
             "leases", {"metadata": {"name": f"nodeagent-evictions-{name}", "namespace": "nodeagent"}, "spec": spec}, ""
         )
     agents = [node(name, seats=2) for name in ("a", "b")]
@@ -163,7 +163,7 @@ def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last
 def test_a_lease_that_a_holder_has_left_in_another_zone_costs_it_nothing(api: ApiServer, node: Make) -> None:
     spec = {"holderIdentity": "a", "leaseDurationSeconds": 3600}
     left = {"metadata": {"name": "nodeagent-evictions-eu-1z-0", "namespace": "nodeagent"}, "spec": spec}
-    api._put("leases", left, "ADDED")
+    api.store.put("leases", left, "ADDED")
     holder, other = node("a"), node("b")
     holder.want()
     eventually(holder.held)

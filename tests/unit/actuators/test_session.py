@@ -203,8 +203,8 @@ def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., Clust
 def test_a_process_that_is_stopped_before_it_has_seen_its_node_takes_down_what_an_earlier_one_left(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
-    with api._changed:
-        api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
+    with api.store.changed:
+        api.patch_node({"spec": {"taints": [TAINT]}})
 
     def lose_the_lists_of_nodes(request: Request, carried_out: bool) -> None:
         if request.path == "/api/v1/nodes" and not carried_out:
@@ -221,8 +221,8 @@ def test_a_process_that_is_stopped_before_it_has_seen_its_node_takes_down_what_a
 def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
-    with api._changed:
-        api._patch_node("lab-node", {"spec": {"taints": [TAINT]}}, "")
+    with api.store.changed:
+        api.patch_node({"spec": {"taints": [TAINT]}})
     agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
     agent.publish([TRUE])
     assert waits_for(agent) != "taint"
@@ -418,7 +418,7 @@ def test_with_node_credentials_an_eviction_is_told_as_well(
     agent.evict("run-7", chosen)
     assert answer(agent).kind is OutcomeKind.ACCEPTED
     wanted = {"Evicted", "EvictionThresholdMet"}
-    assert api.wait_for(lambda: wanted <= {event["reason"] for event in api.store["events"].values()}, 10)
+    assert api.wait_for(lambda: wanted <= {event["reason"] for event in api.store.objects["events"].values()}, 10)
 
 
 def test_an_eviction_that_is_refused_is_not_told_as_done(
@@ -465,7 +465,7 @@ def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Cal
 def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
-    api.store["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
+    api.store.objects["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
     agent = session(ENFORCE._replace(fleet=FleetConfig(max_concurrent_evictions=2)))
     agent.publish([FALSE])
     waiting = agent.soft_tier_block()
@@ -473,10 +473,10 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     assert waiting.subject == "lease"
     agent.announce(plan(victim(agent, tier=Tier.HARD)))
     threading.Event().wait(0.1)
-    assert not api.store["leases"], "the hard tier takes no seat"
+    assert not api.store.objects["leases"], "the hard tier takes no seat"
     agent.announce(plan(refused=(Refusal("waits-for-lease", ""),)))
     eventually(lambda: agent.soft_tier_block() is None)
-    ((namespace, name),) = api.store["leases"]
+    ((namespace, name),) = api.store.objects["leases"]
     assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")
 
 

@@ -53,8 +53,8 @@ def eventually(holds: Callable[[], object]) -> None:
 
 
 def somebody_taints(api: ApiServer, *entries: dict[str, str]) -> None:
-    with api._changed:
-        api._patch_node(api.node_name, {"spec": {"taints": list(entries)}}, "")
+    with api.store.changed:
+        api.patch_node({"spec": {"taints": list(entries)}})
 
 
 def test_nothing_is_touched_until_somebody_wants_something(api: ApiServer, fence: NodeTaints) -> None:

@@ -103,7 +103,7 @@ def test_thirty_pods_of_more_than_a_megabyte_cost_hardly_more_memory_than_one(bu
             api.compact()  # and once more, by pages
             api.end_watches()
             assert api.wait_for(lambda: len([r for r in api.requests if "limit" in r.query]) > 1)
-            version = api.version
+            version = api.store.version
             assert api.wait_for(lambda: any(int(r.query.get("resourceVersion") or 0) >= version for r in api.requests))
             watcher.stdin.close()
             told = watcher.stdout.read().split()

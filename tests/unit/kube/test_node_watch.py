@@ -74,7 +74,7 @@ def lists(api: ApiServer) -> int:
 
 def test_one_empty_list_does_not_hide_the_node_until_its_next_change(tmp_path: Path) -> None:
     with ApiServer() as api:
-        meta = {"resourceVersion": str(api.version)}
+        meta = {"resourceVersion": str(api.store.version)}
         empty = {"kind": "NodeList", "apiVersion": "v1", "metadata": meta, "items": []}
 
         def instead(request: Request) -> Answer | None:

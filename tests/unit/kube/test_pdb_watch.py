@@ -86,10 +86,10 @@ def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, 
     eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 1),))
     assert held(budgets, a_pod(app="z")) == ()
     assert held(budgets, a_pod(app="a", namespace="other")) == ()
-    with api._changed:
-        budget = api.store["poddisruptionbudgets"]["default", "b"]
+    with api.store.changed:
+        budget = api.store.objects["poddisruptionbudgets"]["default", "b"]
         budget["status"]["disruptionsAllowed"] = 0
-        api._note("poddisruptionbudgets", budget, "MODIFIED")
+        api.store.record("poddisruptionbudgets", budget, "MODIFIED")
     eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 

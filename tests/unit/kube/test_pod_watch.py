@@ -296,9 +296,9 @@ def test_a_watch_that_the_server_ends_goes_on_where_it_was(api: ApiServer, watch
 
 def test_a_version_that_is_too_old_is_answered_with_a_new_list(api: ApiServer, watched: Watched) -> None:
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
-    with api._changed:
+    with api.store.changed:
         api.compact()
-        api.store["pods"].pop(("default", "one"))
+        api.store.objects["pods"].pop(("default", "one"))
         api.end_watches()
     watched.until(lambda view: names(view) == {"two"})
     assert watched.watch.relists == 2
@@ -577,12 +577,12 @@ def test_a_version_that_the_server_has_not_reached_is_given_up_when_it_stays_sil
     api: ApiServer, tmp_path: Path
 ) -> None:
     """As after a restored backup: the watch says nothing, and a new one from the same version says nothing again."""
-    before = api.version
-    api.version += 1_000_000
+    before = api.store.version
+    api.store.version += 1_000_000
     watch = PodWatch(connected(api, tmp_path), "lab-node", idle_s=0.5, backoff=RetryBackoff(first_s=0.05, last_s=0.1))
     watch.start()
     assert api.wait_for(lambda: api.watched("/api/v1/pods"))
-    api.version = before
+    api.store.version = before
     api.add_pod(pod("new"))
     assert api.wait_for(lambda: watch.relists > 1)
     until(lambda: "new" in names(watch.view()), "the new pod", 20.0)
