@@ -1,20 +1,20 @@
-"""Holds a cgroup in place, lets it go, or ends it.
+"""Brakes a cgroup (throttle or freeze), releases it, or kills its processes.
 
-A pod that allocates 1 GiB/s outruns an API request. Held by its cgroup it cannot, and can still be let go (MEASURED.md
-section 6: available memory never below 289 of 300 MiB, and no OOM kill, with either brake).
+A pod that allocates 1 GiB/s is faster than an API request. A brake on its cgroup stops it and can still be released
+(docs/performance.md: with either brake, available memory stays above 289 of 300 MiB, without an OOM kill).
 
 Promises:
 
-1. A hold is written down before it is applied, by its `mark` or by the caller: `plan_hold` reads what `release` needs
-   and changes nothing; `apply` changes; `release` puts back exactly what was there. All three can be repeated, and a
-   cgroup that is gone is a success: nothing is held.
-2. What is held says so itself: `mark` writes what `release` needs on the cgroup, as an extended attribute that vanishes
-   with it, `release` takes it away, and `marked` finds it when nothing else is left. It says something only while the
-   control file still says what holding wrote: what somebody else has set since is not overwritten.
-3. Throttling never kills: `memory.high` makes a cgroup reclaim its own pages and wait, it has no OOM killer. It exists
-   on cgroup v2 only. Freezing stops every process of the subtree.
-4. On v1 a frozen process does not die until it is thawed, so `kill` freezes, signals and thaws; on v2 `cgroup.kill` is
-   one write which no fork can outrun.
+1. A brake is recorded before it is applied, by its mark or by the caller. `plan_brake` reads what `release` needs and
+   changes nothing; `apply` writes; `release` writes the previous value. All three can be repeated. A cgroup that is
+   gone is a success: it has no brake.
+2. A mark on the cgroup records the brake: `write_xattr` stores what `release` needs in an extended attribute, which
+   vanishes with the cgroup; `release` removes it; `read_xattr` finds it when the saved state is lost. The mark counts
+   only while the control file still has the value that the brake wrote: a later value of another program is kept.
+3. Throttling never kills: at `memory.high` the kernel reclaims the cgroup's own pages and delays it, without an OOM
+   killer. It exists on cgroup v2 only. Freezing stops every process of the subtree.
+4. On v1 a frozen process does not die until it is thawed, so `kill` freezes, signals and thaws. On v2 `cgroup.kill` is
+   one write, which no fork can outrun.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ import signal
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_PROCS_ROUNDS: Final = 5
-"""Times that a v1 subtree is signalled, until nobody is left in it. Freezing takes effect a moment after it was
-written, so that a fork may slip through between reading and signalling, as it may where the freezer is missing."""
+_SIGNAL_PASSES: Final = 5
+"""Times that a v1 subtree is signalled, until no process is left in it. Freezing takes effect a moment after the
+write, so a fork between reading and signalling is possible, as it is without a freezer."""
 
 XATTR: Final = "user.nodeagent.brake"
 """`1 KIND PREVIOUS VALUE`. A name in `user.` needs no capability of root, `trusted.` would need CAP_SYS_ADMIN; cgroupfs
-keeps such names since Linux 5.7, on both versions. To write one takes 8 us, beside 140 us for the freeze."""
+stores such names since Linux 5.7, on both versions. A mark takes 8 us, the freeze 140 us."""
 _MARK_VERSION: Final = "1"
 _LIMIT_DIGITS: Final = 19
-"""Of 2**63 - 1, beyond which the kernel says `max`."""
-_WORD: Final = 64
-"""Bytes: longer than anything that a control file says."""
-_SHOWN: Final = 60
-"""Characters of a mark that is not understood, in what is said about it."""
+"""Of 2**63 - 1; above it the kernel writes `max`."""
+_MAX_VALUE_BYTES: Final = 64
+"""Longer than any value of a control file."""
+_MAX_SHOWN: Final = 60
+"""Characters of an unreadable mark, or of a path, in an error message."""
 
 
 class BrakeKind(enum.StrEnum):
@@ -47,30 +47,30 @@ class BrakeKind(enum.StrEnum):
 
 
 class Brake(NamedTuple):
-    """One cgroup that is, or is about to be, held."""
+    """The record of one brake, planned or applied."""
 
     cgroup: str
     """Below the hierarchy's root, starting with `/`."""
     kind: BrakeKind
     pod_uid: str
     previous: str
-    """What the control file said before."""
+    """The value of the control file before."""
     value: str
-    """What holding writes."""
+    """The value that the brake writes."""
     until: float
-    """CLOCK_BOOTTIME: released then at the latest."""
+    """CLOCK_BOOTTIME at which it is released at the latest."""
 
 
 class BrakeError(Exception):
-    """This host cannot brake that way; the message says why."""
+    """The host refuses this brake; the message has the reason."""
 
 
 class NoXattrError(BrakeError):
-    """This kernel keeps no marks on cgroups."""
+    """This kernel stores no extended attributes on cgroups."""
 
 
 class CgroupBrake:
-    """Brakes on one host.
+    """The brake mechanism of one host.
 
     Args:
         unified: where cgroup v2 with the memory controller is mounted, or None.
@@ -85,41 +85,41 @@ class CgroupBrake:
 
     @property
     def frozen_cannot_die(self) -> bool:
-        """The v1 freezer: a signal, SIGKILL too, is delivered only after thawing."""
+        """True on v1: the freezer delivers a signal, also SIGKILL, only after thawing."""
         return self._unified is None
 
     @property
     def freezes_to_kill(self) -> bool:
-        """`kill` freezes the cgroup for as long as it takes."""
+        """True if `kill` freezes the cgroup meanwhile."""
         return self._unified is None and self._freezer is not None
 
     @property
     def throttles(self) -> bool:
-        """This host can throttle: it has cgroup v2."""
+        """True if this host can throttle: it has cgroup v2."""
         return self._unified is not None
 
     def plan_brake(
         self, cgroup: str, kind: BrakeKind, *, pod_uid: str, until: float, limit: int | None = None
     ) -> Brake:
-        """What holding this cgroup would change. Raises HoldError; changes nothing. `limit`: throttle it at so many
-        bytes, if that is more than what it uses now. (Less would make whoever writes it wait for the reclaim.)"""
+        """The record of a brake, which changes nothing yet. `limit`: throttle at this many bytes, if that is more than
+        the cgroup uses now. (A write of less would wait for the reclaim.) Raises BrakeError."""
         previous = _read(self._control(cgroup, kind))
         if kind is BrakeKind.THROTTLE:
             value = _read(f"{self._directory(cgroup, kind)}/memory.current")
             if limit is not None and value.isdigit():
                 value = str(max(int(value), limit))
             if previous.isdigit() and value.isdigit():
-                value = str(min(int(previous), int(value)))  # one that is over its limit already is not given more
+                value = str(min(int(previous), int(value)))  # never raise a limit that the cgroup exceeds already
         else:
-            previous, value = self._freezing  # a freeze that somebody else made is not ours to keep
+            previous, value = self._thawed_and_frozen  # a freeze of another program ends with this brake
         return Brake(cgroup, kind, pod_uid, previous, value, until)
 
-    def write_xattr(self, hold: Brake) -> bool:
-        """Say on the cgroup itself that it is held, before `apply`. False where the kernel keeps no marks, or the
-        cgroup is gone. Raises HoldError."""
-        directory = self._directory(hold.cgroup, hold.kind)
+    def write_xattr(self, brake: Brake) -> bool:
+        """Mark the cgroup, before `apply`. False if the kernel stores no marks or the cgroup is gone. Raises
+        BrakeError."""
+        directory = self._directory(brake.cgroup, brake.kind)
         try:
-            os.setxattr(directory, XATTR, f"{_MARK_VERSION} {hold.kind} {hold.previous} {hold.value}".encode())
+            os.setxattr(directory, XATTR, f"{_MARK_VERSION} {brake.kind} {brake.previous} {brake.value}".encode())
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOENT):
                 raise BrakeError(f"{directory}: {error.strerror}") from error
@@ -127,11 +127,11 @@ class CgroupBrake:
         return True
 
     def read_xattr(self, cgroup: str, *, pod_uid: str, until: float) -> Brake | None:
-        """The hold that this cgroup's mark tells of; None where there is no mark, or no cgroup any more.
+        """The brake that the cgroup's mark records; None if the mark is missing or the cgroup is gone.
 
         Raises:
-            NoMarksError: the kernel keeps none.
-            HoldError: the mark says what no agent writes.
+            NoXattrError: the kernel stores none.
+            BrakeError: no agent writes such a mark.
         """
         if self._unified is None and self._freezer is None:
             return None
@@ -146,56 +146,59 @@ class CgroupBrake:
             raise BrakeError(f"{directory}: {error.strerror}") from error
         version, kind, previous, value = text.split(" ") if text.count(" ") == 3 else ("", "", "", "")
         if version == _MARK_VERSION:
-            if kind == BrakeKind.FREEZE and (previous, value) == self._freezing:
+            if kind == BrakeKind.FREEZE and (previous, value) == self._thawed_and_frozen:
                 return Brake(cgroup, BrakeKind.FREEZE, pod_uid, previous, value, until)
             if kind == BrakeKind.THROTTLE and self._unified is not None and _is_limit(previous) and _is_limit(value):
                 try:
-                    now = _read(f"{directory}/memory.high")
+                    current = _read(f"{directory}/memory.high")
                 except BrakeError:
-                    return None  # it went meanwhile
-                return Brake(cgroup, BrakeKind.THROTTLE, pod_uid, previous if now == value else now, value, until)
-        raise BrakeError(f"{directory}: its mark {XATTR} says {text[:_SHOWN]!r}, which this agent does not write")
+                    return None  # the cgroup is gone
+                return Brake(
+                    cgroup, BrakeKind.THROTTLE, pod_uid, previous if current == value else current, value, until
+                )
+        raise BrakeError(f"{directory}: unreadable mark {XATTR}: {text[:_MAX_SHOWN]!r}")
 
     def frozen(self, cgroup: str, *, pod_uid: str, until: float) -> Brake | None:
-        """The hold that has this cgroup frozen by its own file, not by a parent's; None when it is not, or is gone."""
+        """The brake of a cgroup that is frozen by its own file, not by a parent's; None if it is not frozen or gone."""
         try:
-            # v1's freezer.state is that of the parents as well; v2's cgroup.freeze is the wish for this one.
-            itself = "cgroup.freeze" if self._unified is not None else "freezer.self_freezing"
-            if _read(f"{self._directory(cgroup, BrakeKind.FREEZE)}/{itself}") != "1":
+            # v1's freezer.state includes the parents; v2's cgroup.freeze is what was written for this cgroup.
+            own_file = "cgroup.freeze" if self._unified is not None else "freezer.self_freezing"
+            if _read(f"{self._directory(cgroup, BrakeKind.FREEZE)}/{own_file}") != "1":
                 return None
             return self.plan_brake(cgroup, BrakeKind.FREEZE, pod_uid=pod_uid, until=until)
         except BrakeError:
             return None
 
-    def apply(self, hold: Brake) -> bool:
-        """Hold the cgroup. False when it is gone. Raises HoldError when the kernel refuses."""
-        return _write(self._control(hold.cgroup, hold.kind), hold.value)
+    def apply(self, brake: Brake) -> bool:
+        """Write the brake. False if the cgroup is gone. Raises BrakeError if the kernel refuses."""
+        return _write(self._control(brake.cgroup, brake.kind), brake.value)
 
-    def release(self, hold: Brake) -> bool:
-        """Let the cgroup go and take its mark away. False when it is gone. Raises HoldError when the kernel refuses."""
-        there = _write(self._control(hold.cgroup, hold.kind), hold.previous)
-        with contextlib.suppress(OSError):  # there was none; or it stays, for a next start to find
-            os.removexattr(self._directory(hold.cgroup, hold.kind), XATTR)
-        return there
+    def release(self, brake: Brake) -> bool:
+        """Write the previous value and remove the mark. False if the cgroup is gone. Raises BrakeError if the kernel
+        refuses."""
+        exists = _write(self._control(brake.cgroup, brake.kind), brake.previous)
+        with contextlib.suppress(OSError):  # none, or it stays and the next start finds it
+            os.removexattr(self._directory(brake.cgroup, brake.kind), XATTR)
+        return exists
 
     def kill(self, cgroup: str) -> None:
-        """End every process in the cgroup and below it. A cgroup that is gone is a success.
+        """Kill every process in the cgroup and below it. A cgroup that is gone is a success.
 
         Raises:
-            HoldError: there is no way to do it here.
+            BrakeError: the host has no means, or a process could not be signalled.
         """
         if self._unified is not None:
             _write(f"{self._unified}/{cgroup.lstrip('/')}/cgroup.kill", "1")
             return
-        frozen = self._freezer / cgroup.lstrip("/") / "freezer.state" if self._freezer is not None else None
-        if frozen is not None and frozen.exists():
-            for _ in range(_PROCS_ROUNDS):
-                _write(str(frozen), "FROZEN")
+        state_file = self._freezer / cgroup.lstrip("/") / "freezer.state" if self._freezer is not None else None
+        if state_file is not None and state_file.exists():
+            for _ in range(_SIGNAL_PASSES):
+                _write(str(state_file), "FROZEN")
                 try:
-                    number = _signal_all(frozen.parent)
+                    signalled = _signal_all(state_file.parent)
                 finally:
-                    _write(str(frozen), "THAWED")
-                if not number:
+                    _write(str(state_file), "THAWED")
+                if not signalled:
                     return
             return
         if not self._procs_roots:
@@ -203,14 +206,14 @@ class CgroupBrake:
         for root in self._procs_roots:
             directory = root / cgroup.lstrip("/")
             if directory.is_dir():
-                for _ in range(_PROCS_ROUNDS):
+                for _ in range(_SIGNAL_PASSES):
                     if not _signal_all(directory):
                         return
                 return
 
     @property
-    def _freezing(self) -> tuple[str, str]:
-        """What the control file says of a cgroup that runs, and of one that is held."""
+    def _thawed_and_frozen(self) -> tuple[str, str]:
+        """The values of the control file of a running and of a frozen cgroup."""
         return ("THAWED", "FROZEN") if self._unified is None else ("0", "1")
 
     def _directory(self, cgroup: str, kind: BrakeKind) -> str:
@@ -226,20 +229,20 @@ class CgroupBrake:
         return f"{self._freezer}/{below}"
 
     def _control(self, cgroup: str, kind: BrakeKind) -> str:
-        """The file that holds and lets go."""
+        """The control file of this kind of brake."""
         name = "memory.high" if kind is BrakeKind.THROTTLE else "cgroup.freeze" if self._unified else "freezer.state"
         return f"{self._directory(cgroup, kind)}/{name}"
 
 
-# Plain descriptors, as a ramp goes on meanwhile: a read through pathlib takes 78 us, one of these 8 to 12.
+# Plain descriptors, because the pod grows meanwhile: a read through pathlib takes 78 us, one of these 8 to 12.
 
 
 def _read(path: str) -> str:
-    """The one word that a control file says. Raises HoldError."""
+    """The value of a control file. Raises BrakeError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(fd, _WORD).decode("ascii", "replace").strip()
+            return os.read(fd, _MAX_VALUE_BYTES).decode("ascii", "replace").strip()
         finally:
             os.close(fd)
     except OSError as error:
@@ -247,7 +250,7 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, value: str) -> bool:
-    """False when the cgroup is gone. Raises HoldError when the kernel refuses."""
+    """False if the cgroup is gone. Raises BrakeError if the kernel refuses."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -256,43 +259,43 @@ def _write(path: str, value: str) -> bool:
             os.close(fd)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV):
-            return False  # the cgroup is gone (ENODEV: it went while the file was open)
+            return False  # the cgroup is gone (ENODEV: removed while the file was open)
         raise BrakeError(f"{path}: {error.strerror}") from error
     return True
 
 
 def _is_limit(text: str) -> bool:
-    """Whether memory.high can say this."""
+    """True if memory.high can have this value."""
     return text == "max" or (text.isascii() and text.isdigit() and len(text) <= _LIMIT_DIGITS)
 
 
 def _signal_all(directory: Path) -> int:
-    """SIGKILL every process in a cgroup directory and below. Returns how many were there. Raises HoldError when some
-    could not be reached, after all others were.
+    """SIGKILL every process in a cgroup directory and below. Returns their number. Raises BrakeError if a process could
+    not be signalled, after all others were.
 
-    Level by level and not by `os.walk`, which recurses: a container may nest cgroups as deep as it likes.
+    Level by level instead of `os.walk`, which recurses: a container may nest cgroups without a limit.
     """
-    number, trouble = 0, ""
+    signalled, trouble = 0, ""
     todo = [str(directory)]
-    for place in todo:
+    for directory_path in todo:
         try:
-            pids = Path(f"{place}/cgroup.procs").read_text("ascii").split()
-            with os.scandir(place) as entries:
+            pids = Path(f"{directory_path}/cgroup.procs").read_text("ascii").split()
+            with os.scandir(directory_path) as entries:
                 todo += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
-                trouble = trouble or f"{place[:_SHOWN]}...: {error.strerror}"
-            continue  # a child cgroup that went while we walked has no processes
+                trouble = trouble or f"{directory_path[:_MAX_SHOWN]}...: {error.strerror}"
+            continue  # a child cgroup that was removed meanwhile has no processes
         for pid in map(int, pids):
             if pid <= 1:
-                continue  # 0: a process of another PID namespace that we cannot name; 1: never
-            number += 1
+                continue  # 0: a process of another PID namespace, without an id here; 1: never
+            signalled += 1
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             except PermissionError as error:
-                raise BrakeError(f"process {pid} of {place}: {error.strerror} (CAP_KILL?)") from error
+                raise BrakeError(f"process {pid} of {directory_path}: {error.strerror} (CAP_KILL?)") from error
     if trouble:
         raise BrakeError(trouble)
-    return number
+    return signalled

@@ -440,8 +440,7 @@ class Agent:
 
     def record(self, plan: Plan, snapshot: NodeSnapshot, before: PolicyState) -> None:
         notes = (*snapshot.notes, *self._parts.session.notes(), *self._alarms.notes, *self._means.other_oom_handlers())
-        notes += (*workers.stuck_notes(), *self._holds.notes, *self._parts.missing)
-        self._holds.notes = []
+        notes += (*workers.stuck_notes(), *self._holds.take_notes(), *self._parts.missing)
         if self._forks.storm(snapshot.taken_at):
             notes += (_storm_note(self._forks.rates(snapshot.taken_at)),)
         inputs = DecisionInputs(

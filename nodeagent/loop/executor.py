@@ -87,7 +87,7 @@ class Executor:
     def cap_growth(self, victims: Sequence[PredictedVictim], config: Config, *, now: float) -> None:
         """Keep the memory of those who would have to go from passing the threshold before we see it crossed. Others who
         were guarded are let go."""
-        self._holds.uncap_others(but=[each.pod_uid for each in victims])
+        self._holds.uncap_others(keep=[each.pod_uid for each in victims])
         for each in victims:
             until = now + min(GROWTH_CAP_S, config.escalation.brake_deadline_s)
             self._holds.cap_growth(each.cgroup, each.limit, pod_uid=each.pod_uid, until=until)

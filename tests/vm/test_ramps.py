@@ -15,18 +15,18 @@ GUARD: Final = """\
 import os, signal, sys, time
 from pathlib import Path
 from nodeagent.actuators.cgroup_brake import CgroupBrake
-from nodeagent.actuators.brakes import Holds
+from nodeagent.actuators.brakes import ActiveBrakes
 top, cgroup = Path("/sys/fs/cgroup"), sys.argv[1]
 pod = top / cgroup.lstrip("/")
 used = lambda: int((pod / "memory.current").read_text())
-holds, limit = Holds(CgroupBrake(unified=top, freezer=None)), used() + (64 << 20)
-holds.guard(cgroup, limit, pod_uid="u", until=0.0)
+brakes, limit = ActiveBrakes(CgroupBrake(unified=top, freezer=None)), used() + (64 << 20)
+brakes.cap_growth(cgroup, limit, pod_uid="u", until=0.0)
 pids = [int(pid) for procs in pod.glob("*/cgroup.procs") for pid in procs.read_text().split()]
 for pid in pids:
     os.kill(pid, signal.SIGUSR1)
 time.sleep(3)
 guarded = used()
-holds.close()
+brakes.close()
 deadline = time.monotonic() + 20
 while used() < 2 * guarded and time.monotonic() < deadline:
     time.sleep(0.01)

@@ -1,17 +1,24 @@
-"""Whatever happens to a held pod's eviction, the pod is let go; a real frozen process is the witness."""
+"""Every brake is released, whatever happens to the eviction; a real frozen process proves it."""
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nodeagent.actuators.brakes import ActiveBrakes, leftover_brakes
+from nodeagent.actuators.brakes import MACHINE, TRANSITIONS, ActiveBrakes, BrakeState, leftover_brakes
 from nodeagent.actuators.cgroup_brake import XATTR, BrakeKind, CgroupBrake
 from nodeagent.loop.state_store import AgentState
 from nodeagent.policy import state as policy_state
 from nodeagent.records.state_file import StateFile
+from tests.support import freezer_cgroups
+from tests.support.freezer_cgroups import FREEZER, cpu_ticks, real_v1, start_in, until
 from tests.support.mounts import mounted
-from tests.unit.actuators.test_cgroup_brake import FREEZER, _cpu_ticks, _start, _until, pod, real_v1, unified  # noqa: F401 - fixtures
 
 NOW = 100.0
 
@@ -20,148 +27,149 @@ def _state(cgroup: Path) -> str:
     return (cgroup / "freezer.state").read_text().strip()
 
 
-def _frozen(cgroup: Path) -> ActiveBrakes:
-    holds = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER))
-    holds.plan("/" + cgroup.name, BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
+def _freeze(cgroup: Path) -> ActiveBrakes:
+    brakes = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER))
+    brakes.plan("/" + cgroup.name, BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
     assert _state(cgroup) == "THAWED", "a plan changes nothing"
-    assert holds.apply("u", saved=False)
-    _until(lambda: _state(cgroup) == "FROZEN", "the pod is frozen")
-    return holds
+    assert brakes.apply("u", saved=False)
+    until(lambda: _state(cgroup) == "FROZEN", "the pod is frozen")
+    return brakes
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_a_pod_is_held_until_its_deadline_and_not_longer(pod: Path) -> None:  # noqa: F811
-    with _start(pod, "while True: pass") as process:
-        holds = _frozen(pod)
-        holds.expire(now=NOW + 9.9)
+def test_a_pod_is_braked_until_its_deadline_and_not_longer(pod: Path) -> None:
+    with start_in(pod, "while True: pass") as process:
+        brakes = _freeze(pod)
+        brakes.expire(now=NOW + 9.9)
         assert _state(pod) == "FROZEN"
-        holds.expire(now=NOW + 10)
-        assert not holds.active
-        before = _cpu_ticks(process.pid)
-        _until(lambda: _cpu_ticks(process.pid) > before, "the process runs again")
+        brakes.expire(now=NOW + 10)
+        assert not brakes.active
+        before = cpu_ticks(process.pid)
+        until(lambda: cpu_ticks(process.pid) > before, "the process runs again")
         process.kill()
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_a_pod_whose_request_failed_is_let_go_at_once(pod: Path) -> None:  # noqa: F811
-    with _start(pod, "while True: pass") as process:
-        holds = _frozen(pod)
-        holds.release("u")
-        _until(lambda: _state(pod) == "THAWED", "the pod is thawed")
-        assert not holds.active
+def test_a_pod_whose_request_failed_is_released_at_once(pod: Path) -> None:
+    with start_in(pod, "while True: pass") as process:
+        brakes = _freeze(pod)
+        brakes.release("u")
+        until(lambda: _state(pod) == "THAWED", "the pod is thawed")
+        assert not brakes.active
         process.kill()
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_the_next_process_lets_go_what_the_last_one_held(pod: Path) -> None:  # noqa: F811
-    with _start(pod, "while True: pass") as process:
-        left_behind = _frozen(pod).active
-        restarted = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER), left_behind)
+def test_the_next_process_releases_the_brakes_of_the_last_one(pod: Path) -> None:
+    with start_in(pod, "while True: pass") as process:
+        leftover = _freeze(pod).active
+        restarted = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER), leftover)
         restarted.expire(now=0.0)
-        _until(lambda: _state(pod) == "THAWED", "the pod is thawed")
+        until(lambda: _state(pod) == "THAWED", "the pod is thawed")
         assert restarted.active == ()
         process.kill()
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_an_accepted_victim_is_ended_although_it_is_frozen(pod: Path) -> None:  # noqa: F811
-    with _start(pod, "while True: pass") as process:
-        holds = _frozen(pod)
-        holds.kill("/" + pod.name, pod_uid="u")
+def test_an_accepted_victim_is_killed_although_it_is_frozen(pod: Path) -> None:
+    with start_in(pod, "while True: pass") as process:
+        brakes = _freeze(pod)
+        brakes.kill("/" + pod.name, pod_uid="u")
         assert process.wait(20) == -9
-        assert not holds.active
+        assert not brakes.active
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_ending_a_pod_that_is_not_held_is_written_down_first_because_it_freezes(pod: Path) -> None:  # noqa: F811
-    with _start(pod, "while True: pass") as process:
-        holds = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER))
-        assert holds.plan_kill("/" + pod.name, pod_uid="u")
-        [hold] = holds.active
-        assert (hold.cgroup, hold.previous) == ("/" + pod.name, "THAWED")
-        assert not holds.plan_kill("/" + pod.name, pod_uid="u"), "what is held is written down already"
-        assert holds.kill("/" + pod.name, pod_uid="u") == ""
+def test_killing_a_pod_without_a_brake_is_planned_first_because_it_freezes(pod: Path) -> None:
+    with start_in(pod, "while True: pass") as process:
+        brakes = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER))
+        assert brakes.plan_kill("/" + pod.name, pod_uid="u")
+        [each] = brakes.active
+        assert (each.cgroup, each.previous) == ("/" + pod.name, "THAWED")
+        assert not brakes.plan_kill("/" + pod.name, pod_uid="u"), "an active brake is recorded already"
+        assert brakes.kill("/" + pod.name, pod_uid="u") == ""
         assert process.wait(20) == -9
-        assert not holds.active
+        assert not brakes.active
 
 
-def test_ending_a_pod_on_cgroup_v2_freezes_nothing_and_needs_no_writing(files: Path) -> None:
-    holds = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
-    assert not holds.plan_kill("/pod", pod_uid="u")
-    assert not holds.active
+def test_killing_a_pod_on_cgroup_v2_freezes_nothing_and_needs_no_plan(files: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
+    assert not brakes.plan_kill("/pod", pod_uid="u")
+    assert not brakes.active
 
 
-def test_what_is_held_can_be_saved_and_read_back_also_when_it_is_overdue(files: Path, tmp_path: Path) -> None:
-    holds = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
-    holds.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
+def test_a_brake_can_be_saved_and_loaded_also_when_it_is_overdue(files: Path, tmp_path: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
+    brakes.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
     store = StateFile(tmp_path / "state", shape=AgentState, boot_id="boot")
-    for held in (holds.active, ActiveBrakes(CgroupBrake(unified=files, freezer=None), holds.active).active):
-        saved = AgentState(policy_state.initial("i", now=NOW), brakes=held)
+    for active in (brakes.active, ActiveBrakes(CgroupBrake(unified=files, freezer=None), brakes.active).active):
+        saved = AgentState(policy_state.initial("i", now=NOW), brakes=active)
         store.save(saved)
         assert store.load().value == saved
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A v2 pod cgroup as plain files: what is written can be read back."""
+    """A v2 pod cgroup as plain files."""
     (tmp_path / "pod").mkdir()
     (tmp_path / "pod" / "memory.high").write_text("max\n")
     (tmp_path / "pod" / "memory.current").write_text("4096\n")
     return tmp_path
 
 
-def test_a_cgroup_that_is_gone_is_not_held_any_more(files: Path) -> None:
-    holds = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
-    holds.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
+def test_a_cgroup_that_is_gone_has_no_brake(files: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
+    brakes.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
     for file in (files / "pod").iterdir():
         file.unlink()
-    holds.apply("u", saved=True)
-    assert not holds.active
-    assert holds.notes == []
+    brakes.apply("u", saved=True)
+    assert not brakes.active
+    assert brakes.take_notes() == ()
 
 
-def test_what_the_kernel_refuses_to_let_go_is_told_and_tried_again(files: Path) -> None:
-    holds = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
-    holds.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
-    holds.apply("u", saved=True)
+def test_a_release_that_the_kernel_refuses_is_a_note_and_repeated(files: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=files, freezer=None))
+    brakes.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
+    brakes.apply("u", saved=True)
     control = files / "pod" / "memory.high"
     control.unlink()
-    control.mkdir()  # what cannot be opened for writing, not even by root
-    holds.release("u")
-    assert [hold.pod_uid for hold in holds.active] == ["u"]
-    assert "trying again" in holds.notes[0].message
+    control.mkdir()  # cannot be opened for writing, not even by root
+    brakes.release("u")
+    assert [each.pod_uid for each in brakes.active] == ["u"]
+    assert brakes.state("u") is BrakeState.OVERDUE
+    assert "trying again" in brakes.take_notes()[0].message
     control.rmdir()
     control.touch()
-    holds.expire(now=0.0)
-    assert not holds.active
+    brakes.expire(now=0.0)
+    assert not brakes.active
     assert control.read_text() == "max"
 
 
 def test_a_host_that_cannot_brake_is_a_note_and_the_eviction_goes_on() -> None:
-    holds = ActiveBrakes(CgroupBrake(unified=None, freezer=None))
-    holds.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW)
-    holds.apply("u", saved=True)
-    assert not holds.active
-    assert "no freezer" in holds.notes[0].message
+    brakes = ActiveBrakes(CgroupBrake(unified=None, freezer=None))
+    brakes.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW)
+    brakes.apply("u", saved=True)
+    assert not brakes.active
+    assert "no freezer" in brakes.take_notes()[0].message
 
 
-def _let_go(brake: CgroupBrake, *, saved: bool = False, acts: bool = True) -> list[str]:
-    """What a new process finds and lets go of `/pod`. Returns what there was to say."""
-    held, notes = leftover_brakes(brake, [("/pod", "u")], saved=() if saved else None, acts=acts)
-    holds = ActiveBrakes(brake, held, notes=notes)
-    holds.expire(now=0.0)
-    assert holds.active == ()
-    return [note.message for note in holds.notes]
+def _release_leftovers(brake: CgroupBrake, *, saved: bool = False, acts: bool = True) -> list[str]:
+    """A new process finds `/pod` and releases it. Returns its notes."""
+    leftover, notes = leftover_brakes(brake, [("/pod", "u")], saved=() if saved else None, acts=acts)
+    brakes = ActiveBrakes(brake, leftover, notes=notes)
+    brakes.expire(now=0.0)
+    assert brakes.active == ()
+    return [note.message for note in brakes.take_notes()]
 
 
 @pytest.mark.parametrize("kind", list(BrakeKind))
-@pytest.mark.parametrize("saved", [False, True], ids=["no state", "a state from before the hold"])
-def test_what_is_marked_is_let_go_without_a_saved_hold(unified: Path, kind: BrakeKind, saved: bool) -> None:  # noqa: F811
+@pytest.mark.parametrize("saved", [False, True], ids=["no state", "a state from before the brake"])
+def test_a_marked_cgroup_is_released_without_a_saved_brake(unified: Path, kind: BrakeKind, saved: bool) -> None:
     brake, control = CgroupBrake(unified=unified, freezer=None), unified / "pod"
     dead = ActiveBrakes(brake)
     dead.plan("/pod", kind, pod_uid="u", until=NOW)
@@ -170,25 +178,23 @@ def test_what_is_marked_is_let_go_without_a_saved_hold(unified: Path, kind: Brak
         "max",
         "0",
     )
-    assert _let_go(brake, saved=saved) == []
+    assert _release_leftovers(brake, saved=saved) == []
     assert (control / "memory.high").read_text().strip() == "max"
     assert (control / "cgroup.freeze").read_text().strip() == "0"
     assert XATTR not in os.listxattr(control)
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_what_somebody_else_has_frozen_stays_so(unified: Path, saved: bool) -> None:  # noqa: F811
+def test_a_cgroup_that_another_program_froze_stays_frozen(unified: Path, saved: bool) -> None:
     (unified / "pod" / "cgroup.freeze").write_text("1\n")
-    said = _let_go(CgroupBrake(unified=unified, freezer=None), saved=saved)
+    notes = _release_leftovers(CgroupBrake(unified=unified, freezer=None), saved=saved)
     assert (unified / "pod" / "cgroup.freeze").read_text() == "1\n"
-    assert said == ([] if saved else ["/pod is frozen, and not by this agent: it is left as it is"])
+    assert notes == ([] if saved else ["/pod: frozen by another program; left unchanged"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 @pytest.mark.parametrize("saved", [False, True])
-def test_where_the_kernel_keeps_no_marks_what_is_frozen_is_let_go_if_the_state_was_lost(
-    tmp_path: Path, saved: bool
-) -> None:
+def test_without_marks_a_frozen_cgroup_is_released_if_the_state_was_lost(tmp_path: Path, saved: bool) -> None:
     with mounted(tmp_path / "ram", "-t", "ramfs", "ramfs") as root:
         (root / "pod").mkdir()
         control = root / "pod" / "cgroup.freeze"
@@ -200,150 +206,209 @@ def test_where_the_kernel_keeps_no_marks_what_is_frozen_is_let_go_if_the_state_w
         assert control.read_text() == "0\n"
         assert dead.apply("u", saved=True)
         assert control.read_text().strip() == "1"
-        assert _let_go(brake, saved=saved) == []
+        assert _release_leftovers(brake, saved=saved) == []
         assert (root / "pod" / "cgroup.freeze").read_text().strip() == ("1" if saved else "0")
 
 
-def test_a_mark_that_says_nonsense_is_one_note_and_nothing_is_written(unified: Path) -> None:  # noqa: F811
-    pod = unified / "pod"  # noqa: F811
+def test_an_unreadable_mark_is_one_note_and_nothing_is_written(unified: Path) -> None:
+    pod = unified / "pod"
     os.setxattr(pod, XATTR, b"1 throttle lots 8192")
     before = {file.name: (file.read_text(), file.stat().st_mtime_ns) for file in pod.iterdir()}
-    [said] = _let_go(CgroupBrake(unified=unified, freezer=None))
-    assert said.startswith("/pod is left as it is: ")
-    assert "lots" in said
+    [note] = _release_leftovers(CgroupBrake(unified=unified, freezer=None))
+    assert note.startswith("/pod: left unchanged: ")
+    assert "lots" in note
     assert {file.name: (file.read_text(), file.stat().st_mtime_ns) for file in pod.iterdir()} == before
     assert os.getxattr(pod, XATTR) == b"1 throttle lots 8192"
 
 
-def test_a_dry_run_says_what_is_held_and_lets_nothing_go(unified: Path) -> None:  # noqa: F811
+def test_a_dry_run_reports_a_leftover_brake_and_releases_nothing(unified: Path) -> None:
     brake = CgroupBrake(unified=unified, freezer=None)
     dead = ActiveBrakes(brake)
     dead.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW)
     assert dead.apply("u", saved=False)
-    assert _let_go(brake, acts=False) == ["/pod is marked as held (throttle): a dry run does not let it go"]
+    assert _release_leftovers(brake, acts=False) == [
+        "/pod: marked with a brake (throttle); a dry run does not release it"
+    ]
     assert (unified / "pod" / "memory.high").read_text().strip() == "819"
 
 
-def test_what_was_saved_is_let_go_as_it_was_saved(unified: Path) -> None:  # noqa: F811
+def test_a_saved_brake_wins_over_its_mark(unified: Path) -> None:
     brake = CgroupBrake(unified=unified, freezer=None)
     dead = ActiveBrakes(brake)
     dead.plan("/pod", BrakeKind.THROTTLE, pod_uid="of the API", until=NOW)
     assert dead.apply("of the API", saved=False)
-    held, notes = leftover_brakes(brake, [("/pod", "of the cgroup")], saved=dead.active)
-    assert (held, notes) == (dead.active, ())
+    leftover, notes = leftover_brakes(brake, [("/pod", "of the cgroup")], saved=dead.active)
+    assert (leftover, notes) == (dead.active, ())
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_a_pod_is_marked_for_as_long_as_it_is_held(pod: Path) -> None:  # noqa: F811
-    holds = _frozen(pod)
+def test_a_pod_is_marked_for_as_long_as_it_is_braked(pod: Path) -> None:
+    brakes = _freeze(pod)
     assert XATTR in os.listxattr(pod)
-    holds.release("u")
+    brakes.release("u")
     assert XATTR not in os.listxattr(pod)
-    holds.plan_kill("/" + pod.name, pod_uid="u")
+    brakes.plan_kill("/" + pod.name, pod_uid="u")
     assert XATTR not in os.listxattr(pod)
-    holds.kill("/" + pod.name, pod_uid="u")
+    brakes.kill("/" + pod.name, pod_uid="u")
     assert XATTR not in os.listxattr(pod)
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_what_cannot_be_marked_is_held_once_it_is_saved_and_told(pod: Path) -> None:  # noqa: F811
-    for number in range(128):  # as many as the kernel keeps of one cgroup
+def test_a_cgroup_that_cannot_be_marked_is_braked_once_the_plan_is_saved(pod: Path) -> None:
+    for number in range(128):  # the kernel stores no more for one cgroup
         os.setxattr(pod, f"user.{number}", b"")
-    holds = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER))
-    holds.plan("/" + pod.name, BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
-    assert not holds.apply("u", saved=False)
-    assert _state(pod) == "THAWED", "nothing would tell the next process of it"
-    assert holds.apply("u", saved=True)
-    _until(lambda: _state(pod) == "FROZEN", "the pod is frozen")
-    assert ["cannot be marked" in note.message for note in holds.notes] == [True]
-    holds.release("u")
-    _until(lambda: _state(pod) == "THAWED", "the pod is thawed")
+    brakes = ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER))
+    brakes.plan("/" + pod.name, BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
+    assert not brakes.apply("u", saved=False)
+    assert _state(pod) == "THAWED", "the next process could not find the brake"
+    assert brakes.apply("u", saved=True)
+    until(lambda: _state(pod) == "FROZEN", "the pod is frozen")
+    assert ["cannot be marked" in note.message for note in brakes.take_notes()] == [True]
+    brakes.release("u")
+    until(lambda: _state(pod) == "THAWED", "the pod is thawed")
 
 
-def test_a_throttled_pod_that_was_ended_is_let_go_for_the_containers_that_come_after(unified: Path) -> None:  # noqa: F811
-    """The last resort ends processes, not pods: without an API server nobody takes the cgroup away."""
+def test_a_killed_pod_is_released_for_its_next_containers(unified: Path) -> None:
+    """The last resort kills processes, not pods: without an API server the kubelet keeps the cgroup."""
     brake, control = CgroupBrake(unified=unified, freezer=None), unified / "pod"
     (control / "cgroup.kill").write_text("")
     for kind in BrakeKind:
-        holds = ActiveBrakes(brake)
-        holds.plan("/pod", kind, pod_uid="u", until=NOW)
-        holds.apply("u", saved=True)
-        assert holds.kill("/pod", pod_uid="u") == ""
+        brakes = ActiveBrakes(brake)
+        brakes.plan("/pod", kind, pod_uid="u", until=NOW)
+        brakes.apply("u", saved=True)
+        assert brakes.kill("/pod", pod_uid="u") == ""
         assert (control / "cgroup.kill").read_text() == "1"
         assert (control / "memory.high").read_text().strip() == "max"
         assert (control / "cgroup.freeze").read_text().strip() == "0"
-        assert not holds.active
+        assert not brakes.active
 
 
-def _high(unified: Path) -> str:  # noqa: F811
+def _high(unified: Path) -> str:
     return (unified / "pod/memory.high").read_text().strip()
 
 
-def test_a_guarded_pod_may_grow_to_its_limit_until_its_time_is_up(unified: Path) -> None:  # noqa: F811
-    holds = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
-    holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
-    assert (_high(unified), [hold.until for hold in holds.active]) == ("900", [NOW + 1])
-    holds.cap_growth("/pod", 950, pod_uid="u", until=NOW + 2)
-    assert (_high(unified), [hold.until for hold in holds.active]) == ("950", [NOW + 2])
-    holds.expire(now=NOW + 1)
+def test_a_capped_pod_may_grow_to_its_limit_until_the_deadline(unified: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
+    brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+    assert (_high(unified), [each.until for each in brakes.active]) == ("900", [NOW + 1])
+    brakes.cap_growth("/pod", 950, pod_uid="u", until=NOW + 2)
+    assert (_high(unified), [each.until for each in brakes.active]) == ("950", [NOW + 2])
+    brakes.expire(now=NOW + 1)
     assert _high(unified) == "950"
-    holds.expire(now=NOW + 2)
-    assert (_high(unified), holds.active, os.listxattr(unified / "pod")) == ("max", (), ["user.any"])
+    brakes.expire(now=NOW + 2)
+    assert (_high(unified), brakes.active, os.listxattr(unified / "pod")) == ("max", (), ["user.any"])
 
 
-def test_a_guard_gives_way_to_the_hold_of_a_victim_and_takes_none_away(unified: Path) -> None:  # noqa: F811
-    holds = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
-    holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
-    holds.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
-    assert holds.apply("u", saved=False)
-    [hold] = holds.active
-    assert (hold.kind, hold.until) == (BrakeKind.FREEZE, NOW + 10)
+def test_a_growth_cap_gives_way_to_the_brake_of_a_victim_and_replaces_none(unified: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
+    brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+    brakes.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW + 10)
+    assert brakes.apply("u", saved=False)
+    [each] = brakes.active
+    assert (each.kind, each.until) == (BrakeKind.FREEZE, NOW + 10)
     assert (_high(unified), (unified / "pod/cgroup.freeze").read_text().strip()) == ("max", "1")
-    holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
-    holds.uncap_others(but=())
-    assert (_high(unified), holds.active) == ("max", (hold,))
+    brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+    brakes.uncap_others(keep=())
+    assert (_high(unified), brakes.active) == ("max", (each,))
 
 
-def test_who_is_not_foreseen_any_more_is_let_go(unified: Path) -> None:  # noqa: F811
-    holds = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
-    holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
-    holds.uncap_others(but=["u"])
+def test_a_pod_that_is_not_predicted_any_more_is_uncapped(unified: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
+    brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+    brakes.uncap_others(keep=["u"])
     assert _high(unified) == "900"
-    holds.uncap_others(but=["another"])
-    assert (_high(unified), holds.active) == ("max", ())
+    brakes.uncap_others(keep=["another"])
+    assert (_high(unified), brakes.active) == ("max", ())
 
 
-def test_the_next_process_lets_go_what_the_last_one_guarded(unified: Path) -> None:  # noqa: F811
+def test_the_next_process_releases_the_growth_caps_of_the_last_one(unified: Path) -> None:
     brake = CgroupBrake(unified=unified, freezer=None)
     ActiveBrakes(brake).cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
     assert _high(unified) == "900"
-    assert _let_go(brake) == []
+    assert _release_leftovers(brake) == []
     assert _high(unified) == "max"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_where_the_kernel_keeps_no_marks_nobody_is_guarded(tmp_path: Path) -> None:
+def test_without_marks_no_growth_is_capped(tmp_path: Path) -> None:
     with mounted(tmp_path / "ram", "-t", "ramfs", "ramfs") as root:
         (root / "pod").mkdir()
         for name, text in {"memory.high": "max", "memory.current": "819"}.items():
             (root / "pod" / name).write_text(text + "\n")
-        holds = ActiveBrakes(CgroupBrake(unified=root, freezer=None))
-        holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
-        assert (_high(root), holds.active, holds.notes) == ("max", (), [])
+        brakes = ActiveBrakes(CgroupBrake(unified=root, freezer=None))
+        brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+        assert (_high(root), brakes.active, brakes.take_notes()) == ("max", (), ())
 
 
-def test_cgroup_v1_has_nothing_to_guard_with() -> None:
+def test_cgroup_v1_cannot_cap_growth() -> None:
     assert not ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER)).can_cap_growth
 
 
-def test_a_guarded_pod_whose_cgroup_goes_is_forgotten(unified: Path) -> None:  # noqa: F811
-    holds = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
-    holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+def test_a_capped_pod_whose_cgroup_goes_has_no_brake(unified: Path) -> None:
+    brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
+    brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
     for file in (unified / "pod").iterdir():
         file.unlink()
     (unified / "pod").rmdir()
-    holds.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
-    assert holds.active == ()
-    holds.uncap_others(but=())
+    brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
+    assert brakes.active == ()
+    brakes.uncap_others(keep=())
+
+
+def test_every_state_lists_every_event() -> None:
+    assert MACHINE.missing() == []
+    made = {after for (before, _), after in TRANSITIONS.items() if before is not after}
+    assert made == set(BrakeState) - {BrakeState.LEFTOVER}, "only a start makes a leftover"
+
+
+OPERATIONS: Final[dict[str, Callable[[ActiveBrakes], object]]] = {
+    "cap": lambda brakes: brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1),
+    "uncap": lambda brakes: brakes.uncap_others(keep=()),
+    "throttle": lambda brakes: brakes.plan("/pod", BrakeKind.THROTTLE, pod_uid="u", until=NOW + 10),
+    "freeze": lambda brakes: brakes.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW + 10),
+    "apply": lambda brakes: brakes.apply("u", saved=False),
+    "apply saved": lambda brakes: brakes.apply("u", saved=True),
+    "release": lambda brakes: brakes.release("u"),
+    "expire": lambda brakes: brakes.expire(now=NOW + 1),
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.booleans()), max_size=12), st.booleans())
+def test_whatever_happens_a_brake_is_recorded_until_it_is_released(
+    steps: list[tuple[str, bool]], leftover: bool
+) -> None:
+    """`works`: whether the kernel accepts writes to the control files during the operation."""
+    with tempfile.TemporaryDirectory() as directory:
+        freezer_cgroups.make_unified_pod(Path(directory))
+        pod = Path(directory) / "pod"
+        mechanism = CgroupBrake(unified=Path(directory), freezer=None)
+        first = ActiveBrakes(mechanism)
+        first.plan("/pod", BrakeKind.FREEZE, pod_uid="u", until=NOW)
+        brakes = ActiveBrakes(mechanism, first.active if leftover else ())
+        for name, works in steps:
+            with contextlib.nullcontext() if works else _refusing(pod):
+                OPERATIONS[name](brakes)
+            assert (brakes.state("u") is BrakeState.NONE) == (brakes.active == ())
+            braked = ((pod / "memory.high").read_text().strip(), (pod / "cgroup.freeze").read_text().strip())
+            assert brakes.active or braked == ("max", "0"), "every braked cgroup is on record"
+        brakes.close()
+        assert (brakes.active, brakes.state("u")) == ((), BrakeState.NONE)
+        assert ((pod / "memory.high").read_text().strip(), (pod / "cgroup.freeze").read_text().strip()) == ("max", "0")
+        assert XATTR not in os.listxattr(pod)
+
+
+@contextlib.contextmanager
+def _refusing(pod: Path) -> Iterator[None]:
+    """Control files that cannot be opened, not even by root: directories stand in their place."""
+    names = ("memory.high", "cgroup.freeze")
+    for name in names:
+        (pod / name).rename(pod / f"{name}.kept")
+        (pod / name).mkdir()
+    try:
+        yield
+    finally:
+        for name in names:
+            (pod / name).rmdir()
+            (pod / f"{name}.kept").rename(pod / name)
