@@ -61,7 +61,6 @@ from nodeagent.model import (
     Method,
     NodeMemory,
     NodeSnapshot,
-    Note,
     Observation,
     Outcome,
     OutcomeKind,
@@ -72,6 +71,7 @@ from nodeagent.model import (
     PodUsage,
     PodView,
     QOSClass,
+    Refusal,
     Signal,
     Threshold,
     Tier,
@@ -355,12 +355,12 @@ class Node:
                 self.insist("patch nodes/status (again)", then=lambda: setattr(self, "asserting", False))
             self.world.at(self.world.now + KUBELET_S, self.reset)
 
-    def waits_for(self) -> Note | None:
+    def waits_for(self) -> Refusal | None:
         wanted = self.fence_wanted_at
         if wanted is not None and not self.fence_up and self.world.now - wanted < FENCE_WAIT_S:
-            return Note("fence", "the taint")
+            return Refusal("waits-for-taint", "the soft tier waits for the taint")
         if self.leases is not None and not self.leases.held():
-            return Note("lease", "a seat")
+            return Refusal("waits-for-lease", "the soft tier waits for a seat")
         return None
 
     def evict(self, plan: Plan, victim: Victim) -> None:

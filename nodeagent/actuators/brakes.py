@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from nodeagent.actuators.cgroup_brake import Brake, BrakeError, BrakeKind, CgroupBrake, NoXattrError
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 from nodeagent.model.machines import Machine
 
 THAW_AFTER_GRACE_S: Final = 1.0
@@ -305,7 +305,7 @@ class ActiveBrakes:
             return False
 
     def _note(self, message: str) -> None:
-        self._notes.append(Note("brake", message))
+        self._notes.append(Note(NoteKind.BRAKE, message))
 
 
 def leftover_brakes(
@@ -333,12 +333,14 @@ def leftover_brakes(
         except NoXattrError:
             brake, foreign = frozen, None
         except BrakeError as error:
-            notes.append(Note("brake", f"{cgroup}: left unchanged: {error}"))
+            notes.append(Note(NoteKind.BRAKE, f"{cgroup}: left unchanged: {error}"))
             continue
         if brake is not None and acts:
             brakes[cgroup] = brake
         elif brake is not None:
-            notes.append(Note("brake", f"{cgroup}: marked with a brake ({brake.kind}); a dry run does not release it"))
+            notes.append(
+                Note(NoteKind.BRAKE, f"{cgroup}: marked with a brake ({brake.kind}); a dry run does not release it")
+            )
         elif foreign is not None:
-            notes.append(Note("brake", f"{cgroup}: frozen by another program; left unchanged"))
+            notes.append(Note(NoteKind.BRAKE, f"{cgroup}: frozen by another program; left unchanged"))
     return tuple(brakes.values()), tuple(notes)

@@ -23,7 +23,7 @@ from nodeagent.actuators import pod_logs
 from nodeagent.config import write_access
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
 from nodeagent.config.write_access import WriteAccess
-from nodeagent.model import SIGNAL_TABLE, Note, ReclaimOrder, ReclaimOutcome, ReclaimResult
+from nodeagent.model import SIGNAL_TABLE, Note, NoteKind, ReclaimOrder, ReclaimOutcome, ReclaimResult
 from nodeagent.runtime import workers
 
 _OUTPUT: Final = 2048
@@ -171,10 +171,10 @@ def missing_programs(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
             continue
         place = _place_of(program)
         if place is None:
-            notes.append(Note("reclaim", f"{name} will fail: there is no program {program} where the agent runs"))
+            notes.append(Note(NoteKind.RECLAIM, f"{name} will fail: no program {program} where the agent runs"))
         elif (found := _write_access(place)) is not None:
             text = f"{name} runs {place} as this agent's user, and {found.path} {found.reason}: run `{found.mend}`"
-            notes.append(Note("reclaim", text))
+            notes.append(Note(NoteKind.RECLAIM, text))
     return tuple(notes)
 
 

@@ -35,10 +35,12 @@ from nodeagent.model import (
     ConditionType,
     ConditionVerdict,
     Note,
+    NoteKind,
     Outcome,
     OutcomeKind,
     Plan,
     Pod,
+    Refusal,
     Tier,
     Victim,
 )
@@ -56,8 +58,8 @@ SPREAD_VOLUMES_S: Final = 3.0
 """Longest wait before the first claim is looked up, where no pressure is near."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
-WAITS: Final = ("taint", "pdbs", "lease")
-"""What `soft_wait` names, in this order: the refusals are `waits-for-taint` and so on."""
+SOFT_TIER_BLOCKS: Final = ("waits-for-taint", "waits-for-pdbs", "waits-for-lease")
+"""The codes of `soft_tier_block`, in the order in which it checks them."""
 _WOULD_ACT: Final = frozenset({"waits-for-taint", "waits-for-lease", "waits-for-release"})
 """Refusals of a soft tier that would evict, now or after what is under way: the seat is needed."""
 _NEWS: Final = {
@@ -95,7 +97,7 @@ class Session(Protocol):
     def start(self) -> None: ...
     def pods(self) -> PodsView: ...
     def lacks(self, cgroup_uids: frozenset[str]) -> None: ...
-    def soft_tier_block(self) -> Note | None: ...
+    def soft_tier_block(self) -> Refusal | None: ...
     def announce(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
@@ -129,7 +131,7 @@ class NoCluster:
     def lacks(self, cgroup_uids: frozenset[str]) -> None:
         """Nobody to ask."""
 
-    def soft_tier_block(self) -> Note | None:
+    def soft_tier_block(self) -> Refusal | None:
         return None
 
     def announce(self, plan: Plan) -> None:
@@ -169,7 +171,7 @@ class NoCluster:
         return Counts()
 
     def notes(self) -> tuple[Note, ...]:
-        return (Note("api", self._reason),)
+        return (Note(NoteKind.API, self._reason),)
 
     def stop(self, *, clear: bool, mark: bool = False) -> str:  # noqa: ARG002 - nothing was set
         """Nothing to stop, nothing cleanup incomplete."""
@@ -252,10 +254,13 @@ class ClusterSession:
         if self._pods is not None:
             self._pods.lacks(cgroup_uids)
 
-    def soft_tier_block(self) -> Note | None:
+    def soft_tier_block(self) -> Refusal | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""
         waits = (self._fence_wait, self._budgets_wait, self._seat_wait)
-        return next((Note(what, why) for what, wait in zip(WAITS, waits, strict=True) if (why := wait())), None)
+        for code, wait in zip(SOFT_TIER_BLOCKS, waits, strict=True):
+            if reason := wait():
+                return Refusal(code, f"the soft tier waits for {reason}")
+        return None
 
     def announce(self, plan: Plan) -> None:
         """A plan was made: tell whom it concerns. Before its victims are handed over."""
@@ -377,15 +382,15 @@ class ClusterSession:
     def notes(self) -> tuple[Note, ...]:
         """What is wrong with the connection now."""
         view = self.pods()
-        parts = [("api", view.reason), ("credentials", self._transport.trouble)]
+        parts = [(NoteKind.API, view.reason), (NoteKind.CREDENTIALS, self._transport.trouble)]
         if self._writers:
-            parts.append(("node object", self._writers.node.reason))
-            parts.append(("node conditions", self._writers.conditions.reason))
-            parts.append(("taints", self._fence_trouble(self._writers.fence)))
-            parts.append(("events", self._writers.events.reason))
-        parts.append(("volumes", self._volumes.reason if self._volumes else ""))
+            parts.append((NoteKind.NODE_OBJECT, self._writers.node.reason))
+            parts.append((NoteKind.NODE_CONDITIONS, self._writers.conditions.reason))
+            parts.append((NoteKind.TAINTS, self._fence_trouble(self._writers.fence)))
+            parts.append((NoteKind.EVENTS, self._writers.events.reason))
+        parts.append((NoteKind.VOLUMES, self._volumes.reason if self._volumes else ""))
         budgets = self._budgets.notes() if self._budgets else ()
-        return (*[Note(subject, reason) for subject, reason in parts if reason], *budgets, *view.notes)
+        return (*[Note(kind, reason) for kind, reason in parts if reason], *budgets, *view.notes)
 
     def stop(self, *, clear: bool, mark: bool = False) -> str:
         """End all threads. `clear` takes back what we have set on the Node; else it stays, with `mark` with the reason

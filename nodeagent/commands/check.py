@@ -16,7 +16,7 @@ from nodeagent.commands import exit_codes, standard_streams
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, StartupConfig
-from nodeagent.model import Amount, NodeSnapshot, Note, Plan, Pod, Signal, SignalState, Threshold
+from nodeagent.model import Amount, NodeSnapshot, Note, NoteKind, Plan, Pod, Signal, SignalState, Threshold
 from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.report import node_report, sections, text
@@ -155,7 +155,7 @@ class NodeChecker:
         wanted = self._disks_wanted(plan)
         if wanted and self._host.recorded:
             told = f"{wanted}: what pods and directories hold cannot be measured, a recording has no files of theirs"
-            known = known._replace(notes=(*known.notes, Note("disks", told)))
+            known = known._replace(notes=(*known.notes, Note(NoteKind.DISKS, told)))
         elif wanted:
             snapshot = self._with_disks(snapshot)
             now = self._host.boottime()
@@ -214,11 +214,11 @@ class NodeChecker:
             line.clear()
 
     def _notes(self, report: Report, known: PodListing) -> tuple[Note, ...]:
-        warnings = tuple(Note("configuration", str(problem)) for problem in self._wish.loaded.warnings)
+        warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._wish.loaded.warnings)
         assumed = " if it has a kubelet's defaults" if self._kubelet is not None and self._kubelet.unread else ""
         when = {node_report.KUBELET_FIRST: "would", node_report.SOFT_FIRST: "may"}
         races = tuple(
-            Note("kubelet", f"it {when[each.verdict]} act first{assumed}: {each.message}")
+            Note(NoteKind.KUBELET, f"it {when[each.verdict]} act first{assumed}: {each.message}")
             for each in node_report.compare_with_kubelet(report)
             if each.verdict in when
         )
@@ -242,7 +242,7 @@ class NodeChecker:
             said = status_file.read_status(self._config.state_dir, now=now)
         around = self._sampler.surroundings()
         seen = other_oom_handlers.find_handlers(self._host, kubepods=around.kubepods.path if around.kubepods else "")
-        return (*[note for note in said if note.subject != other_oom_handlers.SUBJECT], *seen)
+        return (*[note for note in said if note.kind is not NoteKind.OTHER_OOM_HANDLERS], *seen)
 
     # --- pods
 
@@ -264,7 +264,7 @@ class NodeChecker:
             raise CheckError(f"--pods {path}: {error}") from error
         claims = sum(bool(pod.claims) for pod in listed.pods)
         told = f"a file of pods does not tell whom a local volume binds to this node; pods that mount claims: {claims}"
-        notes = (Note("volumes", told),) if claims and self._config.protection.node_bound else ()
+        notes = (Note(NoteKind.VOLUMES, told),) if claims and self._config.protection.node_bound else ()
         return PodListing(listed.pods, self._host.boottime(), path, listed.notes + notes)
 
     def _from_api(self) -> PodListing:
@@ -288,14 +288,14 @@ class NodeChecker:
                     self._transport, view.pods, node_name=self._node_name, known=self._places, for_s=CLAIMS_S
                 )
                 view = view._replace(pods=placed)
-                notes = (Note("volumes", trouble),) if trouble else ()
+                notes = (Note(NoteKind.VOLUMES, trouble),) if trouble else ()
             if self._config.mode is Mode.ENFORCE and self._config.conditions.taint:
                 me = node_identity.Identity(self._node_name, "", node_identity.whoami(self._transport))
-                notes += (Note("taints", node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
+                notes += (Note(NoteKind.TAINTS, node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
         except (transport.ApiError, transport.CredentialsError) as error:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
-            return PodListing(None, None, "this host alone, the API did not answer", (Note("api", str(error)),))
+            return PodListing(None, None, "this host alone, the API did not answer", (Note(NoteKind.API, str(error)),))
         # Just asked; on the host's own clock, which in a recording is not this machine's.
         return PodListing(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes + notes)
 
@@ -306,7 +306,7 @@ def _unjoined(snapshot: NodeSnapshot, known: PodListing) -> tuple[Note, ...]:
         return ()
     return (
         Note(
-            "pods",
+            NoteKind.PODS,
             f"{known.source} has no pods of node {snapshot.node}, this host has: is the name right? (--node-name)",
         ),
     )

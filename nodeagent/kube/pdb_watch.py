@@ -17,7 +17,7 @@ from nodeagent.kube import objects
 from nodeagent.kube.list_watch import ListWatch
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
-from nodeagent.model import DisruptionBudget, Note, Pod
+from nodeagent.model import DisruptionBudget, Note, NoteKind, Pod
 
 KEEP_S: Final = 600.0
 """How long a namespace's budgets are watched after they were last wanted: longer than an episode of soft pressure."""
@@ -109,7 +109,7 @@ class PdbWatch:
         """Namespaces whose budgets are not known, and why."""
         with self._lock:
             return tuple(
-                Note(f"PDBs in {name}", entry.watch.reason)
+                Note(NoteKind.PDBS, entry.watch.reason, about=name)
                 for name, entry in self._watched.items()
                 if entry.watch.reason
             )

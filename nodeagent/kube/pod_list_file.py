@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.kube import objects, pod_watch
-from nodeagent.model import Note, Pod
+from nodeagent.model import Note, NoteKind, Pod
 from nodeagent.runtime import regular_files
 
 MAX_BYTES: Final = 256 << 20
@@ -61,7 +61,7 @@ def _of_one_node(items: list[msgspec.Raw], node_name: str) -> PodList:
                 found.append(pod_watch.decode_pod(item))
                 nodes.add(where)
         except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
-            notes.append(Note("pods", f"item {number} of the file cannot be read: {error}"))
+            notes.append(Note(NoteKind.PODS, f"item {number} of the file cannot be read: {error}"))
     if len(nodes) > 1:
         names = ", ".join(sorted(nodes)[:3])
         raise PodListError(f"holds pods of {len(nodes)} nodes ({names}...): say which with --node-name")

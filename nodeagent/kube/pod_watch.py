@@ -31,6 +31,7 @@ from nodeagent.model import (
     ContainerKind,
     EmptyDir,
     Note,
+    NoteKind,
     Owner,
     Pod,
     PodSource,
@@ -262,7 +263,9 @@ class _Store:
             pods.pop(meta.uid, None)
             if len(notes) < _NOTES:
                 name = f"{meta.namespace}/{meta.name}" if meta.name else "a pod"
-                notes[meta.uid or name] = Note(f"pod {name}", f"what the API says of it cannot be read: {error}")
+                notes[meta.uid or name] = Note(
+                    NoteKind.POD, f"the API server lists it, but it cannot be decoded: {error}", about=name
+                )
             return
         notes.pop(pod.uid, None)
         pods[pod.uid] = pod

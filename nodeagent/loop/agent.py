@@ -25,7 +25,17 @@ from nodeagent.loop import schedule as pacing
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.state_store import StateStore
-from nodeagent.model import ConditionStatus, ConditionType, DiskLayout, NodeSnapshot, Note, Plan, PodSource, Threshold
+from nodeagent.model import (
+    ConditionStatus,
+    ConditionType,
+    DiskLayout,
+    NodeSnapshot,
+    Note,
+    NoteKind,
+    Plan,
+    PodSource,
+    Threshold,
+)
 from nodeagent.policy import engine, in_flight, thresholds, victim_preview
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
@@ -130,7 +140,7 @@ class Agent:
             *session.notes(),
         )
         if self._refused:
-            own += (Note("configuration", f"a new one was refused, the old one stays: {self._refused}"),)
+            own += (Note(NoteKind.CONFIGURATION, f"a new one was refused, the old one stays: {self._refused}"),)
         return (*own, *self._parts.missing, *self._alarms.notes, *means.other_oom_handlers())
 
     def serve(self) -> None:
@@ -292,7 +302,7 @@ class Agent:
         if late_s >= LATE_S:
             # By powers of two, so that a node that crawls is one line and not one for each turn.
             at_least_s = 2.0 ** math.floor(math.log2(late_s))
-            self._teller.notes((Note("loop", f"a turn began {at_least_s:g}s or more later than it should have"),))
+            self._teller.notes((Note(NoteKind.LOOP, f"sync started at least {at_least_s:g}s late"),))
 
     def _reload(self) -> None:
         """Promise 4."""
@@ -474,4 +484,4 @@ def _storm_note(rates: Mapping[str, float]) -> Note:
     """Who forks, by hundreds a second, so that a lasting storm is one note."""
     busiest = sorted(rates.items(), key=lambda each: -each[1])[:3]
     words = ", ".join(f"{uid} about {round(rate, -2):.0f}/s" for uid, rate in busiest)
-    return Note("forks", f"a fork storm: {words}")
+    return Note(NoteKind.FORKS, f"a fork storm: {words}")

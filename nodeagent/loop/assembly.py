@@ -26,7 +26,7 @@ from nodeagent.kube import credentials, node_identity
 from nodeagent.loop.agent import STARTUP_API_WAIT_S, Agent
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.state_store import AgentState, Recalled, recall
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
 from nodeagent.records.flight_recorder import FlightRecorder
@@ -170,7 +170,7 @@ def build_agent(
     stack.callback(forks.close)
     found = (*self_protection.protect_process(), *bounds, *without)
     if other:
-        found += (Note("agent", f"another agent acts on this node ({other}): this one only watches until that ends"),)
+        found += (Note(NoteKind.AGENT, f"another agent acts on this node ({other}): dry run until it ends"),)
     with lock.writing() as alone:  # beside an agent that acts, what the state says is held is held by that
         holds = _adopt_brakes(host, config, brake, kept, restored=recalled.restored and alone)
     means = Runtime(

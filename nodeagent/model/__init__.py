@@ -19,6 +19,9 @@ import enum
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from nodeagent.model.notes import Note as Note
+from nodeagent.model.notes import NoteKind as NoteKind
+
 
 class Signal(enum.StrEnum):
     """An eviction signal, by the name that the kubelet's configuration gives it."""
@@ -504,13 +507,6 @@ class PodView(NamedTuple):
     """None: no cgroup found (not started yet, already gone, or not readable)."""
 
 
-class Note(NamedTuple):
-    """Something the reader of a report should know: a facility that is missing, a source that failed."""
-
-    subject: str
-    message: str
-
-
 class HostDirectory(NamedTuple):
     """A directory of the host, less what in it is some pod's."""
 
@@ -568,6 +564,13 @@ class DiskTrace(NamedTuple):
     """The open files of all pods could be looked at. False: what is in deleted files may be some pod's."""
 
 
+class Refusal(NamedTuple):
+    """Why something was not done. `code` is a stable word for metrics and tests, `message` has the numbers."""
+
+    code: str
+    message: str
+
+
 class NodeSnapshot(NamedTuple):
     """Everything one decision may look at. Made by sampling/, joined with the pods that cluster/ knows."""
 
@@ -591,7 +594,7 @@ class NodeSnapshot(NamedTuple):
     api_unreachable_since: float | None = None
     """Since when every request to the API server has gone without any answer. None: the last one was answered, or none
     was sent (a watch on which nothing happens is no sign of trouble), or there is no API server to ask."""
-    soft_tier_blocked_by: Note | None = None
+    soft_tier_blocked_by: Refusal | None = None
     """What the soft tier has to wait for before it evicts: the fence, the fleet. None: for nothing."""
     unattributed_disks: tuple[UnattributedDisk, ...] = ()
     """What of each file system is in no pod; empty where nobody looked."""
@@ -601,7 +604,7 @@ class NodeSnapshot(NamedTuple):
     """For how long the machine was suspended since it booted, in all."""
 
     def with_surroundings(
-        self, *, own_pod_uid: str, api_unreachable_since: float | None, soft_tier_blocked_by: Note | None
+        self, *, own_pod_uid: str, api_unreachable_since: float | None, soft_tier_blocked_by: Refusal | None
     ) -> "NodeSnapshot":
         """The snapshot with what only the loop knows. Every sample that is judged goes through here, so that the second
         one right before acting cannot leave anything out."""
@@ -707,13 +710,6 @@ class RankKey(NamedTuple):
     value: float
     text: str
     """For people: `uses 212Mi over its request`."""
-
-
-class Refusal(NamedTuple):
-    """Why something was not done. `code` is a stable word for metrics and tests, `message` has the numbers."""
-
-    code: str
-    message: str
 
 
 class RankedPod(NamedTuple):

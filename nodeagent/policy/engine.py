@@ -32,6 +32,7 @@ from nodeagent.model import (
     Method,
     NodeSnapshot,
     Note,
+    NoteKind,
     Observation,
     Plan,
     Pod,
@@ -153,7 +154,7 @@ def decide(
         notes=(
             *served.notes,
             *[_relief_note(report) for report in seen.reports],
-            *[Note("reclaim", reclaim.describe(report, config.reclaim.actions)) for report in tried.reports],
+            *[Note(NoteKind.RECLAIM, reclaim.describe(report, config.reclaim.actions)) for report in tried.reports],
         ),
         rank_order=served.order,
         relief_reports=seen.reports,
@@ -391,11 +392,11 @@ def _plan_signal(
 
 
 _BY_WRITES: Final = Note(
-    "disks",
+    NoteKind.DISKS,
     "what the pods hold is not measured yet: they are ranked by how fast they write, and count as holding what they "
     "have written lately",
 )
-_UNMEASURED: Final = Note("disks", "neither what the pods hold nor how fast they write is known")
+_UNMEASURED: Final = Note(NoteKind.DISKS, "neither what the pods hold nor how fast they write is known")
 
 
 def _missing(verdict: ThresholdVerdict, observation: Observation) -> int:
@@ -550,7 +551,7 @@ def _entry(case: _Context, victim: Victim, observation: Observation, *, spends: 
 def _relief_note(report: ReliefReport) -> Note:
     unit = SIGNAL_TABLE[report.signal].unit
     return Note(
-        "relief",
+        NoteKind.RELIEF,
         f"{report.plan_id}: {len(report.pod_uids)} evicted for {report.signal.value}, predicted "
         f"{figure(report.predicted, unit)}, measured {figure(report.measured, unit)} after {report.took_s:.1f}s",
     )

@@ -120,10 +120,7 @@ def snapshot_too_old(snapshot: NodeSnapshot, *, now: float, config: Config) -> R
 
 def soft_tier_blocked(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
     """What the soft tier waits for, or None. The hard tier waits for nothing."""
-    waiting = snapshot.soft_tier_blocked_by
-    if tier is Tier.HARD or waiting is None:
-        return None
-    return Refusal(f"waits-for-{waiting.subject}", f"the soft tier waits for {waiting.message}")
+    return None if tier is Tier.HARD else snapshot.soft_tier_blocked_by
 
 
 # --- how it went -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 from nodeagent.runtime import regular_files
 
 FILE: Final = "status"
@@ -23,7 +23,7 @@ SILENT_S: Final = 120.0
 def write(directory: str, notes: Iterable[Note], *, now: float) -> None:
     """Replace what is told. `now` is CLOCK_BOOTTIME. What is too much is left out. Raises OSError."""
     lines = [f"{now:.0f}"]
-    lines += [f"{_word(note.subject)}\t{_word(note.message)}" for note in notes]
+    lines += [f"{note.kind}\t{_word(note.about)}\t{_word(note.message)}" for note in notes]
     text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")[:MAX_BYTES]
     path = os.path.join(directory, FILE)
     temporary = f"{path}.new"
@@ -53,8 +53,13 @@ def read_status(directory: str, *, now: float) -> tuple[Note, ...]:
     if not age_s >= -1.0:
         return ()
     who = "the running agent" if age_s <= SILENT_S else "an agent that was killed or hangs"
-    words = [line.partition("\t") for line in lines]
-    return tuple([Note(what, f"{message} ({who}, {age_s:.0f}s ago)") for what, _, message in words])
+    notes = []
+    for line in lines:
+        kind, _, rest = line.partition("\t")
+        about, _, message = rest.partition("\t")
+        with contextlib.suppress(ValueError):  # a kind of another version
+            notes.append(Note(NoteKind(kind), f"{message} ({who}, {age_s:.0f}s ago)", about))
+    return tuple(notes)
 
 
 def _word(text: str) -> str:

@@ -16,9 +16,8 @@ import gc
 import resource
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 
-SUBJECT: Final = "cost"
 READ_EVERY_S: Final = 30.0
 """A reading takes 0.2 ms; a share of CPU over less than some seconds says little."""
 DESCRIPTORS: Final = 4096
@@ -153,4 +152,4 @@ def bound_descriptors(wanted: int = DESCRIPTORS) -> tuple[int, tuple[Note, ...]]
 
 
 def _note(message: str) -> Note:
-    return Note(SUBJECT, message)
+    return Note(NoteKind.COST, message)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 
 MCL_CURRENT: Final = 1
 MCL_FUTURE: Final = 2
@@ -46,7 +46,7 @@ def protect_process() -> tuple[Note, ...]:
         try:
             step()
         except OSError as error:
-            notes.append(Note("self-protection", f"{name}: {error.strerror}"))
+            notes.append(Note(NoteKind.SELF_PROTECTION, f"{name}: {error.strerror}"))
     return tuple(notes)
 
 
@@ -91,7 +91,7 @@ class SpareDescriptors:
             os.close(self._spare.pop())
 
     def _note(self) -> Note:
-        return Note("self-protection", f"out of file descriptors; going on with the {self.KEPT} kept for this")
+        return Note(NoteKind.SELF_PROTECTION, f"out of file descriptors; going on with the {self.KEPT} kept for this")
 
 
 def freeze_collector() -> None:

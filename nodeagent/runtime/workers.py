@@ -24,9 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 
-SUBJECT: Final = "workers"
 REMEMBERED: Final = 32
 """Threads that died, by name: there are some twenty names."""
 LONGEST_MESSAGE: Final = 500
@@ -189,7 +188,7 @@ def stuck_workers(now: float | None = None) -> tuple[Stuck, ...]:
 
 def stuck_notes() -> tuple[Note, ...]:
     """The same for the log and the report."""
-    return tuple(Note(SUBJECT, f"the thread {each.name} {each.message}") for each in stuck_workers())
+    return tuple(Note(NoteKind.WORKERS, f"the thread {each.name} {each.message}") for each in stuck_workers())
 
 
 def failed(now: float | None = None) -> tuple[str, ...]:

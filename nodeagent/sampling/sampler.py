@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import CgroupUsage, NodeSnapshot, Note, Observation, Pod, PodUsage, PodView, Signal
+from nodeagent.model import CgroupUsage, NodeSnapshot, Note, NoteKind, Observation, Pod, PodUsage, PodView, Signal
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Statvfs, Unreadable
@@ -196,7 +196,7 @@ class Sampler:
         stalls, stall_notes = psi.read_psi(self._kept, around.stall_files, now=now)
         usages, notes = self._look(around, snapshot, api_pods, fresh=fresh, late_s=late_s)
         if usages and self._names.reason and api_pods is None:
-            notes += (Note("pods", f"pods have no names: {self._names.reason}"),)
+            notes += (Note(NoteKind.PODS, f"pods have no names: {self._names.reason}"),)
         return snapshot._replace(
             memory=memory.read_node(self._host, self._kept),
             stalls=stalls,
@@ -265,7 +265,9 @@ class Sampler:
         if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
             self._kept.close()
             self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
-        notes = cgroups.hierarchy_notes(hierarchy, kubepods) + ((Note("disks", layout.note),) if layout.note else ())
+        notes = cgroups.hierarchy_notes(hierarchy, kubepods) + (
+            (Note(NoteKind.DISKS, layout.note),) if layout.note else ()
+        )
         places = memory.places(hierarchy, kubepods, no_kubepods=missing)
         # What could not be asked for want of a PID is asked soon: until then disks are not where they seem to be.
         looked_at = now - max(0.0, _RELOOK_S - _MISSING_S) if starved else now
@@ -297,12 +299,12 @@ class Sampler:
         """The pods as the kernel knows them; the same tuple as long as none was read anew."""
         now = snapshot.taken_at
         if self._pod_reader is None:
-            return (), (Note("pods", around.no_kubepods),)
+            return (), (Note(NoteKind.PODS, around.no_kubepods),)
         try:
             found = self._pod_reader.find()
         except Unreadable as error:
             self._around = None
-            return (), (Note("pods", f"the pods' cgroup cannot be listed: {error}"),)
+            return (), (Note(NoteKind.PODS, f"the pods' cgroup cannot be listed: {error}"),)
         if found is not self._found:
             self._found, self._uids = found, frozenset([cgroup.uid for cgroup in found])
         self._names.refresh(self._uids, now=now)

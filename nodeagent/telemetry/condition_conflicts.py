@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 
 
 class Contested(Protocol):
@@ -23,7 +23,7 @@ class Contested(Protocol):
 
 def notes(contests: Iterable[Contested]) -> tuple[Note, ...]:
     """Of the conditions that somebody else writes as well."""
-    return tuple(Note(str(each.type), words) for each in contests if (words := _words(each)))
+    return tuple(Note(NoteKind(str(each.type)), words) for each in contests if (words := _words(each)))
 
 
 def _words(each: Contested) -> str:

@@ -40,7 +40,7 @@ def _environment() -> dict[str, str]:
 def test_check_says_who_else_kills_here_although_no_agent_runs(node: Path) -> None:
     command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--output", "json", "--host-root", str(node)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=_environment())
-    told = [note["message"] for note in json.loads(ran.stdout)["notes"] if note["subject"] == "coexistence"]
+    told = [note["message"] for note in json.loads(ran.stdout)["notes"] if note["subject"] == "other OOM handlers"]
     assert len(told) == 1
     assert told[0].startswith("earlyoom runs (PID 400)")
 
@@ -93,4 +93,4 @@ def test_the_agent_does_not_take_a_kubelets_defaults_for_a_fact(node: Path, tmp_
 
 
 def _neighbours(agent: Run) -> list[str]:
-    return [line["message"] for line in agent.said("note") if line["subject"] == "coexistence"]
+    return [line["message"] for line in agent.said("note") if line["subject"] == "other OOM handlers"]

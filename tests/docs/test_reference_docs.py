@@ -42,9 +42,9 @@ def test_each_page_is_what_is_generated(name: str) -> None:
 
 def test_every_code_of_a_refusal_is_explained_and_every_explained_code_exists() -> None:
     written = {code for call in calls("Refusal") if (code := literal(call, 0)) is not None}
-    written |= {code for call in calls("Wait") if (code := literal(call, 3)) is not None}
+    written |= {code for call in calls("Backoff") if (code := literal(call, 3)) is not None}
     written |= {row.code for row in (*protection.STANDING, *protection.MOMENTARY)}
-    written |= {f"waits-for-{what}" for what in session.WAITS}
+    written |= set(session.SOFT_TIER_BLOCKS)
     buckets = (rate_limits.NODE, rate_limits.NAMESPACE, rate_limits.OWNER, rate_limits.SIGNAL, rate_limits.LAST_RESORT)
     written |= {f"rate-limit-{kind}" for kind in buckets}
     assert written == set(refusals.REFUSALS)

@@ -26,7 +26,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import SIGNAL_TABLE, NodeSnapshot, Note, PodUsage, PodView, Signal, UnattributedDisk, Unit
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    NodeSnapshot,
+    Note,
+    NoteKind,
+    PodUsage,
+    PodView,
+    Signal,
+    UnattributedDisk,
+    Unit,
+)
 from nodeagent.sampling.disk import write_rates
 from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.pod_paths import parts_left
@@ -158,15 +168,18 @@ class DiskMonitor:
         if self._worker is not None:
             known = self._worker.latest()
             if known.trouble:
-                notes = (Note("disks", known.trouble),)
+                notes = (Note(NoteKind.DISKS, known.trouble),)
             elif known.finished_at is None and known.running:
-                notes = (Note("disks", "what the pods hold on disk is being counted, nothing is known yet"),)
+                notes = (Note(NoteKind.DISKS, "what the pods hold on disk is being counted, nothing is known yet"),)
         if self._worker is not None:
             notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().rests))
         if self._worker is not None and (unknown := _deleted_unknown(self._worker.latest().pods.values())):
-            notes = (*notes, Note("disks", f"deleted files that {unknown} pods may hold open are not attributed"))
+            notes = (
+                *notes,
+                Note(NoteKind.DISKS, f"deleted files that {unknown} pods may keep open are unknown"),
+            )
         if self._writes_trouble:
-            notes = (*notes, Note("disks", f"who writes is not known of every pod: {self._writes_trouble}"))
+            notes = (*notes, Note(NoteKind.DISKS, f"who writes is not known of every pod: {self._writes_trouble}"))
         return notes
 
     def _sample_writes(self, node: NodeSnapshot, urgent: Iterable[Signal], hierarchy: Hierarchy) -> None:
@@ -289,7 +302,7 @@ def _in_no_pod(rest: UnattributedDisk) -> Note:
     names = "/".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
     largest = [f"{each.path} {each.bytes >> 20}Mi, {each.inodes} inodes" for each in rest.largest[:_NAMED]]
     held = f"{rest.unattributed_bytes >> 20}Mi and {rest.unattributed_inodes} inodes of {names} are in no pod"
-    return Note("disks", "; ".join((held, *largest)))
+    return Note(NoteKind.DISKS, "; ".join((held, *largest)))
 
 
 def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import NodeSnapshot, Note, Signal, UnattributedDisk
+from nodeagent.model import NodeSnapshot, Note, NoteKind, Signal, UnattributedDisk
 from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.monitor import DISKS, file_systems
 from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
@@ -62,7 +62,7 @@ class OneShotMeasurement:
             ]
         )
         partial = sum(not each.complete for each in found.values())
-        notes = (Note("disks", f"of {partial} pods only a part of what they hold is known"),) if partial else ()
+        notes = (Note(NoteKind.DISKS, f"of {partial} pods only a part of what they hold is known"),) if partial else ()
         rests = self._rests(snapshot, found, rest_s, tell) if rest_s > 0 else ()
         return snapshot._replace(pods=pods, unattributed_disks=rests, notes=snapshot.notes + notes)
 

@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.model import NodeSnapshot, Note
+from nodeagent.model import NodeSnapshot, Note, NoteKind
 from nodeagent.sampling.events.fork_attribution import Origins
 from nodeagent.sampling.events.kernel_events import EventSource
 from nodeagent.sampling.events.process_connector import Connector, ConnectorError, open_connector
@@ -89,14 +89,14 @@ class ForkMeter(Protocol):
 def open_meter(host: Host) -> tuple[ForkMeter, tuple[Note, ...]]:
     """A meter for this host, and why it is none that measures."""
     if host.recorded:
-        return NoForks(), (Note("forks", "a recording forks no more"),)
+        return NoForks(), (Note(NoteKind.FORKS, "a recording forks no more"),)
     try:
         return ConnectorMeter(open_connector(), host), ()
     except ConnectorError as error:
         why = str(error)
     except OSError as error:
         why = error.strerror or str(error)
-    return NoForks(), (Note("forks", f"fork rates are not known: {why}"),)
+    return NoForks(), (Note(NoteKind.FORKS, f"fork rates are not known: {why}"),)
 
 
 class NoForks:

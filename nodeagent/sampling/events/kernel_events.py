@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 
 PRIVILEGED_TRIGGER: Final = b"some 50000 1000000\0"
 """50 ms of stall in any 1 s window: on the measured ramps this fires while there is still memory to reclaim."""
@@ -65,7 +65,7 @@ def psi_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSo
                 os.close(fd)
             continue
         return EventSource("psi", fd, select.EPOLLPRI, _nothing, functools.partial(os.close, fd))
-    return Note("wake-ups", f"no PSI trigger on {path}: {refused}")
+    return Note(NoteKind.WAKE_UPS, f"no PSI trigger on {path}: {refused}")
 
 
 class MemcgThreshold:
@@ -188,7 +188,7 @@ class CgroupTreeWatch:
             if watch >= 0:
                 self._watched[path] = watch
             elif not isinstance(error := _errno(), FileNotFoundError | NotADirectoryError):
-                notes.append(Note("wake-ups", f"no inotify watch on {path}: {error.strerror}"))
+                notes.append(Note(NoteKind.WAKE_UPS, f"no inotify watch on {path}: {error.strerror}"))
         return tuple(notes)
 
     def _drain(self) -> None:

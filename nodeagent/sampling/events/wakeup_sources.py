@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Final
 
-from nodeagent.model import Note, Signal
+from nodeagent.model import Note, NoteKind, Signal
 from nodeagent.runtime import workers
 from nodeagent.sampling.events.kernel_events import CgroupTreeWatch, EventSource, MemcgThreshold, psi_trigger
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryV1, qos_of
@@ -44,7 +44,7 @@ class WakeupSources:
         self.close()
         self._opened = (hierarchy, kubepods)
         if self._host.recorded:
-            self.notes = (Note("wake-ups", "a recording wakes nobody"),)
+            self.notes = (Note(NoteKind.WAKE_UPS, "a recording wakes nobody"),)
             return
         sources: list[EventSource] = []
         notes: list[Note] = []
@@ -72,7 +72,7 @@ class WakeupSources:
                 self._opened = None
             else:
                 self._levels = {}
-                self.notes += (Note("wake-ups", f"no memory level can be armed: {error.strerror}"),)
+                self.notes += (Note(NoteKind.WAKE_UPS, f"no memory level can be armed: {error.strerror}"),)
 
     def close(self) -> None:
         """Close every source."""
@@ -100,7 +100,7 @@ class WakeupSources:
             try:
                 level = MemcgThreshold(self._host.real(place), name=f"memcg {signal.value}")
             except OSError as error:
-                found.append(Note("wake-ups", f"no memory level on {place}: {error.strerror}"))
+                found.append(Note(NoteKind.WAKE_UPS, f"no memory level on {place}: {error.strerror}"))
                 continue
             self._levels[signal] = level
             found.append(level.source())
@@ -112,12 +112,12 @@ class WakeupSources:
         try:
             watch = CgroupTreeWatch()
         except OSError as error:
-            return [Note("wake-ups", f"no inotify: {error.strerror}")]
+            return [Note(NoteKind.WAKE_UPS, f"no inotify: {error.strerror}")]
         top = hierarchy.memory + kubepods.path
         try:
             parents = {top, *(f"{top}/{name}" for name, _ in self._host.subdirectories(top) if qos_of(name))}
         except Unreadable as error:
-            return [watch.source(), Note("wake-ups", f"pods coming and going are not watched: {error}")]
+            return [watch.source(), Note(NoteKind.WAKE_UPS, f"pods coming and going are not watched: {error}")]
         unified = hierarchy.memory == hierarchy.unified
         files = {f"{top}/{name}" for name in _EVENT_FILES} if unified else set()
         notes = watch.follow({self._host.real(place) for place in parents}, {self._host.real(place) for place in files})

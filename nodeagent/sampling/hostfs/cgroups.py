@@ -14,7 +14,7 @@ import functools
 import os
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.model import CgroupUsage, Note
+from nodeagent.model import CgroupUsage, Note, NoteKind
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.mounts import Mount
 from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed
@@ -459,7 +459,7 @@ def hierarchy_notes(hierarchy: Hierarchy, kubepods: Kubepods | None) -> tuple[No
     said = []
     if hierarchy.version == "hybrid":
         where = f"memory at {hierarchy.memory}, pids at {hierarchy.pids}, v2 at {hierarchy.unified}"
-        said.append(Note("cgroup", f"hybrid hierarchy: {where}"))
+        said.append(Note(NoteKind.CGROUP, f"hybrid hierarchy: {where}"))
     if kubepods is not None and kubepods.why:
-        said.append(Note("cgroup", f"several kubepods cgroups: {kubepods.why}"))
+        said.append(Note(NoteKind.CGROUP, f"several kubepods cgroups: {kubepods.why}"))
     return tuple(said)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 from nodeagent.sampling.hostfs import mounts
 from nodeagent.sampling.hostfs.mounts import Mount
 
@@ -349,7 +349,7 @@ class RecordedHost(Host):
     @property
     def notes(self) -> tuple[Note, ...]:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall))
-        return (Note("host", f"{self.root} is a recording of {stamp}, not a live host"),)
+        return (Note(NoteKind.HOST, f"{self.root} is a recording of {stamp}, not a live host"),)
 
     def boottime(self) -> float:
         return self._uptime

@@ -9,7 +9,7 @@ from typing import Final
 
 from nodeagent.config import kubelet
 from nodeagent.config.kubelet import KubeletThresholds
-from nodeagent.model import Note
+from nodeagent.model import Note, NoteKind
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _SERVICE_PROCS: Final = tuple(
@@ -37,16 +37,16 @@ def find(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
     if not flags and not (text or refusal):
         return None, ()
     settings = kubelet.read(text, flags=flags, name=path)
-    notes = tuple(Note("kubelet", problem) for problem in settings.problems if problem != settings.unread)
+    notes = tuple(Note(NoteKind.KUBELET, problem) for problem in settings.problems if problem != settings.unread)
     unread = refusal or settings.unread
     if unread and kubelet.flag_value(flags, "eviction-hard") is not None:
-        notes += (Note("kubelet", f"only its command line can be read: {unread}"),)
+        notes += (Note(NoteKind.KUBELET, f"only its command line can be read: {unread}"),)
         unread = ""
     elif unread:
-        notes += (Note("kubelet", f"its configuration is not known, defaults assumed: {unread}"),)
+        notes += (Note(NoteKind.KUBELET, f"its configuration is not known, defaults assumed: {unread}"),)
     directory = kubelet.flag_value(flags, "config-dir")
     if directory:
-        notes += (Note("kubelet", f"what the files in its --config-dir {directory} change is not looked at"),)
+        notes += (Note(NoteKind.KUBELET, f"what the files in its --config-dir {directory} change is not looked at"),)
     return KubeletThresholds(path or "command line", settings.thresholds, unread), notes
 
 

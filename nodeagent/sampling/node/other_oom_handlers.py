@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note, Threshold
+from nodeagent.model import Note, NoteKind, Threshold
 from nodeagent.sampling.hostfs import cgroups, processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
-SUBJECT: Final = "coexistence"
 MOST_PROCESSES: Final = 20_000
 """0.2 s. Daemons of the host start early and have low PIDs, which are looked at first."""
 
@@ -255,7 +254,7 @@ def _copied(threshold: Threshold) -> bool:
 
 
 def _note(message: str) -> Note:
-    return Note(SUBJECT, message)
+    return Note(NoteKind.OTHER_OOM_HANDLERS, message)
 
 
 _TELL: Final[Mapping[str, Callable[[Host, OomHandler, str], Note]]] = {

@@ -6,7 +6,7 @@ A kernel without PSI (CONFIG_PSI, psi=1) or a v1-only host simply yields fewer s
 
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note, Stall, StallScope
+from nodeagent.model import Note, NoteKind, Stall, StallScope
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
@@ -81,10 +81,10 @@ def read_psi(kept: FdCache, rows: StallFiles, *, now: float) -> tuple[tuple[Stal
             some, full = parse_psi(kept.read(path))
         except Unreadable as error:
             if scope is StallScope.NODE:
-                notes.append(Note("psi", f"no {resource} pressure: {error}"))
+                notes.append(Note(NoteKind.PSI, f"no {resource} pressure: {error}"))
             continue
         if some is None:
-            notes.append(Note("psi", f"no {resource} pressure: {path} is malformed"))
+            notes.append(Note(NoteKind.PSI, f"no {resource} pressure: {path} is malformed"))
             continue
         full10, full60, full_us = full if full is not None else (None, None, None)
         stalls.append(

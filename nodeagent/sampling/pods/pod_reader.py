@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import Note, Pod, PodUsage, QOSClass
+from nodeagent.model import Note, NoteKind, Pod, PodUsage, QOSClass
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, container_id, pod_uid, qos_of
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
@@ -364,24 +364,25 @@ class PodReader:
         except Unreadable as error:
             if not self._host.exists(place):
                 return None
-            notes.append(Note(f"pod {cgroup.uid}", str(error)))
+            notes.append(Note(NoteKind.POD, str(error), about=cgroup.uid))
             unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=now)
             seen = before is not None and before.seen
             return CachedPod(unread, usage_file, b"", None, self._due_at(unread, cgroup, before), seen)
         numbers = hierarchy.memory_files.numbers(usage, stat)
         if numbers.reason:
-            notes.append(Note(f"pod {cgroup.uid}", numbers.reason))
+            notes.append(Note(NoteKind.POD, numbers.reason, about=cgroup.uid))
         # pids.current counts what has ended until its parent has taken note of it, cgroup.procs does not.
         seen = inside.visible or (before is not None and before.seen)
         hidden = bool(inside.threads) and not seen
         if hidden:
-            notes.append(Note(f"pod {cgroup.uid}", "its processes are outside our PID namespace and cannot be counted"))
+            message = "its processes are outside our PID namespace and cannot be counted"
+            notes.append(Note(NoteKind.POD, message, about=cgroup.uid))
         processes = sum([c.process_count or 0 for c in inside.containers])
         if inside.left_out:
             # Nobody hides in cgroups of his own: no pod has more processes than threads.
             processes = max(processes, inside.threads or 0)
             message = f"more than {MOST_CGROUPS} cgroups below its containers: each thread counts as a process"
-            notes.append(Note(f"pod {cgroup.uid}", message))
+            notes.append(Note(NoteKind.POD, message, about=cgroup.uid))
         used = PodUsage(
             cgroup_uid=cgroup.uid,
             qos_class=cgroup.qos,

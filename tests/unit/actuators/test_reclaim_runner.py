@@ -18,7 +18,7 @@ from nodeagent.actuators.reclaim_runner import (
     run,
 )
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
-from nodeagent.model import Note, ReclaimOrder, ReclaimResult, Signal, Tier
+from nodeagent.model import Note, NoteKind, ReclaimOrder, ReclaimResult, Signal, Tier
 
 ORDER = ReclaimOrder("a", Signal.NODEFS, Tier.SOFT, 1234, 99, 0.0)
 
@@ -64,7 +64,7 @@ def test_a_program_that_is_not_there_is_told_before_it_is_needed(tmp_path: Path)
     ]
     notes = missing_programs(actions)
     assert [note.message.split()[0] for note in notes] == ["gone", "plain", "folder"]
-    assert notes[0] == Note("reclaim", "gone will fail: there is no program no-such-program where the agent runs")
+    assert notes[0] == Note(NoteKind.RECLAIM, "gone will fail: no program no-such-program where the agent runs")
 
 
 def test_a_failure_is_told_with_its_code_and_its_last_words() -> None:

@@ -22,6 +22,7 @@ from nodeagent.model import (
     ConditionVerdict,
     DisruptionBudget,
     Method,
+    NoteKind,
     Outcome,
     OutcomeKind,
     Plan,
@@ -126,7 +127,7 @@ def victim(session: ClusterSession, *, tier: Tier = Tier.SOFT) -> Victim:
 
 def waits_for(session: ClusterSession) -> str | None:
     waiting = session.soft_tier_block()
-    return waiting.subject if waiting is not None else None
+    return waiting.code if waiting is not None else None
 
 
 def answer(session: ClusterSession) -> Outcome:
@@ -156,7 +157,7 @@ def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: C
     agent = session(clock=lambda: 100.0)
     with kept_waiting(api, "/nodes/lab-node"):
         agent.publish([TRUE])
-        assert waits_for(agent) == "taint"
+        assert waits_for(agent) == "waits-for-taint"
         assert not agent.tainted(MEMORY)
     eventually(lambda: agent.soft_tier_block() is None)
     assert agent.tainted(MEMORY)
@@ -170,11 +171,11 @@ def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[...,
     agent.publish([TRUE])
     now[0] += FENCE_WAIT_S - 0.1
     agent.publish([TRUE])
-    assert waits_for(agent) == "taint"
+    assert waits_for(agent) == "waits-for-taint"
     now[0] += 0.2
     assert waits_for(agent) is None
     assert not agent.tainted(MEMORY)
-    eventually(lambda: any(note.subject == "taint" and "forbidden" in note.message for note in agent.notes()))
+    eventually(lambda: any(note.kind is NoteKind.TAINTS and "forbidden" in note.message for note in agent.notes()))
 
 
 def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
@@ -225,7 +226,7 @@ def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
         api.patch_node({"spec": {"taints": [TAINT]}})
     agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
     agent.publish([TRUE])
-    assert waits_for(agent) != "taint"
+    assert waits_for(agent) != "waits-for-taint"
     assert api.wait_for(lambda: taints(api) == [], 30)
 
 
@@ -235,7 +236,7 @@ def test_with_node_credentials_there_is_no_fence_and_it_says_so(
     api.tokens[api.token] = "system:node:lab-node"
     agent = session()
     agent.publish([TRUE])
-    assert waits_for(agent) != "taint"
+    assert waits_for(agent) != "waits-for-taint"
     assert any("NodeRestriction" in note.message for note in agent.notes())
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
     assert not api.sent("PATCH", "/nodes/lab-node")
@@ -247,7 +248,7 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
     agent.announce(plan(victim(agent)))
     agent.emit_node_event("ConfigurationRejected", "x", action="Reloading")
     agent.warm()
-    assert waits_for(agent) != "taint"
+    assert waits_for(agent) != "waits-for-taint"
     agent.stop(clear=True)
     assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
 
@@ -278,7 +279,7 @@ def test_the_soft_tier_waits_until_the_budgets_are_known(
     assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.publish([TRUE])
-        assert waits_for(agent) == "pdbs"
+        assert waits_for(agent) == "waits-for-pdbs"
         assert agent.pods().pods[0].disruption_budgets == ()
     eventually(lambda: waits_for(agent) is None)
     assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),)
@@ -305,7 +306,7 @@ def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     eventually(lambda: len(agent.pods().pods) == 2)
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.warm()
-        assert waits_for(agent) == "pdbs"
+        assert waits_for(agent) == "waits-for-pdbs"
     eventually(
         lambda: (
             [p.disruption_budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)]
@@ -470,7 +471,7 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     agent.publish([FALSE])
     waiting = agent.soft_tier_block()
     assert waiting is not None
-    assert waiting.subject == "lease"
+    assert waiting.code == "waits-for-lease"
     agent.announce(plan(victim(agent, tier=Tier.HARD)))
     threading.Event().wait(0.1)
     assert not api.store.objects["leases"], "the hard tier takes no seat"

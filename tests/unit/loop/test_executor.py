@@ -21,12 +21,12 @@ from nodeagent.model import (
     Amount,
     MemoryModel,
     Method,
-    Note,
     Owner,
     Plan,
     Pod,
     PodSource,
     QOSClass,
+    Refusal,
     Signal,
     Threshold,
     Tier,
@@ -139,33 +139,46 @@ class OnePod(NoCluster):
     def __init__(self, pod: Pod, host: Host) -> None:
         super().__init__("")
         self._pod, self._host = pod, host
-        self.wait: Note | None = None
+        self.wait: Refusal | None = None
         self.lost_at: float | None = None
         self.evicted: list[str] = []
 
     def pods(self) -> PodsView:
         return PodsView((self._pod,), self._host.boottime(), "", lost_at=self.lost_at)
 
-    def soft_tier_block(self) -> Note | None:
+    def soft_tier_block(self) -> Refusal | None:
         return self.wait
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         self.evicted.append(f"{plan_id} {victim.pod.key}")
 
 
+LOST_SLOT = Refusal("waits-for-lease", "the soft tier waits for a slot that was lost since the decision")
+
+
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
 @pytest.mark.parametrize(
     ("tier", "wait", "stood_s", "evicted"),
     [
-        (Tier.SOFT, Note("lease", "a seat that was lost since the decision"), 0.0, []),
+        (
+            Tier.SOFT,
+            LOST_SLOT,
+            0.0,
+            [],
+        ),
         (Tier.SOFT, None, 0.0, ["plan-1 default/web"]),
-        (Tier.HARD, Note("lease", "a seat that was lost since the decision"), 0.0, ["plan-1 default/web"]),
+        (
+            Tier.HARD,
+            LOST_SLOT,
+            0.0,
+            ["plan-1 default/web"],
+        ),
         (Tier.HARD, None, SIGHT_S, []),
     ],
     ids=["soft, and has to wait", "soft", "hard", "hard, and the process was stopped after its second look"],
 )
 def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
-    scene: Scene, tier: Tier, wait: Note | None, stood_s: float, evicted: list[str]
+    scene: Scene, tier: Tier, wait: Refusal | None, stood_s: float, evicted: list[str]
 ) -> None:
     plan = scene.plan()
     threshold = Threshold(Signal.MEMORY, Amount(1 << 60, None, "1Ei"), 0.0 if tier is Tier.HARD else 30.0)

@@ -19,13 +19,13 @@ from nodeagent.config.schema import (
 from nodeagent.model import (
     Method,
     NodeSnapshot,
-    Note,
     Outcome,
     OutcomeKind,
     Plan,
     Pod,
     PodSource,
     PodView,
+    Refusal,
     Signal,
     Threshold,
 )
@@ -195,10 +195,10 @@ def test_no_restarts_and_no_waiting_end_more_pods_than_the_bucket_allows(
 
 # --- what the soft tier waits for ------------------------------------------------------------------------------------
 
-SEAT = Note("lease", "a seat: all 2 are taken")
+SEAT = Refusal("waits-for-lease", "the soft tier waits for a seat: all 2 are taken")
 
 
-def waiting(at: float, *, note: Note | None = SEAT) -> NodeSnapshot:
+def waiting(at: float, *, note: Refusal | None = SEAT) -> NodeSnapshot:
     return snapshot(view("hog", 2 * GI), at=at, available={Signal.MEMORY: 100 * MI}, soft_tier_blocked_by=note)
 
 

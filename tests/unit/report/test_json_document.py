@@ -1,7 +1,7 @@
 import json
 
 from nodeagent.config.kubelet import KubeletThresholds
-from nodeagent.model import Amount, HugePages, Note, PodSource, Refusal, Signal, SignalState, Threshold, Trend
+from nodeagent.model import Amount, HugePages, Note, NoteKind, PodSource, Refusal, Signal, SignalState, Threshold, Trend
 from nodeagent.report.json_document import to_json
 from tests.support import reports, schemas
 from tests.support.reports import GIB, MIB
@@ -16,7 +16,7 @@ FULL = reports.report(
         ),
     ),
     kubelet=KubeletThresholds("/var/lib/kubelet/config.yaml", (reports.HARD_MEMORY, reports.HARD_NODEFS)),
-    notes=(Note("psi", "not built into this kernel"),),
+    notes=(Note(NoteKind.PSI, "not built into this kernel"),),
     memory=reports.memory(hugepages=(HugePages(2 * MIB, 64, 12, 0),)),
 )
 

@@ -1,6 +1,6 @@
 from nodeagent.commands import exit_codes
 from nodeagent.config.kubelet import KubeletThresholds
-from nodeagent.model import Amount, DiskLayout, Note, PodSource, Refusal, Signal, SignalState, Trend
+from nodeagent.model import Amount, DiskLayout, Note, NoteKind, PodSource, Refusal, Signal, SignalState, Trend
 from nodeagent.report import node_report, text
 from nodeagent.report.node_report import Report
 from nodeagent.report.sections import sections
@@ -145,7 +145,9 @@ def test_without_the_api_the_header_and_each_row_say_that_nobody_is_evicted() ->
 def test_names_from_tenants_cannot_move_the_cursor_or_forge_a_line() -> None:
     view = reports.pod_view("web", working_set=1)
     view = view._replace(pod=view.pod._replace(name="\x1b[2J\r\nOK node-1: fine"))
-    output = printed(reports.report(pods=(reports.ranked(view, 1),), notes=(Note("x\x07", "y\x1b]0;t\x07"),)))
+    output = printed(
+        reports.report(pods=(reports.ranked(view, 1),), notes=(Note(NoteKind.POD, "y\x1b]0;t\x07", about="x\x07"),))
+    )
     assert all(line.isprintable() for line in output.splitlines())
     assert sum(line.startswith("OK node-1") for line in output.splitlines()) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model import Note, Outcome, OutcomeKind, Plan, Refusal, ReliefReport, Signal
+from nodeagent.model import Note, NoteKind, Outcome, OutcomeKind, Plan, Refusal, ReliefReport, Signal
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
@@ -90,7 +90,7 @@ def test_names_of_victims_without_an_outcome_do_not_pile_up(ear: Ear) -> None:
 def test_the_same_refusal_is_said_once_for_each_signal(ear: Ear) -> None:
     plan = acting()._replace(victims=(), refusals=(Refusal("futile", "nothing helps"),))
     for _ in range(100):
-        ear.teller.log_plan(plan, acts=True, notes=(Note("psi", "missing"),))
+        ear.teller.log_plan(plan, acts=True, notes=(Note(NoteKind.PSI, "missing"),))
         ear.teller.log_plan(plan._replace(ranked_for=Signal.PID), acts=True, notes=())
     said = ear.said()
     assert [line["signal"] for line in said if line["event"] == "not evicting"] == ["memory.available", "pid.available"]
@@ -143,9 +143,9 @@ def test_a_trouble_whose_times_and_ports_differ_with_every_try_is_told_once(ear:
             f"read tcp 10.0.0.1:3924{again}->10.0.0.2:443: connection reset by peer",
             f"<Thing at 0x7f64c0513cd{again}> failed",
         ):
-            ear.teller.notes([Note("api", message)])
-    ear.teller.notes([Note("api", "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")])
-    ear.teller.notes([Note("pod web-1", "cannot be read"), Note("pod web-2", "cannot be read")])
+            ear.teller.notes([Note(NoteKind.API, message)])
+    ear.teller.notes([Note(NoteKind.API, "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")])
+    ear.teller.notes([Note(NoteKind.POD, "cannot be read", about=name) for name in ("web-1", "web-2")])
     assert [line["message"] for line in ear.said()] == [
         "no answer for 0.0s",
         "read tcp 10.0.0.1:39240->10.0.0.2:443: connection reset by peer",

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config import kubelet
+from nodeagent.model import NoteKind
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, open_host
-from nodeagent.sampling.node.other_oom_handlers import SUBJECT, earlyoom_level, find_handlers, running
+from nodeagent.sampling.node.other_oom_handlers import earlyoom_level, find_handlers, running
 from tests.support.paths import RECORDED_NODES
 from tests.support.trees import Node, TreePod, write_node
 
@@ -34,7 +35,7 @@ def unit(root: Path, path: str, text: str) -> None:
 
 def said(root: Path, kubepods: str = "/kubepods.slice") -> list[str]:
     notes = find_handlers(Host(str(root)), kubepods=kubepods)
-    assert {note.subject for note in notes} <= {SUBJECT}
+    assert {note.kind for note in notes} <= {NoteKind.OTHER_OOM_HANDLERS}
     return [note.message for note in notes]
 
 
