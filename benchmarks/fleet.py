@@ -72,6 +72,7 @@ from nodeagent.model import (
     PodView,
     QOSClass,
     Refusal,
+    RefusalCode,
     Signal,
     Threshold,
     Tier,
@@ -358,9 +359,9 @@ class Node:
     def waits_for(self) -> Refusal | None:
         wanted = self.fence_wanted_at
         if wanted is not None and not self.fence_up and self.world.now - wanted < FENCE_WAIT_S:
-            return Refusal("waits-for-taint", "the soft tier waits for the taint")
+            return Refusal(RefusalCode.WAITS_FOR_TAINT, "the taint")
         if self.leases is not None and not self.leases.held():
-            return Refusal("waits-for-lease", "the soft tier waits for a seat")
+            return Refusal(RefusalCode.WAITS_FOR_LEASE, "a seat")
         return None
 
     def evict(self, plan: Plan, victim: Victim) -> None:

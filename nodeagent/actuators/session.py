@@ -41,6 +41,7 @@ from nodeagent.model import (
     Plan,
     Pod,
     Refusal,
+    RefusalCode,
     Tier,
     Victim,
 )
@@ -58,10 +59,6 @@ SPREAD_VOLUMES_S: Final = 3.0
 """Longest wait before the first claim is looked up, where no pressure is near."""
 PLAN: Final = "nodeagent.io/plan"
 """Annotation of Events: the id of the decision, as in the log, the record and the metrics."""
-SOFT_TIER_BLOCKS: Final = ("waits-for-taint", "waits-for-pdbs", "waits-for-lease")
-"""The codes of `soft_tier_block`, in the order in which it checks them."""
-_WOULD_ACT: Final = frozenset({"waits-for-taint", "waits-for-lease", "waits-for-release"})
-"""Refusals of a soft tier that would evict, now or after what is under way: the seat is needed."""
 _NEWS: Final = {
     (ConditionType.MEMORY_PRESSURE, True): "NodeHasInsufficientMemory",
     (ConditionType.MEMORY_PRESSURE, False): "NodeHasSufficientMemory",
@@ -256,11 +253,13 @@ class ClusterSession:
 
     def soft_tier_block(self) -> Refusal | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""
-        waits = (self._fence_wait, self._budgets_wait, self._seat_wait)
-        for code, wait in zip(SOFT_TIER_BLOCKS, waits, strict=True):
-            if reason := wait():
-                return Refusal(code, f"the soft tier waits for {reason}")
-        return None
+        waits = (
+            (RefusalCode.WAITS_FOR_TAINT, self._fence_wait),
+            (RefusalCode.WAITS_FOR_PDBS, self._budgets_wait),
+            (RefusalCode.WAITS_FOR_LEASE, self._seat_wait),
+        )
+        blocks = (Refusal(code, f"the soft tier waits for {why}") for code, wait in waits if (why := wait()))
+        return next(blocks, None)
 
     def announce(self, plan: Plan) -> None:
         """A plan was made: tell whom it concerns. Before its victims are handed over."""
@@ -268,7 +267,7 @@ class ClusterSession:
         if writers is None:
             return
         soft = any(victim.tier is Tier.SOFT for victim in plan.victims)
-        if writers.leases is not None and (soft or any(refusal.code in _WOULD_ACT for refusal in plan.refusals)):
+        if writers.leases is not None and (soft or any(refusal.code.wants_slot for refusal in plan.refusals)):
             writers.leases.want()
         if plan.victims:
             resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource

@@ -12,9 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from nodeagent.commands import exit_codes
-from nodeagent.model import ConditionStatus, OutcomeKind, QOSClass, Signal, SignalState, Tier, refusals
-from nodeagent.model.refusals import RefusalMeaning
-from nodeagent.policy import messages, protection
+from nodeagent.model import (
+    ConditionStatus,
+    OutcomeKind,
+    QOSClass,
+    RefusalCode,
+    RefusalKind,
+    Signal,
+    SignalState,
+    Tier,
+    refusals,
+)
+from nodeagent.policy import messages
 from nodeagent.telemetry import http_server as server
 from nodeagent.telemetry import metric_families, metrics
 from nodeagent.telemetry.exposition import COUNTER, HISTOGRAM, Family, sample_name
@@ -158,37 +167,38 @@ def _words(kind: type[enum.StrEnum]) -> str:
 
 
 def _protections() -> Iterator[str]:
-    switches = {row.code: row.switch for row in (*protection.STANDING, *protection.MOMENTARY)}
-    yield "\n## Why a pod is spared\n\nThe protections. *Always*: no configuration can take it away.\n\n"
-    yield "| code | configured by | meaning |\n| --- | --- | --- |\n"
-    for code, explained in refusals.PROTECTIONS.items():
-        switch = switches.get(code, "")
-        yield f"| `{code}` | {f'`{switch}`' if switch else 'always'} | {_explained(explained)} |\n"
+    yield "\n## Why a pod is protected\n\nThe protections. *Always*: no configuration can take it away.\n\n"
+    yield from _codes(RefusalKind.PROTECTION, otherwise="always")
 
 
 def _refusals() -> Iterator[str]:
-    for title, text, codes in (
+    for title, text, kind in (
         (
-            "Why a candidate does not go now",
-            "Budgets, back-off and relief. While the API answers badly, or has refused this pod, the code is that "
-            "[outcome](#outcomes)'s word and the message says until when.",
-            refusals.LIMITS,
+            "Why a candidate is not evicted now",
+            "Rate limits, back-offs and relief. After a failed request the code is that of the [outcome](#outcomes), "
+            "and the message has the time of the next request.",
+            RefusalKind.LIMIT,
         ),
-        ("Why a decision evicts nobody, or not more", "", refusals.DECISIONS),
+        ("Why a decision evicts no pod, or not more", "", RefusalKind.DECISION),
         (
-            "Why a victim is let go at the last moment",
-            "Right before acting the node is sampled again (outcome `recheck-refused`). Standing protections are asked "
-            "again as well.",
-            refusals.RECHECKS,
+            "Why the recheck refuses a victim",
+            "Right before acting the node is sampled again (outcome `recheck-refused`). The protections that depend on "
+            "the pod's object are checked again as well.",
+            RefusalKind.RECHECK,
         ),
     ):
         yield f"\n## {title}\n\n" + (f"{text}\n\n" if text else "")
-        yield "| code | meaning |\n| --- | --- |\n"
-        yield from (f"| `{code}` | {_explained(explained)} |\n" for code, explained in codes.items())
+        yield from _codes(kind, otherwise="-")
 
 
-def _explained(explained: RefusalMeaning) -> str:
-    return _cell(f"{explained.meaning} *{explained.remedy}*" if explained.remedy else explained.meaning)
+def _codes(kind: RefusalKind, *, otherwise: str) -> Iterator[str]:
+    yield "| code | tier | configured by | meaning |\n| --- | --- | --- | --- |\n"
+    for code in RefusalCode:
+        if code.kind is kind:
+            tier = ", ".join(tier for tier in Tier if tier in code.tiers) if len(code.tiers) < len(Tier) else "both"
+            key = f"`{code.config_key}`" if code.config_key else otherwise
+            text = f"{code.meaning} *{code.remedy}*" if code.remedy else code.meaning
+            yield f"| `{code}` | {tier} | {key} | {_cell(text)} |\n"
 
 
 def _outcomes() -> Iterator[str]:

@@ -1,158 +1,426 @@
-"""What every word means that the agent gives as a reason: codes of refusals, reasons of Events.
+"""Why something is not done: every refusal code, what it means, and what to do about it.
 
-The codes are where the decisions are made; the sentences for people are here, once. `docs/reasons.md` and
-`docs/events.md` are generated from this, and a test holds it to the code: a code that is not explained here, or is
-explained and does not exist, fails it.
+`docs/reasons.md`, the metric labels and the request of an eviction slot read the attributes of `RefusalCode`. A code is
+made from no parts and compared with no string: code compares members.
 """
 
+import enum
 from typing import Final, NamedTuple
 
+from nodeagent.model.signals import Tier
 
-class RefusalMeaning(NamedTuple):
-    """One code."""
+BOTH_TIERS: Final = frozenset(Tier)
+SOFT_TIER: Final = frozenset({Tier.SOFT})
+HARD_TIER: Final = frozenset({Tier.HARD})
 
+
+class RefusalKind(enum.StrEnum):
+    """What a refusal is about."""
+
+    PROTECTION = "protection"
+    """The pod is no candidate."""
+    LIMIT = "limit"
+    """The pod is a candidate and is not evicted now."""
+    DECISION = "decision"
+    """The decision evicts no pod, or not more."""
+    RECHECK = "recheck"
+    """The recheck right before acting refuses the victim."""
+
+
+class _Attributes(NamedTuple):
+    """What a code is declared with."""
+
+    kind: RefusalKind
     meaning: str
     remedy: str = ""
-    """What to do about it, where there is something to do."""
+    tiers: frozenset[Tier] = BOTH_TIERS
+    config_key: str = ""
+    wants_slot: bool = False
 
 
-PROTECTIONS: Final = {
-    "own-pod": RefusalMeaning("The agent itself runs in it."),
-    "static-pod": RefusalMeaning(
-        "A static pod, by the kubelet's own list or its cgroup: only its manifest on the node can remove it."
-    ),
-    "mirror-pod": RefusalMeaning(
-        "The API's mirror of a static pod, as owner, hashes and cgroup confirm: deleting it changes nothing, the "
-        "kubelet brings it back."
-    ),
-    "system-node-critical": RefusalMeaning(
-        "Its priority class is system-node-critical, and its priority is not below 2000000000."
-    ),
-    "critical-priority": RefusalMeaning(
-        "Its priority is 2000000000 or above, as that of no pod that a kubelet evicts."
-    ),
-    "unnamed-pod": RefusalMeaning(
-        "Its namespace, name or UID is not known: the API could not be asked to evict it.",
-        "See `notes` of the report: is the log directory readable, does the API answer?",
-    ),
-    "finished": RefusalMeaning("Its phase is Succeeded or Failed: it holds nothing that an eviction would free."),
-    "unknown-pod": RefusalMeaning(
-        "Only the host knows it: its owner, priority and budgets are not known.",
-        "In `check`: use the API. In the agent: is it the pod of another node's name, or too new for the watch?",
-    ),
-    "daemon-set": RefusalMeaning("Its DaemonSet would bring it back to this very node."),
-    "namespace": RefusalMeaning("Its namespace is protected."),
-    "bare-pod": RefusalMeaning("No controller would bring it back."),
-    "node-bound": RefusalMeaning(
-        "It could only come back to this very node: nodeName in its template, hostname selector or affinity, local "
-        "volume."
-    ),
-    "claims-unknown": RefusalMeaning(
-        "Whether a volume that it mounts is local was not found out (yet). The soft tier waits for that and evicts no "
-        "other pod in its place; the hard tier waits at most 2 seconds, then the pod is a candidate.",
-        "See the note `volumes`: may the agent get PersistentVolumeClaims and PersistentVolumes?",
-    ),
-    "label": RefusalMeaning("It has a protected label, in a trusted namespace."),
-    "annotation": RefusalMeaning("It has a protected annotation, in a trusted namespace."),
-    "terminating": RefusalMeaning("It is on its way out already; what it releases counts against the deficit."),
-    "not-running": RefusalMeaning("No cgroup was found: not started yet, already gone, or not readable."),
-    "usage-unknown": RefusalMeaning(
-        "What it uses of the starved resource is not known, so nobody can say that its eviction would help.",
-        "For disk: the walk has not reached it yet. Else see `notes`.",
-    ),
-    "too-young": RefusalMeaning("It has not been running for the minimum age, or its age is not known."),
-    "disruption-budget": RefusalMeaning("Soft tier: its PodDisruptionBudget allows no disruption now."),
-    "evict-never": RefusalMeaning("Soft tier: it says `nodeagent.io/evict: never` in a namespace that may."),
-}
-"""Why a pod is not a candidate."""
+def _protection(
+    meaning: str, remedy: str = "", *, config_key: str = "", tiers: frozenset[Tier] = BOTH_TIERS
+) -> _Attributes:
+    return _Attributes(RefusalKind.PROTECTION, meaning, remedy, tiers, config_key)
 
-LIMITS: Final = {
-    "below-minimum-relief": RefusalMeaning("Its eviction would free too little of what is missing to matter."),
-    "eviction-in-flight": RefusalMeaning("An earlier decision is evicting it already."),
-    "rate-limit-node": RefusalMeaning("The node's bucket of evictions is empty."),
-    "rate-limit-namespace": RefusalMeaning("The bucket of its namespace is empty."),
-    "rate-limit-owner": RefusalMeaning("The bucket of its owner is empty."),
-    "rate-limit-signal": RefusalMeaning("The bucket of the signal is empty."),
-    "rate-limit-last-resort": RefusalMeaning("The bucket of kills of last resort is empty."),
-    "owner-backoff": RefusalMeaning(
-        "A pod of the same owner was evicted lately; its siblings are not evicted for a while, and no other pod is in "
-        "their place."
-    ),
-}
-"""Why a candidate does not go now."""
 
-DECISIONS: Final = {
-    "snapshot-stale": RefusalMeaning(
-        "The sample is older than `sampling.staleAfter`.", "The loop was held up: see the stage durations in /metrics."
-    ),
-    "pods-never-synced": RefusalMeaning(
-        "The API has not told which pods run here.", "Credentials, network, node name: see the log and `check`."
-    ),
-    "pods-stale": RefusalMeaning(
-        "The API's view of the pods is older than `cluster.podsMaxAge`.", "The API server is out of reach."
-    ),
-    "no-deficit": RefusalMeaning("Nothing is missing any more."),
-    "pending-release": RefusalMeaning("What is missing is already being released by terminating pods."),
-    "waits-for-release": RefusalMeaning(
-        "Soft tier: an eviction is under way, its relief is looked at before the next."
-    ),
-    "waits-for-taint": RefusalMeaning("Soft tier: our taint was not seen on the node yet; two seconds at most."),
-    "waits-for-pdbs": RefusalMeaning(
-        "Soft tier: the PodDisruptionBudgets of the pods were asked for and are not known yet; half the grace and 15 "
-        "seconds at most."
-    ),
-    "waits-for-lease": RefusalMeaning(
-        "Soft tier: the node holds no seat of its zone (`fleet.maxConcurrentEvictions`); the message says who does."
-    ),
-    "waits-for-reclaim": RefusalMeaning(
-        "An action of `reclaim.actions` is tried first, at most until its deadline; what it brings back is measured."
-    ),
-    "waits-for-kubelet": RefusalMeaning(
-        "Soft tier, disks: the kubelet's own image garbage collection has its turn first (`reclaim.waitForKubelet`)."
-    ),
-    "waits-for-recount": RefusalMeaning(
-        "Disks: what pods hold was counted before the threshold was crossed; a new count is waited for, at most 3 "
-        "seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own by a count made "
-        "in its turn; it goes if one made for it says the same."
-    ),
-    "unattributed": RefusalMeaning(
-        "Disks: the threshold is crossed because of what has come in the last minutes and is in no pod: deleted files "
-        "that are held open where the agent may not look, or files of the host. More of it than in pods; nobody is "
-        "evicted in place of whoever holds it, until it stops growing for some minutes.",
-        "See `deletedOpenBytes` and the host directories in the report; docs/disk.md says which rights show more.",
-    ),
-    "no-candidates": RefusalMeaning(
-        "No pod may be evicted for it; the message says where the resource is instead.",
-        "Look at what is outside the pods, or at the protections.",
-    ),
-    "futile": RefusalMeaning(
-        "All candidates together could not free what is missing; the message says where it is instead.",
-        "As above. In the hard tier `relief.onFutile: evict` evicts anyway.",
-    ),
-    "out-of-reach": RefusalMeaning(
-        "The pod that holds most of what is missing cannot be evicted now: its usage cannot be read, only the host "
-        "knows it, a PodDisruptionBudget forbids it, or its eviction is stuck. Others are evicted in its place only if "
-        "they alone cover what is missing and what is used up within 60 seconds, at most once in 10 minutes.",
-        "Look at the pod that the message names.",
-    ),
-    "circuit-breaker": RefusalMeaning(
-        "Several evictions in a row brought back less than half of what was predicted.",
-        "Something else takes what is freed. Evictions go on after `relief.failureMemory`.",
-    ),
-}
-"""Why a decision evicts nobody, or not more."""
+def _limit(meaning: str, remedy: str = "", *, config_key: str = "") -> _Attributes:
+    return _Attributes(RefusalKind.LIMIT, meaning, remedy, config_key=config_key)
 
-RECHECKS: Final = {
-    "not-planned": RefusalMeaning("It is not written down as planned: another outcome came first."),
-    "recheck-not-newer": RefusalMeaning("The second sample is not newer than the decision's."),
-    "signal-unknown": RefusalMeaning("The signal could not be read any more."),
-    "recovered": RefusalMeaning("The signal has recovered between the two samples."),
-    "pod-gone": RefusalMeaning("No pod with this UID is on the node any more."),
-    "api-reachable": RefusalMeaning("A kill of last resort is not needed: the API server answers again."),
-}
-"""Why a victim is let go right before acting (outcome `recheck-refused`); protections are asked again as well."""
 
-REFUSALS: Final = {**PROTECTIONS, **LIMITS, **DECISIONS, **RECHECKS}
+def _decision(
+    meaning: str,
+    remedy: str = "",
+    *,
+    config_key: str = "",
+    tiers: frozenset[Tier] = BOTH_TIERS,
+    wants_slot: bool = False,
+) -> _Attributes:
+    return _Attributes(RefusalKind.DECISION, meaning, remedy, tiers, config_key, wants_slot)
+
+
+def _recheck(meaning: str, *, tiers: frozenset[Tier] = BOTH_TIERS) -> _Attributes:
+    return _Attributes(RefusalKind.RECHECK, meaning, tiers=tiers)
+
+
+class RefusalCode(enum.StrEnum):
+    """A stable word for metrics, records and tests, with its attributes."""
+
+    kind: RefusalKind
+    meaning: str
+    remedy: str
+    """What to do about it; empty where there is nothing to do."""
+    tiers: frozenset[Tier]
+    """The tiers in which it is given."""
+    config_key: str
+    """The configuration key that changes it; empty when it is compiled in."""
+    wants_slot: bool
+    """The soft tier would evict, now or after what is in flight: the node requests its eviction slot."""
+
+    def __new__(cls, word: str, attributes: _Attributes) -> "RefusalCode":
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.kind = attributes.kind
+        member.meaning = attributes.meaning
+        member.remedy = attributes.remedy
+        member.tiers = attributes.tiers
+        member.config_key = attributes.config_key
+        member.wants_slot = attributes.wants_slot
+        return member
+
+    OWN_POD = "own-pod", _protection("The agent itself runs in it.")
+    STATIC_POD = (
+        "static-pod",
+        _protection("A static pod, by the kubelet's own list or its cgroup: only its manifest on the node removes it."),
+    )
+    MIRROR_POD = (
+        "mirror-pod",
+        _protection(
+            "The API's mirror of a static pod, confirmed by owner, hashes and cgroup: the kubelet recreates it when it "
+            "is deleted."
+        ),
+    )
+    SYSTEM_NODE_CRITICAL = (
+        "system-node-critical",
+        _protection("Its priority class is system-node-critical, and its priority is not below 2000000000."),
+    )
+    CRITICAL_PRIORITY = (
+        "critical-priority",
+        _protection("Its priority is 2000000000 or above. The kubelet evicts no such pod."),
+    )
+    UNNAMED_POD = (
+        "unnamed-pod",
+        _protection(
+            "Its namespace, name or UID is unknown, so no eviction can be requested.",
+            "See `notes` of the report: is the log directory readable, does the API server answer?",
+        ),
+    )
+    FINISHED = (
+        "finished",
+        _protection("Its phase is Succeeded or Failed: it holds nothing that an eviction would free."),
+    )
+    UNKNOWN_POD = (
+        "unknown-pod",
+        _protection(
+            "Found on the host alone: its owner, priority and PodDisruptionBudgets are unknown.",
+            "In `check`: use the API. In the agent: does the pod belong to a node of another name, or is it too new "
+            "for the watch?",
+            config_key="protection.unknownPods",
+        ),
+    )
+    DAEMON_SET = (
+        "daemon-set",
+        _protection("Its DaemonSet would recreate it on this node.", config_key="protection.daemonSets"),
+    )
+    NAMESPACE = "namespace", _protection("Its namespace is protected.", config_key="protection.namespaces")
+    BARE_POD = "bare-pod", _protection("No controller would recreate it.", config_key="protection.barePods")
+    NODE_BOUND = (
+        "node-bound",
+        _protection(
+            "It could only be scheduled to this node again: nodeName in its template, hostname selector or affinity, "
+            "local volume.",
+            config_key="protection.nodeBound",
+        ),
+    )
+    CLAIMS_UNKNOWN = (
+        "claims-unknown",
+        _protection(
+            "It is unknown (yet) whether a volume that it mounts is local. The soft tier waits for the answer and "
+            "evicts no other pod instead; the hard tier waits at most 2 seconds, then the pod is a candidate.",
+            "See the note `volumes`: may the agent get PersistentVolumeClaims and PersistentVolumes?",
+            config_key="protection.nodeBound",
+        ),
+    )
+    LABEL = (
+        "label",
+        _protection("It has a protected label, in a trusted namespace.", config_key="protection.labels"),
+    )
+    ANNOTATION = (
+        "annotation",
+        _protection("It has a protected annotation, in a trusted namespace.", config_key="protection.annotations"),
+    )
+    TERMINATING = (
+        "terminating",
+        _protection("It is terminating already; its release counts against the deficit."),
+    )
+    NOT_RUNNING = (
+        "not-running",
+        _protection("No cgroup was found: not started yet, already gone, or not readable."),
+    )
+    USAGE_UNKNOWN = (
+        "usage-unknown",
+        _protection(
+            "Its usage of the starved resource is unknown, so the relief of its eviction is too.",
+            "For disks: the walk has not reached it yet. Else see `notes`.",
+        ),
+    )
+    TOO_YOUNG = (
+        "too-young",
+        _protection(
+            "Soft tier: it has run for less than the minimum age, or its age is unknown.",
+            config_key="protection.minimumAge",
+            tiers=SOFT_TIER,
+        ),
+    )
+    DISRUPTION_BUDGET = (
+        "disruption-budget",
+        _protection(
+            "Soft tier: its PodDisruptionBudget allows no disruption now.",
+            config_key="protection.disruptionBudgets",
+            tiers=SOFT_TIER,
+        ),
+    )
+    EVICT_NEVER = (
+        "evict-never",
+        _protection(
+            "Soft tier: its annotation `nodeagent.io/evict` is `never`, in a trusted namespace.",
+            config_key="protection.trustedNamespaces",
+            tiers=SOFT_TIER,
+        ),
+    )
+
+    BELOW_MINIMUM_RELIEF = (
+        "below-minimum-relief",
+        _limit("Its eviction would free too little of the deficit.", config_key="relief.minimumRelief"),
+    )
+    EVICTION_IN_FLIGHT = "eviction-in-flight", _limit("An earlier decision is evicting it already.")
+    RATE_LIMIT_NODE = (
+        "rate-limit-node",
+        _limit("The token bucket of the node is empty.", config_key="rateLimits.node"),
+    )
+    RATE_LIMIT_NAMESPACE = (
+        "rate-limit-namespace",
+        _limit("The token bucket of its namespace is empty.", config_key="rateLimits.namespace"),
+    )
+    RATE_LIMIT_OWNER = (
+        "rate-limit-owner",
+        _limit("The token bucket of its owner is empty.", config_key="rateLimits.owner"),
+    )
+    RATE_LIMIT_SIGNAL = (
+        "rate-limit-signal",
+        _limit("The token bucket of the signal is empty.", config_key="rateLimits.signal"),
+    )
+    RATE_LIMIT_LAST_RESORT = (
+        "rate-limit-last-resort",
+        _limit("The token bucket of kills of last resort is empty.", config_key="rateLimits.lastResort"),
+    )
+    OWNER_BACKOFF = (
+        "owner-backoff",
+        _limit(
+            "A pod of the same owner was evicted lately. The owner's other pods are not evicted for a while, and no "
+            "other pod is evicted in their place.",
+            config_key="rateLimits.ownerBackoff",
+        ),
+    )
+    BLOCKED_BY_PDB = (
+        "blocked-by-pdb",
+        _limit("The last request for this pod was refused by its PodDisruptionBudget; the message has the next time."),
+    )
+    PDB_CONFLICT = (
+        "pdb-conflict",
+        _limit("The last request for this pod failed because more than one PodDisruptionBudget selects it."),
+    )
+    NOT_FOUND = "not-found", _limit("The API server answered 404 for this pod, and the pod still runs; retried soon.")
+    CONFLICT = "conflict", _limit("The API server answered 409 for this pod, and the pod still runs; retried soon.")
+    INVALID = (
+        "invalid",
+        _limit("The API server answered 400 or 422 for this pod, and the pod still runs; retried soon."),
+    )
+    NOT_KILLED = "not-killed", _limit("The kernel refused the last kill of this pod.")
+
+    SNAPSHOT_STALE = (
+        "snapshot-stale",
+        _decision(
+            "The sample is older than `sampling.staleAfter`.",
+            "The loop was delayed: see the stage durations in /metrics.",
+            config_key="sampling.staleAfter",
+        ),
+    )
+    PODS_NEVER_SYNCED = (
+        "pods-never-synced",
+        _decision(
+            "The API server has not listed the pods of this node yet.",
+            "Credentials, network, node name: see the log and `check`.",
+        ),
+    )
+    PODS_STALE = (
+        "pods-stale",
+        _decision(
+            "The API server's list of the pods is older than `cluster.podsMaxAge`.",
+            "The API server is unreachable.",
+            config_key="cluster.podsMaxAge",
+        ),
+    )
+    NO_DEFICIT = "no-deficit", _decision("The deficit is zero.")
+    PENDING_RELEASE = "pending-release", _decision("Terminating pods are releasing the whole deficit already.")
+    WAITS_FOR_RELEASE = (
+        "waits-for-release",
+        _decision(
+            "Soft tier, and `ranking.order: kubelet`: an eviction is in flight. Its relief is measured before the next "
+            "one.",
+            wants_slot=True,
+        ),
+    )
+    WAITS_FOR_TAINT = (
+        "waits-for-taint",
+        _decision(
+            "Soft tier: the node does not show our taint yet; two seconds at most.",
+            config_key="conditions.taint",
+            tiers=SOFT_TIER,
+            wants_slot=True,
+        ),
+    )
+    WAITS_FOR_PDBS = (
+        "waits-for-pdbs",
+        _decision(
+            "Soft tier: the PodDisruptionBudgets of the pods are requested and not listed yet; half the grace and 15 "
+            "seconds at most.",
+            config_key="protection.disruptionBudgets",
+            tiers=SOFT_TIER,
+        ),
+    )
+    WAITS_FOR_LEASE = (
+        "waits-for-lease",
+        _decision(
+            "Soft tier: all eviction slots of the zone are taken; the message lists the holders.",
+            config_key="fleet.maxConcurrentEvictions",
+            tiers=SOFT_TIER,
+            wants_slot=True,
+        ),
+    )
+    WAITS_FOR_RECLAIM = (
+        "waits-for-reclaim",
+        _decision(
+            "An action of `reclaim.actions` runs first, at most until its deadline; its gain is measured.",
+            config_key="reclaim.actions",
+        ),
+    )
+    WAITS_FOR_KUBELET = (
+        "waits-for-kubelet",
+        _decision(
+            "Soft tier, disks: the kubelet's image garbage collection runs first.",
+            config_key="reclaim.waitForKubelet",
+            tiers=SOFT_TIER,
+        ),
+    )
+    WAITS_FOR_RECOUNT = (
+        "waits-for-recount",
+        _decision(
+            "Disks: the disk usage of the pods is older than the crossing of the threshold. It is measured again, for "
+            "at most 3 seconds and a quarter of the time until the disk is full. Or a pod exceeds a limit of its own "
+            "by a periodic measurement; it is evicted if a measurement made for this decision confirms it."
+        ),
+    )
+    UNATTRIBUTED = (
+        "unattributed",
+        _decision(
+            "Disks: the growth of the last minutes that crossed the threshold is in no pod: deleted files that are "
+            "held open where the agent may not read, or files of the host. It is larger than the growth in pods; no "
+            "pod is evicted for it until it stops growing for some minutes.",
+            "See `deletedOpenBytes` and the host directories in the report; docs/disk.md lists the rights that show "
+            "more.",
+        ),
+    )
+    NO_CANDIDATES = (
+        "no-candidates",
+        _decision(
+            "No candidate frees enough; the message lists the largest other holders.",
+            "Examine what is outside the pods, and the protections.",
+        ),
+    )
+    FUTILE = (
+        "futile",
+        _decision(
+            "All candidates together cannot free the deficit; the message lists the largest other holders.",
+            "As above. In the hard tier `relief.onFutile: evict` evicts anyway.",
+            config_key="relief.onFutile",
+        ),
+    )
+    OUT_OF_REACH = (
+        "out-of-reach",
+        _decision(
+            "The pod that holds most of the deficit cannot be evicted now: its usage is unreadable, only the host "
+            "lists it, a PodDisruptionBudget forbids it, or its eviction is stuck. Other pods are evicted in its place "
+            "only if they alone cover the deficit and what is used up within 60 seconds, at most once in 10 minutes.",
+            "Examine the pod that the message names.",
+        ),
+    )
+    CIRCUIT_BREAKER = (
+        "circuit-breaker",
+        _decision(
+            "Several evictions in a row freed less than half of their predicted relief.",
+            "Something else takes what is freed. Evictions go on after `relief.failureMemory`.",
+            config_key="relief.failuresBeforeStop",
+        ),
+    )
+    TOO_MANY_REQUESTS = (
+        "too-many-requests",
+        _decision("The API server throttled the last request; the message has the next time."),
+    )
+    FORBIDDEN = (
+        "forbidden",
+        _decision(
+            "The API server answered 403 to the last request; the message has the next time.",
+            "See docs/security.md for the rights of the agent.",
+        ),
+    )
+    UNAUTHORIZED = (
+        "unauthorized",
+        _decision("The API server answered 401 to the last request; the message has the next time."),
+    )
+    SERVER_ERROR = (
+        "server-error",
+        _decision("The API server failed to answer the last request; the message has the next time."),
+    )
+    TIMED_OUT = (
+        "timed-out",
+        _decision("The last request had no complete answer in time; the message has the next time."),
+    )
+    UNREACHABLE = (
+        "unreachable",
+        _decision("The last request did not leave the node; the message has the next time."),
+    )
+
+    NOT_PLANNED = (
+        "not-planned",
+        _recheck("The victim has no planned eviction in flight any more: another outcome came first."),
+    )
+    RECHECK_NOT_NEWER = "recheck-not-newer", _recheck("The second sample is not newer than the decision's.")
+    SIGNAL_UNKNOWN = "signal-unknown", _recheck("The signal is unreadable in the second sample.")
+    RECOVERED = "recovered", _recheck("The signal has recovered between the two samples.")
+    POD_GONE = "pod-gone", _recheck("No pod with this UID is on the node any more.")
+    API_REACHABLE = (
+        "api-reachable",
+        _recheck("A kill of last resort is unnecessary: the API server answers again.", tiers=HARD_TIER),
+    )
+
+
+class Refusal(NamedTuple):
+    """Why something is not done."""
+
+    code: RefusalCode
+    message: str
+    """Subject, state, number, limit."""
 
 
 class EventReason(NamedTuple):

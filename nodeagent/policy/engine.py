@@ -40,6 +40,7 @@ from nodeagent.model import (
     RankedPod,
     ReclaimOrder,
     Refusal,
+    RefusalCode,
     ReliefReport,
     Signal,
     SignalState,
@@ -415,7 +416,7 @@ def _minimum(deficit: Deficit, config: Config) -> MinimumRelief:
         f"would free less than {figure(least, unit)}, the least that matters for a deficit of "
         f"{figure(deficit.amount, unit)}"
     )
-    return MinimumRelief(least, Refusal("below-minimum-relief", message))
+    return MinimumRelief(least, Refusal(RefusalCode.BELOW_MINIMUM_RELIEF, message))
 
 
 def _stop(case: _Context, budgets: rate_limits.RateLimitState, signal: Signal, *, kill: bool) -> Refusal | None:
@@ -442,9 +443,9 @@ def _wait_for_release(case: _Context, signal: Signal, tier: Tier) -> Refusal | N
 def _is_coming(missing: int, pending: in_flight.PendingRelease, signal: Signal) -> Refusal:
     unit = SIGNAL_TABLE[signal].unit
     if not pending.amount:
-        return Refusal("no-deficit", f"{signal.value}: nothing is missing")
+        return Refusal(RefusalCode.NO_DEFICIT, f"{signal.value}: nothing is missing")
     return Refusal(
-        "pending-release",
+        RefusalCode.PENDING_RELEASE,
         f"{signal.value}: {figure(missing, unit)} are missing and {figure(pending.amount, unit)} are being released by "
         f"{', '.join(pending.pods)}",
     )

@@ -25,6 +25,7 @@ from nodeagent.model import (
     DiskTrace,
     NodeSnapshot,
     Refusal,
+    RefusalCode,
     Signal,
     ThresholdVerdict,
     Trend,
@@ -67,14 +68,14 @@ def wait_for_recount(
         return None
     if trace is not None and trace.first.at == trace.last.at and (trend is None or trend.rate_per_s < 0):
         message = f"{signal.value}: pods were counted once, and a second count has to say whether they fill it"
-        return Refusal("waits-for-recount", message)
+        return Refusal(RefusalCode.WAITS_FOR_RECOUNT, message)
     sights = [usage.disk_usage_quality for _, usage in snapshot.pods if usage is not None]
     counted = [sight.read_at for sight in sights if sight is not None]
     if not counted or (len(counted) == len(sights) and min(counted) >= since):
         return None
     ago_s = now - min(counted)
     return Refusal(
-        "waits-for-recount",
+        RefusalCode.WAITS_FOR_RECOUNT,
         f"{signal.value}: pods were counted {ago_s:.0f}s ago, before it ran short, and are being counted anew",
     )
 
@@ -97,7 +98,7 @@ def _in_no_pod(snapshot: NodeSnapshot, verdict: ThresholdVerdict, trace: DiskTra
     unit = SIGNAL_TABLE[signal].unit
     why = "" if trace.deleted_known else "; not every deleted file that is held open can be attributed (CAP_SYS_PTRACE)"
     return Refusal(
-        "unattributed",
+        RefusalCode.UNATTRIBUTED,
         f"{signal.value}: in {trace.last.at - trace.first.at:.0f}s {figure(rest, unit)} have come that are in no pod, "
         f"and {figure(max(0, pods), unit)} in pods; {figure(short, unit)} are missing to the threshold{why}",
     )

@@ -44,6 +44,7 @@ from nodeagent.model import (
     Pod,
     PodView,
     Refusal,
+    RefusalCode,
     ReliefReport,
     Signal,
     Tier,
@@ -351,7 +352,7 @@ def circuit_breaker(state: InFlightState, signal: Signal, *, now: float, config:
     if not 0 <= since_s <= config.relief.failure_memory_s:
         return None
     return Refusal(
-        "circuit-breaker",
+        RefusalCode.CIRCUIT_BREAKER,
         f"{signal.value}: {failures.times} evictions in a row brought back less than half of what was predicted; "
         f"stopped for {config.relief.failure_memory_s - since_s:.0f}s more",
     )
@@ -454,7 +455,7 @@ def wait_for_release(
         if ours and _entry_counts(entry, snapshot, now=now):
             until = entry.gone_at + DISK_RELEASE_S if entry.gone_at is not None else entry.until
             return Refusal(
-                "waits-for-release",
+                RefusalCode.WAITS_FOR_RELEASE,
                 f"{entry.pod} is being evicted for {entry.signal.value} by {entry.plan_id} ({entry.stage.value}); "
                 f"waiting up to {max(0.0, until - now):.0f}s for what that brings",
             )
@@ -463,7 +464,7 @@ def wait_for_release(
 
 def already_in_flight(entry: InFlightEviction) -> Refusal:
     """Why a pod with an entry is not chosen again."""
-    return Refusal("eviction-in-flight", f"being evicted already by {entry.plan_id} ({entry.stage})")
+    return Refusal(RefusalCode.EVICTION_IN_FLIGHT, f"being evicted already by {entry.plan_id} ({entry.stage})")
 
 
 # --- what a decision and its outcomes change -------------------------------------------------------------------------

@@ -16,11 +16,11 @@ before. Back-offs and buckets of evictions do not hold it: they are empty becaus
 from typing import Final
 
 from nodeagent.config.schema import Config, LastResort
-from nodeagent.model import NodeSnapshot, Refusal, Tier
+from nodeagent.model import NodeSnapshot, Refusal, RefusalCode, Tier
 from nodeagent.policy import rate_limits
 
 API_IS_BACK: Final = Refusal(
-    "api-reachable", "the API server answers again, or has not been out of reach for long enough"
+    RefusalCode.API_REACHABLE, "the API server answers again, or has not been out of reach for long enough"
 )
 
 

@@ -11,7 +11,7 @@ hard one, as the kubelet's is (KUBELET-CONTRACT 6).
 from typing import NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import NodeSnapshot, PodView, Refusal, Tier
+from nodeagent.model import NodeSnapshot, PodView, Refusal, RefusalCode, Tier
 from nodeagent.policy import in_flight, local_storage_limits, protection, rate_limits
 from nodeagent.policy.local_storage_limits import Violation
 
@@ -70,7 +70,9 @@ def _needs_recount(view: PodView, *, at: float) -> Refusal | None:
     sight = view.usage.disk_usage_quality if view.usage is not None else None
     if sight is None or not sight.periodic:
         return None
-    return Refusal("waits-for-recount", f"counted {max(0.0, at - sight.read_at):.0f}s ago, and is being counted anew")
+    return Refusal(
+        RefusalCode.WAITS_FOR_RECOUNT, f"counted {max(0.0, at - sight.read_at):.0f}s ago, and is being counted anew"
+    )
 
 
 def protection_for(view: PodView, used: int, snapshot: NodeSnapshot, *, config: Config) -> Refusal | None:

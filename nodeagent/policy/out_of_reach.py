@@ -20,7 +20,17 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, OnBlocked
-from nodeagent.model import NodeSnapshot, OutcomeKind, Pod, PodSource, RankedPod, Refusal, ThresholdVerdict, Tier, Trend
+from nodeagent.model import (
+    NodeSnapshot,
+    Pod,
+    PodSource,
+    RankedPod,
+    Refusal,
+    RefusalCode,
+    ThresholdVerdict,
+    Tier,
+    Trend,
+)
 from nodeagent.policy import in_flight, rate_limits, relief
 from nodeagent.policy.candidates import MinimumRelief, RankedPods
 
@@ -39,19 +49,19 @@ at once."""
 
 _MOMENTARY: Final = frozenset(
     {
-        "claims-unknown",
-        "unknown-pod",
-        "unnamed-pod",
-        "finished",
-        "terminating",
-        "not-running",
-        "usage-unknown",
-        "too-young",
-        "disruption-budget",
+        RefusalCode.CLAIMS_UNKNOWN,
+        RefusalCode.UNKNOWN_POD,
+        RefusalCode.UNNAMED_POD,
+        RefusalCode.FINISHED,
+        RefusalCode.TERMINATING,
+        RefusalCode.NOT_RUNNING,
+        RefusalCode.USAGE_UNKNOWN,
+        RefusalCode.TOO_YOUNG,
+        RefusalCode.DISRUPTION_BUDGET,
     }
 )
 """Codes of protections that pass, or that stand for something that is not known."""
-_STUCK: Final = rate_limits.BLOCKED | {OutcomeKind.NOT_KILLED.value}
+_STUCK: Final = rate_limits.BLOCKED | {RefusalCode.NOT_KILLED}
 """Codes of back-offs of a pod that somebody else decides about: a disruption budget, the kernel."""
 
 
@@ -111,7 +121,7 @@ def lift_claims(
         pod = ranked.view.pod
         if not pod.claims_unknown or now - max(met_at, pod.claims_asked_at or 0.0) < wait_s:
             continue
-        refusals = tuple([refusal for refusal in ranked.refusals if refusal.code != "claims-unknown"])
+        refusals = tuple([refusal for refusal in ranked.refusals if refusal.code is not RefusalCode.CLAIMS_UNKNOWN])
         if not refusals and ranked.refusals and (ranked.relief or 0) < minimum.relief and not config.ranking.kubelet:
             refusals = (minimum.refusal,)
         lineup.pods[index] = ranked._replace(refusals=refusals)
@@ -153,7 +163,7 @@ def sort_out(lineup: RankedPods, facts: Facts) -> tuple[list[RankedPod], list[Ou
             # What a usage says that is too old, or that may not be compared with an impossible request, is a hint.
             last = relief.predicted_relief(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
             amount, rule = max(unattributed, last), Rule.LARGER
-        elif any(each.code == "claims-unknown" for each in refusals):
+        elif any(each.code is RefusalCode.CLAIMS_UNKNOWN for each in refusals):
             rule = Rule.WAITS
         if amount >= facts.minimum.relief:
             soon = pod.source is PodSource.HOST and _young(ranked, facts)
@@ -190,7 +200,7 @@ def _limit_on_kill(pod: Pod, budgets: rate_limits.RateLimitState, *, now: float)
         rate_limits.waiting(wait, now=now) if wait is not None and wait.code in _STUCK - rate_limits.BLOCKED else None
     )
     if refusal is None and pod.source is not PodSource.API:
-        refusal = Refusal("unknown-pod", "the API server never listed this pod")
+        refusal = Refusal(RefusalCode.UNKNOWN_POD, "the API server never listed this pod")
     return (Rule.LARGER, refusal) if refusal is not None else None
 
 

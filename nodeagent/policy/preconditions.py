@@ -20,6 +20,7 @@ from nodeagent.model import (
     OutcomeKind,
     ReclaimOutcome,
     Refusal,
+    RefusalCode,
     Tier,
     Victim,
 )
@@ -41,9 +42,9 @@ def recheck(
     """
     entry = next((each for each in reversed(state.in_flight.entries) if each.pod_uid == victim.pod.uid), None)
     if entry is None or entry.stage is not EvictionStage.PLANNED:
-        return Refusal("not-planned", f"{victim.pod.key} is not in the ledger as planned")
+        return Refusal(RefusalCode.NOT_PLANNED, f"{victim.pod.key} is not in the ledger as planned")
     if not snapshot.taken_at > entry.sample_at:
-        return Refusal("recheck-not-newer", "the sample is not newer than the one of the decision")
+        return Refusal(RefusalCode.RECHECK_NOT_NEWER, "the sample is not newer than the one of the decision")
     return (
         _no_ground(victim, snapshot, now=now, config=config)
         or (None if victim.limit else _recovered(victim, snapshot, now=now, config=config))
@@ -65,7 +66,8 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     value = resolve(threshold.value, capacity=observation.capacity)
     if unusable or value is None or observation.available is None:
         return Refusal(
-            "signal-unknown", f"{threshold.signal.value} is not known any more: {unusable or observation.reason}"
+            RefusalCode.SIGNAL_UNKNOWN,
+            f"{threshold.signal.value} is not known any more: {unusable or observation.reason}",
         )
     reclaim = resolve(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
     level = value + (reclaim or 0)
@@ -73,7 +75,7 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
         return None
     unit = SIGNAL_TABLE[threshold.signal].unit
     return Refusal(
-        "recovered",
+        RefusalCode.RECOVERED,
         f"{threshold.signal.value} is {figure(observation.available, unit)} again, at least {figure(level, unit)}",
     )
 
@@ -82,17 +84,17 @@ def _changed(victim: Victim, entry: InFlightEviction, snapshot: NodeSnapshot, *,
     pod = victim.pod
     view = next((each for each in snapshot.pods if each.pod.uid == pod.uid), None)
     if view is None:
-        return Refusal("pod-gone", f"{pod.key} with UID {pod.uid} is not on this node any more")
+        return Refusal(RefusalCode.POD_GONE, f"{pod.key} with UID {pod.uid} is not on this node any more")
     if view.usage is None:
-        return Refusal("not-running", f"{pod.key} has no cgroup any more")
+        return Refusal(RefusalCode.NOT_RUNNING, f"{pod.key} has no cgroup any more")
     if view.pod.terminating and entry.buckets:
-        return Refusal("terminating", f"{pod.key} is terminating already")
+        return Refusal(RefusalCode.TERMINATING, f"{pod.key} is terminating already")
     if snapshot.own_pod_uid and pod.uid == snapshot.own_pod_uid:
         return protection.OWN_POD
     if victim.limit and not local_storage_limits.violations((view,), layout=snapshot.layout, at=snapshot.taken_at):
-        return Refusal("recovered", f"{pod.key} does not exceed {victim.limit} any more")
+        return Refusal(RefusalCode.RECOVERED, f"{pod.key} does not exceed {victim.limit} any more")
     # The hard tier has waited for the claims before it chose.
-    lifted = ("claims-unknown",) if victim.tier is Tier.HARD and not victim.limit else ()
+    lifted = (RefusalCode.CLAIMS_UNKNOWN,) if victim.tier is Tier.HARD and not victim.limit else ()
     standing = protection.object_refusals(view.pod, config.protection)
     return next((refusal for refusal in standing if refusal.code not in lifted), None)
 
@@ -102,11 +104,11 @@ def blocks_all_evictions(snapshot: NodeSnapshot, *, now: float, config: Config) 
     if (old := snapshot_too_old(snapshot, now=now, config=config)) is not None:
         return old
     if snapshot.pods_synced_at is None:
-        return Refusal("pods-never-synced", "the API has not told which pods run here")
+        return Refusal(RefusalCode.PODS_NEVER_SYNCED, "the API has not told which pods run here")
     age_s = now - snapshot.pods_synced_at
     if not -MAX_CLOCK_SKEW_S <= age_s <= config.cluster.pods_max_age_s:
         limit_s = config.cluster.pods_max_age_s
-        return Refusal("pods-stale", f"the API's view of the pods is {age_s:.1f}s old, at most {limit_s:g}s")
+        return Refusal(RefusalCode.PODS_STALE, f"the API's view of the pods is {age_s:.1f}s old, at most {limit_s:g}s")
     return None
 
 
@@ -115,7 +117,9 @@ def snapshot_too_old(snapshot: NodeSnapshot, *, now: float, config: Config) -> R
     age_s = now - snapshot.taken_at
     if -MAX_CLOCK_SKEW_S <= age_s <= config.sampling.stale_after_s:
         return None
-    return Refusal("snapshot-stale", f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s")
+    return Refusal(
+        RefusalCode.SNAPSHOT_STALE, f"the snapshot is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s"
+    )
 
 
 def soft_tier_blocked(snapshot: NodeSnapshot, tier: Tier) -> Refusal | None:
@@ -156,6 +160,22 @@ _NO_API: Final = frozenset(
     }
 )
 """Outcomes that the next pod would meet as well: nothing is sent for a while."""
+
+_CODES: Final = {
+    OutcomeKind.BLOCKED_BY_PDB: RefusalCode.BLOCKED_BY_PDB,
+    OutcomeKind.TOO_MANY_REQUESTS: RefusalCode.TOO_MANY_REQUESTS,
+    OutcomeKind.PDB_CONFLICT: RefusalCode.PDB_CONFLICT,
+    OutcomeKind.NOT_FOUND: RefusalCode.NOT_FOUND,
+    OutcomeKind.CONFLICT: RefusalCode.CONFLICT,
+    OutcomeKind.INVALID: RefusalCode.INVALID,
+    OutcomeKind.FORBIDDEN: RefusalCode.FORBIDDEN,
+    OutcomeKind.UNAUTHORIZED: RefusalCode.UNAUTHORIZED,
+    OutcomeKind.SERVER_ERROR: RefusalCode.SERVER_ERROR,
+    OutcomeKind.TIMED_OUT: RefusalCode.TIMED_OUT,
+    OutcomeKind.UNREACHABLE: RefusalCode.UNREACHABLE,
+    OutcomeKind.NOT_KILLED: RefusalCode.NOT_KILLED,
+}
+"""The refusal of a back-off that an outcome starts."""
 
 _NOT_THE_API: Final = frozenset(
     {OutcomeKind.DRY_RUN, OutcomeKind.RECHECK_REFUSED, OutcomeKind.KILLED, OutcomeKind.NOT_KILLED}
@@ -209,7 +229,7 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
                 rate_limits.API_BACKOFF_MAX_S
             )  # rights are not mended within seconds; a rotated token arrives in them
         budgets = rate_limits.back_off_api(
-            budgets, entry.plan_id, now=now, code=kind.value, why=_why(entry, outcome), retry_after_s=wait_s
+            budgets, entry.plan_id, now=now, code=_CODES[kind], why=_why(entry, outcome), retry_after_s=wait_s
         )
     elif kind not in _NOT_THE_API:
         budgets = rate_limits.api_answered(budgets)
@@ -218,7 +238,7 @@ def _settle_one(state: PolicyState, outcome: Outcome, *, now: float, config: Con
             budgets,
             entry.pod_uid,
             now=now,
-            code=kind.value,
+            code=_CODES[kind],
             why=_why(entry, outcome),
             retry_after_s=outcome.retry_after_s,
             first_s=_POD_WAITS[kind],

@@ -2,8 +2,8 @@
 
 Promises:
 
-1. What is compiled in (`switch` is empty) no configuration can take away: static, mirror, the agent's own pod,
-   system-node-critical, priorities of 2000000000 and above, pods that the API could not name, and pods that are no
+1. What is compiled in (a code without `config_key`) no configuration can take away: static, mirror, the agent's own
+   pod, system-node-critical, priorities of 2000000000 and above, pods that the API could not name, and pods that are no
    candidates at all (finished, terminating, not running, usage unknown).
 2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for is
    left alone. A pod whose volumes could not be looked up is too, but by the hard tier only for a moment (`reach`).
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import ProtectionConfig as Rules
-from nodeagent.model import Pod, PodSource, PodUsage, Refusal, Tier
+from nodeagent.model import Pod, PodSource, PodUsage, Refusal, RefusalCode, Tier
 
 WISH_ANNOTATION: Final = "nodeagent.io/evict"
 CRITICAL_CLASS: Final = "system-node-critical"
@@ -44,17 +44,14 @@ class RuleContext(NamedTuple):
 class ObjectRule(NamedTuple):
     """One row of the table of protections that depend on the pod and the configuration alone."""
 
-    code: str
-    switch: str
-    """The configuration key that changes it; empty when it is compiled in."""
+    code: RefusalCode
     reason: Callable[[Pod, Rules], str | None]
 
 
 class MomentaryRule(NamedTuple):
     """One row of the table of protections that depend on the instant."""
 
-    code: str
-    switch: str
+    code: RefusalCode
     reason: Callable[[Pod, PodUsage | None, int | None, RuleContext], str | None]
 
 
@@ -154,29 +151,29 @@ def _marked(marks: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
 
 
 STANDING: Final = (
-    ObjectRule("static-pod", "", _static),
-    ObjectRule("mirror-pod", "", _mirror),
-    ObjectRule("system-node-critical", "", _critical_class),
-    ObjectRule("critical-priority", "", _critical_priority),
-    ObjectRule("unnamed-pod", "", _nameless),
-    ObjectRule("finished", "", _finished),
-    ObjectRule("unknown-pod", "protection.unknownPods", _unknown),
-    ObjectRule("daemon-set", "protection.daemonSets", _daemon_set),
-    ObjectRule("namespace", "protection.namespaces", _namespace),
-    ObjectRule("bare-pod", "protection.barePods", _bare),
-    ObjectRule("node-bound", "protection.nodeBound", _node_bound),
-    ObjectRule("claims-unknown", "protection.nodeBound", _claims_unknown),
-    ObjectRule("label", "protection.labels", _label),
-    ObjectRule("annotation", "protection.annotations", _annotation),
+    ObjectRule(RefusalCode.STATIC_POD, _static),
+    ObjectRule(RefusalCode.MIRROR_POD, _mirror),
+    ObjectRule(RefusalCode.SYSTEM_NODE_CRITICAL, _critical_class),
+    ObjectRule(RefusalCode.CRITICAL_PRIORITY, _critical_priority),
+    ObjectRule(RefusalCode.UNNAMED_POD, _nameless),
+    ObjectRule(RefusalCode.FINISHED, _finished),
+    ObjectRule(RefusalCode.UNKNOWN_POD, _unknown),
+    ObjectRule(RefusalCode.DAEMON_SET, _daemon_set),
+    ObjectRule(RefusalCode.NAMESPACE, _namespace),
+    ObjectRule(RefusalCode.BARE_POD, _bare),
+    ObjectRule(RefusalCode.NODE_BOUND, _node_bound),
+    ObjectRule(RefusalCode.CLAIMS_UNKNOWN, _claims_unknown),
+    ObjectRule(RefusalCode.LABEL, _label),
+    ObjectRule(RefusalCode.ANNOTATION, _annotation),
 )
 
-OWN_POD: Final = Refusal("own-pod", "the agent runs in it")
+OWN_POD: Final = Refusal(RefusalCode.OWN_POD, "the agent runs in it")
 
 
 def object_refusals(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
     """Every standing reason why `pod` is not to be evicted."""
     refusals: tuple[Refusal, ...] = ()
-    for code, _, reason in STANDING:
+    for code, reason in STANDING:
         text = reason(pod, rules)
         if text is not None:
             refusals = (*refusals, Refusal(code, text))
@@ -230,17 +227,17 @@ def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext
 
 
 _ALWAYS: Final = (
-    MomentaryRule("terminating", "", _terminating),
-    MomentaryRule("not-running", "", _not_running),
-    MomentaryRule("usage-unknown", "", _not_measured),
+    MomentaryRule(RefusalCode.TERMINATING, _terminating),
+    MomentaryRule(RefusalCode.NOT_RUNNING, _not_running),
+    MomentaryRule(RefusalCode.USAGE_UNKNOWN, _not_measured),
 )
 """Asked in every scene. They say nothing of a pod that is not terminating and whose usage is known, and but for
 `terminating` they do not look at the time."""
 MOMENTARY: Final = (
     *_ALWAYS,
-    MomentaryRule("too-young", "protection.minimumAge", _young),
-    MomentaryRule("disruption-budget", "protection.disruptionBudgets", _disruption_budget),
-    MomentaryRule("evict-never", "protection.trustedNamespaces", _wish),
+    MomentaryRule(RefusalCode.TOO_YOUNG, _young),
+    MomentaryRule(RefusalCode.DISRUPTION_BUDGET, _disruption_budget),
+    MomentaryRule(RefusalCode.EVICT_NEVER, _wish),
 )
 
 Asked = tuple[MomentaryRule, ...]
@@ -252,9 +249,9 @@ def applicable_rules(scene: RuleContext) -> Asked:
     are not asked in vain."""
     soft = scene.tier is Tier.SOFT
     silent = {
-        "too-young": not (soft and scene.rules.minimum_age_s > 0),
-        "disruption-budget": not (soft and scene.rules.disruption_budgets),
-        "evict-never": not (soft and scene.rules.trusted_namespaces),
+        RefusalCode.TOO_YOUNG: not (soft and scene.rules.minimum_age_s > 0),
+        RefusalCode.DISRUPTION_BUDGET: not (soft and scene.rules.disruption_budgets),
+        RefusalCode.EVICT_NEVER: not (soft and scene.rules.trusted_namespaces),
     }
     return tuple([row for row in _OTHERS if not silent[row.code]])
 
@@ -267,7 +264,7 @@ def momentary(
     refusals: tuple[Refusal, ...] = ()
     if used is None or pod.deletion_wall is not None:
         rows = (*_ALWAYS, *rows)
-    for code, _, reason in rows:
+    for code, reason in rows:
         text = reason(pod, usage, used, scene)
         if text is not None:
             refusals = (*refusals, Refusal(code, text))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import RateLimits, TokenBucket
-from nodeagent.model import Pod, Refusal
+from nodeagent.model import Pod, Refusal, RefusalCode
 
 NODE: Final = "node"
 NAMESPACE: Final = "namespace"
@@ -41,10 +41,18 @@ JITTER: Final = 0.25
 POD_RETRY_S: Final = 1.0
 """First wait before a pod is tried again whose request failed for a reason that may pass (404, 409, 400, 422): longer
 than a watch is behind, shorter than the node can wait."""
-FOR_ALL: Final = frozenset({"rate-limit-node", "rate-limit-signal", "rate-limit-last-resort"})
+_EMPTY: Final = {
+    NODE: RefusalCode.RATE_LIMIT_NODE,
+    NAMESPACE: RefusalCode.RATE_LIMIT_NAMESPACE,
+    OWNER: RefusalCode.RATE_LIMIT_OWNER,
+    SIGNAL: RefusalCode.RATE_LIMIT_SIGNAL,
+    LAST_RESORT: RefusalCode.RATE_LIMIT_LAST_RESORT,
+}
+"""The refusal of an empty bucket, by its kind."""
+FOR_ALL: Final = frozenset({_EMPTY[NODE], _EMPTY[SIGNAL], _EMPTY[LAST_RESORT]})
 """Codes of empty buckets that let no other pod through either."""
 
-BLOCKED: Final = frozenset({"blocked-by-pdb", "pdb-conflict"})
+BLOCKED: Final = frozenset({RefusalCode.BLOCKED_BY_PDB, RefusalCode.PDB_CONFLICT})
 """Codes of waits of pods whose PodDisruptionBudget refused: in the hard tier `onBlocked: delete` overrides them."""
 
 
@@ -62,7 +70,7 @@ class Backoff(NamedTuple):
     times: int
     until: float
     last: float
-    code: str
+    code: RefusalCode
     why: str
 
 
@@ -157,7 +165,7 @@ def limit_reached(state: RateLimitState, key: str, *, now: float, limits: RateLi
         refill = f"refilled at {bucket.per_hour:g} an hour, next in {next_s:.0f}s"
     else:
         refill = "never refilled"
-    return Refusal(f"rate-limit-{kind}", f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
+    return Refusal(_EMPTY[kind], f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
 
 
 def take_tokens(
@@ -190,7 +198,9 @@ def back_off_owner(state: RateLimitState, owner: str, *, now: float, limits: Rat
     count = earlier.times + 1 if earlier and now - earlier.last <= 2 * limits.owner_backoff_max_s else 1
     wait_s = doubled(limits.owner_backoff_s, count, most=limits.owner_backoff_max_s)
     why = f"a pod of the same owner was evicted, {count} in a row: spared for {wait_s:.0f}s"
-    return state._replace(owners={**state.owners, owner: Backoff(count, now + wait_s, now, "owner-backoff", why)})
+    return state._replace(
+        owners={**state.owners, owner: Backoff(count, now + wait_s, now, RefusalCode.OWNER_BACKOFF, why)}
+    )
 
 
 def back_off_pod(
@@ -198,7 +208,7 @@ def back_off_pod(
     uid: str,
     *,
     now: float,
-    code: str,
+    code: RefusalCode,
     why: str,
     retry_after_s: float | None,
     first_s: float = POD_BACKOFF_S,
@@ -215,7 +225,7 @@ def back_off_pod(
 
 
 def back_off_api(
-    state: RateLimitState, subject: str, *, now: float, code: str, why: str, retry_after_s: float | None
+    state: RateLimitState, subject: str, *, now: float, code: RefusalCode, why: str, retry_after_s: float | None
 ) -> RateLimitState:
     """Send nothing for a while after a request that failed for want of the API. Requests that fail side by side count
     once."""

@@ -36,6 +36,7 @@ from nodeagent.model import (
     ReclaimReport,
     ReclaimResult,
     Refusal,
+    RefusalCode,
     Signal,
     ThresholdVerdict,
     Tier,
@@ -242,7 +243,7 @@ def _kubelets_turn(verdict: ThresholdVerdict, tier: Tier, *, now: float, config:
     if not 0 < left_s <= wait_s:
         return None
     return Refusal(
-        "waits-for-kubelet",
+        RefusalCode.WAITS_FOR_KUBELET,
         f"{threshold.signal.value}: the kubelet's own image garbage collection has {left_s:.0f}s more",
     )
 
@@ -254,7 +255,7 @@ def _waiting(action: ReclaimAction, run: ReclaimRun, tier: Tier, trend: Trend | 
     if tier is Tier.HARD and exhausted_s is not None and exhausted_s <= min(left_s, MARGIN_S):
         return None
     return Refusal(
-        "waits-for-reclaim",
+        RefusalCode.WAITS_FOR_RECLAIM,
         f"{run.signal.value}: {action.name} is tried before evicting, for at most {left_s:.0f}s more",
     )
 

@@ -26,6 +26,7 @@ from nodeagent.model import (
     NodeSnapshot,
     PodUsage,
     Refusal,
+    RefusalCode,
     Signal,
     Unit,
 )
@@ -151,9 +152,11 @@ def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, sna
     held = f"; where it is: {', '.join(where)}" if where else ""
     missing = f"{signal.value}: {figure(deficit, unit)} are missing"
     if not candidates:
-        return Refusal("no-candidates", f"{missing} and no pod that may be evicted holds enough to matter{held}")
+        return Refusal(
+            RefusalCode.NO_CANDIDATES, f"{missing} and no pod that may be evicted holds enough to matter{held}"
+        )
     freed = figure(evictable, unit)
-    return Refusal("futile", f"{missing} and evicting all {candidates} candidates would free {freed}{held}")
+    return Refusal(RefusalCode.FUTILE, f"{missing} and evicting all {candidates} candidates would free {freed}{held}")
 
 
 def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:

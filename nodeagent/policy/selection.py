@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Tier
+from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier
 from nodeagent.policy import in_flight, ranking, rate_limits, relief, thresholds
 from nodeagent.policy import trend as trends
 from nodeagent.policy.candidates import RankedPods
@@ -265,7 +265,7 @@ def _out_of_reach(out: OutOfReach, lineup: RankedPods, why: str = "") -> Refusal
     holds = "holds" if out.known else "may hold up to"
     amount = figure(out.amount, SIGNAL_TABLE[lineup.signal].unit)
     message = f"{lineup.signal.value}: {out.pod.view.pod.key} {holds} {amount} and is out of reach"
-    return Refusal("out-of-reach", f"{message} ({out.refusal.code}: {out.refusal.message}){why}")
+    return Refusal(RefusalCode.OUT_OF_REACH, f"{message} ({out.refusal.code}: {out.refusal.message}){why}")
 
 
 def _nobody_instead(pod: RankedPod, refusal: Refusal) -> Refusal:

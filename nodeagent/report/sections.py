@@ -14,6 +14,7 @@ from nodeagent.model import (
     MemoryModel,
     PodSource,
     RankedPod,
+    RefusalCode,
     Signal,
     SignalState,
     SignalVerdict,
@@ -36,7 +37,7 @@ BAD: Final = "bad"
 DIM: Final = "dim"
 STRONG: Final = "strong"
 
-_HOST_ONLY: Final = frozenset({"unknown-pod", "unnamed-pod"})
+_HOST_ONLY: Final = frozenset({RefusalCode.UNKNOWN_POD, RefusalCode.UNNAMED_POD})
 """Refusals (policy/protection.py) that say no more than that the API has not told about the pod."""
 _UNLISTED: Final = "not seen through the API"
 

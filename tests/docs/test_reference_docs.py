@@ -8,8 +8,7 @@ import pytest
 
 from nodeagent.actuators import session
 from nodeagent.commands import reference_docs
-from nodeagent.model import OutcomeKind, refusals
-from nodeagent.policy import protection, rate_limits
+from nodeagent.model import OutcomeKind, RefusalCode, refusals
 from nodeagent.telemetry import metric_families, metrics
 from nodeagent.telemetry.exposition import sample_name
 from tests.support.paths import REPOSITORY
@@ -40,28 +39,27 @@ def test_each_page_is_what_is_generated(name: str) -> None:
     )
 
 
-def test_every_code_of_a_refusal_is_explained_and_every_explained_code_exists() -> None:
-    written = {code for call in calls("Refusal") if (code := literal(call, 0)) is not None}
-    written |= {code for call in calls("Backoff") if (code := literal(call, 3)) is not None}
-    written |= {row.code for row in (*protection.STANDING, *protection.MOMENTARY)}
-    written |= set(session.SOFT_TIER_BLOCKS)
-    buckets = (rate_limits.NODE, rate_limits.NAMESPACE, rate_limits.OWNER, rate_limits.SIGNAL, rate_limits.LAST_RESORT)
-    written |= {f"rate-limit-{kind}" for kind in buckets}
-    assert written == set(refusals.REFUSALS)
+def test_every_refusal_code_is_given_somewhere_and_no_text_stands_in_for_one() -> None:
+    given = {
+        node.attr
+        for source in SOURCES
+        if source.name != "refusals.py"
+        for node in ast.walk(ast.parse(source.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "RefusalCode"
+    }
+    assert given == set(RefusalCode.__members__)
+    assert [call for call in calls("Refusal") if literal(call, 0) is not None] == []
 
 
-def test_no_code_is_explained_twice() -> None:
-    groups = (refusals.PROTECTIONS, refusals.LIMITS, refusals.DECISIONS, refusals.RECHECKS)
-    assert sum(map(len, groups)) == len(refusals.REFUSALS)
-
-
-def test_every_protection_that_is_configured_names_its_key_on_the_page() -> None:
+def test_every_refusal_code_names_its_configuration_key_on_the_page() -> None:
     page = reference_docs.reasons_page()
     keys = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
-    for row in (*protection.STANDING, *protection.MOMENTARY):
-        assert f"| `{row.code}` | {f'`{row.switch}`' if row.switch else 'always'} |" in page
-        if row.switch:
-            assert f"| `{row.switch.removeprefix('protection.')}` |" in keys
+    for code in RefusalCode:
+        assert f"| `{code}` | " in page
+        assert code.meaning in page
+        if code.config_key:
+            assert f" `{code.config_key}` | " in page
+            assert f"| `{code.config_key.partition('.')[2]}` |" in keys
 
 
 def test_every_reason_of_an_event_is_explained_and_every_explained_one_is_emitted() -> None:

@@ -27,6 +27,7 @@ from nodeagent.model import (
     OutcomeKind,
     Plan,
     Refusal,
+    RefusalCode,
     Signal,
     Threshold,
     Tier,
@@ -125,7 +126,7 @@ def victim(session: ClusterSession, *, tier: Tier = Tier.SOFT) -> Victim:
     )
 
 
-def waits_for(session: ClusterSession) -> str | None:
+def waits_for(session: ClusterSession) -> RefusalCode | None:
     waiting = session.soft_tier_block()
     return waiting.code if waiting is not None else None
 
@@ -157,7 +158,7 @@ def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: C
     agent = session(clock=lambda: 100.0)
     with kept_waiting(api, "/nodes/lab-node"):
         agent.publish([TRUE])
-        assert waits_for(agent) == "waits-for-taint"
+        assert waits_for(agent) is RefusalCode.WAITS_FOR_TAINT
         assert not agent.tainted(MEMORY)
     eventually(lambda: agent.soft_tier_block() is None)
     assert agent.tainted(MEMORY)
@@ -171,7 +172,7 @@ def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[...,
     agent.publish([TRUE])
     now[0] += FENCE_WAIT_S - 0.1
     agent.publish([TRUE])
-    assert waits_for(agent) == "waits-for-taint"
+    assert waits_for(agent) is RefusalCode.WAITS_FOR_TAINT
     now[0] += 0.2
     assert waits_for(agent) is None
     assert not agent.tainted(MEMORY)
@@ -279,7 +280,7 @@ def test_the_soft_tier_waits_until_the_budgets_are_known(
     assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.publish([TRUE])
-        assert waits_for(agent) == "waits-for-pdbs"
+        assert waits_for(agent) is RefusalCode.WAITS_FOR_PDBS
         assert agent.pods().pods[0].disruption_budgets == ()
     eventually(lambda: waits_for(agent) is None)
     assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),)
@@ -306,7 +307,7 @@ def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     eventually(lambda: len(agent.pods().pods) == 2)
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.warm()
-        assert waits_for(agent) == "waits-for-pdbs"
+        assert waits_for(agent) is RefusalCode.WAITS_FOR_PDBS
     eventually(
         lambda: (
             [p.disruption_budgets for p in agent.pods().pods if p.name == "new"] == [(DisruptionBudget("other", 0),)]
@@ -471,11 +472,11 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
     agent.publish([FALSE])
     waiting = agent.soft_tier_block()
     assert waiting is not None
-    assert waiting.code == "waits-for-lease"
+    assert waiting.code is RefusalCode.WAITS_FOR_LEASE
     agent.announce(plan(victim(agent, tier=Tier.HARD)))
     threading.Event().wait(0.1)
     assert not api.store.objects["leases"], "the hard tier takes no seat"
-    agent.announce(plan(refused=(Refusal("waits-for-lease", ""),)))
+    agent.announce(plan(refused=(Refusal(RefusalCode.WAITS_FOR_LEASE, ""),)))
     eventually(lambda: agent.soft_tier_block() is None)
     ((namespace, name),) = api.store.objects["leases"]
     assert (namespace, name[:-1]) == ("nodeagent", "nodeagent-evictions-b-")

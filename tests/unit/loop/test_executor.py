@@ -27,6 +27,7 @@ from nodeagent.model import (
     PodSource,
     QOSClass,
     Refusal,
+    RefusalCode,
     Signal,
     Threshold,
     Tier,
@@ -153,19 +154,14 @@ class OnePod(NoCluster):
         self.evicted.append(f"{plan_id} {victim.pod.key}")
 
 
-LOST_SLOT = Refusal("waits-for-lease", "the soft tier waits for a slot that was lost since the decision")
+LOST_SLOT = Refusal(RefusalCode.WAITS_FOR_LEASE, "the soft tier waits for a slot that was lost since the decision")
 
 
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
 @pytest.mark.parametrize(
     ("tier", "wait", "stood_s", "evicted"),
     [
-        (
-            Tier.SOFT,
-            LOST_SLOT,
-            0.0,
-            [],
-        ),
+        (Tier.SOFT, LOST_SLOT, 0.0, []),
         (Tier.SOFT, None, 0.0, ["plan-1 default/web"]),
         (
             Tier.HARD,

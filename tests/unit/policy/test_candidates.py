@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import Config, ProtectionConfig, RankingConfig, RankingKey
-from nodeagent.model import NodeSnapshot, PodSource, PodView, QOSClass, Refusal, Signal, Tier
+from nodeagent.model import NodeSnapshot, PodSource, PodView, QOSClass, Refusal, RefusalCode, Signal, Tier
 from nodeagent.policy import ranking
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, usage, view
@@ -18,7 +18,7 @@ ORDERS = (
     RankingConfig(order=(RankingKey.DUPLICATE_ON_NODE, RankingKey.AGE, RankingKey.GROWTH)),
 )
 PODS = 12
-MINIMUM = MinimumRelief(100 * MI, Refusal("below-minimum-relief", "too little"))
+MINIMUM = MinimumRelief(100 * MI, Refusal(RefusalCode.BELOW_MINIMUM_RELIEF, "too little"))
 
 
 def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:

@@ -26,6 +26,7 @@ from nodeagent.model import (
     PodSource,
     PodView,
     Refusal,
+    RefusalCode,
     Signal,
     Threshold,
 )
@@ -195,10 +196,10 @@ def test_no_restarts_and_no_waiting_end_more_pods_than_the_bucket_allows(
 
 # --- what the soft tier waits for ------------------------------------------------------------------------------------
 
-SEAT = Refusal("waits-for-lease", "the soft tier waits for a seat: all 2 are taken")
+SLOT = Refusal(RefusalCode.WAITS_FOR_LEASE, "all 2 eviction slots of the zone are taken")
 
 
-def waiting(at: float, *, note: Refusal | None = SEAT) -> NodeSnapshot:
+def waiting(at: float, *, note: Refusal | None = SLOT) -> NodeSnapshot:
     return snapshot(view("hog", 2 * GI), at=at, available={Signal.MEMORY: 100 * MI}, soft_tier_blocked_by=note)
 
 

@@ -33,6 +33,7 @@ from nodeagent.model import (
     PodSource,
     PodView,
     QOSClass,
+    RefusalCode,
     Resources,
     Signal,
     Threshold,
@@ -623,12 +624,12 @@ def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
         )
         pods.append(view)
         if limited:
-            held[view.pod.uid] = rate_limits.Backoff(1, NOW + 60, NOW - 1, "invalid", "refused")
+            held[view.pod.uid] = rate_limits.Backoff(1, NOW + 60, NOW - 1, RefusalCode.INVALID, "refused")
     node = pressed(*pods, available=GI - missing * 20 * MI if missing < 51 else 0)
     state = initial("t", now=NOW - 9)
     _, state = engine.decide(pressed(at=NOW - 2), state, now=NOW - 2, config=settings)
     free, _ = engine.decide(node, state, now=NOW, config=settings)
-    backoff = {"rs-x": rate_limits.Backoff(1, NOW + 60, NOW - 1, "owner-backoff", "evicted")}
+    backoff = {"rs-x": rate_limits.Backoff(1, NOW + 60, NOW - 1, RefusalCode.OWNER_BACKOFF, "evicted")}
     empty = {"namespace/b": rate_limits.BucketLevel(0, NOW)}
     limits = state.rate_limits._replace(pods=held, owners=backoff, levels=empty)
     plan, _ = engine.decide(node, state._replace(rate_limits=limits), now=NOW, config=settings)
@@ -661,7 +662,9 @@ def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
         if kind == 1:
             view = by_the_host(view, age_s=500)._replace(pod=view.pod._replace(source=PodSource.HOST))
         elif kind == 2:
-            stuck[view.pod.uid] = rate_limits.Backoff(9, NOW + 60, NOW - 1, "invalid", "refused for the ninth time")
+            stuck[view.pod.uid] = rate_limits.Backoff(
+                9, NOW + 60, NOW - 1, RefusalCode.INVALID, "refused for the ninth time"
+            )
         seen.append(view)
     available = GI - missing * 20 * MI
     state = initial("t", now=NOW - 9)

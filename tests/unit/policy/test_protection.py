@@ -191,5 +191,5 @@ def test_every_reason_has_a_code_of_its_own() -> None:
 def test_every_switch_is_a_key_of_the_configuration() -> None:
     fields = {name.removesuffix("_s").replace("_", "") for name in ProtectionConfig._fields}
     for row in (*protection.STANDING, *protection.MOMENTARY):
-        if row.switch:
-            assert row.switch.removeprefix("protection.").lower() in fields
+        if row.code.config_key:
+            assert row.code.config_key.removeprefix("protection.").lower() in fields

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nodeagent.config.schema import RateLimits, TokenBucket
-from nodeagent.model import Owner, Refusal, Signal
+from nodeagent.model import Owner, Refusal, RefusalCode, Signal
 from nodeagent.policy import rate_limits
 from nodeagent.policy.rate_limits import RateLimitState
 from tests.support.nodes import pod
@@ -36,7 +36,7 @@ def test_a_bucket_that_is_empty_refuses_with_numbers_and_takes_from_no_other() -
     state = taken(RateLimitState(), now=0.0)
     refusal = rate_limits.take_tokens(state, KEYS, now=60.0, limits=SMALL)
     assert refusal == Refusal(
-        "rate-limit-owner",
+        RefusalCode.RATE_LIMIT_OWNER,
         "budget of owner rs-shop-web is used up: 1 evictions at once, refilled at 12 an hour, next in 240s",
     )
     assert rate_limits.level(state, "node", now=0.0, limits=SMALL).tokens == 2
@@ -132,13 +132,15 @@ def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
 def test_a_back_off_says_how_much_of_it_is_left() -> None:
     state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
     assert rate_limits.waiting(state.owners["rs"], now=20.0) == Refusal(
-        "owner-backoff", "a pod of the same owner was evicted, 1 in a row: spared for 60s (40s left)"
+        RefusalCode.OWNER_BACKOFF, "a pod of the same owner was evicted, 1 in a row: spared for 60s (40s left)"
     )
 
 
 def test_the_servers_retry_after_is_obeyed_and_bounded() -> None:
     def wait(seconds: float) -> float:
-        state = rate_limits.back_off_pod(RateLimitState(), "u", now=0.0, code="c", why="w", retry_after_s=seconds)
+        state = rate_limits.back_off_pod(
+            RateLimitState(), "u", now=0.0, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=seconds
+        )
         return state.pods["u"].until
 
     assert wait(17.0) == 17.0
@@ -150,7 +152,9 @@ def test_the_servers_retry_after_is_obeyed_and_bounded() -> None:
 def test_back_off_for_the_api_doubles_to_a_limit_and_ends_with_an_answer() -> None:
     state, now, waits = RateLimitState(), 0.0, []
     for _ in range(8):
-        state = rate_limits.back_off_api(state, "plan", now=now, code="unreachable", why="w", retry_after_s=None)
+        state = rate_limits.back_off_api(
+            state, "plan", now=now, code=RefusalCode.UNREACHABLE, why="w", retry_after_s=None
+        )
         assert state.api is not None
         waits.append(state.api.until - now)
         now = state.api.until
@@ -161,13 +165,19 @@ def test_back_off_for_the_api_doubles_to_a_limit_and_ends_with_an_answer() -> No
 
 
 def test_requests_that_fail_side_by_side_count_once() -> None:
-    state = rate_limits.back_off_api(RateLimitState(), "p", now=0.0, code="c", why="w", retry_after_s=None)
-    assert rate_limits.back_off_api(state, "p", now=0.1, code="c", why="w", retry_after_s=None) == state
+    state = rate_limits.back_off_api(
+        RateLimitState(), "p", now=0.0, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None
+    )
+    assert (
+        rate_limits.back_off_api(state, "p", now=0.1, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None) == state
+    )
 
 
 def test_waits_differ_between_subjects_so_that_a_fleet_does_not_return_at_once() -> None:
     waits = {
-        rate_limits.back_off_api(RateLimitState(), f"node-{n}", now=0.0, code="c", why="w", retry_after_s=None).api
+        rate_limits.back_off_api(
+            RateLimitState(), f"node-{n}", now=0.0, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None
+        ).api
         for n in range(20)
     }
     assert len({wait.until for wait in waits if wait is not None}) > 10

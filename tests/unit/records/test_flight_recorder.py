@@ -15,6 +15,7 @@ from nodeagent.model import (
     OutcomeKind,
     Plan,
     Refusal,
+    RefusalCode,
     ReliefReport,
     Signal,
     Threshold,
@@ -35,7 +36,7 @@ PLAN = Plan(
         ConditionVerdict(ConditionType.MEMORY_PRESSURE, ConditionStatus.TRUE, "Reason", "low \x1b\n on memory", 10.0),
     ),
     acting_on=ThresholdVerdict(THRESHOLD, 100 << 20, met=True, active_since=1.0, due=True),
-    refusals=(Refusal("budget", "no token left"),),
+    refusals=(Refusal(RefusalCode.RATE_LIMIT_NODE, "no token left"),),
 )
 
 
@@ -49,7 +50,7 @@ def test_a_decision_and_its_outcome_come_back_under_one_id(tmp_path: Path) -> No
     assert decision["actingOn"]["threshold"]["gracePeriodSeconds"] == 30.0
     assert decision["actingOn"]["threshold"]["signal"] == "memory.available"
     assert decision["conditions"][0]["message"] == "low \x1b\n on memory"
-    assert decision["refusals"] == [{"code": "budget", "message": "no token left"}]
+    assert decision["refusals"] == [{"code": "rate-limit-node", "message": "no token left"}]
     assert outcome["kind"] == "accepted"
 
 
@@ -57,7 +58,7 @@ def test_the_files_stay_within_their_bound_and_keep_the_newest(
     tmp_path: Path,
 ) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path)
-    big = PLAN._replace(refusals=(Refusal("filler", "x" * 1_000_000),))
+    big = PLAN._replace(refusals=(Refusal(RefusalCode.FUTILE, "x" * 1_000_000),))
     for number in range(30):
         recorder.decision(big._replace(id=f"abc-{number}"), wall_time=float(number))
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
@@ -120,7 +121,7 @@ def test_infinity_and_a_name_that_is_no_utf8_do_not_keep_inputs_from_coming_back
 
 
 def test_a_decision_about_a_name_that_is_no_utf8_is_recorded(tmp_path: Path) -> None:
-    odd = PLAN._replace(refusals=(Refusal("code", "pod \udcff"),))
+    odd = PLAN._replace(refusals=(Refusal(RefusalCode.FUTILE, "pod \udcff"),))
     assert flight_recorder.FlightRecorder(tmp_path).decision(odd, wall_time=1.0) == ""
     (record,) = flight_recorder.read_records(tmp_path)
     assert record["refusals"][0]["message"] == "pod \\udcff"

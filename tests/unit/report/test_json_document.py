@@ -1,7 +1,19 @@
 import json
 
 from nodeagent.config.kubelet import KubeletThresholds
-from nodeagent.model import Amount, HugePages, Note, NoteKind, PodSource, Refusal, Signal, SignalState, Threshold, Trend
+from nodeagent.model import (
+    Amount,
+    HugePages,
+    Note,
+    NoteKind,
+    PodSource,
+    Refusal,
+    RefusalCode,
+    Signal,
+    SignalState,
+    Threshold,
+    Trend,
+)
 from nodeagent.report.json_document import to_json
 from tests.support import reports, schemas
 from tests.support.reports import GIB, MIB
@@ -12,7 +24,7 @@ FULL = reports.report(
         reports.ranked(
             reports.pod_view("db", working_set=7 * MIB, source=PodSource.API),
             2,
-            refusals=(Refusal("bare-pod", "no controller"),),
+            refusals=(Refusal(RefusalCode.BARE_POD, "no controller"),),
         ),
     ),
     kubelet=KubeletThresholds("/var/lib/kubelet/config.yaml", (reports.HARD_MEMORY, reports.HARD_NODEFS)),

@@ -1,6 +1,17 @@
 from nodeagent.commands import exit_codes
 from nodeagent.config.kubelet import KubeletThresholds
-from nodeagent.model import Amount, DiskLayout, Note, NoteKind, PodSource, Refusal, Signal, SignalState, Trend
+from nodeagent.model import (
+    Amount,
+    DiskLayout,
+    Note,
+    NoteKind,
+    PodSource,
+    Refusal,
+    RefusalCode,
+    Signal,
+    SignalState,
+    Trend,
+)
 from nodeagent.report import node_report, text
 from nodeagent.report.node_report import Report
 from nodeagent.report.sections import sections
@@ -79,7 +90,9 @@ def test_candidates_show_their_keys_and_protected_pods_their_reasons() -> None:
             pods=(
                 reports.ranked(reports.pod_view("web", working_set=5 * MIB, estimate=64 * MIB), 1),
                 reports.ranked(
-                    reports.pod_view("db", working_set=7 * MIB), 2, refusals=(Refusal("bare", "no controller owns it"),)
+                    reports.pod_view("db", working_set=7 * MIB),
+                    2,
+                    refusals=(Refusal(RefusalCode.BARE_POD, "no controller owns it"),),
                 ),
             )
         )
@@ -129,8 +142,8 @@ def test_a_kubelet_whose_configuration_could_not_be_read_is_not_said_to_evict() 
 
 
 def test_without_the_api_the_header_and_each_row_say_that_nobody_is_evicted() -> None:
-    unlisted = Refusal("unknown-pod", "the API has not told about this pod")
-    bare = Refusal("bare-pod", "no controller owns it")
+    unlisted = Refusal(RefusalCode.UNKNOWN_POD, "the API has not told about this pod")
+    bare = Refusal(RefusalCode.BARE_POD, "no controller owns it")
     rows = (
         reports.ranked(reports.pod_view("web", working_set=MIB), 1, refusals=(unlisted,)),
         reports.ranked(reports.pod_view("db", working_set=MIB), 2, refusals=(unlisted, bare)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model import Note, NoteKind, Outcome, OutcomeKind, Plan, Refusal, ReliefReport, Signal
+from nodeagent.model import Note, NoteKind, Outcome, OutcomeKind, Plan, Refusal, RefusalCode, ReliefReport, Signal
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
@@ -88,7 +88,7 @@ def test_names_of_victims_without_an_outcome_do_not_pile_up(ear: Ear) -> None:
 
 
 def test_the_same_refusal_is_said_once_for_each_signal(ear: Ear) -> None:
-    plan = acting()._replace(victims=(), refusals=(Refusal("futile", "nothing helps"),))
+    plan = acting()._replace(victims=(), refusals=(Refusal(RefusalCode.FUTILE, "nothing helps"),))
     for _ in range(100):
         ear.teller.log_plan(plan, acts=True, notes=(Note(NoteKind.PSI, "missing"),))
         ear.teller.log_plan(plan._replace(ranked_for=Signal.PID), acts=True, notes=())
@@ -108,8 +108,8 @@ def test_a_signal_that_swings_around_its_threshold_is_told_once_for_each_state(e
 
 
 def test_refusals_that_alternate_fifty_times_a_second_do_not_push_everything_else_out_of_the_records(ear: Ear) -> None:
-    one = acting()._replace(victims=(), refusals=(Refusal("futile", ""),))
-    other = one._replace(refusals=(Refusal("pending-release", ""),))
+    one = acting()._replace(victims=(), refusals=(Refusal(RefusalCode.FUTILE, ""),))
+    other = one._replace(refusals=(Refusal(RefusalCode.PENDING_RELEASE, ""),))
     for number in range(100):
         ear.now = number * 0.02
         ear.teller.log_plan((one, other)[number % 2], acts=True, notes=())

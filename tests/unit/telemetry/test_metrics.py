@@ -3,7 +3,7 @@
 import math
 import shutil
 import subprocess
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
@@ -21,6 +21,7 @@ from nodeagent.model import (
     ReclaimReport,
     ReclaimResult,
     Refusal,
+    RefusalCode,
     ReliefReport,
     Signal,
     Stall,
@@ -274,7 +275,7 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
     metrics = make()
     plan, seen = decided(available=GI, pods=1)
     for number in range(3000):
-        odd = plan._replace(id=f"x-{number}", refusals=(Refusal(f"code-{number}", "text"),))
+        odd = plan._replace(id=f"x-{number}", refusals=(Refusal(cast("RefusalCode", f"code-{number}"), "text"),))
         metrics.observe_plan(odd, seen)
         metrics.observe_sync(at=NOW, reasons=(f"reason-{number}",))
     told = read(metrics)

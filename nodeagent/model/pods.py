@@ -1,0 +1,279 @@
+"""A pod as its API object describes it (`Pod`), and what it uses as the kernel counts it (`PodUsage`)."""
+
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class QOSClass(enum.StrEnum):
+    """Kubernetes QoS class."""
+
+    BEST_EFFORT = "BestEffort"
+    BURSTABLE = "Burstable"
+    GUARANTEED = "Guaranteed"
+
+
+class DiskUsage(NamedTuple):
+    """What one pod or container holds on disk. None: not measured."""
+
+    rootfs_bytes: int | None = None
+    rootfs_inodes: int | None = None
+    logs_bytes: int | None = None
+    logs_inodes: int | None = None
+    volumes_bytes: int | None = None
+    """Local volumes: disk-backed emptyDir, configMap, gitRepo. 0 for a container."""
+    volumes_inodes: int | None = None
+    other_bytes: int | None = None
+    """etc-hosts and files directly in the pod's log directory: the kubelet counts them against the pod's limit, but not
+    in ranking. None for a container."""
+    other_inodes: int | None = None
+    deleted_layer_bytes: int | None = None
+    """Files of the layers that have no name any more but are held open, in no number above. None: not looked for, or
+    for a container."""
+    deleted_layer_inodes: int | None = None
+    deleted_volume_bytes: int | None = None
+    """The same of its volumes and of everything else on a disk of the node."""
+    deleted_volume_inodes: int | None = None
+
+
+class DiskUsageQuality(NamedTuple):
+    """How well it is known what a pod holds on disk."""
+
+    read_at: float
+    """When the oldest of its numbers was read."""
+    complete: bool
+    """Every place was found and walked to its end. False: the sums are lower bounds."""
+    unknown: tuple[str, ...] = ()
+    """What is not counted, or only in part, and why."""
+    deleted_bytes: int | None = None
+    """Deleted files that the pod holds open. They count in `DiskUsage.deleted_...`, except where a project quota tells
+    what a volume or layer holds: it has them already. None: not looked for."""
+    deleted_pid: int | None = None
+    """The process that holds the largest of them."""
+    periodic: bool = False
+    """Counted in its turn, and not because a decision has asked for it (`Plan.count_anew`)."""
+
+
+class WriteRate(NamedTuple):
+    """What a pod writes to disks, between two walks."""
+
+    bytes_per_s: float
+    """Between the last two samples; never negative."""
+    written: int
+    """Bytes since the agent began to watch it."""
+    watched_s: float
+    read_at: float
+
+
+class ContainerUsage(NamedTuple):
+    """What one container uses now. Containers are known to the kernel by id, to the API by name."""
+
+    container_id: str
+    name: str | None
+    """None until the API or the log directory tells which container this id is."""
+    memory_working_set: int | None
+    process_count: int | None
+    disk: DiskUsage = DiskUsage()
+
+
+class VolumeUsage(NamedTuple):
+    """One local volume of a pod."""
+
+    name: str
+    used_bytes: int | None
+    used_inodes: int | None
+    memory_backed: bool
+
+
+class PodUsage(NamedTuple):
+    """What one pod uses now, as the kernel counts it. Keyed by the UID in its cgroup's name."""
+
+    cgroup_uid: str
+    """metadata.uid, except for static pods, whose cgroup carries the config hash (API: annotation config.mirror)."""
+    qos_class: QOSClass
+    """From the cgroup's place in the tree."""
+    cgroup: str
+    """Path of the pod cgroup below the hierarchy's root, starting with `/`."""
+    read_at: float
+    memory_working_set: int | None = None
+    """max(0, usage - inactive_file) of the pod cgroup."""
+    memory_usage: int | None = None
+    """memory.current (v2) or memory.usage_in_bytes (v1): page cache included."""
+    memory_unreclaimable: int | None = None
+    """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty
+    file pages."""
+    memory_limit: int | None = None
+    """The pod cgroup's own limit; None when it has none, it could not be read, or nobody needs it."""
+    memory_stall_some_avg10: float | None = None
+    memory_request_estimate: int | None = None
+    """Bytes, reckoned from oom_score_adj (Burstable, to 0.1% of the node) or the cgroup limit (Guaranteed); 0 for
+    BestEffort. Of a pod that the API tells of it may be None because nobody asked: nothing goes by it there."""
+    process_count: int | None = None
+    """Sum of cgroup.procs over the pod's cgroups: processes, not threads."""
+    thread_count: int | None = None
+    """pids.current of the pod cgroup."""
+    started_at: float | None = None
+    """When the pod's sandbox was made; for a pod that the API tells of it may be status.startTime, a little earlier."""
+    forks_per_s: float | None = None
+    """New processes and threads a second over the last few, however short they live. None: none, or not known."""
+    disk: DiskUsage = DiskUsage()
+    containers: tuple[ContainerUsage, ...] = ()
+    volumes: tuple[VolumeUsage, ...] = ()
+    disk_usage_quality: DiskUsageQuality | None = None
+    """None: nothing of its disk was measured."""
+    writing: WriteRate | None = None
+    """None: its writes are not watched, or were looked at only once."""
+
+
+class ContainerKind(enum.StrEnum):
+    """Where in the pod's spec a container stands."""
+
+    REGULAR = "regular"
+    INIT = "init"
+    SIDECAR = "sidecar"
+    """An init container with restartPolicy Always."""
+
+
+class Resources(NamedTuple):
+    """Amounts of the resources that eviction looks at. None: not set. CPU in millicores, the others in bytes."""
+
+    cpu_milli: int | None = None
+    memory: int | None = None
+    ephemeral_storage: int | None = None
+    others: bool = False
+    """Some further resource (hugepages, extended) is set."""
+
+
+NO_RESOURCES: Final = Resources()
+
+
+class Container(NamedTuple):
+    """A container as its pod's spec and status have it."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.REGULAR
+    requests: Resources = NO_RESOURCES
+    limits: Resources = NO_RESOURCES
+    allocated: Resources | None = None
+    """status.containerStatuses[].allocatedResources; None when not reported."""
+    actual: Resources | None = None
+    """status.containerStatuses[].resources.requests; None when not reported."""
+    actual_limits: Resources | None = None
+    container_id: str = ""
+    """Without the runtime's prefix (`containerd://`); empty before the container was made."""
+    restart_count: int = 0
+    running: bool = False
+
+
+class Owner(NamedTuple):
+    """The controller that owns a pod."""
+
+    kind: str
+    name: str
+    uid: str
+    api_version: str = "apps/v1"
+
+
+class EmptyDir(NamedTuple):
+    """An emptyDir volume of a pod's spec."""
+
+    name: str
+    memory_backed: bool
+    size_limit: int | None
+
+
+class DisruptionBudget(NamedTuple):
+    """A PodDisruptionBudget that selects a pod."""
+
+    name: str
+    disruptions_allowed: int
+
+
+class PodSource(enum.StrEnum):
+    """Who told us about a pod."""
+
+    API = "api"
+    HOST = "host"
+    """Only the node itself: cgroup tree, /var/log/pods, oom_score_adj. Names may be missing and requests are
+    estimates."""
+
+
+class Pod(NamedTuple):
+    """A pod of this node: what is wanted of it, as opposed to what it uses (`PodUsage`)."""
+
+    uid: str
+    """metadata.uid; the cgroup's UID when only the host told of the pod."""
+    cgroup_uid: str
+    """The UID in cgroup and log directory names. It differs from `uid` only for a mirror pod that the host confirms."""
+    namespace: str | None
+    name: str | None
+    source: PodSource
+    qos_class: QOSClass
+    priority: int | None = None
+    """spec.priority; None when not set or not known. Missing counts as 0 in ranking."""
+    priority_class: str = ""
+    phase: str = ""
+    resource_version: str = ""
+    created_wall: float | None = None
+    """metadata.creationTimestamp, epoch seconds."""
+    started_wall: float | None = None
+    """status.startTime, epoch seconds."""
+    deletion_wall: float | None = None
+    """metadata.deletionTimestamp, epoch seconds: when its grace ends. Set means the pod is terminating."""
+    deletion_grace_s: float | None = None
+    """metadata.deletionGracePeriodSeconds."""
+    termination_grace_s: float = 30.0
+    """spec.terminationGracePeriodSeconds."""
+    containers: tuple[Container, ...] = ()
+    pod_requests: Resources | None = None
+    """spec.resources.requests; None when spec.resources is not set, empty when it is set without requests."""
+    pod_limits: Resources | None = None
+    overhead: Resources = NO_RESOURCES
+    resize_infeasible: bool = False
+    ephemeral: bool = False
+    """The spec has ephemeral containers, which `containers` leaves out: they ask for nothing."""
+    host_pid: bool = False
+    """spec.hostPID: its processes see those of the whole node."""
+    owner: Owner | None = None
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    """Only those that decisions read: pod-deletion-cost, nodeagent.io/*, those of `protection.annotations`."""
+    ready: bool = False
+    node_bound: str = ""
+    """Why the pod could only come back to this very node (nodeName set at creation, hostname selector or affinity,
+    local PersistentVolume); empty when it is free to go elsewhere, as far as is known."""
+    claims: tuple[str, ...] = ()
+    """The PersistentVolumeClaims that it mounts, without those that end with it."""
+    claims_unknown: str = ""
+    """Why it is not known whether one of them binds the pod to this node; empty when it is known, or nobody asked."""
+    claims_asked_at: float | None = None
+    """CLOCK_BOOTTIME at which the claim that is not known was first asked for; None when nobody asked."""
+    empty_dirs: tuple[EmptyDir, ...] = ()
+    disruption_budgets: tuple[DisruptionBudget, ...] = ()
+    static: str = ""
+    """Where the kubelet itself has the pod from when it is not the API server: `file` or `http` in the kubelet's own
+    list, `cgroup` when the cgroup carries a config hash. Empty for every pod that an API server lists."""
+    mirror_of: str = ""
+    """UID of the static pod that this mirror pod represents. Decoded only with the owner reference and the hashes that
+    a kubelet writes, and cleared where the host or the Node object contradicts them."""
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, or the UID where the name is not known."""
+        return f"{self.namespace}/{self.name}" if self.namespace and self.name else f"uid/{self.uid}"
+
+    @property
+    def terminating(self) -> bool:
+        return self.deletion_wall is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+class PodView(NamedTuple):
+    """A pod and its usage; either side may be unknown, never both."""
+
+    pod: Pod
+    usage: PodUsage | None
+    """None: no cgroup found (not started yet, already gone, or not readable)."""

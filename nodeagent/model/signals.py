@@ -1,0 +1,133 @@
+"""The eviction signals and the thresholds on them."""
+
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class Signal(enum.StrEnum):
+    """An eviction signal, by the name that the kubelet's configuration gives it."""
+
+    MEMORY = "memory.available"
+    ALLOCATABLE_MEMORY = "allocatableMemory.available"
+    NODEFS = "nodefs.available"
+    NODEFS_INODES = "nodefs.inodesFree"
+    IMAGEFS = "imagefs.available"
+    IMAGEFS_INODES = "imagefs.inodesFree"
+    CONTAINERFS = "containerfs.available"
+    CONTAINERFS_INODES = "containerfs.inodesFree"
+    PID = "pid.available"
+
+
+class ConditionType(enum.StrEnum):
+    """A pressure condition of a Node object."""
+
+    MEMORY_PRESSURE = "MemoryPressure"
+    DISK_PRESSURE = "DiskPressure"
+    PID_PRESSURE = "PIDPressure"
+
+
+class Unit(enum.StrEnum):
+    """What a signal counts."""
+
+    BYTES = "bytes"
+    INODES = "inodes"
+    PIDS = "pids"
+
+
+class SignalFacts(NamedTuple):
+    """One row of the signal table."""
+
+    signal: Signal
+    resource: str
+    """The resource name in the kubelet's texts (KUBELET-CONTRACT: `The node was low on resource: ...`)."""
+    condition: ConditionType
+    unit: Unit
+    urgency: int
+    """Order in which starved resources are served: memory 0, disk bytes 1, inodes 2, PIDs 3."""
+
+
+SIGNAL_TABLE: Final[Mapping[Signal, SignalFacts]] = {
+    facts.signal: facts
+    for facts in (
+        SignalFacts(Signal.MEMORY, "memory", ConditionType.MEMORY_PRESSURE, Unit.BYTES, 0),
+        SignalFacts(Signal.ALLOCATABLE_MEMORY, "memory", ConditionType.MEMORY_PRESSURE, Unit.BYTES, 0),
+        SignalFacts(Signal.NODEFS, "ephemeral-storage", ConditionType.DISK_PRESSURE, Unit.BYTES, 1),
+        SignalFacts(Signal.NODEFS_INODES, "inodes", ConditionType.DISK_PRESSURE, Unit.INODES, 2),
+        SignalFacts(Signal.IMAGEFS, "ephemeral-storage", ConditionType.DISK_PRESSURE, Unit.BYTES, 1),
+        SignalFacts(Signal.IMAGEFS_INODES, "inodes", ConditionType.DISK_PRESSURE, Unit.INODES, 2),
+        SignalFacts(Signal.CONTAINERFS, "ephemeral-storage", ConditionType.DISK_PRESSURE, Unit.BYTES, 1),
+        SignalFacts(Signal.CONTAINERFS_INODES, "inodes", ConditionType.DISK_PRESSURE, Unit.INODES, 2),
+        SignalFacts(Signal.PID, "pids", ConditionType.PID_PRESSURE, Unit.PIDS, 3),
+    )
+}
+
+MEMORY_SIGNALS: Final = frozenset({Signal.MEMORY, Signal.ALLOCATABLE_MEMORY})
+DISK_BYTE_SIGNALS: Final = frozenset({Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS})
+DISK_INODE_SIGNALS: Final = frozenset({Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES})
+DISK_SIGNALS: Final = DISK_BYTE_SIGNALS | DISK_INODE_SIGNALS
+
+
+class Tier(enum.StrEnum):
+    SOFT = "soft"
+    HARD = "hard"
+
+
+class MemoryModel(enum.StrEnum):
+    """Which number `memory.available` is."""
+
+    WORKING_SET = "workingset"
+    """The kubelet's: MemTotal - (usage - inactive_file) of the root cgroup."""
+    MEM_AVAILABLE = "memavailable"
+    """The kernel's own estimate: MemAvailable of /proc/meminfo."""
+
+
+class Amount(NamedTuple):
+    """A threshold value as configured: either a quantity or a percentage of the signal's capacity."""
+
+    quantity: int | None
+    """Bytes, inodes or PIDs, rounded up to a whole number; None when this is a percentage."""
+    percentage: float | None
+    """Percent, 0 to 100 and above, as written (`10%` is 10.0); None when this is a quantity."""
+    text: str
+    """As the user wrote it, for reports and messages."""
+
+
+class StallScope(enum.StrEnum):
+    """Whose pressure stall information (PSI) is meant."""
+
+    NODE = "node"
+    KUBEPODS = "kubepods"
+    SYSTEM = "system"
+
+
+class StallRequirement(NamedTuple):
+    """A second key beside the level: the threshold acts only while this stall is seen as well."""
+
+    scope: StallScope
+    resource: str
+    """`memory` or `io`; never `cpu`."""
+    kind: str
+    """`some` or `full`."""
+    window: str
+    """`avg10` or `avg60`."""
+    at_least: float
+    """Percent of wall time stalled, 0 to 100."""
+
+
+class Threshold(NamedTuple):
+    """One eviction threshold. Its identity is (signal, grace period, value), as in the kubelet."""
+
+    signal: Signal
+    value: Amount
+    grace_period_s: float = 0.0
+    min_reclaim: Amount | None = None
+    memory_model: MemoryModel = MemoryModel.WORKING_SET
+    require_stall: StallRequirement | None = None
+    exhaustion_within_s: float | None = None
+    """Soft thresholds only: also met when the trend says the resource is exhausted within this time."""
+
+    @property
+    def hard(self) -> bool:
+        """A threshold without grace is hard, whichever map it was configured in (the kubelet's rule)."""
+        return self.grace_period_s == 0.0

@@ -1,0 +1,195 @@
+"""One sample of the node: everything that a decision reads."""
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from nodeagent.model.notes import Note
+from nodeagent.model.pods import PodView
+from nodeagent.model.refusals import Refusal
+from nodeagent.model.signals import MemoryModel, Signal, StallScope
+
+
+class Observation(NamedTuple):
+    """What one signal read."""
+
+    signal: Signal
+    available: int | None
+    """May be negative for `pid.available`. None: could not be read, see `reason`."""
+    capacity: int | None
+    """What a percentage is a percentage of."""
+    read_at: float
+    source: str
+    """Where the numbers come from, for people: `/proc/meminfo - /sys/fs/cgroup/memory.stat`."""
+    reason: str = ""
+    """Why `available` is None."""
+    device: int | None = None
+    """st_dev of the file system behind a disk signal, so that signals on one device can be told to be the same."""
+
+
+class HugePages(NamedTuple):
+    """One HugeTLB pool of the node. Pre-allocated pages are invisible to `memory.available`."""
+
+    page_size: int
+    total: int
+    free: int
+    reserved: int
+
+
+class NodeMemory(NamedTuple):
+    """/proc/meminfo in bytes, and what the report shows beside the working set."""
+
+    total: int
+    free: int
+    mem_available: int | None
+    buffers: int
+    cached: int
+    anon: int
+    shmem: int
+    dirty: int
+    slab_reclaimable: int
+    slab_unreclaimable: int
+    kernel_stack: int
+    page_tables: int
+    swap_total: int
+    swap_free: int
+    hugepages: tuple[HugePages, ...] = ()
+    hugetlb: int = 0
+
+
+class Stall(NamedTuple):
+    """Pressure stall information of one scope and resource: percent of wall time, and the running total in us."""
+
+    scope: StallScope
+    resource: str
+    some_avg10: float
+    some_avg60: float
+    some_total_us: int
+    full_avg10: float | None
+    full_avg60: float | None
+    full_total_us: int | None
+    read_at: float
+
+
+class DiskLayout(enum.StrEnum):
+    """Which file systems the node's disk signals stand for (KUBELET-CONTRACT: single, dedicated imagefs, split)."""
+
+    SINGLE = "single"
+    DEDICATED_IMAGEFS = "dedicated-imagefs"
+    SPLIT = "split"
+    UNKNOWN = "unknown"
+
+
+class CgroupUsage(NamedTuple):
+    """A cgroup outside kubepods, for saying where a resource is when it is not in pods."""
+
+    path: str
+    memory_working_set: int | None
+    process_count: int | None
+
+
+class HostDirectory(NamedTuple):
+    """A directory of the host, less what in it is some pod's."""
+
+    path: str
+    bytes: int
+    inodes: int
+    complete: bool
+    """False: a lower bound."""
+
+
+class UnattributedDisk(NamedTuple):
+    """What of a file system is in no pod."""
+
+    signals: tuple[Signal, ...]
+    """The signals that this file system is behind."""
+    used_bytes: int
+    attributed_bytes: int
+    used_inodes: int
+    attributed_inodes: int
+    largest: tuple[HostDirectory, ...]
+    """Largest first, as far as there was time."""
+    read_at: float
+
+    @property
+    def unattributed_bytes(self) -> int:
+        return max(0, self.used_bytes - self.attributed_bytes)
+
+    @property
+    def unattributed_inodes(self) -> int:
+        return max(0, self.used_inodes - self.attributed_inodes)
+
+
+class DiskPoint(NamedTuple):
+    """What a file system held at one moment."""
+
+    at: float
+    used_bytes: int
+    attributed_bytes: int
+    """What the pods were found to hold there."""
+    used_inodes: int
+    attributed_inodes: int
+
+
+class DiskTrace(NamedTuple):
+    """How what a file system holds has changed, and how much of the change is some pod's."""
+
+    signals: tuple[Signal, ...]
+    """The signals that this file system is behind."""
+    first: DiskPoint
+    """Some minutes ago, or when it was first counted."""
+    recent: DiskPoint
+    """Some seconds ago."""
+    last: DiskPoint
+    deleted_known: bool
+    """The open files of all pods could be looked at. False: what is in deleted files may be some pod's."""
+
+
+class NodeSnapshot(NamedTuple):
+    """Everything one decision may look at. Made by sampling/, joined with the pods that cluster/ knows."""
+
+    node: str
+    taken_at: float
+    wall_time: float
+    observations: Mapping[Signal, Observation]
+    """One for each signal, always; those that could not be read have `available` None and a reason."""
+    mem_available: Observation
+    """`memory.available` by the MemAvailable model."""
+    memory: NodeMemory | None = None
+    stalls: tuple[Stall, ...] = ()
+    layout: DiskLayout = DiskLayout.UNKNOWN
+    pods: tuple[PodView, ...] = ()
+    pods_synced_at: float | None = None
+    """When the API's view of the pods was last known to be current; None: pods come from the host alone."""
+    cgroups: tuple[CgroupUsage, ...] = ()
+    notes: tuple[Note, ...] = ()
+    own_pod_uid: str = ""
+    """metadata.uid of the pod this agent runs in; empty when it does not run in a pod."""
+    api_unreachable_since: float | None = None
+    """Since when every request to the API server has gone without any answer. None: the last one was answered, or none
+    was sent (a watch on which nothing happens is no sign of trouble), or there is no API server to ask."""
+    soft_tier_blocked_by: Refusal | None = None
+    """What the soft tier waits for before it evicts: taint, PDBs, eviction slot. None: nothing."""
+    unattributed_disks: tuple[UnattributedDisk, ...] = ()
+    """What of each file system is in no pod; empty where nobody looked."""
+    disk_traces: tuple[DiskTrace, ...] = ()
+    """How each file system has filled; empty where nobody counted."""
+    suspended_s: float = 0.0
+    """For how long the machine was suspended since it booted, in all."""
+
+    def with_surroundings(
+        self, *, own_pod_uid: str, api_unreachable_since: float | None, soft_tier_blocked_by: Refusal | None
+    ) -> "NodeSnapshot":
+        """The snapshot with what only the loop knows. Every sample that is judged goes through here, so that the second
+        one right before acting cannot leave anything out."""
+        return self._replace(
+            own_pod_uid=own_pod_uid,
+            api_unreachable_since=api_unreachable_since,
+            soft_tier_blocked_by=soft_tier_blocked_by,
+        )
+
+    def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
+        """The observation that a threshold with this memory model looks at."""
+        if signal is Signal.MEMORY and model is MemoryModel.MEM_AVAILABLE:
+            return self.mem_available
+        return self.observations[signal]
