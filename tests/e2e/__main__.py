@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.e2e.conftest import KUBECONFIG
+from tests.e2e.cluster import KUBECONFIG
 
 HERE: Final = Path(__file__).parent
 PASSED, FAILED, NOT_TRIED = "passed", "failed", "not tried"

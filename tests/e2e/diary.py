@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from nodeagent.kube.list_watch import ListWatch
-from tests.e2e.conftest import Cluster, Json
+from tests.e2e.cluster import Cluster, Json
 
 
 class Entry(NamedTuple):

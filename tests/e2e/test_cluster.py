@@ -37,7 +37,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from tests.e2e.conftest import SCHEDULER, Cluster, Json, with_token
+from tests.e2e.cluster import SCHEDULER, Cluster, Json, with_token
 from tests.e2e.diary import Diary
 from tests.e2e.thisnode import at_work, wipe
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nodeagent.kube.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
-from tests.e2e.conftest import Cluster, Json, has_service_account, with_token
+from tests.e2e.cluster import Cluster, Json, has_service_account, with_token
 from tests.e2e.thisnode import at_work, marks, wipe
 from tests.support.paths import REPOSITORY
 

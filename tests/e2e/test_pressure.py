@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.conftest import Cluster, Json
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.diary import Diary, Entry
 from tests.e2e.thisnode import Load, ThisNode, Threshold, agent, container_cgroups, marks, most_processes, why_not
 from tests.support.livenode import Run

@@ -25,7 +25,7 @@ from nodeagent.config import kubelet
 from nodeagent.config.resolve import resolve
 from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError
 from nodeagent.model import OutcomeKind
-from tests.e2e.conftest import WIPE, Cluster, Json, is_this_machine
+from tests.e2e.cluster import WIPE, Cluster, Json, is_this_machine
 from tests.support.livenode import Run
 
 CGROUPS: Final = Path("/sys/fs/cgroup")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fake_kube import ApiServer, pod
-from tests.scenarios.test_disk import LITTERER, WRITER, Disk
+from tests.support.disk_load import LITTERER, WRITER, Disk
 from tests.support.livenode import MIB, Kubepods, StartAgent, container_id, needs_cgroup_v1, until
 from tests.support.mounts import ext4, mounted
 

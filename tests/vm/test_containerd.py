@@ -12,24 +12,13 @@ from typing import Any, Final
 
 import pytest
 
+from tests.vm.containers import IMAGE, MAKE_IMAGE
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 MIB: Final = 1 << 20
-IMAGE: Final = "docker.io/library/busybox:test"
-MAKE_IMAGE: Final = f"""\
-set -e
-mkdir -p /var/tmp/image/root/bin && cd /var/tmp/image
-cp /bin/busybox root/bin/ && for name in sh dd sleep; do ln -sf busybox root/bin/$name; done
-tar -C root -cf layer.tar .
-echo '{{"architecture":"amd64","os":"linux","config":{{}},"rootfs":{{"type":"layers","diff_ids":["sha256:'$(
-sha256sum layer.tar | cut -d' ' -f1)'"]}}}}' >config.json
-echo '[{{"Config":"config.json","RepoTags":["{IMAGE}"],"Layers":["layer.tar"]}}]' >manifest.json
-tar -cf image.tar manifest.json config.json layer.tar
-ctr -n k8s.io images import image.tar
-"""
 ATTRIBUTE: Final = """\
 import json, sys, time
 from nodeagent.config.schema import Sampling

@@ -6,12 +6,12 @@ from typing import Final
 
 import pytest
 
+from tests.vm.containers import IMAGE, MAKE_IMAGE
 from tests.vm.disks import free, watched
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, go
+from tests.vm.published import raised_before_the_eviction
 from tests.vm.ramps import MIB, Node
-from tests.vm.test_containerd import IMAGE, MAKE_IMAGE
-from tests.vm.test_pressure import raised_before_the_eviction
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 

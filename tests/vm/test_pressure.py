@@ -6,10 +6,10 @@ from typing import Final
 
 import pytest
 
-from tests.fake_kube import ApiServer
 from tests.vm.disks import free, watched
 from tests.vm.machine import Machine
 from tests.vm.pods import go, start_pod
+from tests.vm.published import raised, raised_before_the_eviction
 from tests.vm.ramps import MIB, Node
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
@@ -23,22 +23,6 @@ def threads_left(machine: Machine) -> int:
     """PIDs that the node has left, as the kernel counts."""
     told = machine.run("cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max /proc/loadavg").stdout.split()
     return min(int(told[0]), int(told[1])) - int(told[5].split("/")[1])
-
-
-def raised(api: ApiServer, condition: str) -> list[float]:
-    """When the condition was published as True."""
-    return [
-        request.at
-        for request in api.sent("PATCH", "/status")
-        for each in request.body.get("status", {}).get("conditions", ())
-        if each["type"] == condition and each.get("status") == "True"
-    ]
-
-
-def raised_before_the_eviction(api: ApiServer, condition: str) -> bool:
-    """Whether the condition was published as True before the first eviction was asked for."""
-    [evicted] = api.sent("POST", "/eviction")
-    return min(raised(api, condition), default=evicted.at) < evicted.at
 
 
 def test_a_fork_bomb_goes_before_idle_pods(node: Node) -> None:

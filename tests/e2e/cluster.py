@@ -1,0 +1,222 @@
+"""The cluster that the suite runs against, and the pods that it makes there."""
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodeagent.kube.credentials import Credentials, find_credentials
+from nodeagent.kube.node_identity import host_addresses
+from nodeagent.kube.transport import ApiError, Transport
+from nodeagent.model import OutcomeKind
+
+KUBECONFIG = "NODEAGENT_E2E_KUBECONFIG"
+
+
+NODE = "NODEAGENT_E2E_NODE"
+
+
+POD_IMAGE = "NODEAGENT_E2E_POD_IMAGE"
+"""An image that waits when it is started, for a node that has no `pause` or may not use the one it has."""
+
+
+Json = dict[str, Any]
+
+
+WIPE = "NODEAGENT_E2E_WIPE"
+"""Set: whatever an agent has put on the node is taken off before the tests begin. For what a lost one has left."""
+
+
+START_S = 100.0
+"""For a pod that the kubelet knows of: two to ten seconds were seen, an emulated node needs more. Two images of it are
+within a test's limit."""
+
+
+SCHEDULER = "nodeagent-e2e"
+"""No scheduler has this name, so that nobody but the tests binds their pods."""
+
+
+HOPELESS = frozenset(
+    {
+        "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+    }
+)
+"""Why a container waits that will go on waiting (pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go).
+Failing to create or to run a container may pass."""
+
+
+class Cluster:
+    """The API server with an administrator's rights, and the node that the tests use."""
+
+    def __init__(self, transport: Transport, kubeconfig: str) -> None:
+        self.transport = transport
+        self.kubeconfig = kubeconfig
+        self.namespace = f"nodeagent-e2e-{uuid.uuid4().hex[:8]}"
+        self.node_name = os.environ.get(NODE) or self._some_node()
+
+    def get(self, path: str) -> Json:
+        loaded: Json = json.loads(self.transport.request("GET", path).body)
+        return loaded
+
+    def post(self, path: str, body: Json) -> Json:
+        loaded: Json = json.loads(self.transport.request("POST", path, body=json.dumps(body).encode()).body)
+        return loaded
+
+    def delete(self, path: str, *, grace_s: int | None = None) -> None:
+        body = None if grace_s is None else json.dumps({"gracePeriodSeconds": grace_s}).encode()
+        try:
+            self.transport.request("DELETE", path, body=body)
+        except ApiError as error:
+            if error.kind is not OutcomeKind.NOT_FOUND:
+                raise
+
+    def node(self) -> Json:
+        return self.get(f"/api/v1/nodes/{self.node_name}")
+
+    def condition(self, kind: str) -> Json | None:
+        return next((c for c in self.node()["status"]["conditions"] if c["type"] == kind), None)
+
+    def pod_path(self, name: str = "") -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods" + (f"/{name}" if name else "")
+
+    def start_pod(
+        self,
+        name: str,
+        *,
+        labels: dict[str, str] | None = None,
+        spec: Json | None = None,
+        container: Json | None = None,
+    ) -> Json:
+        """A pod that does nothing, from an image that the node already has; `spec` and `container` are merged into its
+        own. Skips when it does not start.
+
+        It is bound as a scheduler binds, so that nothing of it says that only this node would do: a pod that names its
+        node itself is spared (`protection.nodeBound`)."""
+        problems = []
+        for image, policy in self._images():
+            made = self._pod(name, image, labels or {}, spec or {}, {"imagePullPolicy": policy, **(container or {})})
+            try:
+                self.post(self.pod_path(), made)
+            except ApiError as error:
+                if error.kind is not OutcomeKind.FORBIDDEN:
+                    raise
+                pytest.skip(f"the cluster lets nobody make such a pod: {error.message}")
+            self.bind(name)
+            self.until(lambda: self._ready(name) or self._hopeless(name), timeout_s=START_S)
+            if self._ready(name):
+                return self.get(self.pod_path(name))
+            problems.append(f"{image}: {self._hopeless(name) or self.get(self.pod_path(name))['status']}"[:500])
+            self.delete(self.pod_path(name), grace_s=0)
+            self.until(lambda: self._gone(name), timeout_s=30)
+        pytest.skip(
+            f"no pod starts on {self.node_name} from an image it has ({POD_IMAGE} may name one): "
+            f"{problems or 'none is called pause'}"
+        )
+
+    def bind(self, name: str) -> None:
+        """What the scheduler does with a pod that has named no node."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": self.node_name}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        self.post(f"{self.pod_path(name)}/binding", binding)
+
+    def until(self, holds: Callable[[], object], *, timeout_s: float) -> bool:
+        """Ask twice a second until it holds."""
+        pause, end = threading.Event(), time.monotonic() + timeout_s
+        while not (held := holds()) and time.monotonic() < end:
+            pause.wait(0.5)
+        return bool(held)
+
+    def _ready(self, name: str) -> bool:
+        status = self.get(self.pod_path(name))["status"]
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
+
+    def _hopeless(self, name: str) -> str:
+        """Why the pod will not become ready; empty while it may."""
+        status = self.get(self.pod_path(name))["status"]
+        if status.get("phase") in ("Failed", "Succeeded"):
+            return f"{status['phase']} {status.get('reason', '')} {status.get('message', '')}".strip()
+        states = (entry.get("state", {}).get("waiting", {}) for entry in status.get("containerStatuses", ()))
+        why = (f"{each['reason']}: {each.get('message', '')}" for each in states if each.get("reason") in HOPELESS)
+        return next(why, "")
+
+    def _gone(self, name: str) -> bool:
+        try:
+            self.get(self.pod_path(name))
+        except ApiError as error:
+            return error.kind is OutcomeKind.NOT_FOUND
+        return False
+
+    def _images(self) -> list[tuple[str, str]]:
+        """Images that only wait, and when they may be pulled: the one that was named, or what the node has. An image
+        whose entry point ends at once is no use."""
+        if named := os.environ.get(POD_IMAGE):
+            return [(named, "IfNotPresent")]
+        images = [image["names"][-1] for image in self.node()["status"].get("images", ()) if image.get("names")]
+        return [(image, "Never") for image in sorted((i for i in images if "pause" in i), key=len)[:2]]
+
+    def _pod(self, name: str, image: str, labels: dict[str, str], extra: Json, more: Json) -> Json:
+        container = {"name": "c", "image": image, **more}
+        spec: Json = {
+            "schedulerName": SCHEDULER,
+            "containers": [container],
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "tolerations": [{"operator": "Exists"}],
+            **extra,
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+    def _some_node(self) -> str:
+        nodes = self.get("/api/v1/nodes?limit=500")["items"]
+        ready = [
+            n for n in nodes if any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"]["conditions"])
+        ]
+        if not ready:
+            pytest.skip("no node of the cluster is Ready")
+        here = next((n for n in ready if is_this_machine(n)), ready[0])
+        return str(here["metadata"]["name"])
+
+
+def is_this_machine(node: Json) -> bool:
+    """Whether the tests seem to run on this node itself: its name is the host's, or its address one of the host's."""
+    internal = {a["address"] for a in node["status"].get("addresses", ()) if a["type"] == "InternalIP"}
+    return node["metadata"]["name"] == os.uname().nodename.lower() or bool(internal & set(host_addresses()))
+
+
+def has_service_account(cluster: Cluster, namespace: str) -> bool:
+    """Whether pods can be made in it."""
+    try:
+        cluster.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default")
+    except ApiError as error:
+        if error.kind is OutcomeKind.NOT_FOUND:
+            return False
+        raise
+    return True
+
+
+def with_token(cluster: Cluster, token: str, directory: Path) -> Credentials:
+    """The cluster's kubeconfig with other credentials."""
+    config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    # Relative paths in it are relative to the file.
+    for entry in config["clusters"]:
+        authority = entry["cluster"].get("certificate-authority")
+        if authority:
+            entry["cluster"]["certificate-authority"] = str(Path(cluster.kubeconfig).parent / authority)
+    path = directory / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return find_credentials(str(path))
