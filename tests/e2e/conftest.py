@@ -18,11 +18,11 @@ def cluster() -> Iterator[Cluster]:
     kubeconfig = os.path.expanduser(kubeconfig)
     cluster = Cluster(connect(find_credentials(kubeconfig), request_timeout_s=15.0), kubeconfig)
     if os.environ.get(WIPE):
-        from tests.e2e.thisnode import wipe
+        from tests.e2e.this_node import wipe
 
         wipe(cluster)
     namespaces = "/api/v1/namespaces"
-    # Pods under load share the host's process ids (thisnode.py), which the `baseline` level would refuse.
+    # Pods under load share the host's process ids (this_node.py), which the `baseline` level would refuse.
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     metadata = {"name": cluster.namespace, "labels": labels}
     cluster.post(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})

@@ -38,8 +38,8 @@ from nodeagent.model import (
     Victim,
 )
 from tests.e2e.cluster import SCHEDULER, Cluster, Json, with_token
-from tests.e2e.diary import Diary
-from tests.e2e.thisnode import at_work, wipe
+from tests.e2e.this_node import at_work, wipe
+from tests.e2e.watch_log import WatchLog
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -158,19 +158,19 @@ def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
 
 def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_grace_that_was_asked_for(cluster: Cluster) -> None:
     """What `escalation.onBlocked: delete` does. The pod need not run for it."""
-    diary = Diary(cluster)
+    watch_log = WatchLog(cluster)
     try:
         target = victim(cluster.post(cluster.pod_path(), idle_pod(cluster, "marked")), method=Method.DELETE)
-        eventually(lambda: diary.pods("marked"))
+        eventually(lambda: watch_log.pods("marked"))
         assert evict(cluster, target).kind is OutcomeKind.ACCEPTED
-        diary.wait(lambda: any(e.terminating for e in diary.pods("marked")), "the deletion", timeout_s=60)
-        going = next(entry for entry in diary.pods("marked") if entry.terminating)
+        watch_log.wait(lambda: any(e.terminating for e in watch_log.pods("marked")), "the deletion", timeout_s=60)
+        going = next(entry for entry in watch_log.pods("marked") if entry.terminating)
         assert going.condition("DisruptionTarget")["reason"] == "TerminationByNodeAgent"
         assert going.condition("DisruptionTarget")["message"] == target.message
         assert going.object["metadata"]["deletionGracePeriodSeconds"] == 1
-        diary.wait(lambda: diary.pods("marked")[-1].what == "DELETED", "the end of the pod", timeout_s=60)
+        watch_log.wait(lambda: watch_log.pods("marked")[-1].what == "DELETED", "the end of the pod", timeout_s=60)
     finally:
-        diary.close()
+        watch_log.close()
 
 
 def test_a_seat_is_taken_kept_from_others_and_given_back(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from nodeagent.kube.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
 from tests.e2e.cluster import Cluster, Json, has_service_account, with_token
-from tests.e2e.thisnode import at_work, marks, wipe
+from tests.e2e.this_node import at_work, marks, wipe
 from tests.support.paths import REPOSITORY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.diary import Diary, Entry
-from tests.e2e.thisnode import Load, ThisNode, Threshold, agent, container_cgroups, marks, most_processes, why_not
+from tests.e2e.this_node import Load, ThisNode, Threshold, agent, container_cgroups, marks, most_processes, why_not
+from tests.e2e.watch_log import WatchedState, WatchLog
 from tests.support.livenode import Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -92,8 +92,8 @@ def node(idle: tuple[ThisNode, Json]) -> ThisNode:
 
 
 @pytest.fixture
-def diary(cluster: Cluster) -> Iterator[Diary]:
-    kept = Diary(cluster)
+def watch_log(cluster: Cluster) -> Iterator[WatchLog]:
+    kept = WatchLog(cluster)
     yield kept
     kept.close()
 
@@ -147,24 +147,24 @@ def check_spare(node: ThisNode, pressure: Pressure, figure: Json) -> None:
         )
 
 
-def wait_until_calm(diary: Diary, pressure: Pressure, run: Run) -> None:
+def wait_until_calm(watch_log: WatchLog, pressure: Pressure, run: Run) -> None:
     own = f"NodeAgent{pressure.condition}"
-    diary.wait(
-        lambda: diary.node() and diary.node()[-1].says(own, "False"),
+    watch_log.wait(
+        lambda: watch_log.node() and watch_log.node()[-1].has_status(own, "False"),
         f"{own} False before the load; the agent says {last_words(run)}",
         timeout_s=LONG_S,
     )
 
 
-def press(diary: Diary, pressure: Pressure, load: Load, run: Run) -> None:
+def press(watch_log: WatchLog, pressure: Pressure, load: Load, run: Run) -> None:
     """Take until the agent says that there is pressure, and a little more; the hard tier may be faster than that."""
     own = f"NodeAgent{pressure.condition}"
-    while not diary.seen(lambda: diary.node()[-1].says(own, "True"), 0.5):
+    while not watch_log.seen(lambda: watch_log.node()[-1].has_status(own, "True"), 0.5):
         assert load.taken < pressure.cap, f"no {own} after {load.taken}: {last_words(run)}"
         if not load.take(pressure.step):
             break
     load.take(pressure.extra)
-    diary.wait(lambda: any(entry.says(own, "True") for entry in diary.node()), f"{own} True", timeout_s=LONG_S)
+    watch_log.wait(lambda: any(entry.has_status(own, "True") for entry in watch_log.node()), f"{own} True", timeout_s=LONG_S)
 
 
 def last_words(run: Run) -> list[Json]:
@@ -172,32 +172,34 @@ def last_words(run: Run) -> list[Json]:
     return [line for line in run.events() if line["event"] != "note"][-8:]
 
 
-def first(entries: list[Entry], holds: Callable[[Entry], bool]) -> Entry | None:
+def first(entries: list[WatchedState], holds: Callable[[WatchedState], bool]) -> WatchedState | None:
     return next((entry for entry in entries if holds(entry)), None)
 
 
-def check_recovery(node: ThisNode, diary: Diary, pressure: Pressure, run: Run) -> None:
+def check_recovery(node: ThisNode, watch_log: WatchLog, pressure: Pressure, run: Run) -> None:
     """The conditions are False again, the taint is down, and who was idle lives."""
 
     def recovered() -> bool:
-        last = diary.node()[-1]
-        calm = last.says(f"NodeAgent{pressure.condition}", "False") and last.says(pressure.condition, "False")
+        last = watch_log.node()[-1]
+        calm = last.has_status(f"NodeAgent{pressure.condition}", "False") and last.has_status(pressure.condition, "False")
         return calm and not last.tainted(pressure.taint) and not last.tainted(pressure.standard_taint)
 
-    if not diary.seen(recovered, LONG_S):
-        last = diary.node()[-1].object
+    if not watch_log.seen(recovered, LONG_S):
+        last = watch_log.node()[-1].object
         pytest.fail(
             f"no recovery within {LONG_S:.0f}s: {last['spec']}, {last['status']['conditions']}, {last_words(run)}"
         )
-    assert not any(entry.terminating for entry in diary.pods("idle"))
+    assert not any(entry.terminating for entry in watch_log.pods("idle"))
     assert node.cluster.get(node.cluster.pod_path("idle"))["status"]["phase"] == "Running"
 
 
-def check_end(node: ThisNode, diary: Diary, run: Run) -> None:
+def check_end(node: ThisNode, watch_log: WatchLog, run: Run) -> None:
     """A clean end takes everything back."""
     assert run.stop() == 0, last_words(run)  # within the 20 s that daemonset.yaml grants
     assert not run.said("cleanup incomplete")
-    diary.wait(lambda: not marks(diary.node()[-1].object), "what is ours is taken back at the end", timeout_s=LONG_S)
+    watch_log.wait(
+        lambda: not marks(watch_log.node()[-1].object), "what is ours is taken back at the end", timeout_s=LONG_S
+    )
     assert not marks(node.cluster.node())
 
 
@@ -234,15 +236,17 @@ def _plan(event: Json) -> object:
     return (event["metadata"].get("annotations") or {}).get("nodeagent.io/plan")
 
 
-def check_eviction(node: ThisNode, diary: Diary, pressure: Pressure, load: Load, run: Run) -> Entry:
+def check_eviction(node: ThisNode, watch_log: WatchLog, pressure: Pressure, load: Load, run: Run) -> WatchedState:
     """The hog went, by an eviction, and nobody else. Returns its first terminating state."""
-    if not diary.seen(lambda: any(e.terminating for e in diary.pods("hog")), LONG_S):
+    if not watch_log.seen(lambda: any(e.terminating for e in watch_log.pods("hog")), LONG_S):
         pytest.fail(f"no eviction within {LONG_S:.0f}s: {last_words(run)}")
-    going = first(diary.pods("hog"), lambda entry: entry.terminating)
+    going = first(watch_log.pods("hog"), lambda entry: entry.terminating)
     assert going is not None
     assert going.condition("DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
     assert load.ended(LONG_S), "the pod's processes outlive its eviction"
-    diary.wait(lambda: diary.pods("hog")[-1].what == "DELETED", "the evicted pod's object goes", timeout_s=LONG_S)
+    watch_log.wait(
+        lambda: watch_log.pods("hog")[-1].what == "DELETED", "the evicted pod's object goes", timeout_s=LONG_S
+    )
     # The log is written by another thread than the request.
     assert node.cluster.until(lambda: run.said("eviction accepted"), timeout_s=LONG_S), last_words(run)
     assert {line["pod"] for line in run.said("evicting")} == {f"{node.cluster.namespace}/hog"}
@@ -252,45 +256,45 @@ def check_eviction(node: ThisNode, diary: Diary, pressure: Pressure, load: Load,
 
 @pytest.mark.parametrize("pressure", [MEMORY, PODS_MEMORY, DISK], ids=lambda pressure: pressure.signal)
 def test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone(
-    node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path, pressure: Pressure
+    node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path, pressure: Pressure
 ) -> None:
     load = bloat(pressure)
     limit = threshold(node, pressure, tmp_path, soft_grace="3s")
     with agent(node, tmp_path, limit) as run:
-        wait_until_calm(diary, pressure, run)
-        press(diary, pressure, load, run)
-        going = check_eviction(node, diary, pressure, load, run)
-        true = first(diary.node(), lambda entry: entry.says(pressure.condition, "True"))
-        fence = first(diary.node(), lambda entry: entry.tainted(pressure.taint))
+        wait_until_calm(watch_log, pressure, run)
+        press(watch_log, pressure, load, run)
+        going = check_eviction(node, watch_log, pressure, load, run)
+        true = first(watch_log.node(), lambda entry: entry.has_status(pressure.condition, "True"))
+        fence = first(watch_log.node(), lambda entry: entry.tainted(pressure.taint))
         assert true is not None
         assert fence is not None
         assert true.version < going.version
         assert fence.version < going.version, "the taint is up before the first eviction"
         assert true.condition(pressure.condition)["reason"].startswith("NodeAgent")
-        assert first(diary.node(), lambda entry: entry.tainted(pressure.standard_taint)) is not None
+        assert first(watch_log.node(), lambda entry: entry.tainted(pressure.standard_taint)) is not None
         # A kubelet puts its own False there every 10 s. The answer takes some 10 ms, on a busy machine more.
-        assert diary.lost_s(pressure.condition, own=f"NodeAgent{pressure.condition}", until=going.at) < 1.0
-        check_recovery(node, diary, pressure, run)
-        check_end(node, diary, run)
+        assert watch_log.lost_s(pressure.condition, own=f"NodeAgent{pressure.condition}", until=going.at) < 1.0
+        check_recovery(node, watch_log, pressure, run)
+        check_end(node, watch_log, run)
 
 
 def test_a_hard_threshold_does_not_wait_and_leaves_a_second(
-    node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path
+    node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
     load = bloat(PIDS)
     limit = threshold(node, PIDS, tmp_path, soft_grace="")
     with agent(node, tmp_path, limit) as run:
-        wait_until_calm(diary, PIDS, run)
-        press(diary, PIDS, load, run)
-        going = check_eviction(node, diary, PIDS, load, run)
+        wait_until_calm(watch_log, PIDS, run)
+        press(watch_log, PIDS, load, run)
+        going = check_eviction(node, watch_log, PIDS, load, run)
         assert going.object["metadata"]["deletionGracePeriodSeconds"] == 1
-        assert first(diary.node(), lambda entry: entry.tainted(PIDS.taint)) is not None
-        check_recovery(node, diary, PIDS, run)
-        check_end(node, diary, run)
+        assert first(watch_log.node(), lambda entry: entry.tainted(PIDS.taint)) is not None
+        check_recovery(node, watch_log, PIDS, run)
+        check_end(node, watch_log, run)
 
 
 def test_a_disruption_budget_holds_the_soft_tier_as_long_as_it_is_there(
-    cluster: Cluster, node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path
+    cluster: Cluster, node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
     pressure = PIDS
     budgets = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
@@ -308,32 +312,36 @@ def test_a_disruption_budget_holds_the_soft_tier_as_long_as_it_is_there(
     )
     try:
         with agent(node, tmp_path, limit) as run:
-            wait_until_calm(diary, pressure, run)
-            press(diary, pressure, load, run)
-            diary.wait(lambda: diary.node()[-1].tainted(pressure.taint), "the taint", timeout_s=LONG_S)
+            wait_until_calm(watch_log, pressure, run)
+            press(watch_log, pressure, load, run)
+            watch_log.wait(lambda: watch_log.node()[-1].tainted(pressure.taint), "the taint", timeout_s=LONG_S)
             told = "PodDisruptionBudget hog allows 0 disruptions"
             assert cluster.until(lambda: told in str(run.said("not evicting")), timeout_s=LONG_S), last_words(run)
-            assert not diary.seen(lambda: any(e.terminating for e in diary.pods("hog")), 5.0)
+            assert not watch_log.seen(lambda: any(e.terminating for e in watch_log.pods("hog")), 5.0)
             assert not run.said("evicting")
             assert not load.ended(0.0)
             cluster.delete(f"{budgets}/hog")
-            check_eviction(node, diary, pressure, load, run)
-            check_recovery(node, diary, pressure, run)
-            check_end(node, diary, run)
+            check_eviction(node, watch_log, pressure, load, run)
+            check_recovery(node, watch_log, pressure, run)
+            check_end(node, watch_log, run)
     finally:
         cluster.delete(f"{budgets}/hog")
 
 
 def test_an_agent_that_ends_under_pressure_takes_back_what_it_has_set_and_evicts_nobody(
-    node: ThisNode, diary: Diary, bloat: Callable[[Pressure], Load], tmp_path: Path
+    node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
     load = bloat(PIDS)
     limit = threshold(node, PIDS, tmp_path, soft_grace="10m")
     with agent(node, tmp_path, limit) as run:
-        wait_until_calm(diary, PIDS, run)
-        press(diary, PIDS, load, run)
-        diary.wait(lambda: diary.node()[-1].tainted(PIDS.taint), "the taint", timeout_s=LONG_S)
-        diary.wait(lambda: diary.node()[-1].says("PIDPressure", "True"), "PIDPressure True", timeout_s=LONG_S)
-        check_end(node, diary, run)
-        diary.wait(lambda: diary.node()[-1].says("PIDPressure", "False"), "PIDPressure False", timeout_s=LONG_S)
-    assert not any(entry.terminating for entry in diary.pods())
+        wait_until_calm(watch_log, PIDS, run)
+        press(watch_log, PIDS, load, run)
+        watch_log.wait(lambda: watch_log.node()[-1].tainted(PIDS.taint), "the taint", timeout_s=LONG_S)
+        watch_log.wait(
+            lambda: watch_log.node()[-1].has_status("PIDPressure", "True"), "PIDPressure True", timeout_s=LONG_S
+        )
+        check_end(node, watch_log, run)
+        watch_log.wait(
+            lambda: watch_log.node()[-1].has_status("PIDPressure", "False"), "PIDPressure False", timeout_s=LONG_S
+        )
+    assert not any(entry.terminating for entry in watch_log.pods())

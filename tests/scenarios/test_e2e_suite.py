@@ -17,7 +17,7 @@ import yaml
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.e2e.cluster import Cluster
-from tests.e2e.thisnode import wipe
+from tests.e2e.this_node import wipe
 from tests.fake_kube import ApiServer, Json, Request, node_object
 from tests.support.livenode import Run
 from tests.support.paths import REPOSITORY

@@ -17,7 +17,7 @@ from nodeagent.kube.list_watch import ListWatch
 from tests.e2e.cluster import Cluster, Json
 
 
-class Entry(NamedTuple):
+class WatchedState(NamedTuple):
     """One state of one object."""
 
     at: float
@@ -40,20 +40,20 @@ class Entry(NamedTuple):
         conditions = self.object["status"].get("conditions", ())
         return next((c for c in conditions if c["type"] == kind), {})
 
-    def says(self, kind: str, status: str) -> bool:
+    def has_status(self, kind: str, status: str) -> bool:
         return bool(self.condition(kind).get("status") == status)
 
     def tainted(self, key: str) -> bool:
         return any(taint["key"] == key for taint in self.object["spec"].get("taints", ()))
 
 
-class Diary:
+class WatchLog:
     """Two watches, from now until `close`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._changed = threading.Condition()
-        self._nodes: list[Entry] = []
-        self._pods: list[Entry] = []
+        self._nodes: list[WatchedState] = []
+        self._pods: list[WatchedState] = []
         self._watches = (
             ListWatch(
                 cluster.transport,
@@ -70,12 +70,12 @@ class Diary:
         for watch in self._watches:
             watch.stop()
 
-    def node(self) -> list[Entry]:
+    def node(self) -> list[WatchedState]:
         """Every state of the node, in order."""
         with self._changed:
             return sorted(self._nodes, key=lambda entry: entry.version)
 
-    def pods(self, name: str = "") -> list[Entry]:
+    def pods(self, name: str = "") -> list[WatchedState]:
         """Every state of the run's pods, or of one of them, in order."""
         with self._changed:
             return sorted((e for e in self._pods if not name or e.name == name), key=lambda entry: entry.version)
@@ -95,8 +95,8 @@ class Diary:
         until this moment (time.monotonic()) and by when their changes were heard of."""
         states = [entry for entry in self.node() if entry.at <= until]
         ends = [entry.at for entry in states[1:]] + [until]
-        spans = [(entry, end - entry.at) for entry, end in zip(states, ends, strict=True) if entry.says(own, "True")]
-        lost = [not entry.says(kind, "True") for entry, _ in spans]
+        spans = [(entry, end - entry.at) for entry, end in zip(states, ends, strict=True) if entry.has_status(own, "True")]
+        lost = [not entry.has_status(kind, "True") for entry, _ in spans]
         begun = sum(now and not before for before, now in zip([False, *lost], lost, strict=False))
         return sum(s for (_, s), gone in zip(spans, lost, strict=True) if gone) / max(begun, 1)
 
@@ -104,7 +104,7 @@ class Diary:
 class _Book:
     """Where one watch writes what it hears."""
 
-    def __init__(self, entries: list[Entry], changed: threading.Condition) -> None:
+    def __init__(self, entries: list[WatchedState], changed: threading.Condition) -> None:
         self._entries = entries
         self._changed = changed
 
@@ -115,7 +115,9 @@ class _Book:
     def apply(self, kind: str, item: msgspec.Raw) -> None:
         loaded: Json = json.loads(bytes(item))
         with self._changed:
-            self._entries.append(Entry(time.monotonic(), int(loaded["metadata"]["resourceVersion"]), kind, loaded))
+            self._entries.append(
+                WatchedState(time.monotonic(), int(loaded["metadata"]["resourceVersion"]), kind, loaded)
+            )
 
     def changed(self) -> None:
         with self._changed:
