@@ -164,7 +164,9 @@ def press(watch_log: WatchLog, pressure: Pressure, load: Load, run: Run) -> None
         if not load.take(pressure.step):
             break
     load.take(pressure.extra)
-    watch_log.wait(lambda: any(entry.has_status(own, "True") for entry in watch_log.node()), f"{own} True", timeout_s=LONG_S)
+    watch_log.wait(
+        lambda: any(entry.has_status(own, "True") for entry in watch_log.node()), f"{own} True", timeout_s=LONG_S
+    )
 
 
 def last_words(run: Run) -> list[Json]:
@@ -181,7 +183,9 @@ def check_recovery(node: ThisNode, watch_log: WatchLog, pressure: Pressure, run:
 
     def recovered() -> bool:
         last = watch_log.node()[-1]
-        calm = last.has_status(f"NodeAgent{pressure.condition}", "False") and last.has_status(pressure.condition, "False")
+        calm = last.has_status(f"NodeAgent{pressure.condition}", "False") and last.has_status(
+            pressure.condition, "False"
+        )
         return calm and not last.tainted(pressure.taint) and not last.tainted(pressure.standard_taint)
 
     if not watch_log.seen(recovered, LONG_S):

@@ -95,7 +95,9 @@ class WatchLog:
         until this moment (time.monotonic()) and by when their changes were heard of."""
         states = [entry for entry in self.node() if entry.at <= until]
         ends = [entry.at for entry in states[1:]] + [until]
-        spans = [(entry, end - entry.at) for entry, end in zip(states, ends, strict=True) if entry.has_status(own, "True")]
+        spans = [
+            (entry, end - entry.at) for entry, end in zip(states, ends, strict=True) if entry.has_status(own, "True")
+        ]
         lost = [not entry.has_status(kind, "True") for entry, _ in spans]
         begun = sum(now and not before for before, now in zip([False, *lost], lost, strict=False))
         return sum(s for (_, s), gone in zip(spans, lost, strict=True) if gone) / max(begun, 1)
