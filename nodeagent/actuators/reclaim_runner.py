@@ -173,7 +173,7 @@ def missing_programs(actions: Iterable[ReclaimAction]) -> tuple[Note, ...]:
         if place is None:
             notes.append(Note(NoteKind.RECLAIM, f"{name} will fail: no program {program} where the agent runs"))
         elif (found := _write_access(place)) is not None:
-            text = f"{name} runs {place} as this agent's user, and {found.path} {found.reason}: run `{found.mend}`"
+            text = f"{name} runs {place} as this agent's user, and {found.path} {found.reason}: run `{found.fix}`"
             notes.append(Note(NoteKind.RECLAIM, text))
     return tuple(notes)
 
@@ -187,7 +187,7 @@ def _place_of(program: str) -> str | None:
 
 def _write_access(place: str) -> WriteAccess | None:
     try:
-        return write_access.find(place)
+        return write_access.find_write_access(place)
     except OSError:
         return None
 

@@ -1,40 +1,39 @@
-"""Threshold values as the kubelet reads them: a quantity, or a percentage of a capacity.
+"""Read threshold values as the kubelet does: a quantity, or a percentage of a capacity.
 
-The rules are the kubelet's (thresholds and minimum reclaim differ in what zero means). Percentages pass through 32 bit
-floating point there, which decides at the edges (`100.000001%` is 100%), so they do here.
+Thresholds and minimum reclaim differ in the meaning of zero (`AmountRule`). The kubelet converts percentages to 32 bit
+floating point, so that `100.000001%` is 100%. This module does the same.
 """
 
 from typing import Final
 
-from nodeagent.config.quantity import MAX_QUANTITY, parse_quantity
-from nodeagent.config.resolve import float32
-from nodeagent.config.schema import AmountRule
+from nodeagent.config import quantity, resolve
+from nodeagent.config.bounds import AmountRule
 from nodeagent.model import Amount
 
 _DIGITS: Final = "0123456789"
 
 
 def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amount:
-    """The amount. Raises ValueError that says what is wrong with the text."""
+    """Raises ValueError with what is wrong with the text."""
     if text.endswith("%"):
         return Amount(None, _percentage(text, rule=rule), text)
-    count = parse_quantity(text)
+    count = quantity.parse_quantity(text)
     if count < 0:
         raise ValueError("it is negative")
     if count == 0 and rule is AmountRule.THRESHOLD:
         raise ValueError('it is zero: a threshold must be above zero (write "0%" to have none)')
-    if count == MAX_QUANTITY:
-        raise ValueError(f"it is {MAX_QUANTITY} or more, all that 64 bits can hold: no node has as much")
+    if count == quantity.MAX_QUANTITY:
+        raise ValueError(f"it is {quantity.MAX_QUANTITY} or more, all that 64 bits can hold: no node has as much")
     return Amount(count, None, text)
 
 
 def _percentage(text: str, *, rule: AmountRule) -> float:
-    number = text.rstrip("%")  # as the kubelet, to whom `15%%` is 15%
+    number = text.rstrip("%")  # as in the kubelet: `15%%` is 15%
     if not _is_number(number):
         raise ValueError(f"{number!r} is not a plain number")
     value = float(number)
     try:
-        share = float32(float32(value) / 100)
+        share = resolve.float32(resolve.float32(value) / 100)
     except OverflowError:
         raise ValueError("the percentage is too large") from None
     if share < 0:
@@ -49,7 +48,7 @@ def _percentage(text: str, *, rule: AmountRule) -> float:
 
 
 def _is_number(text: str) -> bool:
-    """ASCII digits with sign, dot and exponent: what Go's ParseFloat takes, without inf, nan and hexadecimal."""
+    """True for ASCII digits with sign, dot and exponent: Go's ParseFloat without inf, nan and hexadecimal."""
     mantissa, marker, exponent = text.lower().partition("e")
     whole, _, fraction = _unsigned(mantissa).partition(".")
     if (whole + fraction).strip(_DIGITS) or not whole + fraction:

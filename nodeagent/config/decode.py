@@ -1,7 +1,10 @@
-"""Nodes of a file to values of the schema, with every error that there is.
+"""Decode the YAML nodes of a file into values of the schema and collect every error.
 
-Promises: nothing here stops at the first error; what is wrong is left at its default, so that the rest can be judged;
-and every value that the file sets has its origin. Whether the values fit together is `load.py`'s business.
+1. Decoding never stops at the first error.
+2. A wrong value stays at its default, so that the remaining values are checked as well.
+3. Every value that the file sets has an origin.
+
+`rules.py` checks whether the values fit together.
 """
 
 import enum
@@ -12,12 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from nodeagent.config import keys
-from nodeagent.config.amount import parse_amount
-from nodeagent.config.duration import format_duration, parse_duration
+from nodeagent.config import amount, duration, keys
+from nodeagent.config.bounds import AmountRule, Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.problems import Origin, Problem
-from nodeagent.config.schema import AmountRule, Mark, OneOf, Range, RankingConfig, RankingKey, Shape
+from nodeagent.config.schema import RankingConfig, RankingKey
 from nodeagent.config.yaml_nodes import YamlNode
 from nodeagent.model import Amount, Signal
 
@@ -25,12 +27,12 @@ MAX_SHOWN: Final = 60
 """Characters of the user's text that a message repeats."""
 
 MAX_SUGGESTIONS: Final = 100
-"""Unknown words for which a similar one is looked for, at 0.5 ms each: more of them are no slip of the pen."""
+"""Unknown words for which a similar one is searched, at 0.5 ms each. More of them are not typing errors."""
 
-MAX_PLACES: Final = 4
-"""Places that a message names for a misplaced key: `burst` and `perHour` have four."""
+MAX_PATHS: Final = 4
+"""Sections that a message lists for a misplaced key: `burst` and `perHour` have four."""
 
-_BAD: Final = object()
+_INVALID: Final = object()
 _KUBELET: Final = "kubelet"
 _INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
@@ -45,7 +47,7 @@ _KINDS: Final = {
 
 
 class Reader:
-    """Collects what reading a file yields beside the values."""
+    """The problems and origins of one file."""
 
     __slots__ = ("_suggested", "file", "origins", "problems")
 
@@ -58,41 +60,46 @@ class Reader:
     def origin(self, node: YamlNode) -> Origin:
         return Origin(self.file, node.line, node.column)
 
-    def add_problem(self, node: YamlNode, path: str, message: str, mend: str = "") -> None:
-        self.problems.append(Problem(self.origin(node), path, message, mend))
+    def add_problem(self, node: YamlNode, path: str, message: str, fix: str = "") -> None:
+        self.problems.append(Problem(self.origin(node), path, message, fix))
 
     def suggest(self, word: str, known: list[str]) -> str:
-        """A mend for an unknown word; none after `MAX_SUGGESTIONS`."""
+        """A fix for an unknown word; none after `MAX_SUGGESTIONS`."""
         self._suggested += 1
-        return suggest(word, known) if self._suggested <= MAX_SUGGESTIONS else ""
+        return suggest_fix(word, known) if self._suggested <= MAX_SUGGESTIONS else ""
 
 
 def read_keys(
-    reader: Reader, node: YamlNode, path: str, wanted: Iterable[ConfigKey], *, besides: tuple[str, ...] = ()
+    reader: Reader,
+    node: YamlNode,
+    path: str,
+    section_keys: Iterable[ConfigKey],
+    *,
+    read_elsewhere: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Field -> value for each of the keys that the map sets and sets rightly. `besides` are keys read elsewhere."""
-    by_name = {key.name: key for key in wanted}
+    """Field -> value for each key with a valid value in the map. Other code reads the keys in `read_elsewhere`."""
+    by_name = {key.name: key for key in section_keys}
     values: dict[str, Any] = {}
-    seen: set[str] = set()
-    for name, key_node, value in entries(reader, node, path):
-        here = join(path, name)
+    present: set[str] = set()
+    for name, key_node, value in map_entries(reader, node, path):
+        here = join_path(path, name)
         key = by_name.get(name)
-        seen.add(name)
+        present.add(name)
         if key is not None:
             found = _read(reader, value, here, key, key.type)
-            if found is not _BAD:
+            if found is not _INVALID:
                 values[key.field] = found
-        elif name not in besides:
-            mend = _belongs(name) or reader.suggest(name, [*by_name, *besides])
-            reader.add_problem(key_node, join(path, quoted(name, quote="")), "unknown key", mend)
+        elif name not in read_elsewhere:
+            fix = _misplaced(name) or reader.suggest(name, [*by_name, *read_elsewhere])
+            reader.add_problem(key_node, join_path(path, quoted(name, quote="")), "unknown key", fix)
     for key in by_name.values():
-        if key.required and key.name not in seen:
-            reader.add_problem(node, join(path, key.name), "is missing", f"add `{key.name}:`")
+        if key.required and key.name not in present:
+            reader.add_problem(node, join_path(path, key.name), "is missing", f"add `{key.name}:`")
     return values
 
 
-def entries(reader: Reader, node: YamlNode, path: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
-    """The map's entries, each name once. Complains of names that come twice or are no names."""
+def map_entries(reader: Reader, node: YamlNode, path: str) -> Iterator[tuple[str, YamlNode, YamlNode]]:
+    """The map's entries, each name once. A repeated name or a key that is not a name becomes a problem."""
     first: dict[str, YamlNode] = {}
     for key, value in node.items:
         if key.tag in ("map", "seq"):
@@ -102,46 +109,46 @@ def entries(reader: Reader, node: YamlNode, path: str) -> Iterator[tuple[str, Ya
         elif key.text in first:
             line = first[key.text].line
             reader.add_problem(
-                key, join(path, quoted(key.text, quote="")), f"is set already in line {line}", "keep one"
+                key, join_path(path, quoted(key.text, quote="")), f"is set already in line {line}", "keep one"
             )
         else:
             first[key.text] = key
             yield key.text, key, value
 
 
-def join(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
 def quoted(text: str, *, quote: str = '"') -> str:
-    """The user's text, short and printable."""
+    """The text of the file in quotes, shortened and printable."""
     printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_SHOWN])
     return f"{quote}{printable}{'...' if len(text) > MAX_SHOWN else ''}{quote}"
 
 
-def _belongs(name: str) -> str:
-    """Where a key belongs that is unknown only where it stands: the usual sign of wrong indentation."""
+def _misplaced(name: str) -> str:
+    """A fix for a key that exists in another section, which wrong indentation causes. Empty: no section has it."""
     if name in list(Signal):
-        return "signals stand below evictionHard, evictionSoft and their like: indent it by two more spaces"
-    places = _places().get(name)
-    if not places:
+        return "signals belong below evictionHard, evictionSoft or another map of signals: indent it by two more spaces"
+    paths = _section_paths().get(name)
+    if not paths:
         return ""
-    below = "below " + ", ".join(f"`{path}`" for path in places[:MAX_PLACES])
-    return f"it belongs {'at the left margin' if '' in places else below}: check the indentation"
+    below = "below " + ", ".join(f"`{path}`" for path in paths[:MAX_PATHS])
+    return f"it belongs {'at the left margin' if '' in paths else below}: check the indentation"
 
 
 @lru_cache(maxsize=1)
-def _places() -> Mapping[str, tuple[str, ...]]:
+def _section_paths() -> Mapping[str, tuple[str, ...]]:
     """Name of a key -> the paths of the sections that have it."""
-    places: dict[str, tuple[str, ...]] = {}
-    for path, wanted in keys.sections():
-        for key in wanted:
-            places[key.name] = (*places.get(key.name, ()), path)
-    return places
+    paths: dict[str, tuple[str, ...]] = {}
+    for path, section_keys in keys.sections():
+        for key in section_keys:
+            paths[key.name] = (*paths.get(key.name, ()), path)
+    return paths
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """A mend for an unknown word."""
+def suggest_fix(word: str, known: list[str]) -> str:
+    """A fix for an unknown word."""
     import difflib
 
     by_folded = {name.casefold(): name for name in known}
@@ -153,9 +160,9 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def _read(reader: Reader, node: YamlNode, path: str, key: ConfigKey, type_: Any) -> Any:
-    """The value, or _BAD after a complaint."""
+    """The value, or _INVALID after a problem was added."""
     if node.tag == "null" and (keys.is_section(type_) or typing.get_origin(type_) is Mapping or key.optional):
-        return _BAD  # `evictionSoft:` with nothing behind it is as if it were not there, in a kubelet as well
+        return _INVALID  # `evictionSoft:` without a value counts as absent, as in the kubelet
     if keys.is_section(type_):
         return _read_section(reader, node, path, type_, base=key.default if isinstance(key.default, type_) else None)
     origin: Any = typing.get_origin(type_)
@@ -165,28 +172,28 @@ def _read(reader: Reader, node: YamlNode, path: str, key: ConfigKey, type_: Any)
         return _read_list(reader, node, path, key, typing.get_args(type_)[0])
     reader.origins[path] = reader.origin(node)
     if node.tag in ("map", "seq", "null"):
-        reader.add_problem(node, path, f"is {_KINDS[node.tag]}", f"must be {describe(key, type_)}")
-        return _BAD
+        reader.add_problem(node, path, f"is {_KINDS[node.tag]}", f"must be {describe_type(key, type_)}")
+        return _INVALID
     try:
         return _scalar(node, key, type_)
     except ValueError as error:
-        reader.add_problem(node, path, f"{quoted(node.text)}: {error}", _mend(key, type_))
-        return _BAD
+        reader.add_problem(node, path, f"{quoted(node.text)}: {error}", _fix(key, type_))
+        return _INVALID
 
 
 def _read_section(reader: Reader, node: YamlNode, path: str, section: Any, *, base: Any) -> Any:
-    """The section; what the file leaves out is as in `base`, or the schema's defaults when that is None."""
-    wanted = keys.config_keys(section)
+    """The section. Keys that the file leaves out are those of `base`; if it is None, the schema's defaults."""
+    section_keys = keys.config_keys(section)
     if node.tag != "map":
-        names = ", ".join(key.name for key in wanted)
+        names = ", ".join(key.name for key in section_keys)
         reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", f"must be a map of {names}")
-        return _BAD
+        return _INVALID
     reader.origins[path] = reader.origin(node)
     if base is not None:
-        wanted = tuple(key._replace(required=False) for key in wanted)
-    values = read_keys(reader, node, path, wanted)
-    if any(key.required and key.field not in values for key in wanted):
-        return _BAD
+        section_keys = tuple(key._replace(required=False) for key in section_keys)
+    values = read_keys(reader, node, path, section_keys)
+    if any(key.required and key.field not in values for key in section_keys):
+        return _INVALID
     if section is RankingConfig and values.get("order") == _KUBELET:
         return RankingConfig(kubelet=True)
     return section(**values) if base is None else base._replace(**values)
@@ -196,20 +203,20 @@ def _read_signals(reader: Reader, node: YamlNode, path: str, key: ConfigKey, val
     """A map whose keys are eviction signals."""
     if node.tag != "map":
         example = "200Mi" if value_type is Amount else "30s" if key.duration else "..."
-        mend = f"must be a map of eviction signals, a line each: `{Signal.MEMORY}: {example}`"
-        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
-        return _BAD
+        fix = f"must be a map of eviction signals, a line each: `{Signal.MEMORY}: {example}`"
+        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", fix)
+        return _INVALID
     known = [str(signal) for signal in Signal]
     values: dict[Signal, Any] = {}
-    for name, key_node, value in entries(reader, node, path):
-        here = join(path, name)
+    for name, key_node, value in map_entries(reader, node, path):
+        here = join_path(path, name)
         if name not in known:
             reader.add_problem(
-                key_node, join(path, quoted(name, quote="")), "unknown signal", reader.suggest(name, known)
+                key_node, join_path(path, quoted(name, quote="")), "unknown signal", reader.suggest(name, known)
             )
             continue
         found = _read(reader, value, here, key, value_type)
-        if found is not _BAD:
+        if found is not _INVALID:
             values[Signal(name)] = found
     reader.origins.setdefault(path, reader.origin(node))
     return values
@@ -220,35 +227,35 @@ def _read_list(reader: Reader, node: YamlNode, path: str, key: ConfigKey, elemen
     if element is RankingKey and node.tag == "str" and node.text == _KUBELET:
         return _KUBELET
     if node.tag != "seq":
-        mend = f"must be a list of {describe(key, element)}"
+        fix = f"must be a list of {describe_type(key, element)}"
         if element is RankingKey:
-            mend += f", or the word {_KUBELET}"
-        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", mend)
-        return _BAD
+            fix += f", or the word {_KUBELET}"
+        reader.add_problem(node, path, f"is {_KINDS.get(node.tag, node.tag)}", fix)
+        return _INVALID
     found = [
         (child, _read(reader, child, f"{path}[{index}]", key, element)) for index, child in enumerate(node.elements)
     ]
     once = Mark.MAY_REPEAT not in key.bounds
-    before: set[Any] = set()
+    earlier: set[Any] = set()
     for index, (child, value) in enumerate(found):
         if not keys.is_section(element):
             reader.origins.pop(f"{path}[{index}]", None)
-        if once and value is not _BAD and value in before:
+        if once and value is not _INVALID and value in earlier:
             reader.add_problem(child, f"{path}[{index}]", f"{quoted(child.text)} is in the list already", "keep one")
-        before.add(value)
+        earlier.add(value)
     if not found and Mark.NOT_EMPTY in key.bounds:
-        reader.add_problem(node, path, "is empty", f"must have at least one {describe(key, element)}")
-    if any(value is _BAD for _, value in found):
-        return _BAD
+        reader.add_problem(node, path, "is empty", f"must have at least one {describe_type(key, element)}")
+    if any(value is _INVALID for _, value in found):
+        return _INVALID
     return tuple(value for _, value in found)
 
 
 def _scalar(node: YamlNode, key: ConfigKey, type_: Any) -> Any:
-    """The value. Raises ValueError that says what is wrong."""
+    """Raises ValueError with what is wrong."""
     if type_ is Amount:
-        return parse_amount(_text(node), rule=key.bound(AmountRule))
+        return amount.parse_amount(_text(node), rule=key.bound(AmountRule))
     if key.duration:
-        return _within(parse_duration(_text(node)), key)
+        return _within(duration.parse_duration(_text(node)), key)
     if isinstance(type_, type) and issubclass(type_, enum.StrEnum):
         return type_(_word(node, [str(word) for word in type_]))
     if type_ is bool:
@@ -262,13 +269,13 @@ def _scalar(node: YamlNode, key: ConfigKey, type_: Any) -> Any:
     text = _text(node)
     shape = key.bound(Shape)
     if shape is not None and not re.fullmatch(shape.pattern, text):
-        raise ValueError(f"must be {shape.says}")
+        raise ValueError(f"must be {shape.description}")
     return text
 
 
 def _text(node: YamlNode) -> str:
     if node.tag != "str":
-        raise ValueError(f"YAML takes this for {_KINDS.get(node.tag, node.tag)}, it must be text in quotes")
+        raise ValueError(f"YAML reads this as {_KINDS.get(node.tag, node.tag)}, it must be text in quotes")
     return node.text
 
 
@@ -285,8 +292,7 @@ def _boolean(node: YamlNode) -> bool:
 
 
 def _number(node: YamlNode, *, whole: bool) -> float:
-    """A plain decimal number. YAML's octal, hexadecimal, sexagesimal and grouped ones are refused: who writes 010 or
-    1:30 rarely means 8 or 90."""
+    """Accept plain decimal numbers only. YAML reads 010 as 8 and 1:30 as 90, which the author rarely means."""
     if node.tag not in ("int", "float") or len(node.text) > MAX_SHOWN:
         raise ValueError("must be a number, without quotes")
     if not _NUMBER.fullmatch(node.text):
@@ -294,7 +300,7 @@ def _number(node: YamlNode, *, whole: bool) -> float:
     if whole and not _INTEGER.fullmatch(node.text):
         raise ValueError("must be a whole number")
     if len(node.text.lstrip("+-")) > 1 and re.match(r"[-+]?0[0-9]", node.text):
-        raise ValueError("must not begin with 0, which YAML takes for octal")
+        raise ValueError("must not begin with 0, which YAML reads as octal")
     number = float(node.text)
     if not math.isfinite(number):
         raise ValueError("is too large")
@@ -306,14 +312,14 @@ def _within(number: float, key: ConfigKey) -> float:
     if bounds is None or bounds.minimum <= number <= bounds.maximum:
         return number
     if key.duration:
-        low, high = format_duration(bounds.minimum), format_duration(bounds.maximum)
+        low, high = duration.format_duration(bounds.minimum), duration.format_duration(bounds.maximum)
     else:
         low, high = f"{bounds.minimum:.10g}", f"{bounds.maximum:.10g}"
     raise ValueError(f"must be from {low} to {high}")
 
 
-def describe(key: ConfigKey, type_: Any) -> str:
-    """What a scalar or an element must be, in words."""
+def describe_type(key: ConfigKey, type_: Any) -> str:
+    """The valid values of a scalar or an element, in words."""
     if keys.is_section(type_):
         return "a map"
     if type_ is Amount:
@@ -327,13 +333,13 @@ def describe(key: ConfigKey, type_: Any) -> str:
         return " | ".join(words.words)
     shape = key.bound(Shape)
     if shape is not None:
-        return str(shape.says)
+        return str(shape.description)
     if Mark.WHOLE_SECONDS in key.bounds:
         return "a whole number of seconds"
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(type_, "text")
 
 
-def _mend(key: ConfigKey, type_: Any) -> str:
+def _fix(key: ConfigKey, type_: Any) -> str:
     if type_ is Amount:
         return "write a quantity such as 200Mi or a percentage such as 12%"
     if key.duration:

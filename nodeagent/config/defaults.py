@@ -1,10 +1,13 @@
-"""What applies without any file: nodeagent's own thresholds, and the kubelet's for comparison.
+"""Define nodeagent's built-in thresholds, and the kubelet's defaults for comparison.
 
-Every signal of ours is met before a kubelet with its own defaults would meet it, so that the agent, which respects
-budgets and says why, acts first and the kubelet stays the backstop. The hard memory threshold is twice the kubelet's:
-its view is 3 to 9 s old, and at 50 MiB/s it lost every race against the OOM killer with 300Mi to go. The disk shares
-are 2% of the capacity (1/50th) above the kubelet's, enough for an eviction to finish on a file system of usual size.
-The kubelet has no default for PIDs at all, and a full PID table stops the kubelet itself.
+Each built-in threshold is met before the kubelet's default, so that the agent, which respects PDBs, acts first and the
+kubelet remains the backstop.
+
+| signal | value | reason |
+| --- | --- | --- |
+| memory | twice the kubelet's | the kubelet's sample is 3 to 9 s old; at 50 MiB/s it lost every ramp with 300Mi left |
+| disks | 2% of the capacity above the kubelet's | an eviction finishes in time on a file system of usual size |
+| PIDs | 5% | the kubelet has no default, and a full PID table stops the kubelet itself |
 """
 
 from collections.abc import Mapping
@@ -56,7 +59,7 @@ KUBELET_EVICTION_HARD: Final[Mapping[Signal, Amount]] = {
     Signal.IMAGEFS: _percent(15.0),
     Signal.IMAGEFS_INODES: _percent(5.0),
 }
-"""A kubelet's own (Kubernetes 1.36); it has no soft thresholds and none for PIDs by default."""
+"""The defaults of Kubernetes 1.36, which have no soft threshold and none for PIDs."""
 
 KUBELET_TRANSITION_PERIOD_S: Final = 300.0
-"""A kubelet's evictionPressureTransitionPeriod, also when it is set to 0."""
+"""The kubelet's evictionPressureTransitionPeriod, also if it is set to 0."""

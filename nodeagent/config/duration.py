@@ -1,17 +1,17 @@
-"""Go durations (`1m30s`, `1.5h`, `300ms`): text to seconds and back.
+"""Convert Go durations (`1m30s`, `1.5h`, `300ms`) to seconds and back.
 
 The grammar is that of Go's `time.ParseDuration`, which reads the kubelet's configuration: an optional sign, then one or
-more numbers each with its unit (ns, us, ms, s, m, h). There is no day, and a number without a unit is an error, except
-that Go takes a lone `0`. Everything below a nanosecond is cut off, as in Go.
+more numbers, each with a unit (ns, us, ms, s, m, h). There is no unit for a day. A number without a unit is an error,
+except a lone `0`. Fractions of a nanosecond are cut off, as in Go.
 """
 
 from typing import Final
 
 MAX_NANOSECONDS: Final = 2**63 - 1
-"""Go keeps durations in 64 bits of nanoseconds: 292 years."""
+"""Go stores durations as 64 bits of nanoseconds: 292 years."""
 
-MAX_TEXT: Final = 128
-"""Longest text that is looked at."""
+MAX_DURATION_TEXT: Final = 128
+"""Longest text that is parsed."""
 
 _UNITS: Final = {
     "ns": 1,
@@ -27,11 +27,11 @@ _NUMBER: Final = "0123456789."
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. Raises ValueError that says what is wrong with the text."""
+    """Seconds. Raises ValueError with what is wrong with the text."""
     if not text:
         raise ValueError("it is empty")
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"it is longer than {MAX_TEXT} characters")
+    if len(text) > MAX_DURATION_TEXT:
+        raise ValueError(f"it is longer than {MAX_DURATION_TEXT} characters")
     negative = text[0] == "-"
     rest = text[1:] if text[0] in "+-" else text
     if rest == "0":
@@ -48,9 +48,9 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest usual form: `5m`, `1h30m`, `1.5s`, `300ms`. parse_duration gives back the same number of seconds.
+    """The shortest usual form: `5m`, `1h30m`, `1.5s`, `300ms`. `parse_duration` returns the same number of seconds.
 
-    Raises ValueError when `seconds` is not finite.
+    Raises ValueError if `seconds` is not finite.
     """
     if seconds != seconds or seconds in (float("inf"), float("-inf")):
         raise ValueError(f"{seconds} is not a duration")
@@ -85,11 +85,11 @@ def _component(text: str) -> tuple[int, str]:
         raise ValueError(f"a number in plain digits is expected at {text!r}")
     unit = after[: next((i for i, letter in enumerate(after) if letter in _NUMBER), len(after))]
     if unit not in _UNITS:
-        raise ValueError(_complaint(number, unit))
+        raise ValueError(_unit_error(number, unit))
     return int(whole + fraction) * _UNITS[unit] // 10 ** len(fraction), after[len(unit) :]
 
 
-def _complaint(number: str, unit: str) -> str:
+def _unit_error(number: str, unit: str) -> str:
     if not unit:
         return f"{number} has no unit (ns, us, ms, s, m, h): write {number}s for seconds"
     if unit in ("d", "w"):

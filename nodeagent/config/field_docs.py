@@ -1,6 +1,6 @@
-"""The documentation of each field of the schema: the string that stands under it in the source.
+"""Read the documentation of each field of the schema: the string below it in the source.
 
-Read from the source text when the JSON Schema or the pages are generated, so that there is no second copy to go stale.
+It is read from the source text when the JSON Schema and the pages are generated, so that there is no second copy.
 """
 
 import ast
@@ -11,7 +11,7 @@ from nodeagent.config import schema
 
 
 def field_doc(owner: type, field: str) -> str:
-    """The field's documentation on one line. Raises KeyError when it has none: every key is documented."""
+    """The field's documentation on one line. Raises KeyError if it has none."""
     return _docs()[owner.__name__, field]
 
 

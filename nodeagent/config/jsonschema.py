@@ -1,7 +1,7 @@
-"""The JSON Schema of the configuration file, for editors: `python -m nodeagent.config.jsonschema` prints it.
+"""Generate the JSON Schema of the configuration file for editors: `python -m nodeagent.config.jsonschema`.
 
-Generated from `schema.py`. It knows every key, type, word and bound of a number; it does not know what only the loader
-can: bounds of durations and percentages, rules between keys, and keys that come twice.
+It is generated from `schema.py` and has every key, type, word and range of a number. Only the loader checks ranges of
+durations and percentages, rules between keys, and repeated keys.
 """
 
 import enum
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nodeagent.config import field_docs, keys
+from nodeagent.config import field_docs, keys, show
+from nodeagent.config.bounds import Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
-from nodeagent.config.schema import API_VERSION, KIND, Mark, OneOf, Range, RankingKey, Shape
-from nodeagent.config.show import plain
+from nodeagent.config.schema import API_VERSION, KIND, RankingKey
 from nodeagent.model import Amount, Signal
 
 SHIPPED: Final = Path(__file__).parent / "nodeagent.schema.json"
@@ -45,13 +45,14 @@ def generate() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The schema as it is shipped."""
+    """The schema as shipped."""
     return json.dumps(generate(), indent=2) + "\n"
 
 
-def _properties(wanted: Iterable[ConfigKey]) -> dict[str, Any]:
+def _properties(section_keys: Iterable[ConfigKey]) -> dict[str, Any]:
     return {
-        key.name: {"description": field_docs.field_doc(key.owner, key.field), **_of(key, key.type)} for key in wanted
+        key.name: {"description": field_docs.field_doc(key.owner, key.field), **_of(key, key.type)}
+        for key in section_keys
     }
 
 
@@ -115,10 +116,10 @@ def _scalar(key: ConfigKey, type_: Any) -> dict[str, Any]:
 
 
 def _default(key: ConfigKey) -> dict[str, Any]:
-    """The default as the file would have it; nothing for keys without one."""
+    """The default in the form of the file; empty for a key without a default."""
     if key.default is None or isinstance(key.default, Mapping):
         return {}
-    return {"default": plain(key, key.default)}
+    return {"default": show.plain_value(key, key.default)}
 
 
 if __name__ == "__main__":

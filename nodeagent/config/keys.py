@@ -1,7 +1,6 @@
-"""The keys of the file, read off the classes in `schema.py`: their names, types and bounds.
+"""List the keys of the file with their names, types and bounds, as the classes in `schema.py` define them.
 
-The loader, `config show`, the JSON Schema and the documentation all walk these, so that none of them can disagree with
-the schema or with each other.
+The loader, `config show`, the JSON Schema and the reference page all read this list, so that they always agree.
 """
 
 import types
@@ -9,7 +8,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
-from nodeagent.config.schema import Config, EvictionConfig, Mark
+from nodeagent.config.bounds import Mark
+from nodeagent.config.schema import Config, EvictionConfig
 from nodeagent.model import Amount
 
 
@@ -24,21 +24,21 @@ class ConfigKey(NamedTuple):
     type: Any
     """Annotation without `Annotated` and without `None`."""
     bounds: tuple[Any, ...]
-    """What was `Annotated`."""
+    """The metadata of `Annotated`."""
     default: Any
     required: bool
     optional: bool
-    """May be None, which is what nothing behind the key means."""
+    """May be None, which is a key without a value in the file."""
     duration: bool
     """The value is a Go duration in the file and seconds in the field."""
 
     def bound(self, kind: Any) -> Any:
-        """The bound of this class, or None."""
+        """The bound of this class; None if the key has none."""
         return next((bound for bound in self.bounds if isinstance(bound, kind)), None)
 
 
 def config_keys(section: type) -> tuple[ConfigKey, ...]:
-    """The keys of a section, in the order in which they are documented."""
+    """The keys of a section in the order of the documentation."""
     hints: dict[str, Any] = section.__annotations__
     return tuple(
         key
@@ -55,12 +55,12 @@ def top_level() -> tuple[ConfigKey, ...]:
 
 
 def is_section(type_: Any) -> bool:
-    """The value is a map with keys of its own."""
+    """True if the value is a map with keys of its own."""
     return isinstance(type_, type) and hasattr(type_, "_fields") and type_ is not Amount
 
 
 def sections() -> Iterator[tuple[str, tuple[ConfigKey, ...]]]:
-    """The path of every section and its keys, first the file itself; `*` stands for any signal."""
+    """The path of every section and its keys, first the file itself; `*` means any signal."""
     return _sections_of(top_level(), "")
 
 

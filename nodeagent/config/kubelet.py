@@ -1,21 +1,18 @@
-"""What a kubelet on this node would do: its effective eviction settings, and where it would act before us.
+"""Read the effective eviction settings of this node's kubelet and find where it acts before nodeagent.
 
-Read from the text of its configuration file (or the `configz` answer of a running one) and its command line. Unlike our
-own loader this one is tolerant: keys that have nothing to do with eviction are passed over, and what cannot be read
-becomes a problem beside the settings, not an error.
+The sources are the text of its configuration file (or the `configz` answer of a running kubelet) and its command line.
+Unlike nodeagent's own loader, this one is tolerant: it ignores keys that do not concern eviction, and an unreadable
+value becomes a problem beside the settings, not an error.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.config.amount import parse_amount
-from nodeagent.config.defaults import KUBELET_EVICTION_HARD, KUBELET_TRANSITION_PERIOD_S
-from nodeagent.config.duration import format_duration, parse_duration
+from nodeagent.config import amount, defaults, duration, resolve, thresholds
+from nodeagent.config.bounds import AmountRule
 from nodeagent.config.problems import ConfigError, Origin, Problem
-from nodeagent.config.resolve import resolve
-from nodeagent.config.schema import DROPPED, AmountRule, EvictionConfig
-from nodeagent.config.thresholds import make_thresholds
+from nodeagent.config.schema import DROPPED, EvictionConfig
 from nodeagent.model import Amount, MemoryModel, Signal, Threshold
 
 if TYPE_CHECKING:
@@ -23,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class KubeletSettings(NamedTuple):
-    """A kubelet's effective settings as far as eviction and the cgroup tree go."""
+    """A kubelet's effective settings for eviction and the cgroup tree."""
 
     thresholds: tuple[Threshold, ...]
     """With the copies for allocatableMemory.available; without containerfs, which follows nodefs or imagefs."""
-    transition_period_s: float = KUBELET_TRANSITION_PERIOD_S
+    transition_period_s: float = defaults.KUBELET_TRANSITION_PERIOD_S
     max_pod_grace_period_s: float = 0.0
     cgroup_root: str = ""
     """Empty: the root of the hierarchy."""
     cgroup_driver: str = ""
-    """`systemd`, `cgroupfs`, or empty when neither file nor flags say (it may come from the runtime)."""
+    """`systemd`, `cgroupfs`, or empty if neither file nor flags set it (the container runtime may choose it)."""
     root_dir: str = "/var/lib/kubelet"
     problems: tuple[str, ...] = ()
-    """What could not be read, one sentence each. A kubelet would not start with such a file."""
+    """One sentence for each value that could not be read. A kubelet would not start with such a file."""
     unread: str = ""
-    """Why nothing of the file could be read, so that what no flag says is a default that is only assumed."""
+    """Why the whole file could not be read. Values that no flag sets are then only assumed defaults."""
 
 
 class KubeletThresholds(NamedTuple):
@@ -52,12 +49,12 @@ class KubeletThresholds(NamedTuple):
 
 
 class EarlierThreshold(NamedTuple):
-    """A signal on which the kubelet would act before us, or at the same moment."""
+    """A signal on which the kubelet acts before nodeagent, or at the same moment."""
 
     signal: Signal
     kubelet: Threshold
     ours: Threshold | None
-    """Our highest threshold of this signal; None when we have none."""
+    """nodeagent's highest threshold of this signal; None if it has none."""
     message: str
 
 
@@ -104,10 +101,10 @@ _WORD_KEYS = {
 }
 
 
-def read(text: str = "", *, flags: Sequence[str] = (), name: str = "kubelet configuration") -> KubeletSettings:
+def read_settings(text: str = "", *, flags: Sequence[str] = (), name: str = "kubelet configuration") -> KubeletSettings:
     """The settings of a kubelet with this configuration file (empty: none) and these command line arguments.
 
-    A flag replaces what the file says, a map as a whole. Never raises for bad content: see `problems`.
+    A flag replaces the value in the file, and a whole map. Bad content never raises; it is listed in `problems`.
     """
     problems: list[str] = []
     raw = _Raw()
@@ -118,11 +115,11 @@ def read(text: str = "", *, flags: Sequence[str] = (), name: str = "kubelet conf
         except ConfigError as error:
             unread = str(error)
             problems.append(unread)
-    return _settle(_with_flags(raw, flags, problems=problems), problems=problems)._replace(unread=unread)
+    return _to_settings(_with_flags(raw, flags, problems=problems), problems=problems)._replace(unread=unread)
 
 
 def flag_value(flags: Sequence[str], flag: str) -> str | None:
-    """The last value of a command line flag, `--config=x` or `--config x`; None when it is not there."""
+    """The last value of a command line flag, `--config=x` or `--config x`; None if it is absent."""
     found = None
     for word, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
         flag_name, equals, value = word.lstrip("-").partition("=")
@@ -138,11 +135,11 @@ def find_earlier_thresholds(
     capacities: Mapping[Signal, int | None],
     enforce_node_allocatable: bool = True,
 ) -> tuple[EarlierThreshold, ...]:
-    """Where the kubelet would act before us or at the same moment, one entry for each of its thresholds.
+    """The thresholds of the kubelet that act before nodeagent or at the same moment.
 
-    We are earlier when one of our thresholds has a higher value (resolved against the signal's capacity) and no longer
-    grace. A threshold of the kubelet that can never be met (0) is passed over. Where a percentage and a quantity must
-    be compared and the capacity is not known, nothing is said.
+    nodeagent is earlier if one of its thresholds has a higher value (resolved against the signal's capacity) and no
+    longer grace. A threshold of the kubelet that can never be met (0) is left out. A percentage and a quantity are not
+    compared if the capacity is unknown.
     """
     found = []
     for theirs in kubelets:
@@ -150,7 +147,9 @@ def find_earlier_thresholds(
             threshold for threshold in _effective(ours, enforce_node_allocatable) if threshold.signal is theirs.signal
         ]
         capacity = capacities.get(theirs.signal)
-        if resolve(theirs.value, capacity=capacity) == 0 or any(_unknown(theirs, own, capacity) for own in mine):
+        if resolve.resolve(theirs.value, capacity=capacity) == 0 or any(
+            _not_comparable(theirs, own, capacity) for own in mine
+        ):
             continue
         if any(own.grace_period_s <= theirs.grace_period_s and _above(own, theirs, capacity) for own in mine):
             continue
@@ -163,14 +162,14 @@ def find_earlier_thresholds(
 
 
 def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
-    """Raises ConfigError when this is no YAML, or no map."""
+    """Raises ConfigError if the text is no YAML, or no map."""
     from nodeagent.config import yaml_nodes
 
     root = yaml_nodes.parse(text.encode("utf-8", "surrogatepass"), name=name)
     if root.tag != "map":
         raise ConfigError((Problem(Origin(name, root.line, root.column), "", "the file is not a map of keys"),))
     top = {key.text: value for key, value in root.items}
-    if "kubeletconfig" in top:  # what /configz answers
+    if "kubeletconfig" in top:  # the answer of /configz
         top = {key.text: value for key, value in top["kubeletconfig"].items}
     raw = _Raw()
     for key, field in _MAP_KEYS.items():
@@ -213,7 +212,7 @@ def _with_flags(raw: _Raw, flags: Sequence[str], *, problems: list[str]) -> _Raw
 
 
 def _pairs(text: str, separator: str, *, flag: str, problems: list[str]) -> dict[str, str]:
-    """`a<1,b<2` as the kubelet splits it: entries are trimmed, empty ones passed over."""
+    """Split `a<1,b<2` as the kubelet does: entries are trimmed, empty ones ignored."""
     pairs = {}
     for part in text.split(","):
         signal, found, value = part.strip().partition(separator)
@@ -227,10 +226,10 @@ def _pairs(text: str, separator: str, *, flag: str, problems: list[str]) -> dict
 # --- the kubelet's rules ---------------------------------------------------------------------------------------------
 
 
-def _settle(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
-    hard = KUBELET_EVICTION_HARD if raw.hard is None else _amounts(raw.hard, "evictionHard", problems)
+def _to_settings(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
+    hard = defaults.KUBELET_EVICTION_HARD if raw.hard is None else _amounts(raw.hard, "evictionHard", problems)
     if raw.merge and raw.hard is not None:
-        hard = {**KUBELET_EVICTION_HARD, **hard}
+        hard = {**defaults.KUBELET_EVICTION_HARD, **hard}
     eviction = EvictionConfig(
         eviction_hard=hard,
         eviction_soft=_amounts(raw.soft or {}, "evictionSoft", problems),
@@ -241,9 +240,9 @@ def _settle(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
         if value.text not in DROPPED and signal not in eviction.eviction_soft_grace_period:
             problems.append(f"evictionSoft.{signal}: has no grace period")
     return KubeletSettings(
-        thresholds=_effective(make_thresholds(eviction), "pods" in raw.enforce),
+        thresholds=_effective(thresholds.make_thresholds(eviction), "pods" in raw.enforce),
         transition_period_s=_seconds(raw.transition or "0s", "evictionPressureTransitionPeriod", problems)
-        or KUBELET_TRANSITION_PERIOD_S,
+        or defaults.KUBELET_TRANSITION_PERIOD_S,
         max_pod_grace_period_s=float(raw.max_grace) if raw.max_grace.lstrip("-").isdecimal() else 0.0,
         cgroup_root=raw.cgroup_root,
         cgroup_driver=raw.cgroup_driver,
@@ -258,7 +257,7 @@ def _amounts(
     amounts = {}
     for name, text in texts.items():
         try:
-            amounts[Signal(name)] = parse_amount(text, rule=rule)
+            amounts[Signal(name)] = amount.parse_amount(text, rule=rule)
         except ValueError as error:
             problems.append(f"{path}.{name}: {text!r}: {error}")
     return amounts
@@ -268,7 +267,7 @@ def _graces(texts: Mapping[str, str], problems: list[str]) -> dict[Signal, float
     graces = {}
     for name, text in texts.items():
         try:
-            seconds = parse_duration(text)
+            seconds = duration.parse_duration(text)
             if seconds < 0:
                 raise ValueError("it is negative")
             graces[Signal(name)] = seconds
@@ -279,14 +278,14 @@ def _graces(texts: Mapping[str, str], problems: list[str]) -> dict[Signal, float
 
 def _seconds(text: str, path: str, problems: list[str]) -> float:
     try:
-        return parse_duration(text)
+        return duration.parse_duration(text)
     except ValueError as error:
         problems.append(f"{path}: {text!r}: {error}")
         return 0.0
 
 
 def _effective(thresholds: Sequence[Threshold], enforce_node_allocatable: bool) -> tuple[Threshold, ...]:
-    """With every hard memory.available threshold guarding allocatableMemory.available as well."""
+    """Add a copy of each hard memory.available threshold for allocatableMemory.available."""
     if not enforce_node_allocatable:
         return tuple(thresholds)
     copies = [
@@ -300,13 +299,13 @@ def _effective(thresholds: Sequence[Threshold], enforce_node_allocatable: bool) 
 # --- comparing -------------------------------------------------------------------------------------------------------
 
 
-def _unknown(theirs: Threshold, own: Threshold, capacity: int | None) -> bool:
+def _not_comparable(theirs: Threshold, own: Threshold, capacity: int | None) -> bool:
     return capacity is None and (theirs.value.quantity is None) != (own.value.quantity is None)
 
 
 def _level(threshold: Threshold, capacity: int | None) -> float:
-    """Bytes, inodes or PIDs; percent where the capacity is not known."""
-    value = resolve(threshold.value, capacity=capacity)
+    """Bytes, inodes or PIDs; percent if the capacity is unknown."""
+    value = resolve.resolve(threshold.value, capacity=capacity)
     return float(threshold.value.percentage or 0.0) if value is None else value
 
 
@@ -315,16 +314,16 @@ def _above(own: Threshold, theirs: Threshold, capacity: int | None) -> bool:
 
 
 def _sentence(theirs: Threshold, own: Threshold | None, capacity: int | None) -> str:
-    kubelet = f"the kubelet evicts at {theirs.signal} < {_words(theirs)}"
+    kubelet = f"the kubelet evicts at {theirs.signal} < {_to_text(theirs)}"
     if own is None:
         return f"{kubelet}; nodeagent has no threshold for it"
     when = "at the same level" if _level(own, capacity) == _level(theirs, capacity) else "only"
     if own.grace_period_s > theirs.grace_period_s and _above(own, theirs, capacity):
         when = "earlier, but perhaps not in time,"
-    note = ", of MemAvailable, which is another number" if own.memory_model is MemoryModel.MEM_AVAILABLE else ""
-    return f"{kubelet}; nodeagent {when} at {_words(own)}{note}"
+    note = ", of MemAvailable, which is a different value" if own.memory_model is MemoryModel.MEM_AVAILABLE else ""
+    return f"{kubelet}; nodeagent {when} at {_to_text(own)}{note}"
 
 
-def _words(threshold: Threshold) -> str:
-    held = "" if threshold.hard else f" for {format_duration(threshold.grace_period_s)}"
-    return f"{threshold.value.text}{held}"
+def _to_text(threshold: Threshold) -> str:
+    grace = "" if threshold.hard else f" for {duration.format_duration(threshold.grace_period_s)}"
+    return f"{threshold.value.text}{grace}"

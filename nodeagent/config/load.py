@@ -1,23 +1,23 @@
-"""From a file, flags and environment to a `Config`, or every reason why not.
+"""Load a `Config` from a file, flags and the environment.
 
-`defaults()` is what runs without a file and imports no YAML. `load()` reads one. Both give a `Loaded`: the values,
-where each came from, and warnings. Errors are collected, never the first alone, and raised together as one
-`ConfigError`.
+1. `defaults()` needs no file and imports no YAML; `load()` reads a file. Both return a `LoadedConfig`: the values, the
+   origin of each, and warnings.
+2. All errors of a file are raised together as one `ConfigError`.
 
-How thresholds are made: the kubelet's four maps are read as the kubelet reads them. When a file sets evictionHard or
-evictionSoft, the built-in thresholds of both maps are gone, so that a kubelet's stanza means what it says;
-mergeDefaultEvictionSettings brings the built-in hard ones back for the signals that the file does not name. `signals`
-then refines what there is. Not done here, because they need the node: the copies of hard memory.available thresholds
-for allocatableMemory.available, and all containerfs thresholds, which follow nodefs or imagefs.
+The kubelet's four maps are read as the kubelet reads them. evictionHard or evictionSoft in a file removes the built-in
+thresholds of evictionSoft, and evictionHard also those of evictionHard, so that a kubelet's stanza keeps its meaning.
+mergeDefaultEvictionSettings adds the built-in hard thresholds for the other signals. `signals` then refines the
+thresholds. Two steps need the node and happen in `policy.thresholds`: the copies of hard memory.available thresholds
+for allocatableMemory.available, and the containerfs thresholds, which follow nodefs or imagefs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from nodeagent.config import bounds, thresholds
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
-from nodeagent.config.schema import API_VERSION, KIND, NODE_NAME, Config, EvictionConfig, Mode, Shape
-from nodeagent.config.thresholds import make_thresholds
+from nodeagent.config.schema import API_VERSION, KIND, Config, EvictionConfig, Mode
 from nodeagent.runtime import regular_files
 
 if TYPE_CHECKING:
@@ -35,44 +35,44 @@ class Override(NamedTuple):
 
 
 class LoadedConfig(NamedTuple):
-    """A configuration that can be used, and where it came from."""
+    """A valid configuration with the origins of its values."""
 
     config: Config
     eviction: EvictionConfig
-    """The maps from which `config.thresholds` was made, as they apply: built-in or the file's, merged."""
+    """The effective maps that became `config.thresholds`: built-in or the file's, merged."""
     origins: Mapping[str, Origin]
-    """Key path -> origin, for what did not come from the program itself."""
+    """Key path -> origin, for values that are not built in."""
     warnings: tuple[Problem, ...] = ()
 
     def origin(self, path: str) -> Origin:
-        """Where the value at this key path came from, `evictionHard.memory.available`."""
+        """The origin of the value at this key path, `evictionHard.memory.available`."""
         return self.origins.get(path, BUILT_IN)
 
 
 def defaults(*, overrides: Iterable[Override] = ()) -> LoadedConfig:
-    """What applies without a file. Raises ConfigError when an override is wrong."""
+    """The configuration without a file. Raises ConfigError if an override is wrong."""
     eviction = EvictionConfig(
         eviction_hard=built_in.EVICTION_HARD,
         eviction_soft=built_in.EVICTION_SOFT,
         eviction_soft_grace_period=built_in.EVICTION_SOFT_GRACE_PERIOD,
     )
     origins: dict[str, Origin] = {}
-    config, problems = _overridden(Config(thresholds=make_thresholds(eviction)), overrides, origins)
+    config, problems = _overridden(Config(thresholds=thresholds.make_thresholds(eviction)), overrides, origins)
     if problems:
         raise ConfigError(tuple(problems))
     return LoadedConfig(config, eviction, origins)
 
 
 def load(path: str | None, *, overrides: Iterable[Override] = ()) -> LoadedConfig:
-    """The file's configuration; `None` is no file. Raises ConfigError with every problem found."""
+    """The configuration of the file; with None the built-in one. Raises ConfigError with every problem."""
     if path is None:
         return defaults(overrides=overrides)
     return loads(_read(path), name=path, overrides=overrides)
 
 
 def load_embedded(path: str) -> Iterator[tuple[str, LoadedConfig | ConfigError | str]]:
-    """The configuration in this file, or each one in the ConfigMaps of this manifest: what to call it, and what it says
-    or why it cannot be used. Text where there is none to be judged: what the file is."""
+    """The configuration in this file, or each one in the ConfigMaps of this manifest, with its name for messages. The
+    result is a text that describes the file if it contains no configuration."""
     from nodeagent.config import manifest, yaml_nodes
 
     try:
@@ -83,9 +83,9 @@ def load_embedded(path: str) -> Iterator[tuple[str, LoadedConfig | ConfigError |
         yield path, error
         return
     if not found:
-        yield path, manifest.describe(roots) or _tried(raw, path)
+        yield path, manifest.describe_objects(roots) or _load_or_error(raw, path)
     for each in found:
-        result = _tried(each.text, path)
+        result = _load_or_error(each.text, path)
         if isinstance(result, ConfigError):
             result = ConfigError(tuple(map(each.of_file, result.problems)))
         else:
@@ -93,14 +93,14 @@ def load_embedded(path: str) -> Iterator[tuple[str, LoadedConfig | ConfigError |
         yield f"{path}: {each.place}", result
 
 
-def _tried(data: bytes | str, name: str) -> LoadedConfig | ConfigError:
+def _load_or_error(data: bytes | str, name: str) -> LoadedConfig | ConfigError:
     try:
         return loads(data, name=name)
     except ConfigError as error:
         return error
 
 
-_MENDS: Final[Mapping[type[OSError], str]] = {
+_FIXES: Final[Mapping[type[OSError], str]] = {
     FileNotFoundError: "is the path right?",
     IsADirectoryError: "name a file in it",
     regular_files.NotRegularError: "write the configuration to a file and name that",
@@ -108,34 +108,34 @@ _MENDS: Final[Mapping[type[OSError], str]] = {
 
 
 def _read(path: str) -> bytes:
-    """As much of the file as it takes to see that it is too large. Raises ConfigError."""
+    """Read at most one byte more than the limit. Raises ConfigError."""
     from nodeagent.config import yaml_nodes
 
     try:
-        return regular_files.read(path, max_bytes=yaml_nodes.MAX_BYTES + 1)  # it may be a log
+        return regular_files.read(path, max_bytes=yaml_nodes.MAX_CONFIG_BYTES + 1)  # it may be a log
     except OSError as error:
-        mend = _MENDS.get(type(error), "")
+        fix = _FIXES.get(type(error), "")
         message = f"cannot be read: {error.strerror or error}"
-        raise ConfigError((Problem(Origin(path), "", message, mend),)) from error
+        raise ConfigError((Problem(Origin(path), "", message, fix),)) from error
     except ValueError as error:  # a null byte in the path
         raise ConfigError((Problem(Origin(repr(path)), "", f"cannot be read: {error}"),)) from error
 
 
 def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Override] = ()) -> LoadedConfig:
-    """The configuration in this YAML text; `name` is what messages call the file. Raises ConfigError."""
+    """The configuration in this YAML text; messages call the file `name`. Raises ConfigError."""
     from nodeagent.config import decode, keys, manifest, rules, yaml_nodes
 
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     try:
         root = yaml_nodes.parse(raw, name=name)
     except yaml_nodes.SeveralDocumentsError as error:
-        raise manifest.refusal(yaml_nodes.parse_all(raw, name=name), raw, name=name) or error from None
+        raise manifest.not_a_config(yaml_nodes.parse_all(raw, name=name), raw, name=name) or error from None
     reader = decode.Reader(name)
-    if (refusal := manifest.refusal((root,), raw, name=name)) is not None:
-        raise refusal
+    if (rejection := manifest.not_a_config((root,), raw, name=name)) is not None:
+        raise rejection
     _check_header(reader, root)
     top = keys.top_level()
-    values = decode.read_keys(reader, root, "", top, besides=("apiVersion", "kind"))
+    values = decode.read_keys(reader, root, "", top, read_elsewhere=("apiVersion", "kind"))
     eviction = _effective(values)
     config = _config(values, eviction)
     changed, problems = _overridden(config, overrides, reader.origins)
@@ -151,7 +151,7 @@ def loads(data: bytes | str, *, name: str = "<config>", overrides: Iterable[Over
 def overrides_from(
     environ: Mapping[str, str], *, mode: str | None = None, node_name: str | None = None, kubeconfig: str | None = None
 ) -> tuple[Override, ...]:
-    """Overrides from flags, or from the environment where a flag is None; an empty variable counts as unset."""
+    """Overrides from flags; from the environment if a flag is None. An empty variable counts as unset."""
     flags = (
         ("mode", "--mode", mode, "NODEAGENT_MODE"),
         ("nodeName", "--node-name", node_name, "NODE_NAME"),
@@ -169,7 +169,7 @@ def overrides_from(
 def _overridden(
     config: Config, overrides: Iterable[Override], origins: dict[str, Origin]
 ) -> tuple[Config, list[Problem]]:
-    """The configuration with the overrides, whose origins are added to `origins`, and what is wrong with them."""
+    """The configuration with the overrides, and their problems. Adds the origins to `origins`."""
     problems = []
     for key, value, origin in overrides:
         origins[key] = origin
@@ -177,10 +177,10 @@ def _overridden(
             config = config._replace(mode=Mode(value))
         elif key == "mode":
             problems.append(Problem(origin, key, f"{value!r}: must be one of {', '.join(Mode)}"))
-        elif key == "nodeName" and value and _matches(NODE_NAME, value):
+        elif key == "nodeName" and value and _matches(bounds.NODE_NAME, value):
             config = config._replace(node_name=value)
         elif key == "nodeName":
-            problems.append(Problem(origin, key, f"{value!r}: must be {NODE_NAME.says}"))
+            problems.append(Problem(origin, key, f"{value!r}: must be {bounds.NODE_NAME.description}"))
         elif key == "cluster.kubeconfig" and value and value.isprintable():
             config = config._replace(cluster=config.cluster._replace(kubeconfig=value))
         elif key == "cluster.kubeconfig":
@@ -191,7 +191,7 @@ def _overridden(
 
 
 def _check_header(reader: "Reader", root: "YamlNode") -> None:
-    """apiVersion and kind. Raises ConfigError at once when this is no map: every other complaint would be noise."""
+    """Check apiVersion and kind. Raises ConfigError if the root is no map, because further problems would not help."""
     from nodeagent.config.decode import quoted
     from nodeagent.config.manifest import HEADER
 
@@ -208,11 +208,11 @@ def _check_header(reader: "Reader", root: "YamlNode") -> None:
 
 
 def _effective(values: dict[str, Any]) -> EvictionConfig:
-    """The maps as they apply. Takes their fields out of `values`."""
+    """The effective maps. Removes their fields from `values`."""
     fields = {field: values.pop(field) for field in EvictionConfig._fields if field in values}
     eviction = EvictionConfig(**fields)
-    # As in a kubelet only evictionHard replaces the hard defaults. Soft ones, which a kubelet has none of, give way to
-    # either map, so that a pasted stanza means what it says.
+    # As in the kubelet, only evictionHard replaces the hard defaults. Either map replaces the soft defaults, which the
+    # kubelet does not have, so that a pasted stanza keeps its meaning.
     if "eviction_hard" not in fields:
         eviction = eviction._replace(eviction_hard=built_in.EVICTION_HARD)
         if "eviction_soft" not in fields:
@@ -228,13 +228,13 @@ def _config(values: dict[str, Any], eviction: EvictionConfig) -> Config:
     # The kubelet's rule: a transition period of zero is the default one.
     period_s = config.eviction_pressure_transition_period_s or Config().eviction_pressure_transition_period_s
     return config._replace(
-        thresholds=make_thresholds(eviction),
+        thresholds=thresholds.make_thresholds(eviction),
         enforce_node_allocatable="pods" in eviction.enforce_node_allocatable,
         eviction_pressure_transition_period_s=period_s,
     )
 
 
-def _matches(shape: Shape, value: str) -> bool:
-    import re  # not at the top: `nodeagent check` would pay for it
+def _matches(shape: bounds.Shape, value: str) -> bool:
+    import re  # not at the top: `nodeagent check` does not need it
 
     return re.fullmatch(shape.pattern, value) is not None

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, where, and how to mend it; and where a value that applies came from."""
+"""Describe problems of a configuration with their place and fix, and the origin of an effective value."""
 
 from typing import Final, NamedTuple
 
@@ -29,20 +29,20 @@ class Problem(NamedTuple):
 
     origin: Origin
     key: str
-    """Path of the key, `evictionHard.memory.available`; empty when it is about the whole file."""
+    """Path of the key, `evictionHard.memory.available`; empty if the problem concerns the whole file."""
     message: str
     """What is wrong."""
     fix: str = ""
-    """What to do about it; empty where the message says it."""
+    """How to fix it; empty if the message already contains it."""
 
     def __str__(self) -> str:
         key = f"{self.key}: " if self.key else ""
-        mend = f"; {self.fix}" if self.fix else ""
-        return f"{self.origin}: {key}{self.message}{mend}"
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{self.origin}: {key}{self.message}{fix}"
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Holds every problem that was found, in the order of the file."""
+    """The configuration is not valid; `problems` has every error in the order of the file."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

@@ -1,18 +1,18 @@
-"""Kubernetes quantities (`100Mi`, `1.5Gi`, `250m`, `1e9`): text to whole numbers and back.
+"""Parse Kubernetes quantities (`100Mi`, `1.5Gi`, `250m`, `1e9`) into whole numbers.
 
 The grammar and the rounding are those of `resource.Quantity`: an optional sign, ASCII digits with at most one dot, and
-one suffix (n u m k M G T P E, Ki Mi Gi Ti Pi Ei, or a decimal exponent such as `e3`). A fraction of a unit counts as a
-whole one, away from zero: whoever asks for a little gets something. Integers suffice for all of it; `decimal` would
-cost 2 ms of import and accept `NaN`, `1_000` and full-width digits.
+one suffix (n u m k M G T P E, Ki Mi Gi Ti Pi Ei, or a decimal exponent such as `e3`). A fraction of a unit is rounded
+away from zero, so that a small request is never zero. Integers are sufficient; `decimal` costs 2 ms of import and
+accepts `NaN`, `1_000` and full-width digits.
 """
 
 from typing import Final
 
 MAX_QUANTITY: Final = 2**63 - 1
-"""Kubernetes keeps quantities in 64 bits; larger ones count as this."""
+"""Kubernetes stores quantities in 64 bits; larger ones count as this."""
 
-MAX_TEXT: Final = 128
-"""Longest text that is looked at: 2^63 has 19 digits, the rest is room for zeros."""
+MAX_QUANTITY_TEXT: Final = 128
+"""Longest text that is parsed: 2^63 has 19 digits, the rest allows leading and trailing zeros."""
 
 _SUFFIXES: Final = {
     "n": (10, -9),
@@ -33,23 +33,23 @@ _SUFFIXES: Final = {
     "Ei": (2, 60),
 }
 
-_EXPONENT_LIMIT: Final = MAX_TEXT + 64
-"""Beyond it every mantissa of MAX_TEXT digits is either larger than 64 bits or smaller than one millionth, so that
-`1e999999999` costs nothing."""
+_EXPONENT_LIMIT: Final = MAX_QUANTITY_TEXT + 64
+"""Beyond it every mantissa of MAX_QUANTITY_TEXT digits is either larger than 64 bits or smaller than one millionth, so
+that `1e999999999` costs nothing."""
 
 
 def parse_quantity(text: str) -> int:
-    """The quantity in whole units, fractions rounded away from zero, at most +-MAX_QUANTITY.
+    """The quantity in whole units, rounded away from zero, at most +-MAX_QUANTITY.
 
-    Raises ValueError that says what is wrong with the text.
+    Raises ValueError with what is wrong with the text.
     """
     return _scaled(text, extra=0)
 
 
 def parse_milli(text: str) -> int:
-    """The quantity in thousandths, as CPU is counted (`0.5` is 500), rounded away from zero, at most +-MAX_QUANTITY.
+    """The quantity in thousandths, as for CPU (`0.5` is 500), rounded away from zero, at most +-MAX_QUANTITY.
 
-    Raises ValueError that says what is wrong with the text.
+    Raises ValueError with what is wrong with the text.
     """
     return _scaled(text, extra=3)
 
@@ -95,8 +95,8 @@ def _split(text: str) -> tuple[bool, str, int, int]:
     """(negative, digits, power of ten, power of two) such that the quantity is digits * 10^ten * 2^two."""
     if not text:
         raise ValueError("it is empty")
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"it is longer than {MAX_TEXT} characters")
+    if len(text) > MAX_QUANTITY_TEXT:
+        raise ValueError(f"it is longer than {MAX_QUANTITY_TEXT} characters")
     body = text[1:] if text[0] in "+-" else text
     suffix = body.lstrip("0123456789.")
     number = body[: len(body) - len(suffix)]
@@ -109,21 +109,21 @@ def _split(text: str) -> tuple[bool, str, int, int]:
         )
     scale = _SUFFIXES.get(suffix) or _exponent(suffix)
     if scale is None:
-        raise ValueError(_complaint(suffix))
+        raise ValueError(_suffix_error(suffix))
     base, power = scale
     ten, two = (power, 0) if base == 10 else (0, power)
     return text[0] == "-", whole + fraction, ten - len(fraction), two
 
 
 def _exponent(suffix: str) -> tuple[int, int] | None:
-    """`e3`, `E-2`: a power of ten; None when the suffix is not of that form."""
+    """`e3`, `E-2`: a power of ten; None if the suffix has another form."""
     digits = suffix[2:] if suffix[1:2] in ("+", "-") else suffix[1:]
     if suffix[0] not in "eE" or not digits or digits.strip("0123456789"):
         return None
     return 10, int(suffix[1:])
 
 
-def _complaint(suffix: str) -> str:
+def _suffix_error(suffix: str) -> str:
     if suffix.strip() != suffix or not suffix.isprintable():
         return "it has white space or unprintable characters"
     if suffix.startswith("_"):
@@ -134,5 +134,5 @@ def _complaint(suffix: str) -> str:
     unit = suffix.removesuffix("B").removesuffix("b")
     for right in (unit, *_SUFFIXES):
         if unit and right in _SUFFIXES and right.lower() == unit.lower():
-            return f"unknown suffix {suffix!r}, perhaps {right!r} is meant (known: {known}, or an exponent like e3)"
+            return f"unknown suffix {suffix!r}, did you mean {right!r}? (known: {known}, or an exponent like e3)"
     return f"unknown suffix {suffix!r} (known: {known}, or an exponent like e3)"

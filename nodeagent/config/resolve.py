@@ -1,4 +1,4 @@
-"""What a configured amount (a quantity or a percentage) is in whole units, bit for bit as the kubelet reckons it."""
+"""Convert a configured amount (a quantity or a percentage) to whole units, bit for bit as the kubelet does."""
 
 from functools import lru_cache
 from typing import Final
@@ -9,7 +9,7 @@ _FLOAT32_BITS: Final = 24
 _BEYOND_FLOAT32: Final = float.fromhex("0x1.ffffffp+127")
 
 LARGEST: Final = 1 << 62
-"""Quantities and capacities above this are not believed: the kubelet reads such a cgroup limit as `unlimited`."""
+"""Quantities and capacities above this are not plausible: the kubelet reads such a cgroup limit as `unlimited`."""
 
 
 def resolve(amount: Amount, *, capacity: int | None) -> int | None:
@@ -18,12 +18,12 @@ def resolve(amount: Amount, *, capacity: int | None) -> int | None:
     A percentage is `trunc(capacity * float32(float32(p) / 100))` with the product in double precision: the kubelet
     keeps the fraction as a Go float32, so 70% of 1000 is 699 (KUBELET-CONTRACT, configuration syntax).
 
-    None: a percentage of a capacity that is not known, or an amount that is no number in range (NaN, negative, beyond
-    2^62); such a threshold can never be met.
+    None: a percentage of an unknown capacity, or an amount outside the valid range (NaN, negative, above 2^62). Such a
+    threshold is never met.
     """
     if amount.quantity is not None:
-        return amount.quantity if _believable(amount.quantity) else None
-    if capacity is None or not _believable(capacity):
+        return amount.quantity if _plausible(amount.quantity) else None
+    if capacity is None or not _plausible(capacity):
         return None
     fraction = as_fraction(amount.percentage)
     if fraction is None:
@@ -34,7 +34,7 @@ def resolve(amount: Amount, *, capacity: int | None) -> int | None:
 
 @lru_cache(maxsize=256)
 def as_fraction(percentage: float | None) -> float | None:
-    """The float32 that the kubelet stores for a percentage; None when it is no number that a float32 can hold."""
+    """The float32 that the kubelet stores for a percentage; None if a float32 cannot represent it."""
     if percentage is None or not percentage >= 0.0:
         return None
     try:
@@ -44,9 +44,9 @@ def as_fraction(percentage: float | None) -> float | None:
 
 
 def float32(value: float) -> float:
-    """`value`, which is not negative, as a 32 bit floating point number holds it; OverflowError when none does.
+    """`value`, which is not negative, rounded to a 32 bit floating point number. Raises OverflowError above its range.
 
-    In integers, because `struct` is a library that every `nodeagent check` would load for this alone (0.4 ms).
+    It uses integers, because `nodeagent check` would load `struct` for this alone (0.4 ms).
     """
     # The quotient of two float32 computed in double precision and rounded once more is the correctly rounded float32
     # quotient: a double has more than twice its bits plus two.
@@ -64,5 +64,5 @@ def float32(value: float) -> float:
     return numerator / denominator
 
 
-def _believable(number: object) -> bool:
+def _plausible(number: object) -> bool:
     return type(number) is int and 0 <= number <= LARGEST

@@ -1,22 +1,21 @@
-"""Rules between keys: what each value alone does not show.
+"""Check the rules between keys.
 
-An error is what a kubelet refuses or what cannot mean anything; a warning is what works, but probably not as meant.
-Each rule is one generator of (key path, message, mend).
+An error is a combination that the kubelet rejects or that has no meaning. A warning is a combination that works, but
+probably not as intended. Each rule is one generator of (key path, message, fix).
 """
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.config.duration import format_duration
+from nodeagent.config import duration, thresholds
 from nodeagent.config.problems import BUILT_IN, Origin, Problem
 from nodeagent.config.schema import DROPPED, Config, EvictionConfig, ReclaimKind
-from nodeagent.config.thresholds import CONTAINERFS
 from nodeagent.model import Amount, Signal
 
 _Findings = Iterator[tuple[str, str, str]]
 
 
 def errors(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
-    """What makes the configuration unusable."""
+    """The problems that make the configuration invalid."""
     return _located(
         origins,
         _grace_for_every_soft(eviction, origins),
@@ -24,12 +23,12 @@ def errors(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Or
         _none_alone(eviction),
         _order_of_numbers(config),
         _reclaim_actions(config),
-        _marks_nobody_is_trusted_with(config),
+        _marks_without_trusted_namespace(config),
     )
 
 
 def warnings(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, Origin]) -> tuple[Problem, ...]:
-    """What the reader should know and may want."""
+    """The combinations that may be intended."""
     return _located(
         origins,
         _nothing_to_do(config, eviction),
@@ -42,12 +41,12 @@ def warnings(config: Config, eviction: EvictionConfig, *, origins: Mapping[str, 
 
 def _located(origins: Mapping[str, Origin], *findings: _Findings) -> tuple[Problem, ...]:
     return tuple(
-        Problem(_origin(origins, path), path, message, mend) for found in findings for path, message, mend in found
+        Problem(_origin(origins, path), path, message, fix) for found in findings for path, message, fix in found
     )
 
 
 def _origin(origins: Mapping[str, Origin], path: str) -> Origin:
-    """Of the key, or of the nearest map around it that the file has."""
+    """The origin of the key, or of the nearest enclosing map in the file."""
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins.get(path, BUILT_IN)
@@ -58,7 +57,7 @@ def _origin(origins: Mapping[str, Origin], path: str) -> Origin:
 
 def _grace_for_every_soft(eviction: EvictionConfig, origins: Mapping[str, Origin]) -> _Findings:
     for signal, value in eviction.eviction_soft.items():
-        written = f"evictionSoftGracePeriod.{signal}" in origins  # then its value is wrong and was complained of
+        written = f"evictionSoftGracePeriod.{signal}" in origins  # its value is invalid and already a problem
         if value.text not in DROPPED and signal not in eviction.eviction_soft_grace_period and not written:
             yield (
                 f"evictionSoft.{signal}",
@@ -80,7 +79,7 @@ def _memory_model(eviction: EvictionConfig) -> _Findings:
 
 def _none_alone(eviction: EvictionConfig) -> _Findings:
     if "none" in eviction.enforce_node_allocatable and len(eviction.enforce_node_allocatable) > 1:
-        yield "enforceNodeAllocatable", "`none` does not go with others", "remove it or the others"
+        yield "enforceNodeAllocatable", "`none` excludes all other values", "remove it or the others"
 
 
 def _order_of_numbers(config: Config) -> _Findings:
@@ -89,38 +88,38 @@ def _order_of_numbers(config: Config) -> _Findings:
         yield (
             "damping.releaseBelow",
             f"{damping.release_below:g} is not below suppressAbove ({damping.suppress_above:g})",
-            "a held condition is released at a lower penalty than the one that held it",
+            "a condition is released at a lower penalty than it is held",
         )
     if limits.owner_backoff_max_s < limits.owner_backoff_s:
         yield (
             "rateLimits.ownerBackoffMax",
-            f"{format_duration(limits.owner_backoff_max_s)} is shorter than ownerBackoff "
-            f"({format_duration(limits.owner_backoff_s)})",
+            f"{duration.format_duration(limits.owner_backoff_max_s)} is shorter than ownerBackoff "
+            f"({duration.format_duration(limits.owner_backoff_s)})",
             "raise it",
         )
     if sampling.stale_after_s <= sampling.interval_s:
         yield (
             "sampling.staleAfter",
-            f"{format_duration(sampling.stale_after_s)} is not longer than interval "
-            f"({format_duration(sampling.interval_s)})",
+            f"{duration.format_duration(sampling.stale_after_s)} is not longer than interval "
+            f"({duration.format_duration(sampling.interval_s)})",
             "every sample would be stale before the next one",
         )
 
 
 def _reclaim_actions(config: Config) -> _Findings:
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, action in enumerate(config.reclaim.actions):
         path = f"reclaim.actions[{index}]"
-        if action.name in seen:
-            yield f"{path}.name", f"{action.name} is the name of another action already", "name each one differently"
-        seen.add(action.name)
+        if action.name in names:
+            yield f"{path}.name", f"{action.name} is already the name of another action", "give each a different name"
+        names.add(action.name)
         if action.kind is ReclaimKind.COMMAND and not action.command:
             yield f"{path}.command", "is missing", "name the program and its arguments, one word each"
         if action.kind is ReclaimKind.CONTAINER_LOGS and action.command:
             yield f"{path}.command", "containerLogs runs no command", "remove it, or make it `kind: command`"
 
 
-def _marks_nobody_is_trusted_with(config: Config) -> _Findings:
+def _marks_without_trusted_namespace(config: Config) -> _Findings:
     for key, marks in (("labels", config.protection.labels), ("annotations", config.protection.annotations)):
         if marks and not config.protection.trusted_namespaces:
             yield (
@@ -135,7 +134,7 @@ def _marks_nobody_is_trusted_with(config: Config) -> _Findings:
 
 def _nothing_to_do(config: Config, eviction: EvictionConfig) -> _Findings:
     if not config.thresholds:
-        yield "evictionHard", "there is no threshold at all: nothing will ever be evicted", ""
+        yield "evictionHard", "there is no threshold: no pod is ever evicted", ""
     elif not any(threshold.hard for threshold in config.thresholds) and not eviction.eviction_hard:
         yield (
             "evictionHard",
@@ -157,7 +156,7 @@ def _soft_below_hard(eviction: EvictionConfig) -> _Findings:
 
 
 def _not_above(soft: Amount, hard: Amount) -> bool:
-    """False also where a quantity and a percentage cannot be compared without the node."""
+    """False also if a quantity and a percentage cannot be compared without the node."""
     if soft.quantity is not None and hard.quantity is not None:
         return soft.quantity <= hard.quantity
     if soft.percentage is not None and hard.percentage is not None:
@@ -173,7 +172,7 @@ def _soft_without_grace_is_hard(eviction: EvictionConfig) -> _Findings:
 
 def _containerfs(eviction: EvictionConfig) -> _Findings:
     for name, signals in (("evictionHard", eviction.eviction_hard), ("evictionSoft", eviction.eviction_soft)):
-        for signal in CONTAINERFS:
+        for signal in thresholds.CONTAINERFS:
             if signal in signals:
                 yield f"{name}.{signal}", "is ignored: containerfs follows nodefs or imagefs", "remove it"
 
@@ -181,7 +180,7 @@ def _containerfs(eviction: EvictionConfig) -> _Findings:
 def _refines_nothing(eviction: EvictionConfig) -> _Findings:
     for signal, refined in eviction.signals.items():
         soft, hard = signal in eviction.eviction_soft, signal in eviction.eviction_hard
-        derived = signal in CONTAINERFS or (
+        derived = signal in thresholds.CONTAINERFS or (
             signal is Signal.ALLOCATABLE_MEMORY and Signal.MEMORY in eviction.eviction_hard
         )
         if derived:

@@ -1,14 +1,13 @@
-"""The effective configuration and its problems as text: what `nodeagent config show` and `config validate` print.
+"""Print the effective configuration and its problems, for `nodeagent config show` and `config validate`.
 
-`show` writes YAML that the loader takes back to the same configuration, with the origin of every value as a comment.
+`show` writes YAML with the origin of every value as a comment. The loader reads it back to the same configuration.
 """
 
 import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nodeagent.config import keys
-from nodeagent.config.duration import format_duration
+from nodeagent.config import duration, keys
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
@@ -20,7 +19,7 @@ _YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null
 
 
 def show(loaded: LoadedConfig) -> str:
-    """The effective configuration as YAML, each value with its origin, warnings first as comments."""
+    """The effective configuration as YAML: warnings as comments first, then each value with its origin."""
     lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
     lines += [f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
     for key in keys.top_level():
@@ -29,14 +28,14 @@ def show(loaded: LoadedConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plain(key: ConfigKey, value: Any) -> Any:
-    """The value of one key as the file has it: text, a number, true or false, or a list of these."""
+def plain_value(key: ConfigKey, value: Any) -> Any:
+    """The value of one key in the form of the file: text, a number, true or false, or a list of these."""
     if isinstance(value, Amount):
         return value.text
     if isinstance(value, tuple):
-        return [plain(key, element) for element in value]
+        return [plain_value(key, element) for element in value]
     if key.duration:
-        return format_duration(value)
+        return duration.format_duration(value)
     if isinstance(value, enum.StrEnum):
         return str(value)
     if isinstance(value, float) and value.is_integer():
@@ -45,13 +44,13 @@ def plain(key: ConfigKey, value: Any) -> Any:
 
 
 def explain_problems(error: ConfigError) -> str:
-    """One problem a line, as `file:line:column: key: what is wrong; how to mend it`, and their number at the end."""
+    """One line for each problem, `file:line:column: key: message; fix`, and their number at the end."""
     count = len(error.problems)
     return _list(error.problems) + f"{count} error{'s' if count != 1 else ''}\n"
 
 
 def explain_warnings(loaded: LoadedConfig) -> str:
-    """One warning a line; empty when there is none."""
+    """One line for each warning; empty if there is none."""
     return _list(loaded.warnings, prefix="warning: ")
 
 
@@ -60,7 +59,7 @@ def _list(problems: Iterable[Problem], *, prefix: str = "") -> str:
 
 
 def _entry(loaded: LoadedConfig, key: ConfigKey, value: Any, path: str, *, indent: int, name: str) -> list[str]:
-    """The lines of one key, none for an optional one that is not set."""
+    """The lines of one key; none for an optional key that is not set."""
     if value is None or (key.optional and value == key.default):
         return []
     margin = "  " * indent
@@ -107,7 +106,7 @@ def _elements(loaded: LoadedConfig, values: Iterable[Any], path: str, *, indent:
 
 
 def _refines(section: type) -> bool:
-    """Sections of which only what is set is shown."""
+    """True for a section of which only the set keys are printed."""
     return (
         all(key.optional or keys.is_section(key.type) for key in keys.config_keys(section))
         and section is not RankingConfig
@@ -123,7 +122,7 @@ def _one_line(text: str) -> str:
 
 
 def _yaml(key: ConfigKey, value: Any) -> str:
-    return _rendered(plain(key, value), bare=key.duration)
+    return _rendered(plain_value(key, value), bare=key.duration)
 
 
 def _rendered(value: Any, *, bare: bool = False) -> str:
@@ -135,8 +134,8 @@ def _rendered(value: Any, *, bare: bool = False) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         text = repr(value)
-        # Without a dot YAML takes an exponent for text.
+        # YAML reads an exponent without a dot as text.
         return text.replace("e", ".0e") if "e" in text and "." not in text else text
     if bare or (value.isalnum() and value.isascii() and value[0].isalpha() and value.lower() not in _YAML_WORDS):
         return str(value)
-    return json.dumps(value)  # YAML knows JSON's escapes
+    return json.dumps(value)  # YAML reads JSON's escapes

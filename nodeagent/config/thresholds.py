@@ -1,8 +1,10 @@
-"""Thresholds out of the kubelet's four maps and `signals`.
+"""Build thresholds from the kubelet's four maps and `signals`, by the kubelet's rules.
 
-Rules of a kubelet that are kept: `0%` and `100%` written exactly so are no thresholds; grace without a threshold means
-nothing; minimum reclaim belongs to every threshold of its signal; a soft threshold with `0s` is a hard one, because
-that is what hard means. containerfs thresholds are left out: they follow nodefs or imagefs, whatever anyone configures.
+1. `0%` and `100%`, written exactly so, are no thresholds.
+2. A grace period without a threshold has no effect.
+3. Minimum reclaim applies to every threshold of its signal.
+4. A soft threshold with `0s` is a hard threshold.
+5. containerfs thresholds are left out, because they follow nodefs or imagefs.
 """
 
 from nodeagent.config.schema import DROPPED, EvictionConfig, Refinement, RequireStall
@@ -12,8 +14,8 @@ CONTAINERFS = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
 
 
 def make_thresholds(eviction: EvictionConfig) -> tuple[Threshold, ...]:
-    """By signal in the order of the signal table, hard before soft. A soft one without grace is left out: `rules.py`
-    has complained of it."""
+    """The thresholds in the order of the signal table, hard before soft. A soft threshold without a grace period is
+    left out; `rules.py` reports it."""
     made: dict[Threshold, None] = {}
     for signal in Signal:
         if signal in CONTAINERFS:
@@ -29,7 +31,7 @@ def make_thresholds(eviction: EvictionConfig) -> tuple[Threshold, ...]:
 
 
 def refinement(eviction: EvictionConfig, signal: Signal, *, hard: bool) -> Refinement:
-    """What `signals` says of this signal's hard or soft threshold."""
+    """The refinement of this signal's hard or soft threshold in `signals`."""
     general = eviction.signals.get(signal)
     if general is None:
         return Refinement()

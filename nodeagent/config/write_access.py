@@ -1,9 +1,9 @@
-"""Who else may change a file that the agent obeys: by the file itself, its directories, or the links on the way to it.
+"""Find whether other users can change a file: the file itself, a directory on its path, or a symbolic link.
 
-Theory of operation. The path is followed as the kernel follows it. Whoever owns a directory, or may write it, decides
-what stands there under the next name; the sticky bit leaves others' entries alone. Root and the agent's own user may do
-anything anyway. A directory or file on a read-only mount cannot be changed by whoever sees that mount: a ConfigMap
-volume has mode 0777, and so may its files, but a container has it read-only. (What else mounts it is not seen here.)
+Theory of operation. The path is followed as the kernel follows it. The owner of a directory and every user with write
+access decide which file has the next name in the path; the sticky bit protects the entries of other users. Root and the
+agent's own user are always trusted. A read-only mount cannot be changed through this mount: a ConfigMap volume has mode
+0777, but a container mounts it read-only. (Other mounts of the same file system are not examined.)
 """
 
 import errno
@@ -13,26 +13,26 @@ from typing import Final, NamedTuple
 
 _MOST_LINKS: Final = 40
 """As the kernel (path_resolution(7))."""
-_EVERYBODY: Final = 0o002
+_OTHERS: Final = 0o002
 _GROUP: Final = 0o020
 _ROOT: Final = 0
 
 
 class WriteAccess(NamedTuple):
-    """Others may change what a path leads to."""
+    """Write access of other users to the file at the end of a path."""
 
     path: str
-    """The file or directory that lets them."""
+    """The file or directory that grants it."""
     reason: str
     """`belongs to UID 1000`."""
-    mend: str
-    """A command that ends it."""
+    fix: str
+    """A command that removes it."""
 
 
-def find(path: str) -> WriteAccess | None:
-    """The first on the way that lets others than root and our own user change what this path leads to. None: nobody
-    else may. Raises OSError when the path leads nowhere."""
-    # Not abspath: `..` behind a link is not what it drops.
+def find_write_access(path: str) -> WriteAccess | None:
+    """The first component of the path that users other than root and the agent's own can change. None: there is none.
+    Raises OSError if the path does not exist."""
+    # Not abspath: it would drop a link together with the `..` behind it.
     place, rest = "/", _parts(path if path.startswith("/") else os.path.join(os.getcwd(), path))
     links = 0
     while rest:
@@ -61,7 +61,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _of_directory(place: str, entry: str, of_entry: os.stat_result) -> WriteAccess | None:
-    """Whether others may put something else in place of this entry of the directory."""
+    """The access by which other users can replace this entry of the directory."""
     status = os.lstat(place)
     if not (status.st_mode & stat.S_ISVTX and _trusted(status.st_uid)):
         return _of(place, status)
@@ -69,23 +69,23 @@ def _of_directory(place: str, entry: str, of_entry: os.stat_result) -> WriteAcce
 
 
 def _of(path: str, status: os.stat_result, *, mount: str = "") -> WriteAccess | None:
-    """`mount` is asked whether it is read-only in place of what may be a link to another one."""
-    if _trusted(status.st_uid) and not status.st_mode & (_EVERYBODY | _GROUP):
+    """`mount` is the path for the read-only test, if `path` may be a link to another mount."""
+    if _trusted(status.st_uid) and not status.st_mode & (_OTHERS | _GROUP):
         return None
     if os.statvfs(mount or path).f_flag & os.ST_RDONLY:
         return None
     if not _trusted(status.st_uid):
         return WriteAccess(path, f"belongs to UID {status.st_uid}", f"chown -h {os.geteuid()} {path}")
     mode = stat.S_IMODE(status.st_mode)
-    if mode & _EVERYBODY:
-        return WriteAccess(path, f"can be written by everybody (mode {mode:04o})", f"chmod go-w {path}")
+    if mode & _OTHERS:
+        return WriteAccess(path, f"is writable for all users (mode {mode:04o})", f"chmod go-w {path}")
     if status.st_gid != _ROOT or _has_acl(path):
-        return WriteAccess(path, f"can be written by group {status.st_gid} (mode {mode:04o})", f"chmod g-w {path}")
+        return WriteAccess(path, f"is writable for group {status.st_gid} (mode {mode:04o})", f"chmod g-w {path}")
     return None
 
 
 def _has_acl(path: str) -> bool:
-    """With an access control list the group's bits are those of everybody who is named in it (acl(5))."""
+    """With an access control list, the group's bits are the mask of all its entries (acl(5))."""
     try:
         return bool(os.getxattr(path, "system.posix_acl_access"))
     except OSError:

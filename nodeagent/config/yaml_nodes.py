@@ -1,10 +1,9 @@
-"""YAML text as a tree of nodes that know their line and column.
+"""Parse YAML text into a tree of nodes with line and column.
 
-Theory of operation: the parser's *events* are read one by one (libyaml's where PyYAML has it) and put together here,
-not by PyYAML's composer. The composer recurses in C, so that a file of brackets would end the process; the constructor
-behind it drops one of two equal keys and makes objects of what looks like dates. Here nesting is bounded before it
-happens, every key is kept, and a scalar stays text with the tag that YAML gives it. Aliases are shared
-nodes, never copies.
+Theory of operation. This module builds the tree from the parser's *events* (libyaml's if PyYAML has it), not with
+PyYAML's composer. The composer recurses in C, so that a file of brackets would crash the process. The constructor after
+it drops one of two equal keys and converts dates to objects. Here nesting is limited in advance, every key is kept, and
+a scalar stays text with its YAML tag. Aliases are shared nodes, never copies.
 """
 
 from collections.abc import Iterable
@@ -14,15 +13,15 @@ import yaml
 
 from nodeagent.config.problems import ConfigError, Origin, Problem
 
-MAX_BYTES: Final = 256 * 1024
-"""Ten times the largest sensible file, a quarter of what a ConfigMap holds; parsing that much takes 0.3 s."""
+MAX_CONFIG_BYTES: Final = 256 * 1024
+"""Ten times the largest useful file and a quarter of the size of a ConfigMap; parsing it takes 0.3 s."""
 
 MAX_DEPTH: Final = 16
 """The schema needs 4; the kubelet's own files 6."""
 
-MAX_EXPANDED: Final = 4 * MAX_BYTES
-"""Characters and values of a file with every alias written out. Aliases of aliases can make a billion values of ten
-lines; without them no file comes to more than MAX_BYTES."""
+MAX_EXPANDED: Final = 4 * MAX_CONFIG_BYTES
+"""Characters and values of a file with every alias expanded. Aliases of aliases can expand ten lines to a billion
+values; without them no file exceeds MAX_CONFIG_BYTES."""
 
 _WRONG_FILE: Final = "is it the right file?"
 
@@ -35,7 +34,7 @@ class YamlNode(NamedTuple):
     """One value of the file."""
 
     tag: str
-    """`map`, `seq`, `str`, `int`, `float`, `bool`, `null`, or whatever else YAML takes the text for."""
+    """`map`, `seq`, `str`, `int`, `float`, `bool`, `null`, or another tag that YAML gives the text."""
     text: str
     """The scalar as written; empty for maps and sequences."""
     line: int
@@ -45,7 +44,7 @@ class YamlNode(NamedTuple):
     elements: tuple["YamlNode", ...] = ()
     """Elements of a sequence."""
     size: int = 1
-    """Of the value with everything in it, in the unit of MAX_EXPANDED."""
+    """The value with all its contents, in the unit of MAX_EXPANDED."""
 
 
 class SeveralDocumentsError(ConfigError):
@@ -53,7 +52,7 @@ class SeveralDocumentsError(ConfigError):
 
 
 class _Open:
-    """A map or sequence whose end has not been seen."""
+    """A map or sequence whose end event has not been read."""
 
     __slots__ = ("anchor", "children", "column", "line", "size", "tag")
 
@@ -78,19 +77,19 @@ class _Open:
 
 
 def parse(data: bytes, *, name: str) -> YamlNode:
-    """The root of the one document in `data`. Raises ConfigError with the one reason why there is none,
-    SeveralDocumentsError when there are others."""
+    """The root of the only document in `data`. Raises SeveralDocumentsError if there are more, and ConfigError if the
+    text is not valid."""
     return _roots(data, name=name, most=1)[0]
 
 
 def parse_all(data: bytes, *, name: str) -> tuple[YamlNode, ...]:
-    """The roots of all documents that are not empty. Raises ConfigError with the one reason why there is none."""
+    """The roots of all documents that are not empty. Raises ConfigError if there is none or the text is not valid."""
     return _roots(data, name=name)
 
 
 def _roots(data: bytes, *, name: str, most: int | None = None) -> tuple[YamlNode, ...]:
-    if len(data) > MAX_BYTES:
-        raise _fail(name, f"the file is larger than {MAX_BYTES // 1024} KiB", _WRONG_FILE)
+    if len(data) > MAX_CONFIG_BYTES:
+        raise _fail(name, f"the file is larger than {MAX_CONFIG_BYTES // 1024} KiB", _WRONG_FILE)
     text = _decode(data, name=name)
     try:
         roots = tuple([root for root in _build(_events(text), name=name, most=most) if root.tag != "null"])
@@ -109,8 +108,8 @@ def _decode(data: bytes, *, name: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        mend = f"save the file as UTF-8; {_WRONG_FILE}"
-        raise _fail(name, "not UTF-8 text", mend, line=line, column=column) from error
+        fix = f"save the file as UTF-8; {_WRONG_FILE}"
+        raise _fail(name, "not UTF-8 text", fix, line=line, column=column) from error
 
 
 def _events(text: str) -> Iterable[Any]:
@@ -188,10 +187,10 @@ def _unprintable(error: yaml.YAMLError, text: str, *, name: str) -> ConfigError:
     return _fail(name, message, f"remove it; {_WRONG_FILE}", line=line, column=column)
 
 
-def _at(event: Any, name: str, message: str, mend: str) -> ConfigError:
+def _at(event: Any, name: str, message: str, fix: str) -> ConfigError:
     mark = event.start_mark
-    return _fail(name, message, mend, line=mark.line + 1, column=mark.column + 1)
+    return _fail(name, message, fix, line=mark.line + 1, column=mark.column + 1)
 
 
-def _fail(name: str, message: str, mend: str, *, line: int | None = None, column: int | None = None) -> ConfigError:
-    return ConfigError((Problem(Origin(name, line, column), "", message, mend),))
+def _fail(name: str, message: str, fix: str, *, line: int | None = None, column: int | None = None) -> ConfigError:
+    return ConfigError((Problem(Origin(name, line, column), "", message, fix),))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.config.yaml_nodes import MAX_BYTES
+from nodeagent.config.yaml_nodes import MAX_CONFIG_BYTES
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
 
@@ -215,7 +215,7 @@ LARGE = {
 def test_a_large_configuration_is_judged_in_a_second_of_cpu(what: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(HEADER + LARGE[what])
-    assert file.stat().st_size <= MAX_BYTES, "or it is refused for its size alone"
+    assert file.stat().st_size <= MAX_CONFIG_BYTES, "or it is refused for its size alone"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = nodeagent("config", "validate", str(file))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

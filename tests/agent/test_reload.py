@@ -123,7 +123,7 @@ def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(ag
     rewrite(config, config.read_text() + "mode: enforce\n")
     config.chmod(0o666)
     agent.process.send_signal(signal.SIGHUP)
-    why = "can be written by everybody (mode 0666)"
+    why = "is writable for all users (mode 0666)"
     until(lambda: why in str(agent.said("configuration rejected")), "the refusal")
     assert not agent.said("configuration changed")
     assert agent.stop() == 0

@@ -287,7 +287,7 @@ def test_nothing_else_of_the_status_may_change(values: Document) -> None:
     assert refused(request("nodes", sub="status"), old=NODE, new=changed(NODE, "status", **values)) == [STATUS]
 
 
-def test_a_field_of_tomorrow_that_somebody_else_has_set_is_no_obstacle_and_may_not_be_taken_away() -> None:
+def test_an_unknown_field_of_another_writer_is_no_obstacle_and_may_not_be_removed() -> None:
     tomorrow = changed(NODE, "status", fieldOfTomorrow=["x"])
     pressed = copy.deepcopy(tomorrow)
     pressed["status"]["conditions"][0]["status"] = "True"
@@ -295,7 +295,7 @@ def test_a_field_of_tomorrow_that_somebody_else_has_set_is_no_obstacle_and_may_n
     assert refused(request("nodes", sub="status"), old=tomorrow, new=NODE) == [STATUS]
 
 
-def test_a_condition_of_somebody_else_may_neither_change_nor_go() -> None:
+def test_a_condition_of_another_writer_may_neither_change_nor_be_removed() -> None:
     pressure, ready = NODE["status"]["conditions"]
     for conditions in ([pressure, {**ready, "status": "False"}], [pressure], None):
         new = changed(NODE, "status", conditions=conditions)
@@ -310,7 +310,7 @@ def test_a_pod_of_the_own_node_may_be_marked_and_deleted_and_another_may_not() -
         assert refused(request("pods", sub="status", token_node=token_node), old=POD, new=POD) == [OWN_PODS]
 
 
-def test_a_pod_that_is_not_scheduled_is_nobodys() -> None:
+def test_a_pod_that_is_not_scheduled_belongs_to_no_node() -> None:
     pending: Document = {"metadata": {"name": "web"}, "spec": {}}
     assert refused(request("pods", verb="DELETE"), old=pending) == [OWN_PODS]
 
@@ -382,13 +382,13 @@ def test_no_pod_of_the_cluster_itself_or_of_the_agents_namespace_may_be_evicted(
         assert refused(asked, old=None, new=eviction(OPTIONS)) == why, namespace
 
 
-def test_whoever_has_a_token_that_names_no_node_evicts_nobody() -> None:
+def test_a_token_that_names_no_node_evicts_no_pod() -> None:
     for token_node in (None, ""):
         asked = request("pods", sub="eviction", verb="CREATE", token_node=token_node)
         assert refused(asked, old=None, new=eviction(OPTIONS)) == [TOKEN]
 
 
-def test_the_configuration_spares_by_default_whom_the_policy_refuses() -> None:
+def test_the_configuration_protects_by_default_the_pods_that_the_policy_refuses() -> None:
     """Or the agent would choose a victim that it may not evict."""
     spared = ProtectionConfig().namespaces
     for namespace in spared:
@@ -534,7 +534,7 @@ def test_what_the_agent_asks_for_when_it_evicts_is_allowed(api: ApiServer, trans
 
 
 @pytest.mark.parametrize("namespace", ["kube-system", "nodeagent"])
-def test_a_refused_eviction_is_this_pods_alone_and_says_what_holds_it(
+def test_a_refused_eviction_affects_this_pod_alone_and_names_the_policy(
     api: ApiServer, transport: Transport, namespace: str
 ) -> None:
     """Not a missing right, which would keep the agent from every other pod, too."""
@@ -553,7 +553,7 @@ def test_what_the_agent_asks_for_when_it_deletes_is_allowed(api: ApiServer, tran
     assert any(c["type"] == "DisruptionTarget" for c in entry["status"]["conditions"])
 
 
-def test_what_the_agent_tells_in_events_is_allowed(api: ApiServer, transport: Transport) -> None:
+def test_the_events_of_the_agent_are_allowed(api: ApiServer, transport: Transport) -> None:
     now = [1000.0]
     writer = EventWriter(transport, "node-a", clock=lambda: now[0])
     for event in (

@@ -54,7 +54,7 @@ def test_a_module_that_skips_itself_needs_an_excuse_too(tmp_path: Path) -> None:
     assert "test_it.py: Skipped: no such library" in ran.stdout
 
 
-def test_a_skip_for_the_cluster_that_nobody_named_is_accepted(tmp_path: Path) -> None:
+def test_a_skip_for_a_missing_cluster_is_accepted(tmp_path: Path) -> None:
     ran = run_pytest(
         tmp_path,
         "import pytest\n"

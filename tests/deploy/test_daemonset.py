@@ -211,7 +211,7 @@ def test_the_command_line_is_one_that_the_program_accepts() -> None:
     assert any(mount.startswith(f"{options.host_root}/") for mount in mounts)
 
 
-def test_the_pod_is_told_who_and_where_it_is() -> None:
+def test_the_pod_gets_its_name_and_its_node() -> None:
     told = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container()["env"]}
     assert told == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}
 

@@ -21,7 +21,7 @@ def seen() -> Footprint:
     return measure(PODS, calm_s=3.0)
 
 
-def test_the_memory_limit_is_never_hit_and_leaves_room(seen: Footprint) -> None:
+def test_the_memory_limit_is_never_reached_and_leaves_a_reserve(seen: Footprint) -> None:
     assert seen.limit_hits == 0, seen
     assert seen.peak < MOST * limits().memory, seen
 
@@ -33,6 +33,6 @@ def test_it_is_ready_before_a_probe_could_end_it(seen: Footprint) -> None:
     assert start.seconds < 15, seen
 
 
-def test_who_fills_the_memory_is_evicted_in_time_with_so_little_cpu(seen: Footprint) -> None:
+def test_the_pod_that_fills_the_memory_is_evicted_in_time_with_so_little_cpu(seen: Footprint) -> None:
     assert seen.evicted[0] == HOGS[0], seen
     assert set(seen.evicted) == set(HOGS), seen

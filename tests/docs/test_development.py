@@ -10,7 +10,7 @@ from tests.support.paths import REPOSITORY
 PAGE = (REPOSITORY / "docs" / "development.md").read_text(encoding="utf-8")
 
 
-def test_the_decision_in_the_page_is_made_and_says_who_goes(
+def test_the_decision_in_the_page_is_made_and_names_the_victim(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(REPOSITORY)

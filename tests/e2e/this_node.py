@@ -94,7 +94,7 @@ class ThisNode:
             text = self.cluster.transport.request("GET", path).body.decode()
         except ApiError:
             text = ""
-        theirs = [each.value for each in kubelet.read(text).thresholds if each.signal.value == signal]
+        theirs = [each.value for each in kubelet.read_settings(text).thresholds if each.signal.value == signal]
         return max((resolve(value, capacity=capacity) or 0 for value in theirs), default=0)
 
     def volume(self, pod: Json) -> Path:

@@ -128,7 +128,7 @@ BAD: Final = (
     Wrong("mergeDefaultEvictionSettings: 'true'", "mergeDefaultEvictionSettings", "must be true or false"),
     Wrong("enforceNodeAllocatable: pods", "enforceNodeAllocatable", "must be a list"),
     Wrong("enforceNodeAllocatable: [pod]", "enforceNodeAllocatable[0]", "must be one of"),
-    Wrong("enforceNodeAllocatable: [none, pods]", "enforceNodeAllocatable", "does not go with", False),
+    Wrong("enforceNodeAllocatable: [none, pods]", "enforceNodeAllocatable", "excludes all other values", False),
     Wrong("evictionPressureTransitionPeriod: 300", "evictionPressureTransitionPeriod", "in quotes"),
     Wrong("evictionPressureTransitionPeriod: -5m", "evictionPressureTransitionPeriod", "must be from 0s"),
     Wrong("evictionPressureTransitionPeriod: 9000h", "evictionPressureTransitionPeriod", "to 8760h", False),

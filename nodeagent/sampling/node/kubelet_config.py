@@ -36,7 +36,7 @@ def find(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
     path, text, refusal = _file(host, flags)
     if not flags and not (text or refusal):
         return None, ()
-    settings = kubelet.read(text, flags=flags, name=path)
+    settings = kubelet.read_settings(text, flags=flags, name=path)
     notes = tuple(Note(NoteKind.KUBELET, problem) for problem in settings.problems if problem != settings.unread)
     unread = refusal or settings.unread
     if unread and kubelet.flag_value(flags, "eviction-hard") is not None:

@@ -69,7 +69,7 @@ def find_handlers(
 
     Args:
         kubepods: path of the pods' cgroup, whose units systemd-oomd may be told to manage; empty: not known.
-        kubelet: a kubelet's effective thresholds (`config.kubelet.read`); None: there is no sign of one.
+        kubelet: a kubelet's effective thresholds (`config.kubelet.read_settings`); None: there is no sign of one.
         kubelet_unread: why its configuration could not be read, so that these are assumed.
         harmless: cgroup UIDs of pods whose processes see no others (no hostPID) and are not looked at.
     """

@@ -3,7 +3,7 @@
 import pytest
 
 from nodeagent.config.amount import parse_amount
-from nodeagent.config.schema import AmountRule
+from nodeagent.config.bounds import AmountRule
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_ours_is_met_earlier_than_a_kubelets_at_every_capacity(signal: Signal, d
 def test_the_comparison_finds_no_signal_on_which_a_default_kubelet_is_first(capacities: dict[Signal, int]) -> None:
     assert (
         kubelet.find_earlier_thresholds(
-            load.defaults().config.thresholds, kubelet.read().thresholds, capacities=capacities
+            load.defaults().config.thresholds, kubelet.read_settings().thresholds, capacities=capacities
         )
         == ()
     )

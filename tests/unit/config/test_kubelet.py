@@ -36,7 +36,7 @@ def ours(body: str) -> tuple[Threshold, ...]:
 
 
 def test_a_kubelet_without_file_and_flags_has_its_defaults() -> None:
-    settings = kubelet.read()
+    settings = kubelet.read_settings()
     assert levels(settings) == DEFAULTS
     assert (settings.transition_period_s, settings.max_pod_grace_period_s) == (300.0, 0.0)
     assert settings.problems == ()
@@ -62,12 +62,12 @@ def test_a_kubelet_without_file_and_flags_has_its_defaults() -> None:
     ],
 )
 def test_the_kubelets_rules_give_its_effective_hard_thresholds(text: str, expected: dict[str, str]) -> None:
-    hard = [threshold for threshold in kubelet.read(text).thresholds if threshold.hard]
+    hard = [threshold for threshold in kubelet.read_settings(text).thresholds if threshold.hard]
     assert {str(threshold.signal): threshold.value.text for threshold in hard} == expected
 
 
 def test_keys_of_the_file_that_are_not_about_eviction_are_passed_over() -> None:
-    settings = kubelet.read(
+    settings = kubelet.read_settings(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupDriver: systemd\n"
         "cgroupRoot: /kubelet\nmaxPods: 60\nauthentication: {anonymous: {enabled: false}}\n"
         "evictionPressureTransitionPeriod: 30s\nevictionMaxPodGracePeriod: 45\n"
@@ -80,7 +80,7 @@ def test_keys_of_the_file_that_are_not_about_eviction_are_passed_over() -> None:
 def test_what_a_running_kubelet_answers_is_read_like_its_file() -> None:
     zeros = dict.fromkeys(("memory.available", "nodefs.available", "pid.available"), "0%")
     answer = {"kubeletconfig": {"cgroupDriver": "systemd", "evictionHard": zeros, "enforceNodeAllocatable": ["pods"]}}
-    settings = kubelet.read(json.dumps(answer))
+    settings = kubelet.read_settings(json.dumps(answer))
     assert (settings.thresholds, settings.cgroup_driver) == ((), "systemd")
 
 
@@ -91,7 +91,7 @@ def test_a_flag_replaces_the_map_of_the_file_as_a_whole() -> None:
         "--eviction-hard",
         "memory.available<1Gi, pid.available<5%",
     ]
-    settings = kubelet.read("evictionHard: {nodefs.available: 20%}\nevictionMaxPodGracePeriod: 9", flags=flags)
+    settings = kubelet.read_settings("evictionHard: {nodefs.available: 20%}\nevictionMaxPodGracePeriod: 9", flags=flags)
     assert levels(settings) == {"memory.available": "1Gi", "pid.available": "5%", "allocatableMemory.available": "1Gi"}
     assert settings.max_pod_grace_period_s == 9.0
     assert kubelet.flag_value(flags, "config") == "/etc/kubelet.yaml"
@@ -99,7 +99,7 @@ def test_a_flag_replaces_the_map_of_the_file_as_a_whole() -> None:
 
 
 def test_every_eviction_flag_is_read() -> None:
-    settings = kubelet.read(
+    settings = kubelet.read_settings(
         flags=[
             "--eviction-hard=",
             "--eviction-soft=memory.available<2Gi",
@@ -137,13 +137,13 @@ def test_every_eviction_flag_is_read() -> None:
     ],
 )
 def test_what_cannot_be_read_is_a_problem_and_never_an_exception(text: str, flags: list[str], why: str) -> None:
-    settings = kubelet.read(text, flags=flags)
+    settings = kubelet.read_settings(text, flags=flags)
     assert why in " ".join(settings.problems)
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=20), max_size=4))
 def test_any_text_and_any_flags_give_settings(text: str, flags: list[str]) -> None:
-    assert isinstance(kubelet.read(text, flags=flags), kubelet.KubeletSettings)
+    assert isinstance(kubelet.read_settings(text, flags=flags), kubelet.KubeletSettings)
 
 
 # --- who is first -----------------------------------------------------------------------------------------------------
@@ -166,13 +166,15 @@ def test_any_text_and_any_flags_give_settings(text: str, flags: list[str]) -> No
 def test_the_kubelet_is_first_where_its_level_is_not_below_ours(kubelets: str, agents: str, sooner: list[str]) -> None:
     capacities = {Signal.NODEFS: 100 * GIB - 1, Signal.MEMORY: 8 * GIB, Signal.PID: 32768}
     found = kubelet.find_earlier_thresholds(
-        ours(f"evictionHard: {agents}"), kubelet.read(f"evictionHard: {kubelets}").thresholds, capacities=capacities
+        ours(f"evictionHard: {agents}"),
+        kubelet.read_settings(f"evictionHard: {kubelets}").thresholds,
+        capacities=capacities,
     )
     assert [str(entry.signal) for entry in found] == sooner
 
 
 def test_a_soft_threshold_of_ours_is_not_in_time_for_a_hard_one_of_the_kubelet() -> None:
-    theirs = kubelet.read("evictionHard: {pid.available: 8%}").thresholds
+    theirs = kubelet.read_settings("evictionHard: {pid.available: 8%}").thresholds
     (found,) = kubelet.find_earlier_thresholds(
         load.defaults().config.thresholds, theirs, capacities={Signal.PID: 32768}
     )
@@ -190,21 +192,21 @@ def test_a_soft_threshold_of_the_kubelet_is_compared_with_its_grace() -> None:
         ("150Mi", "10s", False),
         ("1Gi", "2m", True),
     ):
-        theirs = kubelet.read(text % (level, grace)).thresholds
+        theirs = kubelet.read_settings(text % (level, grace)).thresholds
         assert bool(kubelet.find_earlier_thresholds(agents, theirs, capacities={})) is first, (level, grace)
 
 
-def test_another_memory_model_is_said_to_be_another_number() -> None:
+def test_another_memory_model_is_named_as_a_different_value() -> None:
     agents = ours("evictionHard: {memory.available: 300Mi}\nsignals: {memory.available: {memoryModel: memavailable}}")
-    theirs = kubelet.read("evictionHard: {memory.available: 500Mi}\nenforceNodeAllocatable: []").thresholds
+    theirs = kubelet.read_settings("evictionHard: {memory.available: 500Mi}\nenforceNodeAllocatable: []").thresholds
     (found,) = kubelet.find_earlier_thresholds(agents, theirs, capacities={Signal.MEMORY: 8 * GIB})
-    assert found.message.endswith("of MemAvailable, which is another number")
+    assert found.message.endswith("of MemAvailable, which is a different value")
 
 
 def test_without_allocatable_enforcement_of_ours_the_kubelets_is_first() -> None:
     found = kubelet.find_earlier_thresholds(
         ours("evictionHard: {memory.available: 1Gi}"),
-        kubelet.read().thresholds,
+        kubelet.read_settings().thresholds,
         capacities={},
         enforce_node_allocatable=False,
     )
@@ -214,9 +216,9 @@ def test_without_allocatable_enforcement_of_ours_the_kubelets_is_first() -> None
 # --- a recorded kubelet, and a pasted stanza --------------------------------------------------------------------------
 
 
-def test_a_recorded_kubelet_says_the_same_in_its_file_and_in_its_answer() -> None:
+def test_a_recorded_kubelet_has_the_same_settings_in_its_file_and_in_its_answer() -> None:
     file, answer = (
-        kubelet.read((CONFIGS / name).read_text("utf-8")) for name in ("kubelet.yaml", "kubelet-configz.json")
+        kubelet.read_settings((CONFIGS / name).read_text("utf-8")) for name in ("kubelet.yaml", "kubelet-configz.json")
     )
     assert file == answer
     assert file == kubelet.KubeletSettings((), transition_period_s=30.0, cgroup_driver="systemd")
@@ -246,7 +248,7 @@ def test_a_pasted_stanza_means_to_us_what_it_means_to_the_kubelet(
         "enforceNodeAllocatable": [],
     }
     stanza = "".join(f"{key}: {json.dumps(value)}\n" for key, value in maps.items())
-    settings = kubelet.read(stanza)
+    settings = kubelet.read_settings(stanza)
     if settings.problems:
         with pytest.raises(ConfigError):
             ours(stanza)
@@ -256,7 +258,7 @@ def test_a_pasted_stanza_means_to_us_what_it_means_to_the_kubelet(
 
 def test_the_compatible_example_has_a_kubelets_own_thresholds() -> None:
     ours = load.load(str(REPOSITORY / "examples" / "kubelet-compatible.yaml")).config
-    theirs = kubelet.read("")
+    theirs = kubelet.read_settings("")
     levels = {(each.signal, each.value.text, each.grace_period_s) for each in ours.thresholds}
     assert levels == {
         (each.signal, each.value.text, each.grace_period_s)

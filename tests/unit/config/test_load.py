@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.config import defaults, load
 from nodeagent.config.problems import ConfigError, Origin
 from nodeagent.config.schema import Config, Mode, RankingKey
-from nodeagent.config.yaml_nodes import MAX_BYTES
+from nodeagent.config.yaml_nodes import MAX_CONFIG_BYTES
 from nodeagent.model import Amount, MemoryModel, Signal, StallRequirement, StallScope, Threshold
 from tests.support.config_files import BAD, GOOD, HEADER, Wrong, file, problems, read
 from tests.support.paths import REPOSITORY
@@ -83,7 +83,7 @@ def test_an_unknown_word_comes_with_the_one_that_was_probably_meant(wrong: str, 
 @pytest.mark.parametrize(
     ("wrong", "place"),
     [
-        ("evictionHard:\nmemory.available: 1Gi", "signals stand below evictionHard"),
+        ("evictionHard:\nmemory.available: 1Gi", "signals belong below evictionHard"),
         ("relief:\nmaxVictims: 3", "it belongs below `relief`"),
         ("protection: {mode: enforce}", "it belongs at the left margin"),
         ("rateLimits: {burst: 3}", "it belongs below `rateLimits.node`, `rateLimits.namespace`, `rateLimits.owner`"),
@@ -92,12 +92,12 @@ def test_an_unknown_word_comes_with_the_one_that_was_probably_meant(wrong: str, 
         ("evictionSoftGracePeriod:\n  memory.available=30s", "a line each: `memory.available: 30s`"),
     ],
 )
-def test_a_line_that_is_not_indented_right_is_told_where_it_belongs(wrong: str, place: str) -> None:
+def test_the_error_for_a_wrong_indentation_names_the_section_of_the_key(wrong: str, place: str) -> None:
     [problem] = problems(wrong)
     assert place in problem.fix
 
 
-def test_a_soft_threshold_whose_grace_is_wrong_is_not_also_told_to_have_none() -> None:
+def test_a_soft_threshold_with_an_invalid_grace_is_not_also_reported_without_one() -> None:
     found = problems("evictionSoft: {pid.available: 5%}\nevictionSoftGracePeriod: {pid.available: 1d}")
     assert [problem.key for problem in found] == ["evictionSoftGracePeriod.pid.available"]
 
@@ -121,7 +121,7 @@ def test_a_soft_threshold_whose_grace_is_wrong_is_not_also_told_to_have_none() -
         (b"\x7fELF\x02\xb8", "1:6: not UTF-8 text; save the file as UTF-8; is it the right file?"),
         (b"[" * 100_000, "nested deeper than 16"),
         (b"a: " * 50_000, "not YAML"),
-        (b"#" * (MAX_BYTES + 1), "larger than 256 KiB"),
+        (b"#" * (MAX_CONFIG_BYTES + 1), "larger than 256 KiB"),
         (b"apiVersion: nodeagent.io/v1alpha1\n", "kind: is missing"),
         (b"kind: NodeAgentConfiguration\n", "apiVersion: is missing"),
         (b"apiVersion: nodeagent.io/v2\nkind: NodeAgentConfiguration\n", "1:13: apiVersion"),
@@ -149,7 +149,7 @@ def test_what_is_reported_fits_a_line_whatever_the_file_holds() -> None:
             assert len(str(problem)) < 600
 
 
-def test_a_kubelets_file_gets_one_error_that_says_how_to_paste_it() -> None:
+def test_a_kubelets_file_gets_one_error_that_explains_how_to_paste_it() -> None:
     text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nevictionHard: {}\n"
     with pytest.raises(ConfigError) as caught:
         load.loads(text)
@@ -213,7 +213,7 @@ def test_no_hard_threshold_beside_soft_ones_is_a_warning() -> None:
 def test_an_empty_map_drops_them_too_with_a_warning() -> None:
     loaded = read("evictionHard: {}")
     assert loaded.config.thresholds == ()
-    assert "nothing will ever be evicted" in str(loaded.warnings[0])
+    assert "no pod is ever evicted" in str(loaded.warnings[0])
 
 
 def test_a_map_with_nothing_behind_it_is_as_if_it_were_not_there() -> None:
@@ -511,6 +511,6 @@ def test_reclaim_actions_are_a_list_of_maps_with_defaults_of_their_own() -> None
         ("[images]", "reclaim.actions[0]", "must be a map"),
     ],
 )
-def test_mistakes_in_reclaim_actions_are_told_where_they_are(text: str, path: str, part: str) -> None:
+def test_mistakes_in_reclaim_actions_are_reported_with_their_place(text: str, path: str, part: str) -> None:
     found = problems(f"reclaim: {{actions: {text}}}")
     assert [(problem.key, part in f"{problem.message}; {problem.fix}") for problem in found] == [(path, True)]

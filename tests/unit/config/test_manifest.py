@@ -43,7 +43,7 @@ def test_the_configuration_in_our_own_manifest_is_found_and_right() -> None:
 
 @pytest.mark.parametrize("margin", ["    ", "   ", "        "])
 @pytest.mark.parametrize("wrong", BAD, ids=lambda wrong: wrong.body[:40])
-def test_what_is_wrong_in_a_manifest_is_told_with_its_key_and_the_manifests_line(
+def test_a_problem_in_a_manifest_has_the_key_and_the_line_of_the_manifest(
     wrong: Wrong, margin: str, tmp_path: Path
 ) -> None:
     [alone] = problems(wrong.body)
@@ -57,7 +57,7 @@ def test_what_is_wrong_in_a_manifest_is_told_with_its_key_and_the_manifests_line
     assert problem.origin[1:] == (alone.origin.line + 9, alone.origin.column + len(margin))
 
 
-def test_a_configuration_in_quotes_is_told_by_its_own_line(tmp_path: Path) -> None:
+def test_a_problem_of_a_configuration_in_quotes_has_its_own_line(tmp_path: Path) -> None:
     data = {"config.yaml": file("mode: maybe")}
     objects = [{"kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}]
     name, found = held(tmp_path / "all.json", json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
@@ -67,7 +67,7 @@ def test_a_configuration_in_quotes_is_told_by_its_own_line(tmp_path: Path) -> No
     assert "ConfigMap a, data.config.yaml line 3: mode: " in str(found)
 
 
-def test_a_warning_is_told_at_its_place_too(tmp_path: Path) -> None:
+def test_a_warning_has_its_place_too(tmp_path: Path) -> None:
     _, found = held(tmp_path / "all.yaml", config_map(file("evictionHard: {}")))
     assert isinstance(found, load.LoadedConfig)
     assert [problem.key for problem in found.warnings] == ["ConfigMap a, data.config.yaml: evictionHard"]
@@ -88,7 +88,7 @@ def test_a_file_without_a_manifest_is_judged_as_it_is(tmp_path: Path) -> None:
     assert isinstance(found, ConfigError)
 
 
-def test_a_manifest_in_place_of_the_configuration_is_one_error_that_says_where_it_is() -> None:
+def test_a_manifest_in_place_of_the_configuration_is_one_error_with_the_place_of_the_configuration() -> None:
     problem = refused((REPOSITORY / "daemonset.yaml").read_text())
     assert problem.key == "ConfigMap nodeagent, data.config.yaml"
     assert "these are 14 Kubernetes objects" in problem.message
@@ -114,7 +114,7 @@ def test_another_object_is_one_error(text: str, line: int, what: str) -> None:
     assert "kind: NodeAgentConfiguration" in problem.fix
 
 
-def test_what_is_meant_as_a_configuration_is_told_everything_that_is_wrong_with_it() -> None:
+def test_a_file_that_is_meant_as_a_configuration_gets_every_error() -> None:
     with pytest.raises(ConfigError) as caught:
         load.loads("apiVersion: nodeagent.io/v1\nkind: NodeAgentConfig\nmode: maybe\n")
     assert [problem.key for problem in caught.value.problems] == ["apiVersion", "kind", "mode"]
@@ -144,7 +144,7 @@ def test_every_shipped_file_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_every_shipped_file_is_valid_or_said_what_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_file_is_valid_or_described(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "validate", str(REPOSITORY / name)]) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (f"{REPOSITORY / name}: {SHIPPED[name]}\n", "")
@@ -160,7 +160,7 @@ def test_every_shipped_file_is_valid_or_said_what_it_is(name: str, capsys: pytes
         ("apiVersion: v1\nkind: List\nitems: []\n", "a List"),
     ],
 )
-def test_objects_without_a_configuration_are_said_to_be_what_they_are(text: str, what: str, tmp_path: Path) -> None:
+def test_objects_without_a_configuration_are_described(text: str, what: str, tmp_path: Path) -> None:
     _, found = held(tmp_path / "all.yaml", text)
     assert found == f"{what}, without a configuration of nodeagent"
 

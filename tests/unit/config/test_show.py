@@ -38,7 +38,7 @@ def test_every_value_but_the_header_has_an_origin() -> None:
 
 def test_warnings_stand_first_as_comments() -> None:
     loaded = read("evictionHard: {}")
-    assert show.show(loaded).startswith("# warning: node.yaml:3:15: evictionHard: there is no threshold at all")
+    assert show.show(loaded).startswith("# warning: node.yaml:3:15: evictionHard: there is no threshold")
     assert show.explain_warnings(loaded).startswith("warning: node.yaml:3:15:")
     assert show.explain_warnings(load.defaults()) == ""
 

@@ -60,16 +60,16 @@ def _group_of_root(file: Path) -> None:
 
 
 @pytest.mark.parametrize("prepare", [_nothing, _sticky, _link, _relative_link_above])
-def test_a_file_that_nobody_else_may_change(file: Path, prepare: Callable[[Path], None]) -> None:
+def test_a_file_that_no_other_user_can_change(file: Path, prepare: Callable[[Path], None]) -> None:
     prepare(file)
-    assert write_access.find(str(file)) is None
+    assert write_access.find_write_access(str(file)) is None
     assert ConfigFile(str(file), overrides=()).load().warnings == ()
 
 
 @as_root
-def test_the_group_of_root_is_no_stranger(file: Path) -> None:
+def test_the_group_of_root_is_trusted(file: Path) -> None:
     _group_of_root(file)
-    assert write_access.find(str(file)) is None
+    assert write_access.find_write_access(str(file)) is None
 
 
 @as_root
@@ -81,7 +81,7 @@ def test_an_access_control_list_behind_the_group_of_root_is_seen(file: Path) -> 
         os.setxattr(file, "system.posix_acl_access", packed)
     except OSError as error:
         pytest.skip(f"a file system without access control lists: {error.strerror}")
-    found = write_access.find(str(file))
+    found = write_access.find_write_access(str(file))
     assert found is not None
     assert "group" in found.reason
 
@@ -174,38 +174,38 @@ OPEN = (
 
 @as_root
 @pytest.mark.parametrize("prepare", OPEN)
-def test_who_else_may_change_it_is_refused_with_a_command_that_mends_it(
+def test_write_access_of_other_users_is_rejected_with_a_command_that_removes_it(
     file: Path, prepare: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     opened = prepare(file)
-    found = write_access.find(str(file))
+    found = write_access.find_write_access(str(file))
     assert found is not None
     assert found.path == str(opened)
     with pytest.raises(ConfigError) as refused:
         ConfigFile(str(file), overrides=()).load()
     (problem,) = refused.value.problems
     assert str(file) in str(problem)
-    assert f"run `{found.mend}`" in str(problem)
-    subprocess.run(found.mend.split(), check=True)
-    after = write_access.find(str(file))
+    assert f"run `{found.fix}`" in str(problem)
+    subprocess.run(found.fix.split(), check=True)
+    after = write_access.find_write_access(str(file))
     assert after is None or after != found, "the command mends what it says"
 
 
 @as_root
 @pytest.mark.parametrize("prepare", OPEN)
-def test_a_rehearsal_is_told_and_goes_on(file: Path, prepare: Callable[[Path], Path]) -> None:
+def test_a_dry_run_warns_and_goes_on(file: Path, prepare: Callable[[Path], Path]) -> None:
     file.write_text(HEADER)
     prepare(file)
     (warning,) = ConfigFile(str(file), overrides=()).load().warnings
-    assert "commands run as this user (root)" in str(warning)
+    assert "run commands as this user (root)" in str(warning)
 
 
 @as_root
-def test_a_rehearsal_whose_open_file_names_a_kubeconfig_is_refused(file: Path) -> None:
+def test_a_dry_run_with_a_kubeconfig_in_an_open_file_is_rejected(file: Path) -> None:
     """A kubeconfig may have an `exec` plugin, which is run whatever the mode is."""
     file.write_text(f"{HEADER}cluster: {{kubeconfig: /etc/kubernetes/admin.conf}}\n")
     file.chmod(0o666)
-    with pytest.raises(ConfigError, match="can be written by everybody"):
+    with pytest.raises(ConfigError, match="is writable for all users"):
         ConfigFile(str(file), overrides=()).load()
 
 
@@ -216,11 +216,11 @@ def test_an_open_kubeconfig_is_a_warning(file: Path) -> None:
     kubeconfig.chmod(0o666)
     file.write_text(f"{HEADER}mode: enforce\ncluster: {{kubeconfig: {kubeconfig}}}\n")
     (warning,) = ConfigFile(str(file), overrides=()).load().warnings
-    assert f"{kubeconfig} can be written by everybody (mode 0666), and its `exec` runs as this user" in str(warning)
+    assert f"{kubeconfig} is writable for all users (mode 0666), and its `exec` runs as this user" in str(warning)
 
 
 @as_root
-def test_an_open_program_of_an_action_is_told_before_it_is_needed(tmp_path: Path) -> None:
+def test_an_open_program_of_an_action_is_reported_before_it_is_needed(tmp_path: Path) -> None:
     program = tmp_path / "clean-up"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -229,7 +229,7 @@ def test_an_open_program_of_an_action_is_told_before_it_is_needed(tmp_path: Path
     program.chmod(0o777)
     (note,) = reclaim_runner.missing_programs((action,))
     assert note.message == (
-        f"tidy runs {program} as this agent's user, and {program} can be written by everybody (mode 0777): "
+        f"tidy runs {program} as this agent's user, and {program} is writable for all users (mode 0777): "
         f"run `chmod go-w {program}`"
     )
 
@@ -238,9 +238,9 @@ def test_a_path_of_links_without_end_or_to_nowhere_is_not_taken_for_safe(file: P
     loop = file.with_name("loop")
     loop.symlink_to("loop")
     with pytest.raises(OSError, match="symbolic links"):
-        write_access.find(str(loop))
+        write_access.find_write_access(str(loop))
     with pytest.raises(FileNotFoundError):
-        write_access.find(str(file.with_name("nowhere")))
+        write_access.find_write_access(str(file.with_name("nowhere")))
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_run_refuses_to_enforce_what_others_may_write(file: Path, tmp_path: Path
     done = run_enforcing(file)
     assert (done.returncode, done.stdout) == (78, "")
     assert done.stderr == (
-        f"nodeagent: {file}: {file} can be written by everybody (mode 0666), and whoever may change the configuration "
-        f"has pods evicted and commands run as this user (root); run `chmod go-w {file}`\n"
+        f"nodeagent: {file}: {file} is writable for all users (mode 0666), and a change of the configuration "
+        f"can evict pods and run commands as this user (root); run `chmod go-w {file}`\n"
     )
 
 
@@ -292,4 +292,4 @@ def test_a_configmap_volume_is_taken_although_its_modes_are_open(tmp_path: Path)
     mounted = run_enforcing(volume / "config.yaml", *inside, "RO=1", "sh", "-c", script, "sh")
     assert NO_CREDENTIALS in mounted.stderr
     writable = run_enforcing(volume / "config.yaml", *inside, "RO=", "sh", "-c", script, "sh")
-    assert f"{volume} can be written by everybody (mode 0777)" in writable.stderr
+    assert f"{volume} is writable for all users (mode 0777)" in writable.stderr

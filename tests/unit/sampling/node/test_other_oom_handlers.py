@@ -230,7 +230,7 @@ def test_talos_has_an_oom_handler_since_1_12(tmp_path: Path, release: str, told:
 
 
 def test_a_kubelet_that_evicts_is_told_with_its_thresholds_and_one_that_does_not_is_silent(tmp_path: Path) -> None:
-    on, off = kubelet.read(""), kubelet.read("evictionHard:\n  memory.available: 0%\n")
+    on, off = kubelet.read_settings(""), kubelet.read_settings("evictionHard:\n  memory.available: 0%\n")
     host = Host(str(tmp_path))
     (note,) = find_handlers(host, kubelet=on.thresholds)
     assert "memory.available<100Mi, nodefs.available<10%" in note.message
