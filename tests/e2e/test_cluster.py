@@ -143,7 +143,7 @@ def test_a_pod_that_names_its_node_is_told_from_one_that_was_scheduled(cluster: 
     assert told["scheduled"] == ""
 
 
-def test_a_pod_is_seen_to_come_and_go(cluster: Cluster) -> None:
+def test_a_pod_is_added_and_deleted_in_the_watch(cluster: Cluster) -> None:
     watch = PodWatch(cluster.transport, cluster.node_name)
     watch.start()
     eventually(lambda: watch.view().synced_at)
@@ -173,7 +173,7 @@ def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_grace_that_was_asked_
         watch_log.close()
 
 
-def test_a_seat_is_taken_kept_from_others_and_given_back(cluster: Cluster) -> None:
+def test_a_slot_is_taken_kept_from_others_and_released(cluster: Cluster) -> None:
     """What `fleet.maxConcurrentEvictions` does."""
     one, other = (
         EvictionSlots(
@@ -220,7 +220,7 @@ def test_a_pod_that_is_gone_is_gone(cluster: Cluster, running: Json) -> None:
     assert evict(cluster, victim(missing)).kind is OutcomeKind.NOT_FOUND
 
 
-def test_a_budget_refuses_until_it_is_gone_and_then_the_pod_goes(cluster: Cluster, running: Json) -> None:
+def test_a_pdb_refuses_until_it_is_deleted_and_then_the_pod_is_evicted(cluster: Cluster, running: Json) -> None:
     budgets = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
     cluster.post(
         budgets,
@@ -256,7 +256,7 @@ def test_our_own_condition_is_published_and_removed(cluster: Cluster, node: Node
     assert cluster.condition(own) is None
 
 
-def test_the_standard_condition_holds_against_the_kubelet_and_is_given_back(cluster: Cluster, node: NodeWatch) -> None:
+def test_the_standard_condition_is_kept_against_the_kubelet_and_restored(cluster: Cluster, node: NodeWatch) -> None:
     before = cluster.condition("PIDPressure")
     if before is None or before["status"] != "False":
         pytest.skip("the kubelet reports pressure of its own")
@@ -276,7 +276,7 @@ def test_the_standard_condition_holds_against_the_kubelet_and_is_given_back(clus
     assert (cluster.condition("PIDPressure") or {})["status"] == "False"
 
 
-def test_the_fence_goes_up_and_comes_down_beside_other_taints(cluster: Cluster, node: NodeWatch) -> None:
+def test_the_taint_is_added_and_removed_beside_other_taints(cluster: Cluster, node: NodeWatch) -> None:
     def others() -> list[Json]:
         taints = cluster.node()["spec"].get("taints", [])
         return [t for t in taints if not t["key"].startswith(("nodeagent.io/", "node.kubernetes.io/"))]
@@ -293,7 +293,7 @@ def test_the_fence_goes_up_and_comes_down_beside_other_taints(cluster: Cluster, 
     assert others() == before
 
 
-def test_an_event_is_told(cluster: Cluster) -> None:
+def test_an_event_is_written(cluster: Cluster) -> None:
     writer = EventWriter(cluster.transport, cluster.node_name)
     writer.start()
     writer.emit(KubernetesEvent("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))

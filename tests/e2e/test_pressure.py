@@ -297,7 +297,7 @@ def test_a_hard_threshold_does_not_wait_and_leaves_a_second(
         check_end(node, watch_log, run)
 
 
-def test_a_disruption_budget_holds_the_soft_tier_as_long_as_it_is_there(
+def test_a_pdb_blocks_the_soft_tier_as_long_as_it_exists(
     cluster: Cluster, node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
     pressure = PIDS
@@ -332,7 +332,7 @@ def test_a_disruption_budget_holds_the_soft_tier_as_long_as_it_is_there(
         cluster.delete(f"{budgets}/hog")
 
 
-def test_an_agent_that_ends_under_pressure_takes_back_what_it_has_set_and_evicts_nobody(
+def test_an_agent_that_ends_under_pressure_removes_what_it_has_set_and_evicts_nothing(
     node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
     load = bloat(PIDS)

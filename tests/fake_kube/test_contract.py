@@ -328,7 +328,7 @@ def chosen(value: Any, fields: Json) -> Any:
 
 
 @pytest.mark.parametrize("item", body_of("list-pods-fieldselector")["items"], ids=lambda item: item["metadata"]["name"])
-def test_who_creates_a_pod_owns_the_fields_that_a_real_server_notes(item: Json) -> None:
+def test_the_creator_of_a_pod_owns_the_fields_that_a_real_server_records(item: Json) -> None:
     """What the creator of each recorded pod has sent is made from what the server wrote down, and sent again."""
     [created] = [e for e in item["metadata"]["managedFields"] if "f:spec" in e["fieldsV1"]]
     sent = chosen(item, created["fieldsV1"])
@@ -367,7 +367,7 @@ def test_a_name_of_a_node_is_noted_when_it_is_sent_and_not_when_it_is_bound(api:
         ("Failed", False, None, 0, 2, 201),
     ],
 )
-def test_a_budget_without_allowance_lets_an_unready_pod_go_where_a_real_one_does(
+def test_an_exhausted_pdb_admits_the_eviction_of_an_unready_pod_where_a_real_one_does(
     api: ApiServer, phase: str, ready: bool, policy: str | None, healthy: int, needed: int, status: int
 ) -> None:
     """pkg/registry/core/pod/storage/eviction.go: whoever is not ready does not count for the budget."""

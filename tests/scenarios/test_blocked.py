@@ -24,7 +24,7 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-def test_a_pod_that_its_budget_holds_is_marked_and_deleted_where_that_is_wanted(
+def test_a_pod_that_its_pdb_blocks_is_marked_and_deleted_if_configured(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
@@ -52,7 +52,7 @@ def test_a_pod_that_its_budget_holds_is_marked_and_deleted_where_that_is_wanted(
     assert len(api.sent("DELETE")) == 1
 
 
-def test_otherwise_the_next_candidate_goes(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
+def test_otherwise_the_next_candidate_is_evicted(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
     api.set_pdb("hog", {"app": "hog"}, allowed=0)
     kubepods.start(HOG, qos="besteffort")
     kubepods.start(NEXT, qos="burstable")
@@ -70,7 +70,7 @@ def _leaving(entry: Json) -> None:
     entry["metadata"].update(deletionTimestamp=until_wall, deletionGracePeriodSeconds=600)
 
 
-def test_a_terminating_pod_that_holds_what_is_missing_gets_less_time(
+def test_a_terminating_pod_that_holds_the_deficit_gets_a_shorter_grace_period(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", _leaving)

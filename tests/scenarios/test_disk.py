@@ -121,7 +121,7 @@ DISK_HARD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("program", "per_s", "resource"), [(WRITER, 25.0, "ephemeral-storage"), (LITTERER, 1200.0, "inodes")]
 )
-def test_the_condition_is_up_before_the_filler_goes_and_nothing_ever_reaches_zero(
+def test_the_condition_is_true_before_the_filler_is_evicted_and_nothing_reaches_zero(
     kubepods: Kubepods,
     disk: Disk,
     api: ApiServer,
@@ -160,7 +160,7 @@ def test_the_condition_is_up_before_the_filler_goes_and_nothing_ever_reaches_zer
     assert lowest[1] > 0.05 * numbers.f_files
 
 
-def test_a_dry_run_names_the_filler_and_touches_nobody(
+def test_a_dry_run_names_the_filler_and_evicts_nothing(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _idle(kubepods, disk, CHILL, files=20, mib=20)
@@ -174,7 +174,7 @@ def test_a_dry_run_names_the_filler_and_touches_nobody(
     assert not api.sent("POST", "/eviction")
 
 
-def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
+def test_a_reclaim_action_frees_the_disk_and_no_pod_is_evicted(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _idle(kubepods, disk, CHILL, files=20, mib=40)
@@ -208,7 +208,7 @@ def test_a_reclaim_action_frees_the_disk_and_nobody_goes(
     assert not api.sent("POST", "/eviction")
 
 
-def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_goes(
+def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_is_evicted(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     filler = _start(kubepods, disk, FILLER, WRITER, 25.0)
@@ -227,7 +227,7 @@ def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_goes(
     assert agent.stop() == 0
 
 
-def test_a_rehearsal_runs_no_reclaim_action(
+def test_a_dry_run_starts_no_reclaim_action(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
@@ -241,7 +241,7 @@ def test_a_rehearsal_runs_no_reclaim_action(
     assert not api.sent("POST", "/eviction")
 
 
-def test_a_disk_that_is_full_of_what_is_in_no_pod_costs_nobody_and_says_where_it_is(
+def test_a_disk_full_of_files_of_no_pod_evicts_no_pod_and_names_where_they_are(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _idle(kubepods, disk, CHILL, files=2, mib=2)
@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_of_what_is_in_no_pod_costs_nobody_and_says_where_it
     assert not api.sent("POST", "/eviction")
 
 
-def test_a_pod_over_its_own_limit_goes_while_the_disk_has_room(
+def test_a_pod_over_its_own_limit_is_evicted_while_the_disk_has_space(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     def limited(entry: dict[str, Any]) -> None:
@@ -309,7 +309,7 @@ def _innocents(kubepods: Kubepods, disk: Disk) -> None:
         _idle(kubepods, disk, uid, files=4, mib=mib)
 
 
-def test_a_pod_that_fills_the_disk_with_a_deleted_file_goes_and_no_smaller_one_for_it(
+def test_a_pod_that_fills_the_disk_with_a_deleted_file_is_evicted_and_no_smaller_one_instead(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _innocents(kubepods, disk)
@@ -346,7 +346,7 @@ def _without_ptrace(start: Callable[[], Run]) -> Run:
     return started[0]
 
 
-def test_nobody_goes_for_a_disk_that_fills_with_what_may_not_be_seen(
+def test_no_pod_is_evicted_for_a_disk_that_fills_with_unreadable_files(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _innocents(kubepods, disk)
@@ -361,7 +361,7 @@ def test_nobody_goes_for_a_disk_that_fills_with_what_may_not_be_seen(
     assert any("deleted files" in note and "not attributed" in note for note in notes)
 
 
-def test_nobody_goes_for_what_had_come_before_the_agent_did(
+def test_no_pod_is_evicted_for_usage_older_than_the_agent(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _innocents(kubepods, disk)
@@ -375,7 +375,7 @@ def test_nobody_goes_for_what_had_come_before_the_agent_did(
     assert not api.sent("POST", "/eviction")
 
 
-def test_what_an_evicted_pod_held_hides_no_growth_that_is_in_no_pod(
+def test_the_usage_of_an_evicted_pod_hides_no_growth_outside_of_pods(
     kubepods: Kubepods, disk: Disk, api: ApiServer, run: StartAgent
 ) -> None:
     _innocents(kubepods, disk)

@@ -101,7 +101,7 @@ def test_what_a_lost_agent_left_is_taken_off_while_the_control_plane_writes_too(
         assert api.node()["spec"]["taints"] == [theirs]
 
 
-def test_a_pod_that_cannot_start_is_given_up_at_once_and_the_reason_told(tmp_path: Path) -> None:
+def test_a_pod_that_cannot_start_is_given_up_at_once_with_its_reason(tmp_path: Path) -> None:
     image = "registry.k8s.io/pause:3.10"
     why = {"reason": "ErrImageNeverPull", "message": "Container image is not present"}
 
@@ -144,7 +144,7 @@ def test_without_a_cluster_the_report_lists_every_claim_that_needs_one(tmp_path:
     assert lines[-1] == f"{len(claims)} claims: 0 passed, 0 failed, {len(claims)} not tried"
 
 
-def test_the_report_tells_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None:
+def test_the_report_lists_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None:
     with ApiServer(node=ready_node("")) as api:
         # Whoever may write no Events: the administrator of this cluster.
         api.forbid("create", "events")

@@ -73,7 +73,7 @@ INODES = {"hard": {"imagefs.inodesFree": "20k"}, "soft": {"imagefs.inodesFree": 
 @pytest.mark.parametrize(
     ("program", "per_s", "thresholds"), [(WRITER, 150.0, BYTES), (LITTERER, 2000.0, INODES)], ids=["bytes", "inodes"]
 )
-def test_who_fills_the_image_file_system_goes_before_it_is_full(
+def test_the_pod_that_fills_the_image_file_system_is_evicted_before_it_is_full(
     tmp_path: Path,
     kubepods: Kubepods,
     disk: Disk,

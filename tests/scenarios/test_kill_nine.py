@@ -158,7 +158,7 @@ def test_an_agent_killed_in_the_middle_of_the_last_resort_leaves_nothing_frozen(
 
 
 @pytest.mark.parametrize("state", [b"not a state", None], ids=["corrupt", "lost"])
-def test_a_pod_left_frozen_is_let_go_also_when_the_state_is(
+def test_a_pod_left_frozen_is_released_also_when_the_state_is(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path, state: bytes | None
 ) -> None:
     """And one that somebody else has frozen is not."""

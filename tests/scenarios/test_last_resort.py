@@ -29,7 +29,7 @@ def killed_events(api: ApiServer) -> list[Request]:
     return [r for r in api.sent("POST", "/namespaces/default/events") if r.body["reason"] == "Killed"]
 
 
-def test_a_hog_is_ended_through_its_cgroup_and_the_api_server_is_told_when_it_is_back(
+def test_a_hog_is_killed_through_its_cgroup_and_the_event_is_sent_when_the_api_server_is_back(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
@@ -75,7 +75,7 @@ def test_a_pod_whose_kubelet_restarts_it_is_evicted_as_soon_as_that_can_be_asked
     assert agent.stop() == 0
 
 
-def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
+def test_without_the_last_resort_no_pod_is_killed_however_long_the_outage(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
@@ -88,7 +88,7 @@ def test_without_the_last_resort_nobody_is_ended_however_long_the_outage(
     assert agent.stop() == 0
 
 
-def test_the_kills_budget_outlives_the_process(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+def test_the_rate_limit_of_kills_outlives_the_process(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
     again = str(uuid.uuid4())
     api.add_pod(pod("again", uid=again, owner=("ReplicaSet", "again"), requests={"memory": "50Mi"}))
     kubepods.start(HOG, qos="burstable")

@@ -91,7 +91,7 @@ def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
     assert agent.stop() == 0
 
 
-def test_a_hog_that_claims_to_be_static_and_has_a_pod_claim_its_cgroup_goes_all_the_same(
+def test_a_hog_that_claims_to_be_static_and_whose_cgroup_another_pod_claims_is_evicted(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     """With everything that its author can write: even the owner reference that a kubelet gives a mirror pod."""
@@ -115,7 +115,7 @@ def test_a_hog_that_claims_to_be_static_and_has_a_pod_claim_its_cgroup_goes_all_
     assert {request.path.split("/")[-2] for request in api.sent("POST", "/eviction")} == {"hog"}
 
 
-def test_a_dry_run_tells_what_it_would_do_and_sends_nothing(
+def test_a_dry_run_logs_what_it_would_do_and_sends_nothing(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
@@ -128,7 +128,7 @@ def test_a_dry_run_tells_what_it_would_do_and_sends_nothing(
     assert not api.sent("DELETE")
 
 
-def test_without_pressure_nobody_is_touched(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
+def test_without_pressure_no_pod_is_evicted(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 100)
     agent = start_agent()
@@ -138,7 +138,7 @@ def test_without_pressure_nobody_is_touched(kubepods: Kubepods, api: ApiServer, 
     assert not api.sent("DELETE")
 
 
-def test_a_disruption_budget_without_headroom_spares_its_pods_and_that_is_told(
+def test_a_pdb_without_headroom_protects_its_pods_and_the_refusal_is_logged(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
@@ -153,7 +153,7 @@ def test_a_disruption_budget_without_headroom_spares_its_pods_and_that_is_told(
     assert not api.sent("DELETE")
 
 
-def test_a_budget_that_refuses_is_respected_and_told(
+def test_a_pdb_that_refuses_is_respected_and_the_refusal_is_logged(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
@@ -167,7 +167,7 @@ def test_a_budget_that_refuses_is_respected_and_told(
     assert not api.sent("DELETE")
 
 
-def test_check_tells_that_the_kubelet_resets_a_condition_of_the_running_agent(
+def test_check_reports_that_the_kubelet_overwrites_a_condition_of_the_running_agent(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     kubepods.start(HOG, qos="burstable")
@@ -233,7 +233,7 @@ def test_no_hard_kill_follows_an_answer_that_is_not_the_apis(
 
 
 @pytest.mark.parametrize(("status", "reason"), [(400, "BadRequest"), (404, "NotFound"), (409, "Conflict"), (422, "X")])
-def test_one_refusal_that_passes_sends_nobody_else_in_the_hogs_place(
+def test_one_refusal_that_passes_evicts_no_other_pod_instead_of_the_hog(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, status: int, reason: str
 ) -> None:
     api.instead = _once(RefusedError(status, reason, "for a moment").answer)
@@ -251,7 +251,7 @@ def test_one_refusal_that_passes_sends_nobody_else_in_the_hogs_place(
     assert agent.stop() == 0
 
 
-def test_a_victim_whose_eviction_is_refused_is_let_go(
+def test_a_victim_whose_eviction_is_refused_is_released(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].update(labels={"app": "hog"}))
@@ -265,7 +265,7 @@ def test_a_victim_whose_eviction_is_refused_is_let_go(
     assert agent.stop() == 0
 
 
-def test_an_agent_killed_while_it_holds_a_pod_lets_it_go_after_a_restart_and_evicts_it_once(
+def test_an_agent_killed_while_it_brakes_a_pod_releases_it_after_a_restart_and_evicts_it_once(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     api.delay_s = 2.0  # the request hangs in the server while the agent dies
@@ -286,7 +286,7 @@ def test_an_agent_killed_while_it_holds_a_pod_lets_it_go_after_a_restart_and_evi
     assert second.stop() == 0
 
 
-def test_budgets_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
+def test_rate_limits_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
     """One eviction an hour is allowed; three processes, each killed right after its request, must not make two."""
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)

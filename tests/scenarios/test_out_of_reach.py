@@ -43,7 +43,7 @@ def evicted(api: ApiServer) -> set[str]:
 
 @pytest.mark.parametrize("trouble", ["forbidden", "missing", "slow"])
 @pytest.mark.parametrize("when", ["before the start", "later"])
-def test_a_claim_that_cannot_be_looked_up_turns_no_eviction_to_others(
+def test_a_claim_that_cannot_be_looked_up_evicts_no_other_pod(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, trouble: str, when: str
 ) -> None:
     api.add_pod(hog(spec=CLAIM))
@@ -67,7 +67,7 @@ def test_a_claim_that_cannot_be_looked_up_turns_no_eviction_to_others(
     assert agent.stop() == 0
 
 
-def test_a_pod_that_a_silent_watch_does_not_tell_of_is_listed_and_evicted_and_nobody_before(
+def test_a_pod_that_a_silent_watch_misses_is_listed_and_evicted_and_no_pod_before_it(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     agent = start_agent(**HARD)

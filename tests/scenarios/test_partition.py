@@ -57,7 +57,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     assert not fences
 
 
-def test_pressure_that_lasts_over_an_outage_is_served_from_a_fresh_look_when_it_ends(
+def test_pressure_that_outlasts_an_outage_is_decided_on_a_fresh_sample(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     api.add_pod(pod("other", uid=OTHER, owner=("ReplicaSet", "other"), requests={"memory": "50Mi"}))
@@ -117,7 +117,7 @@ def test_a_silent_watch_stops_evictions_when_its_view_is_too_old_and_is_no_outag
     assert agent.stop() == 0
 
 
-def test_an_agent_that_starts_without_the_api_server_evicts_nobody_and_finds_it_later(
+def test_an_agent_that_starts_without_the_api_server_evicts_nothing_and_connects_later(
     kubepods: Kubepods, api: ApiServer, tmp_path: Path
 ) -> None:
     kubepods.start(HOG, qos="burstable")

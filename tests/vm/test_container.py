@@ -245,7 +245,7 @@ brake.kill(sys.argv[1])
 
 
 @pytest.mark.parametrize("kind", ["freeze", "throttle"])
-def test_with_the_patch_for_it_the_container_can_hold_and_end_a_pod(machine: Machine, image: Built, kind: str) -> None:
+def test_with_its_patch_the_container_can_brake_and_kill_a_pod(machine: Machine, image: Built, kind: str) -> None:
     victim = start_pod(machine, "victim", work="hold 8 3")
     try:
         python = str(Path(image.command[0]).with_name("python"))

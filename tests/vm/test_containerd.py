@@ -99,7 +99,7 @@ def test_containers_are_found_with_the_memory_that_the_kernel_charges_them(
         assert abs(reported[name]["memoryWorkingSetBytes"] - working_set) <= MIB // 4
 
 
-def test_a_container_holds_what_lies_in_its_writable_layer(machine: Machine, containers: dict[str, VmPod]) -> None:
+def test_a_container_is_charged_for_its_writable_layer(machine: Machine, containers: dict[str, VmPod]) -> None:
     found = json.loads(machine.run(["/opt/nodeagent/bin/python", "-c", ATTRIBUTE], timeout_s=240).stdout)
     assert found.keys() == {pod.uid for pod in containers.values()}
     for name, pod in containers.items():

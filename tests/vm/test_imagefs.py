@@ -65,7 +65,7 @@ def inodes_left(machine: Machine) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(("fill", "thresholds"), [(FILL, bytes_left), (LITTER, inodes_left)], ids=["bytes", "inodes"])
-def test_a_container_that_fills_the_image_file_system_goes_before_it_is_full(
+def test_a_container_that_fills_the_image_file_system_is_evicted_before_it_is_full(
     containerd: Machine, node: Node, fill: str, thresholds: Callable[[Machine], tuple[str, str, str]]
 ) -> None:
     machine = containerd

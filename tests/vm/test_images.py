@@ -45,7 +45,7 @@ def full_store(machine: Machine) -> Iterator[Machine]:
     machine.run(f"ctr -n build images rm --sync {UNUSED}; systemctl stop containerd", check=False, timeout_s=240)
 
 
-def test_unused_images_go_before_anybody_does(full_store: Machine, node: Node) -> None:
+def test_unused_images_are_removed_before_a_pod_is_evicted(full_store: Machine, node: Node) -> None:
     left = free(full_store, "avail", STORE)
     remove = ["ctr", "-n", "build", "images", "rm", "--sync", UNUSED]
     with node.cast() as cast:

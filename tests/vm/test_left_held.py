@@ -29,7 +29,7 @@ def read(machine: Machine, pod: VmPod) -> str:
 
 
 @pytest.mark.parametrize("brake", HELD)
-def test_the_next_agent_lets_go_what_has_a_mark_and_nothing_else(node: Node, brake: str) -> None:
+def test_the_next_agent_releases_what_is_marked_and_nothing_else(node: Node, brake: str) -> None:
     machine = node.machine
     machine.write(FORGETFUL, "[Service]\nExecStartPre=/bin/rm -f /run/nodeagent/state\n")
     machine.run("systemctl daemon-reload")

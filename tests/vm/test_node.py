@@ -134,7 +134,7 @@ def test_every_pod_is_found_with_the_kernels_numbers(seen: dict[str, Any], pods:
     assert seen["kernel"][0]["pods"][pods["bloated"].cgroup]["working_set"] > 96 * MIB
 
 
-def test_a_calm_node_is_ok_and_the_exit_code_says_so(seen: dict[str, Any]) -> None:
+def test_a_calm_node_is_ok_and_the_exit_code_is_zero(seen: dict[str, Any]) -> None:
     states = {name: signal["state"] for name, signal in seen["signals"].items() if signal["thresholds"]}
     assert set(states.values()) == {"ok"}, states
     assert (seen["report"]["state"], seen["status"]) == ("ok", 0)

@@ -25,7 +25,7 @@ def threads_left(machine: Machine) -> int:
     return min(int(told[0]), int(told[1])) - int(told[5].split("/")[1])
 
 
-def test_a_fork_bomb_goes_before_idle_pods(node: Node) -> None:
+def test_a_fork_bomb_is_evicted_before_idle_pods(node: Node) -> None:
     node.start_agent(
         evictionHard={"pid.available": str(threads_left(node.machine) - 500)},
         evictionSoft={},
@@ -75,7 +75,7 @@ def test_a_cache_full_of_what_was_read_is_no_pressure(node: Node, model: str, ti
     assert node.machine.run("systemctl is-active nodeagent.service").stdout == "active\n"
 
 
-def test_where_one_is_not_enough_several_go_in_their_order_and_what_came_back_is_measured(node: Node) -> None:
+def test_where_one_victim_is_not_enough_several_are_evicted_in_order_and_their_release_is_measured(node: Node) -> None:
     node.start_agent(evictionMinimumReclaim={"memory.available": "1000Mi"})  # more than the bloated one has
     machine = node.machine
     with node.cast() as cast:
@@ -126,7 +126,7 @@ def _inodes_left(machine: Machine) -> dict[str, str]:
     [("write {volume} 50", _bytes_left), ("litter {volume} 1000", _inodes_left)],
     ids=["bytes", "inodes"],
 )
-def test_who_fills_the_disk_goes_and_the_condition_is_up_before(
+def test_the_pod_that_fills_the_disk_is_evicted_after_the_condition_is_true(
     node: Node, work: str, threshold: Callable[[Machine], dict[str, str]]
 ) -> None:
     node.start_agent(evictionHard=threshold(node.machine), evictionSoft={}, evictionSoftGracePeriod={}, signals={})

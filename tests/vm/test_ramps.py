@@ -61,7 +61,7 @@ def test_with_a_brake_and_a_kill_it_wins_a_ramp_of(node: Node, ramp: Ramp, brake
     assert result.lowest > HARD_MIB // 3 * MIB, result
 
 
-def test_the_kernel_keeps_a_guarded_pod_about_where_it_may_grow_to_while_nobody_of_us_runs(node: Node) -> None:
+def test_the_kernel_keeps_a_capped_pod_near_its_growth_cap_while_no_agent_runs(node: Node) -> None:
     with node.cast() as cast:
         greedy = cast.add(start_pod(node.machine, "greedy", work="flood 1000000 500"))
         limit, guarded, free, high = node.machine.run(

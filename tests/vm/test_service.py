@@ -149,7 +149,7 @@ def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
     assert float(exposure[1]) <= WORST_EXPOSURE, told
 
 
-def test_it_is_started_when_it_says_so_and_systemd_shows_what_it_sees(running: Machine, api: ApiServer) -> None:
+def test_the_unit_is_started_when_it_is_ready_and_systemd_shows_its_status(running: Machine, api: ApiServer) -> None:
     assert show(running, "ActiveState") == "active"
     running.run(  # of the first decision, for which the agent waits until the API has told of the pods
         "timeout 60 sh -c 'until systemctl show --value --property=StatusText nodeagent.service | grep pods; "
@@ -256,7 +256,7 @@ def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machin
     assert show(running, "MainPID") != before
 
 
-def test_a_crash_loop_goes_on_until_its_cause_is_gone(running: Machine) -> None:
+def test_a_crash_loop_continues_until_its_cause_is_gone(running: Machine) -> None:
     """Killed, it comes back; with a configuration that it cannot read it goes on trying."""
     running.run(f"kill -KILL {show(running, 'MainPID')}")
     try:
@@ -367,7 +367,7 @@ def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taint
             )
 
 
-def test_without_its_credentials_it_does_not_start_and_says_why(service: Machine, tmp_path: Path) -> None:
+def test_without_its_credentials_it_does_not_start_and_logs_why(service: Machine, tmp_path: Path) -> None:
     service.run("systemctl stop nodeagent.service; mv /etc/nodeagent/kubeconfig /etc/nodeagent/away")
     try:
         assert service.run("systemctl start nodeagent.service", check=False, timeout_s=240).returncode != 0

@@ -71,7 +71,7 @@ def test_a_grace_period_does_not_pass_in_sleep(node: Node, asleep_s: int) -> Non
 
 
 @pytest.mark.usefixtures("same_agent")
-def test_a_victim_that_was_on_its_way_out_is_waited_for_and_stays_held(node: Node) -> None:
+def test_a_victim_in_flight_is_waited_for_and_stays_braked(node: Node) -> None:
     machine = node.machine
     with node.cast() as cast:
         node.api.on_eviction = lambda entry, _body: cast.victims.append(entry["metadata"]["name"])
