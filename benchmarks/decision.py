@@ -1,18 +1,15 @@
 """CPU of one decision, by number of pods: `python -m benchmarks.decision [pods...]`.
 
 Every pod has three containers with requests; the node is under hard memory pressure, so that each decision judges,
-ranks, protects, chooses victims and writes the whole plan. Four columns:
+ranks, protects, chooses victims and writes the whole plan. Three columns:
 
-* `decision`: a later decision of a running agent, whose memo knows the pods (their objects did not change), all of
-  which were read anew;
-* `still`: the same when no pod was, so that the order is known as well;
-* `first`: the same without a memo, as `check` pays it, or an agent whose pods are all new;
+* `decision`: a later decision of a running agent, whose cache contains the pods, because their objects did not change;
+* `first`: the same without a cache: a decision of `check`, or of an agent whose pods are all new;
 * `calm`: plenty of memory, nothing to rank for.
 
 CPU time of this process, best of several; the ratio to the time per pod at 500 shows how growth departs from linear.
 """
 
-import itertools
 import random
 import sys
 import time
@@ -141,8 +138,8 @@ def best_ms(decision: Callable[[], object]) -> float:
     return best / 1e6
 
 
-def measure(pods: int) -> tuple[float, float, float, float]:
-    """CPU ms of (decision, still, first, calm)."""
+def measure(pods: int) -> tuple[float, float, float]:
+    """CPU ms of (decision, first, calm)."""
     config, memo = settings(), engine.RankingCache()
     # Ten samples before the one that counts, so that trends and growth have something to reckon with.
     remembered = state.initial("benchmark", now=NOW)
@@ -154,10 +151,7 @@ def measure(pods: int) -> tuple[float, float, float, float]:
     plan, _ = engine.decide(pressed, remembered, now=at, config=config, memo=memo)
     if len(plan.victims) != 2 or len(plan.ranking) != pods:
         raise SystemExit(f"not the decision that was meant to be measured: {len(plan.victims)} victims")
-    again = pressed._replace(pods=tuple([PodView(pod, usage and usage._replace()) for pod, usage in pressed.pods]))
-    alternately = itertools.cycle((again, pressed))
     return (
-        best_ms(lambda: engine.decide(next(alternately), remembered, now=at, config=config, memo=memo)),
         best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config, memo=memo)),
         best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config)),
         best_ms(lambda: engine.decide(calm, remembered, now=at, config=config, memo=memo, always_rank=False)),
@@ -172,12 +166,10 @@ def main(arguments: list[str]) -> None:
     rows = {pods: measure(pods) for pods in sizes}
     base = rows.get(500, rows[sizes[0]])[0] / (500 if 500 in rows else sizes[0])
     print(f"one decision, {CONTAINERS} containers a pod, CPU ms (python {sys.version.split()[0]})")
-    print(f"{'pods':>6} {'decision':>9} {'still':>9} {'first':>9} {'calm':>9} {'us/pod':>7} {'ratio':>6}")
-    for pods, (known, still, first, calm) in rows.items():
+    print(f"{'pods':>6} {'decision':>9} {'first':>9} {'calm':>9} {'us/pod':>7} {'ratio':>6}")
+    for pods, (known, first, calm) in rows.items():
         each = known / pods
-        print(
-            f"{pods:>6} {known:>9.2f} {still:>9.2f} {first:>9.2f} {calm:>9.2f} {1000 * each:>7.2f} {each / base:>6.2f}"
-        )
+        print(f"{pods:>6} {known:>9.2f} {first:>9.2f} {calm:>9.2f} {1000 * each:>7.2f} {each / base:>6.2f}")
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ class RankedPod(NamedTuple):
     rank: int
     """1 is evicted first. Protected pods keep their rank: it says when they would have gone."""
     keys: tuple[RankKey, ...]
-    """Empty in a fresh plan, because texts for 500 pods cost more than the decision: `policy.ranking.explained(plan)`
-    fills them from `values` for whoever shows or records the plan."""
+    """Empty in a fresh plan, because texts for 500 pods cost more than the decision. For a report or a record
+    `policy.ranking.with_key_texts(plan)` fills them from `values`."""
     usage: int | None
     """Of the ranked resource: bytes, inodes or processes."""
     request: int | None

@@ -60,12 +60,12 @@ from nodeagent.policy import (
     local_storage_limits,
     messages,
     out_of_reach,
-    ranking,
     rate_limits,
     reclaim,
     relief,
     selection,
     thresholds,
+    usage_growth,
 )
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
@@ -170,7 +170,7 @@ def decide(
         conditions=condition_state,
         in_flight=in_flight.add(seen.state, served.entries),
         rate_limits=budgets,
-        growth=ranking.remember(state.growth, snapshot),
+        growth=usage_growth.record_sample(state.growth, snapshot),
         reclaims=served.reclaim_state if served.reclaim_state is not None else tried.state,
         suspended_s=state.suspended_s,
     )
@@ -185,7 +185,7 @@ class _Context(NamedTuple):
     now: float
     config: Config
     in_flight: in_flight.InFlightState
-    growth: ranking.GrowthState
+    growth: usage_growth.GrowthState
     reclaims: reclaim.ReclaimState
     trends: Mapping[Signal, Trend | None]
     levels: thresholds.ThresholdState
@@ -199,7 +199,7 @@ class _Context(NamedTuple):
             tier=tier,
             config=self.config,
             growth=self.growth,
-            memo=self.memo,
+            cache=self.memo,
             minimum=minimum,
         )
 
@@ -366,7 +366,7 @@ def _plan_signal(
                 shortened=len(shortened),
                 budgets=budgets,
                 falls=falls,
-                grows=ranking.steady_growth(case.growth, signal, at=snapshot.taken_at),
+                grows=usage_growth.certain_growth_rate(case.growth, signal, at=snapshot.taken_at),
                 stands_still=trend is not None and now - used_up_at >= selection.AGAIN_S,
                 patient=selection.waits_for_larger(
                     falls, verdict.active_since, available=available, value=value, now=now

@@ -403,7 +403,7 @@ def pending(
             if left_s > patience_s and not departing.shortened:
                 slow.append(view)
         if counts:
-            freed = relief.predicted_relief(view.usage, signal, snapshot.layout, most=most)
+            freed = relief.predicted_relief(view.usage, signal, snapshot.layout, limit=most)
             if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
                 freed = _to_come(entry, snapshot)
             if entry is not None and _outlasts(entry, signal, snapshot):

@@ -84,6 +84,6 @@ def protection_for(view: PodView, used: int, snapshot: NodeSnapshot, *, config: 
     scene = protection.RuleContext(config.protection, Tier.HARD, "local storage", snapshot.taken_at, snapshot.wall_time)
     reasons = (
         *protection.object_refusals(pod, config.protection),
-        *protection.momentary(pod, usage, used if fresh else None, scene),
+        *protection.momentary_refusals(pod, usage, used if fresh else None, scene),
     )
     return reasons[0] if reasons else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerKind, ContainerUsage, DiskLayout, DiskUsage, Pod, PodUsage, PodView
-from nodeagent.policy import messages, ranking, requests
+from nodeagent.policy import messages, pod_usage, requests
 
 OLDEST_S: Final = 240.0
 """Numbers that are older are no proof: twice as old as a kubelet's may be."""
@@ -44,7 +44,8 @@ def violations(views: Iterable[PodView], *, layout: DiskLayout, at: float | None
     found = (
         _first(view, view.usage, layout)
         for view in views
-        if view.usage is not None and (at is None or not ranking.disk_is_old(view.usage, at=at, oldest_s=OLDEST_S))
+        if view.usage is not None
+        and (at is None or not pod_usage.disk_usage_expired(view.usage, at=at, max_age_s=OLDEST_S))
     )
     return tuple(violation for violation in found if violation is not None)
 

@@ -161,7 +161,7 @@ def sort_out(lineup: RankedPods, facts: Facts) -> tuple[list[RankedPod], list[Ou
             if unattributed is None:
                 unattributed = min(most, relief.unattributed(lineup.signal, facts.snapshot))
             # What a usage says that is too old, or that may not be compared with an impossible request, is a hint.
-            last = relief.predicted_relief(ranked.view.usage, lineup.signal, facts.snapshot.layout, most=most) or 0
+            last = relief.predicted_relief(ranked.view.usage, lineup.signal, facts.snapshot.layout, limit=most) or 0
             amount, rule = max(unattributed, last), Rule.LARGER
         elif any(each.code is RefusalCode.CLAIMS_UNKNOWN for each in refusals):
             rule = Rule.WAITS

@@ -13,13 +13,13 @@ MAX_CLOCK_SKEW_S: Final = 1.0
 _UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
-def plausible(value: object, *, most: int = ABSURD) -> int | None:
-    """`value` if it is a whole number from 0 to `most`, else None.
+def plausible(value: object, *, limit: int = ABSURD) -> int | None:
+    """`value` if it is a whole number from 0 to `limit`, else None.
 
     Anything else (None, negative, NaN, a float, more than the node has) is a reading gone wrong, and what is not known
     must never make a pod a victim.
     """
-    return value if type(value) is int and 0 <= value <= most else None
+    return value if type(value) is int and 0 <= value <= limit else None
 
 
 def figure(amount: int, unit: Unit = Unit.BYTES) -> str:

@@ -1,161 +1,172 @@
-"""Which pods are not victims, and why: each protection is one small function that returns its reason or None.
+"""Decide which pods are protected, and why: each protection is one function that returns its reason or None.
 
 Promises:
 
-1. What is compiled in (a code without `config_key`) no configuration can take away: static, mirror, the agent's own
-   pod, system-node-critical, priorities of 2000000000 and above, pods that the API could not name, and pods that are no
-   candidates at all (finished, terminating, not running, usage unknown).
-2. A protection that does not know protects: an age that cannot be told is too young, a pod that nobody vouches for is
-   left alone. A pod whose volumes could not be looked up is too, but by the hard tier only for a moment (`reach`).
-3. What a pod's author writes into labels and annotations protects it only in `trustedNamespaces`, and the annotation
-   `nodeagent.io/evict` never in the hard tier. Static and mirror pods are those that a kubelet's own objects prove
-   (`cluster.pods`, `sampling.who`), whatever a pod's annotations say.
+1. No configuration removes a compiled-in protection (`RefusalCode.config_key` is empty): static, mirror, the agent's
+   own pod, system-node-critical, priorities of 2000000000 and above, pods without namespace, name or UID, and pods that
+   cannot be candidates (finished, terminating, not running, usage unknown).
+2. An unknown protects: a pod of unknown age is too young, a pod that the API server does not list is protected. A pod
+   whose volumes could not be looked up is protected too, in the hard tier for 2 s at most (`out_of_reach`).
+3. Labels and annotations, which a pod's author writes, protect it only in `trustedNamespaces`, and the annotation
+   `nodeagent.io/evict` never in the hard tier. Static and mirror pods are recognised by the kubelet's own objects
+   (`kube.pod_watch`, `sampling.pods.pod_join`), whatever a pod's annotations contain.
 
-Theory of operation. STANDING protections depend on the pod's object and the configuration alone, so their answer is
-kept for as long as both are the same objects; MOMENTARY ones depend on the instant, the tier and the usage and are
-asked each time. Both tables are in the order in which reasons are shown.
+Theory of operation. `OBJECT_RULES` read only the pod's object and the configuration, so `candidates.RankingCache` keeps
+their refusals for each version of a pod. `MOMENTARY_RULES` also read the time, the tier and the usage and are evaluated
+in every decision. Reports list the reasons in the order of the tables.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.config.schema import ProtectionConfig as Rules
+from nodeagent.config.schema import ProtectionConfig
 from nodeagent.model import Pod, PodSource, PodUsage, Refusal, RefusalCode, Tier
 
-WISH_ANNOTATION: Final = "nodeagent.io/evict"
+EVICT_ANNOTATION: Final = "nodeagent.io/evict"
 CRITICAL_CLASS: Final = "system-node-critical"
 CRITICAL_PRIORITY: Final = 2_000_000_000
 """The lowest priority that the kubelet never evicts (KUBELET-CONTRACT 5)."""
 EVERY_NAMESPACE: Final = "*"
-WISHES: Final[Mapping[str, float]] = {"prefer": -1.0, "avoid": 1.0}
-"""Values of the `wish` key of the ranking."""
+PREFERENCES: Final[Mapping[str, float]] = {"prefer": -1.0, "avoid": 1.0}
+"""Values of the ranking key `evictionPreference`, by the annotation's value."""
 
 
 class RuleContext(NamedTuple):
-    """What momentary protections look at beside the pod."""
+    """What momentary rules read beside the pod."""
 
-    rules: Rules
+    rules: ProtectionConfig
     tier: Tier
     resource: str
     taken_at: float
     wall_time: float
 
 
+class RuleInput(NamedTuple):
+    """One pod at one instant."""
+
+    pod: Pod
+    usage: PodUsage | None
+    used: int | None
+    """Of the starved resource; None if unknown."""
+    context: RuleContext
+
+
 class ObjectRule(NamedTuple):
-    """One row of the table of protections that depend on the pod and the configuration alone."""
+    """A protection that depends on the pod's object and the configuration alone."""
 
     code: RefusalCode
-    reason: Callable[[Pod, Rules], str | None]
+    reason: Callable[[Pod, ProtectionConfig], str | None]
 
 
 class MomentaryRule(NamedTuple):
-    """One row of the table of protections that depend on the instant."""
+    """A protection that depends on the time, the tier or the usage."""
 
     code: RefusalCode
-    reason: Callable[[Pod, PodUsage | None, int | None, RuleContext], str | None]
+    reason: Callable[[RuleInput], str | None]
 
 
-# --- standing --------------------------------------------------------------------------------------------------------
+# --- object rules ----------------------------------------------------------------------------------------------------
 
 
-def _static(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+def _static(pod: Pod, _rules: ProtectionConfig) -> str | None:
     return f"static pod from {pod.static}: only its manifest can remove it" if pod.static else None
 
 
-def _mirror(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
-    return "mirror of a static pod: the kubelet would bring it back at once" if pod.mirror_of else None
+def _mirror(pod: Pod, _rules: ProtectionConfig) -> str | None:
+    return "mirror of a static pod: the kubelet recreates it at once" if pod.mirror_of else None
 
 
-def _critical_class(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
-    # Admission resolves the class to its priority. A class name beside a smaller number is what somebody wrote.
+def _critical_class(pod: Pod, _rules: ProtectionConfig) -> str | None:
+    # Admission resolves the class to its priority. With a smaller number the class name is only the author's text.
     if pod.priority_class != CRITICAL_CLASS or (type(pod.priority) is int and pod.priority < CRITICAL_PRIORITY):
         return None
     return f"priority class {CRITICAL_CLASS}"
 
 
-def _critical_priority(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+def _critical_priority(pod: Pod, _rules: ProtectionConfig) -> str | None:
     priority = pod.priority
     if priority is None:
         return None
     if type(priority) is not int:
-        return f"priority {priority!r} is no number"
+        return f"priority {priority!r} is not a number"
     return f"priority {priority} is at least {CRITICAL_PRIORITY}" if priority >= CRITICAL_PRIORITY else None
 
 
-def _nameless(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+def _unnamed(pod: Pod, _rules: ProtectionConfig) -> str | None:
     return None if pod.namespace and pod.name and pod.uid else "without namespace, name and UID the API cannot evict it"
 
 
-def _finished(pod: Pod, rules: Rules) -> str | None:  # noqa: ARG001
+def _finished(pod: Pod, _rules: ProtectionConfig) -> str | None:
     return f"finished: phase {pod.phase}" if pod.finished else None
 
 
-def _unknown(pod: Pod, rules: Rules) -> str | None:
+def _unknown(pod: Pod, rules: ProtectionConfig) -> str | None:
     if rules.unknown_pods and pod.source is PodSource.HOST:
-        return "only the host knows this pod: its owner, priority and budgets are not known"
+        return "the API server does not list this pod: owner, priority and PDBs unknown"
     return None
 
 
-def _daemon_set(pod: Pod, rules: Rules) -> str | None:
+def _daemon_set(pod: Pod, rules: ProtectionConfig) -> str | None:
     owner = pod.owner
-    # The garbage collector removes the pods of an owner that does not exist, but only if it knows the owner's API.
+    # Only the real DaemonSet API counts: an author may name any owner, and the garbage collector removes pods of a
+    # missing owner only if it knows the owner's API.
     if rules.daemon_sets and owner is not None and owner.kind == "DaemonSet" and owner.api_version.startswith("apps/"):
-        return f"DaemonSet {owner.name} would bring it back to this node"
+        return f"DaemonSet {owner.name} recreates it on this node"
     return None
 
 
-def _namespace(pod: Pod, rules: Rules) -> str | None:
+def _namespace(pod: Pod, rules: ProtectionConfig) -> str | None:
     return f"namespace {pod.namespace} is protected" if pod.namespace in rules.namespaces else None
 
 
-def _bare(pod: Pod, rules: Rules) -> str | None:
+def _bare(pod: Pod, rules: ProtectionConfig) -> str | None:
     if rules.bare_pods and pod.owner is None and pod.source is PodSource.API:
-        return "bare pod: no controller would bring it back"
+        return "bare pod: no controller recreates it"
     return None
 
 
-def _node_bound(pod: Pod, rules: Rules) -> str | None:
+def _node_bound(pod: Pod, rules: ProtectionConfig) -> str | None:
     if not rules.node_bound:
         return None
-    return f"could only come back to this node: {pod.node_bound}" if pod.node_bound else None
+    return f"can only run on this node: {pod.node_bound}" if pod.node_bound else None
 
 
-def _claims_unknown(pod: Pod, rules: Rules) -> str | None:
+def _claims_unknown(pod: Pod, rules: ProtectionConfig) -> str | None:
     if not rules.node_bound or pod.node_bound or not pod.claims_unknown:
         return None
     return f"may be bound to this node: {pod.claims_unknown}"
 
 
-def _label(pod: Pod, rules: Rules) -> str | None:
-    mark = _marked(pod.labels, rules.labels) if trusted(pod, rules) else None
-    return f"label {mark}" if mark else None
+def _label(pod: Pod, rules: ProtectionConfig) -> str | None:
+    match = _first_match(pod.labels, rules.labels) if trusted(pod, rules) else None
+    return f"label {match}" if match else None
 
 
-def _annotation(pod: Pod, rules: Rules) -> str | None:
-    mark = _marked(pod.annotations, rules.annotations) if trusted(pod, rules) else None
-    return f"annotation {mark}" if mark else None
+def _annotation(pod: Pod, rules: ProtectionConfig) -> str | None:
+    match = _first_match(pod.annotations, rules.annotations) if trusted(pod, rules) else None
+    return f"annotation {match}" if match else None
 
 
-def trusted(pod: Pod, rules: Rules) -> bool:
-    """Whether the administrator lets the pods of this namespace protect themselves by labels and annotations."""
+def trusted(pod: Pod, rules: ProtectionConfig) -> bool:
+    """True if pods of this namespace may protect themselves by labels and annotations."""
     return pod.namespace in rules.trusted_namespaces or EVERY_NAMESPACE in rules.trusted_namespaces
 
 
-def _marked(marks: Mapping[str, str], wanted: tuple[str, ...]) -> str | None:
-    """The first of `wanted` (`key` or `key=value`) that is among `marks`."""
-    for text in wanted:
-        key, equals, value = text.partition("=")
-        if key in marks and (not equals or marks[key] == value):
-            return text
+def _first_match(metadata: Mapping[str, str], patterns: tuple[str, ...]) -> str | None:
+    """The first pattern (`key` or `key=value`) that the labels or annotations match."""
+    for pattern in patterns:
+        key, equals, value = pattern.partition("=")
+        if key in metadata and (not equals or metadata[key] == value):
+            return pattern
     return None
 
 
-STANDING: Final = (
+OBJECT_RULES: Final = (
     ObjectRule(RefusalCode.STATIC_POD, _static),
     ObjectRule(RefusalCode.MIRROR_POD, _mirror),
     ObjectRule(RefusalCode.SYSTEM_NODE_CRITICAL, _critical_class),
     ObjectRule(RefusalCode.CRITICAL_PRIORITY, _critical_priority),
-    ObjectRule(RefusalCode.UNNAMED_POD, _nameless),
+    ObjectRule(RefusalCode.UNNAMED_POD, _unnamed),
     ObjectRule(RefusalCode.FINISHED, _finished),
     ObjectRule(RefusalCode.UNKNOWN_POD, _unknown),
     ObjectRule(RefusalCode.DAEMON_SET, _daemon_set),
@@ -168,111 +179,81 @@ STANDING: Final = (
 )
 
 OWN_POD: Final = Refusal(RefusalCode.OWN_POD, "the agent runs in it")
+"""Compiled in as well; a rule cannot give it, because only the snapshot contains the agent's pod UID."""
 
 
-def object_refusals(pod: Pod, rules: Rules) -> tuple[Refusal, ...]:
-    """Every standing reason why `pod` is not to be evicted."""
-    refusals: tuple[Refusal, ...] = ()
-    for code, reason in STANDING:
-        text = reason(pod, rules)
-        if text is not None:
-            refusals = (*refusals, Refusal(code, text))
-    return refusals
+def object_refusals(pod: Pod, rules: ProtectionConfig) -> tuple[Refusal, ...]:
+    """Every reason in the pod's object not to evict it."""
+    return tuple(
+        [Refusal(rule.code, reason) for rule in OBJECT_RULES if (reason := rule.reason(pod, rules)) is not None]
+    )
 
 
-# --- momentary -------------------------------------------------------------------------------------------------------
+# --- momentary rules -------------------------------------------------------------------------------------------------
 
 
-def _terminating(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
-    if pod.deletion_wall is None:
+def _terminating(now: RuleInput) -> str | None:
+    if now.pod.deletion_wall is None:
         return None
-    return f"terminating already, {max(0.0, pod.deletion_wall - scene.wall_time):.0f}s of its grace left"
+    return f"terminating: {max(0.0, now.pod.deletion_wall - now.context.wall_time):.0f}s of its grace left"
 
 
-def _not_running(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
-    return "no cgroup found: not started yet, already gone, or not readable" if usage is None else None
+def _not_running(now: RuleInput) -> str | None:
+    return "no cgroup found: not started, already gone, or not readable" if now.usage is None else None
 
 
-def _not_measured(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
-    return f"its use of {scene.resource} is not known" if usage is not None and used is None else None
+def _usage_unknown(now: RuleInput) -> str | None:
+    return f"{now.context.resource} usage unknown" if now.usage is not None and now.used is None else None
 
 
-def _young(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
-    minimum_s = scene.rules.minimum_age_s
-    if scene.tier is Tier.HARD or minimum_s <= 0:
-        # The pod that has just started is often the one that takes the node down; sparing it would cost an innocent.
+def _too_young(now: RuleInput) -> str | None:
+    minimum_s = now.context.rules.minimum_age_s
+    if now.context.tier is Tier.HARD or minimum_s <= 0:
+        # The youngest pod is often the cause of hard pressure; protecting it would cost another one.
         return None
-    if usage is not None and usage.started_at is not None:
-        age_s = scene.taken_at - usage.started_at
-    elif (started := pod.started_wall if pod.started_wall is not None else pod.created_wall) is not None:
-        age_s = scene.wall_time - started
+    started = now.pod.started_wall if now.pod.started_wall is not None else now.pod.created_wall
+    if now.usage is not None and now.usage.started_at is not None:
+        age_s = now.context.taken_at - now.usage.started_at
+    elif started is not None:
+        age_s = now.context.wall_time - started
     else:
-        return f"its age is not known, at least {minimum_s:.0f}s are asked for"
-    return None if age_s >= minimum_s else f"{age_s:.0f}s old, younger than {minimum_s:.0f}s"
+        return f"age unknown, minimum {minimum_s:.0f}s"
+    return None if age_s >= minimum_s else f"{age_s:.0f}s old, minimum {minimum_s:.0f}s"
 
 
-def _disruption_budget(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
-    if scene.tier is Tier.HARD or not scene.rules.disruption_budgets:
+def _disruption_budget(now: RuleInput) -> str | None:
+    if now.context.tier is Tier.HARD or not now.context.rules.disruption_budgets:
         return None
-    for budget in pod.disruption_budgets:
-        if not budget.disruptions_allowed > 0:
-            return f"PodDisruptionBudget {budget.name} allows {budget.disruptions_allowed} disruptions"
+    for pdb in now.pod.disruption_budgets:
+        if not pdb.disruptions_allowed > 0:
+            return f"PodDisruptionBudget {pdb.name} allows {pdb.disruptions_allowed} disruptions"
     return None
 
 
-def _wish(pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext) -> str | None:  # noqa: ARG001
-    if scene.tier is Tier.HARD or not trusted(pod, scene.rules):
+def _evict_never(now: RuleInput) -> str | None:
+    if now.context.tier is Tier.HARD or not trusted(now.pod, now.context.rules):
         return None
-    return f"asks for it: {WISH_ANNOTATION}=never" if pod.annotations.get(WISH_ANNOTATION) == "never" else None
+    return f"annotation {EVICT_ANNOTATION}=never" if now.pod.annotations.get(EVICT_ANNOTATION) == "never" else None
 
 
-_ALWAYS: Final = (
+MOMENTARY_RULES: Final = (
     MomentaryRule(RefusalCode.TERMINATING, _terminating),
     MomentaryRule(RefusalCode.NOT_RUNNING, _not_running),
-    MomentaryRule(RefusalCode.USAGE_UNKNOWN, _not_measured),
-)
-"""Asked in every scene. They say nothing of a pod that is not terminating and whose usage is known, and but for
-`terminating` they do not look at the time."""
-MOMENTARY: Final = (
-    *_ALWAYS,
-    MomentaryRule(RefusalCode.TOO_YOUNG, _young),
+    MomentaryRule(RefusalCode.USAGE_UNKNOWN, _usage_unknown),
+    MomentaryRule(RefusalCode.TOO_YOUNG, _too_young),
     MomentaryRule(RefusalCode.DISRUPTION_BUDGET, _disruption_budget),
-    MomentaryRule(RefusalCode.EVICT_NEVER, _wish),
+    MomentaryRule(RefusalCode.EVICT_NEVER, _evict_never),
 )
 
-Asked = tuple[MomentaryRule, ...]
-_OTHERS: Final[Asked] = MOMENTARY[len(_ALWAYS) :]
+
+def momentary_refusals(pod: Pod, usage: PodUsage | None, used: int | None, context: RuleContext) -> tuple[Refusal, ...]:
+    """Every reason of this instant not to evict the pod. `used` is its usage of the starved resource."""
+    now = RuleInput(pod, usage, used, context)
+    return tuple([Refusal(rule.code, reason) for rule in MOMENTARY_RULES if (reason := rule.reason(now)) is not None])
 
 
-def applicable_rules(scene: RuleContext) -> Asked:
-    """The rows of MOMENTARY, beside those asked in every scene, that could say anything in this one: so that 500 pods
-    are not asked in vain."""
-    soft = scene.tier is Tier.SOFT
-    silent = {
-        RefusalCode.TOO_YOUNG: not (soft and scene.rules.minimum_age_s > 0),
-        RefusalCode.DISRUPTION_BUDGET: not (soft and scene.rules.disruption_budgets),
-        RefusalCode.EVICT_NEVER: not (soft and scene.rules.trusted_namespaces),
-    }
-    return tuple([row for row in _OTHERS if not silent[row.code]])
-
-
-def momentary(
-    pod: Pod, usage: PodUsage | None, used: int | None, scene: RuleContext, rows: Asked = _OTHERS
-) -> tuple[Refusal, ...]:
-    """Every reason of this instant why `pod` is not to be evicted. `used` is its usage of the starved resource, `rows`
-    the answer of `asked`."""
-    refusals: tuple[Refusal, ...] = ()
-    if used is None or pod.deletion_wall is not None:
-        rows = (*_ALWAYS, *rows)
-    for code, reason in rows:
-        text = reason(pod, usage, used, scene)
-        if text is not None:
-            refusals = (*refusals, Refusal(code, text))
-    return refusals
-
-
-def eviction_preference(pod: Pod, rules: Rules, *, tier: Tier) -> float:
-    """Where the pod asks to stand: -1 first, 0 no wish (or none that counts), 1 last."""
+def eviction_preference(pod: Pod, rules: ProtectionConfig, *, tier: Tier) -> float:
+    """The pod's own preference: -1 to be evicted first, 1 last, 0 without one or where it does not count."""
     if tier is Tier.HARD or not trusted(pod, rules):
         return 0.0
-    return WISHES.get(pod.annotations.get(WISH_ANNOTATION, ""), 0.0)
+    return PREFERENCES.get(pod.annotations.get(EVICT_ANNOTATION, ""), 0.0)

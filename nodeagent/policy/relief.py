@@ -30,7 +30,7 @@ from nodeagent.model import (
     Signal,
     Unit,
 )
-from nodeagent.policy import ranking
+from nodeagent.policy import pod_usage
 from nodeagent.policy.plausibility import ABSURD, figure, plausible
 
 UNREAD_SHARE: Final = 0.5
@@ -43,7 +43,7 @@ TOP_CGROUPS: Final = 3
 """How many cgroups outside kubepods a futility text names."""
 
 
-def predicted_relief(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, most: int = ABSURD) -> int | None:
+def predicted_relief(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = ABSURD) -> int | None:
     """What evicting the pod is expected to free: bytes, inodes or (for `pid.available`) threads.
 
     None: not known. For memory it is `memory_unreclaimable`, else half of the working set. For a pod that forks
@@ -53,16 +53,16 @@ def predicted_relief(usage: PodUsage | None, signal: Signal, layout: DiskLayout,
         return None
     if signal in MEMORY_SIGNALS:
         freed = usage.memory_unreclaimable
-        if type(freed) is int and 0 <= freed <= most:  # `sound`, without the call
+        if type(freed) is int and 0 <= freed <= limit:  # `sound`, without the call
             return freed
         freed = None
-        if (working_set := plausible(usage.memory_working_set, most=most)) is not None:
+        if (working_set := plausible(usage.memory_working_set, limit=limit)) is not None:
             freed = int(working_set * UNREAD_SHARE)
         return freed
     if signal is Signal.PID:
-        threads = plausible(usage.thread_count, most=most)
-        return threads if threads is not None else plausible(usage.process_count, most=most)
-    return ranking.disk_of(usage.disk, signal, layout, most=most)
+        threads = plausible(usage.thread_count, limit=limit)
+        return threads if threads is not None else plausible(usage.process_count, limit=limit)
+    return pod_usage.disk_usage(usage.disk, signal, layout, limit=limit)
 
 
 def unseen_pids(snapshot: NodeSnapshot) -> int:
@@ -90,7 +90,7 @@ def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
             held += _sum_of([group.memory_working_set for group in snapshot.cgroups])
     else:
         disks = [
-            ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None
+            pod_usage.disk_usage(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None
         ]
         held = _sum_of(disks) + sum(size for size, _ in _host_directories(signal, snapshot))
     return max(0, used - held)
@@ -101,11 +101,11 @@ def minimum(rules: ReliefConfig, deficit: int) -> int:
     return max(1, resolve(rules.minimum_relief, capacity=deficit) or 0)
 
 
-def least_harmful(reliefs: Sequence[int], deficit: int, *, most: int) -> tuple[int, ...]:
+def least_harmful(reliefs: Sequence[int], deficit: int, *, max_pods: int) -> tuple[int, ...]:
     """Indices of the victims in `reliefs`, which is in eviction order and has only pods that matter.
 
-    When more than `most` pods would be needed, or all of them do not suffice, it is the `most` largest of the prefix:
-    the next look goes on from there.
+    If more than `max_pods` pods are needed, or all of them do not suffice, it is the `max_pods` largest of the prefix;
+    the next decision continues from there.
     """
     total = cut = 0
     for cut, relief in enumerate(reliefs, start=1):  # noqa: B007
@@ -118,8 +118,8 @@ def least_harmful(reliefs: Sequence[int], deficit: int, *, most: int) -> tuple[i
         covered += reliefs[index]
         if covered >= deficit:
             break
-    if size > most or covered < deficit:
-        return tuple(sorted(largest[:most]))
+    if size > max_pods or covered < deficit:
+        return tuple(sorted(largest[:max_pods]))
     return _first_of_size(reliefs[:cut], deficit, size=size)
 
 
@@ -173,7 +173,9 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     if capacity is None or available is None:
         return ()
     unit = SIGNAL_TABLE[signal].unit
-    of_pods = [ranking.disk_of(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None]
+    of_pods = [
+        pod_usage.disk_usage(usage.disk, signal, snapshot.layout) for _, usage in snapshot.pods if usage is not None
+    ]
     pods = _sum_of(of_pods)
     rest = max(0, capacity - available - pods)
     if of_pods and all(plausible(each) is None for each in of_pods):

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier
-from nodeagent.policy import in_flight, ranking, rate_limits, relief, thresholds
+from nodeagent.policy import in_flight, rate_limits, relief, thresholds, usage_growth
 from nodeagent.policy import trend as trends
 from nodeagent.policy.candidates import RankedPods
 from nodeagent.policy.out_of_reach import OutOfReach, Rule
@@ -64,7 +64,7 @@ class Terms(NamedTuple):
     """The buckets that evicting a pod takes a token from."""
     falls: int | None
     """What the signal loses within `HORIZON_S`; None when that is not known."""
-    grows: ranking.Growth
+    grows: usage_growth.GrowthRate
     """How fast a pod grows for certain: what the signal loses to a victim it loses no longer."""
     stands_still: bool
     """The signal has been used up for `AGAIN_S`: whatever grew has had its time. What is used up falls no further, so
@@ -107,7 +107,7 @@ def terms_of(
     shortened: int,
     budgets: rate_limits.RateLimitState,
     falls: int | None,
-    grows: ranking.Growth,
+    grows: usage_growth.GrowthRate,
     stands_still: bool,
     patient: bool,
     plan_id: str,
@@ -304,7 +304,7 @@ def _select(
     """What would be evicted of these, were there no limits. `worth` is what a pod adds to cover the deficit."""
     if terms.first_only:
         return list(pods[: terms.max_pods])
-    picked = relief.least_harmful([worth(pod) for pod in pods], deficit, most=terms.max_pods)
+    picked = relief.least_harmful([worth(pod) for pod in pods], deficit, max_pods=terms.max_pods)
     return [pods[index] for index in picked]
 
 

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 from nodeagent.policy import in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.in_flight import InFlightState
-from nodeagent.policy.ranking import GrowthState
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
 from nodeagent.policy.thresholds import ThresholdState, observe_only
+from nodeagent.policy.usage_growth import GrowthState
 
 SUSPENDED_S: Final = 0.1
 """Less than this is no suspend: two clocks are read one after the other."""

@@ -8,7 +8,7 @@ TEXT = (REPOSITORY / "docs" / "escalation.md").read_text(encoding="utf-8")
 
 
 def test_every_protection_is_in_the_list_of_codes() -> None:
-    rows = [row.code for row in protection.STANDING] + [row.code for row in protection.MOMENTARY]
+    rows = [row.code for row in protection.OBJECT_RULES] + [row.code for row in protection.MOMENTARY_RULES]
     for code in (*rows, protection.OWN_POD.code):
         assert f"`{code}`" in TEXT
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config.schema import Config, ProtectionConfig, RankingConfig, RankingKey
 from nodeagent.model import NodeSnapshot, PodSource, PodView, QOSClass, Refusal, RefusalCode, Signal, Tier
-from nodeagent.policy import ranking
+from nodeagent.policy import usage_growth
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, usage, view
 
@@ -30,7 +30,7 @@ def lined(
     seen: NodeSnapshot, settings: Config, memo: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
 ) -> RankedPods:
     return rank_pods(
-        seen, signal, **({"tier": Tier.HARD, "growth": ranking.GrowthState()} | more), config=settings, memo=memo
+        seen, signal, **({"tier": Tier.HARD, "growth": usage_growth.GrowthState()} | more), config=settings, cache=memo
     )
 
 
@@ -112,15 +112,14 @@ def test_an_order_that_was_brought_up_to_date_is_the_one_that_is_reckoned_anew(
         assert lined(seen, settings, memo, **asked) == lined(seen, settings, RankingCache(), **asked)
 
 
-def test_of_a_pod_that_did_not_change_nothing_is_reckoned_again() -> None:
-    settings, memo = config(), RankingCache()
+def test_the_facts_of_a_pod_are_computed_once_for_each_version_of_its_object() -> None:
+    settings, cache = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
-    memo.prepare(node(views, at=NOW), config=settings)
-    before = {each.view.pod.name: each.values for each in lined(node(views, at=NOW + 1), settings, memo).pods}
+    before = cache.facts(views, Signal.MEMORY, config=settings)
     views[0] = changed(views[0], "read", 1000, NOW + 2)
-    after = lined(node(views, at=NOW + 2), settings, memo).pods
-    assert after[0].view is views[0]
-    assert [each.view.pod.name for each in after if each.values is not before[each.view.pod.name]] == ["p0"]
+    views[1] = changed(views[1], "edited", 7, NOW + 2)
+    after = cache.facts(views, Signal.MEMORY, config=settings)
+    assert [index for index in range(8) if after[index] is not before[index]] == [1]
 
 
 def test_a_reading_that_grows_too_old_in_its_place_is_no_longer_believed() -> None:

@@ -17,7 +17,7 @@ from nodeagent.model import (
     UnattributedDisk,
     WriteRate,
 )
-from nodeagent.policy import candidates, engine, ranking
+from nodeagent.policy import candidates, engine, ranking, usage_growth
 from nodeagent.policy.state import initial
 from tests.support import nodes
 from tests.support.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft, view
@@ -57,7 +57,7 @@ def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_sa
     )
     assert [victim.pod.name for victim in plan.victims] == ["filler"]
     assert [pod.view.pod.name for pod in plan.ranking] == ["filler", "steady", "unseen"]
-    assert plan.ranking[0].keys[0].text == "writes 150Mi a second; what it holds is not measured yet"
+    assert plan.ranking[0].keys[0].text == "writes 150Mi a second; disk usage not measured yet"
     assert plan.victims[0].predicted_relief == 1500 * MI
     assert any("not measured yet" in note.message for note in plan.notes)
     assert [refusal.code for refusal in plan.ranking[2].refusals] == ["usage-unknown"]
@@ -198,7 +198,7 @@ def inode_holder(
 
 
 def by_growth(
-    growth: ranking.GrowthState, *pods: PodView, at: float, signal: Signal = Signal.NODEFS_INODES
+    growth: usage_growth.GrowthState, *pods: PodView, at: float, signal: Signal = Signal.NODEFS_INODES
 ) -> list[str]:
     lined = candidates.rank_pods(
         snapshot(*pods, at=at),
@@ -206,14 +206,14 @@ def by_growth(
         tier=Tier.SOFT,
         config=config(ranking=RankingConfig(order=(RankingKey.GROWTH,))),
         growth=growth,
-        memo=candidates.RankingCache(),
+        cache=candidates.RankingCache(),
     )
     return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in lined.pods]
 
 
 def test_growth_by_inodes_is_reckoned_from_one_walk_to_the_next() -> None:
-    growth = ranking.remember(
-        ranking.GrowthState(),
+    growth = usage_growth.record_sample(
+        usage_growth.GrowthState(),
         snapshot(
             inode_holder("large", 5000, walked_at=NOW - 61.0),
             inode_holder("growing", 100, walked_at=NOW - 51.0),
@@ -225,19 +225,19 @@ def test_growth_by_inodes_is_reckoned_from_one_walk_to_the_next() -> None:
         inode_holder("growing", 1100, walked_at=NOW - 1.0),
         inode_holder("cut-short", 9000, walked_at=NOW - 1.0),
     )
-    later = ranking.remember(growth, snapshot(*now, at=NOW + 10.0))
-    for state in (growth, later, ranking.remember(later, snapshot(*now, at=NOW + 20.0))):
+    later = usage_growth.record_sample(growth, snapshot(*now, at=NOW + 10.0))
+    for state in (growth, later, usage_growth.record_sample(later, snapshot(*now, at=NOW + 20.0))):
         assert by_growth(state, *now, at=NOW + 21.0) == ["growing 20", "large 0.0166667", "cut-short 0"]
     # What a layer of its own file system holds has not grown.
     dedicated = snapshot(*now, at=NOW + 21.0, layout=DiskLayout.DEDICATED_IMAGEFS)
-    rate = ranking.growth_of(later, Signal.IMAGEFS_INODES, dedicated.layout, at=NOW + 21.0)
+    rate = usage_growth.growth_rate(later, Signal.IMAGEFS_INODES, dedicated.layout, at=NOW + 21.0)
     assert [rate(each.usage, 7) for each in now] == [0.0, 0.0, 0.0]
 
 
 def test_a_pod_that_has_started_since_the_last_walk_has_grown_from_no_inodes() -> None:
     young = inode_holder("young", 1000, walked_at=NOW, started_at=NOW - 10.0)
     old = inode_holder("old", 9000, walked_at=NOW, started_at=NOW - 7200.0)
-    assert by_growth(ranking.GrowthState(), old, young, at=NOW) == ["young 100", "old 0"]
+    assert by_growth(usage_growth.GrowthState(), old, young, at=NOW) == ["young 100", "old 0"]
 
 
 def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
@@ -248,8 +248,8 @@ def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
         Signal.NODEFS,
         tier=Tier.HARD,
         config=config(),
-        growth=ranking.GrowthState(),
-        memo=candidates.RankingCache(),
+        growth=usage_growth.GrowthState(),
+        cache=candidates.RankingCache(),
     )
     assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
 

@@ -482,8 +482,8 @@ def test_the_refusal_names_the_pod_its_amount_and_why() -> None:
     (refusal,) = plan.refusals
     assert refusal.code == "out-of-reach"
     assert refusal.message == (
-        "memory.available: hog/hog holds 2Gi and is out of reach (unknown-pod: only the host knows this pod: its "
-        "owner, priority and budgets are not known); the API server is about to list it: no other pod is evicted in "
+        "memory.available: hog/hog holds 2Gi and is out of reach (unknown-pod: the API server does not list "
+        "this pod: owner, priority and PDBs unknown); the API server is about to list it: no other pod is evicted in "
         "its place"
     )
 

@@ -33,7 +33,7 @@ def codes(
 ) -> list[str]:
     uses = used if used is not None else usage(of, 100)
     here = scene(rules, tier)
-    momentary = protection.momentary(of, uses, uses.memory_working_set, here, protection.applicable_rules(here))
+    momentary = protection.momentary_refusals(of, uses, uses.memory_working_set, here)
     return [refusal.code for refusal in (*protection.object_refusals(of, rules), *momentary)]
 
 
@@ -175,7 +175,7 @@ def test_a_pod_of_unknown_age_is_too_young(started: float | None) -> None:
 def test_usage_that_is_not_known_protects() -> None:
     of = pod("a")
     assert codes(of, used=usage(of, None)) == ["usage-unknown"]
-    assert [each.code for each in protection.momentary(of, None, None, scene(NOTHING))] == ["not-running"]
+    assert [each.code for each in protection.momentary_refusals(of, None, None, scene(NOTHING))] == ["not-running"]
 
 
 def test_a_pod_says_all_its_reasons() -> None:
@@ -184,12 +184,12 @@ def test_a_pod_says_all_its_reasons() -> None:
 
 
 def test_every_reason_has_a_code_of_its_own() -> None:
-    rows = [row.code for row in protection.STANDING] + [row.code for row in protection.MOMENTARY]
+    rows = [row.code for row in protection.OBJECT_RULES] + [row.code for row in protection.MOMENTARY_RULES]
     assert len(set(rows)) == len(rows)
 
 
 def test_every_switch_is_a_key_of_the_configuration() -> None:
     fields = {name.removesuffix("_s").replace("_", "") for name in ProtectionConfig._fields}
-    for row in (*protection.STANDING, *protection.MOMENTARY):
+    for row in (*protection.OBJECT_RULES, *protection.MOMENTARY_RULES):
         if row.code.config_key:
             assert row.code.config_key.removeprefix("protection.").lower() in fields

@@ -22,7 +22,7 @@ from nodeagent.model import (
     Tier,
     Unit,
 )
-from nodeagent.policy import ranking
+from nodeagent.policy import pod_usage, ranking, usage_growth
 from nodeagent.policy.candidates import RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, config, snapshot, usage, view
 
@@ -34,9 +34,9 @@ def lined_up(
     node: NodeSnapshot,
     signal: Signal = Signal.MEMORY,
     rules: RankingConfig = RankingConfig(),  # noqa: B008 - immutable
-    growth: ranking.GrowthState = ranking.GrowthState(),  # noqa: B008 - immutable
+    growth: usage_growth.GrowthState = usage_growth.GrowthState(),  # noqa: B008 - immutable
 ) -> RankedPods:
-    return rank_pods(node, signal, tier=Tier.SOFT, config=config(ranking=rules), growth=growth, memo=RankingCache())
+    return rank_pods(node, signal, tier=Tier.SOFT, config=config(ranking=rules), growth=growth, cache=RankingCache())
 
 
 def names(
@@ -89,7 +89,7 @@ def test_a_priority_that_only_the_api_knows_is_not_reported_as_zero() -> None:
     assert len(lineup.pods) == 2
     for pod in lineup.pods:
         texts = [key.text for key in ranking.rank_keys(pod, lineup.order, unit=Unit.BYTES)]
-        assert ("priority not known" if pod.view.pod.name == "host" else "priority 0") in texts
+        assert ("priority unknown" if pod.view.pod.name == "host" else "priority 0") in texts
 
 
 @pytest.mark.parametrize(
@@ -213,30 +213,30 @@ def test_the_fork_bomb_is_found_before_fifty_innocents() -> None:
 
 def test_a_young_fork_bomb_is_found_by_its_growth_while_it_is_still_small() -> None:
     steady = processes("steady", 900)
-    earlier = ranking.remember(
-        ranking.GrowthState(), snapshot(steady, processes("bomb", 10), at=NOW - 6, wall_time=1.8e9)
+    earlier = usage_growth.record_sample(
+        usage_growth.GrowthState(), snapshot(steady, processes("bomb", 10), at=NOW - 6, wall_time=1.8e9)
     )
     lineup = lined_up(snapshot(steady, processes("bomb", 600)), Signal.PID, growth=earlier)
     assert [each.view.pod.name for each in lineup.pods] == ["bomb", "steady"]
 
 
 def test_a_pod_that_was_not_there_has_grown_from_nothing() -> None:
-    earlier = ranking.remember(ranking.GrowthState(), snapshot(processes("steady", 900), at=NOW - 6))
+    earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(processes("steady", 900), at=NOW - 6))
     lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
     assert lineup.pods[0].view.pod.name == "new"
 
 
 def test_an_old_sample_says_nothing_about_growth() -> None:
-    earlier = ranking.remember(ranking.GrowthState(), snapshot(at=NOW - 600))
+    earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(at=NOW - 600))
     lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
     assert lineup.pods[0].view.pod.name == "steady"
 
 
 def test_growth_is_reckoned_over_at_least_half_a_step() -> None:
-    growth = ranking.GrowthState()
+    growth = usage_growth.GrowthState()
     for second in range(8):
-        growth = ranking.remember(growth, snapshot(processes("one", 100 + second), at=NOW + second))
-    rate = ranking.growth_of(growth, Signal.PID, DiskLayout.SINGLE, at=NOW + 8)
+        growth = usage_growth.record_sample(growth, snapshot(processes("one", 100 + second), at=NOW + second))
+    rate = usage_growth.growth_rate(growth, Signal.PID, DiskLayout.SINGLE, at=NOW + 8)
     now = processes("one", 108).usage
     assert rate(now, 108) == pytest.approx(1.0)
 
@@ -286,7 +286,7 @@ def test_kubelet_inode_order_is_any_use_then_priority_then_most_inodes() -> None
 )
 def test_measured_disk_depends_on_the_layout(layout: DiskLayout, signal: Signal, expected: int | None) -> None:
     held = DiskUsage(rootfs_bytes=1, logs_bytes=10, volumes_bytes=100)
-    assert ranking.disk_of(held, signal, layout) == expected
+    assert pod_usage.disk_usage(held, signal, layout) == expected
 
 
 def test_imagefs_of_a_split_layout_ranks_by_priority_and_name_not_by_the_smallest_request() -> None:
@@ -296,8 +296,8 @@ def test_imagefs_of_a_split_layout_ranks_by_priority_and_name_not_by_the_smalles
 
 
 def test_a_disk_number_of_which_a_part_is_missing_is_the_sum_of_the_rest() -> None:
-    assert ranking.disk_of(DiskUsage(logs_bytes=10), Signal.NODEFS, DiskLayout.SINGLE) == 10
-    assert ranking.disk_of(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None
+    assert pod_usage.disk_usage(DiskUsage(logs_bytes=10), Signal.NODEFS, DiskLayout.SINGLE) == 10
+    assert pod_usage.disk_usage(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None
 
 
 @pytest.mark.parametrize("rules", [RankingConfig(), KUBELET])
@@ -330,7 +330,7 @@ def test_every_key_is_explained_with_its_numbers() -> None:
             "grows by 0 a second",
             "deletion cost 12",
             "started 3600s ago",
-            "no sibling here",
+            "only replica on this node",
             "0 restarts",
         )
     ]
@@ -344,12 +344,12 @@ def test_every_key_of_the_configuration_has_a_function_and_a_text() -> None:
 def test_what_is_not_known_is_said_to_be_not_known() -> None:
     unknown = PodView(view("a").pod._replace(started_wall=None, created_wall=None), None)
     texts = explained(unknown, rules=by(RankingKey.EXCEEDS_REQUEST, RankingKey.USAGE, RankingKey.AGE))
-    assert texts == [("usage not known", "usage not known", "age not known")]
+    assert texts == [("usage unknown", "usage unknown", "age unknown")]
 
 
 def test_pids_are_explained_as_counts() -> None:
     texts = explained(processes("a", 4000), signal=Signal.PID, rules=by(RankingKey.USAGE_OVER_REQUEST))
-    assert texts == [("4000 in 10s as it grows or forks", "uses 4000")]
+    assert texts == [("4000 in 10s at its growth or fork rate", "uses 4000")]
 
 
 def test_a_bomb_whose_children_live_for_milliseconds_is_found_by_what_it_forks() -> None:
@@ -357,7 +357,10 @@ def test_a_bomb_whose_children_live_for_milliseconds_is_found_by_what_it_forks()
     bomb = processes("bomb", 12, qos=GUARANTEED)
     assert bomb.usage is not None
     bomb = bomb._replace(usage=bomb.usage._replace(forks_per_s=2000.0))
-    for growth in (ranking.GrowthState(), ranking.remember(ranking.GrowthState(), snapshot(bomb, at=NOW - 6))):
+    for growth in (
+        usage_growth.GrowthState(),
+        usage_growth.record_sample(usage_growth.GrowthState(), snapshot(bomb, at=NOW - 6)),
+    ):
         lineup = lined_up(snapshot(*innocents, bomb), Signal.PID, growth=growth)
         assert lineup.pods[0].view.pod.name == "bomb"
 

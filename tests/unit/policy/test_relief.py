@@ -49,7 +49,7 @@ def test_disk_comes_back_from_the_file_system_it_is_on() -> None:
 @pytest.mark.parametrize("bad", [None, -1, float("nan"), 1 << 63, "4Gi", True])
 def test_a_number_that_cannot_be_is_no_relief(bad: object) -> None:
     of = usage(pod("a"), None, memory_unreclaimable=bad)
-    assert relief.predicted_relief(of, Signal.MEMORY, DiskLayout.SINGLE, most=16 * GI) is None
+    assert relief.predicted_relief(of, Signal.MEMORY, DiskLayout.SINGLE, limit=16 * GI) is None
 
 
 def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing() -> None:
@@ -74,11 +74,11 @@ def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing()
     ],
 )
 def test_the_least_harmful_set(reliefs: list[int], deficit: int, expected: tuple[int, ...]) -> None:
-    assert relief.least_harmful(reliefs, deficit, most=5) == expected
+    assert relief.least_harmful(reliefs, deficit, max_pods=5) == expected
 
 
 def test_when_more_are_needed_than_may_go_at_once_the_largest_of_the_needed_go() -> None:
-    assert relief.least_harmful([3, 1, 2, 9, 50], 15, most=2) == (0, 3)
+    assert relief.least_harmful([3, 1, 2, 9, 50], 15, max_pods=2) == (0, 3)
 
 
 some_reliefs = st.lists(st.integers(1, 30), min_size=1, max_size=8)
@@ -89,7 +89,7 @@ some_reliefs = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
     reliefs: list[int], deficit: int, most: int
 ) -> None:
-    chosen = relief.least_harmful(reliefs, deficit, most=most)
+    chosen = relief.least_harmful(reliefs, deficit, max_pods=most)
     prefix = next((size for size in range(1, len(reliefs) + 1) if sum(reliefs[:size]) >= deficit), None)
     assert list(chosen) == sorted(set(chosen))
     assert len(chosen) <= most

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import pytest
 
 from nodeagent.model import ContainerUsage, DiskLayout, DiskUsage, PodUsage, QOSClass, Signal
-from nodeagent.policy.ranking import disk_of
+from nodeagent.policy import pod_usage
 from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, deleted_files
 from nodeagent.sampling.disk.pod_paths import find_layers, upper_directory
@@ -472,7 +472,7 @@ def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> Non
         for directory in (group / "podu1" / ID, group / "podu1", group):
             directory.rmdir()
     assert found.deleted == DeletedFiles(102_400, 1, holder.pid, complete=True)
-    assert disk_of(with_disk_usage(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
+    assert pod_usage.disk_usage(with_disk_usage(usage, found).disk, Signal.NODEFS, DiskLayout.SINGLE) == 102_400
 
 
 @root_only

@@ -1,0 +1,91 @@
+"""Read what a pod holds of one signal's resource.
+
+Every function returns None where the amount is unknown: not measured, too old or not plausible. An unknown amount never
+makes a pod a victim.
+"""
+
+from typing import Final
+
+from nodeagent.model import (
+    DISK_INODE_SIGNALS,
+    MEMORY_SIGNALS,
+    DiskLayout,
+    DiskUsage,
+    PodUsage,
+    Signal,
+)
+from nodeagent.policy.plausibility import ABSURD, plausible
+
+DISK_MAX_AGE_S: Final = 600.0
+"""Older disk usage counts as unknown. Five times the kubelet's limit, because the walk of a full disk with millions of
+files takes minutes."""
+
+_IMAGE_SIGNALS: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
+_NODE_SIGNALS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
+
+
+def holds_no_pod_data(signal: Signal, layout: DiskLayout) -> bool:
+    """True for imagefs of a split layout: it holds images alone, and no eviction frees anything there."""
+    return layout is DiskLayout.SPLIT and signal in _IMAGE_SIGNALS
+
+
+def signal_usage(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = ABSURD) -> int | None:
+    """The pod's usage of the signal's resource: memory working set, number of processes, or disk usage.
+
+    Memory is the pod's own working set, else the sum over its containers. An amount above `limit` is not plausible.
+    """
+    if usage is None:
+        return None
+    if signal in MEMORY_SIGNALS:
+        working_set = usage.memory_working_set
+        return plausible(working_set if working_set is not None else _containers_memory(usage), limit=limit)
+    if signal is Signal.PID:
+        return plausible(usage.process_count, limit=limit)
+    return disk_usage(usage.disk, signal, layout, limit=limit)
+
+
+def _containers_memory(usage: PodUsage) -> int | None:
+    """The working set of a pod whose own cgroup could not be read; None unless every container's was read."""
+    each = [plausible(container.memory_working_set) for container in usage.containers]
+    return sum(size for size in each if size is not None) if each and None not in each else None
+
+
+def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: int = ABSURD) -> int | None:
+    """What the pod holds on the signal's file system, deleted files that are held open included.
+
+    KUBELET-CONTRACT 5 has the table of parts for each layout. If only some parts were measured, it is their sum, a
+    lower bound. None also for an unknown layout.
+    """
+    if layout is DiskLayout.UNKNOWN:
+        return None
+    if holds_no_pod_data(signal, layout):
+        return 0
+    layers: tuple[int | None, ...]
+    others: tuple[int | None, ...]
+    if signal in DISK_INODE_SIGNALS:
+        layers = disk.rootfs_inodes, disk.deleted_layer_inodes
+        others = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
+    else:
+        layers = disk.rootfs_bytes, disk.deleted_layer_bytes
+        others = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
+    parts: tuple[int | None, ...] = layers + others
+    if layout is DiskLayout.DEDICATED_IMAGEFS:
+        parts = others if signal in _NODE_SIGNALS else layers
+    measured = [part for part in (plausible(part, limit=limit) for part in parts) if part is not None]
+    return plausible(sum(measured), limit=limit) if measured else None
+
+
+def disk_usage_expired(usage: PodUsage, *, at: float, max_age_s: float = DISK_MAX_AGE_S) -> bool:
+    """True if the pod's disk usage was measured longer ago than `max_age_s`."""
+    return usage.disk_usage_quality is not None and at - usage.disk_usage_quality.read_at > max_age_s
+
+
+def written_bytes(usage: PodUsage | None, *, at: float, max_age_s: float, limit: int = ABSURD) -> int | None:
+    """What the pod wrote since its writes are counted: the best estimate of what it holds before the first disk walk.
+
+    None if it wrote nothing, or its counters were read longer ago than `max_age_s`.
+    """
+    writing = usage.writing if usage is not None else None
+    if writing is None or not writing.written > 0 or at - writing.read_at > max_age_s:
+        return None
+    return plausible(min(writing.written, limit))

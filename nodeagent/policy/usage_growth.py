@@ -1,0 +1,194 @@
+"""Measure how fast each pod's usage grows, in units per second.
+
+Theory of operation. `record_sample` keeps two samples of memory and process counts, at least `SAMPLE_DISTANCE_S` apart,
+and the last two complete disk walks of each pod. Memory and processes grow from the newer kept sample that is old
+enough; inodes grow from one walk to the next; bytes on disk grow by the pod's write rate, because its walks are far
+apart. PIDs also count the fork rate, because no sample contains children that live for milliseconds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.model import (
+    DISK_BYTE_SIGNALS,
+    DISK_INODE_SIGNALS,
+    DISK_SIGNALS,
+    DiskLayout,
+    DiskUsage,
+    NodeSnapshot,
+    PodUsage,
+    Signal,
+)
+from nodeagent.policy import pod_usage
+from nodeagent.policy.plausibility import ABSURD
+
+SAMPLE_DISTANCE_S: Final = 5.0
+"""Distance of the two kept samples: longer than the noise of single forks and allocations, shorter than a fork bomb
+needs for a whole PID table (about 16 s at 2,000/s)."""
+SAMPLE_MAX_AGE_S: Final = 60.0
+"""An older sample (a stopped agent) is no base for growth."""
+WALK_MAX_DISTANCE_S: Final = pod_usage.DISK_MAX_AGE_S
+"""Two walks that are further apart give no growth."""
+PROJECTION_S: Final = 10.0
+"""How far ahead the key `projectedUsage` computes: one sync of the kubelet. A bomb of 2,000 forks/s (MEASURED 1) then
+counts 20,000 more processes, a server that starts its 200 workers at most a few hundred."""
+
+GrowthRate = Callable[[PodUsage | None, int | None], float]
+"""From a pod's usage, and its amount of the signal's resource, to units per second; 0 where growth is unknown."""
+
+
+class GrowthSample(NamedTuple):
+    """What pods used at one instant, by cgroup UID."""
+
+    at: float
+    memory: Mapping[str, int]
+    processes: Mapping[str, int]
+
+
+class InodeCount(NamedTuple):
+    """The result of one complete walk of one pod."""
+
+    at: float
+    inodes: DiskUsage
+    """Only its inode fields are set."""
+
+
+class GrowthState(NamedTuple):
+    """The kept samples. There are two, so that one is always at least `SAMPLE_DISTANCE_S` old."""
+
+    older: GrowthSample | None = None
+    newer: GrowthSample | None = None
+    inodes: Mapping[str, tuple[InodeCount, ...]] = {}
+    """By cgroup UID the last two walks, the newest last: each pod has its own time of walk."""
+
+
+# --- record ----------------------------------------------------------------------------------------------------------
+
+
+def record_sample(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
+    """The state with this snapshot's usage, if the newest kept sample is old enough."""
+    newer, taken_at = state.newer, snapshot.taken_at
+    if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
+        return state
+    memory: dict[str, int] = {}
+    processes: dict[str, int] = {}
+    inodes: dict[str, tuple[InodeCount, ...]] = {}
+    for _, usage in snapshot.pods:
+        if usage is None:
+            continue
+        uid, working_set, process_count = usage.cgroup_uid, usage.memory_working_set, usage.process_count
+        if type(working_set) is int and working_set >= 0:
+            memory[uid] = working_set
+        if type(process_count) is int and process_count >= 0:
+            processes[uid] = process_count
+        if usage.disk_usage_quality is not None and (counts := _with_walk(state.inodes.get(uid, ()), usage)):
+            inodes[uid] = counts
+    if newer is not None and not newer.at < taken_at:  # the clock of another boot
+        newer = None
+    return GrowthState(newer, GrowthSample(taken_at, memory, processes), inodes)
+
+
+def _with_walk(kept: tuple[InodeCount, ...], usage: PodUsage) -> tuple[InodeCount, ...]:
+    """The kept walks and the one in `usage`, if it is new and complete: after an incomplete walk, a lower bound, the
+    next one would look like growth."""
+    quality, disk = usage.disk_usage_quality, usage.disk
+    if quality is None or not quality.complete or (kept and 0 <= quality.read_at - kept[-1].at < SAMPLE_DISTANCE_S):
+        return kept
+    before = kept[-1:] if kept and kept[-1].at < quality.read_at else ()
+    inodes = DiskUsage(
+        rootfs_inodes=disk.rootfs_inodes,
+        logs_inodes=disk.logs_inodes,
+        volumes_inodes=disk.volumes_inodes,
+        deleted_layer_inodes=disk.deleted_layer_inodes,
+        deleted_volume_inodes=disk.deleted_volume_inodes,
+    )
+    return (*before, InodeCount(quality.read_at, inodes))
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def growth_rate(state: GrowthState, signal: Signal, layout: DiskLayout, *, at: float) -> GrowthRate:
+    """How fast a pod grows, for ranking. A pod that the kept sample does not contain has grown from zero since."""
+    if signal in DISK_BYTE_SIGNALS:
+        return _write_rate
+    if signal in DISK_INODE_SIGNALS:
+
+        def inode_growth(usage: PodUsage | None, used: int | None) -> float:
+            if usage is None or used is None:
+                return 0.0
+            return _inode_growth(state.inodes.get(usage.cgroup_uid, ()), usage, used, signal, layout)
+
+        return inode_growth
+    bases = _usable_samples(state, at=at)
+    if not bases:
+        return _fork_rate if signal is Signal.PID else _no_growth
+    base, forks = bases[0], signal is Signal.PID
+    amounts, elapsed_s = _amounts(base, signal), at - base.at
+
+    def sampled_growth(usage: PodUsage | None, used: int | None) -> float:
+        if usage is None:
+            return 0.0
+        grown = 0.0 if used is None else (used - amounts.get(usage.cgroup_uid, 0)) / elapsed_s
+        return max(grown, _fork_rate(usage, used)) if forks else grown
+
+    return sampled_growth
+
+
+def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> GrowthRate:
+    """How fast a pod certainly grows: the least growth since any kept sample, all of which contain the pod. It is 0 for
+    disks, because a pod may delete what it writes."""
+    bases = _usable_samples(state, at=at)
+    if not bases or signal in DISK_SIGNALS:
+        return _no_growth
+
+    def least_growth(usage: PodUsage | None, used: int | None) -> float:
+        if usage is None or used is None:
+            return 0.0
+        rates = [(used - _amounts(base, signal).get(usage.cgroup_uid, used)) / (at - base.at) for base in bases]
+        return max(0.0, min(rates))
+
+    return least_growth
+
+
+def expected_forks(usage: PodUsage | None) -> int:
+    """The number of children that the pod starts in `PROJECTION_S`, short-lived ones included."""
+    return int(min(_fork_rate(usage, None) * PROJECTION_S, ABSURD))
+
+
+def _usable_samples(state: GrowthState, *, at: float) -> list[GrowthSample]:
+    """The kept samples of a useful age, the newer first."""
+    samples = [sample for sample in (state.newer, state.older) if sample is not None]
+    return [sample for sample in samples if SAMPLE_DISTANCE_S / 2 <= at - sample.at <= SAMPLE_MAX_AGE_S]
+
+
+def _amounts(sample: GrowthSample, signal: Signal) -> Mapping[str, int]:
+    return sample.processes if signal is Signal.PID else sample.memory
+
+
+def _no_growth(_usage: PodUsage | None, _used: int | None) -> float:
+    return 0.0
+
+
+def _write_rate(usage: PodUsage | None, _used: int | None) -> float:
+    return usage.writing.bytes_per_s if usage is not None and usage.writing else 0.0
+
+
+def _fork_rate(usage: PodUsage | None, _used: int | None) -> float:
+    forks = usage.forks_per_s if usage is not None else None
+    return forks if forks is not None and 0.0 <= forks <= ABSURD else 0.0
+
+
+def _inode_growth(kept: Sequence[InodeCount], usage: PodUsage, used: int, signal: Signal, layout: DiskLayout) -> float:
+    """Growth from the walk before the one in `usage`, or from zero if the pod started since; 0 if neither is known or
+    it is too long ago."""
+    quality = usage.disk_usage_quality
+    if quality is None or not quality.complete:
+        return 0.0
+    bases = [(walk.at, pod_usage.disk_usage(walk.inodes, signal, layout)) for walk in reversed(kept)]
+    if usage.started_at is not None:
+        bases.append((usage.started_at, 0))
+    for since, count in bases:
+        if count is not None and SAMPLE_DISTANCE_S <= quality.read_at - since <= WALK_MAX_DISTANCE_S:
+            return (used - count) / (quality.read_at - since)
+    return 0.0
