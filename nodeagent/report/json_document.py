@@ -23,6 +23,7 @@ from nodeagent.model import (
     ThresholdVerdict,
     UnattributedDisk,
 )
+from nodeagent.policy import headroom
 from nodeagent.report import node_report, wording
 from nodeagent.report.node_report import Report
 
@@ -81,7 +82,7 @@ def to_json(report: Report) -> Document:
 
 def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Document:
     seen = verdict.observation
-    leading = node_report.leading_threshold(report.snapshot, verdict)
+    leading = headroom.leading_threshold(report.snapshot, verdict)
     trend = verdict.trend
     return {
         "name": str(verdict.signal),
@@ -89,7 +90,7 @@ def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> D
         "available": seen.available,
         "capacity": seen.capacity,
         "threshold": leading.value if leading else None,
-        "headroom": node_report.headroom(report.snapshot, leading) if leading else None,
+        "headroom": headroom.threshold_headroom(report.snapshot, leading) if leading else None,
         "state": str(verdict.state),
         "reason": _reason(verdict, leading),
         "source": seen.source,
@@ -121,7 +122,7 @@ def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
     return {
         **_threshold_text(threshold),
         "value": verdict.value,
-        "headroom": node_report.headroom(report.snapshot, verdict),
+        "headroom": headroom.threshold_headroom(report.snapshot, verdict),
         "memoryModel": str(threshold.memory_model) if threshold.signal is Signal.MEMORY else None,
         "met": verdict.met,
         "due": verdict.due,

@@ -89,28 +89,6 @@ def blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], snap
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
-def available(snapshot: NodeSnapshot, threshold: Threshold) -> int | None:
-    """What this threshold looks at: for memory that depends on its model."""
-    return snapshot.observe(threshold.signal, threshold.memory_model).available
-
-
-def headroom(snapshot: NodeSnapshot, verdict: ThresholdVerdict) -> int | None:
-    """How much may still be used before the threshold is met; negative below it, None when either side is unknown."""
-    seen = available(snapshot, verdict.threshold)
-    return None if seen is None or verdict.value is None else seen - verdict.value
-
-
-def leading_threshold(snapshot: NodeSnapshot, verdict: SignalVerdict) -> ThresholdVerdict | None:
-    """The threshold that tells the signal's state: a hard one that is met, then a soft one, then the one that would be
-    met next. None without thresholds, or when neither numbers nor verdicts are known."""
-    known = [
-        ((not (each.met and each.threshold.hard), not each.met, room), each)
-        for each in verdict.thresholds
-        if (room := headroom(snapshot, each)) is not None
-    ]
-    return min(known, key=lambda pair: pair[0])[1] if known else None
-
-
 def shared_file_systems(snapshot: NodeSnapshot) -> Mapping[Signal, Signal]:
     """For every disk signal on a file system that an earlier one already stands for: that earlier signal."""
     shared: dict[Signal, Signal] = {}

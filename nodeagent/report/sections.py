@@ -23,6 +23,7 @@ from nodeagent.model import (
     ThresholdVerdict,
     Unit,
 )
+from nodeagent.policy import headroom
 from nodeagent.report import node_report, wording
 from nodeagent.report.node_report import Report
 
@@ -118,11 +119,11 @@ def summary(report: Report) -> str:
 
 def _cause(report: Report, verdict: SignalVerdict) -> str:
     unit = SIGNAL_TABLE[verdict.signal].unit
-    leading = node_report.leading_threshold(report.snapshot, verdict)
+    leading = headroom.leading_threshold(report.snapshot, verdict)
     if leading is None:
         return str(verdict.signal)
-    seen = node_report.available(report.snapshot, leading.threshold)
-    room = node_report.headroom(report.snapshot, leading)
+    seen = headroom.available_amount(report.snapshot, leading.threshold)
+    room = headroom.threshold_headroom(report.snapshot, leading)
     relation = "is below" if room is not None and room < 0 else "has not yet regained its minimum reclaim above"
     return (
         f"{verdict.signal} {wording.quantity(seen, unit=unit)} {relation} "
@@ -170,7 +171,7 @@ def _signals(report: Report) -> Section:
 
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
     """One row for the signal with its leading threshold, one more for each further threshold."""
-    leading = node_report.leading_threshold(report.snapshot, verdict)
+    leading = headroom.leading_threshold(report.snapshot, verdict)
     thresholds = sorted(verdict.thresholds, key=lambda each: (each is not leading, each.threshold.hard))
     seen, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
     share = None if seen.available is None or not seen.capacity else max(0.0, seen.available / seen.capacity)
@@ -197,7 +198,7 @@ def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None)
 def _threshold_cells(report: Report, verdict: ThresholdVerdict | None, unit: Unit) -> tuple[Cell, Cell]:
     if verdict is None:
         return Cell("none", DIM), Cell("")
-    room = node_report.headroom(report.snapshot, verdict)
+    room = headroom.threshold_headroom(report.snapshot, verdict)
     style = BAD if room is not None and room < 0 else ""
     return Cell(_threshold_text(verdict.threshold, verdict.value, unit)), Cell(
         wording.quantity(room, unit=unit, signed=True), style

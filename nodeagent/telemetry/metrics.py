@@ -40,7 +40,7 @@ from nodeagent.model import (
     Unit,
     Victim,
 )
-from nodeagent.report import node_report
+from nodeagent.policy import headroom
 from nodeagent.telemetry.condition_conflicts import Contested
 from nodeagent.telemetry.exposition import Histogram, Series, render
 from nodeagent.telemetry.metric_families import FAMILIES, UNIT_WORDS
@@ -378,7 +378,7 @@ def _thresholds(verdict: SignalVerdict, unit: str, plan: Plan, snapshot: NodeSna
         labels = (str(verdict.signal), tier)
         if each.value is not None:
             yield _Row(f"nodeagent_threshold_{unit}", labels, each.value)
-        room = node_report.headroom(snapshot, each)
+        room = headroom.threshold_headroom(snapshot, each)
         if room is not None:
             yield _Row(f"nodeagent_threshold_headroom_{unit}", labels, room)
         met_s = plan.made_at - each.active_since if each.met and each.active_since is not None else 0.0
