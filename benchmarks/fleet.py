@@ -45,13 +45,15 @@ from nodeagent.config.schema import (
     StandardConditions,
     StartupConfig,
 )
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.api_responses import Response
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_watch import WATCH_S
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.pod_watch import PodWatch
-from nodeagent.kube.transport import ApiError, Response, connect
+from nodeagent.kube.transport import connect
 from nodeagent.model import (
     Amount,
     ConditionStatus,

@@ -10,9 +10,10 @@ from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
-from nodeagent.kube.transport import ApiError, Transport
+from nodeagent.kube.transport import Transport
 
 SPREAD_EVENTS_S: Final = 3.0
 """Longest wait of an Event, so that a fleet does not write all of its own in one second; whoever reads it reads minutes

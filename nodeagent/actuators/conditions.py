@@ -36,10 +36,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.config.schema import StandardConditions
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeCondition, NodeView, NodeWatch
 from nodeagent.kube.timestamps import boottime, rfc3339
-from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
 from nodeagent.runtime import workers
 

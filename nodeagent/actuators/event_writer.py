@@ -24,9 +24,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff, Tokens
 from nodeagent.kube.timestamps import boottime, micro_stamp
-from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 

@@ -35,10 +35,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.kube import objects
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.timestamps import boottime, micro_stamp
-from nodeagent.kube.transport import ApiError, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 

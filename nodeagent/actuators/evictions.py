@@ -26,9 +26,11 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from nodeagent.kube import objects
+from nodeagent.kube import api_errors, objects
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.api_responses import Response
 from nodeagent.kube.timestamps import boottime, rfc3339
-from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Response, Transport, explain
+from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import Method, Outcome, OutcomeKind, Victim
 from nodeagent.runtime import workers
 
@@ -125,7 +127,7 @@ class EvictionSender:
             job = _Job(plan_id, victim, f"{path}/eviction" if evict else path, body, self._clock() + self._timeout_s)
         except Exception as error:
             # The loop goes on, and the policy hears of it.
-            self._answer(plan_id, victim, OutcomeKind.UNREACHABLE, f"not sent: {explain(error)}")
+            self._answer(plan_id, victim, OutcomeKind.UNREACHABLE, f"not sent: {api_errors.explain(error)}")
             return
         with self._counting:
             self._in_flight += 1
@@ -166,7 +168,7 @@ class EvictionSender:
 
     def _warm(self, connections: int) -> None:
         try:
-            self._transport.warm(connections)
+            self._transport.prewarm(connections)
         except ApiError:
             # The eviction itself will say what is wrong; try again soon, but not in every turn of the loop.
             self._warmed_at = time.monotonic() - WARM_FOR_S + WARM_AGAIN_S
@@ -182,7 +184,7 @@ class EvictionSender:
                 kind, message, error = failure.kind, failure.message, failure
             except Exception as failure:
                 # A defect of ours must not take a worker away, and whether the request had left is not known here.
-                kind, message = OutcomeKind.TIMED_OUT, f"the eviction may have been sent: {explain(failure)}"
+                kind, message = OutcomeKind.TIMED_OUT, f"the eviction may have been sent: {api_errors.explain(failure)}"
             with self._counting:
                 self._in_flight -= 1
             self._answer(job.plan_id, job.victim, kind, message, error)
@@ -308,7 +310,7 @@ def _as_proven(error: ApiError) -> ApiError:
     and the request was sent once."""
     if error.status is None:
         return error
-    if error.doubtful:
+    if error.uncertain:
         message = f"the connection broke after the request was sent; sent again, it was answered: {error.message}"
         return ApiError(OutcomeKind.TIMED_OUT, message)
     if not error.from_api and error.kind is not OutcomeKind.SERVER_ERROR:

@@ -22,12 +22,13 @@ from nodeagent.actuators.event_writer import KubernetesEvent
 from nodeagent.actuators.taints import KEYS, NodeTaints
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import node_identity
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import NO_TAINT_RIGHTS, Identity, IdentityError
 from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_watch import PodsView, PodWatch, with_mirrors_of
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.kube.volume_lookup import VolumeLookup
 from nodeagent.model import (
     SIGNAL_TABLE,

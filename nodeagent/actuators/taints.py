@@ -22,10 +22,11 @@ import msgspec
 
 from nodeagent.actuators.conditions import CONTESTED, FORBIDDEN_S
 from nodeagent.kube import objects
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeView, NodeWatch
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError, Transport
+from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import ConditionType, OutcomeKind
 from nodeagent.runtime import workers
 

@@ -275,7 +275,7 @@ class NodeChecker:
             if self._wish.api == "always" or self._config.cluster.kubeconfig:
                 raise CheckError(f"the API cannot be asked: {found.reason}")
             return PodListing(None, None, f"this host alone, {found.reason}")
-        from nodeagent.kube import node_identity, pod_watch, transport, volume_lookup
+        from nodeagent.kube import api_errors, node_identity, pod_watch, transport, volume_lookup
 
         notes: tuple[Note, ...] = ()
         try:
@@ -292,7 +292,7 @@ class NodeChecker:
             if self._config.mode is Mode.ENFORCE and self._config.conditions.taint:
                 me = node_identity.Identity(self._node_name, "", node_identity.whoami(self._transport))
                 notes += (Note(NoteKind.TAINTS, node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
-        except (transport.ApiError, transport.CredentialsError) as error:
+        except (api_errors.ApiError, credentials.CredentialsError) as error:
             if self._wish.api == "always":
                 raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
             return PodListing(None, None, "this host alone, the API did not answer", (Note(NoteKind.API, str(error)),))

@@ -23,6 +23,10 @@ class CredentialSource(enum.StrEnum):
     NONE = "none"
 
 
+class CredentialsError(Exception):
+    """The credentials cannot be used: no file, no context, an exec plugin that fails. The message has the reason."""
+
+
 class Credentials(NamedTuple):
     """What was found. `source` NONE carries the reason why there is nothing to use."""
 

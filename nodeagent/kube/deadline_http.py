@@ -15,7 +15,7 @@ from typing import Any
 class RequestLimits:
     """What the request that a thread is driving may take, and how far it got. Shared with its connection."""
 
-    __slots__ = ("deadline", "doubtful", "handed_over", "idle_s", "socket")
+    __slots__ = ("deadline", "handed_over", "idle_s", "socket", "uncertain")
 
     def __init__(self, *, deadline: float, idle_s: float) -> None:
         self.deadline = deadline
@@ -24,7 +24,7 @@ class RequestLimits:
         self.socket: socket.socket | None = None
         self.handed_over = False
         """Bytes of the present try may have left this machine. False is a fact: the socket was given none."""
-        self.doubtful = False
+        self.uncertain = False
         """An earlier try was handed over and got no answer: the server may have carried it out."""
 
 

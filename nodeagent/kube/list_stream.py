@@ -24,7 +24,9 @@ from typing import Final
 from urllib.parse import urlencode
 
 from nodeagent.kube import objects
-from nodeagent.kube.transport import MAX_LINE_BYTES, ApiError, Transport
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.line_stream import MAX_LINE_BYTES
+from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 
 PAGE: Final = 500

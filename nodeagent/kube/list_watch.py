@@ -27,10 +27,12 @@ from urllib.parse import urlencode
 import msgspec
 
 from nodeagent.kube import objects
+from nodeagent.kube.api_errors import ApiError, TooLargeError
 from nodeagent.kube.backoff import RetryBackoff
+from nodeagent.kube.line_stream import LineStream
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, LineStream, TooLargeError, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 

@@ -99,8 +99,8 @@ def host_addresses() -> tuple[str, ...]:
 
 def whoami(transport: "Transport") -> str:
     """Who the API server takes us for; empty when it does not say. Raises `ApiError`."""
+    from nodeagent.kube.api_errors import ApiError
     from nodeagent.kube.objects import SelfSubjectReview
-    from nodeagent.kube.transport import ApiError
 
     body = b'{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
     try:
@@ -115,8 +115,8 @@ def whoami(transport: "Transport") -> str:
 
 def _read(body: bytes, shape: type[T]) -> T:
     """Raises `ApiError`, as a request does that was not answered: ask again."""
+    from nodeagent.kube.api_errors import ApiError
     from nodeagent.kube.objects import Decoder, UnreadableError
-    from nodeagent.kube.transport import ApiError
 
     try:
         return Decoder(shape).decode(body)
@@ -143,7 +143,7 @@ def _by_credentials(transport: "Transport", guess: Identity, user: str, mine: Ca
 
 
 def _exists(transport: "Transport", name: str) -> bool:
-    from nodeagent.kube.transport import ApiError
+    from nodeagent.kube.api_errors import ApiError
 
     try:
         transport.request("GET", f"/api/v1/nodes/{name}")

@@ -25,9 +25,10 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from nodeagent.kube import objects, placement
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import Pod
 from nodeagent.runtime import workers
 

@@ -362,7 +362,7 @@ def _connect(
 
     try:
         connection = transport.connect(found, request_timeout_s=config.cluster.request_timeout_s)
-    except transport.CredentialsError as error:
+    except credentials.CredentialsError as error:
         raise CannotRunError(str(error)) from error
     return ClusterSession(connection, config, guess, wake=wakeups.wake, owned=owned)
 

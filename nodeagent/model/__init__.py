@@ -71,6 +71,7 @@ from nodeagent.model.signals import (
     Unit,
 )
 from nodeagent.model.snapshot import (
+    MIN_SUSPEND_S,
     CgroupUsage,
     DiskLayout,
     DiskPoint,
@@ -89,6 +90,7 @@ __all__ = [
     "DISK_INODE_SIGNALS",
     "DISK_SIGNALS",
     "MEMORY_SIGNALS",
+    "MIN_SUSPEND_S",
     "NO_RESOURCES",
     "SIGNAL_TABLE",
     "Amount",

@@ -2,12 +2,16 @@
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.model.notes import Note
 from nodeagent.model.pods import PodView
 from nodeagent.model.refusals import Refusal
 from nodeagent.model.signals import MemoryModel, Signal, StallScope
+
+MIN_SUSPEND_S: Final = 0.1
+"""A shorter difference between CLOCK_BOOTTIME and CLOCK_MONOTONIC is no suspend: the clocks are read one after the
+other."""
 
 
 class Observation(NamedTuple):

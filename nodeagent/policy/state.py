@@ -4,8 +4,9 @@ It is persisted *before* a plan is acted upon: tokens are taken and evictions wr
 so that a process that dies at any step spends nothing twice.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from nodeagent.model import MIN_SUSPEND_S
 from nodeagent.policy import in_flight, rate_limits, reclaim, thresholds
 from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.in_flight import InFlightState
@@ -13,9 +14,6 @@ from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
 from nodeagent.policy.thresholds import ThresholdState, observe_only
 from nodeagent.policy.usage_growth import GrowthState
-
-SUSPENDED_S: Final = 0.1
-"""Less than this is no suspend: two clocks are read one after the other."""
 
 
 class PolicyState(NamedTuple):
@@ -66,7 +64,7 @@ def after_suspend(state: PolicyState, suspended_s: float, *, now: float) -> Poli
     how often something may happen in the time that people live in.
     """
     slept_s = suspended_s - state.suspended_s if state.suspended_s is not None else 0.0
-    if state.suspended_s is not None and abs(slept_s) < SUSPENDED_S:
+    if state.suspended_s is not None and abs(slept_s) < MIN_SUSPEND_S:
         return state
     state = state._replace(suspended_s=suspended_s)
     if not slept_s > 0.0:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import Credentials, find_credentials
 from nodeagent.kube.node_identity import host_addresses
-from nodeagent.kube.transport import ApiError, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 
 KUBECONFIG = "NODEAGENT_E2E_KUBECONFIG"

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import pytest
 import yaml
 
-from nodeagent.kube.transport import JSON, STRATEGIC_MERGE, ApiError, Transport, connect
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.transport import JSON, STRATEGIC_MERGE, Transport, connect
 from tests.e2e.cluster import Cluster, Json, has_service_account, with_token
 from tests.e2e.this_node import at_work, marks, wipe
 from tests.support.paths import REPOSITORY

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 
 from nodeagent.config import kubelet
 from nodeagent.config.resolve import resolve
-from nodeagent.kube.transport import STRATEGIC_MERGE, ApiError
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.transport import STRATEGIC_MERGE
 from nodeagent.model import OutcomeKind
 from tests.e2e.cluster import WIPE, Cluster, Json, is_this_machine
 from tests.support.livenode import Run

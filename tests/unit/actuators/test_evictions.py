@@ -234,9 +234,9 @@ def test_a_partition_gives_outcomes_in_time_and_afterwards_all_is_well(tmp_path:
     assert evicting.one(victim(None, "p")).kind is OutcomeKind.UNREACHABLE
 
 
-def test_warm_connections_are_those_that_the_evictions_use(api: ApiServer, evicting: Evicting) -> None:
+def test_evictions_use_the_prewarmed_connections(api: ApiServer, evicting: Evicting) -> None:
     evicting.evictor.prewarm()
-    for thread in [t for t in threading.enumerate() if t.name == "warm"]:
+    for thread in [t for t in threading.enumerate() if t.name == "prewarm"]:
         thread.join()
     assert len({r.connection for r in api.requests}) == 4
     evicting.evictor.prewarm()

@@ -1,4 +1,4 @@
-"""A fork bomb leaves no PID for a thread: what wants to begin one goes on without, and tries again."""
+"""A fork bomb leaves no PID for a thread: the agent continues without the thread and starts it later."""
 
 import os
 import subprocess
@@ -12,19 +12,19 @@ from tests.support.rawserver import RawServer
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up root")
 
 LAST_PIDS = """
-import encodings.idna  # which the first connection imports, and nobody may read after setuid
+import encodings.idna  # the first connection imports it, which setuid forbids
 import os, resource, sys
-from nodeagent.kube.pdb_watch import BudgetWatch
+from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.actuators.evictions import Evictor
+from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.list_watch import ListWatch
 from nodeagent.kube.transport import connect
 from nodeagent.runtime import workers
 
 transport = connect(find_credentials(sys.argv[1]), request_timeout_s=1.0)
-evictor = Evictor(transport)
+evictor = EvictionSender(transport)
 soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-os.setuid(65534)  # the limit on processes does not hold for root
+os.setuid(65534)  # the limit on processes does not apply to root
 resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
 """
 
@@ -39,26 +39,26 @@ def _run(program: str, tmp_path: Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def test_connections_stay_cold_and_it_is_tried_again(tmp_path: Path) -> None:
+def test_connections_stay_closed_and_prewarm_is_repeated(tmp_path: Path) -> None:
     program = """
-evictor.warm()
+evictor.prewarm()
 print([each.name for each in workers.stuck()])
 resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
 while workers.stuck():
-    evictor.warm()
-print("warmed")
+    evictor.prewarm()
+print("prewarmed")
 """
-    assert _run(program, tmp_path) == ["['warm']", "warmed"]
+    assert _run(program, tmp_path) == ["['prewarm']", "prewarmed"]
 
 
-def test_budgets_are_watched_when_there_is_a_pid_again(tmp_path: Path) -> None:
+def test_pdbs_are_watched_when_there_is_a_pid_again(tmp_path: Path) -> None:
     program = """
-budgets = BudgetWatch(transport, wake=lambda: None)
-budgets.want(["default"])
-print(*[note.message for note in budgets.notes()])
+pdbs = PdbWatch(transport, wake=lambda: None)
+pdbs.want(["default"])
+print(*[note.message for note in pdbs.notes()])
 resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-budgets.want(["default"])
-while "no PID" in str(budgets.notes()): pass
-print("begun")
+pdbs.want(["default"])
+while "no PID" in str(pdbs.notes()): pass
+print("started")
 """
-    assert _run(program, tmp_path) == ["there is no PID left for its thread", "begun"]
+    assert _run(program, tmp_path) == ["there is no PID left for its thread", "started"]

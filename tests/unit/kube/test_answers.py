@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.actuators.evictions import EvictionSender
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_watch import decode_pod
-from nodeagent.kube.transport import ApiError, Transport, connect
+from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
 from tests.support.certificates import make, server_context

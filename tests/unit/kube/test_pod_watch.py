@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import DecodeError
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_stream import MOST_PAGES
 from nodeagent.kube.pod_watch import GONE_S, SPREAD_S, PodsView, PodWatch, decode_pod, list_pods, with_mirrors_of
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, Transport, connect
+from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
 from tests.fake_kube import ApiServer, Request, pod
 from tests.support.livenode import until

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_watch import PodWatch
+from nodeagent.kube.reachability import ApiReachability
 from nodeagent.kube.timestamps import boottime
-from nodeagent.kube.transport import ApiError, ApiReachability, Transport, connect
+from nodeagent.kube.transport import Transport, connect
 from tests.fake_kube import ApiServer
 from tests.support.rawserver import RawServer
 

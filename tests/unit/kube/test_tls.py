@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_watch import PodWatch
-from nodeagent.kube.transport import ApiError, Transport, connect
+from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import OutcomeKind
 from tests.fake_kube import ApiServer, pod
 from tests.support.certificates import make, server_context

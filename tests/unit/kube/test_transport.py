@@ -13,16 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.kube.credentials import Credentials, CredentialSource, find_credentials
-from nodeagent.kube.transport import (
-    PATIENCE_S,
-    STRATEGIC_MERGE,
-    ApiError,
-    CredentialsError,
-    Transport,
-    connect,
-    error_of,
-)
+from nodeagent.kube import api_errors
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.credentials import Credentials, CredentialsError, CredentialSource, find_credentials
+from nodeagent.kube.transport import STRATEGIC_MERGE, STUCK_AFTER_S, Transport, connect
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 from tests.fake_kube import AGENT, ApiServer, pod
@@ -66,7 +60,7 @@ def failure(call: Callable[[], object]) -> ApiError:
 )
 def test_each_recorded_refusal_has_its_own_meaning(name: str, kind: OutcomeKind, retry_after_s: float | None) -> None:
     recorded = json.loads((RECORDINGS / f"{name}.json").read_text())["response"]
-    error = error_of(recorded["status"], dict(recorded["headers"]), recorded["body"].encode())
+    error = api_errors.from_response(recorded["status"], dict(recorded["headers"]), recorded["body"].encode())
     assert (error.kind, error.retry_after_s, error.status) == (kind, retry_after_s, recorded["status"])
     assert error.message
 
@@ -89,14 +83,14 @@ def test_a_budget_that_cannot_be_counted_refuses_for_itself_and_not_for_the_serv
 ) -> None:
     """Not recorded: they take a thousand evictions at once."""
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
-    error = error_of(status, {"Retry-After": "10"}, json.dumps(body).encode())
+    error = api_errors.from_response(status, {"Retry-After": "10"}, json.dumps(body).encode())
     assert (error.kind, error.retry_after_s) == (OutcomeKind.BLOCKED_BY_PDB, 10.0)
     assert "web" in error.message
 
 
 def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
     message = 'poddisruptionbudgets.policy is forbidden: User "x" cannot list resource "poddisruptionbudgets"'
-    assert error_of(403, {}, json.dumps({"message": message}).encode()).kind is OutcomeKind.FORBIDDEN
+    assert api_errors.from_response(403, {}, json.dumps({"message": message}).encode()).kind is OutcomeKind.FORBIDDEN
 
 
 @pytest.mark.parametrize(
@@ -119,19 +113,19 @@ def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
 def test_what_admission_refuses_is_one_request_and_not_a_missing_right(message: str, kind: OutcomeKind) -> None:
     """The texts of k8s.io/apiserver: plugin/policy/validating/dispatcher.go, plugin/webhook/errors/statuserror.go."""
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
-    error = error_of(403, {}, json.dumps(body).encode())
+    error = api_errors.from_response(403, {}, json.dumps(body).encode())
     assert (error.kind, error.status, error.message) == (kind, 403, message)
 
 
 def test_a_refused_budget_says_which_and_why() -> None:
     recorded = json.loads((RECORDINGS / "eviction-pdb-429.json").read_text())["response"]
-    assert "pdb-hog needs 2 healthy pods" in error_of(429, {}, recorded["body"].encode()).message
+    assert "pdb-hog needs 2 healthy pods" in api_errors.from_response(429, {}, recorded["body"].encode()).message
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[1]", b'{"message": 3}', b'{"message":"m","details":[]}', b"{"])
 def test_a_body_that_is_no_status_still_makes_an_error(body: bytes) -> None:
-    assert error_of(429, {}, body).kind is OutcomeKind.TOO_MANY_REQUESTS
-    assert error_of(503, {"Retry-After": "Fri, 20 Nov 2026 23:16:51 GMT"}, body).retry_after_s is None
+    assert api_errors.from_response(429, {}, body).kind is OutcomeKind.TOO_MANY_REQUESTS
+    assert api_errors.from_response(503, {"Retry-After": "Fri, 20 Nov 2026 23:16:51 GMT"}, body).retry_after_s is None
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -176,7 +170,7 @@ def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Pa
         assert thread is not None
         told: list[str] = []
         while not told and thread.is_alive():
-            much_later = time.monotonic() + 5.0 + PATIENCE_S
+            much_later = time.monotonic() + 5.0 + STUCK_AFTER_S
             told = [each.message for each in workers.stuck_workers(much_later) if each.name == "asking"]
         assert told == ["has been at GET /version for more than 45s"]
         assert not [each for each in workers.stuck_workers() if each.name == "asking"]
@@ -328,7 +322,7 @@ def test_connections_are_kept_open_and_warming_opens_as_many_as_asked(tmp_path: 
         for _ in range(5):
             transport.request("GET", "/version")
         assert len({r.connection for r in api.requests}) == 1
-        assert transport.warm(4) == 4
+        assert transport.prewarm(4) == 4
         assert len({r.connection for r in api.requests}) == 4
 
 
@@ -520,7 +514,7 @@ def test_many_threads_that_are_refused_at_once_read_the_token_and_go_on(tmp_path
     token.write_text("agent-token")
     with ApiServer() as api:
         transport = connect(with_token_file(api, tmp_path, token))
-        transport.warm(6)
+        transport.prewarm(6)
         api.tokens = {"rotated": AGENT}
         token.write_text("rotated")
         statuses: list[int] = []

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.transport import ApiError, connect
+from nodeagent.kube.transport import connect
 from nodeagent.model import OutcomeKind
 from tests.support.certificates import make, server_context
 from tests.support.rawserver import RawServer, read_request, response
