@@ -31,13 +31,11 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.api_responses import Response
 from nodeagent.kube.timestamps import boottime, rfc3339
 from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
-from nodeagent.model import Method, Outcome, OutcomeKind, Victim
+from nodeagent.model import MIN_GRACE_S, Method, Outcome, OutcomeKind, Victim
 from nodeagent.runtime import workers
 
 WORKERS: Final = 4
 """Requests in flight. A hard decision takes at most five victims; an eviction is answered in 3 to 20 ms."""
-SHORTEST_GRACE_S: Final = 1
-"""0 would remove the object at once while its containers still run (KUBELET-CONTRACT §14)."""
 WARM_FOR_S: Final = 45.0
 """Connections opened by `warm` are opened again after this; the server closes idle ones after 90 s."""
 WARM_AGAIN_S: Final = 1.0
@@ -340,7 +338,7 @@ def _options(victim: Victim, *, dry_run: bool) -> bytes:
 
 def _delete_options(victim: Victim, *, dry_run: bool) -> dict[str, object]:
     options: dict[str, object] = {
-        "gracePeriodSeconds": max(SHORTEST_GRACE_S, math.ceil(victim.grace_period_s)),
+        "gracePeriodSeconds": max(MIN_GRACE_S, math.ceil(victim.grace_period_s)),
         "preconditions": {"uid": victim.pod.uid},
     }
     if dry_run:

@@ -16,7 +16,18 @@ from nodeagent.commands import exit_codes, standard_streams
 from nodeagent.config import load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, StartupConfig
-from nodeagent.model import Amount, NodeSnapshot, Note, NoteKind, Plan, Pod, Signal, SignalState, Threshold
+from nodeagent.model import (
+    DISK_SIGNALS,
+    Amount,
+    NodeSnapshot,
+    Note,
+    NoteKind,
+    Plan,
+    Pod,
+    Signal,
+    SignalState,
+    Threshold,
+)
 from nodeagent.policy import engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.report import node_report, sections, text
@@ -30,7 +41,6 @@ if TYPE_CHECKING:
     from nodeagent.kube.volume_lookup import Claim, ClaimLocation
     from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
-DISKS: Final = frozenset([each for each in Signal if each.partition("fs.")[1]])
 SHORT_DISK_S: Final = 1.0
 """How long pods' disks are walked when a disk is short: 500,000 files (MEASURED, the kernel), still soon enough for a
 monitoring plugin."""
@@ -189,10 +199,10 @@ class NodeChecker:
         else pays for it."""
         if self._wish.disk:
             return "--disk"
-        if self._wish.signal in DISKS:
+        if self._wish.signal in DISK_SIGNALS:
             return f"--signal {self._wish.signal}"
         bad = (SignalState.SOFT, SignalState.HARD)
-        short = [verdict.signal for verdict in plan.signals if verdict.signal in DISKS and verdict.state in bad]
+        short = [verdict.signal for verdict in plan.signals if verdict.signal in DISK_SIGNALS and verdict.state in bad]
         return f"{short[0]} is short" if short else ""
 
     def _with_disks(self, snapshot: NodeSnapshot) -> NodeSnapshot:

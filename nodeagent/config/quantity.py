@@ -54,26 +54,6 @@ def parse_milli(text: str) -> int:
     return _scaled(text, extra=3)
 
 
-def format_bytes(count: int) -> str:
-    """The canonical binary form: the largest suffix that leaves a whole number (1.5 * 2^30 is `1536Mi`)."""
-    return _canonical(count, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))
-
-
-def format_decimal(count: int) -> str:
-    """The canonical decimal form, as inodes and PIDs are written (1500 is `1500`, 64000 is `64k`)."""
-    return _canonical(count, 1000, ("", "k", "M", "G", "T", "P", "E"))
-
-
-def _canonical(count: int, base: int, suffixes: tuple[str, ...]) -> str:
-    if count == 0:
-        return "0"
-    power = 0
-    while power < len(suffixes) - 1 and count % base == 0:
-        count //= base
-        power += 1
-    return f"{count}{suffixes[power]}"
-
-
 def _scaled(text: str, *, extra: int) -> int:
     """The quantity times 10^extra. Exact until the one rounding at the end."""
     negative, digits, ten, two = _split(text)

@@ -4,12 +4,10 @@ from functools import lru_cache
 from typing import Final
 
 from nodeagent.model import Amount
+from nodeagent.model.units import MAX_PLAUSIBLE
 
 _FLOAT32_BITS: Final = 24
 _BEYOND_FLOAT32: Final = float.fromhex("0x1.ffffffp+127")
-
-LARGEST: Final = 1 << 62
-"""Quantities and capacities above this are not plausible: the kubelet reads such a cgroup limit as `unlimited`."""
 
 
 def resolve(amount: Amount, *, capacity: int | None) -> int | None:
@@ -29,7 +27,7 @@ def resolve(amount: Amount, *, capacity: int | None) -> int | None:
     if fraction is None:
         return None
     product = float(capacity) * fraction
-    return int(product) if product <= LARGEST else None
+    return int(product) if product <= MAX_PLAUSIBLE else None
 
 
 @lru_cache(maxsize=256)
@@ -65,4 +63,4 @@ def float32(value: float) -> float:
 
 
 def _plausible(number: object) -> bool:
-    return type(number) is int and 0 <= number <= LARGEST
+    return type(number) is int and 0 <= number <= MAX_PLAUSIBLE

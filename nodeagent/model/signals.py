@@ -73,6 +73,11 @@ class Tier(enum.StrEnum):
     HARD = "hard"
 
 
+MIN_GRACE_S: Final = 1
+"""The shortest grace that is requested, the kubelet's own minimum: 0 would remove the object while its containers still
+run (KUBELET-CONTRACT 14)."""
+
+
 class MemoryModel(enum.StrEnum):
     """Which number `memory.available` is."""
 

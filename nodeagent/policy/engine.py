@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config, OnBlocked, OnFutile
 from nodeagent.model import (
+    MIN_GRACE_S,
     SIGNAL_TABLE,
     Amount,
     Deficit,
@@ -50,6 +51,7 @@ from nodeagent.model import (
     Tier,
     Trend,
     Victim,
+    units,
 )
 from nodeagent.policy import (
     conditions,
@@ -69,7 +71,6 @@ from nodeagent.policy import (
 )
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
-from nodeagent.policy.plausibility import ABSURD, figure
 from nodeagent.policy.preconditions import (
     apply_outcome,
     apply_reclaim,
@@ -81,9 +82,6 @@ from nodeagent.policy.preconditions import (
 from nodeagent.policy.state import PolicyState, after_suspend
 
 __all__ = ["RankingCache", "apply_outcome", "apply_reclaim", "decide", "grace_s", "recheck"]
-
-SHORTEST_GRACE_S: Final = 1.0
-"""The kubelet's own minimum; 0 would remove the object while its containers still run (KUBELET-CONTRACT 14)."""
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -413,8 +411,8 @@ def _minimum(deficit: Deficit, config: Config) -> MinimumRelief:
     least = relief.minimum(config.relief, deficit.amount)
     unit = SIGNAL_TABLE[deficit.signal].unit
     message = (
-        f"would free less than {figure(least, unit)}, the least that matters for a deficit of "
-        f"{figure(deficit.amount, unit)}"
+        f"would free less than {units.format_amount(least, unit)}, the least that matters for a deficit of "
+        f"{units.format_amount(deficit.amount, unit)}"
     )
     return MinimumRelief(least, Refusal(RefusalCode.BELOW_MINIMUM_RELIEF, message))
 
@@ -446,8 +444,8 @@ def _is_coming(missing: int, pending: in_flight.PendingRelease, signal: Signal) 
         return Refusal(RefusalCode.NO_DEFICIT, f"{signal.value}: nothing is missing")
     return Refusal(
         RefusalCode.PENDING_RELEASE,
-        f"{signal.value}: {figure(missing, unit)} are missing and {figure(pending.amount, unit)} are being released by "
-        f"{', '.join(pending.pods)}",
+        f"{signal.value}: the deficit of {units.format_amount(missing, unit)} is covered by the pending release of "
+        f"{units.format_amount(pending.amount, unit)} by {', '.join(pending.pods)}",
     )
 
 
@@ -503,7 +501,7 @@ def with_current_text(victim: Victim, view: PodView, *, plan: Plan) -> Victim:
 def _over_limit(violation: local_storage_limits.Violation, config: Config) -> Victim:
     """As the kubelet, without event annotations; its threshold is the limit itself."""
     pod, usage = violation.view
-    limit = Amount(violation.allowed, None, messages.written_quantity(violation.allowed))
+    limit = Amount(violation.allowed, None, units.format_spec_quantity(violation.allowed))
     return Victim(
         pod=pod,
         cgroup=usage.cgroup if usage is not None else "",
@@ -521,8 +519,8 @@ def _over_limit(violation: local_storage_limits.Violation, config: Config) -> Vi
 def grace_s(pod: Pod, tier: Tier, *, config: Config) -> float:
     """The grace to ask for, in whole seconds: hard the configured one, soft the maximum; the pod's own if shorter."""
     most_s = config.escalation.hard_grace_period_s if tier is Tier.HARD else config.eviction_max_pod_grace_period_s
-    own_s = pod.termination_grace_s if 0 <= pod.termination_grace_s < ABSURD else SHORTEST_GRACE_S
-    return float(math.ceil(max(SHORTEST_GRACE_S, min(most_s, own_s))))
+    own_s = pod.termination_grace_s if 0 <= pod.termination_grace_s < units.MAX_PLAUSIBLE else MIN_GRACE_S
+    return float(math.ceil(max(MIN_GRACE_S, min(most_s, own_s))))
 
 
 def _entry(case: _Context, victim: Victim, observation: Observation, *, spends: bool) -> InFlightEviction:
@@ -553,6 +551,7 @@ def _relief_note(report: ReliefReport) -> Note:
     unit = SIGNAL_TABLE[report.signal].unit
     return Note(
         NoteKind.RELIEF,
-        f"{report.plan_id}: {len(report.pod_uids)} evicted for {report.signal.value}, predicted "
-        f"{figure(report.predicted, unit)}, measured {figure(report.measured, unit)} after {report.took_s:.1f}s",
+        f"{report.plan_id}: {len(report.pod_uids)} evicted for {report.signal.value}, predicted relief "
+        f"{units.format_amount(report.predicted, unit)}, measured {units.format_amount(report.measured, unit)} after "
+        f"{report.took_s:.1f}s",
     )

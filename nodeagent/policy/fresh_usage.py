@@ -30,8 +30,8 @@ from nodeagent.model import (
     ThresholdVerdict,
     Trend,
     Unit,
+    units,
 )
-from nodeagent.policy.plausibility import figure
 
 COUNT_S: Final = 3.0
 """A count under pressure is published after 2 s at most, of what it has seen until then, and one from before that is
@@ -99,8 +99,9 @@ def _in_no_pod(snapshot: NodeSnapshot, verdict: ThresholdVerdict, trace: DiskTra
     why = "" if trace.deleted_known else "; not every deleted file that is held open can be attributed (CAP_SYS_PTRACE)"
     return Refusal(
         RefusalCode.UNATTRIBUTED,
-        f"{signal.value}: in {trace.last.at - trace.first.at:.0f}s {figure(rest, unit)} have come that are in no pod, "
-        f"and {figure(max(0, pods), unit)} in pods; {figure(short, unit)} are missing to the threshold{why}",
+        f"{signal.value}: in {trace.last.at - trace.first.at:.0f}s {units.format_amount(rest, unit)} have come that "
+        f"are in no pod, and {units.format_amount(max(0, pods), unit)} in pods; {units.format_amount(short, unit)} are "
+        f"missing to the threshold{why}",
     )
 
 

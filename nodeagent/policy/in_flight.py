@@ -48,9 +48,9 @@ from nodeagent.model import (
     ReliefReport,
     Signal,
     Tier,
+    units,
 )
 from nodeagent.policy import relief
-from nodeagent.policy.plausibility import ABSURD
 
 SLACK_S: Final = 15.0
 """How long after its grace a release is still believed in. The slowest release of the kubelet that was measured took
@@ -238,7 +238,7 @@ def _grace_left(pod: Pod, snapshot: NodeSnapshot) -> float:
     left_s = max(0.0, pod.deletion_wall - snapshot.wall_time)
     if pod.deletion_grace_s is not None and pod.deletion_grace_s >= 0:
         left_s = min(left_s, pod.deletion_grace_s)
-    return left_s if left_s < ABSURD else 0.0  # NaN and nonsense: no grace
+    return left_s if left_s < units.MAX_PLAUSIBLE else 0.0  # NaN and nonsense: no grace
 
 
 def _moved(entry: InFlightEviction, view: PodView | None, snapshot: NodeSnapshot, *, kubelet: bool) -> InFlightEviction:
@@ -412,7 +412,7 @@ def pending(
                 amount += freed
                 uids.append(pod.uid)
             pods.append(
-                f"{pod.key} (rehearsed)" if entry is not None and entry.stage is EvictionStage.DRY_RUN else pod.key
+                f"{pod.key} (dry run)" if entry is not None and entry.stage is EvictionStage.DRY_RUN else pod.key
             )
     for entry in entries.values():  # gone from the API, or from a view of the pods that is not complete
         if same_resource(entry.signal, signal, snapshot) and _entry_counts(entry, snapshot, now=now):
@@ -502,5 +502,5 @@ def usage_limit(snapshot: NodeSnapshot, signal: Signal, *, config: Config) -> in
     else:
         capacity = snapshot.observations[signal].capacity
     if type(capacity) is not int or capacity <= 0:
-        return ABSURD
-    return min(ABSURD, capacity * BEYOND) if config.ranking.kubelet else capacity
+        return units.MAX_PLAUSIBLE
+    return min(units.MAX_PLAUSIBLE, capacity * BEYOND) if config.ranking.kubelet else capacity

@@ -19,9 +19,9 @@ from nodeagent.model import (
     SignalVerdict,
     ThresholdVerdict,
     Unit,
+    units,
 )
 from nodeagent.policy import requests
-from nodeagent.policy.plausibility import figure
 
 EVICTED: Final = "Evicted"
 """Reason of the pod's event (type Warning) and of the status of a pod that a kubelet evicted."""
@@ -62,12 +62,12 @@ def eviction(view: PodView, *, verdict: ThresholdVerdict, observation: Observati
     annotations: dict[str, str] = {}
     whole = _pod_request(view.pod, signal)
     if whole is not None and usage.memory_working_set is not None:
-        used = format_quantity(usage.memory_working_set)
+        used = units.format_quantity(usage.memory_working_set)
         message += _larger(f"Pod {view.pod.name}", used, whole, resource)
         annotations |= {"offending_pod": view.pod.name or "", "offending_pod_usage": used}
     named: list[tuple[str, str]] = []
     for name, used_units, request in _over_request(view, signal):
-        used = format_quantity(used_units)
+        used = units.format_quantity(used_units)
         message += _larger(f"Container {name}", used, request, resource)
         named.append((name, used))
     annotations |= {
@@ -84,21 +84,22 @@ def reclaiming(signal: Signal) -> str:
 
 
 def empty_dir_over_limit(volume: str, *, limit: int) -> str:
-    return f'Usage of EmptyDir volume "{volume}" exceeds the limit "{written_quantity(limit)}". '
+    return f'Usage of EmptyDir volume "{volume}" exceeds the limit "{units.format_spec_quantity(limit)}". '
 
 
 def pod_over_storage_limit(*, limit: int) -> str:
-    return f"Pod ephemeral local storage usage exceeds the total limit of containers {written_quantity(limit)}. "
+    return (
+        f"Pod ephemeral local storage usage exceeds the total limit of containers {units.format_spec_quantity(limit)}. "
+    )
 
 
 def container_over_storage_limit(container: str, *, limit: int) -> str:
-    return f'Container {container} exceeded its local ephemeral storage limit "{written_quantity(limit)}". '
+    return f'Container {container} exceeded its local ephemeral storage limit "{units.format_spec_quantity(limit)}". '
 
 
 def _larger(who: str, used: str, request: int | None, resource: str) -> str:
-    return (
-        f"{who} was using {used}, request is {written_quantity(request or 0)}, has larger consumption of {resource}. "
-    )
+    requested = units.format_spec_quantity(request or 0)
+    return f"{who} was using {used}, request is {requested}, has larger consumption of {resource}. "
 
 
 def _pod_request(pod: Pod, signal: Signal) -> int | None:
@@ -135,58 +136,25 @@ def _container_usage(usage: ContainerUsage, signal: Signal) -> int | None:
 
 # --- quantities in Kubernetes' canonical form ------------------------------------------------------------------------
 
-_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
-
-
-def format_quantity(amount: int, *, binary: bool = True) -> str:
-    """A whole amount in canonical form: the largest unit that leaves no fraction.
-
-    Binary amounts below 1024 are written as decimal ones are (1000 is `1k`), as apimachinery does.
-    """
-    if binary and abs(amount) >= 1024:
-        mantissa, unit = _factored(amount, 1024)
-        return f"{mantissa}{_BINARY[unit]}"
-    mantissa, unit = _factored(amount, 1000)
-    return f"{mantissa}{_DECIMAL[unit]}"
-
-
-def written_quantity(amount: int) -> str:
-    """An amount from a pod's spec in the form its author most likely wrote it in.
-
-    A quantity keeps its author's format (128M stays `128M`), which bytes alone do not tell. The format with the
-    smaller mantissa is taken: 128000000 is `128M` rather than `125000Ki`, 134217728 is `128Mi`.
-    """
-    binary, decimal = _factored(amount, 1024), _factored(amount, 1000)
-    return format_quantity(amount, binary=binary[1] > 0 and abs(binary[0]) < abs(decimal[0]))
-
 
 def threshold_quantity(configured: Amount, *, value: int) -> str:
     """A threshold as the kubelet's messages quote it: a configured quantity in the format it was written in, a
     percentage as the computed amount, which the kubelet always formats as bytes."""
     text = configured.text.strip()
     if configured.quantity is None:
-        return format_quantity(value)
+        return units.format_quantity(value)
     if text.endswith("i"):
-        return format_quantity(value)
+        return units.format_quantity(value)
     if _has_exponent(text):
-        mantissa, unit = _factored(value, 1000)
+        mantissa, unit = units.factored(value, 1000)
         return f"{mantissa}e{3 * unit}" if unit else str(mantissa)
-    return _milli(text) or format_quantity(value, binary=False)
+    return _milli(text) or units.format_quantity(value, binary=False)
 
 
 def available_quantity(observation: Observation) -> str:
     """What was available as the kubelet's messages quote it: bytes in binary units, counts in decimal ones."""
     assert observation.available is not None
-    return format_quantity(observation.available, binary=SIGNAL_TABLE[observation.signal].unit is Unit.BYTES)
-
-
-def _factored(amount: int, base: int) -> tuple[int, int]:
-    unit = 0
-    while amount and unit < 6 and amount % base == 0:
-        amount //= base
-        unit += 1
-    return amount, unit
+    return units.format_quantity(observation.available, binary=SIGNAL_TABLE[observation.signal].unit is Unit.BYTES)
 
 
 def _has_exponent(text: str) -> bool:
@@ -281,4 +249,4 @@ def _available(verdict: SignalVerdict) -> str:
     available = verdict.observation.available
     if available is None:
         return f"{verdict.signal.value} is not known"
-    return f"{verdict.signal.value} is {figure(available, SIGNAL_TABLE[verdict.signal].unit)}"
+    return f"{verdict.signal.value} is {units.format_amount(available, SIGNAL_TABLE[verdict.signal].unit)}"

@@ -6,15 +6,8 @@ makes a pod a victim.
 
 from typing import Final
 
-from nodeagent.model import (
-    DISK_INODE_SIGNALS,
-    MEMORY_SIGNALS,
-    DiskLayout,
-    DiskUsage,
-    PodUsage,
-    Signal,
-)
-from nodeagent.policy.plausibility import ABSURD, plausible
+from nodeagent.model import DISK_INODE_SIGNALS, MEMORY_SIGNALS, DiskLayout, DiskUsage, PodUsage, Signal, units
+from nodeagent.policy.plausibility import plausible
 
 DISK_MAX_AGE_S: Final = 600.0
 """Older disk usage counts as unknown. Five times the kubelet's limit, because the walk of a full disk with millions of
@@ -29,7 +22,9 @@ def holds_no_pod_data(signal: Signal, layout: DiskLayout) -> bool:
     return layout is DiskLayout.SPLIT and signal in _IMAGE_SIGNALS
 
 
-def signal_usage(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = ABSURD) -> int | None:
+def signal_usage(
+    usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE
+) -> int | None:
     """The pod's usage of the signal's resource: memory working set, number of processes, or disk usage.
 
     Memory is the pod's own working set, else the sum over its containers. An amount above `limit` is not plausible.
@@ -50,7 +45,7 @@ def _containers_memory(usage: PodUsage) -> int | None:
     return sum(size for size in each if size is not None) if each and None not in each else None
 
 
-def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: int = ABSURD) -> int | None:
+def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE) -> int | None:
     """What the pod holds on the signal's file system, deleted files that are held open included.
 
     KUBELET-CONTRACT 5 has the table of parts for each layout. If only some parts were measured, it is their sum, a
@@ -80,7 +75,9 @@ def disk_usage_expired(usage: PodUsage, *, at: float, max_age_s: float = DISK_MA
     return usage.disk_usage_quality is not None and at - usage.disk_usage_quality.read_at > max_age_s
 
 
-def written_bytes(usage: PodUsage | None, *, at: float, max_age_s: float, limit: int = ABSURD) -> int | None:
+def written_bytes(
+    usage: PodUsage | None, *, at: float, max_age_s: float, limit: int = units.MAX_PLAUSIBLE
+) -> int | None:
     """What the pod wrote since its writes are counted: the best estimate of what it holds before the first disk walk.
 
     None if it wrote nothing, or its counters were read longer ago than `max_age_s`.

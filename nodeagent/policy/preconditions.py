@@ -23,10 +23,11 @@ from nodeagent.model import (
     RefusalCode,
     Tier,
     Victim,
+    units,
 )
 from nodeagent.policy import in_flight, last_resort, local_storage_limits, protection, rate_limits, reclaim, thresholds
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
-from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S, figure
+from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S
 from nodeagent.policy.state import PolicyState
 
 # --- right before acting ---------------------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     unit = SIGNAL_TABLE[threshold.signal].unit
     return Refusal(
         RefusalCode.RECOVERED,
-        f"{threshold.signal.value} is {figure(observation.available, unit)} again, at least {figure(level, unit)}",
+        f"{threshold.signal.value} is {units.format_amount(observation.available, unit)} again, at least "
+        f"{units.format_amount(level, unit)}",
     )
 
 

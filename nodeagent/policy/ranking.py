@@ -34,9 +34,9 @@ from nodeagent.model import (
     RankKey,
     Signal,
     Unit,
+    units,
 )
 from nodeagent.policy import pod_usage, usage_growth
-from nodeagent.policy.plausibility import figure
 
 LAST: Final = float(2**63)
 """Sorts after every real value. Not infinity, which JSON cannot carry."""
@@ -87,7 +87,7 @@ def _exceeds_request_text(value: float, pod: RankedPod, unit: Unit) -> str:
         return "usage unknown"
     if pod.request is None:
         return "uses some" if value == 0.0 else "uses none"
-    return f"{'over' if value == 0.0 else 'within'} its request of {figure(pod.request, unit)}"
+    return f"{'over' if value == 0.0 else 'within'} its request of {units.format_amount(pod.request, unit)}"
 
 
 def _priority(ranked: RankingInput) -> float:
@@ -106,7 +106,7 @@ def _usage_over_request(ranked: RankingInput) -> float:
 
 
 def _usage_over_request_text(value: float, pod: RankedPod, unit: Unit) -> str:
-    amount = figure(int(abs(value)), unit)
+    amount = units.format_amount(int(abs(value)), unit)
     if pod.request is None:
         return f"uses {amount}"
     return f"uses {amount} {'over' if value <= 0 else 'less than'} its request"
@@ -117,7 +117,7 @@ def _usage(ranked: RankingInput) -> float:
 
 
 def _usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
-    return f"uses {figure(int(-value), unit)}"
+    return f"uses {units.format_amount(int(-value), unit)}"
 
 
 def _growth(ranked: RankingInput) -> float:
@@ -125,7 +125,7 @@ def _growth(ranked: RankingInput) -> float:
 
 
 def _growth_text(value: float, _pod: RankedPod, unit: Unit) -> str:
-    return f"grows by {figure(int(-value), unit)} a second"
+    return f"grows by {units.format_amount(int(-value), unit)} a second"
 
 
 def _projected_usage(ranked: RankingInput) -> float:
@@ -135,7 +135,7 @@ def _projected_usage(ranked: RankingInput) -> float:
 
 
 def _projected_usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
-    return f"{figure(int(-value), unit)} in {usage_growth.PROJECTION_S:.0f}s at its growth or fork rate"
+    return f"{units.format_amount(int(-value), unit)} in {usage_growth.PROJECTION_S:.0f}s at its growth or fork rate"
 
 
 def _write_rate(ranked: RankingInput) -> float:
@@ -144,7 +144,7 @@ def _write_rate(ranked: RankingInput) -> float:
 
 
 def _write_rate_text(value: float, _pod: RankedPod, _unit: Unit) -> str:
-    return f"writes {figure(int(-value))} a second; disk usage not measured yet"
+    return f"writes {units.format_amount(int(-value))} a second; disk usage not measured yet"
 
 
 def _pod_deletion_cost(ranked: RankingInput) -> float:

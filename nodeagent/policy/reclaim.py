@@ -41,9 +41,9 @@ from nodeagent.model import (
     ThresholdVerdict,
     Tier,
     Trend,
+    units,
 )
 from nodeagent.policy import thresholds
-from nodeagent.policy.plausibility import figure
 
 LOST_S: Final = 5.0
 """How long after its deadline an outcome may come: ending a process group takes less than 1 s."""
@@ -262,7 +262,7 @@ def _waiting(action: ReclaimAction, run: ReclaimRun, tier: Tier, trend: Trend | 
 
 def describe(report: ReclaimReport, actions: Collection[ReclaimAction] = ()) -> str:
     """A report in words, with a warning where the action ran as long as its `minInterval`."""
-    gained = figure(report.gained, SIGNAL_TABLE[report.signal].unit)
+    gained = units.format_amount(report.gained, SIGNAL_TABLE[report.signal].unit)
     text = f"{report.plan_id}: {report.name} ({report.result}) took {report.took_s:.1f}s and brought back {gained}"
     too_short = [each for each in actions if each.name == report.name and 0 < each.min_interval_s <= report.took_s]
     if not too_short:

@@ -29,9 +29,10 @@ from nodeagent.model import (
     RefusalCode,
     Signal,
     Unit,
+    units,
 )
 from nodeagent.policy import pod_usage
-from nodeagent.policy.plausibility import ABSURD, figure, plausible
+from nodeagent.policy.plausibility import plausible
 
 UNREAD_SHARE: Final = 0.5
 """Share of the working set that counts as relief when memory.stat of a pod could not be read. The working set still
@@ -43,7 +44,9 @@ TOP_CGROUPS: Final = 3
 """How many cgroups outside kubepods a futility text names."""
 
 
-def predicted_relief(usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = ABSURD) -> int | None:
+def predicted_relief(
+    usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE
+) -> int | None:
     """What evicting the pod is expected to free: bytes, inodes or (for `pid.available`) threads.
 
     None: not known. For memory it is `memory_unreclaimable`, else half of the working set. For a pod that forks
@@ -77,10 +80,10 @@ def unseen_pids(snapshot: NodeSnapshot) -> int:
 
 def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
     """What is used of the signal's resource and neither a pod nor another known part of the node is seen to hold: the
-    most that a pod may hold of which that is not known. `ABSURD` where not even that can be told."""
+    most that a pod may hold of which that is not known. `units.MAX_PLAUSIBLE` where not even that can be told."""
     seen = snapshot.observations[signal]
     if type(seen.available) is not int or (capacity := plausible(seen.capacity)) is None:
-        return ABSURD
+        return units.MAX_PLAUSIBLE
     if signal is Signal.PID:
         return unseen_pids(snapshot)
     used = capacity - seen.available
@@ -150,12 +153,12 @@ def futile(signal: Signal, *, deficit: int, evictable: int, candidates: int, sna
     unit = SIGNAL_TABLE[signal].unit
     where = other_holders(signal, snapshot)
     held = f"; where it is: {', '.join(where)}" if where else ""
-    missing = f"{signal.value}: {figure(deficit, unit)} are missing"
+    missing = f"{signal.value}: {units.format_amount(deficit, unit)} are missing"
     if not candidates:
         return Refusal(
             RefusalCode.NO_CANDIDATES, f"{missing} and no pod that may be evicted holds enough to matter{held}"
         )
-    freed = figure(evictable, unit)
+    freed = units.format_amount(evictable, unit)
     return Refusal(RefusalCode.FUTILE, f"{missing} and evicting all {candidates} candidates would free {freed}{held}")
 
 
@@ -179,11 +182,11 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     pods = _sum_of(of_pods)
     rest = max(0, capacity - available - pods)
     if of_pods and all(plausible(each) is None for each in of_pods):
-        parts = [f"{figure(rest, unit)} in use, and what pods hold of it is not known"]
+        parts = [f"{units.format_amount(rest, unit)} in use, and what pods hold of it is not known"]
     else:
-        parts = [f"pods {figure(pods, unit)}", f"not attributed to pods {figure(rest, unit)}"]
+        parts = [f"pods {units.format_amount(pods, unit)}", f"not attributed to pods {units.format_amount(rest, unit)}"]
     for size, directory in _host_directories(signal, snapshot)[:TOP_DIRECTORIES]:
-        parts.append(f"{directory.path} {'' if directory.complete else 'at least '}{figure(size, unit)}")
+        parts.append(f"{directory.path} {'' if directory.complete else 'at least '}{units.format_amount(size, unit)}")
     held = [
         (plausible(usage.disk_usage_quality.deleted_bytes) or 0, pod.key)
         for pod, usage in snapshot.pods
@@ -191,7 +194,7 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     ]
     deleted, who = max(held, default=(0, ""))
     if unit is Unit.BYTES and deleted > 0:
-        parts.append(f"deleted files held open by {who} {figure(deleted)}")
+        parts.append(f"deleted files held open by {who} {units.format_amount(deleted)}")
     return tuple(parts)
 
 
@@ -208,7 +211,7 @@ def _host_directories(signal: Signal, snapshot: NodeSnapshot) -> list[tuple[int,
 def _top_cgroups(snapshot: NodeSnapshot) -> tuple[str, ...]:
     tops = [(plausible(group.memory_working_set) or 0, group.path) for group in snapshot.cgroups]
     tops.sort(key=lambda row: (-row[0], row[1]))
-    return tuple([f"{path} {figure(size)}" for size, path in tops[:TOP_CGROUPS] if size])
+    return tuple([f"{path} {units.format_amount(size)}" for size, path in tops[:TOP_CGROUPS] if size])
 
 
 def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
@@ -223,7 +226,7 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
     parts.append(("hugepages", _sum_of([memory.hugetlb])))
     if total is not None and available is not None:
         parts.append(("not attributed", max(0, total - available - pods - groups)))
-    return tuple([f"{name} {figure(size, Unit.BYTES)}" for name, size in parts if size > 0])
+    return tuple([f"{name} {units.format_amount(size, Unit.BYTES)}" for name, size in parts if size > 0])
 
 
 def _sum_of(values: Sequence[int | None]) -> int:

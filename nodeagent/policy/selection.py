@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
-from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier
+from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
 from nodeagent.policy import in_flight, rate_limits, relief, thresholds, usage_growth
 from nodeagent.policy import trend as trends
 from nodeagent.policy.candidates import RankedPods
 from nodeagent.policy.out_of_reach import OutOfReach, Rule
-from nodeagent.policy.plausibility import figure
 
 HORIZON_S: Final = 60.0
 """For how long evictions in the place of a larger pod must last, at the rate at which the signal falls now: a kubelet
@@ -236,8 +235,8 @@ def _in_the_place_of(
             return others._replace(budgets=noted)
         if freed < needed:
             why = (
-                f"others that may be evicted would free {figure(freed, facts.unit)} of the "
-                f"{figure(needed, facts.unit)} that are missing now and within {HORIZON_S:.0f}s"
+                f"others that may be evicted would free {units.format_amount(freed, facts.unit)} of the "
+                f"{units.format_amount(needed, facts.unit)} that are missing now and within {HORIZON_S:.0f}s"
             )
         elif earlier_s is not None:
             why = f"others were evicted in such a place {earlier_s:.0f}s ago"
@@ -263,7 +262,7 @@ def nobody_larger(
 
 def _out_of_reach(out: OutOfReach, lineup: RankedPods, why: str = "") -> Refusal:
     holds = "holds" if out.known else "may hold up to"
-    amount = figure(out.amount, SIGNAL_TABLE[lineup.signal].unit)
+    amount = units.format_amount(out.amount, SIGNAL_TABLE[lineup.signal].unit)
     message = f"{lineup.signal.value}: {out.pod.view.pod.key} {holds} {amount} and is out of reach"
     return Refusal(RefusalCode.OUT_OF_REACH, f"{message} ({out.refusal.code}: {out.refusal.message}){why}")
 

@@ -50,7 +50,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from nodeagent.config.resolve import LARGEST, as_fraction, resolve
+from nodeagent.config.resolve import as_fraction, resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import (
     DiskLayout,
@@ -62,6 +62,7 @@ from nodeagent.model import (
     SignalVerdict,
     Threshold,
     ThresholdVerdict,
+    units,
 )
 from nodeagent.policy import stall, trend
 
@@ -186,11 +187,11 @@ def unusable(observation: Observation, *, now: float, stale_after_s: float) -> s
         return "its capacity is not known"
     if type(capacity) is not int:
         return f"capacity is no whole number: {capacity!r}"
-    if not 0 < capacity <= LARGEST:
+    if not 0 < capacity <= units.MAX_PLAUSIBLE:
         return f"a capacity of {capacity} cannot be"
     if available > capacity:
         return f"{available} available of {capacity} cannot be"
-    if available < 0 and (observation.signal is not Signal.PID or available < -LARGEST):
+    if available < 0 and (observation.signal is not Signal.PID or available < -units.MAX_PLAUSIBLE):
         return f"{available} available cannot be"
     age = now - observation.read_at
     if not age <= stale_after_s:

@@ -18,9 +18,9 @@ from nodeagent.model import (
     NodeSnapshot,
     PodUsage,
     Signal,
+    units,
 )
 from nodeagent.policy import pod_usage
-from nodeagent.policy.plausibility import ABSURD
 
 SAMPLE_DISTANCE_S: Final = 5.0
 """Distance of the two kept samples: longer than the noise of single forks and allocations, shorter than a fork bomb
@@ -153,7 +153,7 @@ def certain_growth_rate(state: GrowthState, signal: Signal, *, at: float) -> Gro
 
 def expected_forks(usage: PodUsage | None) -> int:
     """The number of children that the pod starts in `PROJECTION_S`, short-lived ones included."""
-    return int(min(_fork_rate(usage, None) * PROJECTION_S, ABSURD))
+    return int(min(_fork_rate(usage, None) * PROJECTION_S, units.MAX_PLAUSIBLE))
 
 
 def _usable_samples(state: GrowthState, *, at: float) -> list[GrowthSample]:
@@ -176,7 +176,7 @@ def _write_rate(usage: PodUsage | None, _used: int | None) -> float:
 
 def _fork_rate(usage: PodUsage | None, _used: int | None) -> float:
     forks = usage.forks_per_s if usage is not None else None
-    return forks if forks is not None and 0.0 <= forks <= ABSURD else 0.0
+    return forks if forks is not None and 0.0 <= forks <= units.MAX_PLAUSIBLE else 0.0
 
 
 def _inode_growth(kept: Sequence[InodeCount], usage: PodUsage, used: int, signal: Signal, layout: DiskLayout) -> float:

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import (
+    DISK_SIGNALS,
     SIGNAL_TABLE,
     NodeSnapshot,
     Note,
@@ -116,7 +117,7 @@ class DiskMonitor:
         """Take in a look at the node: sample the writers and ask for a walk where that is due."""
         if self._host.recorded:
             return
-        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISKS
+        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISK_SIGNALS
         urgent = disks | need.near
         now = node.taken_at
         if urgent or self._limits:
@@ -279,16 +280,11 @@ class DiskMonitor:
         return self._worker
 
 
-DISKS: Final = frozenset(
-    signal for signal, facts in SIGNAL_TABLE.items() if facts.resource in ("ephemeral-storage", "inodes")
-)
-
-
 def _counted(wanted: Iterable[FileSystemOf], *, only_inodes: bool) -> tuple[FileSystemOf, ...]:
     """The file systems with those of their signals that a walk tells of."""
     if not only_inodes:
         return tuple(wanted)
-    inodes = frozenset(signal for signal in DISKS if SIGNAL_TABLE[signal].unit is Unit.INODES)
+    inodes = frozenset(signal for signal in DISK_SIGNALS if SIGNAL_TABLE[signal].unit is Unit.INODES)
     return tuple(each._replace(signals=tuple(s for s in each.signals if s in inodes)) for each in wanted)
 
 
@@ -311,7 +307,7 @@ def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) 
     paths = {"nodefs": layout.nodefs}
     if store is not None:
         paths |= {"imagefs": store.images, "containerfs": store.containers}
-    devices = {signal: node.observations[signal].device for signal in Signal if signal in DISKS}
+    devices = {signal: node.observations[signal].device for signal in Signal if signal in DISK_SIGNALS}
     found: dict[int, FileSystemOf] = {}
     for signal in sorted(signals):
         path, device = paths.get(signal.partition(".")[0]), devices.get(signal)

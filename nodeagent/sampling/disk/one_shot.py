@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import NodeSnapshot, Note, NoteKind, Signal, UnattributedDisk
+from nodeagent.model import DISK_SIGNALS, NodeSnapshot, Note, NoteKind, Signal, UnattributedDisk
 from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
-from nodeagent.sampling.disk.monitor import DISKS, file_systems
+from nodeagent.sampling.disk.monitor import file_systems
 from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host, Unreadable
@@ -70,7 +70,7 @@ class OneShotMeasurement:
         self, snapshot: NodeSnapshot, found: dict[str, PodDisk], rest_s: float, tell: Callable[[str], None]
     ) -> tuple[UnattributedDisk, ...]:
         rests = []
-        wanted = [signal for signal in Signal if signal in DISKS]
+        wanted = [signal for signal in Signal if signal in DISK_SIGNALS]
         for each in file_systems(snapshot, wanted, self._layout):
             tell(f"looking for what is in no pod on the file system of {each.path}, {rest_s:.0f}s at most")
             try:

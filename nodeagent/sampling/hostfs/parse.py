@@ -1,9 +1,6 @@
 """Numbers out of kernel text: malformed, missing, negative or absurd is None, never zero, never an exception."""
 
-from typing import Final
-
-# 2^62: above it a byte count is the kernel's way of saying "unlimited" or broken (KUBELET-CONTRACT, pods cgroup limit).
-ABSURD: Final = 1 << 62
+from nodeagent.model.units import MAX_PLAUSIBLE
 
 
 def parse_count(text: bytes) -> int | None:
@@ -13,7 +10,7 @@ def parse_count(text: bytes) -> int | None:
     if len(text) > 19 or not text.isdigit():
         return None
     value = int(text)
-    return value if value < ABSURD else None
+    return value if value < MAX_PLAUSIBLE else None
 
 
 def keys(*names: str) -> tuple[bytes, ...]:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import HugePages, NodeMemory
+from nodeagent.model.units import MAX_PLAUSIBLE
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryFiles, WorkingSet
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import ABSURD, parse_count
+from nodeagent.sampling.hostfs.parse import parse_count
 
 MEMINFO: Final = "/proc/meminfo"
 _HUGEPAGES: Final = "/sys/kernel/mm/hugepages"
@@ -142,7 +143,7 @@ def parse_meminfo(data: bytes, keys: Sequence[bytes]) -> dict[bytes, int]:
         value = parse_count(text[:-3] if in_kilobytes else text)
         if value is not None:
             value = value * 1024 if in_kilobytes else value
-            if value < ABSURD:
+            if value < MAX_PLAUSIBLE:
                 found[key] = value
     return found
 

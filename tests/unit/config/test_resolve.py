@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.config.amount import parse_amount
-from nodeagent.config.resolve import LARGEST, float32, resolve
-from nodeagent.model import Amount
+from nodeagent.config.resolve import float32, resolve
+from nodeagent.model import Amount, units
 
 
 def percent(value: float) -> Amount:
@@ -52,7 +52,7 @@ def test_a_quantity_is_itself_whatever_the_capacity() -> None:
         (percent(-1.0), 1000),
         (percent(10.0), -1),
         (percent(10.0), 1 << 63),
-        (percent(10_000.0), LARGEST),
+        (percent(10_000.0), units.MAX_PLAUSIBLE),
         (Amount(-1, None, "-1"), 1000),
         (Amount(1 << 63, None, "8Ei"), 1000),
         (Amount(None, None, ""), 1000),

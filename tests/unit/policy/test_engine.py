@@ -336,7 +336,7 @@ def test_predicted_and_measured_relief_stand_side_by_side_in_a_later_plan() -> N
     (report,) = later.relief_reports
     assert (report.plan_id, report.predicted, report.measured) == ("test-1", 2 * GI, 2 * GI - 100 * MI)
     assert later.notes[0].message == (
-        "test-1: 1 evicted for memory.available, predicted 2Gi, measured 1.9Gi after 2.0s"
+        "test-1: 1 evicted for memory.available, predicted relief 2Gi, measured 1.9Gi after 2.0s"
     )
 
 
@@ -349,7 +349,7 @@ def test_what_terminating_pods_release_stops_a_second_eviction() -> None:
     assert victims(plan) == []
     assert codes(plan) == ["pending-release"]
     assert plan.deficit == (Signal.MEMORY, 0, 2 * GI)
-    assert "924Mi are missing and 2Gi are being released by shop/leaving" in plan.refusals[0].message
+    assert "deficit of 924Mi is covered by the pending release of 2Gi by shop/leaving" in plan.refusals[0].message
 
 
 def test_what_they_do_not_release_is_still_evicted_for() -> None:
@@ -609,7 +609,7 @@ def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(
         after = engine.apply_outcome(after, told, now=at, config=settings)
     assert len(named) == 1
     assert codes(plan) == ["pending-release"]
-    assert f"are being released by shop/{named[0]} (rehearsed)" in plan.refusals[0].message
+    assert f"by shop/{named[0]} (dry run)" in plan.refusals[0].message
 
 
 def test_a_rehearsal_names_the_next_one_when_more_is_missing_than_the_first_would_have_brought() -> None:

@@ -130,7 +130,7 @@ def test_futility_tells_where_memory_is_with_numbers() -> None:
         "slab 1Gi",
         "hugepages 2Gi",
         "shmem 300Mi",
-        "not attributed 3.7Gi",
+        "not attributed 3.71Gi",
     ):
         assert part in refusal.message
 
