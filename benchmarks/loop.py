@@ -172,12 +172,11 @@ class Loop:
     def look(self) -> tuple[NodeSnapshot, bool]:
         """The node, and whether a whole sample is due."""
         before = self.pace
-        node = self.sampler.sample_node(disks=self.now >= before.disks_at, limits=self.now >= before.limits_at)
+        node = self.sampler.sample_node(disks=self.now >= before.filesystems_at, limits=self.now >= before.limits_at)
         if self.effective is None:
             self.effective = policy_thresholds.effective(self.config, node.layout)
-        verdict, self.pace = schedule.plan_next(
-            node, self.pace, now=self.now, thresholds=self.effective, interval_s=1.0
-        )
+        inputs = schedule.ScheduleInputs(node, self.effective, interval_s=1.0)
+        verdict, self.pace = schedule.plan_next(inputs, self.pace)
         return node, verdict.full_sample
 
     def turn(self, *, fresh: bool = False) -> bool:

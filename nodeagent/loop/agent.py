@@ -227,38 +227,36 @@ class Agent:
         waits = in_flight.awaits_release(self._keeper.policy.in_flight)
         before, sampling, now = self._pace, self._config.sampling, self._boottime()
         node = self._parts.sampler.sample_node(
-            disks=waits or now >= before.disks_at, limits=waits or now >= before.limits_at
+            disks=waits or now >= before.filesystems_at, limits=waits or now >= before.limits_at
         )
+        left_s = self.startup_wait_s()
         pace, self._pace = pacing.plan_next(
-            node,
+            pacing.ScheduleInputs(
+                node,
+                self._thresholds(node.layout),
+                own_cost.stretched(sampling.interval_s, self._stretch, stale_after_s=sampling.stale_after_s),
+                calm_s=min(pacing.CALM_S, sampling.stale_after_s / 2),
+                work_pending=self.work_pending(node.taken_at),
+                eviction_in_flight=waits,
+                startup_wait_s=left_s,
+                can_cap_growth=self._actor.can_cap_growth(self._config),
+            ),
             before,
-            now=node.taken_at,
-            thresholds=self._thresholds(node.layout),
-            interval_s=own_cost.stretched(sampling.interval_s, self._stretch, stale_after_s=sampling.stale_after_s),
-            calm_s=min(pacing.CALM_S, sampling.stale_after_s / 2),
-            unsettled=self.work_pending(node.taken_at),
         )
         around = self._parts.sampler.surroundings()
         need = DiskUrgency(crossed=pace.crossed, near=pace.near)
         self._parts.disks.request_walks(node, need, hierarchy=around.hierarchy, layout=around.layout)
         calm = not (pace.under_pressure or waits)
-        guard = pace.growth_cap and self._actor.can_cap_growth(self._config)
-        times = []
-        if calm and (left_s := self.startup_wait_s()) > 0.0:
-            taken = self._pace
-            # What is due now stays so.
-            self._pace = before._replace(levels=taken.levels, disks_at=taken.disks_at, limits_at=taken.limits_at)
-            times.append(node.taken_at + left_s)
-        elif pace.full_sample or waits:
+        if pace.full_sample:
             self.decide_and_act(node, calm=calm)
-        elif pace.prearm or guard:
-            self.prearm(node, guard=guard)
+        elif pace.prearm or pace.growth_cap:
+            self.prearm(node, guard=pace.growth_cap)
         if pace.under_pressure:
             # After the decision, which would share the interpreter with the threads that this sets going.
             self._parts.session.warm()
         self._alarms.arm(pace.headroom)
         # What has a time of its own does not wait for the next look, which may be a minute away.
-        times += [hold.until for hold in self._holds.active]
+        times = [hold.until for hold in self._holds.active]
         return min([pace.sleep_s, waiting_s, *[at - node.taken_at for at in times if at > node.taken_at]])
 
     def stop(self, *, anew: bool = False) -> None:
@@ -330,7 +328,7 @@ class Agent:
             self._effective.clear()
             self._prepared = None
             self._pace = self._pace._replace(
-                full_sample_at=None, calm=0, disks_at=float("-inf"), limits_at=float("-inf")
+                full_sample_at=None, calm=0, filesystems_at=pacing.NOT_YET, limits_at=pacing.NOT_YET
             )
             policy = self._keeper.policy
             self._keeper.policy = policy_state.restored(policy, instance=policy.instance)

@@ -1,141 +1,167 @@
-"""How long the loop may sleep: the headroom of the scarcest signal divided by how fast it could be used up.
+"""When each source of the node is read, and how long the loop sleeps.
 
-Theory of operation. A node's signals cost 10 us to read, so there are two samples: a cheap one of the node alone, as
-often as its headroom asks for, and a whole one with all pods, which a decision needs. `look` takes in a sample and says
-when the next cheap one is due and whether a whole one is due now:
+Theory of operation. A sync begins with a node sample: the signals alone, 10 us. `plan_next` takes it and evaluates
+every row of `SOURCES`. A row is one function `due(view, state)`, which returns the time on CLOCK_BOOTTIME at which its
+source is due. NEVER means that nothing asks for it. A time that has passed means in this sync. Limits and file systems
+are read with the node sample, so for them it means in the next sync.
 
-    sleep = SAFETY * headroom / max(fastest fill seen lately, fastest fill to be expected)
+    source        due
+    node          RATE of every signal, between `SHORTEST_S` and the interval; at most `SOFT_SAMPLE_S` below a threshold
+    limits        RATE of memory, CALM at most; every sync if a threshold is crossed, unknown or uses MemAvailable
+    filesystems   RATE of each disk, CALM at most; every sync if crossed or near; after `UNKNOWN_S` if unknown
+    full sample   every sync below a hard threshold or with an eviction in flight; at each crossing; every
+                  `SOFT_SAMPLE_S` below a soft one; else CALM. Waits for a hard crossing that is imminent
+    prearm        if a hard threshold is crossed within `PREARM_AHEAD_S`
+    growth cap    if a hard memory threshold is crossed within `GROWTH_CAP_AHEAD_S`
 
-between `SHORTEST_S` and `sampling.interval`. Headroom is the distance to the nearest threshold below, and once that is
-crossed the distance to exhaustion. The fastest fill to be expected keeps a calm node from sleeping through a ramp that
-nobody has seen yet: cgroup v2 wakes nobody for a level.
+RATE is `SAFETY` * headroom / max(recent fill, fastest measured fill). Headroom is the distance to the threshold, and
+below the threshold the distance to exhaustion. The fastest measured fill keeps a calm node from sleeping through a ramp
+that has not started yet: cgroup v2 sends no event at a memory level.
 
-The file systems are read by threads, for a dead one may never answer, and that takes longer than all the rest. They are
-read when their own headroom asks for it, at every look only while one of them is crossed or near: while memory runs out
-it is looked at 50 times a second, and they need not be. One that is unknown is tried again every second. Limits
-(MemTotal, pid_max, what all pods may use) rarely change and are a third of a look. They are read when the headroom of
-memory asks for it, for a virtual machine that is given more when it has little must not lose a pod for it, and at every
-look while a threshold is crossed or what it looks at is unknown, or one looks at MemAvailable, which stands beside
-MemTotal. Of a calm node neither is read more often than its pods are.
+CALM is the interval for the first `CALM_AFTER` full samples and while work is pending, then `CALM_S`.
 
-A whole sample is due when a threshold is crossed in either direction, at every look below a hard one, and every
-`SOFT_LOOK_S` below soft ones alone. While none is crossed it would repeat the last one: the first `SETTLED` come every
-`sampling.interval`, the others every `CALM_S` or more. While a hard one is about to be crossed the others wait a
-little: what they set going would be in the way. Right before it is crossed the pods are looked at and lined up, in time
-that would be slept away, so that the decision finds the victim at hand. Somewhat earlier it is asked who that would be,
-for whoever can have the kernel keep it from outrunning the loop.
+The node row is the next wake-up: it is the minimum over all signals, and every other row is evaluated after a node
+sample. File systems are read by threads, because a dead one may never answer, and that takes longer than all the rest;
+the limits are a third of a node sample. So neither is read at 50 Hz while something else runs short.
 """
 
-from collections.abc import Mapping
+import enum
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.config.resolve import resolve
-from nodeagent.model import DISK_SIGNALS, MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Signal, Threshold, Unit
-from nodeagent.model import SIGNAL_TABLE as TABLE
+from nodeagent.model import (
+    DISK_SIGNALS,
+    MEMORY_SIGNALS,
+    SIGNAL_TABLE,
+    MemoryModel,
+    NodeSnapshot,
+    Signal,
+    Threshold,
+    Unit,
+)
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
 SAFETY: Final = 0.5
-"""Sleep half the time that is left, so that the fastest ramp is seen before it arrives, not as it does."""
-MEMORY_DECAY_S: Final = 30.0
-"""A fill rate counts for half after this; a burst is often followed by another."""
+"""Sleep half of the time that is left, so that the fastest ramp is sampled before it arrives."""
+FILL_HALF_LIFE_S: Final = 30.0
+"""A fill rate counts for half after this: a burst is often followed by another."""
 
 FASTEST: Final[Mapping[Unit, float]] = {Unit.BYTES: float(1 << 30), Unit.INODES: 50_000.0, Unit.PIDS: 25_000.0}
 """Per second. Bytes: the fastest memory ramp measured, ~950 MiB/s, first touch by one process (a disk fills slower).
 Inodes and PIDs: about what one process makes of empty files, and the fastest fork storm measured (23,000/s)."""
 
-
 SOFT_SAMPLE_S: Final = 0.25
-"""Below soft thresholds alone a whole sample is due this often: their grace is counted in seconds, and a ramp that goes
-on must not reach the hard threshold while the loop decides once more that it has to wait. On a slow node (emulated,
-where a decision took 100 ms) 1 GiB/s went 190 MiB below the hard threshold unseen."""
-
+"""Below soft thresholds alone a full sample is due this often: their grace is counted in seconds, and a ramp that goes
+on must not reach the hard threshold during a decision that only waits. On a slow node (emulated, where a decision took
+100 ms) 1 GiB/s went 190 MiB below the hard threshold before it was sampled."""
 
 CALM_S: Final = 10.0
-"""While no threshold is crossed the pods are looked at and a decision is made no more often than this: ranking is what
-needs them, and of the past it needs one look that is 2.5 to 60 s old, to tell who grows. For 500 pods both take 10
-times the CPU of a look at the node alone. A kubelet looks as rarely (KUBELET-CONTRACT, one sync)."""
+"""While no threshold is crossed the pods are read and a decision is made no more often than this. Only the ranking
+needs them, and it needs one earlier sample that is 2.5 to 60 s old, to find the pods that grow. For 500 pods both take
+10 times the CPU of a node sample. A kubelet syncs as rarely (KUBELET-CONTRACT, one sync)."""
 CALM_AFTER: Final = 5
-"""So many whole samples in a row that find no threshold crossed make it calm: a start waits for some fresh ones
-(`startup.freshSamples`), and what was crossed a moment ago may be so again."""
-
+"""So many consecutive full samples without a crossed threshold make the node calm: a start waits for some fresh ones
+(`startup.freshSamples`), and what was crossed a moment ago may be crossed again."""
 
 IMMINENT_S: Final = 1.0
-"""A hard threshold is about to be crossed when it would be within this time at the fastest fill seen lately. Not one of
-a disk: what one takes while a condition is published, 20 MiB, it has."""
+"""A hard crossing is imminent within this time at the fastest recent fill. Memory and PIDs only. A disk loses at most
+20 MiB while a condition is published."""
 MAX_POSTPONE_S: Final = 1.25
-"""Then a whole sample that is due waits for the crossing, for so long at most: publishing a condition sets five threads
-going, and the looks of the loop then took 120 to 340 ms instead of 10 (emulated), which is 100 to 300 MiB of the
+"""A full sample that is due waits for an imminent crossing at most this long: publishing a condition starts five
+threads, and the syncs of the loop then took 120 to 340 ms instead of 10 (emulated), which is 100 to 300 MiB of the
 fastest ramp."""
 
 PREARM_AHEAD_S: Final = 0.05
-"""The next look may find a hard threshold crossed, when it would be within this time as fast as it fills right now."""
+"""The next node sample may find a hard threshold crossed if that is within this time at the present fill."""
 PREARM_EVERY_S: Final = 0.1
-"""No more often than this: for 500 pods that is 5 ms each, and a node may hover above its threshold for hours."""
+"""Shortest pause between two prearms. One takes 5 ms for 500 pods, and a node may stay just above its threshold for
+hours."""
 PREARM_VALID_S: Final = 0.08
-"""Pods that were looked at so long before a decision are as good as looked at in it."""
+"""A prearmed pod reading is used by a decision that begins within this time."""
 
 GROWTH_CAP_AHEAD_S: Final = 0.5
-"""A pod is to be guarded that may cross a hard threshold of memory within this time, as fast as it fills right now: on
-a slow node (emulated) it takes 100 ms to find out which one, and its limit is right however early it is set."""
+"""A growth cap is due if a hard memory crossing is within this time at the present fill. On a slow node (emulated) it
+takes 100 ms to predict the victim, and its limit is right however early it is set."""
 GROWTH_CAP_EVERY_S: Final = 0.25
+"""Shortest pause between two predictions, which take as long as a prearm."""
 
 UNKNOWN_S: Final = 1.0
-"""A disk that a threshold could not be held against is read again after this: a mount may come back, but the inodes of
-btrfs will never be known. Limits are read again at every look: that is cheap, and for memory a second is long."""
+"""A disk whose threshold cannot be judged is read again after this: a mount may come back, but the inodes of btrfs are
+never known. Limits are then read in every sync: that is cheap, and for memory a second is long."""
 
-AHEAD_S: Final = 60.0
-"""A disk is near its threshold when it would be there within this time at its fill rate: long enough to walk some
-millions of files before (200,000 take 0.35 s, MEASURED.md, the kernel)."""
-NEAR: Final = 0.1
-"""A disk is near its threshold as well while its headroom is less than this share of the threshold's value."""
+NEAR_AHEAD_S: Final = 60.0
+"""A disk is near its threshold if it crosses it within this time at its recent fill: long enough to walk some millions
+of files before (200,000 take 0.35 s, MEASURED.md, the kernel)."""
+NEAR_SHARE: Final = 0.1
+"""A disk is also near its threshold while its headroom is at most this share of the threshold's value."""
 
+NEVER: Final = float("inf")
+NOT_YET: Final = float("-inf")
 
-_FASTEST: Final[Mapping[Signal, float]] = {signal: FASTEST[row.unit] for signal, row in TABLE.items()}
+_FASTEST: Final[Mapping[Signal, float]] = {signal: FASTEST[row.unit] for signal, row in SIGNAL_TABLE.items()}
 
 Stream = tuple[Signal, MemoryModel]
-"""What a threshold looks at."""
+"""What a threshold is compared with."""
 
 
 class SignalLevel(NamedTuple):
-    """One stream at the last look."""
+    """One stream at the last node sample."""
 
     available: int
     read_at: float
     fill_per_s: float
-    """Fastest fill lately, decaying."""
+    """Fastest recent fill, decaying."""
     now_per_s: float = 0.0
-    """Fill between the last two looks."""
+    """Fill between the last two samples."""
 
 
 class ScheduleState(NamedTuple):
-    """What looking remembers."""
+    """What one call of `plan_next` leaves for the next."""
 
     levels: Mapping[Stream, SignalLevel] = {}
     crossed_before: frozenset[tuple[Signal, MemoryModel, int]] = frozenset()
-    """Thresholds that were crossed at the last whole sample, by what they look at and value."""
+    """Thresholds that were crossed at the last full sample, by stream and value."""
     full_sample_at: float | None = None
-    """When a whole sample was last asked for."""
-    due_at: float | None = None
-    """Since when one is due that waits."""
+    """When the last full sample was taken; None before the first one and after a reload."""
+    postponed_since: float | None = None
+    """Since when a full sample is due that waits for an imminent crossing."""
     calm: int = 0
-    """How many of them in a row found none crossed; counted up to `SETTLED`."""
-    disks_at: float = float("-inf")
-    """From when on the file systems are to be read again: those of the last look serve until then."""
-    limits_at: float = float("-inf")
-    """From when on MemTotal, MemAvailable and the limits are."""
-    prearmed_at: float = float("-inf")
-    """When pods were last to be looked at before a crossing."""
-    capped_at: float = float("-inf")
-    """When it was last asked who is to be guarded."""
+    """Consecutive full samples without a crossed threshold; counted up to `CALM_AFTER`."""
+    limits_at: float = NOT_YET
+    """From when on MemTotal, MemAvailable and the limits are read again."""
+    filesystems_at: float = NOT_YET
+    """From when on the file systems are read again."""
+    prearmed_at: float = NOT_YET
+    capped_at: float = NOT_YET
+
+
+class ScheduleInputs(NamedTuple):
+    """What decides on the next sources, besides the state."""
+
+    node: NodeSnapshot
+    """The newest node sample. Its time is the present."""
+    thresholds: tuple[Threshold, ...]
+    interval_s: float
+    calm_s: float = CALM_S
+    work_pending: bool = False
+    """Decisions follow something that goes on although no threshold is crossed, such as a threshold that is met until
+    its minimum reclaim is regained, or a condition that is True."""
+    eviction_in_flight: bool = False
+    """An eviction awaits its release."""
+    startup_wait_s: float = 0.0
+    """How long a calm start still waits for the API server to list the pods."""
+    can_cap_growth: bool = True
+    """A growth cap has an effect: mode enforce, a configured brake and cgroup v2."""
 
 
 class Schedule(NamedTuple):
-    """What the loop should do next."""
+    """What the loop does next."""
 
     sleep_s: float
     full_sample: bool
-    """Take a whole sample and decide, now."""
+    """Sample the pods and decide, now."""
     under_pressure: bool
     """A threshold is crossed now."""
     headroom: Mapping[Signal, int]
@@ -145,119 +171,257 @@ class Schedule(NamedTuple):
     near: frozenset[Signal] = frozenset()
     """Disk signals that may be below one soon."""
     prearm: bool = False
-    """Look at the pods now, without a decision: the next look may have to decide."""
+    """Sample and rank the pods now, without a decision: the next sync may have to decide."""
     growth_cap: bool = False
-    """Find out which pod would have to go if memory were used up to its hard threshold."""
+    """Predict the victim of the next hard memory threshold and cap its growth."""
 
 
-def plan_next(
-    snapshot: NodeSnapshot,
-    state: ScheduleState,
-    *,
-    now: float,
-    thresholds: tuple[Threshold, ...],
-    interval_s: float,
-    calm_s: float = CALM_S,
-    unsettled: bool = False,
-) -> tuple[Schedule, ScheduleState]:
-    """Take in a sample. A signal that is unknown has no say: the next whole sample reports it. `calm_s` replaces
-    `CALM_S`. `unsettled`: decisions follow something that goes on although no threshold is crossed, such as one that is
-    still met by its minimum reclaim or a condition that is to be taken back."""
-    sleep_s = interval_s
-    calm_every_s = interval_s if unsettled or state.calm < CALM_AFTER else max(interval_s, calm_s)
-    disks_age_s = now - snapshot.observe(Signal.NODEFS).read_at
-    disks_s = calm_every_s - disks_age_s
-    limits_age_s = now - snapshot.mem_available.read_at
-    limits_s = calm_every_s - limits_age_s
-    seen: dict[Stream, SignalLevel] = {}
-    below: set[tuple[Signal, MemoryModel, int]] = set()
-    nearest: dict[Signal, int] = {}
-    crossed: set[Signal] = set()
-    near: set[Signal] = set()
-    urgent = imminent = arrives = runs = False
-    for threshold in thresholds:
-        signal, model = threshold.signal, threshold.memory_model
-        observation = snapshot.observe(signal, model)
-        available, value = observation.available, resolve(threshold.value, capacity=observation.capacity)
-        if model is MemoryModel.MEM_AVAILABLE:
-            limits_s = 0.0
-        if available is None or value is None:
-            if signal in DISK_SIGNALS:
-                disks_s = min(disks_s, UNKNOWN_S - disks_age_s)
-            else:
-                limits_s = 0.0
-            continue
-        stream = (signal, model)
-        now_seen = seen.get(stream)
-        if now_seen is None:
-            now_seen = seen[stream] = _filled(state.levels.get(stream), available, observation.read_at)
-        fill_per_s = now_seen.fill_per_s
-        headroom = available - value
-        if headroom < 0:
-            below.add((signal, model, value))
-            crossed.add(signal)
-            urgent = urgent or threshold.hard
-            headroom = available
-        else:
-            swift = threshold.hard and signal not in DISK_SIGNALS
-            imminent = imminent or (swift and headroom < fill_per_s * IMMINENT_S)
-            arrives = arrives or (threshold.hard and headroom < now_seen.now_per_s * PREARM_AHEAD_S)
-            runs = runs or (
-                threshold.hard and signal in MEMORY_SIGNALS and headroom < now_seen.now_per_s * GROWTH_CAP_AHEAD_S
-            )
-            nearest[signal] = min(headroom, nearest.get(signal, headroom))
-            if signal in DISK_SIGNALS and headroom <= max(NEAR * value, fill_per_s * AHEAD_S):
-                near.add(signal)
-        due_s = SAFETY * headroom / max(fill_per_s, _FASTEST[signal])
-        if signal in DISK_SIGNALS:
-            due_s -= disks_age_s
-            disks_s = min(disks_s, 0.0 if signal in crossed or signal in near else due_s)
-        elif signal in MEMORY_SIGNALS:
-            limits_s = min(limits_s, due_s - limits_age_s)
-        sleep_s = min(sleep_s, due_s)
-    if below:
-        every_s = min(interval_s, SOFT_SAMPLE_S)
-        sleep_s = min(sleep_s, every_s)
-        limits_s = 0.0
-    else:
-        every_s = calm_every_s
-    age_s = now - state.full_sample_at if state.full_sample_at is not None else -1.0
-    due = not 0.0 <= age_s < every_s or below != state.crossed_before
-    due_at = state.due_at if state.due_at is not None else now
-    waits = imminent and below >= state.crossed_before and age_s >= 0.0 and 0.0 <= now - due_at < MAX_POSTPONE_S
-    whole = urgent or (due and not waits)
-    prepare = arrives and not whole and now - state.prearmed_at >= PREARM_EVERY_S
-    guard = runs and not whole and now - state.capped_at >= GROWTH_CAP_EVERY_S
-    after = state._replace(
-        levels=seen,
-        due_at=due_at if due and not whole else None,
-        disks_at=now + disks_s,
-        limits_at=now + limits_s,
-        prearmed_at=now if prepare else min(state.prearmed_at, now),
-        capped_at=now if guard else min(state.capped_at, now),
+class Source(enum.StrEnum):
+    """What the loop reads or does at a time of its own."""
+
+    NODE = "node"
+    LIMITS = "limits"
+    FILESYSTEMS = "filesystems"
+    FULL_SAMPLE = "full sample"
+    PREARM = "prearm"
+    GROWTH_CAP = "growth cap"
+
+
+class ThresholdLevel(NamedTuple):
+    """A threshold against the newest sample."""
+
+    threshold: Threshold
+    value: int
+    headroom: int
+    """To the threshold; negative once it is crossed."""
+    level: SignalLevel
+
+    @property
+    def crossed(self) -> bool:
+        return self.headroom < 0
+
+    @property
+    def time_left_s(self) -> float:
+        """RATE: the share of the time to the threshold, or to exhaustion below it, that may be slept."""
+        distance = self.level.available if self.crossed else self.headroom
+        return SAFETY * distance / max(self.level.fill_per_s, _FASTEST[self.threshold.signal])
+
+    @property
+    def near(self) -> bool:
+        """True for a disk that may cross its threshold soon."""
+        reach = max(NEAR_SHARE * self.value, self.level.fill_per_s * NEAR_AHEAD_S)
+        return self.threshold.signal in DISK_SIGNALS and 0 <= self.headroom <= reach
+
+    def crosses_within(self, seconds: float, *, fill_per_s: float) -> bool:
+        return self.threshold.hard and 0 <= self.headroom < fill_per_s * seconds
+
+
+class ScheduleView(NamedTuple):
+    """The inputs, with every threshold judged once for all rows."""
+
+    inputs: ScheduleInputs
+    now: float
+    known: tuple[ThresholdLevel, ...]
+    unknown: frozenset[Signal]
+    """Signals with a threshold that could not be judged. The next full sample reports them."""
+    crossed: frozenset[tuple[Signal, MemoryModel, int]]
+    """As `ScheduleState.crossed_before`."""
+
+    @property
+    def hard_crossed(self) -> bool:
+        return any(each.crossed and each.threshold.hard for each in self.known)
+
+    @property
+    def starting(self) -> bool:
+        """True while a calm start waits for the API server."""
+        pressed = self.crossed or self.inputs.eviction_in_flight
+        return self.inputs.startup_wait_s > 0.0 and not pressed
+
+    @property
+    def filesystems_age_s(self) -> float:
+        return self.now - self.inputs.node.observe(Signal.NODEFS).read_at
+
+    def calm_every_s(self, state: ScheduleState) -> float:
+        """CALM."""
+        interval_s = self.inputs.interval_s
+        if self.inputs.work_pending or state.calm < CALM_AFTER:
+            return interval_s
+        return max(interval_s, self.inputs.calm_s)
+
+
+def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, ScheduleState]:
+    """What is done in this sync and how long the loop sleeps after it, and the state for the next call."""
+    levels = _levels(inputs, state)
+    view = _judge(inputs, levels)
+    now = view.now
+    due = {source: row(view, state) for source, row in SOURCES.items()}
+    full_sample = due[Source.FULL_SAMPLE] <= now
+    prearm = due[Source.PREARM] <= now and not full_sample
+    growth_cap = due[Source.GROWTH_CAP] <= now and not full_sample
+    schedule = Schedule(
+        min(inputs.interval_s, max(SHORTEST_S, due[Source.NODE] - now)),  # a sum of large floats is rounded
+        full_sample,
+        bool(view.crossed),
+        _nearest(view.known),
+        crossed=frozenset([each.threshold.signal for each in view.known if each.crossed]),
+        near=frozenset([each.threshold.signal for each in view.known if each.near]),
+        prearm=prearm,
+        growth_cap=growth_cap,
     )
-    if whole:
-        after = after._replace(
-            crossed_before=frozenset(below),
-            full_sample_at=now,
-            calm=0 if below or unsettled else min(state.calm + 1, CALM_AFTER),
-        )
-    return Schedule(
-        max(SHORTEST_S, sleep_s),
-        whole,
-        bool(below),
-        nearest,
-        crossed=frozenset(crossed),
-        near=frozenset(near),
-        prearm=prepare,
-        growth_cap=guard,
-    ), after
+    after = state._replace(
+        levels=levels,
+        postponed_since=None if full_sample else _postponed_since(view, state),
+        limits_at=due[Source.LIMITS],
+        filesystems_at=due[Source.FILESYSTEMS],
+        prearmed_at=now if prearm else min(state.prearmed_at, now),
+        capped_at=now if growth_cap else min(state.capped_at, now),
+    )
+    return schedule, _after_full_sample(view, after) if full_sample else after
 
 
-def _filled(before: SignalLevel | None, available: int, read_at: float) -> SignalLevel:
+def _after_full_sample(view: ScheduleView, state: ScheduleState) -> ScheduleState:
+    restless = view.crossed or view.inputs.work_pending or view.inputs.eviction_in_flight
+    calm = 0 if restless else min(state.calm + 1, CALM_AFTER)
+    return state._replace(crossed_before=view.crossed, full_sample_at=view.now, calm=calm)
+
+
+# --- the rows --------------------------------------------------------------------------------------------------------
+
+
+def node_due(view: ScheduleView, _state: ScheduleState) -> float:
+    """The signal that may be used up first; a disk counts from when it was read."""
+    times = [view.inputs.interval_s]
+    if view.crossed:
+        times.append(SOFT_SAMPLE_S)
+    if view.starting:
+        times.append(view.inputs.startup_wait_s)
+    for each in view.known:
+        age_s = view.filesystems_age_s if each.threshold.signal in DISK_SIGNALS else 0.0
+        times.append(each.time_left_s - age_s)
+    return view.now + max(SHORTEST_S, min(times))
+
+
+def limits_due(view: ScheduleView, state: ScheduleState) -> float:
+    """A virtual machine that gets more memory when it has little must not lose a pod for it."""
+    thresholds = view.inputs.thresholds
+    if view.crossed or view.unknown - DISK_SIGNALS:
+        return view.now
+    if any(each.memory_model is MemoryModel.MEM_AVAILABLE for each in thresholds):
+        return view.now  # MemAvailable stands beside MemTotal in /proc/meminfo
+    left_s = [each.time_left_s for each in view.known if each.threshold.signal in MEMORY_SIGNALS]
+    return view.inputs.node.mem_available.read_at + min([view.calm_every_s(state), *left_s])
+
+
+def filesystems_due(view: ScheduleView, state: ScheduleState) -> float:
+    """A disk that is crossed or near is read in every sync."""
+    disks = [each for each in view.known if each.threshold.signal in DISK_SIGNALS]
+    if any(each.crossed or each.near for each in disks):
+        return view.now
+    times = [view.calm_every_s(state), *(each.time_left_s for each in disks)]
+    if view.unknown & DISK_SIGNALS:
+        times.append(UNKNOWN_S)
+    return view.now - view.filesystems_age_s + min(times)
+
+
+def full_sample_due(view: ScheduleView, state: ScheduleState) -> float:
+    """The decision. A full sample that waits for an imminent hard crossing is due when that wait ends."""
+    if view.hard_crossed or view.inputs.eviction_in_flight:
+        return view.now
+    if view.starting:
+        return view.now + view.inputs.startup_wait_s
+    since = _postponed_since(view, state)
+    return _regular_sample_due(view, state) if since is None else since + MAX_POSTPONE_S
+
+
+def prearm_due(view: ScheduleView, state: ScheduleState) -> float:
+    """The pods are read and ranked in time that would be slept away, so that the decision finds the victim ready."""
+    soon = any(each.crosses_within(PREARM_AHEAD_S, fill_per_s=each.level.now_per_s) for each in view.known)
+    return state.prearmed_at + PREARM_EVERY_S if soon and not view.starting else NEVER
+
+
+def growth_cap_due(view: ScheduleView, state: ScheduleState) -> float:
+    """Slightly earlier, predict the victim so that the executor can cap its memory.high."""
+    memory = [each for each in view.known if each.threshold.signal in MEMORY_SIGNALS]
+    soon = any(each.crosses_within(GROWTH_CAP_AHEAD_S, fill_per_s=each.level.now_per_s) for each in memory)
+    possible = view.inputs.can_cap_growth and not view.starting
+    return state.capped_at + GROWTH_CAP_EVERY_S if soon and possible else NEVER
+
+
+SOURCES: Final[Mapping[Source, Callable[[ScheduleView, ScheduleState], float]]] = {
+    Source.NODE: node_due,
+    Source.LIMITS: limits_due,
+    Source.FILESYSTEMS: filesystems_due,
+    Source.FULL_SAMPLE: full_sample_due,
+    Source.PREARM: prearm_due,
+    Source.GROWTH_CAP: growth_cap_due,
+}
+
+
+def _regular_sample_due(view: ScheduleView, state: ScheduleState) -> float:
+    """When a full sample is due that waits for nothing. A time in the future belongs to another boot: now."""
+    last = state.full_sample_at
+    if last is None or last > view.now or view.crossed != state.crossed_before:
+        return view.now
+    return last + (min(view.inputs.interval_s, SOFT_SAMPLE_S) if view.crossed else view.calm_every_s(state))
+
+
+def _postponed_since(view: ScheduleView, state: ScheduleState) -> float | None:
+    """Since when a full sample that is due waits for an imminent hard crossing: what it starts would delay the syncs in
+    between. None if it does not wait. A threshold that is no longer crossed is decided on at once."""
+    last, since = state.full_sample_at, state.postponed_since if state.postponed_since is not None else view.now
+    if last is None or last > view.now or _regular_sample_due(view, state) > view.now:
+        return None
+    waits = _crossing_imminent(view.known) and view.crossed >= state.crossed_before
+    return since if waits and 0.0 <= view.now - since < MAX_POSTPONE_S else None
+
+
+def _crossing_imminent(known: Iterable[ThresholdLevel]) -> bool:
+    swift = (each for each in known if each.threshold.signal not in DISK_SIGNALS)
+    return any(each.crosses_within(IMMINENT_S, fill_per_s=each.level.fill_per_s) for each in swift)
+
+
+# --- the sample ------------------------------------------------------------------------------------------------------
+
+
+def _judge(inputs: ScheduleInputs, levels: Mapping[Stream, SignalLevel]) -> ScheduleView:
+    known: list[ThresholdLevel] = []
+    unknown: set[Signal] = set()
+    for threshold in inputs.thresholds:
+        level = levels.get((threshold.signal, threshold.memory_model))
+        capacity = inputs.node.observe(threshold.signal, threshold.memory_model).capacity
+        value = resolve(threshold.value, capacity=capacity)
+        if level is None or value is None:
+            unknown.add(threshold.signal)
+        else:
+            known.append(ThresholdLevel(threshold, value, level.available - value, level))
+    crossed = [(each.threshold.signal, each.threshold.memory_model, each.value) for each in known if each.crossed]
+    return ScheduleView(inputs, inputs.node.taken_at, tuple(known), frozenset(unknown), frozenset(crossed))
+
+
+def _levels(inputs: ScheduleInputs, state: ScheduleState) -> Mapping[Stream, SignalLevel]:
+    """The level of each stream that has a threshold and is known."""
+    levels: dict[Stream, SignalLevel] = {}
+    for threshold in inputs.thresholds:
+        stream = (threshold.signal, threshold.memory_model)
+        observation = inputs.node.observe(*stream)
+        if stream not in levels and observation.available is not None:
+            levels[stream] = _next_level(state.levels.get(stream), observation.available, observation.read_at)
+    return levels
+
+
+def _next_level(before: SignalLevel | None, available: int, read_at: float) -> SignalLevel:
     if before is None or read_at <= before.read_at:
         return SignalLevel(available, read_at, before.fill_per_s if before else 0.0)
-    passed = read_at - before.read_at
-    rate = max(0.0, (before.available - available) / passed)
-    remembered: float = before.fill_per_s * 0.5 ** (passed / MEMORY_DECAY_S)
-    return SignalLevel(available, read_at, max(rate, remembered), rate)
+    passed_s = read_at - before.read_at
+    rate = max(0.0, (before.available - available) / passed_s)
+    decayed: float = before.fill_per_s * 0.5 ** (passed_s / FILL_HALF_LIFE_S)
+    return SignalLevel(available, read_at, max(rate, decayed), rate)
+
+
+def _nearest(known: Iterable[ThresholdLevel]) -> Mapping[Signal, int]:
+    nearest: dict[Signal, int] = {}
+    for each in known:
+        if not each.crossed:
+            signal = each.threshold.signal
+            nearest[signal] = min(each.headroom, nearest.get(signal, each.headroom))
+    return nearest

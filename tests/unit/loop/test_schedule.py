@@ -1,11 +1,13 @@
 """The loop sleeps as long as the headroom allows, and never through a ramp."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.loop import schedule
-from nodeagent.loop.schedule import ScheduleState
+from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState, Source
 from nodeagent.model import Amount, MemoryModel, NodeSnapshot, Observation, Signal, Threshold
 
 MIB = 1 << 20
@@ -24,84 +26,86 @@ def _node(available: int | None, *, at: float, mem_available: int | None = None)
     return NodeSnapshot("node", at, at, observations, memory._replace(available=mem_available))
 
 
-def _look(node: NodeSnapshot, state: ScheduleState, *thresholds: Threshold) -> tuple[schedule.Schedule, ScheduleState]:
-    return schedule.plan_next(node, state, now=node.taken_at, thresholds=thresholds or (HARD,), interval_s=INTERVAL_S)
+def _plan(
+    node: NodeSnapshot, state: ScheduleState, *thresholds: Threshold, interval_s: float = INTERVAL_S, **more: Any
+) -> tuple[Schedule, ScheduleState]:
+    return schedule.plan_next(ScheduleInputs(node, thresholds or (HARD,), interval_s, **more), state)
 
 
-def test_far_from_every_threshold_it_sleeps_the_whole_interval() -> None:
-    first, state = _look(_node(300 * MIB + 40 * GIB, at=0.0), ScheduleState())
+def test_far_from_every_threshold_the_loop_sleeps_for_one_interval() -> None:
+    first, state = _plan(_node(300 * MIB + 40 * GIB, at=0.0), ScheduleState())
     assert first.sleep_s == INTERVAL_S
-    assert first.full_sample, "the first look asks for a whole sample"
-    assert not _look(_node(300 * MIB + 40 * GIB, at=5.0), state)[0].full_sample
-    assert _look(_node(300 * MIB + 40 * GIB, at=10.0), state)[0].full_sample
+    assert first.full_sample, "the first node sample asks for a full sample"
+    assert not _plan(_node(300 * MIB + 40 * GIB, at=5.0), state)[0].full_sample
+    assert _plan(_node(300 * MIB + 40 * GIB, at=10.0), state)[0].full_sample
 
 
-def test_while_it_is_calm_decisions_are_rarer_than_looks_and_no_look_is_late() -> None:
-    def wholes(
-        seconds: range, mib: int, state: ScheduleState, *, unsettled: bool = False
+def test_on_a_calm_node_decisions_are_rarer_than_node_samples_and_no_node_sample_is_late() -> None:
+    def full_samples(
+        seconds: range, mib: int, state: ScheduleState, *, work_pending: bool = False
     ) -> tuple[list[int], ScheduleState]:
         taken = []
         for second in seconds:
             node = _node(mib * MIB, at=float(second))
-            verdict, state = schedule.plan_next(
-                node, state, now=node.taken_at, thresholds=(SOFT,), interval_s=1.0, unsettled=unsettled
-            )
+            verdict, state = _plan(node, state, SOFT, interval_s=1.0, work_pending=work_pending)
             assert verdict.sleep_s <= 1.0
             taken += [second] if verdict.full_sample else []
         return taken, state
 
-    taken, state = wholes(range(20), 8000, ScheduleState())
-    assert taken == [0, 1, 2, 3, 4, 14], "a start settles first"
-    taken, state = wholes(range(20, 23), 400, state)
+    taken, state = full_samples(range(20), 8000, ScheduleState())
+    assert taken == [0, 1, 2, 3, 4, 14], "a start is not calm at once"
+    taken, state = full_samples(range(20, 23), 400, state)
     assert taken == [20, 21, 22], "below a threshold it is not calm"
-    taken, state = wholes(range(23, 50), 8000, state)
+    taken, state = full_samples(range(23, 50), 8000, state)
     assert taken == [23, 24, 25, 26, 27, 37, 47], "nor right after"
-    taken, state = wholes(range(50, 53), 8000, state, unsettled=True)
+    taken, state = full_samples(range(50, 53), 8000, state, work_pending=True)
     assert taken == [50, 51, 52], "nor while the minimum reclaim is missing"
-    assert wholes(range(53, 70), 8000, state)[0] == [53, 54, 55, 56, 57, 67]
+    assert full_samples(range(53, 70), 8000, state)[0] == [53, 54, 55, 56, 57, 67]
 
 
-def test_close_to_a_threshold_it_looks_at_fifty_hertz() -> None:
-    assert _look(_node(301 * MIB, at=0.0), ScheduleState())[0].sleep_s == schedule.SHORTEST_S
+def test_close_to_a_threshold_the_node_is_sampled_at_fifty_hertz() -> None:
+    assert _plan(_node(301 * MIB, at=0.0), ScheduleState())[0].sleep_s == schedule.SHORTEST_S
 
 
-def test_the_nearest_threshold_below_decides() -> None:
+def test_the_nearest_threshold_sets_the_sleep() -> None:
     sleeps = [
-        _look(_node(1524 * MIB, at=0.0), ScheduleState(), *order)[0].sleep_s for order in ((HARD, SOFT), (SOFT, HARD))
+        _plan(_node(1524 * MIB, at=0.0), ScheduleState(), *order)[0].sleep_s for order in ((HARD, SOFT), (SOFT, HARD))
     ]
     assert sleeps == [pytest.approx(0.5)] * 2
 
 
 @pytest.mark.parametrize("rate", [10 * MIB, 50 * MIB, 950 * MIB, GIB])
 @pytest.mark.parametrize("start_gib", [1, 4, 32])
-def test_no_ramp_up_to_a_gibibyte_per_second_crosses_unseen_by_more_than_two_looks(rate: int, start_gib: int) -> None:
-    at, state, looks_below = 0.0, ScheduleState(), 0
-    while looks_below == 0:
+def test_a_ramp_of_up_to_a_gibibyte_per_second_is_sampled_within_two_samples_of_the_crossing(
+    rate: int, start_gib: int
+) -> None:
+    at, state, samples_below = 0.0, ScheduleState(), 0
+    while samples_below == 0:
         available = int(300 * MIB + start_gib * GIB - rate * at)
-        verdict, state = _look(_node(max(0, available), at=at), state)
+        verdict, state = _plan(_node(max(0, available), at=at), state)
         if available < 300 * MIB:
             assert verdict.full_sample
             assert 300 * MIB - available <= 2 * schedule.SHORTEST_S * rate
-            looks_below += 1
+            samples_below += 1
         at += verdict.sleep_s
 
 
-def test_below_a_threshold_it_is_exhaustion_that_must_not_be_slept_through() -> None:
-    assert _look(_node(200 * MIB, at=0.0), ScheduleState())[0].sleep_s == pytest.approx(0.5 * 200 / 1024)
-    assert _look(_node(0, at=0.0), ScheduleState())[0].sleep_s == schedule.SHORTEST_S
+def test_below_a_threshold_the_distance_to_exhaustion_sets_the_sleep() -> None:
+    assert _plan(_node(200 * MIB, at=0.0), ScheduleState())[0].sleep_s == pytest.approx(0.5 * 200 / 1024)
+    assert _plan(_node(0, at=0.0), ScheduleState())[0].sleep_s == schedule.SHORTEST_S
 
 
-def test_a_fill_faster_than_expected_is_remembered_and_forgotten_slowly() -> None:
+def test_a_fill_above_the_fastest_measured_one_decays_slowly() -> None:
     calm = 300 * MIB + 60 * GIB
-    _, state = _look(_node(calm + 8 * GIB, at=0.0), ScheduleState())
-    fast, state = _look(_node(calm, at=1.0), state)
+    _, state = _plan(_node(calm + 8 * GIB, at=0.0), ScheduleState())
+    fast, state = _plan(_node(calm, at=1.0), state)
     assert fast.sleep_s == pytest.approx(0.5 * 60 / 8)
-    later, state = _look(_node(calm, at=31.0), state)
+    later, state = _plan(_node(calm, at=31.0), state)
     assert later.sleep_s == pytest.approx(0.5 * 60 / 4)
 
 
-def test_below_a_soft_threshold_alone_looks_are_cheap_so_that_the_hard_one_is_seen_in_time() -> None:
-    whole, at, state = [], 0.0, ScheduleState()
+def test_below_a_soft_threshold_alone_node_samples_are_cheap_so_that_the_hard_crossing_is_sampled_in_time() -> None:
+    sampled, at, state = [], 0.0, ScheduleState()
     for available in (
         501 * MIB,
         499 * MIB,
@@ -113,79 +117,79 @@ def test_below_a_soft_threshold_alone_looks_are_cheap_so_that_the_hard_one_is_se
         490 * MIB,
         510 * MIB,
     ):
-        verdict, state = _look(_node(available, at=at), state, HARD, SOFT)
-        whole.append(verdict.full_sample)
+        verdict, state = _plan(_node(available, at=at), state, HARD, SOFT)
+        sampled.append(verdict.full_sample)
         at += 0.02
     #            first soft crossed             hard, and still      back over each
-    assert whole == [True, True, False, False, False, True, True, True, True]
+    assert sampled == [True, True, False, False, False, True, True, True, True]
 
 
-def test_a_soft_threshold_of_a_disk_waits_for_nothing() -> None:
-    soft, state, whole = (
+def test_a_soft_threshold_of_a_disk_is_never_postponed() -> None:
+    soft, state, sampled = (
         DISK._replace(value=Amount(GIB + 80 * MIB, None, "1104Mi"), grace_period_s=600.0),
         ScheduleState(),
         [],
     )
-    for step in range(60):  # 150 MiB/s: as fast as the disk that a kubelet was seen to lose
+    for step in range(60):  # 150 MiB/s: the fastest fill under which a kubelet was observed to lose a disk
         at, left = 0.02 * step, GIB + (140 - 3 * step) * MIB
-        verdict, state = _look(_with_disk(left, read_at=at, at=at), state, DISK, soft)
-        whole += [(left - GIB) // MIB] if verdict.full_sample else []
-    assert whole[:2] == [140, 77]
+        verdict, state = _plan(_with_disk(left, read_at=at, at=at), state, DISK, soft)
+        sampled += [(left - GIB) // MIB] if verdict.full_sample else []
+    assert sampled[:2] == [140, 77]
 
 
-def test_a_soft_threshold_on_the_way_to_a_hard_one_waits_for_it_but_not_for_long() -> None:
-    ramp = [700 - 20 * step for step in range(25)]  # MiB: 1 GiB/s, in looks of 20 ms
-    whole: list[int] = []
+def test_a_soft_crossing_waits_for_an_imminent_hard_one_for_a_limited_time() -> None:
+    ramp = [700 - 20 * step for step in range(25)]  # MiB: 1 GiB/s, in node samples of 20 ms
+    sampled: list[int] = []
     state = ScheduleState()
     for step, mib in enumerate(ramp):
-        verdict, state = _look(_node(mib * MIB, at=0.02 * step), state, HARD, SOFT)
-        whole += [mib] if verdict.full_sample else []
-    assert whole == [700, *(mib for mib in ramp if mib < 300)]
-    # The same, but it stops in between: the soft threshold has its turn.
-    told: list[float] = []
+        verdict, state = _plan(_node(mib * MIB, at=0.02 * step), state, HARD, SOFT)
+        sampled += [mib] if verdict.full_sample else []
+    assert sampled == [700, *(mib for mib in ramp if mib < 300)]
+    # The same, but it stops in between: the soft crossing is decided on.
+    taken: list[float] = []
     state = ScheduleState()
     for step in range(100):
-        verdict, state = _look(_node(max(400, 700 - 20 * step) * MIB, at=0.02 * step), state, HARD, SOFT)
-        told += [0.02 * step] if verdict.full_sample else []
+        verdict, state = _plan(_node(max(400, 700 - 20 * step) * MIB, at=0.02 * step), state, HARD, SOFT)
+        taken += [0.02 * step] if verdict.full_sample else []
     crossed = 0.02 * 11
-    assert told[0] == 0.0
-    assert told[1] == pytest.approx(crossed + schedule.MAX_POSTPONE_S, abs=0.021)
-    # Also where they are far apart: what it sets going goes on for longer than a look.
+    assert taken[0] == 0.0
+    assert taken[1] == pytest.approx(crossed + schedule.MAX_POSTPONE_S, abs=0.021)
+    # Also where they are far apart: what a decision starts takes longer than one sync.
     early, state = SOFT._replace(value=Amount(1000 * MIB, None, "1000Mi")), ScheduleState()
-    whole = []
+    sampled = []
     for step in range(60):
-        verdict, state = _look(_node((1400 - 20 * step) * MIB, at=0.02 * step), state, HARD, early)
-        whole += [1400 - 20 * step] if verdict.full_sample else []
-    assert whole[:2] == [1400, 280]
-    # Long after the last whole sample as well: it waits since it was due, not since then.
-    _, state = _look(_node(700 * MIB, at=0.0), ScheduleState(), HARD, SOFT)
-    whole = []
+        verdict, state = _plan(_node((1400 - 20 * step) * MIB, at=0.02 * step), state, HARD, early)
+        sampled += [1400 - 20 * step] if verdict.full_sample else []
+    assert sampled[:2] == [1400, 280]
+    # Also long after the last full sample: the wait counts from when this one was due.
+    _, state = _plan(_node(700 * MIB, at=0.0), ScheduleState(), HARD, SOFT)
+    sampled = []
     for step, mib in enumerate(ramp):
-        verdict, state = _look(_node(mib * MIB, at=8.0 + 0.02 * step), state, HARD, SOFT)
-        whole += [mib] if verdict.full_sample else []
-    assert whole == [mib for mib in ramp if mib < 300]
+        verdict, state = _plan(_node(mib * MIB, at=8.0 + 0.02 * step), state, HARD, SOFT)
+        sampled += [mib] if verdict.full_sample else []
+    assert sampled == [mib for mib in ramp if mib < 300]
 
 
-def test_a_soft_grace_is_not_slept_through_however_much_there_is_left() -> None:
+def test_below_a_soft_threshold_the_sleep_is_short_however_much_is_available() -> None:
     soft = SOFT._replace(value=Amount(40 * GIB, None, "40Gi"))
-    _, state = _look(_node(39 * GIB, at=0.0), ScheduleState(), soft)
-    verdict, state = _look(_node(39 * GIB, at=0.1), state, soft)
-    assert (verdict.sleep_s, verdict.full_sample) == (schedule.SOFT_SAMPLE_S, False)
-    assert _look(_node(39 * GIB, at=0.25), state, soft)[0].full_sample
+    _, state = _plan(_node(39 * GIB, at=0.0), ScheduleState(), soft)
+    verdict, state = _plan(_node(39 * GIB, at=0.1), state, soft)
+    assert (verdict.sleep_s, verdict.full_sample) == pytest.approx((schedule.SOFT_SAMPLE_S, False))
+    assert _plan(_node(39 * GIB, at=0.25), state, soft)[0].full_sample
 
 
-def test_a_whole_sample_is_due_while_a_hard_threshold_is_met_and_once_after() -> None:
-    _, state = _look(_node(GIB, at=0.0), ScheduleState())
-    below, state = _look(_node(200 * MIB, at=0.1), state)
-    again, state = _look(_node(200 * MIB, at=0.2), state)
-    over, state = _look(_node(GIB, at=0.3), state)
-    calm, state = _look(_node(GIB, at=0.4), state)
+def test_a_full_sample_is_due_in_every_sync_below_a_hard_threshold_and_once_after() -> None:
+    _, state = _plan(_node(GIB, at=0.0), ScheduleState())
+    below, state = _plan(_node(200 * MIB, at=0.1), state)
+    again, state = _plan(_node(200 * MIB, at=0.2), state)
+    over, state = _plan(_node(GIB, at=0.3), state)
+    calm, state = _plan(_node(GIB, at=0.4), state)
     assert [below.full_sample, again.full_sample, over.full_sample, calm.full_sample] == [True, True, True, False]
 
 
-def test_a_threshold_by_mem_available_looks_at_mem_available() -> None:
+def test_a_threshold_with_the_mem_available_model_is_compared_with_mem_available() -> None:
     threshold = HARD._replace(memory_model=MemoryModel.MEM_AVAILABLE)
-    verdict, _ = _look(_node(8 * GIB, at=0.0, mem_available=301 * MIB), ScheduleState(), threshold)
+    verdict, _ = _plan(_node(8 * GIB, at=0.0, mem_available=301 * MIB), ScheduleState(), threshold)
     assert verdict.sleep_s == schedule.SHORTEST_S
 
 
@@ -201,7 +205,7 @@ def test_a_threshold_by_mem_available_looks_at_mem_available() -> None:
 def test_whatever_is_read_the_sleep_stays_within_its_bounds(samples: list[tuple[int | None, float]]) -> None:
     state = ScheduleState()
     for available, at in samples:
-        verdict, state = _look(_node(available, at=at), state, HARD, SOFT)
+        verdict, state = _plan(_node(available, at=at), state, HARD, SOFT)
         assert schedule.SHORTEST_S <= verdict.sleep_s <= INTERVAL_S
 
 
@@ -215,18 +219,18 @@ def _with_disk(available: int | None, *, read_at: float, at: float, memory: int 
     return node._replace(observations={**node.observations, Signal.NODEFS: disk})
 
 
-def test_while_memory_runs_out_the_disks_are_read_as_rarely_as_without_it() -> None:
-    verdict, state = _look(_with_disk(60 * GIB, read_at=0.0, at=0.0, memory=310 * MIB), ScheduleState(), HARD, DISK)
-    assert (verdict.sleep_s, state.disks_at) == (schedule.SHORTEST_S, INTERVAL_S)
-    verdict, state = _look(_with_disk(60 * GIB, read_at=0.0, at=4.0, memory=310 * MIB), state, HARD, DISK)
-    assert (verdict.sleep_s, state.disks_at) == (schedule.SHORTEST_S, INTERVAL_S), (
-        "from when they were read, not looked at"
+def test_the_file_systems_are_not_read_more_often_while_memory_runs_out() -> None:
+    verdict, state = _plan(_with_disk(60 * GIB, read_at=0.0, at=0.0, memory=310 * MIB), ScheduleState(), HARD, DISK)
+    assert (verdict.sleep_s, state.filesystems_at) == pytest.approx((schedule.SHORTEST_S, INTERVAL_S))
+    verdict, state = _plan(_with_disk(60 * GIB, read_at=0.0, at=4.0, memory=310 * MIB), state, HARD, DISK)
+    assert (verdict.sleep_s, state.filesystems_at) == pytest.approx((schedule.SHORTEST_S, INTERVAL_S)), (
+        "counted from when they were read"
     )
 
 
-def test_without_a_threshold_for_them_disks_are_read_once_in_an_interval() -> None:
-    _, state = _look(_with_disk(0, read_at=3.0, at=5.0), ScheduleState())
-    assert state.disks_at == pytest.approx(3.0 + INTERVAL_S)
+def test_file_systems_without_a_threshold_are_read_once_in_an_interval() -> None:
+    _, state = _plan(_with_disk(0, read_at=3.0, at=5.0), ScheduleState())
+    assert state.filesystems_at == pytest.approx(3.0 + INTERVAL_S)
 
 
 def _far(at: float, read_at: float) -> NodeSnapshot:
@@ -235,9 +239,9 @@ def _far(at: float, read_at: float) -> NodeSnapshot:
     return node._replace(mem_available=node.mem_available._replace(read_at=read_at))
 
 
-def _calm_look(node: NodeSnapshot, calm: int, *thresholds: Threshold, interval_s: float = 1.0) -> ScheduleState:
+def _calm_plan(node: NodeSnapshot, calm: int, *thresholds: Threshold, interval_s: float = 1.0) -> ScheduleState:
     state = ScheduleState(calm=calm, full_sample_at=node.taken_at)
-    return schedule.plan_next(node, state, now=node.taken_at, thresholds=thresholds, interval_s=interval_s)[1]
+    return _plan(node, state, *thresholds, interval_s=interval_s)[1]
 
 
 @pytest.mark.parametrize(
@@ -249,110 +253,142 @@ def _calm_look(node: NodeSnapshot, calm: int, *thresholds: Threshold, interval_s
     ],
     ids=["calm", "starting", "interval"],
 )
-def test_a_calm_node_has_its_disks_and_its_limits_read_as_rarely_as_its_pods(
+def test_on_a_calm_node_file_systems_and_limits_are_read_as_rarely_as_the_pods(
     calm: int, interval_s: float, every_s: float
 ) -> None:
-    state = _calm_look(_far(4.0, read_at=3.0), calm, HARD, DISK, interval_s=interval_s)
-    assert (state.disks_at, state.limits_at) == pytest.approx((3.0 + every_s, 3.0 + every_s))
+    state = _calm_plan(_far(4.0, read_at=3.0), calm, HARD, DISK, interval_s=interval_s)
+    assert (state.filesystems_at, state.limits_at) == pytest.approx((3.0 + every_s, 3.0 + every_s))
 
 
-def test_the_limits_are_read_again_before_memory_could_be_short() -> None:
+def test_the_limits_are_read_again_before_memory_can_run_short() -> None:
     node = _far(4.0, read_at=3.0)
     for signal in (Signal.MEMORY, Signal.ALLOCATABLE_MEMORY):
-        seen = Observation(signal, 300 * MIB + 6 * GIB, 8 * GIB, 4.0, "test")
-        closer = node._replace(observations={**node.observations, signal: seen})
-        state = _calm_look(closer, schedule.CALM_AFTER, HARD._replace(signal=signal))
+        observed = Observation(signal, 300 * MIB + 6 * GIB, 8 * GIB, 4.0, "test")
+        closer = node._replace(observations={**node.observations, signal: observed})
+        state = _calm_plan(closer, schedule.CALM_AFTER, HARD._replace(signal=signal))
         assert state.limits_at == 3.0 + 0.5 * 6, "half the time to its threshold at 1 GiB/s"
     pids = Observation(Signal.PID, 25_000, 32_768, 4.0, "test")
     node = node._replace(observations={**node.observations, Signal.PID: pids})
     few = Threshold(Signal.PID, Amount(1000, None, "1000"))
-    assert _calm_look(node, schedule.CALM_AFTER, few).limits_at == 3.0 + schedule.CALM_S, (
-        "no machine is given more of those"
+    assert _calm_plan(node, schedule.CALM_AFTER, few).limits_at == 3.0 + schedule.CALM_S, (
+        "a machine does not get more PIDs"
     )
 
 
-def test_limits_are_read_at_every_look_below_a_threshold_and_for_mem_available() -> None:
+def test_limits_are_read_in_every_sync_below_a_threshold_and_for_mem_available() -> None:
     below = _far(4.0, read_at=3.0)
     crossed = below.observations[Signal.MEMORY]._replace(available=499 * MIB)
     below = below._replace(observations={**below.observations, Signal.MEMORY: crossed})
-    state = _calm_look(below, schedule.CALM_AFTER, HARD, SOFT, DISK)
+    state = _calm_plan(below, schedule.CALM_AFTER, HARD, SOFT, DISK)
     assert state.limits_at == 4.0
-    assert state.disks_at == 3.0 + schedule.CALM_S, "a disk at its own pace"
+    assert state.filesystems_at == 3.0 + schedule.CALM_S, "a disk has its own due time"
     by_kernel = HARD._replace(memory_model=MemoryModel.MEM_AVAILABLE)
     far = _far(4.0, read_at=3.0)
     far = far._replace(mem_available=far.mem_available._replace(available=7 * GIB))
-    assert _calm_look(far, schedule.CALM_AFTER, by_kernel).limits_at == 4.0
+    assert _calm_plan(far, schedule.CALM_AFTER, by_kernel).limits_at == 4.0
 
 
 @pytest.mark.parametrize("signal", [Signal.PID, Signal.ALLOCATABLE_MEMORY])
-def test_what_a_threshold_does_not_know_has_its_limit_read_at_every_look(signal: Signal) -> None:
+def test_limits_are_read_in_every_sync_while_a_signal_with_a_threshold_is_unknown(signal: Signal) -> None:
     threshold = HARD._replace(signal=signal)
-    assert _calm_look(_far(4.0, read_at=4.0), schedule.CALM_AFTER, HARD, threshold).limits_at == 4.0
+    assert _calm_plan(_far(4.0, read_at=4.0), schedule.CALM_AFTER, HARD, threshold).limits_at == 4.0
 
 
-def test_a_disk_is_read_again_before_it_could_be_full() -> None:
-    verdict, state = _look(_with_disk(5 * GIB, read_at=2.0, at=3.0), ScheduleState(), HARD, DISK)
-    assert state.disks_at == pytest.approx(2.0 + 0.5 * 4), "half the time to its threshold at 1 GiB/s"
-    assert verdict.sleep_s == pytest.approx(1.0), "and the loop is there then"
+def test_a_disk_is_read_again_before_it_can_be_full() -> None:
+    verdict, state = _plan(_with_disk(5 * GIB, read_at=2.0, at=3.0), ScheduleState(), HARD, DISK)
+    assert state.filesystems_at == pytest.approx(2.0 + 0.5 * 4), "half the time to its threshold at 1 GiB/s"
+    assert verdict.sleep_s == pytest.approx(1.0), "and the loop wakes up then"
 
 
 @pytest.mark.parametrize("available", [GIB - 1, 0, GIB + 50 * MIB], ids=["crossed", "full", "near"])
-def test_a_disk_that_is_crossed_or_near_is_read_at_every_look(available: int) -> None:
-    _, state = _look(_with_disk(available, read_at=7.0, at=7.0), ScheduleState(), HARD, DISK)
-    assert state.disks_at == 7.0
+def test_a_disk_that_is_crossed_or_near_is_read_in_every_sync(available: int) -> None:
+    _, state = _plan(_with_disk(available, read_at=7.0, at=7.0), ScheduleState(), HARD, DISK)
+    assert state.filesystems_at == 7.0
 
 
-def test_a_disk_that_is_unknown_is_tried_again_every_second_and_not_fifty_times() -> None:
-    verdict, state = _look(_with_disk(None, read_at=6.5, at=7.0, memory=310 * MIB), ScheduleState(), HARD, DISK)
-    assert (verdict.sleep_s, state.disks_at) == (schedule.SHORTEST_S, 6.5 + schedule.UNKNOWN_S)
-    short = DISK._replace(signal=Signal.NODEFS_INODES)  # of btrfs, say: unknown, whatever its bytes are
-    _, state = _look(_with_disk(60 * GIB, read_at=7.0, at=7.0), ScheduleState(), DISK, short)
-    assert state.disks_at == 7.0 + schedule.UNKNOWN_S
-    _, state = _look(_with_disk(GIB - 1, read_at=7.0, at=7.0), ScheduleState(), DISK, short)
-    assert state.disks_at == 7.0, "but one that is crossed is read at every look"
+def test_an_unknown_disk_is_read_again_once_a_second() -> None:
+    verdict, state = _plan(_with_disk(None, read_at=6.5, at=7.0, memory=310 * MIB), ScheduleState(), HARD, DISK)
+    assert (verdict.sleep_s, state.filesystems_at) == pytest.approx((schedule.SHORTEST_S, 6.5 + schedule.UNKNOWN_S))
+    short = DISK._replace(signal=Signal.NODEFS_INODES)  # such as on btrfs: unknown although its bytes are known
+    _, state = _plan(_with_disk(60 * GIB, read_at=7.0, at=7.0), ScheduleState(), DISK, short)
+    assert state.filesystems_at == 7.0 + schedule.UNKNOWN_S
+    _, state = _plan(_with_disk(GIB - 1, read_at=7.0, at=7.0), ScheduleState(), DISK, short)
+    assert state.filesystems_at == 7.0, "but a crossed one is read in every sync"
 
 
-def _asks(what: str, *seen: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
-    """When that is asked for, `prepare` or `guard`, of looks (time, MiB available). The last whole one is new."""
+def _due_at(what: str, *samples: tuple[float, int], thresholds: tuple[Threshold, ...] = (HARD,)) -> list[float]:
+    """When `what`, `prearm` or `growth_cap`, is due in a series of node samples (time, MiB available). The last full
+    sample is new."""
     state, taken = ScheduleState(full_sample_at=0.0), []
-    for at, mib in seen:
-        verdict, state = _look(_node(mib * MIB, at=at), state, *thresholds)
-        asked = getattr(verdict, what)
-        assert not (asked and verdict.full_sample)
-        taken += [at] if asked else []
+    for at, mib in samples:
+        verdict, state = _plan(_node(mib * MIB, at=at), state, *thresholds)
+        due = getattr(verdict, what)
+        assert not (due and verdict.full_sample)
+        taken += [at] if due else []
     return taken
 
 
-def test_pods_are_looked_at_right_before_a_hard_threshold_is_crossed() -> None:
-    ramp = [(0.02 * look, 400 - 20 * look) for look in range(8)]  # 1,000 MiB/s; crossed after 0.1 s
-    assert _asks("prearm", *ramp) == pytest.approx([0.06])
-    assert _asks("prearm", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], "a grace period is no haste"
+def test_a_prearm_is_due_right_before_a_hard_crossing() -> None:
+    ramp = [(0.02 * step, 400 - 20 * step) for step in range(8)]  # 1,000 MiB/s; crossed after 0.1 s
+    assert _due_at("prearm", *ramp) == pytest.approx([0.06])
+    assert _due_at("prearm", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == [], (
+        "a soft threshold needs no prearm"
+    )
 
 
-def test_who_hovers_above_a_threshold_prepares_for_it_ten_times_a_second_at_most() -> None:
-    hovering = [(0.02 * look, 301 + look % 2) for look in range(500)]
-    taken = _asks("prearm", *hovering)
+def test_a_node_that_stays_just_above_a_threshold_prearms_at_most_ten_times_a_second() -> None:
+    hovering = [(0.02 * step, 301 + step % 2) for step in range(500)]
+    taken = _due_at("prearm", *hovering)
     assert 2 <= len(taken) <= 0.02 * 500 / schedule.PREARM_EVERY_S + 1
 
 
-def test_what_has_filled_fast_and_stands_still_now_is_not_prepared_for() -> None:
-    assert _asks("prearm", (0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
+def test_a_fast_fill_that_has_stopped_needs_no_prearm() -> None:
+    assert _due_at("prearm", (0.0, 800), (0.1, 320), (0.12, 320), (0.14, 320))[1:] == []
 
 
-def test_who_is_to_be_guarded_is_asked_half_a_second_before_a_hard_threshold_of_memory_is_crossed() -> None:
-    ramp = [(0.02 * look, 1090 - 20 * look) for look in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
-    assert _asks("growth_cap", *ramp) == pytest.approx([0.3, 0.56])
-    assert _asks("growth_cap", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
+def test_a_growth_cap_is_due_half_a_second_before_a_hard_memory_crossing() -> None:
+    ramp = [(0.02 * step, 1090 - 20 * step) for step in range(41)]  # 1,000 MiB/s; crossed after 0.8 s
+    assert _due_at("growth_cap", *ramp) == pytest.approx([0.3, 0.56])
+    assert _due_at("growth_cap", *ramp, thresholds=(HARD._replace(grace_period_s=10.0),)) == []
 
 
-def test_who_fills_a_disk_is_not_guarded_but_prepared_for() -> None:
-    state, asked = ScheduleState(full_sample_at=0.0), []
-    for look in range(40):  # 1,000 MiB/s
-        at, left = 0.02 * look, GIB + (790 - 20 * look) * MIB
-        verdict, state = _look(_with_disk(left, read_at=at, at=at), state, DISK)
-        asked.append((verdict.growth_cap, verdict.prearm))
-    assert set(asked) == {(False, False), (False, True)}
+def test_a_disk_that_fills_is_prearmed_but_has_no_growth_cap() -> None:
+    state, due = ScheduleState(full_sample_at=0.0), []
+    for step in range(40):  # 1,000 MiB/s
+        at, left = 0.02 * step, GIB + (790 - 20 * step) * MIB
+        verdict, state = _plan(_with_disk(left, read_at=at, at=at), state, DISK)
+        due.append((verdict.growth_cap, verdict.prearm))
+    assert set(due) == {(False, False), (False, True)}
 
 
-def test_who_creeps_or_stands_still_above_a_threshold_is_not_guarded() -> None:
-    assert _asks("growth_cap", (0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []
+def test_memory_that_fills_slowly_or_not_at_all_has_no_growth_cap() -> None:
+    assert _due_at("growth_cap", (0.0, 800), (0.1, 310), (0.12, 310), (0.14, 310), (1.0, 309))[1:] == []
+
+
+def test_every_source_has_one_row_and_the_docstring_lists_it() -> None:
+    assert list(schedule.SOURCES) == list(Source)
+    assert len(set(schedule.SOURCES.values())) == len(Source)
+    documented = {line.strip().partition("  ")[0] for line in (schedule.__doc__ or "").splitlines()}
+    assert documented.issuperset(Source)
+
+
+def test_an_eviction_in_flight_makes_a_full_sample_due_in_every_sync() -> None:
+    node, state = _node(60 * GIB, at=0.1), ScheduleState(full_sample_at=0.0, calm=schedule.CALM_AFTER)
+    assert not _plan(node, state)[0].full_sample
+    verdict, after = _plan(node, state, eviction_in_flight=True)
+    assert verdict.full_sample
+    assert after.calm == 0, "relief is measured at the interval, not at the calm one"
+
+
+def test_a_calm_start_waits_for_the_api_server_and_a_crossing_does_not() -> None:
+    verdict, state = _plan(_node(300 * MIB + 40 * GIB, at=0.0), ScheduleState(), startup_wait_s=3.0)
+    assert (verdict.full_sample, verdict.sleep_s) == (False, 3.0)
+    assert _plan(_node(300 * MIB + 40 * GIB, at=3.0), state)[0].full_sample, "what was due stays due"
+    assert _plan(_node(200 * MIB, at=0.1), state, startup_wait_s=2.9)[0].full_sample
+
+
+def test_a_growth_cap_that_would_have_no_effect_is_never_due() -> None:
+    _, state = _plan(_node(800 * MIB, at=0.0), ScheduleState(full_sample_at=0.0))
+    node = _node(600 * MIB, at=0.2)
+    assert _plan(node, state)[0].growth_cap
+    assert not _plan(node, state, can_cap_growth=False)[0].growth_cap
