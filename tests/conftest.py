@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from tests.fake_kube import ApiServer
 from tests.support.livenode import MIB, Kubepods, Run, StartAgent, configuration
 
-# The same examples in every run, however busy the machine is. `--hypothesis-profile=search` looks for others.
+# The same examples in every run, however busy the machine is. `--hypothesis-profile=search` searches for others.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", settings.get_profile("steady"), derandomize=False, max_examples=1000)
 settings.load_profile("steady")

@@ -6,7 +6,7 @@
         assert api.sent("POST", "/eviction")        # every request is kept in api.requests
 
 What it serves: pods, nodes, PodDisruptionBudgets, leases and events; list with field selectors, paging and versions;
-watch with chunks, bookmarks and 410; evictions with budgets, preconditions, grace and dry run; DELETE; strategic merge
+watch with chunks, bookmarks and 410; evictions with PDBs, preconditions, grace and dry run; DELETE; strategic merge
 of node and pod status; taints under a resourceVersion; 401, 403, 409, 415, 422, 429 of both kinds, 500. An evicted pod
 gets its deletionTimestamp and goes away after its grace (`linger_s` overrides it; None: only by `delete_pod`).
 

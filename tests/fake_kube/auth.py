@@ -21,7 +21,7 @@ NODE_RULES = {
     ("create", "", "events"),
     ("patch", "", "events"),
 }
-"""What a node's credentials may do without a look at the object. No events.k8s.io, no budgets, no Leases of others."""
+"""What a node's credentials may do whatever the object. No events.k8s.io, no PDBs, no Leases of others."""
 NOBODY = "system:serviceaccount:default:nobody-sa"
 
 
@@ -41,9 +41,9 @@ def authorize(api: "ApiServer", request: Request, user: str, target: Target) -> 
         watching = request.query.get("watch") in ("1", "true")
         verb = "get" if target.name else ("watch" if watching else "list")
     resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
-    nobody = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
-    nobody = nobody and not granted(api, user, verb, target.group, resource, target.namespace)
-    allowed = not nobody and (verb, resource) not in api.forbidden
+    unknown = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
+    unknown = unknown and not granted(api, user, verb, target.group, resource, target.namespace)
+    allowed = not unknown and (verb, resource) not in api.forbidden
     if allowed and user.startswith(NODE_USER):
         allowed = node_may(api, user.removeprefix(NODE_USER), verb, resource, request, target)
     if allowed and api.rights is not None and resource != "selfsubjectreviews":

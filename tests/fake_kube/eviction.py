@@ -41,24 +41,24 @@ def evict(api: "ApiServer", request: Request, target: Target) -> Answer:
 
 def spend_pdb(api: "ApiServer", entry: Json, *, dry: bool) -> None:
     labels = entry["metadata"].get("labels") or {}
-    budgets = [
-        budget
-        for (namespace, _), budget in api.store.objects["poddisruptionbudgets"].items()
+    pdbs = [
+        pdb
+        for (namespace, _), pdb in api.store.objects["poddisruptionbudgets"].items()
         if namespace == entry["metadata"]["namespace"]
-        and budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        and pdb["spec"]["selector"]["matchLabels"].items() <= labels.items()
     ]
-    if len(budgets) > 1:
+    if len(pdbs) > 1:
         raise RefusedError(
             500,
             "",
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
         )
-    for budget in budgets:
-        name, status = budget["metadata"]["name"], budget["status"]
-        if not objects.is_ready(entry) and unready_pod_may_be_evicted(budget):
+    for pdb in pdbs:
+        name, status = pdb["metadata"]["name"], pdb["status"]
+        if not objects.is_ready(entry) and unready_pod_may_be_evicted(pdb):
             continue
         message = "Cannot evict pod as it would violate the pod's disruption budget."
-        if status["observedGeneration"] < budget["metadata"].get("generation", 1):
+        if status["observedGeneration"] < pdb["metadata"].get("generation", 1):
             text = f"The disruption budget {name} is still being processed by the server."
             details = {"causes": [{"reason": "DisruptionBudget", "message": text}], "retryAfterSeconds": 10}
             raise RefusedError(429, "TooManyRequests", message, details=details, retry=10)
@@ -69,7 +69,7 @@ def spend_pdb(api: "ApiServer", entry: Json, *, dry: bool) -> None:
             raise RefusedError(429, "TooManyRequests", message, details=details)
         if not dry:
             status["disruptionsAllowed"] -= 1
-            api.store.record("poddisruptionbudgets", budget, "MODIFIED")
+            api.store.record("poddisruptionbudgets", pdb, "MODIFIED")
 
 
 def terminate(api: "ApiServer", entry: Json, options: Json, *, eviction: bool) -> Json:
@@ -127,12 +127,12 @@ def delete(api: "ApiServer", request: Request, target: Target) -> Answer:
     return Answer(200, {"kind": target.kind, "apiVersion": target.api_version, **stored})
 
 
-def unready_pod_may_be_evicted(budget: Json) -> bool:
-    """Whether a pod that is not ready is evicted without a look at the allowance, and without spending any of it
-    (pkg/registry/core/pod/storage/eviction.go): the rest is healthy enough, or nobody minds."""
-    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
+def unready_pod_may_be_evicted(pdb: Json) -> bool:
+    """Whether a pod that is not ready is evicted whatever the allowance, without spending any of it
+    (pkg/registry/core/pod/storage/eviction.go): the rest is healthy enough, or the policy allows it always."""
+    if pdb["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
         return True
-    status = budget["status"]
+    status = pdb["status"]
     return bool(status["currentHealthy"] >= status["desiredHealthy"] > 0)
 
 

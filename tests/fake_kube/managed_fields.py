@@ -1,7 +1,7 @@
-"""What an API server keeps in `metadata.managedFields`: who has set which field (KEP-555, "server-side apply").
+"""What an API server keeps in `metadata.managedFields`: which client has set which field (KEP-555).
 
 The part that creates, patches and updates leave behind, in the form of recorded objects; applying is not served.
-A field that somebody changes becomes his and is taken from everybody else; a field that goes is nobody's. What the
+A changed field belongs to the client that changed it and to no other; a removed field belongs to none. What the
 scheduler's Binding and an eviction write leaves no trace: they do not come this way.
 """
 
@@ -23,13 +23,13 @@ KEYS: Final = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""Lists whose items are fields of their own, by what tells them apart. Other lists are one field."""
+"""Lists whose items are fields of their own, by what distinguishes them. Other lists are one field."""
 WHOLE: Final = frozenset(
     {"involvedObject", "nodeSelector", "regarding", "requiredDuringSchedulingIgnoredDuringExecution", "selector"}
 )
 """Objects that are one field (`x-kubernetes-map-type: atomic`)."""
 ALWAYS_THERE: Final = frozenset({"metadata", "spec", "status", "containers", "source"})
-"""Parts that are not optional: nobody has made them."""
+"""Parts that are not optional: no client has made them."""
 SERVERS: Final = frozenset(
     {
         "creationTimestamp",
@@ -59,24 +59,24 @@ def changed(
     mine = {"manager": manager, "operation": "Update", "apiVersion": api_version, "subresource": subresource}
     owned: dict[str, tuple[Json, set[Path]]] = {}
     for entry in kept:
-        who = {"subresource": "", **{key: value for key, value in entry.items() if key in ("time", *mine)}}
-        owned[_identity(who)] = (who, _paths(entry["fieldsV1"]) - gone - taken)
+        owner = {"subresource": "", **{key: value for key, value in entry.items() if key in ("time", *mine)}}
+        owned[_identity(owner)] = (owner, _paths(entry["fieldsV1"]) - gone - taken)
     if taken:
         _, already = owned.get(_identity(mine), ({}, set()))
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         owned[_identity(mine)] = ({**mine, "time": stamp}, already | taken)
-    entries = sorted((who["time"], who["manager"], key) for key, (who, paths) in owned.items() if paths)
+    entries = sorted((owner["time"], owner["manager"], key) for key, (owner, paths) in owned.items() if paths)
     return [_entry(*owned[key]) for _, _, key in entries]
 
 
-def _identity(who: Json) -> str:
-    return "\0".join(who[key] for key in ("manager", "operation", "apiVersion", "subresource"))
+def _identity(owner: Json) -> str:
+    return "\0".join(owner[key] for key in ("manager", "operation", "apiVersion", "subresource"))
 
 
-def _entry(who: Json, paths: set[Path]) -> Json:
-    entry = {key: who[key] for key in ("manager", "operation", "apiVersion", "time")}
+def _entry(owner: Json, paths: set[Path]) -> Json:
+    entry = {key: owner[key] for key in ("manager", "operation", "apiVersion", "time")}
     entry |= {"fieldsType": "FieldsV1", "fieldsV1": _tree(paths)}
-    return entry | ({"subresource": who["subresource"]} if who["subresource"] else {})
+    return entry | ({"subresource": owner["subresource"]} if owner["subresource"] else {})
 
 
 # --- fields ----------------------------------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ class ApiServer:
         """Asked for what admission policies have against a write: an AdmissionReview's request, the old object (None:
         it is created) and the new one (None: it is deleted)."""
         self.kubelet_configuration: Json = {}
-        """What each node's kubelet says under /configz: its settings, as far as a test needs them."""
+        """What each node's kubelet answers under /configz: its settings, as far as a test needs them."""
         self.on_eviction: Callable[[Json, Json], None] | None = None
         self.instead: Callable[[Request], Answer | None] | None = None
-        """Asked first for each answer: what a proxy or a moment's trouble says in the server's place; None: nothing."""
+        """Asked first for each answer: the answer of a proxy or of a passing fault; None: the server's own."""
         self.at_request: Callable[[Request, bool], None] | None = None
         """Called with each request, before it is carried out (False) and before it is answered (True)."""
         self.delay_s = 0.0
@@ -131,7 +131,7 @@ class ApiServer:
         return path
 
     def sent(self, method: str, ending: str = "") -> list[Request]:
-        """The requests with this method whose path ends so, in order."""
+        """The requests with this method whose path has this ending, in order."""
         with self.store.changed:
             return [r for r in self.requests if r.method == method and r.path.endswith(ending)]
 
@@ -141,7 +141,7 @@ class ApiServer:
             return any(r.path == path and "watch" in r.query for r in self.requests[since:])
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> bool:
-        """Wait until the condition holds; looked at whenever a request came or an object changed."""
+        """Wait until the condition holds; evaluated whenever a request came or an object changed."""
         with self.store.changed:
             return bool(self.store.changed.wait_for(condition, timeout_s))
 
@@ -149,7 +149,7 @@ class ApiServer:
         return self.store.put("pods", entry, "ADDED")
 
     def add_pod_untold(self, entry: Json) -> Json:
-        """The pod is there and in every list, but no watch tells of it: as through a connection that is dead."""
+        """The pod exists and is in every list, but no watch sends it: as through a connection that is dead."""
         with self.store.changed:
             stored = self.add_pod(entry)
             self.store.history.pop()
@@ -182,7 +182,7 @@ class ApiServer:
         return next((c for c in self.node()["status"]["conditions"] if c["type"] == kind), None)
 
     def put_node(self, entry: Json) -> Json:
-        """Replace the node, as somebody else."""
+        """Replace the node, as another client."""
         return self.store.put("nodes", entry, "MODIFIED")
 
     def patch_node(self, patch: Json) -> Json:
@@ -196,7 +196,7 @@ class ApiServer:
     def set_pdb(
         self, name: str, match_labels: dict[str, str], *, allowed: int, namespace: str = "default", **status: Any
     ) -> Json:
-        """Create or replace a budget. `observed=False`: the controller has not seen the latest version yet."""
+        """Create or replace a PDB. `observed=False`: the controller has not seen the latest version yet."""
         healthy = status.get("healthy", 2)
         observed = status.get("observed", True)
         known = self.store.objects["poddisruptionbudgets"].get((namespace, name))
@@ -219,14 +219,14 @@ class ApiServer:
     def set_volume(self, claim: str, spec: Json, *, namespace: str = "default", bound: bool = True) -> None:
         """Create or replace a PersistentVolume `pv-CLAIM` with this spec, and the claim that is bound to it."""
         volume = f"pv-{claim}"
-        told = {"volumeName": volume} if bound else {}
+        claimed = {"volumeName": volume} if bound else {}
         self.store.put("persistentvolumes", {"metadata": {"name": volume}, "spec": spec}, "MODIFIED")
         self.store.put(
-            "persistentvolumeclaims", {"metadata": {"name": claim, "namespace": namespace}, "spec": told}, "MODIFIED"
+            "persistentvolumeclaims", {"metadata": {"name": claim, "namespace": namespace}, "spec": claimed}, "MODIFIED"
         )
 
     def throttle(self, seconds: int, *, path: str = "") -> None:
-        """Priority and fairness: refuse requests whose path contains this; 0 ends it."""
+        """Priority and fairness: refuse requests with this in their path; 0 ends it."""
         self.throttled = (seconds, path) if seconds else None
 
     def forbid(self, verb: str, resource: str) -> None:
@@ -245,7 +245,7 @@ class ApiServer:
         self.store.end_watches()
 
     def write_condition(self, kind: str, status: str, reason: str, message: str = "") -> None:
-        """Write a condition as somebody else."""
+        """Write a condition as another client."""
         with self.store.changed:
             now = messages.rfc3339()
             writes.patch_node(

@@ -52,8 +52,8 @@ def api() -> Iterator[ApiServer]:
     with ApiServer(node=body_of("get-node"), linger_s=None) as server:
         for entry in world["items"]:
             server.add_pod(entry)
-        budget = body_of("pdb-get")
-        server.store.put("poddisruptionbudgets", budget, "ADDED")
+        pdb = body_of("pdb-get")
+        server.store.put("poddisruptionbudgets", pdb, "ADDED")
         yield server
 
 
@@ -69,7 +69,7 @@ def quiet_terminates(api: ApiServer) -> None:
 
 
 def hogs_run(api: ApiServer) -> None:
-    """The list was recorded while they were starting, when no budget holds them yet."""
+    """The list was recorded while they were starting, when no PDB covers them yet."""
     ready = [{"type": "Ready", "status": "True"}]
     for namespace, name in list(api.store.objects["pods"]):
         api.modify_pod(namespace, name, lambda pod: pod["status"].update(phase="Running", conditions=ready))
@@ -306,7 +306,7 @@ def test_a_continue_token_leads_to_the_next_page(api: ApiServer) -> None:
     assert names[0] == names[1]
 
 
-# --- what no recorded request tells ----------------------------------------------------------------------------------
+# --- what no recorded request shows ----------------------------------------------------------------------------------
 
 
 def send(api: ApiServer, method: str, path: str, body: Json, *, agent: str = "lab-recorder") -> tuple[int, Json]:
@@ -370,13 +370,13 @@ def test_a_name_of_a_node_is_noted_when_it_is_sent_and_not_when_it_is_bound(api:
 def test_an_exhausted_pdb_admits_the_eviction_of_an_unready_pod_where_a_real_one_does(
     api: ApiServer, phase: str, ready: bool, policy: str | None, healthy: int, needed: int, status: int
 ) -> None:
-    """pkg/registry/core/pod/storage/eviction.go: whoever is not ready does not count for the budget."""
+    """pkg/registry/core/pod/storage/eviction.go: a pod that is not ready does not count for the PDB."""
     name = "pdb-hog-6769c8fb56-hgpn8"
     conditions = [{"type": "Ready", "status": str(ready)}]
     api.modify_pod("default", name, lambda pod: pod["status"].update(phase=phase, conditions=conditions))
-    budget = api.set_pdb("pdb-hog", {"app": "pdb-hog"}, allowed=0, healthy=healthy, needed=needed)
+    pdb = api.set_pdb("pdb-hog", {"app": "pdb-hog"}, allowed=0, healthy=healthy, needed=needed)
     if policy:
-        budget["spec"]["unhealthyPodEvictionPolicy"] = policy
+        pdb["spec"]["unhealthyPodEvictionPolicy"] = policy
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "default"}}
     assert send(api, "POST", f"/api/v1/namespaces/default/pods/{name}/eviction", body)[0] == status
-    assert budget["status"]["disruptionsAllowed"] == 0
+    assert pdb["status"]["disruptionsAllowed"] == 0

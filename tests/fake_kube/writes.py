@@ -14,7 +14,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 
 def bind(api: "ApiServer", request: Request, target: Target) -> Answer:
-    """What a scheduler does (BindingREST, pkg/registry/core/pod/storage/storage.go). managedFields tell nothing."""
+    """What a scheduler does (BindingREST, pkg/registry/core/pod/storage/storage.go). It leaves no managedFields."""
     entry = watch.stored_object(api, target._replace(subresource=""))
     message = ""
     if "deletionTimestamp" in entry["metadata"]:
@@ -60,7 +60,7 @@ def create(api: "ApiServer", request: Request, target: Target) -> Answer:
 
 
 def complete_pdb(api: "ApiServer", entry: Json, target: Target) -> None:
-    """What the disruption controller makes of a new budget."""
+    """The status that the disruption controller writes for a new PDB."""
     labels = entry["spec"]["selector"]["matchLabels"].items()
     pods = [
         pod
@@ -154,7 +154,7 @@ def replace(api: "ApiServer", request: Request, target: Target) -> Answer:
 
 
 def set_managers(new: Json, old: Json, request: Request | None, target: Target) -> None:
-    """Note who has changed what (managedFields): whom the request names, or its client's name."""
+    """Record in managedFields which client has changed which field: by its field manager, or by its name."""
     manager = "kube-controller-manager" if target.subresource == "" else "kubelet"
     if request is not None:
         client = request.headers.get("user-agent", "").partition("/")[0][:128]

@@ -1,4 +1,4 @@
-"""What the hard tier does when it is blocked: by a disruption budget, or by a pod that takes its time to go."""
+"""What the hard tier does when it is blocked: by a PDB, or by a pod that terminates slowly."""
 
 import time
 import uuid
@@ -87,8 +87,8 @@ def test_a_terminating_pod_that_holds_the_deficit_gets_a_shorter_grace_period(
     assert left is not None
     assert left["metadata"]["deletionGracePeriodSeconds"] == 1
     assert api.wait_for(lambda: [r for r in api.sent("POST", "/events") if r.body["regarding"].get("uid") == HOG], 30)
-    [told] = [r.body for r in api.sent("POST", "/events") if r.body["regarding"].get("uid") == HOG]
-    assert told["reason"] == "EvictionGraceShortened", "it was not we who sent it away"
+    [reported] = [r.body for r in api.sent("POST", "/events") if r.body["regarding"].get("uid") == HOG]
+    assert reported["reason"] == "EvictionGraceShortened", "another client had deleted it"
     assert agent.stop() == 0
 
 
@@ -99,6 +99,6 @@ def test_its_grace_is_left_alone_where_that_is_wanted(
     kubepods.start(HOG, qos="besteffort")
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD, escalation={"shortenTerminating": False})
-    until(lambda: agent.said("not evicting"), "why nobody goes")
+    until(lambda: agent.said("not evicting"), "why no pod is evicted")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")

@@ -145,9 +145,9 @@ def test_the_condition_is_true_before_the_filler_is_evicted_and_nothing_reaches_
     assert up_at_eviction == [True]
     until(lambda: not kubepods.running(FILLER), "the filler has ended")
     lowest = disk.lowest_bytes, disk.lowest_inodes
-    [told] = agent.heard("evicting")
-    assert resource in told["message"]
-    assert told["predicted_relief"] > 0
+    [reported] = agent.heard("evicting")
+    assert resource in reported["message"]
+    assert reported["predicted_relief"] > 0
 
     kubepods.kill(FILLER)
     disk.remove(FILLER)
@@ -180,7 +180,7 @@ def test_a_reclaim_action_frees_the_disk_and_no_pod_is_evicted(
     _idle(kubepods, disk, CHILL, files=20, mib=40)
     cache = disk.place / "images/cache"
     cache.mkdir()
-    for index in range(64):  # 256 of some 430 MiB, by nobody in a pod
+    for index in range(64):  # 256 of some 430 MiB, by no process of a pod
         (cache / f"f{index}").write_bytes(b"x" * 4 * MIB)
     rubbish = "import os, shutil, sys; shutil.rmtree(sys.argv[1]); print(*[os.environ[n] for n in sys.argv[2:]])"
     names = [f"NODEAGENT_{name}" for name in ("RESOURCE", "SIGNAL")]
@@ -258,7 +258,7 @@ def test_a_disk_full_of_files_of_no_pod_evicts_no_pod_and_names_where_they_are(
     note = next(note["message"] for note in agent.said("note") if "are in no pod" in note["message"])
     assert f"{disk.place}/images 300Mi, 77 inodes" in note
     why = {"no-candidates", "futile"}
-    until(lambda: why & {line["code"] for line in agent.said("not evicting")}, "why nobody goes")
+    until(lambda: why & {line["code"] for line in agent.said("not evicting")}, "why no pod is evicted")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
 
@@ -296,7 +296,7 @@ def test_a_calm_agent_does_not_tarry_with_a_pod_that_has_come_to_exceed_its_limi
     [counting, *_] = [line for line in agent.said("not evicting") if line["code"] == "waits-for-recount"]
     [evicting] = agent.heard("evicting")
     passed = dt.datetime.fromisoformat(evicting["timestamp"]) - dt.datetime.fromisoformat(counting["timestamp"])
-    assert passed.total_seconds() < CALM_S / 2, "what was counted anew is decided upon at the next look"
+    assert passed.total_seconds() < CALM_S / 2, "the new measurement is decided upon at the next sample"
     assert agent.stop() == 0
 
 
@@ -319,9 +319,9 @@ def test_a_pod_that_fills_the_disk_with_a_deleted_file_is_evicted_and_no_smaller
     _go(filler)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
     until(lambda: not kubepods.running(FILLER), "the filler has ended")
-    [told] = agent.heard("evicting")
-    assert told["pod"] == "default/filler"
-    assert told["predicted_relief"] > 50 * MIB
+    [reported] = agent.heard("evicting")
+    assert reported["pod"] == "default/filler"
+    assert reported["predicted_relief"] > 50 * MIB
     kubepods.kill(FILLER)
     disk.remove(FILLER)
     api.delete_pod("default", "filler")
@@ -353,7 +353,7 @@ def test_no_pod_is_evicted_for_a_disk_that_fills_with_unreadable_files(
     filler = _start(kubepods, disk, FILLER, HIDER, 12.0)
     agent = _without_ptrace(lambda: run(**DISK_HARD))
     _go(filler)
-    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why no pod is evicted")
     until(lambda: disk.lowest_bytes < 100 * MIB, "the disk is half of the way to full")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
@@ -369,7 +369,7 @@ def test_no_pod_is_evicted_for_usage_older_than_the_agent(
     _go(filler)
     until(lambda: disk.lowest_bytes < 150 * MIB, "the disk is short")
     agent = _without_ptrace(lambda: run(**DISK_HARD))
-    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why no pod is evicted")
     until(lambda: disk.lowest_bytes < 90 * MIB, "the disk fills on")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
@@ -391,6 +391,6 @@ def test_the_usage_of_an_evicted_pod_hides_no_growth_outside_of_pods(
     for index in range(105):  # 210 MiB, slow enough for several counts
         (journal / str(index)).write_bytes(b"x" * 2 * MIB)
         threading.Event().wait(0.15)
-    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why nobody goes")
+    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why no pod is evicted")
     assert agent.stop() == 0
     assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]

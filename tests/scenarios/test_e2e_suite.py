@@ -153,14 +153,14 @@ def test_the_report_lists_what_passed_and_why_the_rest_did_not(tmp_path: Path) -
     passed, unknown, failed = [line for line in lines if line.startswith("  ")]
     assert passed == "  passed     the node is recognised and a wrong name refused"
     assert unknown.startswith("  not tried  another pods uid is refused: no pod starts on node-1")
-    assert failed.startswith("  failed     an event is told: call: ")
+    assert failed.startswith("  failed     an event is written: call: ")
     assert "events.events.k8s.io is forbidden" in failed
     assert lines[-1] == "3 claims: 1 passed, 1 failed, 1 not tried"
 
 
 class DaemonSets:
     """What makes a pod of a DaemonSet, as far as our own needs it: the program with the ConfigMap's configuration and
-    the token of a pod on the node, and what its readiness probe says. The image is not looked at."""
+    the token of a pod on the node, and the answer of its readiness probe. The image is not used."""
 
     def __init__(self, api: ApiServer, directory: Path) -> None:
         self._api = api

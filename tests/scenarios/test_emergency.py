@@ -1,4 +1,4 @@
-"""On a dying node the eviction request still goes out: no memory, no disk, no descriptors, and nobody reads the log."""
+"""On a dying node the eviction request still goes out: no memory, no disk, no descriptors, and no reader of the log."""
 
 import itertools
 import os
@@ -90,10 +90,10 @@ def test_the_request_goes_out_without_memory_disk_descriptors_or_a_reader_of_the
 
                 # All of it was in force to the end, together.
                 assert agent.poll() is None
-                assert is_full(log), "nobody has read the log"
+                assert is_full(log), "no process has read the log"
                 assert (small_disk / "state" / "state").read_bytes() != saved, "wiped, as it lacked the eviction"
-                room = os.statvfs(small_disk)
-                assert room.f_bavail * room.f_frsize <= len(saved) + room.f_frsize, "there is no other room"
+                disk = os.statvfs(small_disk)
+                assert disk.f_bavail * disk.f_frsize <= len(saved) + disk.f_frsize, "the rest of the disk is full"
                 assert int((own_cgroup / "memory.max_usage_in_bytes").read_text()) <= _limit(own_cgroup)
                 assert resource.prlimit(agent.pid, resource.RLIMIT_NOFILE) == (limit, limit)
             finally:
@@ -112,7 +112,7 @@ def _start_in(cgroup: Path, config: Path, kubeconfig: Path, log: int) -> "subpro
 
 
 def stop_reading(pid: int) -> int:
-    """Fill the pipe of its log, which nobody reads; returns an end of it."""
+    """Fill the pipe of its log, which no process reads; returns an end of it."""
     log = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
     with pytest.raises(BlockingIOError):
         _write_for_ever(log)

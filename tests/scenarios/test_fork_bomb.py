@@ -67,7 +67,7 @@ def _go(process: "subprocess.Popen[str]") -> None:
 
 
 def _first(state: Path) -> str:
-    """Who stands first in the newest decision about PIDs that was recorded."""
+    """The first pod of the newest decision about PIDs that was recorded."""
     file = state / "decisions.jsonl"
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     decisions = [record for record in map(json.loads, lines) if record.get("rankedFor") == "pid.available"]
@@ -96,7 +96,7 @@ def test_the_pod_that_forks_is_found_before_the_one_that_has_more_processes(
         relief={"onFutile": "evict", "minimumRelief": "1", "failuresBeforeStop": 100_000},
         rateLimits={**dict.fromkeys(("node", "namespace", "owner", "signal"), plenty), "ownerBackoff": "0s"},
     )
-    until(lambda: _first(tmp_path / "state") == "still", "while nobody forks it is the number that counts")
+    until(lambda: _first(tmp_path / "state") == "still", "without forks the number of processes counts")
     _go(bomb)
-    until(lambda: _first(tmp_path / "state") == "bomb", "who forks stands in front")
+    until(lambda: _first(tmp_path / "state") == "bomb", "the forking pod is ranked first")
     assert agent.stop() == 0

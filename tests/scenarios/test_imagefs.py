@@ -128,8 +128,8 @@ def test_the_pod_that_fills_the_image_file_system_is_evicted_before_it_is_full(
     numbers = os.statvfs(disk.place)
     lowest = disk.lowest_bytes / (numbers.f_blocks * numbers.f_frsize), disk.lowest_inodes / numbers.f_files
     assert min(lowest) > 0.02, f"it was as good as full: {lowest}"
-    [told] = agent.heard("evicting")
-    assert told["predicted_relief"] > 0
+    [reported] = agent.heard("evicting")
+    assert reported["predicted_relief"] > 0
     assert len(api.sent("POST", "/eviction")) == 1, "chill stays"
     assert kubepods.running(CHILL)
     assert agent.stop() == 0

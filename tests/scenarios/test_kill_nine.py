@@ -83,10 +83,10 @@ REQUESTS = (
     Sent("the conditions are about to change", "PATCH", "/status", carried_out=False, mark="HasInsufficient"),
     Sent("the conditions have changed", "PATCH", "/status", carried_out=True, mark="HasInsufficient"),
     Sent("the taint is up", "PATCH", "/nodes/lab-node", carried_out=True, mark="memory-pressure"),
-    Sent("the node's Event is told", "POST", "/events", carried_out=True, mark="EvictionThresholdMet"),
+    Sent("the node's Event is sent", "POST", "/events", carried_out=True, mark="EvictionThresholdMet"),
     Sent("the eviction gets lost", "POST", "/eviction", carried_out=False),
     Sent("the eviction is accepted and not answered", "POST", "/eviction", carried_out=True),
-    Sent("the pod's Event is told", "POST", "/events", carried_out=True, mark="The node was low on resource"),
+    Sent("the pod's Event is sent", "POST", "/events", carried_out=True, mark="The node was low on resource"),
 )
 
 
@@ -161,7 +161,7 @@ def test_an_agent_killed_in_the_middle_of_the_last_resort_leaves_nothing_frozen(
 def test_a_pod_left_frozen_is_released_also_when_the_state_is(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path, state: bytes | None
 ) -> None:
-    """And one that somebody else has frozen is not."""
+    """A pod that another program has frozen is not released."""
     api.delay_s = 2.0  # the request hangs in the server while the agent dies
     kubepods.start(OTHERS, qos="besteffort")
     kubepods.freeze(OTHERS)
@@ -176,7 +176,7 @@ def test_a_pod_left_frozen_is_released_also_when_the_state_is(
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     assert [line["trust"] for line in agent.heard("state")] == ["lost" if state is None else "corrupt"]
-    until(lambda: "not by this agent" in str(agent.events()), "the other one is told")
+    until(lambda: "not by this agent" in str(agent.events()), "the other one is logged")
     assert kubepods.frozen(OTHERS, qos="besteffort")
 
 
@@ -222,7 +222,7 @@ def _kill_at(call: Call, file: Path | None, pid: int) -> "subprocess.Popen[bytes
 
 
 def _next_agent_pays(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent) -> None:
-    """The pod runs on and is not terminating, as if nobody had heard the eviction: nothing but what the dead agent
+    """The pod runs on and is not terminating, as if the eviction had reached no server: nothing but what the dead agent
     wrote down keeps the next one from evicting it once more."""
     accepted = len(_evictions(api))
     if accepted:
@@ -245,7 +245,7 @@ def _over(kubepods: Kubepods, api: ApiServer) -> bool:
 
 
 def _evictions(api: ApiServer) -> list[Request]:
-    """Those that arrived whole: who was killed in the middle of asking has asked for nothing."""
+    """Those that arrived whole: an agent killed in the middle of a request has sent none."""
     return [request for request in api.sent("POST", "/eviction") if isinstance(request.body, dict)]
 
 

@@ -108,7 +108,7 @@ def test_a_hog_that_claims_to_be_static_and_whose_cgroup_another_pod_claims_is_e
     kubepods.start(HOG, qos="burstable")
     kubepods.start(CHILL, qos="besteffort")
     kubepods.eat(CHILL, 5)
-    kubepods.eat(HOG, 400)  # before the agent looks: at the crossing itself the other one might do
+    kubepods.eat(HOG, 400)  # before the agent samples: at the crossing itself the other pod might be enough
     agent = start_agent(**HARD)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
     assert agent.stop() == 0
@@ -176,7 +176,7 @@ def test_check_reports_that_the_kubelet_overwrites_a_condition_of_the_running_ag
     agent = start_agent(evictionSoftGracePeriod={"allocatableMemory.available": "10m"})
     state = tmp_path / "state"
 
-    until(lambda: "it was reset" in str(status_file.read_status(str(state), now=1e12)), "a reset is told")
+    until(lambda: "it was reset" in str(status_file.read_status(str(state), now=1e12)), "the overwrite is reported")
     command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--config", str(tmp_path / "nodeagent.yaml")]
     report = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
     assert "MemoryPressure: the kubelet owns this condition: it was reset" in " ".join(report.split()), report
@@ -216,14 +216,14 @@ def _once(answer: Answer) -> Callable[[Request], Answer | None]:
 def test_no_hard_kill_follows_an_answer_that_is_not_the_apis(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, page: Answer
 ) -> None:
-    """No API server heard of the eviction and no budget was asked."""
+    """The eviction reached no API server and no PDB was checked."""
     api.instead = lambda request: page if request.path.endswith("/eviction") else None
     kubepods.start(HOG, qos="burstable")
     kubepods.start(CHILL, qos="besteffort")
     kubepods.eat(CHILL, 5)
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD, escalation={"hardKill": "cgroup"})
-    until(lambda: agent.said("eviction server-error"), "the answer is told")
+    until(lambda: agent.said("eviction server-error"), "the answer is logged")
     time.sleep(1.0)
     assert kubepods.running(HOG)
     assert kubepods.running(CHILL)
@@ -278,9 +278,9 @@ def test_an_agent_killed_while_it_brakes_a_pod_releases_it_after_a_restart_and_e
     first.process.wait()
     assert kubepods.frozen(HOG, qos="burstable")
     api.delay_s = 0.0
-    second = start_agent(**HARD)  # without a brake: it can only let go what it was told of
+    second = start_agent(**HARD)  # without a brake: it can only release the brakes of the saved state
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    until(lambda: second.said("state"), "the state is told")
+    until(lambda: second.said("state"), "the state is loaded")
     [state] = second.said("state")
     assert state["trust"] == "restored"
     assert second.stop() == 0
@@ -313,11 +313,11 @@ def test_a_configuration_that_is_refused_is_an_event_on_the_node(
     (tmp_path / "nodeagent.yaml").write_text("mode: perhaps\n")
     agent.process.send_signal(signal.SIGHUP)
 
-    def told() -> list[Request]:
+    def rejections() -> list[Request]:
         return [each for each in api.sent("POST", "/events") if each.body["reason"] == "ConfigurationRejected"]
 
-    assert api.wait_for(told, 30), agent.events()
-    [event] = told()
+    assert api.wait_for(rejections, 30), agent.events()
+    [event] = rejections()
     assert event.body["regarding"]["kind"] == "Node"
     assert event.body["type"] == "Warning"
     assert "mode" in event.body["note"]

@@ -1,4 +1,4 @@
-"""A real agent, a real hog and a cluster in trouble: nobody smaller is evicted in the hog's place."""
+"""A real agent, a real hog and a cluster in trouble: no smaller pod is evicted instead of the hog."""
 
 import time
 import uuid

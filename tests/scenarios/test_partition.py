@@ -25,9 +25,9 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 def calm(agent: Run) -> bool:
-    """The verdict of the agent itself on memory, as last told, is that there is no pressure."""
-    told = [line["status"] for line in agent.said("condition") if line["type"] == "MemoryPressure"]
-    return told[-1:] == ["False"]
+    """The last condition that the agent logged for memory is False."""
+    reported = [line["status"] for line in agent.said("condition") if line["type"] == "MemoryPressure"]
+    return reported[-1:] == ["False"]
 
 
 def condition(api: ApiServer, kind: str) -> str:
@@ -42,7 +42,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     agent = run(**HARD)
     api.go_down()
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction unreachable"), "an eviction that nobody hears")
+    until(lambda: agent.said("eviction unreachable"), "an eviction that reaches no server")
     kubepods.kill(HOG)
     until(lambda: calm(agent), "recovery")
     seen = len(api.requests)
@@ -53,8 +53,8 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     assert not [r for r in after if r.path.endswith("/eviction")]
     said = [c for r in after if r.path.endswith("/status") for c in r.body["status"]["conditions"]]
     assert not [c for c in said if c.get("status") == "True"], said
-    fences = [r for r in after if r.path == "/api/v1/nodes/lab-node" and r.body.get("spec", {}).get("taints")]
-    assert not fences
+    tainted = [r for r in after if r.path == "/api/v1/nodes/lab-node" and r.body.get("spec", {}).get("taints")]
+    assert not tainted
 
 
 def test_pressure_that_outlasts_an_outage_is_decided_on_a_fresh_sample(
@@ -66,8 +66,8 @@ def test_pressure_that_outlasts_an_outage_is_decided_on_a_fresh_sample(
     agent = run(**HARD)
     api.go_down()
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction unreachable"), "an eviction that nobody hears")
-    # While nobody can say so, the hog goes by itself and another pod takes its place.
+    until(lambda: agent.said("eviction unreachable"), "an eviction that reaches no server")
+    # During the outage the hog ends by itself and another pod replaces it.
     kubepods.kill(HOG)
     kubepods.eat(OTHER, 400)
     with api.store.changed:
@@ -107,10 +107,10 @@ def test_a_silent_watch_stops_evictions_when_its_view_is_too_old_and_is_no_outag
     agent = run(**HARD, cluster={"podsMaxAge": "3s"}, escalation={"lastResort": "cgroupKill", "lastResortAfter": "1s"})
     threading.Event().wait(3.5)  # the view grows old
     kubepods.eat(HOG, 400)
-    until(lambda: any(line["code"] == "pods-stale" for line in agent.said("not evicting")), "why nobody goes")
-    assert api.wait_for(lambda: condition(api, "NodeAgentMemoryPressure") == "True", 30), "the condition is told"
+    until(lambda: any(line["code"] == "pods-stale" for line in agent.said("not evicting")), "why no pod is evicted")
+    assert api.wait_for(lambda: condition(api, "NodeAgentMemoryPressure") == "True", 30), "the condition is published"
     assert not api.sent("POST", "/eviction")
-    # Any change is heard at once, and then the hog goes.
+    # The watch sees any change at once, and then the hog is evicted.
     api.modify_pod("default", "hog", lambda entry: entry["metadata"]["annotations"].update(touched="1"))
     assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 30), agent.events()
     assert kubepods.running(HOG)
@@ -130,7 +130,8 @@ def test_an_agent_that_starts_without_the_api_server_evicts_nothing_and_connects
     )
     try:
         until(
-            lambda: any(line["code"] == "pods-never-synced" for line in agent.said("not evicting")), "why nobody goes"
+            lambda: any(line["code"] == "pods-never-synced" for line in agent.said("not evicting")),
+            "why no pod is evicted",
         )
         assert not agent.said("evicting")
         api.come_back()

@@ -36,16 +36,16 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 
 class Scarce:
-    """A pids cgroup in which other processes leave room for so many, until `release`."""
+    """A pids cgroup in which other processes leave so many PIDs, until `release`."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, free: int) -> None:
         self._directory = HIERARCHIES[1] / f"nodeagent-test-{uuid.uuid4().hex[:12]}"
         self._directory.mkdir()
         self.procs = self._directory / "cgroup.procs"
         self._others = [subprocess.Popen(["sleep", "600"]) for _ in range(OTHERS)]
         for each in self._others:
             self.procs.write_text(str(each.pid))
-        (self._directory / "pids.max").write_text(str(OTHERS + room))
+        (self._directory / "pids.max").write_text(str(OTHERS + free))
 
     def refused(self) -> int:
         """How often the kernel has refused a PID here."""
@@ -86,10 +86,10 @@ def _stuck(port: int) -> list[str]:
 
 
 def _port(agent: Run) -> int:
-    """Where it listens: the kernel tells it of the process."""
-    told = Path(f"/proc/{agent.process.pid}/net/tcp").read_text()
+    """The address on which it listens, as the kernel lists the sockets of the process."""
+    reported = Path(f"/proc/{agent.process.pid}/net/tcp").read_text()
     inodes = {os.readlink(each) for each in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
-    for line in told.splitlines()[1:]:
+    for line in reported.splitlines()[1:]:
         words = line.split()
         if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
             return int(words[1].partition(":")[2], 16)
@@ -132,11 +132,11 @@ def test_credentials_of_a_plugin_are_waited_for(
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
     plugin.chmod(0o755)
     kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
-    told = json.loads(kubeconfig.read_text())
-    told["users"][0]["user"] = {
+    reported = json.loads(kubeconfig.read_text())
+    reported["users"][0]["user"] = {
         "exec": {"apiVersion": credential["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}
     }
-    kubeconfig.write_text(json.dumps(told))
+    kubeconfig.write_text(json.dumps(reported))
     config = configuration(tmp_path, kubepods)
     arguments = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
     agent = Run(*arguments, log=tmp_path / "log", procs=scarce.procs)

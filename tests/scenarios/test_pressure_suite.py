@@ -34,7 +34,7 @@ SUITE = REPOSITORY / "tests" / "e2e" / "test_pressure.py"
 
 class Kubelet:
     """Starts the pods that are bound to the node, and ends those that are being deleted. It knows no pressure, and puts
-    False over whoever says so. The taints of the control plane follow the standard conditions."""
+    False over any other status. The taints of the control plane follow the standard conditions."""
 
     def __init__(self, api: ApiServer, kubepods: Kubepods, directory: Path) -> None:
         self._api = api
@@ -135,7 +135,7 @@ def this_node() -> Json:
 
 
 def run_suite(api: ApiServer, directory: Path, *arguments: str) -> str:
-    """What the suite says at its end, having passed on a node with this much to give."""
+    """The suite's last output, having passed on a node with this much to give."""
     kubepods = Kubepods(limit=1024 * MIB)
     with ext4(directory, size_mb=1024, inodes=10_000) as disk:
         kubelet = Kubelet(api, kubepods, disk)

@@ -1,4 +1,4 @@
-"""One machine for the whole suite, with the project installed as docs/bare-metal.md tells; a newer one for the unit."""
+"""One machine for the whole suite, with the project as docs/bare-metal.md installs it; a newer one for the unit."""
 
 import subprocess
 import sys
@@ -69,7 +69,7 @@ def newer_machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iter
 
 @pytest.fixture(scope="module")
 def node(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """The machine with the agent's unit, an API double and somebody who does the kubelet's part."""
+    """The machine with the agent's unit, an API double and a process that acts as the kubelet."""
     with ApiServer(node=NODE, linger_s=None) as api:
         kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
         made = Node(machine, api, kubeconfig)

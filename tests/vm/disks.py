@@ -15,7 +15,7 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
     least = list(map(min, least, [numbers.f_bavail * numbers.f_frsize, numbers.f_favail]))
 print(*least)
 """
-"""Says what was left at least, when its stdin is closed."""
+"""Prints the least that was left, when its stdin is closed."""
 
 
 def free(machine: Machine, what: str, path: str) -> int:
@@ -33,7 +33,7 @@ class Least:
 
 @contextlib.contextmanager
 def watched(machine: Machine, path: str) -> Iterator[Least]:
-    """Looks at a file system 100 times a second; what it gives is filled in at the end."""
+    """Samples a file system 100 times a second; the result is filled in at the end."""
     least = Least()
     with machine.start(f"python3 -u -c '{_WATCH}' {path}") as watcher:
         assert watcher.stdout is not None

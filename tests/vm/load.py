@@ -74,7 +74,7 @@ def bomb(most: int) -> None:
 
 
 def write(directory: str, per_second: int) -> None:
-    """Writes a file, at so many MiB a second, until there is no room."""
+    """Writes a file, at so many MiB a second, until the disk is full."""
     piece, due = bytes(MIB), time.monotonic()
     with open(f"{directory}/grows", "wb", buffering=0) as file:
         while True:
@@ -142,8 +142,8 @@ def main() -> None:
 
 
 def ready(fifo: str) -> None:
-    with open(fifo, "w") as told:
-        told.write("ready\n")
+    with open(fifo, "w") as output:
+        output.write("ready\n")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ Promises:
 1. Every wait has a deadline, and what the machine printed on its console is in the error.
 2. The image is never written: each machine works on a snapshot that vanishes with it.
 3. `stop` ends the emulator, whatever state it is in.
-4. A kernel that dies while it boots is booted anew, at most `BOOTS` times in all, and it is told. That is the emulator:
+4. A kernel that dies while it boots is booted again, at most `BOOTS` times in all, and reported. That is the emulator:
    on two CPUs it now and then runs code that the kernel has just patched as it was before (`Oops: int3`;
    bugzilla.redhat.com/2216496). Whatever dies after the boot fails its test.
 
-Emulated (TCG) unless NODEAGENT_VM_ACCEL says `kvm`: python runs about ten times slower in there than on the host,
+Emulated (TCG) unless NODEAGENT_VM_ACCEL is `kvm`: python runs about ten times slower in there than on the host,
 memory is first touched about as fast.
 """
 
@@ -182,7 +182,7 @@ class Machine:
         """Suspends the machine to memory (ACPI S3) for so long; its clock wakes it. (`freeze` nothing here ends.)
 
         The emulator's firmware forgets where the power management registers are, without which the machine does not
-        sleep a second time: what it had told the kernel is put back.
+        sleep a second time: what it had set in the kernel is restored.
         """
         bridge = "/sys/bus/pci/devices/0000:00:1f.0/config"
         self.run(
@@ -209,7 +209,7 @@ class Machine:
                 log.write(line)
                 if _READY.encode() in line:
                     self._ready.set()
-        self._ready.set()  # QEMU ended: whoever waits should look now
+        self._ready.set()  # QEMU ended: a waiting caller should check now
 
     def _ssh(self, *more: str) -> list[str]:
         options = {
@@ -256,7 +256,7 @@ def _qemu_command(image: Image, *, memory_mib: int, cpus: int, imagefs: Path, ss
 
 
 def _free_port() -> int:
-    """A free port of the loopback. Another process could take it before QEMU does; then the boot fails and says so."""
+    """A free port of the loopback. Another process could take it before QEMU: then the boot fails and names it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

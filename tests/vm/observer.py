@@ -2,12 +2,12 @@
 
 Commands come one a line on stdin, answers go as JSON lines to stdout:
 
-    watch BYTES ABOVE    begin anew: how low MemAvailable gets, and how long it is below so many bytes
+    watch BYTES ABOVE    begin again: how low MemAvailable gets, and how long it is below so many bytes
     report               -> {"lowest", "crossed_at", "back_at", "per_s", "oom_kills"}; times are CLOCK_BOOTTIME, per_s
                          is how fast it went from ABOVE to BYTES; null: has not happened
     kill CGROUP SECONDS  end the pod's processes after so long -> {"gone": CGROUP, "at"} when they are
 
-It must go on when nobody else can: locked in memory, first in turn for a processor.
+It must run when nothing else can: locked in memory, with the highest priority.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 EVERY_S = 0.005
-"""A look costs 0.2 ms under emulation; 1 GiB/s is 5 MiB in this time."""
+"""A sample costs 0.2 ms under emulation; 1 GiB/s is 5 MiB in this time."""
 MCL_CURRENT, MCL_FUTURE = 1, 2
 
 
@@ -45,7 +45,7 @@ class Observer:
         self.back_at: float | None = None
         self.oom_kills_before = oom_kills()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         data = os.pread(self.meminfo, 200, 0)
         start = data.index(b"MemAvailable:") + 13
         available = int(data[start : data.index(b"kB", start)]) * 1024
@@ -64,20 +64,20 @@ class Observer:
     def act(self) -> None:
         for due, cgroup in [each for each in self.kills if each[0] <= now()]:
             self.kills.remove((due, cgroup))
-            with contextlib.suppress(FileNotFoundError):  # somebody was faster: it is gone already
+            with contextlib.suppress(FileNotFoundError):  # it has ended already
                 Path(cgroup, "cgroup.kill").write_text("1")
             self.ending.append(cgroup)
         for cgroup in [each for each in self.ending if not populated(each)]:
             self.ending.remove(cgroup)
-            tell(gone=cgroup, at=now())
+            report(gone=cgroup, at=now())
 
     def command(self, line: str) -> None:
         word, *rest = line.split()
         if word == "watch":
             self.watch(int(rest[0]), int(rest[1]))
-            tell(watching=True)
+            report(watching=True)
         elif word == "report":
-            tell(
+            report(
                 lowest=self.lowest,
                 crossed_at=self.crossed_at,
                 back_at=self.back_at,
@@ -100,7 +100,7 @@ def oom_kills() -> int:
     return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split("\n")[0])
 
 
-def tell(**values: object) -> None:
+def report(**values: object) -> None:
     os.write(1, json.dumps(values).encode() + b"\n")
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     Path("/proc/self/oom_score_adj").write_text("-1000")
     observer = Observer()
-    tell(ready=True)
+    report(ready=True)
     pending = b""
     while True:
         if select.select([0], [], [], EVERY_S)[0]:
@@ -119,7 +119,7 @@ def main() -> None:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 observer.command(line.decode())
-        observer.look()
+        observer.sample()
         observer.act()
 
 

@@ -1,5 +1,5 @@
 """Pods in the machine as a kubelet with the systemd driver lays them out: slices, scopes, log directories, real
-processes. There is no kubelet: who wants a pod gone kills it."""
+processes. There is no kubelet: a test that wants a pod gone kills it."""
 
 import uuid
 from pathlib import Path
@@ -53,7 +53,7 @@ def start_pod(
     namespace: str = "shop",
     volume: str = "",
 ) -> VmPod:
-    """Starts a pod with one container; returns when its process says that it is at work (`load.py`).
+    """Starts a pod with one container; returns when its process reports that it has started (`load.py`).
 
     `volume`: it has an emptyDir called `data`, on `disk` or in `memory`, which `{volume}` in `work` names.
     """

@@ -1,9 +1,9 @@
-"""Memory ramps in the machine: a pod that grows at so many MiB a second, somebody who is to stop it, what came of it.
+"""Memory ramps in the machine: a pod that grows at so many MiB a second, an agent that is to stop it, and the result.
 
 Theory of operation. Two pods run, a bloated one that waits for its start and a chill one. An observer in the machine,
 which memory pressure cannot slow down, reads MemAvailable every 5 ms and does the kubelet's part: `KUBELET_S` after an
 eviction was accepted it ends the pod's processes. The ramp is over when memory is back and the pod is gone from the
-double; who won is read from the kernel's own count of OOM kills.
+double; the winner is read from the kernel's count of OOM kills.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class Observer:
         self._answer()
 
     def watch(self) -> None:
-        """Begin to watch MemAvailable anew."""
+        """Begin to watch MemAvailable again."""
         self._say(f"watch {HARD_MIB * MIB} {SOFT_MIB * MIB}")
         self._answer()
 
@@ -160,7 +160,7 @@ class Node:
             self.stop_agent()
 
     def start_agent(self, **changes: Any) -> None:
-        """The agent anew, without a memory of before; returns when it has published that all is well."""
+        """Restart the agent without saved state; returns when it has published that there is no pressure."""
         self.stop_agent()
         self.api.requests.clear()
         configuration = json.dumps({**CONFIGURATION, **changes})  # JSON is YAML
@@ -273,8 +273,8 @@ class Cast:
 
 def mem_available_mib(machine: Machine) -> int:
     """MiB that the machine has left."""
-    told = machine.run("grep MemAvailable /proc/meminfo").stdout
-    return int(told.split()[1]) // 1024
+    output = machine.run("grep MemAvailable /proc/meminfo").stdout
+    return int(output.split()[1]) // 1024
 
 
 def as_object(made: VmPod) -> Json:

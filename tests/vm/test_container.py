@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 BUNDLE: Final = "/var/tmp/bundle"
 PEAK: Final = "/run/vm/peak"
-"""Says how much memory the last container was charged at most."""
+"""Prints the highest memory charge of the last container."""
 CGROUP: Final = "/nodeagent-container"
 MEMORY_LIMIT: Final = parse_quantity(container()["resources"]["limits"]["memory"])
 CHECK: Final = ("check", "--api", "never", "-o", "json")
@@ -145,9 +145,9 @@ def test_the_image_is_small_and_has_what_it_needs(machine: Machine, image: Built
     assert size < LARGEST_IMAGE
     coloured = run_contained(machine, image, (*image.command, "check", "--host-root", "/host", "--color", "always"))
     assert "\x1b[" in coloured.stdout, coloured.stderr
-    rehearsed = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
-    assert rehearsed.returncode == 0, rehearsed.stderr
-    assert '"event":"started"' in rehearsed.stdout
+    dry_run = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
+    assert dry_run.returncode == 0, dry_run.stderr
+    assert '"event":"started"' in dry_run.stdout
 
 
 def test_with_its_own_files_not_yet_in_memory_it_keeps_a_third_of_its_limit_free(
@@ -155,8 +155,8 @@ def test_with_its_own_files_not_yet_in_memory_it_keeps_a_third_of_its_limit_free
 ) -> None:
     """They are charged to whoever reads them first, as on a node that has just pulled the image. Seen: 54 of 96 MiB."""
     machine.run("sync; echo 3 >/proc/sys/vm/drop_caches")
-    rehearsed = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
-    assert rehearsed.returncode == 0, rehearsed.stderr
+    dry_run = run_contained(machine, image, (*image.command, "run", "--host-root", "/host", "--dry-run", "--once"))
+    assert dry_run.returncode == 0, dry_run.stderr
     assert int(machine.run(f"cat {PEAK}").stdout) < MEMORY_LIMIT * 2 // 3
 
 
@@ -188,7 +188,7 @@ while " /host{LATER} " not in (text := mounts.read()):
     mounts.seek(0)
 print([line for line in text.splitlines() if " /host{LATER} " in line][-1])
 """
-"""In the container: say that it runs, then wait until the kernel tells of the mount."""
+"""In the container: print that it runs, then wait for the kernel's event of the mount."""
 
 
 def test_a_volume_that_is_mounted_later_is_seen(machine: Machine, image: Built) -> None:
@@ -206,7 +206,7 @@ def test_a_volume_that_is_mounted_later_is_seen(machine: Machine, image: Built) 
 def test_without_the_hosts_process_ids_the_kernel_shows_zeros(
     machine: Machine, image: Built, pods: list[VmPod]
 ) -> None:
-    """Why daemonset.yaml says hostPID: the kernel numbers processes for the reader's PID namespace."""
+    """Why daemonset.yaml sets hostPID: the kernel numbers processes for the reader's PID namespace."""
     procs = f"/host/sys/fs/cgroup{pods[0].cgroup}/cri-containerd-{pods[0].container_id}.scope/cgroup.procs"
     without = run_contained(machine, image, ("cat", procs), host_pid=False).stdout
     with_them = run_contained(machine, image, ("cat", procs), host_pid=True).stdout
@@ -230,15 +230,15 @@ def test_the_container_can_change_nothing_of_the_host_but_its_state(machine: Mac
     assert kept.returncode == 0, kept.stderr
 
 
-HOLD_AND_END: Final = """
+BRAKE_AND_KILL: Final = """
 import sys
 from pathlib import Path
 from nodeagent.actuators.cgroup_brake import BrakeKind, CgroupBrake
 brake = CgroupBrake(unified=Path("/host/sys/fs/cgroup"), freezer=None)
-hold = brake.plan_hold(sys.argv[1], BrakeKind(sys.argv[2]), pod_uid="x", until=0.0)
-brake.apply(hold)
+braked = brake.plan_brake(sys.argv[1], BrakeKind(sys.argv[2]), pod_uid="x", until=0.0)
+brake.apply(braked)
 print(Path("/host/sys/fs/cgroup" + sys.argv[1], "cgroup.events").read_text())
-brake.release(hold)
+brake.release(braked)
 brake.kill(sys.argv[1])
 """
 """What the agent does to a victim, in the container."""
@@ -249,7 +249,7 @@ def test_with_its_patch_the_container_can_brake_and_kill_a_pod(machine: Machine,
     victim = start_pod(machine, "victim", work="hold 8 3")
     try:
         python = str(Path(image.command[0]).with_name("python"))
-        command = (python, "-c", HOLD_AND_END, victim.cgroup, kind)
+        command = (python, "-c", BRAKE_AND_KILL, victim.cgroup, kind)
         without = run_contained(machine, image, command)
         assert "Read-only file system" in without.stderr
         assert machine.run(f"cat /sys/fs/cgroup{victim.cgroup}/cgroup.events").stdout == "populated 1\nfrozen 0\n"

@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 MIB: Final = 1 << 20
 ATTRIBUTE: Final = """\
 import json, sys, time
-from nodeagent.config.schema import Sampling
-from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.config.schema import SamplingConfig
+from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
 host = open_host("/")
-with Sampler(host, Sampling(), node_name="vm-node") as sampler:
+with Sampler(host, SamplingConfig(), node_name="vm-node") as sampler:
     usages = [view.usage for view in sampler.sample().pods if view.usage is not None]
-found = Meter(host, kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods").measure(
+found = PodDiskMeter(host, kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods").measure(
     usages, until=time.monotonic() + 60)
 json.dump({uid: {c: [d.rootfs_bytes, d.rootfs_inodes] for c, d in disk.containers.items()}
            for uid, disk in found.items()}, sys.stdout)
@@ -82,13 +82,13 @@ def test_containers_are_found_with_the_memory_that_the_kernel_charges_them(
     machine: Machine, containers: dict[str, VmPod]
 ) -> None:
     cgroups = " ".join(f"/sys/fs/cgroup{pod.cgroup}" for pod in containers.values())
-    told = machine.run(
+    output = machine.run(
         f"/opt/nodeagent/bin/nodeagent check -o json --api never; for c in {cgroups}; do "
         "echo; cat $c/memory.current; grep -w inactive_file $c/memory.stat; cat $c/*.scope/cgroup.procs | wc -l; done",
         check=False,
     ).stdout
-    report, end = json.JSONDecoder().raw_decode(told)
-    kernel = told[end:].split("\n\n")[1:]
+    report, end = json.JSONDecoder().raw_decode(output)
+    kernel = output[end:].split("\n\n")[1:]
     reported: dict[str, Any] = {each["name"]: each for each in report["pods"]}
     assert reported.keys() == containers.keys()
     for (name, pod), text in zip(containers.items(), kernel, strict=True):

@@ -1,4 +1,4 @@
-"""On a real cgroup v2 node `nodeagent check` says what the kernel says."""
+"""On a real cgroup v2 node `nodeagent check` reports what the kernel reports."""
 
 import json
 from collections.abc import Iterator
@@ -77,11 +77,11 @@ def between(value: int, bounds: tuple[int, int], *, slack: int) -> bool:
 
 
 def test_the_machine_is_what_the_suite_is_about(bare_machine: Machine) -> None:
-    told = bare_machine.run(
+    output = bare_machine.run(
         "stat -fc %T /sys/fs/cgroup; cat /proc/pressure/memory /etc/hostname; findmnt -no SOURCE /var/lib/containerd"
     ).stdout
-    assert told.startswith("cgroup2fs\nsome avg10=")
-    assert told.endswith("vm-node\n/dev/vdb\n")
+    assert output.startswith("cgroup2fs\nsome avg10=")
+    assert output.endswith("vm-node\n/dev/vdb\n")
     assert bare_machine.run("systemctl is-system-running --wait", check=False).stdout == "running\n"
 
 

@@ -1,4 +1,4 @@
-"""Who goes, and who does not, when something else than a heap grows: forks, page cache, tmpfs, disk, inodes."""
+"""Which pod is evicted when something else than a heap grows: forks, page cache, tmpfs, disk, inodes."""
 
 import json
 from collections.abc import Callable
@@ -21,8 +21,8 @@ CACHED_HARD_MIB: Final = 600
 
 def threads_left(machine: Machine) -> int:
     """PIDs that the node has left, as the kernel counts."""
-    told = machine.run("cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max /proc/loadavg").stdout.split()
-    return min(int(told[0]), int(told[1])) - int(told[5].split("/")[1])
+    output = machine.run("cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max /proc/loadavg").stdout.split()
+    return min(int(output[0]), int(output[1])) - int(output[5].split("/")[1])
 
 
 def test_a_fork_bomb_is_evicted_before_idle_pods(node: Node) -> None:
@@ -64,7 +64,7 @@ def test_a_cache_full_of_what_was_read_is_no_pressure(node: Node, model: str, ti
             machine.run(f"timeout 200 cat /run/vm/{reader.uid}.done", timeout_s=240)
             kernel = dict(line.split(":") for line in machine.run("cat /proc/meminfo").stdout.splitlines())
             assert int(kernel["MemFree"].split()[0]) < CACHED_HARD_MIB * 1024, "the cache has taken what was free"
-            machine.run("sleep 3")  # three looks of the agent at least
+            machine.run("sleep 3")  # at least three samples of the agent
             assert cast.victims == []
             assert cast.alive() == {"reader"}
         finally:

@@ -1,4 +1,4 @@
-"""Project quotas of real file systems are read instead of walking, where they tell the truth, and only there."""
+"""Project quotas of real file systems are read instead of walking, where they are exact, and only there."""
 
 import json
 import re
@@ -28,7 +28,7 @@ WORK: Final = {
 MEASURE: Final = r"""
 import json, sys, time
 from nodeagent.model import ContainerUsage, PodUsage, QOSClass
-from nodeagent.sampling.disk.attribution import Meter
+from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.hostfs.host import open_host
 
 top, cgroups = sys.argv[1], json.loads(sys.argv[2])
@@ -41,7 +41,7 @@ def pods():
 
 
 def measure():
-    meter = Meter(open_host("/"), kubelet_dir=f"{top}/kubelet", pod_logs_dir=f"{top}/logs", cgroups="/sys/fs/cgroup")
+    meter = PodDiskMeter(open_host("/"), kubelet_dir=f"{top}/kubelet", pod_logs_dir=f"{top}/logs", cgroups="/sys/fs/cgroup")
     found = meter.measure(pods(), until=time.monotonic() + 60)
     meter.close()
     return found, meter.progress.entries
@@ -87,12 +87,12 @@ def fill(place, files, size):
 
 
 def du(*places):
-    told = [subprocess.run(["du", "-s", *how, *places], capture_output=True, text=True, check=True).stdout
+    output = [subprocess.run(["du", "-s", *how, *places], capture_output=True, text=True, check=True).stdout
             for how in (["--block-size=1"], ["--inodes"])]
-    return [sum(int(line.split()[0]) for line in text.splitlines()) for text in told]
+    return [sum(int(line.split()[0]) for line in text.splitlines()) for text in output]
 
 
-told = {}
+output = {}
 os.makedirs(f"{top}/logs")
 # A pod whose processes are in a user namespace: its volume, and its layer as CRI-O marks it, are whole under a project.
 give(volume("own"), 7)
@@ -109,19 +109,19 @@ subprocess.run(["mount", "-t", "overlay", "overlay", "-o", f"lowerdir={lower},up
 fill(rootfs, 20, 5000)
 os.sync()
 found, entries = measure()
-told["own"] = [volumes(found, "own"), du(volume("own")), entries]
-told["rights"] = {
+output["own"] = [volumes(found, "own"), du(volume("own")), entries]
+output["rights"] = {
     name: json.loads(subprocess.run(
         ["systemd-run", "--quiet", "--wait", "--pipe", *(f"--property={line}" for line in lines),
          sys.executable, "/run/vm/quota_measure.py", top, sys.argv[2]], stdout=subprocess.PIPE, check=True).stdout)
     for name, lines in with_rights.items()
 }
-told["layer"] = [[found["own"].disk.rootfs_bytes, found["own"].disk.rootfs_inodes], du(f"{top}/layers/one")]
+output["layer"] = [[found["own"].disk.rootfs_bytes, found["own"].disk.rootfs_inodes], du(f"{top}/layers/one")]
 with open(f"{volume('own')}/later", "wb") as file:
     file.write(b"x" * 5_000_000)
 os.sync()
 found, entries = measure()
-told["grown"] = [volumes(found, "own"), du(volume("own")), entries]
+output["grown"] = [volumes(found, "own"), du(volume("own")), entries]
 
 # A pod in the host's user namespace can give its files any project.
 give(volume("host"), 9)
@@ -131,7 +131,7 @@ with open(f"{volume('host')}/hidden", "wb") as file:
 give(f"{volume('host')}/hidden", 7, inherit=False)
 os.sync()
 found, entries = measure()
-told["host"] = [volumes(found, "host"), du(volume("host")), entries]
+output["host"] = [volumes(found, "host"), du(volume("host")), entries]
 os.unlink(f"{volume('host')}/hidden")
 shutil.rmtree(f"{top}/kubelet/pods/host")
 
@@ -142,7 +142,7 @@ for name in ("one", "two"):
     fill(volume("own", name), 30, 9000)
 os.sync()
 found, entries = measure()
-told["shared"] = [sorted(v.used_inodes for v in found["own"].volumes), entries]
+output["shared"] = [sorted(v.used_inodes for v in found["own"].volumes), entries]
 for name in ("one", "two"):
     shutil.rmtree(volume("own", name))
 
@@ -154,14 +154,14 @@ with open(f"{above}/beside", "wb") as file:
     file.write(b"x" * 1_000_000)
 os.sync()
 found, entries = measure()
-told["larger"] = [volumes(found, "own"), du(volume("own")), entries]
+output["larger"] = [volumes(found, "own"), du(volume("own")), entries]
 subprocess.run(["umount", rootfs], check=True)
-json.dump(told, sys.stdout)
+json.dump(output, sys.stdout)
 """
 
 
 def rights() -> dict[str, list[str]]:
-    """Lines of the unit that hold the agent back, and the same with those that docs/disk.md tells to add."""
+    """Lines of the unit that restrict the agent, and the same with those that docs/disk.md adds."""
     unit = (REPOSITORY / "systemd/nodeagent.service").read_text(encoding="utf-8").splitlines()
     held = [line for line in unit if re.match("CapabilityBoundingSet|SystemCall|NoNewPrivileges", line)]
     page = (REPOSITORY / "docs/disk.md").read_text(encoding="utf-8")
@@ -178,7 +178,7 @@ def _as_properties(lines: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=MAKE)
-def told(machine: Machine, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+def output(machine: Machine, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What the agent's own code measured in the machine, on a file system with project quotas."""
     kind = request.param
     image = f"{TOP}.img"
@@ -204,46 +204,46 @@ def told(machine: Machine, request: pytest.FixtureRequest) -> Iterator[dict[str,
         machine.run(f"{stop}; umount -l {TOP}; rm -rf {image} {TOP}", check=False)
 
 
-def test_a_volume_that_is_whole_under_a_project_is_not_walked(told: dict[str, Any]) -> None:
-    by_quota, by_du, entries = told["own"]
+def test_a_volume_that_is_whole_under_a_project_is_not_walked(output: dict[str, Any]) -> None:
+    by_quota, by_du, entries = output["own"]
     assert by_quota == by_du
     assert entries == 0
-    by_quota, by_du, entries = told["grown"]
+    by_quota, by_du, entries = output["grown"]
     assert by_quota == by_du
-    assert by_quota[0] - told["own"][0][0] >= 5_000_000
+    assert by_quota[0] - output["own"][0][0] >= 5_000_000
     assert entries == 0
 
 
-def test_the_agent_as_installed_walks_and_with_the_rights_on_the_page_it_sees_more(told: dict[str, Any]) -> None:
-    numbers, by_du, _ = told["own"]
+def test_the_agent_as_installed_walks_and_with_the_rights_on_the_page_it_sees_more(output: dict[str, Any]) -> None:
+    numbers, by_du, _ = output["own"]
     assert numbers == by_du
-    walked, entries, deleted = told["rights"]["unit"]
+    walked, entries, deleted = output["rights"]["unit"]
     assert (walked, entries > 300) == (by_du, True)
-    assert deleted == [0, False], "nobody let it look"
-    read, entries, (deleted_bytes, complete) = told["rights"]["page"]
+    assert deleted == [0, False], "it may not read them"
+    read, entries, (deleted_bytes, complete) = output["rights"]["page"]
     assert (read, entries, complete) == (by_du, 0, True)
-    assert deleted_bytes == told["gone"] >= 2 * MIB, "what the kernel says; xfs reserves more than was written"
+    assert deleted_bytes == output["gone"] >= 2 * MIB, "the kernel's number; xfs reserves more than was written"
 
 
-def test_a_layer_counts_with_the_directory_that_carries_its_project(told: dict[str, Any]) -> None:
-    by_quota, by_du = told["layer"]
+def test_a_layer_counts_with_the_directory_that_carries_its_project(output: dict[str, Any]) -> None:
+    by_quota, by_du = output["layer"]
     assert by_quota == by_du
 
 
-def test_a_pod_that_can_change_the_project_of_its_files_is_walked(told: dict[str, Any]) -> None:
-    by_walk, by_du, entries = told["host"]
+def test_a_pod_that_can_change_the_project_of_its_files_is_walked(output: dict[str, Any]) -> None:
+    by_walk, by_du, entries = output["host"]
     assert by_walk == by_du
     assert by_walk[0] > 3_000_000
     assert entries > 50
 
 
-def test_a_project_of_several_trees_is_the_number_of_none(told: dict[str, Any]) -> None:
-    assert told["shared"][0] == [32, 32]
-    assert told["shared"][1] > 60
+def test_a_project_of_several_trees_is_the_number_of_none(output: dict[str, Any]) -> None:
+    assert output["shared"][0] == [32, 32]
+    assert output["shared"][1] > 60
 
 
-def test_a_project_of_something_larger_is_not_the_number_of_a_volume(told: dict[str, Any]) -> None:
-    by_walk, by_du, entries = told["larger"]
+def test_a_project_of_something_larger_is_not_the_number_of_a_volume(output: dict[str, Any]) -> None:
+    by_walk, by_du, entries = output["larger"]
     assert by_walk == by_du
     assert by_walk[0] < 1_000_000
     assert entries > 30

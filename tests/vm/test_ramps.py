@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
 GENTLE: Final = (Ramp(10, 560), Ramp(50, 700), Ramp(100, 1200))
 FAST: Final = Ramp(1024, 1500)
-GUARD: Final = """\
+CAP: Final = """\
 import os, signal, sys, time
 from pathlib import Path
 from nodeagent.actuators.cgroup_brake import CgroupBrake
@@ -25,12 +25,12 @@ pids = [int(pid) for procs in pod.glob("*/cgroup.procs") for pid in procs.read_t
 for pid in pids:
     os.kill(pid, signal.SIGUSR1)
 time.sleep(3)
-guarded = used()
+capped = used()
 brakes.close()
 deadline = time.monotonic() + 20
-while used() < 2 * guarded and time.monotonic() < deadline:
+while used() < 2 * capped and time.monotonic() < deadline:
     time.sleep(0.01)
-print(limit, guarded, used(), (pod / "memory.high").read_text().strip())
+print(limit, capped, used(), (pod / "memory.high").read_text().strip())
 for pid in pids:
     os.kill(pid, signal.SIGKILL)
 """
@@ -64,9 +64,9 @@ def test_with_a_brake_and_a_kill_it_wins_a_ramp_of(node: Node, ramp: Ramp, brake
 def test_the_kernel_keeps_a_capped_pod_near_its_growth_cap_while_no_agent_runs(node: Node) -> None:
     with node.cast() as cast:
         greedy = cast.add(start_pod(node.machine, "greedy", work="flood 1000000 500"))
-        limit, guarded, free, high = node.machine.run(
-            ["/opt/nodeagent/bin/python", "-c", GUARD, greedy.cgroup]
+        limit, capped, free, high = node.machine.run(
+            ["/opt/nodeagent/bin/python", "-c", CAP, greedy.cgroup]
         ).stdout.split()
-        assert int(limit) < int(guarded) < 1.2 * int(limit), "it grew as far as that"
-        assert int(free) >= 2 * int(guarded)
+        assert int(limit) < int(capped) < 1.2 * int(limit), "it grew as far as that"
+        assert int(free) >= 2 * int(capped)
         assert high == "max"

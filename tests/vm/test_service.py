@@ -64,7 +64,7 @@ def api(suite: Suite) -> Iterator[ApiServer]:
 def service(
     suite: Suite, request: pytest.FixtureRequest, api: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
-    """The unit installed as docs/bare-metal.md tells, not started."""
+    """The unit installed as docs/bare-metal.md describes, not started."""
     machine: Machine = request.getfixturevalue("machine" if suite == OLDER else "newer_machine")
     kubeconfig = api.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig").read_text(encoding="utf-8")
     machine.write("/etc/nodeagent/kubeconfig", kubeconfig.replace("127.0.0.1", HOST_LOOPBACK), mode=0o600)
@@ -89,7 +89,7 @@ def service(
 
 @pytest.fixture
 def running(service: Machine) -> Iterator[Machine]:
-    """The service, started anew."""
+    """The service, restarted."""
     restart(service)
     yield service
     stopped = service.run("systemctl stop nodeagent.service", timeout_s=180, check=False)
@@ -143,15 +143,15 @@ def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suit
 
 @on_both
 def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
-    told = service.run("systemd-analyze security --no-pager nodeagent.service", check=False).stdout
-    exposure = re.search(r"Overall exposure level for nodeagent\.service: ([0-9.]+)", told)
-    assert exposure, told
-    assert float(exposure[1]) <= WORST_EXPOSURE, told
+    output = service.run("systemd-analyze security --no-pager nodeagent.service", check=False).stdout
+    exposure = re.search(r"Overall exposure level for nodeagent\.service: ([0-9.]+)", output)
+    assert exposure, output
+    assert float(exposure[1]) <= WORST_EXPOSURE, output
 
 
 def test_the_unit_is_started_when_it_is_ready_and_systemd_shows_its_status(running: Machine, api: ApiServer) -> None:
     assert show(running, "ActiveState") == "active"
-    running.run(  # of the first decision, for which the agent waits until the API has told of the pods
+    running.run(  # of the first decision, for which the agent waits until the API server has listed the pods
         "timeout 60 sh -c 'until systemctl show --value --property=StatusText nodeagent.service | grep pods; "
         "do sleep 0.2; done'"
     )
@@ -164,7 +164,7 @@ def test_the_unit_is_started_when_it_is_ready_and_systemd_shows_its_status(runni
 
 @on_both
 def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
-    wait_for_log(running, '"event":"signal"')  # it has looked at everything
+    wait_for_log(running, '"event":"signal"')  # it has sampled everything
     log = journal(running)
     assert "Permission denied" not in log
     assert "Operation not permitted" not in log
@@ -177,13 +177,13 @@ def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
 
 def test_it_runs_where_nothing_can_take_its_memory_and_the_oom_killer_comes_last(running: Machine) -> None:
     process = show(running, "MainPID")
-    told = running.run(
+    output = running.run(
         f"cat /proc/{process}/oom_score_adj /sys/fs/cgroup/nodeagent.slice/memory.min "
         f"/sys/fs/cgroup/nodeagent.slice/nodeagent.service/memory.min; grep CapBnd /proc/{process}/status"
     ).stdout.split()
     dac_read_search, sys_resource = 1 << 2, 1 << 24
-    assert told[:3] == ["-999", str(GUARDED), str(GUARDED)]
-    assert int(told[-1], 16) == dac_read_search | sys_resource
+    assert output[:3] == ["-999", str(GUARDED), str(GUARDED)]
+    assert int(output[-1], 16) == dac_read_search | sys_resource
 
 
 def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one_changes_nothing(
@@ -245,7 +245,7 @@ def test_its_figures_and_its_health_are_served_on_the_loopback(running: Machine,
 def test_a_stuck_loop_is_ended_by_the_watchdog_and_started_again(running: Machine) -> None:
     before = show(running, "MainPID")
     restarts = int(show(running, "NRestarts"))
-    # Stopped as a whole it cannot say that it is alive, as when its loop hangs. The journal tells when it is back.
+    # A stopped process cannot feed the watchdog, as when its loop hangs. The journal shows when it is back.
     running.run(f"kill -STOP {before}")
     running.run(
         "timeout 200 sh -c 'until journalctl --no-pager --unit=nodeagent.service --since=-2min | grep -q \"Watchdog "
@@ -329,7 +329,7 @@ def test_it_stops_within_its_time_and_leaves_no_condition_behind(running: Machin
 
 
 PKI: Final = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-"""Where a kubelet keeps its certificate and key, and what kubelet.conf says."""
+"""Where a kubelet keeps its certificate and key, and the contents of kubelet.conf."""
 
 
 @on_both
@@ -345,7 +345,7 @@ def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taint
             "server": strict.url.replace("127.0.0.1", HOST_LOOPBACK),
             "certificate-authority-data": base64.b64encode((made / "ca.crt").read_bytes()).decode(),
         }
-        # The double tells users apart by token only; without the certificate it talks to nobody.
+        # The double tells users apart by token only; without the certificate it accepts no connection.
         conf["users"][0]["user"] |= {"client-certificate": PKI, "client-key": PKI}
         service.write(PKI, (made / "client.crt").read_bytes() + (made / "client.key").read_bytes(), mode=0o600)
         service.write("/etc/kubernetes/kubelet.conf", json.dumps(conf), mode=0o600)

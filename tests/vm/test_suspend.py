@@ -1,4 +1,4 @@
-"""The machine really sleeps (ACPI S3) while the agent is at work: what was not seen does not count, and nobody is
+"""The machine really sleeps (ACPI S3) while the agent is at work: what was not sampled does not count, and no pod is
 evicted for it.
 
 CLOCK_BOOTTIME, on which everything of ours runs, goes on meanwhile; the kubelet's timers stand still.
@@ -31,7 +31,7 @@ AHEAD: Final = (
 
 
 def sleep(machine: Machine, seconds: int) -> float:
-    """Has the machine sleep. Returns for how long it did, as its kernel reckons."""
+    """Has the machine sleep. Returns for how long it did, by its kernel's clocks."""
     before = float(machine.run(["python3", "-c", AHEAD]).stdout)
     machine.sleep(seconds)
     slept_s = float(machine.run(["python3", "-c", AHEAD]).stdout) - before
@@ -41,10 +41,12 @@ def sleep(machine: Machine, seconds: int) -> float:
 
 @pytest.fixture
 def same_agent(node: Node) -> Iterator[None]:
-    """The agent at the end is the one of the beginning: nobody has killed it, the watchdog neither."""
+    """The agent at the end is the one of the beginning: nothing has killed it, not even the watchdog."""
     yield
-    told = node.machine.run("systemctl show --value --property=NRestarts,ActiveState nodeagent.service").stdout.split()
-    assert sorted(told) == ["0", "active"], node.log()
+    output = node.machine.run(
+        "systemctl show --value --property=NRestarts,ActiveState nodeagent.service"
+    ).stdout.split()
+    assert sorted(output) == ["0", "active"], node.log()
     assert '"level":"error"' not in node.log()
 
 
