@@ -41,7 +41,8 @@ def pods():
 
 
 def measure():
-    meter = PodDiskMeter(open_host("/"), kubelet_dir=f"{top}/kubelet", pod_logs_dir=f"{top}/logs", cgroups="/sys/fs/cgroup")
+    kubelet, logs = f"{top}/kubelet", f"{top}/logs"
+    meter = PodDiskMeter(open_host("/"), kubelet_dir=kubelet, pod_logs_dir=logs, cgroups="/sys/fs/cgroup")
     found = meter.measure(pods(), until=time.monotonic() + 60)
     meter.close()
     return found, meter.progress.entries
