@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
-from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, WalkCache
+from nodeagent.sampling.disk.walk_cache import MAX_CACHE_BYTES, WalkCache
 from tests.support.mounts import ext4
 
 REMEMBER = 64 << 20
@@ -85,7 +85,7 @@ def memory(scratch: Path, *, files: int, per_directory: int) -> None:
         time.sleep(2.1)
         kinds: dict[str, Callable[[], TreeUsage]] = {
             "first walk": lambda: walk(place)[0],
-            "first walk, remembering 8 MiB": lambda: walk(place, remember=REMEMBER_BYTES)[0],
+            "first walk, remembering 8 MiB": lambda: walk(place, cache_bytes=MAX_CACHE_BYTES)[0],
             "inodes only": lambda: walk(place, count=CountMode.INODES)[0],
         }
         for name, action in kinds.items():
@@ -103,8 +103,8 @@ def peak(action: Callable[[], TreeUsage]) -> tuple[int, int, float]:
     if child == 0:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         before, began = status("VmRSS"), cpu()
-        tally = action()
-        os.write(writing, f"{tally.inodes} {status('VmHWM') - before} {cpu() - began}".encode())
+        usage = action()
+        os.write(writing, f"{usage.inodes} {status('VmHWM') - before} {cpu() - began}".encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
@@ -125,13 +125,13 @@ def walk(
     count: CountMode = CountMode.BYTES_AND_INODES,
     previous: WalkCache | None = None,
     unwritten: bool = False,
-    remember: int = 0,
+    cache_bytes: int = 0,
 ) -> tuple[TreeUsage, WalkCache | None]:
     with TreeWalk(
-        os.open(top, os.O_RDONLY), count=count, previous=previous, unwritten=unwritten, remember=remember
+        os.open(top, os.O_RDONLY), count=count, previous=previous, unwritten=unwritten, cache_bytes=cache_bytes
     ) as walking:
         walking.step()
-        return walking.tally, walking.remembered
+        return walking.usage, walking.cache
 
 
 def change(top: Path, share: float) -> int:
@@ -148,18 +148,18 @@ def run(top: Path, *, rounds: int, cold: bool) -> None:
     expected = int(
         subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True).stdout.split()[0]
     )
-    tally, remembered = walk(top, remember=REMEMBER)
-    if tally.bytes != expected * 512 or remembered is None:
-        raise SystemExit(f"the walk says {tally.bytes} bytes, du {expected * 512}")
-    known = remembered
-    print(f"{tally.inodes} inodes, {tally.directories} of them directories; {known.size >> 10} KiB remembered")
+    usage, cache = walk(top, cache_bytes=REMEMBER)
+    if usage.bytes != expected * 512 or cache is None:
+        raise SystemExit(f"the walk says {usage.bytes} bytes, du {expected * 512}")
+    known = cache
+    print(f"{usage.inodes} inodes, {usage.directories} of them directories; {known.size >> 10} KiB remembered")
 
     runs: dict[str, Callable[[], object]] = {
         "first walk": lambda: walk(top),
-        "first walk, remembering": lambda: walk(top, remember=REMEMBER),
+        "first walk, remembering": lambda: walk(top, cache_bytes=REMEMBER),
         "inodes only": lambda: walk(top, count=CountMode.INODES),
-        "second walk": lambda: walk(top, previous=known, remember=REMEMBER),
-        "second walk, nobody wrote": lambda: walk(top, previous=known, unwritten=True, remember=REMEMBER),
+        "second walk": lambda: walk(top, previous=known, cache_bytes=REMEMBER),
+        "second walk, nobody wrote": lambda: walk(top, previous=known, unwritten=True, cache_bytes=REMEMBER),
     }
     ratios: dict[str, list[float]] = {name: [] for name in GOALS}
     base = []
@@ -185,9 +185,9 @@ def changed_round(top: Path, known: WalkCache, cold: bool) -> tuple[float, float
     """CPU seconds of `du`, of a second walk and of one that trusts, after a change; and what to remember from it."""
     change(top, 0.01)
     du = measure(lambda: subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True), cold)
-    asking = measure(lambda: walk(top, previous=known, remember=REMEMBER), cold)
+    asking = measure(lambda: walk(top, previous=known, cache_bytes=REMEMBER), cold)
     trusting = measure(lambda: walk(top, previous=known, unwritten=True), cold)
-    return du, asking, trusting, walk(top, remember=REMEMBER)[1] or known
+    return du, asking, trusting, walk(top, cache_bytes=REMEMBER)[1] or known
 
 
 def measure(action: Callable[[], object], cold: bool) -> float:

@@ -28,15 +28,15 @@ from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict, Ou
 from nodeagent.runtime import workers
 from nodeagent.runtime.periodic import Periodic
 from nodeagent.sampling.disk.attribution import PodDiskMeter
-from nodeagent.sampling.disk.walk_worker import DiskWorker, Request
+from nodeagent.sampling.disk.walk_worker import DiskWorker, WalkRequest
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
 from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from tests.fake_kube import Answer, ApiServer, pod
 from tests.fake_kube import Request as HttpRequest
+from tests.support.disk_trees import node as disk_node
+from tests.support.disk_trees import pod as disk_pod
 from tests.support.livenode import until
 from tests.unit.actuators.test_evictions import victim
-from tests.unit.sampling.disk.test_attribution import node as disk_node
-from tests.unit.sampling.disk.test_attribution import pod as disk_pod
 
 ERRORS = (
     ValueError("no such thing"),
@@ -351,11 +351,11 @@ def test_disks_are_counted_after_a_measurement_that_raised_beyond_its_own_handli
         lambda: PodDiskMeter(Host(str(tmp_path)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
         wake=wake,
     )
-    working.request(Request((disk_pod("u1"),), timeout_s=30.0))
+    working.request(WalkRequest((disk_pod("u1"),), timeout_s=30.0))
     until(lambda: not faults, "the failure", 20.0)
 
     def asked() -> bool:
-        working.request(Request((disk_pod("u1"),), timeout_s=30.0))
+        working.request(WalkRequest((disk_pod("u1"),), timeout_s=30.0))
         return ended.wait(0.05)
 
     until(asked, "the next measurement", 20.0)

@@ -1,146 +1,91 @@
-"""Whose bytes and inodes: what each pod holds on disk, and what nobody in a pod does.
+"""Attributes disk usage to pods: measures what each pod holds on disk.
 
-`Meter` counts the places of the pods one after another, in turns, so that one huge tree does not keep the others from
-being counted. Promises:
+`PodDiskMeter` walks the paths of all pods in slices, so that one huge tree does not delay the others. Promises:
 
-1. A number is never more than what is there. A tree that was not walked to its end counts with what was seen of it,
-   because the pod that cannot be counted in time is the one that is looked for; `PodDisk.unknown` says so.
-2. A walk that did not end in time is continued by the next call; until it ends the place counts with its last whole
-   sum, if that is not older than `_KEPT_S`. `PodDisk.read_at` is the age of the oldest part.
+1. A number is never more than what is on disk. An unfinished tree counts with its entries so far, because the largest
+   pod may be the one that cannot be counted in time; `PodDisk.unknown` lists it.
+2. The next call continues an unfinished walk. Until the walk ends, the path counts with its last complete usage, if
+   that is at most `_USAGE_MAX_AGE_S` old. `PodDisk.read_at` is the age of the oldest part.
 3. Memory and descriptors are bounded: see the constants.
 """
 
 import functools
 import os
-import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import ContainerUsage, DiskUsage, DiskUsageQuality, PodUsage, VolumeUsage
+from nodeagent.model import PodUsage
+from nodeagent.sampling.disk import path_usage, pod_disk, pod_paths, project_quota
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
-from nodeagent.sampling.disk.pod_paths import Kind, PodPath, PodPaths, find_places, open_place
-from nodeagent.sampling.disk.project_quota import Quota, all_confined, quota_devices, read_quotas
-from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
-from nodeagent.sampling.disk.walk_cache import WalkCache
+from nodeagent.sampling.disk.path_usage import PathUsage
+from nodeagent.sampling.disk.pod_disk import PodDisk
+from nodeagent.sampling.disk.pod_paths import Kind, PodPath, PodPaths
+from nodeagent.sampling.disk.walk import CountMode, TreeWalk
+from nodeagent.sampling.disk.walk_cache import MAX_CACHE_BYTES, WalkCache
+from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.processes import processes_below
 
-# Entries that one tree may take before the next one gets its turn: 75 ms of CPU.
-_TURN: Final = 50_000
-# Walks that may be open at once, each with as many descriptors as its tree is deep (at most 128).
-_AT_ONCE: Final = 8
-# What all trees together may remember: 400,000 names. Who comes first is remembered first.
-_REMEMBER: Final = 8 << 20
-# A walk that was left unfinished longer than this is begun anew: its first numbers are too old.
-_RESUME_S: Final = 300.0
-# A sum that is older says nothing any more of what is there.
-_KEPT_S: Final = 600.0
-# However quiet a pod is, its files are asked for this often: `writes.py` says what goes unseen until then.
-_TRUSTED_S: Final = 600.0
-# Plain files in one log directory that are asked for. The kubelet keeps 5 for each container by default.
-_LOG_FILES: Final = 10_000
-# The part of a measurement's time that the open files of the pods' processes may take.
-_DELETED_SHARE: Final = 0.25
+_SLICE_ENTRIES: Final = 50_000
+"""Entries of one tree before the next tree continues: 75 ms of CPU."""
+_MAX_OPEN_WALKS: Final = 8
+"""Each holds as many descriptors as its tree is deep, at most 128."""
+_RESUME_MAX_AGE_S: Final = 300.0
+"""An unfinished walk that began earlier starts again: its first numbers are too old."""
+_USAGE_MAX_AGE_S: Final = 600.0
+"""An older usage does not describe the disk any more."""
+_FULL_READ_EVERY_S: Final = 600.0
+"""The files of a quiet pod are read this often: `write_rates` lists the writes that it misses until then."""
+_DELETED_FILES_SHARE: Final = 0.25
+"""Share of a measurement's time for the open files of the pods' processes."""
 
 
-class Held(NamedTuple):
-    """A part of what a pod holds."""
-
-    bytes: int
-    inodes: int
-
-
-class PodDisk(NamedTuple):
-    """What one pod holds on disk."""
-
-    uid: str
-    disk: DiskUsage
-    containers: Mapping[str, DiskUsage]
-    """By container id: its layer."""
-    logs: Mapping[str, DiskUsage]
-    """By container name: its logs."""
-    volumes: tuple[VolumeUsage, ...]
-    other_bytes: int
-    """Files that the kubelet counts against the pod's limit, but not in ranking: etc-hosts and what lies directly in
-    the pod's log directory."""
-    other_inodes: int
-    read_at: float
-    """When the oldest of these numbers was read, CLOCK_BOOTTIME."""
-    complete: bool
-    """Every place was found and walked to its end. False: the sums are lower bounds."""
-    unknown: tuple[str, ...]
-    """What is not counted, or only in part, and why."""
-    deleted: DeletedFiles | None = None
-    """None when the processes' open files were not looked at."""
-    deleted_layers: Held = Held(0, 0)
-    """Of these, what is in layers and in no other number."""
-    deleted_volumes: Held = Held(0, 0)
-    """The same of everything else."""
-    routine: bool = False
-    """Counted in its turn: some of the numbers may be of an earlier walk."""
-
-
-class Progress(NamedTuple):
+class WalkProgress(NamedTuple):
     """How far a measurement is."""
 
-    places: int
+    paths: int
     done: int
     entries: int
-    """Files and directories that were looked at."""
+    """Files and directories read."""
 
 
-class _Sum:
-    """Bytes and inodes of one tree."""
+class _CachedTree(NamedTuple):
+    """What an earlier walk of a path left."""
 
-    __slots__ = ("bytes", "complete", "inodes", "read_at", "reason")
-
-    def __init__(self, read_at: float) -> None:
-        self.bytes: int | None = 0
-        self.inodes: int | None = 0
-        self.complete = True
-        self.reason = ""
-        self.read_at = read_at
-
-
-class _Known(NamedTuple):
-    """What an earlier measurement left."""
-
-    remembered: WalkCache
+    cache: WalkCache
     started_at: float
-    asked_at: float
-    """When the last walk began that asked for every file."""
+    full_read_at: float
+    """When the last walk began that read every file."""
 
 
 class PodDiskMeter:
-    """Counts pods' places. Not thread-safe: it belongs to one worker."""
+    """Measures the paths of pods. Not thread-safe: it belongs to one worker."""
 
     def __init__(self, host: Host, *, kubelet_dir: str, pod_logs_dir: str, cgroups: str = "") -> None:
-        """`cgroups`: where the hierarchy is mounted on the host in which `PodUsage.cgroup` is a path. Without it the
-        pods' open files are not looked at, and no quota is taken."""
+        """`cgroups`: the mount point of the hierarchy that `PodUsage.cgroup` is a path in. Without it neither open
+        files nor project quotas are read."""
         self._host = host
         self._cgroups = cgroups
         self._kubelet_dir = kubelet_dir
         self._pod_logs_dir = pod_logs_dir
-        self._known: dict[PodPath, _Known] = {}
-        self._remembered = 0
-        """About the bytes that these take."""
+        self._trees: dict[PodPath, _CachedTree] = {}
+        self._cached_bytes = 0
+        """Approximate size of all caches."""
         self._paused: dict[PodPath, TreeWalk] = {}
-        self._measured: dict[PodPath, float] = {}
-        """When each place was last begun."""
+        self._begun_at: dict[PodPath, float] = {}
         self._open_files = DeletedScan(host)
-        self._sums: dict[PodPath, _Sum] = {}
-        """The last whole sum of each place, for when there is no time for it."""
-        self.whole = False
-        """Every place was walked to its end by the last measurement, so that no number is of an earlier one."""
-        self.progress = Progress(0, 0, 0)
+        self._complete_usages: dict[PodPath, PathUsage] = {}
+        """The last complete usage of each path, for a measurement without enough time."""
+        self.complete = False
+        """The last measurement walked every path to its end, so that no number comes from an earlier one."""
+        self.progress = WalkProgress(0, 0, 0)
         """May be read by any thread."""
 
     def close(self) -> None:
-        """Gives up the descriptors of unfinished walks."""
-        for walking in self._paused.values():
-            walking.close()
+        """Close the descriptors of unfinished walks."""
+        for walk in self._paused.values():
+            walk.close()
         self._paused.clear()
 
     def measure(
@@ -150,81 +95,105 @@ class PodDiskMeter:
         until: float,
         count: CountMode = CountMode.BYTES_AND_INODES,
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
-        anew: bool = False,
+        recount: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, PodDisk]:
-        """What these pods hold, by UID; not later than time.monotonic() `until`, or when `stop` says so.
+        """UID -> what the pod holds. Ends at time.monotonic() `until`, or as soon as `stop` returns True.
 
-        `unwritten(uid, since)`: whether this pod is known to have written nothing since that CLOCK_BOOTTIME. `anew`:
-        these pods are a few of all, and nothing of what was known of them counts.
+        `unwritten(uid, since)` is True if the pod has certainly written nothing since that CLOCK_BOOTTIME. With
+        `recount` these pods are a part of all pods, and every cached number of them is dropped.
         """
         if self._host.recorded:
             return {}
         began = time.monotonic()
-        found = find_places(self._host, pods, kubelet_dir=self._kubelet_dir, pod_logs_dir=self._pod_logs_dir)
-        if anew:
-            self._drop(found.places)
+        found = pod_paths.find_pod_paths(
+            self._host, pods, kubelet_dir=self._kubelet_dir, pod_logs_dir=self._pod_logs_dir
+        )
+        if recount:
+            self._drop_caches(found.paths)
         else:
-            self._forget(found)
-        self.progress = Progress(len(found.places), 0, 0)
-        # Before the walks: whoever keeps these busy must not keep deleted files from being seen.
-        deleted = self._deleted(pods, found, until=began + (until - began) * _DELETED_SHARE, stop=stop, anew=anew)
-        sums = self._quotas(pods, found)
-        quotas: dict[str, set[Kind]] = {}
-        for place in sums:
-            quotas.setdefault(place.uid, set()).add(place.kind)
-        self._step(0, done=len(sums))
-        turns: deque[tuple[PodPath, TreeWalk]] = deque()
+            self._drop_ended(found)
+        self.progress = WalkProgress(len(found.paths), 0, 0)
+        # Before the walks, so that slow walks leave time for deleted files.
+        deleted_until = began + (until - began) * _DELETED_FILES_SHARE
+        deleted = self._read_deleted(pods, found, until=deleted_until, stop=stop, recount=recount)
+        usages = self._read_quotas(pods, found)
+        quota_kinds: dict[str, set[Kind]] = {}
+        for path in usages:
+            quota_kinds.setdefault(path.uid, set()).add(path.kind)
+        self._advance_progress(0, done=len(usages))
+        self._walk_all(found, usages, count, unwritten, until=until, stop=stop)
+        self.complete = not stop() and all(path in usages and path not in self._paused for path in found.paths)
+        self._use_earlier(found, usages, count)
+        by_pod: dict[str, list[PodPath]] = {}
+        for path in found.paths:
+            by_pod.setdefault(path.uid, []).append(path)
+        disks = {
+            pod.cgroup_uid: pod_disk.add_up(
+                pod, by_pod.get(pod.cgroup_uid, ()), usages, unknown=found.unknown.get(pod.cgroup_uid, ())
+            )
+            for pod in pods
+        }
+        for uid, files in deleted.items():
+            kinds = frozenset(quota_kinds.get(uid, ()))
+            disks[uid] = pod_disk.with_deleted_files(disks[uid], files, quota_kinds=kinds)
+        return disks if recount else {uid: disk._replace(periodic=True) for uid, disk in disks.items()}
+
+    def _walk_all(
+        self,
+        found: PodPaths,
+        usages: dict[PodPath, PathUsage],
+        count: CountMode,
+        unwritten: Callable[[str, float], bool],
+        *,
+        until: float,
+        stop: Callable[[], bool],
+    ) -> None:
+        """Add the usage of every path that has none yet; a walk without enough time is paused."""
+        walks: deque[tuple[PodPath, TreeWalk]] = deque()
 
         def over() -> bool:
             return stop() or time.monotonic() >= until
 
         try:
-            for place in sorted((place for place in found.places if place not in sums), key=self._when):
+            for path in sorted((path for path in found.paths if path not in usages), key=self._order):
                 if over():
                     break
-                started = self._start(place, sums, count, unwritten)
-                if started is not None:
-                    turns.appendleft((place, started))
-                    self._turn(turns, sums, until)
-                while len(turns) >= _AT_ONCE and not over():
-                    self._turn(turns, sums, until)
-            while turns and not over():
-                self._turn(turns, sums, until)
+                walk = self._start(path, usages, count, unwritten)
+                if walk is not None:
+                    walks.appendleft((path, walk))
+                    self._walk_slice(walks, usages, until)
+                while len(walks) >= _MAX_OPEN_WALKS and not over():
+                    self._walk_slice(walks, usages, until)
+            while walks and not over():
+                self._walk_slice(walks, usages, until)
         finally:
-            for place, walking in turns:
-                sums[place] = _summed(walking.tally)
-                self._paused[place] = walking
-        self.whole = not stop() and all(place in sums and place not in self._paused for place in found.places)
-        self._fill_up(found, sums, count)
-        by_pod: dict[str, list[PodPath]] = {}
-        for place in found.places:
-            by_pod.setdefault(place.uid, []).append(place)
-        disks = {pod.cgroup_uid: _pod_disk(pod, found, by_pod.get(pod.cgroup_uid, ()), sums) for pod in pods}
-        for uid, held in deleted.items():
-            disks[uid] = _with_deleted(disks[uid], held, frozenset(quotas.get(uid, ())))
-        return disks if anew else {uid: disk._replace(routine=True) for uid, disk in disks.items()}
+            for path, walk in walks:
+                usages[path] = path_usage.from_walk(walk.usage)
+                self._paused[path] = walk
 
-    def _fill_up(self, found: PodPaths, sums: dict[PodPath, _Sum], count: CountMode) -> None:
-        """What there was no time for counts with its last whole sum, unless what was seen of it now is more already."""
-        oldest = time.clock_gettime(time.CLOCK_BOOTTIME) - _KEPT_S
-        for place in found.places:
-            now, before = sums.get(place), self._sums.get(place)
-            if now is not None and place not in self._paused:
-                self._sums[place] = now
+    def _use_earlier(self, found: PodPaths, usages: dict[PodPath, PathUsage], count: CountMode) -> None:
+        """Give each unfinished path its last complete usage, unless this walk has already counted more."""
+        oldest = time.clock_gettime(time.CLOCK_BOOTTIME) - _USAGE_MAX_AGE_S
+        for path in found.paths:
+            now, before = usages.get(path), self._complete_usages.get(path)
+            if now is not None and path not in self._paused:
+                self._complete_usages[path] = now
                 continue
             if before is None or before.read_at < oldest or (count is not CountMode.INODES and before.bytes is None):
                 continue
             if now is None or (before.bytes or 0, before.inodes or 0) >= (now.bytes or 0, now.inodes or 0):
-                sums[place] = before
+                usages[path] = before
 
-    def _when(self, place: PodPath) -> float:
-        """Unfinished walks go on first, then what was never measured, then the oldest: so every place has its turn even
-        if there is never time for all."""
-        return -1.0 if place in self._paused else self._measured.get(place, 0.0)
+    def _order(self, path: PodPath) -> float:
+        """Unfinished walks first, then paths never measured, then the oldest: no path waits for ever, even if the time
+        never suffices for all."""
+        return -1.0 if path in self._paused else self._begun_at.get(path, 0.0)
 
-    def _quotas(self, pods: Sequence[PodUsage], found: PodPaths) -> dict[PodPath, _Sum]:
-        """The places that a project quota tells, so that they are not walked."""
+    # --- project quotas and deleted files
+
+    def _read_quotas(self, pods: Sequence[PodUsage], found: PodPaths) -> dict[PodPath, PathUsage]:
+        """The usage of the paths that have a project quota and need no walk."""
         cgroups = {pod.cgroup_uid: pod.cgroup for pod in pods} if self._cgroups else {}
         confined: dict[str, bool] = {}
 
@@ -232,309 +201,140 @@ class PodDiskMeter:
             if uid not in confined:
                 confined[uid] = False
                 if uid in cgroups:
-                    processes = processes_below(self._host, f"{self._cgroups}{cgroups[uid]}")
-                    confined[uid] = processes.complete and all_confined(self._host, processes.pids)
+                    below = processes.processes_below(self._host, f"{self._cgroups}{cgroups[uid]}")
+                    confined[uid] = below.complete and project_quota.all_confined(self._host, below.pids)
             return confined[uid]
 
-        devices = quota_devices(found.mounts)
-        quotas = read_quotas(self._host, found.places, devices=devices, confined=is_confined)
+        devices = project_quota.quota_devices(found.mounts)
+        quotas = project_quota.read_quotas(self._host, found.paths, devices=devices, confined=is_confined)
         self._abandon(quotas.keys() & self._paused.keys())
-        return {place: _of_quota(quota) for place, quota in quotas.items()}
+        return {path: path_usage.from_quota(quota) for path, quota in quotas.items()}
 
-    def _deleted(
-        self, pods: Sequence[PodUsage], found: PodPaths, *, until: float, stop: Callable[[], bool], anew: bool
+    def _read_deleted(
+        self, pods: Sequence[PodUsage], found: PodPaths, *, until: float, stop: Callable[[], bool], recount: bool
     ) -> dict[str, DeletedFiles]:
-        """What the pods' processes hold of deleted files, by UID."""
+        """UID -> the deleted files that the pod's processes hold open."""
         if not self._cgroups:
             return {}
-        places: dict[str, set[str]] = {pod.cgroup_uid: {self._kubelet_dir} for pod in pods}
-        for place in found.places:
-            places[place.uid].add(place.base)
+        directories: dict[str, set[str]] = {pod.cgroup_uid: {self._kubelet_dir} for pod in pods}
+        for path in found.paths:
+            directories[path.uid].add(path.base)
         known: dict[str, int | None] = {}
         targets = []
         for pod in pods:
             layers = {found.layers[c.container_id].device for c in pod.containers if c.container_id in found.layers}
-            devices = {self._device(path, known) for path in places[pod.cgroup_uid]} - {None}
-            directory = f"{self._cgroups}{pod.cgroup}"
+            devices = {self._device(directory, known) for directory in directories[pod.cgroup_uid]} - {None}
+            cgroup = f"{self._cgroups}{pod.cgroup}"
             targets.append(
                 Target(
                     pod.cgroup_uid,
-                    functools.partial(self._processes, directory, pod.thread_count),
+                    functools.partial(self._list_processes, cgroup, pod.thread_count),
                     frozenset(layers),
                     frozenset(device for device in devices if device is not None),
                 )
             )
-        return self._open_files.look(targets, until=until, stop=stop, only=anew)
+        return self._open_files.scan(targets, until=until, stop=stop, partial=recount)
 
-    def _processes(self, directory: str, threads: int | None) -> tuple[Sequence[int], bool]:
-        """The PIDs in a pod's cgroup, and whether these are all: with cgroup v1 those outside our PID namespace are not
-        even listed."""
-        processes = processes_below(self._host, directory)
-        return processes.pids, processes.complete and bool(processes.pids or not threads)
+    def _list_processes(self, cgroup: str, threads: int | None) -> tuple[Sequence[int], bool]:
+        """The PIDs in a pod's cgroup, and whether the list is complete: cgroup v1 does not list processes outside our
+        PID namespace."""
+        below = processes.processes_below(self._host, cgroup)
+        return below.pids, below.complete and bool(below.pids or not threads)
 
-    def _device(self, path: str, known: dict[str, int | None]) -> int | None:
-        """st_dev of a directory; None where there is none, so that nothing of it can be held open either."""
-        if path not in known:
+    def _device(self, directory: str, known: dict[str, int | None]) -> int | None:
+        """st_dev of a directory; None if it does not exist, so that no file of it can be open either."""
+        if directory not in known:
             try:
-                known[path] = os.stat(self._host.real(self._host.resolve(path))).st_dev
+                known[directory] = os.stat(self._host.real(self._host.resolve(directory))).st_dev
             except (OSError, Unreadable):
-                known[path] = None
-        return known[path]
+                known[directory] = None
+        return known[directory]
 
-    def _forget(self, found: PodPaths) -> None:
+    # --- caches
+
+    def _drop_ended(self, found: PodPaths) -> None:
+        """Drop what is cached of paths that are gone, and walks that began too long ago."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        places = set(found.places)
-        self._known = {place: known for place, known in self._known.items() if place in places}
-        self._remembered = sum(known.remembered.size for known in self._known.values())
-        self._measured = {place: at for place, at in self._measured.items() if place in places}
-        self._sums = {place: known for place, known in self._sums.items() if place in places}
+        paths = set(found.paths)
+        self._trees = {path: tree for path, tree in self._trees.items() if path in paths}
+        self._cached_bytes = sum(tree.cache.size for tree in self._trees.values())
+        self._begun_at = {path: at for path, at in self._begun_at.items() if path in paths}
+        self._complete_usages = {path: usage for path, usage in self._complete_usages.items() if path in paths}
         self._abandon(
             [
-                place
-                for place, walking in self._paused.items()
-                if place not in places or now - walking.tally.started_at > _RESUME_S
+                path
+                for path, walk in self._paused.items()
+                if path not in paths or now - walk.usage.started_at > _RESUME_MAX_AGE_S
             ]
         )
 
-    def _drop(self, places: Sequence[PodPath]) -> None:
-        """What is known of these places: none of their files is taken over, no walk goes on."""
-        for place in places:
-            self._sums.pop(place, None)
-            if (known := self._known.pop(place, None)) is not None:
-                self._remembered -= known.remembered.size
-        self._abandon(self._paused.keys() & set(places))
+    def _drop_caches(self, paths: Sequence[PodPath]) -> None:
+        for path in paths:
+            self._complete_usages.pop(path, None)
+            if (tree := self._trees.pop(path, None)) is not None:
+                self._cached_bytes -= tree.cache.size
+        self._abandon(self._paused.keys() & set(paths))
 
-    def _abandon(self, places: Iterable[PodPath]) -> None:
-        for place in places:
-            self._paused.pop(place).close()
+    def _abandon(self, paths: Iterable[PodPath]) -> None:
+        for path in paths:
+            self._paused.pop(path).close()
+
+    # --- one walk
 
     def _start(
         self,
-        place: PodPath,
-        sums: dict[PodPath, _Sum],
+        path: PodPath,
+        usages: dict[PodPath, PathUsage],
         count: CountMode,
         unwritten: Callable[[str, float], bool],
     ) -> TreeWalk | None:
-        """A walk, when the place needs one; else its sum is there at once."""
-        now = self._measured[place] = time.clock_gettime(time.CLOCK_BOOTTIME)
-        paused = self._paused.pop(place, None)
+        """A walk; None if the path needs none, and its usage was added."""
+        now = self._begun_at[path] = time.clock_gettime(time.CLOCK_BOOTTIME)
+        paused = self._paused.pop(path, None)
         if paused is not None:
-            if (paused.tally.bytes is None) == (count is CountMode.INODES):
+            if (paused.usage.bytes is None) == (count is CountMode.INODES):
                 return paused
             paused.close()
-        known = self._known.get(place)
-        trusted = known is not None and now - known.asked_at < _TRUSTED_S and unwritten(place.uid, known.started_at)
-        others = self._remembered - (known.remembered.size if known is not None else 0)
+        tree = self._trees.get(path)
+        quiet = tree is not None and now - tree.full_read_at < _FULL_READ_EVERY_S
+        other_bytes = self._cached_bytes - (tree.cache.size if tree is not None else 0)
         try:
-            if place.kind in (Kind.LAYER, Kind.VOLUME):
-                walking = TreeWalk(
-                    open_place(self._host, place),
+            if path.kind in (Kind.LAYER, Kind.VOLUME):
+                walk = TreeWalk(
+                    pod_paths.open_path(self._host, path),
                     count=count,
-                    previous=known.remembered if known is not None else None,
-                    unwritten=trusted,
-                    remember=max(0, _REMEMBER - others),
+                    previous=tree.cache if tree is not None else None,
+                    unwritten=tree is not None and quiet and unwritten(path.uid, tree.started_at),
+                    cache_bytes=max(0, MAX_CACHE_BYTES - other_bytes),
                 )
-                self._step(walking.tally.inodes, done=0)
-                return walking
-            sums[place] = _read_now(self._host, place)
+                self._advance_progress(walk.usage.inodes, done=0)
+                return walk
+            usages[path] = path_usage.read_path(self._host, path)
         except (OSError, Unreadable) as error:
-            sums[place] = _failed(error)
-        self._step(0)
+            usages[path] = path_usage.from_error(error)
+        self._advance_progress(0)
         return None
 
-    def _turn(self, turns: deque[tuple[PodPath, TreeWalk]], sums: dict[PodPath, _Sum], until: float) -> None:
-        place, walking = turns.popleft()
-        before = walking.tally.inodes
-        over = walking.step(entries=_TURN, until=until)
-        self._step(walking.tally.inodes - before, done=over)
+    def _walk_slice(
+        self, walks: deque[tuple[PodPath, TreeWalk]], usages: dict[PodPath, PathUsage], until: float
+    ) -> None:
+        """Continue the first walk for one slice; it then goes to the end of the queue, or is finished."""
+        path, walk = walks.popleft()
+        before = walk.usage.inodes
+        over = walk.step(entries=_SLICE_ENTRIES, until=until)
+        self._advance_progress(walk.usage.inodes - before, done=over)
         if not over:
-            turns.append((place, walking))
+            walks.append((path, walk))
             return
-        sums[place] = _summed(walking.tally)
-        remembered = walking.remembered
-        if remembered is not None:
-            tally, known = walking.tally, self._known.get(place)
-            asked = known.asked_at if known is not None and tally.reused else tally.started_at
-            self._remembered += remembered.size - (known.remembered.size if known is not None else 0)
-            self._known[place] = _Known(remembered, tally.started_at, asked)
-        walking.close()
+        usage = walk.usage
+        usages[path] = path_usage.from_walk(usage)
+        if (cache := walk.cache) is not None:
+            tree = self._trees.get(path)
+            full_read_at = tree.full_read_at if tree is not None and usage.reused else usage.started_at
+            self._cached_bytes += cache.size - (tree.cache.size if tree is not None else 0)
+            self._trees[path] = _CachedTree(cache, usage.started_at, full_read_at)
+        walk.close()
 
-    def _step(self, entries: int, *, done: int = 1) -> None:
-        so_far = self.progress
-        self.progress = Progress(so_far.places, so_far.done + done, so_far.entries + entries)
-
-
-# --- one place -------------------------------------------------------------------------------------------------------
-
-
-def _summed(tally: TreeUsage) -> _Sum:
-    result = _Sum(tally.started_at)
-    result.bytes, result.inodes = tally.bytes, tally.inodes
-    result.complete = tally.complete and not tally.unknown
-    if not tally.complete:
-        result.reason = "not walked to its end in time: a lower bound"
-    elif tally.unknown:
-        result.reason = f"{tally.unknown} parts unreadable: {tally.unknown_reason}"
-    return result
-
-
-def _of_quota(quota: Quota) -> _Sum:
-    result = _Sum(quota.read_at)
-    result.bytes, result.inodes = quota.bytes, quota.inodes
-    return result
-
-
-def _failed(error: OSError | Unreadable) -> _Sum:
-    result = _Sum(time.clock_gettime(time.CLOCK_BOOTTIME))
-    if isinstance(error, FileNotFoundError):
-        return result  # nothing is there: that is 0
-    result.bytes = result.inodes = None
-    result.complete = False
-    result.reason = error.reason if isinstance(error, Unreadable) else error.strerror or str(error)
-    return result
-
-
-def _read_now(host: Host, place: PodPath) -> _Sum:
-    """Of a place that needs no walk. Raises OSError."""
-    result = _Sum(time.clock_gettime(time.CLOCK_BOOTTIME))
-    if place.kind is Kind.HOSTS:
-        fd = open_place(host, place, parent=True)
-        try:
-            found = os.stat(place.below[-1], dir_fd=fd, follow_symlinks=False)
-        finally:
-            os.close(fd)
-        if stat.S_ISREG(found.st_mode):
-            result.bytes, result.inodes = found.st_blocks * 512, 1
-        return result
-    fd = open_place(host, place)
-    try:
-        if place.kind is Kind.MEMORY_VOLUME:
-            numbers = os.fstatvfs(fd)
-            result.bytes = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
-            result.inodes = numbers.f_files - numbers.f_ffree
-        else:
-            _plain_files(fd, result)
-    finally:
-        os.close(fd)
-    return result
-
-
-def _plain_files(fd: int, result: _Sum) -> None:
-    """Plain files directly in a directory, each name of them, as the kubelet counts logs."""
-    blocks = files = 0
-    with os.scandir(fd) as entries:
-        for looked, entry in enumerate(entries):
-            if looked >= _LOG_FILES:
-                result.complete, result.reason = False, f"more than {_LOG_FILES} log files: a lower bound"
-                break
-            if not entry.is_file(follow_symlinks=False):
-                continue
-            try:
-                blocks += entry.stat(follow_symlinks=False).st_blocks
-            except FileNotFoundError:
-                continue  # rotated away
-            files += 1
-    result.bytes, result.inodes = blocks * 512, files
-
-
-# --- one pod ---------------------------------------------------------------------------------------------------------
-
-
-def _pod_disk(pod: PodUsage, found: PodPaths, mine: Iterable[PodPath], sums: Mapping[PodPath, _Sum]) -> PodDisk:
-    unknown = list(found.unknown.get(pod.cgroup_uid, ()))
-    read_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-    layers: dict[str, DiskUsage] = {}
-    logs: dict[str, DiskUsage] = {}
-    volumes: list[VolumeUsage] = []
-    other_bytes = other_inodes = 0
-    for place in mine:
-        total = sums.get(place)
-        if total is None:
-            unknown.append(f"{place.kind.value} {place.name}: not looked at in time")
-            total = _Sum(read_at)
-            total.bytes = total.inodes = None
-        elif total.reason:
-            unknown.append(f"{place.kind.value} {place.name}: {total.reason}")
-        read_at = min(read_at, total.read_at)
-        if place.kind is Kind.LAYER:
-            layers[place.name] = DiskUsage(rootfs_bytes=total.bytes, rootfs_inodes=total.inodes)
-        elif place.kind is Kind.LOGS:
-            logs[place.name] = DiskUsage(logs_bytes=total.bytes, logs_inodes=total.inodes)
-        elif place.kind in (Kind.VOLUME, Kind.MEMORY_VOLUME):
-            memory = place.kind is Kind.MEMORY_VOLUME
-            volumes.append(VolumeUsage(place.name, total.bytes, total.inodes, memory))
-        else:
-            other_bytes += total.bytes or 0
-            other_inodes += total.inodes or 0
-    on_disk = [volume for volume in volumes if not volume.memory_backed]
-    unfound = len(layers) < len(pod.containers) and not layers
-    disk = DiskUsage(
-        rootfs_bytes=None if unfound else _total(usage.rootfs_bytes for usage in layers.values()),
-        rootfs_inodes=None if unfound else _total(usage.rootfs_inodes for usage in layers.values()),
-        logs_bytes=_total(usage.logs_bytes for usage in logs.values()),
-        logs_inodes=_total(usage.logs_inodes for usage in logs.values()),
-        volumes_bytes=_total(volume.used_bytes for volume in on_disk),
-        volumes_inodes=_total(volume.used_inodes for volume in on_disk),
-    )
-    return PodDisk(
-        pod.cgroup_uid, disk, layers, logs, tuple(volumes), other_bytes, other_inodes, read_at, not unknown,
-        tuple(unknown),
-    )  # fmt: skip
-
-
-def _with_deleted(disk: PodDisk, deleted: DeletedFiles, by_quota: frozenset[Kind]) -> PodDisk:
-    """`by_quota`: of which places a quota tells what they hold, deleted files included."""
-    layers, volumes = Held(0, 0), Held(0, 0)
-    if Kind.LAYER not in by_quota:
-        layers = Held(deleted.layer_bytes, deleted.layer_files)
-    if Kind.VOLUME not in by_quota:
-        volumes = Held(deleted.bytes - deleted.layer_bytes, deleted.files - deleted.layer_files)
-    return disk._replace(deleted=deleted, deleted_layers=layers, deleted_volumes=volumes)
-
-
-def _total(parts: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None when there are parts and none of them is."""
-    known = list(parts)
-    numbers = [part for part in known if part is not None]
-    return sum(numbers) if numbers or not known else None
-
-
-def with_disk_usage(usage: PodUsage, found: PodDisk | None) -> PodUsage:
-    """The pod's usage with what was measured of its disk; as it is when nothing was."""
-    if found is None:
-        return usage
-    containers = tuple(_container(container, found) for container in usage.containers)
-    disk = found.disk._replace(other_bytes=found.other_bytes, other_inodes=found.other_inodes)
-    deleted = found.deleted
-    if deleted is not None and (deleted.bytes or deleted.complete):
-        disk = disk._replace(
-            deleted_layer_bytes=found.deleted_layers.bytes,
-            deleted_layer_inodes=found.deleted_layers.inodes,
-            deleted_volume_bytes=found.deleted_volumes.bytes,
-            deleted_volume_inodes=found.deleted_volumes.inodes,
-        )
-    sight = DiskUsageQuality(
-        read_at=found.read_at,
-        complete=found.complete,
-        unknown=found.unknown,
-        # Where the kernel lets us look at nobody's open files, nothing was looked for.
-        deleted_bytes=deleted.bytes if deleted is not None and (deleted.bytes or deleted.complete) else None,
-        deleted_pid=deleted.pid if deleted is not None else None,
-        periodic=found.routine,
-    )
-    return usage._replace(disk=disk, containers=containers, volumes=found.volumes, disk_usage_quality=sight)
-
-
-def _container(container: ContainerUsage, found: PodDisk) -> ContainerUsage:
-    layer = found.containers.get(container.container_id, DiskUsage())
-    log = found.logs.get(container.name or "", DiskUsage())
-    return container._replace(
-        disk=DiskUsage(
-            rootfs_bytes=layer.rootfs_bytes,
-            rootfs_inodes=layer.rootfs_inodes,
-            logs_bytes=log.logs_bytes,
-            logs_inodes=log.logs_inodes,
-            volumes_bytes=0,
-            volumes_inodes=0,
-        )
-    )
+    def _advance_progress(self, entries: int, *, done: int = 1) -> None:
+        before = self.progress
+        self.progress = WalkProgress(before.paths, before.done + done, before.entries + entries)

@@ -22,7 +22,7 @@ known at once. Pauses are multiples of what the last walk took, so that walking 
 the time however large the trees are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config.schema import SamplingConfig
@@ -38,13 +38,14 @@ from nodeagent.model import (
     UnattributedDisk,
     Unit,
 )
-from nodeagent.sampling.disk import write_rates
-from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
-from nodeagent.sampling.disk.pod_paths import parts_left
+from nodeagent.sampling.disk import pod_disk, pod_paths, unattributed, write_rates
+from nodeagent.sampling.disk.attribution import PodDiskMeter
+from nodeagent.sampling.disk.pod_disk import DiskAmount, PodDisk
+from nodeagent.sampling.disk.pod_paths import PodPart
 from nodeagent.sampling.disk.traces import Traces
-from nodeagent.sampling.disk.unattributed import PodDirectories, directories_on, parts_there, read_used, unattributed
+from nodeagent.sampling.disk.unattributed import PodDirectories, UsedSpace
 from nodeagent.sampling.disk.walk import CountMode
-from nodeagent.sampling.disk.walk_worker import DiskWorker, FileSystemOf, Request, WalkResult
+from nodeagent.sampling.disk.walk_worker import DiskWorker, SignalFileSystem, WalkRequest, WalkResult
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, cgroups_below
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
@@ -141,11 +142,11 @@ class DiskMonitor:
             return snapshot
         known = self._worker.latest() if self._worker is not None else None
         found = known.pods if known is not None else {}
-        self._traces.add(known.accounts if known is not None else ())
+        self._traces.add(known.file_systems if known is not None else ())
         pods = tuple([self._with_disk(view, found.get(view.usage.cgroup_uid)) if view.usage else view
                       for view in snapshot.pods])  # fmt: skip
-        rests = known.rests if known is not None else ()
-        traces = self._traces.known(deleted_known=not _deleted_unknown(found.values()))
+        rests = known.unattributed if known is not None else ()
+        traces = self._traces.latest(deleted_known=not _deleted_unknown(found.values()))
         return snapshot._replace(
             pods=pods, unattributed_disks=rests, disk_traces=traces, notes=snapshot.notes + self._notes()
         )
@@ -153,7 +154,7 @@ class DiskMonitor:
     def progress(self) -> WalkResult | None:
         """What the worker is at; None before the first need. May be called by any thread."""
         worker = self._worker
-        return worker.glance() if worker is not None else None
+        return worker.progress() if worker is not None else None
 
     # --- parts
 
@@ -161,7 +162,7 @@ class DiskMonitor:
         usage = view.usage
         assert usage is not None
         return view._replace(
-            usage=with_disk_usage(usage, found)._replace(writing=self._writes.writing(usage.cgroup_uid))
+            usage=pod_disk.with_disk_usage(usage, found)._replace(writing=self._writes.rate(usage.cgroup_uid))
         )
 
     def _notes(self) -> tuple[Note, ...]:
@@ -173,7 +174,7 @@ class DiskMonitor:
             elif known.finished_at is None and known.running:
                 notes = (Note(NoteKind.DISKS, "what the pods hold on disk is being counted, nothing is known yet"),)
         if self._worker is not None:
-            notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().rests))
+            notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().unattributed))
         if self._worker is not None and (unknown := _deleted_unknown(self._worker.latest().pods.values())):
             notes = (
                 *notes,
@@ -191,7 +192,7 @@ class DiskMonitor:
                 device = node.observations[signal].device
                 devices |= write_rates.disk_names(self._host, device) if device is not None else frozenset()
             places = [(pod.cgroup_uid, f"{hierarchy.unified}{pod.cgroup}") for pod in pods]
-            self._writes_trouble = write_rates.sample(self._host, self._writes, places, devices=devices)
+            self._writes_trouble = write_rates.sample_cgroups(self._host, self._writes, places, devices=devices)
         elif hierarchy.pids is not None:
             groups = [(pod.cgroup_uid, self._cgroups(f"{hierarchy.pids}{pod.cgroup}")) for pod in pods]
             self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
@@ -218,32 +219,32 @@ class DiskMonitor:
                 return
         if pods := self._to_count_anew(known):
             self._asked_at, self._asked_short = now, False
-            worker.request(Request(pods, timeout_s=_LONG_S, anew=True))
+            worker.request(WalkRequest(pods, timeout_s=_LONG_S, recount=True))
             return
         pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
         ended = known.finished_at if known.finished_at is not None else float("-inf")
         if now - ended < max(pause, times * known.took_s):
             return
-        rests: tuple[FileSystemOf, ...] = ()
+        rests: tuple[SignalFileSystem, ...] = ()
         if crossed and now - self._rest_at >= _REST_S and known.finished_at is not None:
             self._rest_at = now
             rests = file_systems(node, crossed, layout)
         only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in urgent)
         self._asked_at, self._asked_short = now, bool(crossed)
         worker.request(
-            Request(
+            WalkRequest(
                 self._pods,
                 timeout_s=_SHORT_S if crossed else _LONG_S,
-                what=CountMode.INODES if only_inodes else CountMode.BYTES_AND_INODES,
-                accounts=_counted(file_systems(node, urgent, layout), only_inodes=only_inodes),
-                rests=rests,
-                rest_budget_s=_REST_BUDGET_S,
+                mode=CountMode.INODES if only_inodes else CountMode.BYTES_AND_INODES,
+                file_systems=_counted(file_systems(node, urgent, layout), only_inodes=only_inodes),
+                unattributed=rests,
+                unattributed_timeout_s=_REST_BUDGET_S,
             )
         )
 
     def _to_count_anew(self, known: WalkResult) -> tuple[PodUsage, ...]:
         """Those that were counted while the decision was made that asks for them have no need of it any more."""
-        anew = {uid for uid in self._anew if uid not in known.pods or known.pods[uid].routine}
+        anew = {uid for uid in self._anew if uid not in known.pods or known.pods[uid].periodic}
         self._anew = frozenset()
         return tuple([usage for usage in self._pods if usage.cgroup_uid in anew])
 
@@ -261,10 +262,21 @@ class DiskMonitor:
         directories = PodDirectories(kubelet, self._config.pod_logs_dir, store)
         host, config = self._host, self._config
 
-        def find_rest(wanted: FileSystemOf, pods: Sequence[PodDisk], until: float) -> UnattributedDisk:
-            return unattributed(
-                host, wanted.path, attributed=pods, directories=directories, until=until, signals=wanted.signals
+        def measure_unattributed(
+            file_system: SignalFileSystem, pods: Sequence[PodDisk], until: float
+        ) -> UnattributedDisk:
+            return unattributed.measure_unattributed(
+                host,
+                file_system.path,
+                attributed=pods,
+                directories=directories,
+                until=until,
+                signals=file_system.signals,
             )
+
+        def split_by_part(used: UsedSpace, pod: PodDisk) -> Mapping[PodPart, DiskAmount]:
+            present = unattributed.directories_on(host, directories, used.device)
+            return unattributed.parts_on(pod, directories, present)
 
         self._worker = DiskWorker(
             lambda: PodDiskMeter(
@@ -272,15 +284,15 @@ class DiskMonitor:
             ),
             unwritten=self._writes.quiet if quiet else lambda _uid, _since: False,
             wake=self._wake,
-            find_rest=find_rest,
-            find_used=lambda wanted: read_used(host, wanted.path),
-            find_held=lambda used, pod: parts_there(pod, directories, directories_on(host, directories, used.device)),
-            find_left=lambda: parts_left(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir),
+            measure_unattributed=measure_unattributed,
+            read_used_space=lambda file_system: unattributed.read_used_space(host, file_system.path),
+            split_by_part=split_by_part,
+            list_parts_left=lambda: pod_paths.parts_left(host, kubelet_dir=kubelet, pod_logs_dir=config.pod_logs_dir),
         )
         return self._worker
 
 
-def _counted(wanted: Iterable[FileSystemOf], *, only_inodes: bool) -> tuple[FileSystemOf, ...]:
+def _counted(wanted: Iterable[SignalFileSystem], *, only_inodes: bool) -> tuple[SignalFileSystem, ...]:
     """The file systems with those of their signals that a walk tells of."""
     if not only_inodes:
         return tuple(wanted)
@@ -301,16 +313,16 @@ def _in_no_pod(rest: UnattributedDisk) -> Note:
     return Note(NoteKind.DISKS, "; ".join((held, *largest)))
 
 
-def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[FileSystemOf, ...]:
+def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[SignalFileSystem, ...]:
     """The file systems behind these signals, each once, with all disk signals that it is behind."""
     store = layout.store
     paths = {"nodefs": layout.nodefs}
     if store is not None:
         paths |= {"imagefs": store.images, "containerfs": store.containers}
     devices = {signal: node.observations[signal].device for signal in Signal if signal in DISK_SIGNALS}
-    found: dict[int, FileSystemOf] = {}
+    found: dict[int, SignalFileSystem] = {}
     for signal in sorted(signals):
         path, device = paths.get(signal.partition(".")[0]), devices.get(signal)
         if path is not None and device is not None and device not in found:
-            found[device] = FileSystemOf(path, tuple([each for each, other in devices.items() if other == device]))
+            found[device] = SignalFileSystem(path, tuple([each for each, other in devices.items() if other == device]))
     return tuple(found.values())

@@ -1,6 +1,6 @@
-"""One look at the disks, for whoever waits for it: what the pods hold, and what is in no pod, within a time.
+"""Measures the disks once, for a report: what the pods hold and what is in no pod, within a timeout.
 
-The daemon never waits and uses `watch.py`; this is for a report.
+The loop never waits and uses `monitor` instead.
 """
 
 import time
@@ -8,16 +8,17 @@ from collections.abc import Callable
 
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DISK_SIGNALS, NodeSnapshot, Note, NoteKind, Signal, UnattributedDisk
-from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
-from nodeagent.sampling.disk.monitor import file_systems
-from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
+from nodeagent.sampling.disk import monitor, pod_disk, unattributed
+from nodeagent.sampling.disk.attribution import PodDiskMeter
+from nodeagent.sampling.disk.pod_disk import PodDisk
+from nodeagent.sampling.disk.unattributed import PodDirectories
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node.filesystems import Layout
 
 
 class OneShotMeasurement:
-    """Looks at the disks of one host; what it learns makes the next look faster."""
+    """Measures the disks of one host. Its cache makes the next measurement faster."""
 
     def __init__(self, host: Host, config: SamplingConfig, *, hierarchy: Hierarchy, layout: Layout) -> None:
         self._host = host
@@ -30,7 +31,7 @@ class OneShotMeasurement:
         )
 
     def close(self) -> None:
-        """Give up what unfinished walks hold open."""
+        """Close the descriptors of unfinished walks."""
         self._meter.close()
 
     def measured(
@@ -41,28 +42,27 @@ class OneShotMeasurement:
         rest_s: float = 0.0,
         tell: Callable[[str], None] = lambda _words: None,
     ) -> NodeSnapshot:
-        """The snapshot with what its pods hold on disk, as far as it can be counted in `for_s` seconds; with `rest_s`
-        also what of each file system is in no pod, for which that much is spent on each. `tell` hears often how far
-        that is."""
+        """The snapshot with the disk usage of its pods, measured for at most `for_s` seconds. With `rest_s` also what
+        each file system holds outside of pods, for at most that long each. `tell` is called often with the progress."""
 
-        def under_way() -> bool:
-            so_far = self._meter.progress
-            tell(f"counting pods on disk: {so_far.done} of {so_far.places} places, {so_far.entries} files")
+        def report_progress() -> bool:
+            done = self._meter.progress
+            tell(f"measuring pods on disk: {done.done} of {done.paths} paths, {done.entries} files")
             return False
 
         usages = [view.usage for view in snapshot.pods if view.usage is not None]
-        found = self._meter.measure(usages, until=time.monotonic() + for_s, stop=under_way) if usages else {}
-        found = {uid: disk._replace(routine=False) for uid, disk in found.items()}  # somebody has asked
+        found = self._meter.measure(usages, until=time.monotonic() + for_s, stop=report_progress) if usages else {}
+        found = {uid: disk._replace(periodic=False) for uid, disk in found.items()}
         pods = tuple(
             [
-                view._replace(usage=with_disk_usage(view.usage, found.get(view.usage.cgroup_uid)))
+                view._replace(usage=pod_disk.with_disk_usage(view.usage, found.get(view.usage.cgroup_uid)))
                 if view.usage
                 else view
                 for view in snapshot.pods
             ]
         )
         partial = sum(not each.complete for each in found.values())
-        notes = (Note(NoteKind.DISKS, f"of {partial} pods only a part of what they hold is known"),) if partial else ()
+        notes = (Note(NoteKind.DISKS, f"disk usage of {partial} pods is partial"),) if partial else ()
         rests = self._rests(snapshot, found, rest_s, tell) if rest_s > 0 else ()
         return snapshot._replace(pods=pods, unattributed_disks=rests, notes=snapshot.notes + notes)
 
@@ -71,11 +71,11 @@ class OneShotMeasurement:
     ) -> tuple[UnattributedDisk, ...]:
         rests = []
         wanted = [signal for signal in Signal if signal in DISK_SIGNALS]
-        for each in file_systems(snapshot, wanted, self._layout):
-            tell(f"looking for what is in no pod on the file system of {each.path}, {rest_s:.0f}s at most")
+        for each in monitor.file_systems(snapshot, wanted, self._layout):
+            tell(f"measuring files in no pod on the file system of {each.path}, at most {rest_s:.0f}s")
             try:
                 rests.append(
-                    unattributed(
+                    unattributed.measure_unattributed(
                         self._host,
                         each.path,
                         attributed=list(found.values()),
@@ -85,5 +85,5 @@ class OneShotMeasurement:
                     )
                 )
             except Unreadable:
-                continue  # its signal says why by itself
+                continue  # its signal has the reason
         return tuple(rests)

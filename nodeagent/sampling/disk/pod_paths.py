@@ -1,12 +1,12 @@
-"""Where on disk a pod's own files are: writable layers, container logs, local volumes, the kubelet's files for it.
+"""Finds the files of each pod on disk: writable layers, container logs, local volumes, the kubelet's files for the pod.
 
-What counts is what KUBELET-CONTRACT (section 1, pod ephemeral total) counts: disk-backed emptyDir, configMap and
-gitRepo volumes; never secrets and projected volumes (tmpfs), hostPath or PersistentVolumes. A volume on a tmpfs is
-memory.
+The paths are those of the pod's ephemeral total in KUBELET-CONTRACT (section 1): disk-backed emptyDir, configMap and
+gitRepo volumes; never secrets and projected volumes (tmpfs), hostPath or PersistentVolumes. A volume on a tmpfs counts
+as memory.
 
-Writable layers are the upper directories of overlay mounts in the host's mount table, which only root can write:
-containerd names the container in the mount point, CRI-O the layer, which its own list gives a container. The mount
-table of a container's process would tell it as well, but a privileged tenant could write there what he likes. A
+A writable layer is the upper directory of an overlay mount in the host's mount table, which only root can change. The
+mount point contains the container id with containerd. With CRI-O it contains the layer id, and a list of CRI-O maps
+containers to layers. The mount table of a container's process is not used, because a privileged tenant can change it. A
 container without such a mount (another snapshotter) has an unknown layer.
 """
 
@@ -29,12 +29,12 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Kind(enum.Enum):
-    """What a place is."""
+    """What a path contains."""
 
     LAYER = "layer"
-    """`name` is the container's id."""
+    """`name` is the container id."""
     LOGS = "logs"
-    """Plain files directly in a container's log directory; `name` is the container's."""
+    """Plain files directly in a container's log directory; `name` is the container name."""
     POD_LOGS = "pod logs"
     """Plain files directly in the pod's log directory."""
     HOSTS = "etc-hosts"
@@ -43,13 +43,13 @@ class Kind(enum.Enum):
 
 
 class Part(enum.Enum):
-    """What of a pod is removed together."""
+    """Files of a pod that are removed together."""
 
     VOLUMES = "volumes"
     CONTAINERS = "containers"
     """Layers and logs."""
     DELETED = "deleted files"
-    """They end with the processes that hold them open."""
+    """They exist until the processes end that hold them open."""
 
 
 class PodPart(NamedTuple):
@@ -60,32 +60,32 @@ class PodPart(NamedTuple):
 
 
 class PodPath(NamedTuple):
-    """One thing to be counted for a pod."""
+    """One path that counts for a pod."""
 
     uid: str
     kind: Kind
     name: str
     base: str
-    """A directory on the host that is the administrator's: links on the way are followed, inside the host's root."""
+    """A directory of the administrator: links on the way to it are followed, inside the host's root."""
     below: tuple[str, ...]
-    """The way down from there, on which no link is followed."""
+    """The names below it, in which no link is followed."""
 
 
 class PodPaths(NamedTuple):
-    """Where the pods' files are."""
+    """The paths of the pods."""
 
-    places: tuple[PodPath, ...]
+    paths: tuple[PodPath, ...]
     unknown: Mapping[str, tuple[str, ...]]
-    """UID -> what of this pod could not be found, and why."""
+    """UID -> the paths of this pod that were not found, each with its reason."""
     layers: Mapping[str, Mount]
     """Container id -> its overlay mount."""
     mounts: Sequence[Mount]
-    """The host's mount table; empty when it cannot be read."""
+    """The host's mount table; empty if it cannot be read."""
 
 
-def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_logs_dir: str) -> PodPaths:
-    """The places of these pods. Never raises: what cannot be listed is unknown."""
-    places: list[PodPath] = []
+def find_pod_paths(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_logs_dir: str) -> PodPaths:
+    """The paths of these pods. Never raises: a path that cannot be listed is unknown."""
+    paths: list[PodPath] = []
     unknown: dict[str, list[str]] = {pod.cgroup_uid: [] for pod in pods}
     try:
         mounts, trouble = host.mounts(), ""
@@ -102,22 +102,22 @@ def find_places(host: Host, pods: Sequence[PodUsage], *, kubelet_dir: str, pod_l
         for container in pod.containers:
             layer = layers.get(container.container_id)
             if layer is None:
-                reason = trouble or "no overlay mount of containerd or CRI-O: its snapshotter is another one"
+                reason = trouble or "no overlay mount of containerd or CRI-O: unsupported snapshotter"
                 missing.append(f"layer of container {container.name or container.container_id[:12]}: {reason}")
             else:
                 base, name = os.path.split(upper_directory(layer))
-                places.append(PodPath(uid, Kind.LAYER, container.container_id, base, (name,)))
+                paths.append(PodPath(uid, Kind.LAYER, container.container_id, base, (name,)))
         if uid in logs:
-            places += _log_places(host, uid, pod_logs_dir, logs[uid], missing)
-        places += _kubelet_places(host, uid, kubelet, points, missing)
-    return PodPaths(tuple(places), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers, mounts)
+            paths += _log_paths(host, uid, pod_logs_dir, logs[uid], missing)
+        paths += _kubelet_paths(host, uid, kubelet, points, missing)
+    return PodPaths(tuple(paths), {uid: tuple(reasons) for uid, reasons in unknown.items() if reasons}, layers, mounts)
 
 
 def parts_left(host: Host, *, kubelet_dir: str, pod_logs_dir: str) -> frozenset[PodPart]:
-    """The parts of which files are left on disk, of pods that have ended too. Raises Unreadable.
+    """The parts that still have files on disk, also of pods that have ended. Raises Unreadable.
 
-    The kubelet removes a pod's volumes before its cgroup, and its logs about when it removes its containers, which may
-    be minutes later. Nothing but its containers' snapshots tells more precisely of layers.
+    The kubelet removes a pod's volumes before its cgroup. It removes the logs together with the containers, which may
+    be minutes later, so logs stand for layers as well: only the container runtime's snapshots are more precise.
     """
     kubelet = _resolved(host, kubelet_dir)
     logs = {name.rpartition("_")[2] for name in host.listdir(pod_logs_dir) if name.count("_") == 2}
@@ -130,11 +130,11 @@ def parts_left(host: Host, *, kubelet_dir: str, pod_logs_dir: str) -> frozenset[
     return frozenset(left)
 
 
-def open_place(host: Host, place: PodPath, *, parent: bool = False) -> int:
-    """A descriptor of the directory (or of the one that holds it), which the caller closes. Raises OSError, and
-    Unreadable when the base's links loop."""
-    fd = os.open(host.real(host.resolve(place.base)), _OPEN)
-    for name in place.below[:-1] if parent else place.below:
+def open_path(host: Host, path: PodPath, *, parent: bool = False) -> int:
+    """A descriptor of the path (with `parent`: of its parent directory), which the caller closes. Raises OSError, and
+    Unreadable if the links of the base loop."""
+    fd = os.open(host.real(host.resolve(path.base)), _OPEN)
+    for name in path.below[:-1] if parent else path.below:
         try:
             below = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=fd)
         finally:
@@ -154,7 +154,7 @@ def _resolved(host: Host, path: str) -> str:
 
 
 def find_layers(host: Host, mounts: Iterable[Mount], wanted: set[str]) -> dict[str, Mount]:
-    """Container id -> overlay mount, for those of the wanted containers that have one."""
+    """Container id -> overlay mount, for each wanted container that has one."""
     layers: dict[str, Mount] = {}
     by_root: dict[str, dict[str, Mount]] = {}
     for mount in mounts:
@@ -172,7 +172,7 @@ def find_layers(host: Host, mounts: Iterable[Mount], wanted: set[str]) -> dict[s
 
 
 def upper_directory(mount: Mount) -> str:
-    """The host's path of an overlay's writable layer. containers/storage may mount with paths relative to its own
+    """The host path of an overlay's writable layer. containers/storage may mount with paths relative to its own
     directory: then the layer is `diff` beside `merged`."""
     for option in _options(mount.super_options):
         if option.startswith("upperdir=/"):
@@ -186,7 +186,7 @@ def _options(text: str) -> list[str]:
 
 
 def _crio_containers(host: Host, root: str) -> dict[str, str]:
-    """Container id -> layer id, by the list that containers/storage keeps."""
+    """Container id -> layer id, from the list of containers/storage."""
     import json
 
     try:
@@ -204,7 +204,7 @@ def _crio_containers(host: Host, root: str) -> dict[str, str]:
 
 
 def _log_directories(host: Host, pod_logs_dir: str, unknown: Mapping[str, list[str]]) -> dict[str, str]:
-    """UID -> name of the pod's log directory."""
+    """UID -> name of the pod's log directory. A failure is added to `unknown` of every pod."""
     try:
         names = host.listdir(pod_logs_dir)
     except Unreadable as error:
@@ -214,21 +214,21 @@ def _log_directories(host: Host, pod_logs_dir: str, unknown: Mapping[str, list[s
     return {name.rpartition("_")[2]: name for name in names if name.count("_") == 2}
 
 
-def _log_places(host: Host, uid: str, pod_logs_dir: str, directory: str, missing: list[str]) -> list[PodPath]:
-    places = [PodPath(uid, Kind.POD_LOGS, "", pod_logs_dir, (directory,))]
+def _log_paths(host: Host, uid: str, pod_logs_dir: str, directory: str, missing: list[str]) -> list[PodPath]:
+    paths = [PodPath(uid, Kind.POD_LOGS, "", pod_logs_dir, (directory,))]
     try:
         containers = host.subdirectories(f"{pod_logs_dir}/{directory}")
     except Unreadable as error:
         missing.append(f"logs: {error}")
-        return places
-    return places + [PodPath(uid, Kind.LOGS, name, pod_logs_dir, (directory, name)) for name, _ in sorted(containers)]
+        return paths
+    return paths + [PodPath(uid, Kind.LOGS, name, pod_logs_dir, (directory, name)) for name, _ in sorted(containers)]
 
 
-def _kubelet_places(
+def _kubelet_paths(
     host: Host, uid: str, kubelet: str, points: Mapping[str, Mount], missing: list[str]
 ) -> list[PodPath]:
     pod = f"{kubelet}/pods/{uid}"
-    places = [PodPath(uid, Kind.HOSTS, "", kubelet, ("pods", uid, "etc-hosts"))]
+    paths = [PodPath(uid, Kind.HOSTS, "", kubelet, ("pods", uid, "etc-hosts"))]
     for plugin in LOCAL_VOLUMES:
         if not host.exists(f"{pod}/volumes/{plugin}"):
             continue
@@ -240,8 +240,8 @@ def _kubelet_places(
         for name, _ in sorted(names):
             mount = points.get(f"{pod}/volumes/{plugin}/{name}")
             if mount is not None and mount.fstype not in _MEMORY:
-                missing.append(f"volume {name}: a mount of {mount.fstype}, which is not the pod's own")
+                missing.append(f"volume {name}: mount of {mount.fstype}, not the pod's own")
                 continue
             kind = Kind.VOLUME if mount is None else Kind.MEMORY_VOLUME
-            places.append(PodPath(uid, kind, name, kubelet, ("pods", uid, "volumes", plugin, name)))
-    return places
+            paths.append(PodPath(uid, kind, name, kubelet, ("pods", uid, "volumes", plugin, name)))
+    return paths

@@ -1,7 +1,7 @@
-"""Tells files with several links that were counted already from those that are seen for the first time.
+"""A set of inode numbers, so that a walk counts a file with several links once.
 
-They are remembered in bitmaps of 32,768 inode numbers, 4 KiB each and at most 16 MiB. Inode numbers are dense (ext4,
-xfs, btrfs), so that 10 million such files take 1.3 MiB. Beyond it each link is counted, and `exact` says so.
+Bitmaps of 32,768 inode numbers store the set, 4 KiB each, at most 16 MiB. Inode numbers are dense (ext4, xfs, btrfs):
+10 million files take 1.3 MiB. Beyond the limit every link counts, and `exact` is False.
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ class SeenInodes:
 
     def __init__(self) -> None:
         self.exact = True
-        """False: there were so many that some may have been taken for new ones."""
+        """False: the set is full, so that some inodes may have been counted more than once."""
         self._pages: dict[int, bytearray] = {}
 
     def clear(self) -> None:
-        """Forgets all; `exact` stays."""
+        """Drop all numbers; `exact` stays."""
         self._pages.clear()
 
-    def new(self, inodes: Iterable[int]) -> int:
-        """How many of these are seen for the first time; now they have been seen."""
+    def add(self, inodes: Iterable[int]) -> int:
+        """Add these numbers. Returns how many of them are new."""
         page: bytearray | None = None
         last = -1
         new = 0
@@ -38,14 +38,14 @@ class SeenInodes:
                 new += 1
                 continue
             at, bit = inode >> 3 & _PAGE_MASK, _BIT[inode & 7]
-            held = page[at]
-            if not held & bit:
-                page[at] = held | bit
+            byte = page[at]
+            if not byte & bit:
+                page[at] = byte | bit
                 new += 1
         return new
 
     def _page(self, key: int) -> bytearray | None:
-        """The bitmap with this number; None when there are too many."""
+        """The bitmap with this number; None if there are too many."""
         page = self._pages.get(key)
         if page is None and len(self._pages) < _PAGES:
             page = self._pages[key] = bytearray(_PAGE_MASK + 1)

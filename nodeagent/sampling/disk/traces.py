@@ -1,79 +1,81 @@
-"""How file systems fill, and how much of that is some pod's: from the accounts of successive walks.
+"""Builds traces: how each file system fills, and how much of that belongs to pods, from successive walks.
 
-What a pod held that has ended counts as it was last, as long as its files are left: they are removed some seconds
-after its cgroup, or stay until its object is deleted, and must not look as if they were in no pod. From then on it
-counts as nothing: what it held would hide as much that has come since and is in no pod.
+An ended pod counts with its last amount while its files exist. The kubelet removes them some seconds after the cgroup,
+or when the pod object is deleted; until then they must not count as unattributed. After the removal the pod counts as
+zero, because its old amount would hide new files that belong to no pod.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from nodeagent.model import DiskPoint, DiskTrace
-from nodeagent.sampling.disk.attribution import Held
+from nodeagent.sampling.disk.pod_disk import DiskAmount
 from nodeagent.sampling.disk.pod_paths import PodPart
-from nodeagent.sampling.disk.walk_worker import Account
+from nodeagent.sampling.disk.walk_worker import FileSystemUsage
 
-# How far back a trace goes: what came before is part of the node as it is.
-_LONG_S: Final = 600.0
-# What is happening now: some walks, of which a large node needs seconds.
+_LENGTH_S: Final = 600.0
+"""How far back a trace reaches."""
 _RECENT_S: Final = 30.0
-# Points that are kept are so far apart.
+"""Age of the middle point of a trace: several walks, each of which takes seconds on a large node."""
 _STEP_S: Final = 10.0
+"""Shortest distance between two stored points."""
 
 
 class Traces:
-    """The accounts of the last minutes."""
+    """The file system usages of the last `_LENGTH_S`."""
 
     def __init__(self) -> None:
-        self._accounts: dict[tuple[str, ...], list[Account]] = {}
-        """By the signals of the file system, oldest first."""
-        self._alive: dict[PodPart, float] = {}
-        """When each part was last there."""
+        self._usages: dict[tuple[str, ...], list[FileSystemUsage]] = {}
+        """Signals of the file system -> its usages, oldest first."""
+        self._measured_at: dict[PodPart, float] = {}
+        """When each part was last measured."""
 
-    def add(self, accounts: Iterable[Account]) -> None:
-        """Take in what a measurement found; the same one again changes nothing."""
-        for account in accounts:
-            kept = self._accounts.setdefault(account.wanted.signals, [])
-            if kept and account.at <= kept[-1].at:
+    def add(self, usages: Iterable[FileSystemUsage]) -> None:
+        """Add the usages of a measurement. Adding the same measurement again has no effect."""
+        for usage in usages:
+            stored = self._usages.setdefault(usage.file_system.signals, [])
+            if stored and usage.at <= stored[-1].at:
                 continue
-            self._alive |= dict.fromkeys(account.pods, account.at)
-            before = kept[-1].pods if kept else {}
-            account = account._replace(pods={**_left(before, account), **account.pods})  # noqa: PLW2901
-            if len(kept) > 1 and account.at - kept[-2].at < _STEP_S:
-                kept.pop()
-            kept.append(account)
-            while len(kept) > 1 and account.at - kept[0].at > _LONG_S:
-                kept.pop(0)
-        oldest = min((kept[0].at for kept in self._accounts.values()), default=0.0)
-        gone = {part for part, at in self._alive.items() if at < oldest}
-        for kept in self._accounts.values() if gone else ():
-            kept[:] = [
-                each._replace(pods={part: held for part, held in each.pods.items() if part not in gone})
-                for each in kept
+            self._measured_at |= dict.fromkeys(usage.pods, usage.at)
+            before = stored[-1].pods if stored else {}
+            if len(stored) > 1 and usage.at - stored[-2].at < _STEP_S:
+                stored.pop()
+            stored.append(usage._replace(pods={**_ended_pods(before, usage), **usage.pods}))
+            while len(stored) > 1 and usage.at - stored[0].at > _LENGTH_S:
+                stored.pop(0)
+        oldest = min((stored[0].at for stored in self._usages.values()), default=0.0)
+        gone = {part for part, at in self._measured_at.items() if at < oldest}
+        for stored in self._usages.values() if gone else ():
+            stored[:] = [
+                each._replace(pods={part: amount for part, amount in each.pods.items() if part not in gone})
+                for each in stored
             ]
-        self._alive = {part: at for part, at in self._alive.items() if part not in gone}
+        self._measured_at = {part: at for part, at in self._measured_at.items() if part not in gone}
 
     def clear(self) -> None:
-        """Forget all of it."""
-        self._accounts.clear()
-        self._alive.clear()
+        """Drop all traces."""
+        self._usages.clear()
+        self._measured_at.clear()
 
-    def known(self, *, deleted_known: bool) -> tuple[DiskTrace, ...]:
-        """One for each file system."""
+    def latest(self, *, deleted_known: bool) -> tuple[DiskTrace, ...]:
+        """One trace for each file system."""
         traces = []
-        for kept in self._accounts.values():
-            last = kept[-1]
-            recent = next((each for each in reversed(kept) if last.at - each.at >= _RECENT_S), kept[0])
-            traces.append(DiskTrace(last.wanted.signals, _point(kept[0]), _point(recent), _point(last), deleted_known))
+        for stored in self._usages.values():
+            last = stored[-1]
+            recent = next((each for each in reversed(stored) if last.at - each.at >= _RECENT_S), stored[0])
+            traces.append(
+                DiskTrace(last.file_system.signals, _point(stored[0]), _point(recent), _point(last), deleted_known)
+            )
         return tuple(traces)
 
 
-def _left(before: Mapping[PodPart, Held], account: Account) -> dict[PodPart, Held]:
-    """What pods held before, and hold now as far as their files are left."""
-    left = account.left
-    return {part: held if left is None or part in left else Held(0, 0) for part, held in before.items()}
+def _ended_pods(before: Mapping[PodPart, DiskAmount], now: FileSystemUsage) -> dict[PodPart, DiskAmount]:
+    """The amounts of the measurement before; zero for a part whose files are gone."""
+    left = now.parts_left
+    return {part: amount if left is None or part in left else DiskAmount(0, 0) for part, amount in before.items()}
 
 
-def _point(account: Account) -> DiskPoint:
-    held = Held(sum(each.bytes for each in account.pods.values()), sum(each.inodes for each in account.pods.values()))
-    return DiskPoint(account.at, account.used.bytes, held.bytes, account.used.inodes, held.inodes)
+def _point(usage: FileSystemUsage) -> DiskPoint:
+    pods = usage.pods.values()
+    size, inodes = sum(each.bytes for each in pods), sum(each.inodes for each in pods)
+    return DiskPoint(usage.at, usage.used.bytes, size, usage.used.inodes, inodes)

@@ -1,7 +1,7 @@
-"""What of a file system is in no pod, and in which host directories it is.
+"""Measures what a file system holds outside of pods, and lists its largest host directories.
 
-A futile decision has to say where the space is instead. This walks the host's larger directories on that file system
-until a deadline, so it belongs into a worker.
+A futile decision reports where the space is instead. The walk over the host's directories runs until a deadline, so it
+belongs in a worker.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import HostDirectory, Signal, UnattributedDisk
-from nodeagent.sampling.disk.attribution import Held, PodDisk
+from nodeagent.sampling.disk.pod_disk import DiskAmount, PodDisk
 from nodeagent.sampling.disk.pod_paths import Part, PodPart
 from nodeagent.sampling.disk.walk import TreeWalk
 from nodeagent.sampling.hostfs.host import Host, Unreadable
@@ -18,23 +18,23 @@ from nodeagent.sampling.hostfs.mounts import Mount
 
 
 class PodDirectories(NamedTuple):
-    """Where on the host the pods' files are."""
+    """The host directories that contain the pods' files."""
 
     kubelet: str
     logs: str
     layers: str
-    """The runtime's store; empty when there is none."""
+    """The store of the container runtime; empty if there is none."""
 
 
-# Directories that are looked into one level deeper, because everything is in them.
 _OPENED: Final = ("/", "/var", "/var/lib", "/var/log")
-# Mount points of one file system that are looked into; a second one has the same content.
+"""Directories of which the subdirectories are listed instead, because most of a node's files are below them."""
 _MOUNT_POINTS: Final = 1
+"""Mount points of one file system that are walked; a second one has the same content."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NOT_WALKED: Final = frozenset({"/proc", "/sys", "/dev", "/run"})
 
 
-def unattributed(
+def measure_unattributed(
     host: Host,
     path: str,
     *,
@@ -42,32 +42,29 @@ def unattributed(
     directories: PodDirectories,
     until: float,
     signals: tuple[Signal, ...] = (),
-    show: int = 8,
+    limit: int = 8,
 ) -> UnattributedDisk:
-    """What the file system that holds `path` uses beside these pods, and its largest host directories as far as they
-    could be walked until time.monotonic() `until`. `signals` are only passed on. Raises Unreadable."""
-    used = read_used(host, path)
-    here = directories_on(host, directories, used.device)
-    named = [part for part in _held(attributed, directories) if part[0] in here]
-    held = [held_there(pod, directories, here) for pod in attributed]
+    """What the file system of `path` holds outside of these pods, and its `limit` largest host directories among those
+    walked until time.monotonic() `until`. `signals` are copied to the result. Raises Unreadable."""
+    used = read_used_space(host, path)
+    present = directories_on(host, directories, used.device)
+    in_pods = [part for part in _in_directories(attributed, directories) if part[0] in present]
+    amounts = [amount for pod in attributed for amount in parts_on(pod, directories, present).values()]
+    found = walk_directories(host, used.device, until=until)
+    outside = [_without_pods(directory, in_pods) for directory in found]
     return UnattributedDisk(
         signals=signals,
         used_bytes=used.bytes,
-        attributed_bytes=sum(part.bytes for part in held),
+        attributed_bytes=sum(amount.bytes for amount in amounts),
         used_inodes=used.inodes,
-        attributed_inodes=sum(part.inodes for part in held),
-        largest=tuple(
-            sorted(
-                (_less(directory, named) for directory in walk_directories(host, used.device, until=until)),
-                key=lambda directory: -directory.bytes,
-            )[:show]
-        ),
+        attributed_inodes=sum(amount.inodes for amount in amounts),
+        largest=tuple(sorted(outside, key=lambda directory: -directory.bytes)[:limit]),
         read_at=used.read_at,
     )
 
 
-class Used(NamedTuple):
-    """What a file system holds."""
+class UsedSpace(NamedTuple):
+    """The used bytes and inodes of a file system."""
 
     bytes: int
     inodes: int
@@ -76,8 +73,8 @@ class Used(NamedTuple):
     read_at: float
 
 
-def read_used(host: Host, path: str) -> Used:
-    """Of the file system that holds `path`. Raises Unreadable."""
+def read_used_space(host: Host, path: str) -> UsedSpace:
+    """The used space of the file system of `path`. Raises Unreadable."""
     read_at = host.boottime()
     fd = host.open(path)
     try:
@@ -88,29 +85,23 @@ def read_used(host: Host, path: str) -> Used:
     finally:
         os.close(fd)
     used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
-    return Used(used, numbers.f_files - numbers.f_ffree, device, read_at)
+    return UsedSpace(used, numbers.f_files - numbers.f_ffree, device, read_at)
 
 
 def directories_on(host: Host, directories: PodDirectories, device: int) -> frozenset[str]:
-    """Those of the directories that are on this device (st_dev)."""
+    """The directories that are on this device (st_dev)."""
     return frozenset(path for path in directories if _device(host, path) == device)
 
 
-def held_there(pod: PodDisk, directories: PodDirectories, here: frozenset[str]) -> Held:
-    """What a pod holds in those of the directories that are `here`, deleted files included."""
-    held = parts_there(pod, directories, here).values()
-    return Held(sum(each.bytes for each in held), sum(each.inodes for each in held))
-
-
-def parts_there(pod: PodDisk, directories: PodDirectories, here: frozenset[str]) -> dict[PodPart, Held]:
-    """The same, by what of the pod it is."""
-    volumes, logs, layers = _held([pod], directories)
+def parts_on(pod: PodDisk, directories: PodDirectories, present: frozenset[str]) -> dict[PodPart, DiskAmount]:
+    """What each part of a pod holds in the directories that are `present` on a file system."""
+    volumes, logs, layers = _in_directories([pod], directories)
     deleted_volumes = (directories.kubelet, *pod.deleted_volumes)
     deleted_layers = (directories.layers, *pod.deleted_layers)
 
-    def total(*parts: tuple[str, int, int]) -> Held:
-        found = [(size, inodes) for path, size, inodes in parts if path in here]
-        return Held(sum(size for size, _ in found), sum(inodes for _, inodes in found))
+    def total(*parts: tuple[str, int, int]) -> DiskAmount:
+        found = [(size, inodes) for path, size, inodes in parts if path in present]
+        return DiskAmount(sum(size for size, _ in found), sum(inodes for _, inodes in found))
 
     return {
         PodPart(pod.uid, Part.VOLUMES): total(volumes),
@@ -119,8 +110,8 @@ def parts_there(pod: PodDisk, directories: PodDirectories, here: frozenset[str])
     }
 
 
-def _held(pods: Sequence[PodDisk], directories: PodDirectories) -> list[tuple[str, int, int]]:
-    """(directory, bytes, inodes) of what the pods hold there."""
+def _in_directories(pods: Sequence[PodDisk], directories: PodDirectories) -> list[tuple[str, int, int]]:
+    """(directory, bytes, inodes) for each of the directories: what the pods hold in it."""
     disks = [pod.disk for pod in pods]
     return [
         (
@@ -147,31 +138,31 @@ def _device(host: Host, path: str) -> int | None:
     try:
         return os.stat(host.real(host.resolve(path))).st_dev
     except (OSError, Unreadable):
-        return None  # not there, so nothing of it is on any device
+        return None  # a missing directory is on no device
 
 
-def _less(directory: HostDirectory, held: Iterable[tuple[str, int, int]]) -> HostDirectory:
-    """Without what pods hold in it."""
+def _without_pods(directory: HostDirectory, in_pods: Iterable[tuple[str, int, int]]) -> HostDirectory:
+    """The directory minus what pods hold in it."""
     size, inodes = directory.bytes, directory.inodes
-    for path, bytes_, inodes_ in held:
+    for path, pod_bytes, pod_inodes in in_pods:
         if path == directory.path or path.startswith(f"{directory.path}/"):
-            size, inodes = size - bytes_, inodes - inodes_
+            size, inodes = size - pod_bytes, inodes - pod_inodes
     return directory._replace(bytes=max(0, size), inodes=max(0, inodes))
 
 
 def walk_directories(host: Host, device: int, *, until: float) -> list[HostDirectory]:
-    """Host directories on this device (st_dev), with all that is in them; those that time.monotonic() `until` left no
-    time for are missing, the one it cut short is a lower bound.
+    """Host directories on this device (st_dev) with their usage. At time.monotonic() `until` the walk stops: further
+    directories are missing, and the last one is a lower bound.
 
-    They are directories one level below those of _OPENED and below the file system's own mount point, the most likely
-    ones first. What another file system is mounted on is not touched: its server may be dead.
+    The list contains the directories one level below those of `_OPENED` and below the file system's mount point, the
+    likeliest first. A mount point of another file system is not touched: its server may be dead.
     """
     try:
         mounts = host.mounts()
     except Unreadable:
         mounts = []
     opened = dict.fromkeys([*_own_mount_points(host, device, mounts), *reversed(_OPENED)])
-    avoided = {*opened, *_NOT_WALKED, *(mount.point for mount in mounts if not _may_be(mount, device))}
+    skipped = {*opened, *_NOT_WALKED, *(mount.point for mount in mounts if not _may_be(mount, device))}
     found: list[HostDirectory] = []
     for top in opened:
         try:
@@ -184,34 +175,35 @@ def walk_directories(host: Host, device: int, *, until: float) -> list[HostDirec
                 path = os.path.join(top, name)
                 if time.monotonic() >= until:
                     return found
-                if path not in avoided and (directory := _walked(above, name, path, device, until)) is not None:
+                if path not in skipped and (directory := _walk_directory(above, name, path, device, until)) is not None:
                     found.append(directory)
         finally:
             os.close(above)
     return found
 
 
-def _walked(above: int, name: str, path: str, device: int, until: float) -> HostDirectory | None:
+def _walk_directory(above: int, name: str, path: str, device: int, until: float) -> HostDirectory | None:
+    """The usage of a directory; None if it is gone or on another device."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=above)
     except OSError:
-        return None  # gone, or a link now
+        return None  # removed, or replaced by a link
     if os.fstat(fd).st_dev != device:
         os.close(fd)
         return None
-    with TreeWalk(fd) as walking:
-        walking.step(until=until)
-        tally = walking.tally
-    return HostDirectory(path, tally.bytes or 0, tally.inodes, tally.complete)
+    with TreeWalk(fd) as walk:
+        walk.step(until=until)
+        usage = walk.usage
+    return HostDirectory(path, usage.bytes or 0, usage.inodes, usage.complete)
 
 
 def _own_mount_points(host: Host, device: int, mounts: Iterable[Mount]) -> list[str]:
-    """Where the whole of this file system is mounted; bind mounts of parts of it are found through the whole."""
-    mine = [mount.point for mount in mounts if mount.root == "/" and _may_be(mount, device)]
-    return [point for point in mine if point not in _OPENED and _device(host, point) == device][:_MOUNT_POINTS]
+    """Where the root of this file system is mounted. Bind mounts of its subdirectories are skipped."""
+    points = [mount.point for mount in mounts if mount.root == "/" and _may_be(mount, device)]
+    return [point for point in points if point not in _OPENED and _device(host, point) == device][:_MOUNT_POINTS]
 
 
 def _may_be(mount: Mount, device: int) -> bool:
-    """Whether this may be a mount of the file system with this st_dev. A btrfs has another st_dev for each subvolume,
-    none of which is in the mount table."""
+    """True if this may be a mount of the file system with this st_dev. A btrfs has a different st_dev for each
+    subvolume, and none of them is in the mount table."""
     return mount.device == device or mount.fstype == "btrfs"

@@ -1,16 +1,16 @@
-"""The thread that walks: on request only, at idle I/O priority, never waited for.
+"""Measures disks in a thread of its own: on request, at idle I/O priority, without a wait for the result.
 
 Promises:
 
-1. `request` and `latest` return at once, whatever the disks do.
-2. One measurement is under way at a time; a request made meanwhile is the next one, and only the newest is kept.
-3. A thread that does not come back (a mount that hangs) is abandoned after its deadline and `_PATIENCE_S`; a new one
-   takes the next request. At most `_ABANDONED` such threads are abandoned: then there are no measurements until
-   one of them returns, and `latest().trouble` says so.
-4. What an abandoned thread finds later is thrown away.
+1. `request` and `latest` return at once, even if a disk hangs.
+2. One measurement runs at a time. Of the requests that arrive meanwhile, the newest is the next one.
+3. A thread that hangs (a dead mount) is abandoned `_GRACE_S` after its deadline, and a new thread takes the next
+   request. With `_MAX_ABANDONED` abandoned threads there are no measurements until one of them returns;
+   `latest().trouble` reports it.
+4. The result of an abandoned thread is dropped.
 
-A thread inside a system call on a dead mount cannot be ended. So each thread has a `Meter` of its own, which an
-abandoned one keeps: nothing is shared but the mailbox.
+A thread inside a system call on a dead mount cannot be ended. So each thread has a `PodDiskMeter` of its own, and
+threads share nothing but the fields under the lock.
 """
 
 import contextlib
@@ -21,88 +21,86 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import PodUsage, Signal, UnattributedDisk
 from nodeagent.runtime import workers
-from nodeagent.sampling.disk.attribution import Held, PodDisk, PodDiskMeter, Progress
+from nodeagent.sampling.disk.attribution import PodDiskMeter, WalkProgress
+from nodeagent.sampling.disk.pod_disk import DiskAmount, PodDisk
 from nodeagent.sampling.disk.pod_paths import PodPart
-from nodeagent.sampling.disk.unattributed import Used
+from nodeagent.sampling.disk.unattributed import UsedSpace
 from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.hostfs.host import Unreadable
 
-# How much longer than its deadline a thread may take before it is given up: one turn of a walk takes 75 ms of CPU, at
-# idle priority on a busy disk some seconds.
-_PATIENCE_S: Final = 10.0
-_ABANDONED: Final = 4
+_GRACE_S: Final = 10.0
+"""How long a thread may exceed its deadline. One slice of a walk takes 75 ms of CPU, which can be seconds at idle
+priority on a busy disk."""
+_MAX_ABANDONED: Final = 4
 
 
-class FileSystemOf(NamedTuple):
-    """A file system whose rest is to be found."""
+class SignalFileSystem(NamedTuple):
+    """A file system and the signals that measure it."""
 
     path: str
     signals: tuple[Signal, ...]
-    """The signals that it is behind."""
 
 
-class Account(NamedTuple):
-    """What a file system held when a measurement of all pods began, and what each of them was found to hold there."""
+class FileSystemUsage(NamedTuple):
+    """The used space of a file system at the start of a measurement of all pods, and each pod's share of it."""
 
-    wanted: FileSystemOf
+    file_system: SignalFileSystem
     at: float
-    used: Held
-    pods: Mapping[PodPart, Held]
-    left: frozenset[PodPart] | None = None
-    """Parts of which files are left on disk, of pods that have ended too; None when that is not known."""
+    used: DiskAmount
+    pods: Mapping[PodPart, DiskAmount]
+    parts_left: frozenset[PodPart] | None = None
+    """Parts that still have files on disk, also of ended pods; None if unknown."""
 
 
-class Request(NamedTuple):
-    """What is to be measured."""
+class WalkRequest(NamedTuple):
+    """What to measure."""
 
     pods: tuple[PodUsage, ...]
     timeout_s: float
-    """Wall time that it may take."""
-    what: CountMode = CountMode.BYTES_AND_INODES
-    accounts: tuple[FileSystemOf, ...] = ()
-    """Of these file systems also how much they hold."""
-    rests: tuple[FileSystemOf, ...] = ()
-    """Of these file systems also what is in no pod, after the pods were published."""
-    rest_budget_s: float = 0.0
-    """Wall time that each of them may take on top."""
-    anew: bool = False
-    """Every file of these pods is asked for now, whatever is known of them; what is known of other pods stays."""
+    """Wall time for the pods."""
+    mode: CountMode = CountMode.BYTES_AND_INODES
+    file_systems: tuple[SignalFileSystem, ...] = ()
+    """Read the used space of these as well."""
+    unattributed: tuple[SignalFileSystem, ...] = ()
+    """Measure what these hold outside of pods, after the result for the pods is published."""
+    unattributed_timeout_s: float = 0.0
+    """Further wall time for each of these."""
+    recount: bool = False
+    """Read every file of these pods without a cache. The results of all other pods stay."""
 
 
-FindRest = Callable[[FileSystemOf, Sequence[PodDisk], float], UnattributedDisk]
-"""(the file system, what the pods hold, time.monotonic() by which to end) -> the rest. Raises Unreadable."""
-
-
-FindUsed = Callable[[FileSystemOf], Used]
-"""What a file system holds now. Raises Unreadable."""
-FindHeld = Callable[[Used, PodDisk], Mapping[PodPart, Held]]
-"""What of it a pod holds."""
-FindLeft = Callable[[], frozenset[PodPart]]
-"""Of which parts of which pods files are left. Raises Unreadable."""
+MeasureUnattributed = Callable[[SignalFileSystem, Sequence[PodDisk], float], UnattributedDisk]
+"""(file system, pods, time.monotonic() by which to end) -> what is in no pod. Raises Unreadable."""
+ReadUsedSpace = Callable[[SignalFileSystem], UsedSpace]
+"""Raises Unreadable."""
+SplitByPart = Callable[[UsedSpace, PodDisk], Mapping[PodPart, DiskAmount]]
+"""What each part of a pod holds on the file system."""
+ListPartsLeft = Callable[[], frozenset[PodPart]]
+"""The parts that still have files on disk. Raises Unreadable."""
 
 
 class WalkResult(NamedTuple):
-    """The newest that is known."""
+    """The newest measurements."""
 
     pods: Mapping[str, PodDisk]
     """By UID; empty before the first measurement. Every number has its own `read_at`."""
     finished_at: float | None
-    """CLOCK_BOOTTIME; None before the first measurement has ended."""
+    """CLOCK_BOOTTIME; None before the end of the first measurement."""
     running: bool
-    progress: Progress
-    """Of the measurement under way, or of the last one."""
+    progress: WalkProgress
+    """Of the running measurement, else of the last one."""
     trouble: str
-    """Why measurements fail or do not take place; empty when they do."""
-    rests: tuple[UnattributedDisk, ...] = ()
-    """Of the last request that asked for them."""
+    """Why measurements fail or do not start; empty if they work."""
+    unattributed: tuple[UnattributedDisk, ...] = ()
+    """Of the last request with `unattributed`."""
     took_s: float = 0.0
     """Wall time of the last measurement of all pods."""
-    accounts: tuple[Account, ...] = ()
-    """Of the last measurement of all pods that walked every place to its end."""
+    file_systems: tuple[FileSystemUsage, ...] = ()
+    """Of the last measurement of all pods that walked every path to its end."""
 
 
 class _Job:
-    """One thread and what it shares with the outside."""
+    """One thread and the fields that it shares with its caller."""
 
     __slots__ = ("deadline", "meter", "stop", "thread", "wake")
 
@@ -112,11 +110,11 @@ class _Job:
         self.wake = threading.Event()
         self.stop = threading.Event()
         self.deadline: float | None = None
-        """time.monotonic() by which it should have come back; None while it waits for a request."""
+        """time.monotonic() by which it must finish; None while it waits for a request."""
 
 
 class DiskWorker:
-    """Measures in a thread of its own. Its methods belong to one thread, the loop's, except `glance`."""
+    """Measures in a thread of its own. Its methods belong to the loop's thread, except `progress`."""
 
     def __init__(
         self,
@@ -124,107 +122,107 @@ class DiskWorker:
         *,
         unwritten: Callable[[str, float], bool] = lambda _uid, _since: False,
         wake: Callable[[], None] = lambda: None,
-        find_rest: FindRest | None = None,
-        find_used: FindUsed | None = None,
-        find_held: FindHeld | None = None,
-        find_left: FindLeft | None = None,
-        patience_s: float = _PATIENCE_S,
+        measure_unattributed: MeasureUnattributed | None = None,
+        read_used_space: ReadUsedSpace | None = None,
+        split_by_part: SplitByPart | None = None,
+        list_parts_left: ListPartsLeft | None = None,
+        grace_s: float = _GRACE_S,
     ) -> None:
-        """`make_meter` is called once for each thread. That thread calls `unwritten` (see Meter.measure), `wake`
-        after each measurement, `find_rest` for what `Request.rests` asks, `find_used`, `find_held` and
-        `find_left` for `Request.accounts`."""
+        """`make_meter` is called once for each thread. The thread calls `unwritten` (see `PodDiskMeter.measure`) and,
+        after each measurement, `wake`. It calls `measure_unattributed` for `WalkRequest.unattributed`, and the other
+        three for `WalkRequest.file_systems`."""
         self._make_meter = make_meter
         self._unwritten = unwritten
         self._wake = wake
-        self._find_rest = find_rest
-        self._find_used = find_used
-        self._find_held = find_held
-        self._find_left = find_left
-        self._patience_s = patience_s
+        self._measure_unattributed = measure_unattributed
+        self._read_used_space = read_used_space
+        self._split_by_part = split_by_part
+        self._list_parts_left = list_parts_left
+        self._grace_s = grace_s
         self._lock = threading.Lock()
-        self._next: Request | None = None
+        self._next: WalkRequest | None = None
         self._pods: Mapping[str, PodDisk] = {}
         self._finished_at: float | None = None
         self._failure = ""
-        self._rests: tuple[UnattributedDisk, ...] = ()
-        self._accounts: tuple[Account, ...] = ()
+        self._unattributed: tuple[UnattributedDisk, ...] = ()
+        self._file_systems: tuple[FileSystemUsage, ...] = ()
         self._took_s = 0.0
         self._job: _Job | None = None
-        self._lost: list[_Job] = []
+        self._abandoned: list[_Job] = []
 
-    def request(self, request: Request) -> None:
-        """Asks for a measurement. It replaces one that was asked for and has not begun."""
+    def request(self, request: WalkRequest) -> None:
+        """Request a measurement. It replaces a request that has not begun."""
         with self._lock:
             self._next = request
-        self._look_after()
-        if self._job is None and len(self._lost) < _ABANDONED:
+        self._abandon_stuck()
+        if self._job is None and len(self._abandoned) < _MAX_ABANDONED:
             self._job = job = _Job(self._make_meter())
             job.thread = workers.start_thread(lambda: self._run(job), name="disk")
-            if job.thread is None:  # no PID left for it: the loop goes on without disks
+            if job.thread is None:  # no PID is free: the loop continues without disk usage
                 self._job = None
                 job.meter.close()
                 with self._lock:
-                    self._next, self._failure = None, "no thread to count disks: there is no PID left for it"
-        if (ours := self._job) is not None:
-            ours.wake.set()
+                    self._next, self._failure = None, "disk walk not started: no PID is free for its thread"
+        if (job_now := self._job) is not None:
+            job_now.wake.set()
 
     def latest(self) -> WalkResult:
-        """What is known now."""
-        self._look_after()
-        return self.glance()
+        """The newest measurements. Abandons a thread that hangs."""
+        self._abandon_stuck()
+        return self.progress()
 
-    def glance(self) -> WalkResult:
-        """The same, for any thread."""
+    def progress(self) -> WalkResult:
+        """The newest measurements. May be called by any thread."""
         job = self._job
         with self._lock:
             trouble = self._failure
-            if self._lost:
-                trouble = f"{len(self._lost)} walks hang in the kernel: is a mount dead?"
+            if self._abandoned:
+                trouble = f"{len(self._abandoned)} disk walks hang in the kernel, probably on a dead mount"
             running = job is not None and job.deadline is not None
-            progress = job.meter.progress if job is not None else Progress(0, 0, 0)
+            progress = job.meter.progress if job is not None else WalkProgress(0, 0, 0)
             return WalkResult(
                 self._pods,
                 self._finished_at,
                 running,
                 progress,
                 trouble,
-                rests=self._rests,
+                unattributed=self._unattributed,
                 took_s=self._took_s,
-                accounts=self._accounts,
+                file_systems=self._file_systems,
             )
 
     def cancel(self) -> None:
-        """Ends the measurement under way after its present turn; what it has counted is published."""
+        """End the running measurement after its current slice. Its numbers so far are published."""
         with self._lock:
             self._next = None
         if self._job is not None:
             self._job.stop.set()
 
     def close(self, *, timeout_s: float = 1.0) -> None:
-        """Ends the thread, and waits for it as long as this at most."""
+        """End the thread; wait at most `timeout_s` for it."""
         job, self._job = self._job, None
         if job is None or job.thread is None:
             return
         with self._lock:
             self._next = None
-        job.deadline = -1.0  # tells the thread that it is no longer wanted
+        job.deadline = -1.0
         job.stop.set()
         job.wake.set()
         job.thread.join(timeout_s)
 
-    def _look_after(self) -> None:
-        self._lost = [job for job in self._lost if job.thread is not None and job.thread.is_alive()]
+    def _abandon_stuck(self) -> None:
+        self._abandoned = [job for job in self._abandoned if job.thread is not None and job.thread.is_alive()]
         job = self._job
-        deadline = job.deadline if job is not None else None  # once: the thread takes it away when it is done
-        if job is not None and deadline is not None and time.monotonic() > deadline + self._patience_s:
+        deadline = job.deadline if job is not None else None  # read once: the thread removes it at its end
+        if job is not None and deadline is not None and time.monotonic() > deadline + self._grace_s:
             job.stop.set()
-            self._lost.append(job)
+            self._abandoned.append(job)
             self._job = None
 
     # --- in the thread
 
     def _run(self, job: _Job) -> None:
-        be_idle()
+        set_idle_io_priority()
         try:
             while self._job is job:
                 job.wake.wait()
@@ -232,121 +230,123 @@ class DiskWorker:
                 with self._lock:
                     request, self._next = self._next, None
                 if request is not None and self._job is job:
-                    limit_s = request.timeout_s + len(request.rests) * request.rest_budget_s + self._patience_s
-                    with workers.step("a walk", limit_s=limit_s):
+                    further_s = len(request.unattributed) * request.unattributed_timeout_s
+                    with workers.step("a disk walk", limit_s=request.timeout_s + further_s + self._grace_s):
                         self._measure(job, request)
         except BaseException:
-            # The next request makes another one.
+            # The next request starts another thread.
             with self._lock:
                 self._job = None if self._job is job else self._job
             raise
         finally:
             job.meter.close()
 
-    def _measure(self, job: _Job, request: Request) -> None:
+    def _measure(self, job: _Job, request: WalkRequest) -> None:
         began = time.monotonic()
         until = began + request.timeout_s
         job.stop.clear()
-        job.deadline = until + len(request.rests) * request.rest_budget_s
+        job.deadline = until + len(request.unattributed) * request.unattributed_timeout_s
         pods: Mapping[str, PodDisk] = {}
         failure = ""
 
-        def unwanted() -> bool:
+        def must_stop() -> bool:
             return job.stop.is_set() or self._job is not job
 
-        accounts: tuple[Account, ...] = ()
+        file_systems: tuple[FileSystemUsage, ...] = ()
         try:
-            used = self._used(request)
+            used = self._read_used(request)
             pods = job.meter.measure(
                 request.pods,
                 until=until,
-                count=request.what,
+                count=request.mode,
                 unwritten=self._unwritten,
-                anew=request.anew,
-                stop=unwanted,
+                recount=request.recount,
+                stop=must_stop,
             )
-            if job.meter.whole and not request.anew:
-                accounts = self._account(used, pods)
-        except Exception as error:  # whatever it is, the thread must live, and the report say so
+            if job.meter.complete and not request.recount:
+                file_systems = self._attribute(used, pods)
+        except Exception as error:  # the thread must survive every error, and the report contains it
             failure = f"measuring disks failed: {type(error).__name__}: {error}"
         with self._lock:
             if self._job is not job:
                 return
             self._failure = failure
             if not failure:
-                self._pods = {**self._pods, **pods} if request.anew else pods
+                self._pods = {**self._pods, **pods} if request.recount else pods
                 self._finished_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-                self._accounts = accounts or self._accounts
-                if not request.anew:
+                self._file_systems = file_systems or self._file_systems
+                if not request.recount:
                     self._took_s = time.monotonic() - began
-                if not request.rests:
+                if not request.unattributed:
                     job.deadline = None
             else:
                 job.deadline = None
         self._wake()
-        if request.rests and not failure:
-            self._find_rests(job, request, pods)
+        if request.unattributed and not failure:
+            self._find_unattributed(job, request, pods)
 
-    def _used(self, request: Request) -> list[tuple[FileSystemOf, Used]]:
-        """Before anything is counted: what is written meanwhile must not look as if it were in no pod."""
-        find_used = self._find_used
-        if find_used is None:
+    def _read_used(self, request: WalkRequest) -> list[tuple[SignalFileSystem, UsedSpace]]:
+        """Read before the walks, so that a write during them does not count as unattributed."""
+        if self._read_used_space is None:
             return []
         used = []
-        for wanted in request.accounts:
-            with contextlib.suppress(Unreadable, OSError):  # its signal says why by itself
-                used.append((wanted, find_used(wanted)))
+        for file_system in request.file_systems:
+            with contextlib.suppress(Unreadable, OSError):  # its signal has the reason
+                used.append((file_system, self._read_used_space(file_system)))
         return used
 
-    def _account(self, used: Sequence[tuple[FileSystemOf, Used]], pods: Mapping[str, PodDisk]) -> tuple[Account, ...]:
-        find_held = self._find_held
-        if find_held is None:
+    def _attribute(
+        self, used: Sequence[tuple[SignalFileSystem, UsedSpace]], pods: Mapping[str, PodDisk]
+    ) -> tuple[FileSystemUsage, ...]:
+        split = self._split_by_part
+        if split is None:
             return ()
         left: frozenset[PodPart] | None = None
-        if used and self._find_left is not None:
+        if used and self._list_parts_left is not None:
             with contextlib.suppress(Unreadable):
-                left = self._find_left()
+                left = self._list_parts_left()
         return tuple(
-            Account(
-                wanted,
-                there.read_at,
-                Held(there.bytes, there.inodes),
-                {part: held for disk in pods.values() for part, held in find_held(there, disk).items()},
+            FileSystemUsage(
+                file_system,
+                space.read_at,
+                DiskAmount(space.bytes, space.inodes),
+                {part: amount for disk in pods.values() for part, amount in split(space, disk).items()},
                 left,
             )
-            for wanted, there in used
+            for file_system, space in used
         )
 
-    def _find_rests(self, job: _Job, request: Request, pods: Mapping[str, PodDisk]) -> None:
+    def _find_unattributed(self, job: _Job, request: WalkRequest, pods: Mapping[str, PodDisk]) -> None:
         found = []
-        for wanted in request.rests:
-            if self._find_rest is None or job.stop.is_set():
+        for file_system in request.unattributed:
+            if self._measure_unattributed is None or job.stop.is_set():
                 break
+            until = time.monotonic() + request.unattributed_timeout_s
             try:
-                found.append(self._find_rest(wanted, list(pods.values()), time.monotonic() + request.rest_budget_s))
+                found.append(self._measure_unattributed(file_system, list(pods.values()), until))
             except (Unreadable, OSError):
-                continue  # its signal says why by itself
-            except Exception as error:  # the thread must live, and the report say so
+                continue  # its signal has the reason
+            except Exception as error:  # the thread must survive every error, and the report contains it
                 with self._lock:
                     self._failure = f"measuring disks failed: {type(error).__name__}: {error}"
         with self._lock:
             if self._job is not job:
                 return
-            self._rests = tuple(found)
+            self._unattributed = tuple(found)
             job.deadline = None
         self._wake()
 
 
-def be_idle() -> bool:
-    """Gives this thread the idle I/O class, in which it gets the disk only when nobody else wants it; false where the
-    kernel does not let it. Its CPU priority stays: walking is wanted most when the node is busy."""
+def set_idle_io_priority() -> bool:
+    """Give this thread the idle I/O class: it uses the disk only while no other process does. False if the kernel
+    refuses. The CPU priority stays, because walks matter most on a busy node."""
     import ctypes
     import platform
 
-    # psutil's ionice does the same for 12 MiB. The numbers are those of the kernel's system call tables.
+    # psutil's ionice does the same for 12 MiB. The numbers come from the kernel's system call tables.
     number = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "s390x": 282, "ppc64le": 273}.get(platform.machine())
     if number is None:
         return False
-    who_process, this_thread, idle = 1, 0, 3 << 13
-    reply: int = ctypes.CDLL(None).syscall(number, who_process, this_thread, idle)
+    which_process, this_thread, idle = 1, 0, 3 << 13
+    reply: int = ctypes.CDLL(None).syscall(number, which_process, this_thread, idle)
     return reply == 0

@@ -1,19 +1,18 @@
-"""Who is writing now: bytes written by each pod, between two walks.
+"""Measures how fast each pod writes to disk, between two walks.
 
-On cgroup v2 what a pod has written is `wbytes` of io.stat plus the page cache it still holds dirty (file_dirty +
-file_writeback of memory.stat): write(2) shows in the second at once, seconds before the first. Both are recursive.
-Devices other than the wanted ones are left out where the kernel tells them apart, so that a pod that writes to a
-PersistentVolume fills nothing of the node's.
+With cgroup v2 a pod has written the `wbytes` of its io.stat plus its dirty page cache (file_dirty + file_writeback of
+memory.stat). The second value shows a write(2) at once, the first one seconds later. Both include child cgroups. Where
+the kernel lists devices separately, only the wanted ones count: a write to a PersistentVolume does not fill the node.
 
-Cgroup v1 charges buffered writes to whoever flushes them: `blkio.throttle.io_service_bytes` of a pod stays at 0 while
-it fills the disk. There the kernel's own account of each process is read: `write_bytes` of /proc/<pid>/io, which counts
-when a page becomes dirty, on file systems that have a disk behind them. What a process wrote after the last look and
-before it ended is missed, and devices are not told apart.
+Cgroup v1 charges a buffered write to the process that flushes it: `blkio.throttle.io_service_bytes` of a pod stays 0
+while the pod fills the disk. There the counter of each process is read instead: `write_bytes` of /proc/<pid>/io, which
+grows when a page on a disk becomes dirty. It misses what a process wrote between the last sample and its end, and it
+includes all devices.
 
-`Writes.quiet` is the word that `Walk(unwritten=True)` asks for: as many bytes written as before, and none pending. It
-does not see blocks that are allocated without being written (fallocate in a file that exists), or written pages that
-another cgroup had brought into the page cache; that is why every tree is asked in full every ten minutes anyway. The
-account of processes is no such word.
+`WriteHistory.quiet` is the condition for `TreeWalk(unwritten=True)`: no byte written and none pending. It misses blocks
+allocated without a write (fallocate in an existing file), and pages that another cgroup had brought into the page
+cache. For that reason a walk reads every file at least every ten minutes. The counters of processes are no such
+condition.
 """
 
 import contextlib
@@ -25,43 +24,30 @@ from typing import Final, NamedTuple
 from nodeagent.model import WriteRate
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
-# Processes looked at in one round, 20 us each: a fork bomb must not hold up the loop.
-_PIDS: Final = 1000
-_OF_ONE: Final = 200
+_MAX_PIDS: Final = 1000
+"""Processes read in one sample, 20 us each: a fork bomb must not delay the loop."""
+_MAX_POD_PIDS: Final = 200
+"""Of these, processes of one pod."""
 
 
 class WriteCounters(NamedTuple):
-    """What one cgroup has written, at one moment."""
+    """The write counters of one pod at one moment."""
 
     flushed: int
-    """Bytes sent to disks since the cgroup was made; of processes: bytes made dirty since they were first seen."""
+    """Bytes sent to disks since the cgroup exists; for processes: bytes made dirty since their first sample."""
     pending: int
-    """Bytes of dirty page cache that are still to be."""
+    """Bytes of dirty page cache."""
     read_at: float
 
 
-class PodWriteRate(NamedTuple):
-    """How fast a pod writes."""
-
-    uid: str
-    bytes_per_s: float
-    over_s: float
-    """The time between the two samples that this is from."""
-
-
-class _Raw(NamedTuple):
+class _CgroupCounters(NamedTuple):
     by_device: Mapping[bytes, int]
     pending: int
     read_at: float
 
 
-def read_written(host: Host, cgroup: str) -> WriteCounters:
-    """`cgroup` is the directory of a v2 cgroup on the host. Raises Unreadable (v1, no io controller, gone)."""
-    raw = _read(host, cgroup)
-    return WriteCounters(sum(raw.by_device.values()), raw.pending, raw.read_at)
-
-
-def _read(host: Host, cgroup: str) -> _Raw:
+def _read_cgroup(host: Host, cgroup: str) -> _CgroupCounters:
+    """`cgroup` is the directory of a v2 cgroup. Raises Unreadable (no io controller, or the cgroup is gone)."""
     now = host.boottime()
     by_device: dict[bytes, int] = {}
     for line in host.read(f"{cgroup}/io.stat").split(b"\n"):
@@ -75,7 +61,7 @@ def _read(host: Host, cgroup: str) -> _Raw:
         name, _, number = line.partition(b" ")
         if name in (b"file_dirty", b"file_writeback") and number.isdigit():
             pending += int(number)
-    return _Raw(by_device, pending, now)
+    return _CgroupCounters(by_device, pending, now)
 
 
 class _Track:
@@ -86,46 +72,36 @@ class _Track:
         self.previous: WriteCounters | None = None
         self.last = first
         self.since = first.read_at
-        """When `last.flushed` was first seen."""
+        """When `last.flushed` was read first."""
 
 
 class WriteHistory:
-    """The writes of all pods, from one sample to the next. Holds three samples of each pod."""
+    """The write counters of all pods: the first, the previous and the last sample of each."""
 
     def __init__(self) -> None:
         self._tracks: dict[str, _Track] = {}
 
-    def note(self, uid: str, written: WriteCounters) -> None:
-        """One more sample of this pod."""
+    def add(self, uid: str, counters: WriteCounters) -> None:
         track = self._tracks.get(uid)
-        if track is None or written.flushed < track.last.flushed:  # a new cgroup of this name
-            self._tracks[uid] = _Track(written)
+        if track is None or counters.flushed < track.last.flushed:  # a new cgroup with the same name
+            self._tracks[uid] = _Track(counters)
             return
-        if written.flushed != track.last.flushed:
-            track.since = written.read_at
-        track.previous, track.last = track.last, written
+        if counters.flushed != track.last.flushed:
+            track.since = counters.read_at
+        track.previous, track.last = track.last, counters
 
-    def keep(self, uids: frozenset[str]) -> None:
-        """Forgets all other pods."""
+    def retain(self, uids: frozenset[str]) -> None:
+        """Drop all other pods."""
         self._tracks = {uid: track for uid, track in self._tracks.items() if uid in uids}
 
     def quiet(self, uid: str, since: float) -> bool:
-        """Whether this pod has written nothing since this CLOCK_BOOTTIME, as far as its cgroup tells."""
+        """True if this pod has written nothing since this CLOCK_BOOTTIME, according to its cgroup."""
         track = self._tracks.get(uid)
         return track is not None and track.since <= since and track.last.pending == 0
 
-    def rates(self) -> list[PodWriteRate]:
-        """The pods that write, fastest first."""
-        rates = []
-        for uid, track in self._tracks.items():
-            writing = self.writing(uid)
-            if writing is not None and track.previous is not None and writing.bytes_per_s > 0:
-                rates.append(PodWriteRate(uid, writing.bytes_per_s, track.last.read_at - track.previous.read_at))
-        return sorted(rates, key=lambda rate: (-rate.bytes_per_s, rate.uid))
-
-    def writing(self, uid: str) -> WriteRate | None:
-        """What this pod writes; None before its second sample. Cache that was thrown away unwritten (a deleted file)
-        never makes a number negative."""
+    def rate(self, uid: str) -> WriteRate | None:
+        """The write rate of this pod; None before its second sample. Never negative, even if dirty pages were dropped
+        without a write (a deleted file)."""
         track = self._tracks.get(uid)
         if track is None or track.previous is None:
             return None
@@ -140,27 +116,27 @@ class WriteHistory:
         )
 
 
-def sample(
-    host: Host, writes: WriteHistory, pods: Iterable[tuple[str, str]], *, devices: frozenset[bytes] = frozenset()
+def sample_cgroups(
+    host: Host, history: WriteHistory, pods: Iterable[tuple[str, str]], *, devices: frozenset[bytes] = frozenset()
 ) -> str:
-    """Notes a sample of each pod, given as (uid, directory of its v2 cgroup). Returns why some have none, or "".
+    """Add a sample of each pod, given as (uid, directory of its v2 cgroup). Returns why a pod has none, or "".
 
-    `devices` (`8:0`) are those that count; where no pod has written to any of them all do, because what is written to a
-    file system is not always accounted to the device that it is mounted from.
+    Only `devices` (`8:0`) count. If no pod has written to any of them, all devices count, because the kernel does not
+    always charge a write to the device that the file system is mounted from.
     """
     reason = ""
-    raws: dict[str, _Raw] = {}
+    found: dict[str, _CgroupCounters] = {}
     for uid, cgroup in pods:
         try:
-            raws[uid] = _read(host, cgroup)
+            found[uid] = _read_cgroup(host, cgroup)
         except Unreadable as error:
-            if not reason and host.exists(cgroup):  # a pod that has gone is no news
+            if not reason and host.exists(cgroup):  # else the pod has ended
                 reason = str(error)
-    known = devices & {device for raw in raws.values() for device in raw.by_device}
-    for uid, raw in raws.items():
-        flushed = sum(size for device, size in raw.by_device.items() if not known or device in known)
-        writes.note(uid, WriteCounters(flushed, raw.pending, raw.read_at))
-    writes.keep(frozenset(raws))
+    known = devices & {device for counters in found.values() for device in counters.by_device}
+    for uid, counters in found.items():
+        flushed = sum(size for device, size in counters.by_device.items() if not known or device in known)
+        history.add(uid, WriteCounters(flushed, counters.pending, counters.read_at))
+    history.retain(frozenset(found))
     return reason
 
 
@@ -168,44 +144,44 @@ def sample(
 
 
 class ProcessWrites:
-    """Turns the accounts of processes into one of each pod."""
+    """Adds up the counters of a pod's processes."""
 
     def __init__(self) -> None:
         self._last: dict[str, dict[int, int]] = {}
         self._total: dict[str, int] = {}
 
-    def sample(self, host: Host, writes: WriteHistory, pods: Iterable[tuple[str, Iterable[str]]]) -> str:
-        """Notes a sample of each pod, given as (uid, directories of its cgroups). Returns why some have none, or ""."""
+    def sample(self, host: Host, history: WriteHistory, pods: Iterable[tuple[str, Iterable[str]]]) -> str:
+        """Add a sample of each pod, given as (uid, directories of its cgroups). Returns why a pod has none, or ""."""
         reason = ""
-        left = _PIDS
-        seen = set()
+        pids_left = _MAX_PIDS
+        sampled = set()
         for uid, cgroups in pods:
-            pids = _pids(host, cgroups)[: min(left, _OF_ONE)]
-            left -= len(pids)
+            pids = _list_pids(host, cgroups)[: min(pids_left, _MAX_POD_PIDS)]
+            pids_left -= len(pids)
             now = host.boottime()
             before = self._last.get(uid)
             found: dict[int, int] = {}
             grown = 0
             for pid in pids:
                 try:
-                    found[pid] = size = _write_bytes(host, pid)
+                    found[pid] = size = read_write_bytes(host, pid)
                 except Unreadable as error:
                     reason = reason or ("" if _ended(error) else str(error))
                     continue
                 known = (before or {}).get(pid, 0)
                 grown += size - known if size >= known else size
-            # Before the first look nobody knows over which time the processes wrote what they wrote.
+            # The first sample counts nothing: the time of its writes is unknown.
             self._total[uid] = self._total.get(uid, 0) + (grown if before is not None else 0)
             self._last[uid] = found
-            seen.add(uid)
-            writes.note(uid, WriteCounters(self._total[uid], 0, now))
-        self._last = {uid: last for uid, last in self._last.items() if uid in seen}
-        self._total = {uid: total for uid, total in self._total.items() if uid in seen}
-        writes.keep(frozenset(seen))
+            sampled.add(uid)
+            history.add(uid, WriteCounters(self._total[uid], 0, now))
+        self._last = {uid: last for uid, last in self._last.items() if uid in sampled}
+        self._total = {uid: total for uid, total in self._total.items() if uid in sampled}
+        history.retain(frozenset(sampled))
         return reason
 
 
-def _pids(host: Host, cgroups: Iterable[str]) -> list[int]:
+def _list_pids(host: Host, cgroups: Iterable[str]) -> list[int]:
     pids = []
     for cgroup in cgroups:
         try:
@@ -215,7 +191,8 @@ def _pids(host: Host, cgroups: Iterable[str]) -> list[int]:
     return pids
 
 
-def _write_bytes(host: Host, pid: int) -> int:
+def read_write_bytes(host: Host, pid: int) -> int:
+    """`write_bytes` of /proc/<pid>/io. Raises Unreadable."""
     for line in host.read(f"/proc/{pid}/io").split(b"\n"):
         name, _, number = line.partition(b":")
         if name == b"write_bytes" and number.strip().isdigit():
@@ -231,16 +208,16 @@ def _ended(error: Unreadable) -> bool:
 
 
 def disk_names(host: Host, device: int) -> frozenset[bytes]:
-    """The names in io.stat of what a file system with this st_dev is written to: itself, and the disk that it is a
-    partition of. Empty where it is on no block device (btrfs, overlay).
+    """The names in io.stat of a file system's block device (st_dev) and of the disk that contains its partition. Empty
+    for a file system without a block device (btrfs, overlay).
 
-    By /proc/partitions, because a container does not see the host's /sys/dev.
+    The source is /proc/partitions, because a container does not have the host's /sys/dev.
     """
     if os.major(device) == 0:
         return frozenset()
     number = f"{os.major(device)}:{os.minor(device)}".encode()
     numbers: dict[bytes, bytes] = {}
-    with contextlib.suppress(Unreadable):  # then only the partition's own line counts, if there is one
+    with contextlib.suppress(Unreadable):  # then only the partition itself counts
         for line in host.read("/proc/partitions").split(b"\n"):
             words = line.split()
             if len(words) == 4 and words[0].isdigit():
@@ -251,8 +228,8 @@ def disk_names(host: Host, device: int) -> frozenset[bytes]:
 
 
 def _disk_of(partition: bytes) -> bytes:
-    """`sda` of `sda1`, `nvme0n1` of `nvme0n1p1`: the kernel puts a `p` between when the disk's name ends in a digit.
-    Empty when it is no partition's name."""
+    """`sda` of `sda1`, `nvme0n1` of `nvme0n1p1`: the kernel inserts a `p` if the disk's name ends in a digit. Empty if
+    the name is not that of a partition."""
     disk = partition.rstrip(b"0123456789")
     if disk == partition:
         return b""

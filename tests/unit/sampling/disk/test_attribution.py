@@ -12,16 +12,18 @@ from typing import BinaryIO
 
 import pytest
 
-from nodeagent.model import ContainerUsage, DiskLayout, DiskUsage, PodUsage, QOSClass, Signal
+from nodeagent.model import DiskLayout, DiskUsage, Signal
 from nodeagent.policy import pod_usage
-from nodeagent.sampling.disk.attribution import PodDisk, PodDiskMeter, with_disk_usage
-from nodeagent.sampling.disk.deleted_files import DeletedFiles, deleted_files
-from nodeagent.sampling.disk.pod_paths import find_layers, upper_directory
-from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
+from nodeagent.sampling.disk import pod_paths, unattributed
+from nodeagent.sampling.disk.attribution import PodDiskMeter
+from nodeagent.sampling.disk.deleted_files import DeletedFiles
+from nodeagent.sampling.disk.pod_disk import PodDisk, with_disk_usage
+from nodeagent.sampling.disk.unattributed import PodDirectories
 from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.disk.walk_cache import SETTLED_S
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.mounts import parse_mounts
+from tests.support.disk_trees import EMPTY_DIR, ID, live_meter, measure, meter, node, pod, scan_deleted
 from tests.support.mounts import mounted, root_only
 from tests.support.paths import DATA
 
@@ -30,41 +32,6 @@ PIDS = Path("/sys/fs/cgroup/pids")
 real_pids = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access(PIDS, os.W_OK), reason="needs root and the cgroup v1 pids hierarchy"
 )
-EMPTY_DIR = "volumes/kubernetes.io~empty-dir"
-ID = "1" * 64
-
-
-def pod(uid: str, *containers: tuple[str, str]) -> PodUsage:
-    """`containers`: (id, name)."""
-    return PodUsage(
-        uid, QOSClass.BURSTABLE, f"/kubepods/pod{uid}", 1.0,
-        containers=tuple(ContainerUsage(identity, name, None, None) for identity, name in containers),
-    )  # fmt: skip
-
-
-def node(top: Path) -> Path:
-    """The directories of a node without pods."""
-    for name in ("var/lib/kubelet/pods", "var/log/pods", "proc/1"):
-        (top / name).mkdir(parents=True)
-    (top / "proc/1/mountinfo").write_text("")
-    return top
-
-
-def meter(top: Path) -> PodDiskMeter:
-    return PodDiskMeter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods")
-
-
-def measure(top: Path, *pods: PodUsage, budget_s: float = 60.0) -> dict[str, PodDisk]:
-    measuring = meter(top)
-    try:
-        return measuring.measure(pods, until=time.monotonic() + budget_s)
-    finally:
-        measuring.close()
-
-
-def live(top: Path) -> PodDiskMeter:
-    """The node in this directory of the machine itself, so that its mounts are in the real mount table."""
-    return PodDiskMeter(Host("/"), kubelet_dir=f"{top}/var/lib/kubelet", pod_logs_dir=f"{top}/var/log/pods")
 
 
 def until_settled(place: Path) -> None:
@@ -90,10 +57,10 @@ def test_a_recorded_node_is_attributed_as_its_kubelet_did(tmp_path: Path) -> Non
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * entry["size"])
     mounts = parse_mounts((DISK_DATA / "imagefs-pressure.mountinfo").read_bytes())
-    layers = find_layers(Host(str(tmp_path)), mounts, {row["id"] for row in recorded["containers"]})
+    layers = pod_paths.find_layers(Host(str(tmp_path)), mounts, {row["id"] for row in recorded["containers"]})
     assert len(layers) == len(recorded["containers"]) == 4
     for layer in layers.values():
-        etc = tmp_path / upper_directory(layer).lstrip("/") / "etc"
+        etc = tmp_path / pod_paths.upper_directory(layer).lstrip("/") / "etc"
         etc.mkdir(parents=True)
         for name in ("hostname", "hosts", "resolv.conf"):
             (etc / name).touch()
@@ -149,7 +116,7 @@ def test_a_memory_backed_volume_is_memory_and_never_disk(tmp_path: Path) -> None
     (place / "disk").mkdir(parents=True)
     with mounted(place / "ram", "-t", "tmpfs", "tmpfs") as ram:
         (ram / "file").write_bytes(b"x" * 100_000)
-        measuring = live(tmp_path)
+        measuring = live_meter(tmp_path)
         found = measuring.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
     by_name = {volume.name: volume for volume in found.volumes}
     assert by_name["ram"].memory_backed
@@ -164,7 +131,7 @@ def test_something_else_mounted_on_a_volume_is_not_the_pods_own(tmp_path: Path) 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_bytes(b"x" * 100_000)
     with mounted(place / "v", "--bind", tmp_path / "other"):
-        found = live(tmp_path).measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+        found = live_meter(tmp_path).measure([pod("u1")], until=time.monotonic() + 60)["u1"]
     assert found.volumes == ()
     assert not found.complete
     assert "not the pod's own" in found.unknown[0]
@@ -196,7 +163,7 @@ def test_a_writable_layer_is_found_through_the_mount_table(tmp_path: Path, runti
         (point / "written").write_bytes(b"x" * 40_960)
         (point / "of the image").unlink()  # leaves a whiteout: an inode without bytes
         usage = pod("u1", (ID, "main"), ("3" * 64, "other"))
-        found = live(tmp_path).measure([usage], until=time.monotonic() + 60)["u1"]
+        found = live_meter(tmp_path).measure([usage], until=time.monotonic() + 60)["u1"]
     mine = with_disk_usage(usage, found)
     assert mine.containers[0].disk.rootfs_bytes == 40_960 + 4096
     assert mine.containers[0].disk.rootfs_inodes == 3
@@ -218,9 +185,9 @@ def test_a_pod_none_of_whose_layers_is_known_has_no_number_for_them(tmp_path: Pa
 def test_paths_with_commas_and_relative_paths_of_overlays_are_understood() -> None:
     line = rb"1 1 0:45 / %s rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w"
     (comma,) = parse_mounts(line % (b"/m", rb"/a\054b/fs"))
-    assert upper_directory(comma) == "/a,b/fs"
+    assert pod_paths.upper_directory(comma) == "/a,b/fs"
     (relative,) = parse_mounts(line % (b"/store/overlay/abc/merged", b"abc/diff"))
-    assert upper_directory(relative) == "/store/overlay/abc/diff"
+    assert pod_paths.upper_directory(relative) == "/store/overlay/abc/diff"
 
 
 # --- logs
@@ -311,7 +278,7 @@ def test_every_pod_has_its_turn_even_if_there_is_never_time_for_all(tmp_path: Pa
 def test_no_time_at_all_is_no_numbers_and_no_error(tmp_path: Path) -> None:
     node(tmp_path)
     (tmp_path / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v").mkdir(parents=True)
-    found = measure(tmp_path, pod("u1"), budget_s=-1.0)["u1"]
+    found = measure(tmp_path, pod("u1"), timeout_s=-1.0)["u1"]
     assert found.disk.volumes_bytes is None
     assert not found.complete
 
@@ -334,8 +301,8 @@ def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Pat
     deadline = time.monotonic() + 60
     until_settled(place)
     measuring.measure([pod("u1"), pod("u2")], until=deadline)
-    remembered = set(measuring._known)
-    assert len(remembered) == 2
+    cache = set(measuring._trees)
+    assert len(cache) == 2
     with open(top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v/file", "r+b") as file:
         file.truncate(1)
 
@@ -344,9 +311,9 @@ def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Pat
 
     taken_over = measuring.measure([pod("u1"), pod("u2")], until=deadline, unwritten=unwritten)
     assert taken_over["u1"].disk.volumes_bytes == 4096 + 12288
-    anew = measuring.measure([pod("u1")], until=deadline, unwritten=unwritten, anew=True)
-    assert anew["u1"].disk.volumes_bytes == 4096 + 4096
-    assert set(measuring._known) == remembered
+    recount = measuring.measure([pod("u1")], until=deadline, unwritten=unwritten, recount=True)
+    assert recount["u1"].disk.volumes_bytes == 4096 + 4096
+    assert set(measuring._trees) == cache
     measuring.close()
 
 
@@ -411,21 +378,20 @@ def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
         ["cat"], stdin=subprocess.PIPE, stdout=out, stderr=err
     ) as holder:  # fmt: skip
         gone.unlink()
-        found = deleted_files(Host("/"), [holder.pid, holder.pid], frozenset({device}))
-        elsewhere = deleted_files(Host("/"), [holder.pid], frozenset({device + 1}))
+        found = scan_deleted([holder.pid, holder.pid], frozenset({device}))
+        elsewhere = scan_deleted([holder.pid], frozenset({device + 1}))
         holder.communicate(b"")
     assert found == DeletedFiles(102_400, 1, holder.pid, complete=True)
     assert (elsewhere.bytes, elsewhere.files) == (0, 0)
-    ended = deleted_files(Host("/"), [holder.pid], frozenset({device}))
+    ended = scan_deleted([holder.pid], frozenset({device}))
     assert ended == DeletedFiles(0, 0, None, complete=True), "the process has ended"
 
 
 LOOK = """
 import os
-from nodeagent.sampling.disk.deleted_files import deleted_files
-from nodeagent.sampling.hostfs.host import Host
+from tests.support.disk_trees import scan_deleted
 {become}
-print(deleted_files(Host("/"), [os.getppid()], frozenset({{0}})).complete)
+print(scan_deleted([os.getppid()], frozenset({{0}})).complete)
 """
 WITHOUT_PTRACE = """
 import ctypes, os, sys
@@ -489,7 +455,9 @@ def test_what_is_in_no_pod_is_told_with_its_largest_directories(tmp_path: Path) 
         pods = measure(top, pod("u1"))
         where = PodDirectories("/var/lib/kubelet", "/var/log/pods", "/elsewhere")
         host, found = Host(str(top)), list(pods.values())
-        rest = unattributed(host, "/var/lib/kubelet", attributed=found, directories=where, until=time.monotonic() + 60)
+        rest = unattributed.measure_unattributed(
+            host, "/var/lib/kubelet", attributed=found, directories=where, until=time.monotonic() + 60
+        )
     assert rest.attributed_bytes == 401_408
     assert rest.unattributed_bytes == rest.used_bytes - 401_408
     assert 839_680 <= rest.unattributed_bytes < 900_000

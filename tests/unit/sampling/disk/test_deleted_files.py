@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target, deleted_files
+from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
 from nodeagent.sampling.hostfs.host import Host
+from tests.support.disk_trees import scan_deleted
 from tests.support.mounts import mounted, root_only
 
 MIB = 1 << 20
@@ -111,20 +112,20 @@ def device(place: Path) -> int:
 )
 def test_a_deleted_file_counts_once_however_it_is_held(program: str, tmp_path: Path) -> None:
     with holder(program, tmp_path / "data") as process:
-        found = deleted_files(Host("/"), [process.pid], frozenset({device(tmp_path)}))
+        found = scan_deleted([process.pid], frozenset({device(tmp_path)}))
     assert found == DeletedFiles(MIB, 1, process.pid, complete=True)
 
 
 def test_memory_is_no_disk(tmp_path: Path) -> None:
     with holder(MEMORY, tmp_path) as process:
-        found = deleted_files(Host("/"), [process.pid], frozenset({device(tmp_path)}))
+        found = scan_deleted([process.pid], frozenset({device(tmp_path)}))
     assert found == DeletedFiles(0, 0, None, complete=True)
 
 
 @root_only
 def test_a_file_on_a_tmpfs_is_no_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "memory", "-t", "tmpfs", "tmpfs") as memory, holder(OPEN, memory) as process:
-        found = deleted_files(Host("/"), [process.pid], frozenset({device(tmp_path)}))
+        found = scan_deleted([process.pid], frozenset({device(tmp_path)}))
     assert found == DeletedFiles(0, 0, None, complete=True)
 
 
@@ -137,7 +138,7 @@ def test_a_file_in_a_layer_is_told_from_one_in_a_volume(tmp_path: Path) -> None:
         pids = [started.enter_context(holder(OPEN, place)).pid for place in (merged, tmp_path / "volume")]
         layers = frozenset({device(merged)})
         target = Target("u1", lambda: (pids, True), layers, frozenset({device(tmp_path)}))
-        found = DeletedScan(Host("/")).look([target], until=time.monotonic() + 60)["u1"]
+        found = DeletedScan(Host("/")).scan([target], until=time.monotonic() + 60)["u1"]
     assert (found.bytes, found.files) == (2 * MIB, 2)
     assert (found.layer_bytes, found.layer_files) == (MIB, 1)
 
@@ -149,7 +150,7 @@ def test_a_file_that_pods_have_handed_on_counts_for_the_one_that_had_it(tmp_path
 
         def look(*holders: tuple[str, int]) -> dict[str, int]:
             targets = [Target(uid, lambda pid=pid: ([pid], True), frozenset(), disks) for uid, pid in holders]  # type: ignore[misc]
-            found = scan.look(targets, until=time.monotonic() + 60)
+            found = scan.scan(targets, until=time.monotonic() + 60)
             return {uid: deleted.bytes for uid, deleted in found.items()}
 
         fd = next(
@@ -180,13 +181,20 @@ def test_each_pod_has_its_turn_and_keeps_what_was_seen_until_the_next_one(tmp_pa
 
         scan, targets = DeletedScan(Host("/")), [target("u1"), target("u2")]
         for turn in (1, 2):  # time for one pod each
-            scan.look(targets, until=time.monotonic() + 60, stop=lambda turn=turn: len(asked) >= turn)  # type: ignore[misc]
+            scan.scan(targets, until=time.monotonic() + 60, stop=lambda turn=turn: len(asked) >= turn)  # type: ignore[misc]
         assert asked == ["u1", "u2"]
-        found = scan.look(targets, until=time.monotonic() - 1)
+        found = scan.scan(targets, until=time.monotonic() - 1)
     assert found["u2"].bytes == MIB
 
 
-def test_a_scan_that_its_time_cuts_short_says_so(tmp_path: Path) -> None:
+def test_a_scan_cut_short_by_its_deadline_is_not_complete(tmp_path: Path) -> None:
     with holder(OPEN, tmp_path) as process:
-        found = deleted_files(Host("/"), [process.pid], frozenset({device(tmp_path)}), until=time.monotonic() - 1)
+
+        def processes_after_the_deadline() -> tuple[list[int], bool]:
+            time.sleep(max(0.0, until - time.monotonic()))
+            return [process.pid], True
+
+        target = Target("u1", processes_after_the_deadline, frozenset(), frozenset({device(tmp_path)}))
+        until = time.monotonic() + 0.05
+        found = DeletedScan(Host("/")).scan([target], until=until)["u1"]
     assert not found.complete

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model import UnattributedDisk
+from nodeagent.sampling.disk import unattributed
 from nodeagent.sampling.disk.attribution import PodDiskMeter
-from nodeagent.sampling.disk.deleted_files import DeletedFiles, deleted_files
-from nodeagent.sampling.disk.unattributed import PodDirectories, unattributed
+from nodeagent.sampling.disk.deleted_files import DeletedFiles
+from nodeagent.sampling.disk.unattributed import PodDirectories
 from nodeagent.sampling.disk.walk import CountMode
-from nodeagent.sampling.disk.walk_worker import DiskWorker, Request
+from nodeagent.sampling.disk.walk_worker import DiskWorker, WalkRequest
 from nodeagent.sampling.hostfs.host import Host
+from tests.support.disk_trees import du, pod, scan_deleted, walk
 from tests.support.mounts import dying_fuse, ext4, mounted, root_only, silent_fuse
-from tests.unit.sampling.disk.test_attribution import pod
-from tests.unit.sampling.disk.test_walk import du, walk
 
 pytestmark = root_only
 
@@ -31,11 +31,11 @@ def test_a_file_system_without_free_inodes_is_counted_to_the_last_one(tmp_path: 
                 (place / f"{number % 7}" / f"{number}").touch()
         numbers = os.statvfs(place)
         assert numbers.f_ffree == 0
-        tally, _ = walk(place)
-        assert (tally.bytes, tally.inodes) == du(place)
-        assert walk(place, count=CountMode.INODES)[0].inodes == tally.inodes
+        usage, _ = walk(place)
+        assert (usage.bytes, usage.inodes) == du(place)
+        assert walk(place, count=CountMode.INODES)[0].inodes == usage.inodes
         # The first ten inodes are the file system's own; of these only the root is in the tree.
-        assert tally.inodes == numbers.f_files - 9
+        assert usage.inodes == numbers.f_files - 9
 
 
 def test_a_full_file_system_is_counted_and_remembered_without_writing(tmp_path: Path) -> None:
@@ -43,18 +43,18 @@ def test_a_full_file_system_is_counted_and_remembered_without_writing(tmp_path: 
         with (place / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             file.writelines(bytes(65536) for _ in range(1000))
         assert os.statvfs(place).f_bavail == 0
-        tally, remembered = walk(place)
-        assert (tally.bytes, tally.inodes) == du(place)
-        assert walk(place, previous=remembered)[0].bytes == tally.bytes
+        usage, cache = walk(place)
+        assert (usage.bytes, usage.inodes) == du(place)
+        assert walk(place, previous=cache)[0].bytes == usage.bytes
 
 
 def test_a_file_system_that_turns_read_only_is_counted_as_before(tmp_path: Path) -> None:
     with ext4(tmp_path) as place:
         (place / "a").mkdir()
         (place / "a" / "file").write_bytes(b"x" * 9000)
-        before, remembered = walk(place)
+        before, cache = walk(place)
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        after, _ = walk(place, previous=remembered)
+        after, _ = walk(place, previous=cache)
         assert (after.bytes, after.inodes, after.unknown) == (before.bytes, before.inodes, 0)
 
 
@@ -86,7 +86,9 @@ def test_a_hanging_mount_is_not_touched_in_the_search_for_what_is_in_no_pod(tmp_
         def look() -> None:
             where = PodDirectories(f"{place}/kubelet", f"{place}/logs", "")
             until = time.monotonic() + 15
-            found.append(unattributed(Host("/"), str(place), attributed=[], directories=where, until=until))
+            found.append(
+                unattributed.measure_unattributed(Host("/"), str(place), attributed=[], directories=where, until=until)
+            )
 
         with silent_fuse(place / "dead"):
             thread = threading.Thread(target=look, daemon=True)
@@ -104,7 +106,7 @@ def test_a_deleted_file_of_a_dead_server_that_is_held_open_does_not_hold_us_up(t
     with dying_fuse(tmp_path / "dead") as held:
         assert os.readlink(f"/proc/self/fd/{held}").endswith(" (deleted)")
         looking = threading.Thread(
-            target=lambda: found.append(deleted_files(Host("/"), [os.getpid()], frozenset({device}))), daemon=True
+            target=lambda: found.append(scan_deleted([os.getpid()], frozenset({device}))), daemon=True
         )
         looking.start()
         looking.join(40)
@@ -125,8 +127,8 @@ def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(
         return PodDiskMeter(Host("/"), kubelet_dir=directories.pop(0), pod_logs_dir=str(tmp_path / "logs"))
 
     with silent_fuse(tmp_path / "dead"):
-        worker = DiskWorker(meter, wake=ended.set, patience_s=0.05)
-        worker.request(Request((pod("u1"),), timeout_s=0.05))
+        worker = DiskWorker(meter, wake=ended.set, grace_s=0.05)
+        worker.request(WalkRequest((pod("u1"),), timeout_s=0.05))
         deadline = time.monotonic() + 40
         while not worker.latest().trouble:
             assert time.monotonic() < deadline, "the hanging thread was not noticed"
@@ -134,7 +136,7 @@ def test_a_worker_that_hangs_on_a_mount_is_given_up_and_another_takes_its_place(
         assert "hang" in worker.latest().trouble
         assert worker.latest().finished_at is None
         asked = time.monotonic()
-        worker.request(Request((pod("u1"),), timeout_s=10.0))
+        worker.request(WalkRequest((pod("u1"),), timeout_s=10.0))
         assert time.monotonic() - asked < 1.0, "the request waited"
         assert ended.wait(40)
         latest = worker.latest()

@@ -15,8 +15,8 @@ from nodeagent.sampling.hostfs.cgroups import Hierarchy, MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
 from tests.support import nodes
-from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, ID, node
-from tests.unit.sampling.disk.test_attribution import pod as usage_of
+from tests.support.disk_trees import EMPTY_DIR, ID, node
+from tests.support.disk_trees import pod as usage_of
 
 CROSSED = DiskUrgency(crossed=frozenset({Signal.NODEFS}))
 NEAR = DiskUrgency(near=frozenset({Signal.NODEFS}))
@@ -196,11 +196,11 @@ def test_on_cgroup_v1_the_accounts_of_processes_say_who_writes(tmp_path: Path) -
 
 @pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="this kernel has no /proc/<pid>/io")
 def test_the_kernel_counts_a_write_when_it_is_made(tmp_path: Path) -> None:
-    from nodeagent.sampling.disk.write_rates import _write_bytes
+    from nodeagent.sampling.disk.write_rates import read_write_bytes
 
-    host, before = Host("/"), _write_bytes(Host("/"), os.getpid())
+    host, before = Host("/"), read_write_bytes(Host("/"), os.getpid())
     (tmp_path / "file").write_bytes(b"x" * 1_000_000)
-    assert _write_bytes(host, os.getpid()) - before >= 1_000_000
+    assert read_write_bytes(host, os.getpid()) - before >= 1_000_000
 
 
 def test_a_need_for_pids_or_memory_is_none_for_disks(scene: Scene) -> None:

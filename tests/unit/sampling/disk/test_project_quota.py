@@ -12,8 +12,8 @@ from nodeagent.sampling.disk.pod_paths import Kind, PodPath
 from nodeagent.sampling.disk.project_quota import all_confined, quota_devices, read_quotas
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.mounts import parse_mounts
+from tests.support.disk_trees import EMPTY_DIR, live_meter, node, pod
 from tests.support.mounts import ext4, root_only
-from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, live, node, pod
 
 HOSTS = "         0          0 4294967295\n"
 OWN = "         0     131072      65536\n"
@@ -83,7 +83,7 @@ def test_a_file_system_whose_quota_cannot_be_read_is_walked(tmp_path: Path) -> N
         volume = place / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
         volume.mkdir(parents=True)
         (volume / "file").write_bytes(b"x" * 9000)
-        meter = live(place)
+        meter = live_meter(place)
         found = meter.measure([pod("u1")], until=time.monotonic() + 30)
         assert found["u1"].disk.volumes_inodes == 2
         assert meter.progress.entries > 0

@@ -1,30 +1,30 @@
 """What the accounts of successive walks say of a file system's growth."""
 
 from nodeagent.model import Signal
-from nodeagent.sampling.disk.attribution import Held
+from nodeagent.sampling.disk.pod_disk import DiskAmount
 from nodeagent.sampling.disk.pod_paths import Part, PodPart
 from nodeagent.sampling.disk.traces import Traces
-from nodeagent.sampling.disk.walk_worker import Account, FileSystemOf
+from nodeagent.sampling.disk.walk_worker import FileSystemUsage, SignalFileSystem
 
-NODEFS = FileSystemOf("/var/lib/kubelet", (Signal.NODEFS, Signal.NODEFS_INODES))
-INODES = FileSystemOf("/var/lib/kubelet", (Signal.NODEFS_INODES,))
+NODEFS = SignalFileSystem("/var/lib/kubelet", (Signal.NODEFS, Signal.NODEFS_INODES))
+INODES = SignalFileSystem("/var/lib/kubelet", (Signal.NODEFS_INODES,))
 
 
 def account(
-    at: float, used: int, pods: dict[str, int], *, left: str | None = None, of: FileSystemOf = NODEFS
-) -> Account:
+    at: float, used: int, pods: dict[str, int], *, left: str | None = None, of: SignalFileSystem = NODEFS
+) -> FileSystemUsage:
     """`left`: the pods of which files are left; None when that is not known."""
-    held = {PodPart(uid, Part.VOLUMES): Held(size, size // 10) for uid, size in pods.items()}
+    held = {PodPart(uid, Part.VOLUMES): DiskAmount(size, size // 10) for uid, size in pods.items()}
     parts = frozenset([PodPart(uid, Part.VOLUMES) for uid in left]) if left is not None else None
-    return Account(of, at, Held(used, used // 10), held, parts)
+    return FileSystemUsage(of, at, DiskAmount(used, used // 10), held, parts)
 
 
-def traced(*accounts: Account) -> tuple[int, int]:
+def traced(*accounts: FileSystemUsage) -> tuple[int, int]:
     """(what has come that is in no pod, what has come in pods)"""
     traces = Traces()
     for each in accounts:
         traces.add([each])
-    [trace] = traces.known(deleted_known=True)
+    [trace] = traces.latest(deleted_known=True)
     pods = trace.last.attributed_bytes - trace.first.attributed_bytes
     return trace.last.used_bytes - trace.first.used_bytes - pods, pods
 
@@ -64,7 +64,7 @@ def test_points_are_few_and_the_last_one_is_the_newest() -> None:
     traces = Traces()
     for tenth in range(5000):
         traces.add([account(tenth / 10, 5000 + tenth, {"a": 100})])
-    [trace] = traces.known(deleted_known=True)
+    [trace] = traces.latest(deleted_known=True)
     assert (trace.first.at, trace.last.at) == (0.0, 499.9)
     assert 30.0 <= trace.last.at - trace.recent.at <= 50.0
 
@@ -73,4 +73,4 @@ def test_a_walk_for_inodes_alone_says_nothing_of_bytes() -> None:
     traces = Traces()
     traces.add([account(0, 5000, {"a": 900})])
     traces.add([account(20, 5000, {"a": 0}, of=INODES)])
-    assert [trace.signals for trace in traces.known(deleted_known=True)] == [NODEFS.signals, INODES.signals]
+    assert [trace.signals for trace in traces.latest(deleted_known=True)] == [NODEFS.signals, INODES.signals]

@@ -13,42 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
-from nodeagent.sampling.disk.walk_cache import REMEMBER_BYTES, WalkCache
+from nodeagent.sampling.disk.walk import CountMode, TreeWalk
+from nodeagent.sampling.disk.walk_cache import MAX_CACHE_BYTES
+from tests.support.disk_trees import SETTLED_S, du, walk
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-
-
-def walk(
-    place: Path,
-    *,
-    count: CountMode = CountMode.BYTES_AND_INODES,
-    previous: WalkCache | None = None,
-    unwritten: bool = False,
-) -> tuple[TreeUsage, WalkCache | None]:
-    with TreeWalk(
-        os.open(place, os.O_RDONLY | os.O_DIRECTORY),
-        count=count,
-        previous=previous,
-        unwritten=unwritten,
-        remember=REMEMBER_BYTES,
-        settled_s=0.02,
-    ) as walking:
-        assert walking.step()
-        return walking.tally, walking.remembered
-
-
-def du(place: Path) -> tuple[int, int]:
-    """(bytes, inodes), as GNU du says."""
-    blocks = subprocess.run(["du", "-sx", "--block-size=512", place], check=True, capture_output=True).stdout
-    inodes = subprocess.run(["du", "-sx", "--inodes", place], check=True, capture_output=True).stdout
-    return int(blocks.split()[0]) * 512, int(inodes.split()[0])
 
 
 def let_settle(place: Path) -> None:
     """Until the last change of any directory is older than what the walks here take as settled."""
     newest = max(os.lstat(directory).st_ctime for directory, _, _ in os.walk(place))
-    while time.time() < newest + 0.03:
+    while time.time() < newest + 1.5 * SETTLED_S:
         os.sched_yield()
 
 
@@ -75,13 +50,13 @@ def test_any_tree_is_counted_as_du_counts_it(entries: list[tuple[int, bytes, str
             with contextlib.suppress(FileExistsError, PermissionError, OSError):
                 make(path, kind, size, files[where % len(files)])
                 (directories if kind == "directory" else files).append(path)
-        tally, remembered = walk(Path(scratch))
-        assert (tally.bytes, tally.inodes) == du(Path(scratch))
-        assert tally.complete
-        assert (tally.unknown, tally.vanished, tally.mounts) == (0, 0, 0)
-        assert walk(Path(scratch), count=CountMode.INODES)[0].inodes == tally.inodes
-        again, _ = walk(Path(scratch), previous=remembered)
-        assert (again.bytes, again.inodes, again.directories) == (tally.bytes, tally.inodes, tally.directories)
+        usage, cache = walk(Path(scratch))
+        assert (usage.bytes, usage.inodes) == du(Path(scratch))
+        assert usage.complete
+        assert (usage.unknown, usage.vanished, usage.mounts) == (0, 0, 0)
+        assert walk(Path(scratch), count=CountMode.INODES)[0].inodes == usage.inodes
+        again, _ = walk(Path(scratch), previous=cache)
+        assert (again.bytes, again.inodes, again.directories) == (usage.bytes, usage.inodes, usage.directories)
 
 
 def make(path: bytes, kind: str, size: int, other: bytes) -> None:
@@ -110,9 +85,9 @@ def test_a_large_directory_is_streamed_and_its_links_count_once(tmp_path: Path) 
             (tmp_path / f"directory-{number}").mkdir()
             os.link(tmp_path / "a", tmp_path / f"directory-{number}" / "b")
     assert tmp_path.stat().st_size > 65536, "the directory is not large"
-    tally, _ = walk(tmp_path)
-    assert (tally.bytes, tally.inodes) == du(tmp_path)
-    assert walk(tmp_path, count=CountMode.INODES)[0].inodes == tally.inodes
+    usage, _ = walk(tmp_path)
+    assert (usage.bytes, usage.inodes) == du(tmp_path)
+    assert walk(tmp_path, count=CountMode.INODES)[0].inodes == usage.inodes
 
 
 def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_path: Path) -> None:
@@ -125,18 +100,18 @@ def test_memory_stays_flat_over_a_directory_of_a_hundred_thousand_entries(tmp_pa
     os.close(directory)
     for count in CountMode:
         tracemalloc.start()
-        tally, _ = walk(tmp_path, count=count)
+        usage, _ = walk(tmp_path, count=count)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert tally.inodes == 3
+        assert usage.inodes == 3
         assert peak < 2 << 20, f"{peak} bytes for 100,000 names"
 
 
 @pytest.mark.parametrize(
-    ("count", "remember"),
+    ("count", "cache_bytes"),
     [(CountMode.BYTES_AND_INODES, 0), (CountMode.INODES, 0), (CountMode.BYTES_AND_INODES, 1 << 20)],
 )
-def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: CountMode, remember: int) -> None:
+def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: CountMode, cache_bytes: int) -> None:
     """`benchmarks/walk.py --memory` does the same with ten million files."""
     made = 0
     peaks = []
@@ -148,12 +123,12 @@ def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: CountMode, re
                 os.mknod(place / f"file-{name}")
         made = directories
         tracemalloc.start()
-        with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count, remember=remember, settled_s=0.0) as walking:
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count, cache_bytes=cache_bytes, settled_s=0.0) as walking:
             assert walking.step()
-            assert walking.tally.inodes == 1 + 40 + directories * 51
+            assert walking.usage.inodes == 1 + 40 + directories * 51
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < remember + (1 << 19), f"{peaks} bytes for 45,000 files more"
+    assert peaks[1] - peaks[0] < cache_bytes + (1 << 19), f"{peaks} bytes for 45,000 files more"
 
 
 def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: Path) -> None:
@@ -163,11 +138,11 @@ def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: P
         for number in range(made, directories):
             os.mkdir(f"directory-{number}", dir_fd=here)
         tracemalloc.start()
-        with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=1 << 18, settled_s=0.0) as walking:
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=1 << 18, settled_s=0.0) as walking:
             assert walking.step()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert walking.tally.directories == directories + 1
+        assert walking.usage.directories == directories + 1
     os.close(here)
     assert peaks[1] - peaks[0] < 1 << 19, f"{peaks} bytes"
 
@@ -186,14 +161,14 @@ def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Pa
     before = descriptors()
     most = 0
     try:
-        with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=MAX_CACHE_BYTES) as walking:
             while not walking.step(entries=50):
                 most = max(most, descriptors())
-            tally = walking.tally
+            usage = walking.usage
     finally:
         subprocess.run(["rm", "-rf", tmp_path / "down"], check=True)
-    assert tally.inodes == 1 + depth + len(range(0, depth, 7))
-    assert (tally.unknown, tally.vanished) == (0, 0)
+    assert usage.inodes == 1 + depth + len(range(0, depth, 7))
+    assert (usage.unknown, usage.vanished) == (0, 0)
     assert most - before <= 70
     assert descriptors() == before
 
@@ -206,9 +181,9 @@ def test_wide_directories_on_a_deep_way_are_read_to_their_end_before_they_are_le
                 (here / f"side-directory-with-a-long-name-{number}").mkdir()
         here = here / "d"
         here.mkdir()
-    tally, _ = walk(tmp_path)
-    assert (tally.bytes, tally.inodes) == du(tmp_path)
-    assert walk(tmp_path, count=CountMode.INODES)[0].inodes == tally.inodes
+    usage, _ = walk(tmp_path)
+    assert (usage.bytes, usage.inodes) == du(tmp_path)
+    assert walk(tmp_path, count=CountMode.INODES)[0].inodes == usage.inodes
 
 
 # --- pausing
@@ -222,19 +197,19 @@ def test_a_walk_stops_at_its_budget_and_goes_on_from_there(tmp_path: Path) -> No
     seen = []
     with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
         while not walking.step(entries=50):
-            assert not walking.tally.complete
-            seen.append(walking.tally.inodes)
-    assert walking.tally.complete
+            assert not walking.usage.complete
+            seen.append(walking.usage.inodes)
+    assert walking.usage.complete
     assert len(seen) >= 9
     assert seen == sorted(seen)
-    assert (walking.tally.bytes, walking.tally.inodes) == du(tmp_path)
+    assert (walking.usage.bytes, walking.usage.inodes) == du(tmp_path)
 
 
 def test_a_walk_whose_time_is_over_does_nothing_more(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
         assert not walking.step(until=time.monotonic() - 1)
-        assert not walking.tally.complete
+        assert not walking.usage.complete
 
 
 def test_a_closed_walk_holds_no_descriptor(tmp_path: Path) -> None:
@@ -246,7 +221,7 @@ def test_a_closed_walk_holds_no_descriptor(tmp_path: Path) -> None:
     assert descriptors() > before
     walking.close()
     assert descriptors() == before
-    assert not walking.tally.complete
+    assert not walking.usage.complete
 
 
 def test_a_file_is_no_root_and_its_descriptor_is_closed(tmp_path: Path) -> None:
@@ -277,14 +252,14 @@ def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_pat
     (tree / "victim").mkdir(parents=True)
     (tree / "victim" / "much").mkdir()
     with TreeWalk(os.open(tree, os.O_RDONLY), count=count) as walking:
-        while walking.tally.directories != 2:
+        while walking.usage.directories != 2:
             walking.step(entries=1)
         (tree / "victim").rename(tmp_path / "gone")
         (tree / "victim").symlink_to(outside)
         assert walking.step()
-        tally = walking.tally
-    assert tally.inodes == 2
-    assert tally.vanished == 1
+        usage = walking.usage
+    assert usage.inodes == 2
+    assert usage.vanished == 1
 
 
 def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_path: Path) -> None:
@@ -300,13 +275,13 @@ def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_p
     with TreeWalk(os.open(tree, os.O_RDONLY)) as walking:
         while os.path.lexists(middle):
             assert not walking.step(entries=1)
-            if walking.tally.directories > 40 + 90:
+            if walking.usage.directories > 40 + 90:
                 middle.rename(elsewhere / "moved")
         assert walking.step()
-        tally = walking.tally
-    assert tally.complete
-    assert tally.inodes == 1 + 5 + 100 + 40, "it counted what is elsewhere"
-    assert tally.unknown_reason in ("", "moved during the walk")
+        usage = walking.usage
+    assert usage.complete
+    assert usage.inodes == 1 + 5 + 100 + 40, "it counted what is elsewhere"
+    assert usage.unknown_reason in ("", "moved during the walk")
 
 
 def test_what_vanishes_during_the_walk_is_gone_and_not_unknown(tmp_path: Path) -> None:
@@ -315,9 +290,9 @@ def test_what_vanishes_during_the_walk_is_gone_and_not_unknown(tmp_path: Path) -
     with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
         subprocess.run(["rm", "-r", tmp_path / "a", tmp_path / "b", tmp_path / "c"], check=True)
         assert walking.step()
-        tally = walking.tally
-    assert tally.vanished == 3
-    assert tally.unknown == 0
+        usage = walking.usage
+    assert usage.vanished == 3
+    assert usage.unknown == 0
 
 
 @pytest.fixture
@@ -339,9 +314,9 @@ def test_a_mount_is_not_entered_even_if_it_is_of_the_same_device(
     command: list[str | Path]
     command = ["mount", "--bind", other, mount_point] if kind == "bind" else ["mount", "-t", "tmpfs", "x", mount_point]
     subprocess.run(command, check=True)
-    tally, _ = walk(tmp_path / "tree", count=count)
-    assert tally.mounts == 1
-    assert tally.inodes == 1
+    usage, _ = walk(tmp_path / "tree", count=count)
+    assert usage.mounts == 1
+    assert usage.inodes == 1
 
 
 @contextlib.contextmanager
@@ -366,10 +341,10 @@ def test_what_may_not_be_read_is_unknown_with_its_reason(tmp_path: Path, count: 
     tmp_path.chmod(0o755)
     with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count) as walking, as_nobody():
         assert walking.step()
-        tally = walking.tally
+        usage = walking.usage
     (tmp_path / "closed").chmod(0o755)
-    assert tally.inodes == 4
-    assert (tally.unknown, tally.unknown_reason) == (1, "Permission denied")
+    assert usage.inodes == 4
+    assert (usage.unknown, usage.unknown_reason) == (1, "Permission denied")
 
 
 @root_only
@@ -380,10 +355,10 @@ def test_a_file_with_another_one_mounted_on_it_does_not_count(tmp_path: Path) ->
     (tmp_path / "tree" / "plain").write_bytes(b"x" * 4096)
     subprocess.run(["mount", "--bind", tmp_path / "other", tmp_path / "tree" / "file"], check=True)
     try:
-        tally, _ = walk(tmp_path / "tree")
+        usage, _ = walk(tmp_path / "tree")
     finally:
         subprocess.run(["umount", "-l", tmp_path / "tree" / "file"], check=True)
-    assert (tally.bytes, tally.inodes, tally.mounts) == (8192, 2, 1)
+    assert (usage.bytes, usage.inodes, usage.mounts) == (8192, 2, 1)
 
 
 # --- the second walk
@@ -398,9 +373,9 @@ def test_a_second_walk_sees_a_file_grow_in_a_directory_that_did_not_change(tmp_p
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "log").write_bytes(b"x")
     let_settle(tmp_path)
-    first, remembered = walk(tmp_path)
+    first, cache = walk(tmp_path)
     grown(tmp_path / "d" / "log", 100_000)
-    second, _ = walk(tmp_path, previous=remembered)
+    second, _ = walk(tmp_path, previous=cache)
     assert first.bytes is not None
     assert second.bytes is not None
     assert second.bytes - first.bytes >= 98_304
@@ -412,12 +387,12 @@ def test_a_second_walk_sees_what_came_and_went(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"x" * 9000)
     let_settle(tmp_path)
-    _, remembered = walk(tmp_path)
+    _, cache = walk(tmp_path)
     (tmp_path / "a" / "file").unlink()
     (tmp_path / "b" / "c" / "new").mkdir()
     (tmp_path / "b" / "c" / "new" / "file").write_bytes(b"x" * 50_000)
     for unwritten in (False, True):
-        again, _ = walk(tmp_path, previous=remembered, unwritten=unwritten)
+        again, _ = walk(tmp_path, previous=cache, unwritten=unwritten)
         assert (again.bytes, again.inodes) == du(tmp_path)
 
 
@@ -425,11 +400,11 @@ def test_a_directory_that_was_replaced_by_another_of_its_name_is_read_again(tmp_
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x").mkdir()
     let_settle(tmp_path)
-    _, remembered = walk(tmp_path)
+    _, cache = walk(tmp_path)
     subprocess.run(["rm", "-r", tmp_path / "d" / "x"], check=True)
     (tmp_path / "d" / "x").mkdir()
     (tmp_path / "d" / "x" / "file").write_bytes(b"x" * 9000)
-    again, _ = walk(tmp_path, previous=remembered, unwritten=True)
+    again, _ = walk(tmp_path, previous=cache, unwritten=True)
     assert (again.bytes, again.inodes) == du(tmp_path)
 
 
@@ -438,9 +413,9 @@ def test_files_are_taken_over_only_on_the_word_that_nobody_wrote(tmp_path: Path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"x" * 9000)
     let_settle(tmp_path)
-    first, remembered = walk(tmp_path)
+    first, cache = walk(tmp_path)
     grown(tmp_path / "a" / "file", 100_000)
-    trusting, still = walk(tmp_path, previous=remembered, unwritten=True)
+    trusting, still = walk(tmp_path, previous=cache, unwritten=True)
     assert trusting.reused == 2
     assert trusting.bytes == first.bytes, "the word was false, and this is what it costs"
     asking, _ = walk(tmp_path, previous=still)
@@ -454,10 +429,10 @@ def test_what_is_taken_over_counts_for_what_is_remembered(tmp_path: Path) -> Non
         (tmp_path / f"{number % 5}/{number}/file").write_bytes(b"x")
     let_settle(tmp_path)
     _, first = walk(tmp_path)
-    tally, second = walk(tmp_path, previous=first, unwritten=True)
+    usage, second = walk(tmp_path, previous=first, unwritten=True)
     assert first is not None
     assert second is not None
-    assert (tally.reused, second.size) == (50, first.size)
+    assert (usage.reused, second.size) == (50, first.size)
 
 
 def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path) -> None:
@@ -466,18 +441,18 @@ def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path
     (tmp_path / "a" / "file").write_bytes(b"x" * 9000)
     os.link(tmp_path / "a" / "file", tmp_path / "b" / "link")
     let_settle(tmp_path)
-    first, remembered = walk(tmp_path)
-    again, _ = walk(tmp_path, previous=remembered, unwritten=True)
+    first, cache = walk(tmp_path)
+    again, _ = walk(tmp_path, previous=cache, unwritten=True)
     assert again.reused == 0
     assert (again.bytes, again.inodes) == (first.bytes, first.inodes) == du(tmp_path)
 
 
 def test_a_directory_that_changed_just_before_it_was_read_is_not_remembered(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=REMEMBER_BYTES) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=MAX_CACHE_BYTES) as walking:
         walking.step()
-        assert walking.tally.complete
-        assert walking.remembered is None
+        assert walking.usage.complete
+        assert walking.cache is None
 
 
 def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
@@ -485,11 +460,11 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "a-name-of-thirty-two-characters-").touch()
     let_settle(tmp_path)
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY), remember=20_000, settled_s=0.02) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=20_000, settled_s=0.02) as walking:
         walking.step()
-        remembered = walking.remembered
-    assert remembered is not None
-    assert remembered.size < 20_000 + 400 + 100 * 300
-    again, _ = walk(tmp_path, previous=remembered, unwritten=True)
+        cache = walking.cache
+    assert cache is not None
+    assert cache.size < 20_000 + 400 + 100 * 300
+    again, _ = walk(tmp_path, previous=cache, unwritten=True)
     assert 0 < again.reused < 60
     assert (again.bytes, again.inodes) == du(tmp_path)

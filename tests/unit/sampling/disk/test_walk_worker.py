@@ -5,16 +5,14 @@ import threading
 import time
 from pathlib import Path
 
-from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.disk.walk import CountMode
-from nodeagent.sampling.disk.walk_worker import DiskWorker, Request, be_idle
-from nodeagent.sampling.hostfs.host import Host
-from tests.unit.sampling.disk.test_attribution import EMPTY_DIR, node, pod
+from nodeagent.sampling.disk.walk_worker import DiskWorker, WalkRequest, set_idle_io_priority
+from tests.support.disk_trees import EMPTY_DIR, meter, node, pod
 
 
 def worker(top: Path, ended: threading.Event) -> DiskWorker:
     return DiskWorker(
-        lambda: PodDiskMeter(Host(str(top)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
+        lambda: meter(top),
         wake=ended.set,
     )
 
@@ -27,17 +25,17 @@ def test_a_measurement_is_published_with_the_time_it_was_read(tmp_path: Path) ->
     assert working.latest().finished_at is None
     assert working.latest().pods == {}
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    working.request(Request((pod("u1"),), timeout_s=30.0))
+    working.request(WalkRequest((pod("u1"),), timeout_s=30.0))
     assert ended.wait(30)
     latest = working.latest()
     assert latest.pods["u1"].disk.volumes_bytes == 4096
     assert latest.finished_at is not None
     assert before <= latest.pods["u1"].read_at <= latest.finished_at
     assert (latest.running, latest.trouble) == (False, "")
-    assert latest.progress.done == latest.progress.places == 2
+    assert latest.progress.done == latest.progress.paths == 2
     ended.clear()
     (place / "new").mkdir()
-    working.request(Request((pod("u1"),), timeout_s=30.0, what=CountMode.INODES))
+    working.request(WalkRequest((pod("u1"),), timeout_s=30.0, mode=CountMode.INODES))
     assert ended.wait(30)
     assert working.latest().pods["u1"].disk.volumes_inodes == 2
     working.close()
@@ -48,7 +46,7 @@ def test_a_closed_worker_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> N
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     ended = threading.Event()
     working = worker(tmp_path, ended)
-    working.request(Request((pod("u1"),), timeout_s=30.0))
+    working.request(WalkRequest((pod("u1"),), timeout_s=30.0))
     assert ended.wait(30)
     working.close(timeout_s=30.0)
     assert threading.active_count() <= threads, "one of an earlier test may have ended meanwhile"
@@ -68,13 +66,13 @@ def test_a_measurement_that_fails_is_told_and_the_next_one_is_made(tmp_path: Pat
     while time.time() < os.stat(place).st_ctime + 2.1:  # only then it is remembered, and the word is asked for
         os.sched_yield()
     working = DiskWorker(
-        lambda: PodDiskMeter(Host(str(tmp_path)), kubelet_dir="/var/lib/kubelet", pod_logs_dir="/var/log/pods"),
+        lambda: meter(tmp_path),
         wake=ended.set,
         unwritten=word,
     )
     for _ in range(2):
         ended.clear()
-        working.request(Request((pod("u1"),), timeout_s=30.0))
+        working.request(WalkRequest((pod("u1"),), timeout_s=30.0))
         assert ended.wait(30)
     assert made == ["u1"]
     latest = working.latest()
@@ -89,7 +87,7 @@ def test_the_walking_thread_alone_is_idle_for_the_disks() -> None:
     classes: list[object] = []
 
     def ask() -> None:
-        classes.append(be_idle())
+        classes.append(set_idle_io_priority())
         classes.append(psutil.Process(threading.get_native_id()).ionice().ioclass)
 
     before = psutil.Process().ionice()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sampling.disk.write_rates import WriteCounters, WriteHistory, disk_names, read_written, sample
-from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.disk import write_rates
+from nodeagent.sampling.disk.write_rates import WriteCounters, WriteHistory
+from nodeagent.sampling.hostfs.host import Host
 
 
 def cgroup(top: Path, name: str, *, flushed: int, dirty: int, writeback: int = 0) -> tuple[str, str]:
@@ -25,32 +26,34 @@ def cgroup(top: Path, name: str, *, flushed: int, dirty: int, writeback: int = 0
     return name, f"/{name}"
 
 
-def test_what_was_flushed_and_what_is_pending_are_both_read(tmp_path: Path) -> None:
-    cgroup(tmp_path, "a", flushed=1000, dirty=20, writeback=3)
-    written = read_written(Host(str(tmp_path)), "/a")
-    assert (written.flushed, written.pending) == (1001, 23)
+def test_flushed_and_pending_bytes_of_all_devices_are_written(tmp_path: Path) -> None:
+    host, writes = Host(str(tmp_path)), WriteHistory()
+    write_rates.sample_cgroups(host, writes, [cgroup(tmp_path, "a", flushed=0, dirty=0)])
+    write_rates.sample_cgroups(host, writes, [cgroup(tmp_path, "a", flushed=1000, dirty=20, writeback=3)])
+    rate = writes.rate("a")
+    assert rate is not None
+    assert rate.written == 1023
+    assert not writes.quiet("a", rate.read_at), "23 bytes are pending"
 
 
-def test_a_cgroup_without_io_numbers_is_unreadable_and_said_so(tmp_path: Path) -> None:
+def test_a_cgroup_without_io_numbers_has_no_rate_but_a_reason(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(Unreadable):
-        read_written(Host(str(tmp_path)), "/a")
     writes = WriteHistory()
-    assert "io.stat" in sample(Host(str(tmp_path)), writes, [("a", "/a")])
+    assert "io.stat" in write_rates.sample_cgroups(Host(str(tmp_path)), writes, [("a", "/a")])
     assert not writes.quiet("a", 0.0)
-    assert writes.rates() == []
+    assert writes.rate("a") is None
 
 
-def test_a_pod_that_has_gone_is_no_news_and_one_beside_it_that_cannot_be_read_is(tmp_path: Path) -> None:
+def test_an_ended_pod_is_no_failure_but_an_unreadable_one_is(tmp_path: Path) -> None:
     host, writes = Host(str(tmp_path)), WriteHistory()
     pods = [("gone", "/gone"), cgroup(tmp_path, "a", flushed=0, dirty=0)]
-    assert sample(host, writes, pods) == ""
+    assert write_rates.sample_cgroups(host, writes, pods) == ""
     assert not writes.quiet("gone", 0.0)
     (tmp_path / "b").mkdir()
-    assert "/b/io.stat" in sample(host, writes, [*pods, ("b", "/b")])
+    assert "/b/io.stat" in write_rates.sample_cgroups(host, writes, [*pods, ("b", "/b")])
 
 
-def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp_path: Path) -> None:
+def test_the_pod_that_fills_the_page_cache_has_the_highest_rate_before_a_byte_is_flushed(tmp_path: Path) -> None:
     host, writes = Host(str(tmp_path)), WriteHistory()
     for step in (0, 1):
         pods = [
@@ -58,10 +61,13 @@ def test_the_pod_that_fills_the_page_cache_is_first_before_a_byte_is_flushed(tmp
             cgroup(tmp_path, "steady", flushed=step * 4096, dirty=0),
             cgroup(tmp_path, "idle", flushed=9_000_000, dirty=0),
         ]
-        assert sample(host, writes, pods) == ""
-    assert [rate.uid for rate in writes.rates()] == ["filler", "steady"]
-    rate = writes.rates()[0]
-    assert rate.bytes_per_s * rate.over_s == pytest.approx(50_000_000)
+        assert write_rates.sample_cgroups(host, writes, pods) == ""
+    filler, steady, idle = (writes.rate(uid) for uid in ("filler", "steady", "idle"))
+    assert filler is not None
+    assert steady is not None
+    assert idle is not None
+    assert filler.bytes_per_s > steady.bytes_per_s > idle.bytes_per_s == 0
+    assert filler.bytes_per_s * filler.watched_s == pytest.approx(50_000_000)
 
 
 PARTITIONS = """\
@@ -99,7 +105,7 @@ def test_what_is_written_to_a_partition_is_accounted_to_its_disk(
 ) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/partitions").write_text(PARTITIONS)
-    assert disk_names(Host(str(tmp_path)), os.makedev(*device)) == names
+    assert write_rates.disk_names(Host(str(tmp_path)), os.makedev(*device)) == names
 
 
 def test_every_block_device_of_this_machine_has_the_disk_that_the_kernel_says() -> None:
@@ -109,20 +115,20 @@ def test_every_block_device_of_this_machine_has_the_disk_that_the_kernel_says() 
         place = Path(f"/sys/dev/block/{major}:{minor}")
         disk = place.resolve().parent if (place / "partition").exists() else place
         names = {f"{major}:{minor}".encode(), (disk / "dev").read_bytes().strip()}
-        assert disk_names(Host("/"), os.makedev(int(major), int(minor))) == names
+        assert write_rates.disk_names(Host("/"), os.makedev(int(major), int(minor))) == names
 
 
 def test_a_pod_is_quiet_only_since_its_last_write_and_with_nothing_pending() -> None:
     writes = WriteHistory()
-    writes.note("a", WriteCounters(100, 0, 10.0))
+    writes.add("a", WriteCounters(100, 0, 10.0))
     assert not writes.quiet("a", 9.0), "nobody looked before 10"
     assert writes.quiet("a", 10.0)
-    writes.note("a", WriteCounters(100, 4096, 20.0))
+    writes.add("a", WriteCounters(100, 4096, 20.0))
     assert not writes.quiet("a", 15.0), "something is pending"
-    writes.note("a", WriteCounters(4196, 0, 30.0))
+    writes.add("a", WriteCounters(4196, 0, 30.0))
     assert not writes.quiet("a", 25.0), "it was written"
     assert writes.quiet("a", 30.0)
-    writes.keep(frozenset())
+    writes.retain(frozenset())
     assert not writes.quiet("a", 30.0)
 
 
@@ -134,7 +140,7 @@ def test_a_pod_that_wrote_after_a_moment_is_never_quiet_since_then(steps: list[t
     for second, (flushed, pending) in enumerate(steps):
         total += flushed
         last_write = second if flushed else last_write
-        writes.note("a", WriteCounters(total, pending, float(second)))
+        writes.add("a", WriteCounters(total, pending, float(second)))
     if writes.quiet("a", float(since)):
         assert last_write <= since
         assert steps[-1][1] == 0
