@@ -6,6 +6,7 @@ refusals and the sort key of each pod.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.config.schema import Config, RankingKey
@@ -104,8 +105,9 @@ def _has_implausible_request(pod: Pod) -> bool:
 # --- the ranked pods -------------------------------------------------------------------------------------------------
 
 
-class RankedPods(NamedTuple):
-    """The order for one signal."""
+@dataclass(slots=True)
+class RankedPods:
+    """The order for one signal. Later steps of the same decision replace the refusals of single pods."""
 
     signal: Signal
     order: tuple[str, ...]
@@ -114,6 +116,11 @@ class RankedPods(NamedTuple):
     """In eviction order; rank 1 is at index 0."""
     by_writes: bool = False
     """No disk usage is measured yet: the fastest writer is first, and usage is what a pod wrote recently."""
+
+    def set_refusals(self, ranked: RankedPod, refusals: tuple[Refusal, ...]) -> RankedPod:
+        """Replace the refusals of one pod, and return the pod with them."""
+        self.pods[ranked.rank - 1] = refused = ranked._replace(refusals=refusals)
+        return refused
 
 
 class MinimumRelief(NamedTuple):

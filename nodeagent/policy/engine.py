@@ -333,7 +333,7 @@ def _plan_signal(
         return served._replace(ranking=tuple(lineup.pods), refusals=(stop, *spent)), budgets
 
     trend = case.trends.get(signal)
-    out_of_reach.lift_claims(lineup, verdict, trend, minimum=minimum, now=now, config=config)
+    out_of_reach.end_claims_wait(lineup, verdict, trend, minimum=minimum, now=now, config=config)
     shortened: tuple[RankedPod, ...] = ()
     if not kill:
         shortened = selection.select_to_shorten(
@@ -345,9 +345,9 @@ def _plan_signal(
     before = budgets
     if left > 0:
         coming = pending.uids | {pod.view.pod.uid for pod in shortened}
-        facts = out_of_reach.Facts(snapshot, tier, kill, minimum, coming, case.in_flight, budgets, now, config)
-        candidates, beyond = out_of_reach.sort_out(lineup, facts)
-        held = [each.pod for each in beyond if each.rule is out_of_reach.Rule.WAITS]
+        facts = out_of_reach.ReachContext(snapshot, tier, kill, minimum, coming, case.in_flight, budgets, now, config)
+        candidates, beyond = out_of_reach.split_candidates(lineup, facts)
+        held = [each.pod for each in beyond if each.replacement is out_of_reach.Replacement.NEVER]
         brake = _futility(case, signal, left, [*candidates, *held])
         if brake is not None:
             refusals = (*refusals, brake, *selection.nobody_larger(lineup, candidates, beyond))

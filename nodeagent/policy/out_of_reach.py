@@ -1,18 +1,18 @@
-"""Which ranked pods are out of reach for now, so that no other pod is evicted in the place of one of them.
+"""Separate the candidates from pods that are out of reach: a possible victim that cannot be evicted now.
 
-Three kinds of reasons keep a ranked pod from being evicted:
+A ranked pod that is not evicted has one of three kinds of reasons:
 
-1. What the pod is, or what the administrator configured (static, own, DaemonSet, namespace...): it is no victim at all,
-   and others are chosen as if it were not there.
-2. A limit of ours that passes (owner back-off, an empty bucket, a request that failed lately) or a claim that is not
-   looked up yet: `WAITS`. It is evicted later or not at all. Nobody is evicted in its place.
-3. A reason of the moment (usage unreadable, known to the host alone, a PodDisruptionBudget, an eviction that is stuck,
-   a finished pod whose cgroup is not removed yet): `LARGER`. Where it holds more than the others, they are evicted only
-   if they alone cure the deficit (`choice`).
+1. A permanent one, from what the pod is or from the configuration (static, own, DaemonSet, namespace...). The pod is no
+   victim; other pods are selected as if it did not exist.
+2. A rate limit or a back-off, or a claim that is not looked up yet: `Replacement.NEVER`. The pod is evicted later or
+   not at all, and no other pod is evicted in its place.
+3. A temporary one (usage unreadable, not listed by the API server, a PodDisruptionBudget, an eviction that is stuck, a
+   finished pod whose cgroup still exists): `Replacement.IF_SUFFICIENT`. If it holds more than other pods, they are
+   evicted only if they alone clear the deficit (`selection`).
 
-Theory of operation. `sort_out` goes once over a lineup. A pod of the second kind is selected like any candidate and
-dropped after that. A pod of the third kind whose usage is not known may hold whatever is attributed to nothing else on
-the node, and no more than that: a tiny unreadable pod never shields the pod that fills the node.
+Theory of operation. `split_candidates` goes once over the ranked pods. A pod of the second kind is selected like a
+candidate and dropped afterwards. A pod of the third kind whose usage is unknown holds at most what is attributed to
+nothing else on the node, so a small unreadable pod never protects the pod that fills the node.
 """
 
 import enum
@@ -35,19 +35,17 @@ from nodeagent.policy import in_flight, rate_limits, relief
 from nodeagent.policy.candidates import MinimumRelief, RankedPods
 
 CLAIMS_WAIT_S: Final = 2.0
-"""How long the hard tier waits until the claims of a pod are looked up. Two GETs take 10 ms. A server that needs longer
-or refuses does not turn the eviction to others: most claims are on network volumes, and the node runs out meanwhile.
-"""
-CLAIMS_SHARE: Final = 0.25
-"""Of the time until nothing is left: no longer than that is waited for claims."""
-UNLISTED_S: Final = 60.0
-"""A pod that is younger than this and known to the host alone is about to be listed: nobody is evicted in its place. An
-older one may be an orphan that no API server will ever list."""
-TRANSIENT_FAILURES: Final = 5
-"""After so many failed requests in a row (31 s of waits) a pod counts as stuck, and not as one that is asked for again
-at once."""
+"""How long the hard tier waits for the lookup of a pod's claims. Two GETs take 10 ms. A longer wait would pass the
+eviction to other pods or let the node run out; most claims are on network volumes."""
+CLAIMS_WAIT_SHARE: Final = 0.25
+"""The wait for claims is at most this share of the time until nothing is left."""
+SOON_LISTED_S: Final = 60.0
+"""A younger pod that only the host knows is about to be listed: no other pod is evicted in its place. An older one may
+be an orphan that no API server will ever list."""
+STUCK_AFTER_FAILURES: Final = 5
+"""After more failed requests in a row (31 s of waits) a pod counts as stuck, no longer as one that is retried soon."""
 
-_MOMENTARY: Final = frozenset(
+_TEMPORARY: Final = frozenset(
     {
         RefusalCode.CLAIMS_UNKNOWN,
         RefusalCode.UNKNOWN_POD,
@@ -60,50 +58,51 @@ _MOMENTARY: Final = frozenset(
         RefusalCode.DISRUPTION_BUDGET,
     }
 )
-"""Codes of protections that pass, or that stand for something that is not known."""
+"""Protections that pass, or that stand for something unknown."""
 _STUCK: Final = rate_limits.BLOCKED | {RefusalCode.NOT_KILLED}
-"""Codes of back-offs of a pod that somebody else decides about: a disruption budget, the kernel."""
+"""Codes of back-offs whose end another party decides: a PodDisruptionBudget, the kernel."""
 
 
-class Rule(enum.StrEnum):
-    WAITS = "waits"
-    """Nobody is evicted in its place."""
-    LARGER = "larger"
-    """Somebody smaller is evicted in its place only if that alone cures the deficit."""
+class Replacement(enum.Enum):
+    """When other pods are evicted in the place of a pod that is out of reach."""
+
+    NEVER = enum.auto()
+    IF_SUFFICIENT = enum.auto()
+    """Smaller pods, only if they alone clear the deficit."""
 
 
 class OutOfReach(NamedTuple):
     """A pod that may be the right victim and cannot be evicted now."""
 
     pod: RankedPod
-    rule: Rule
+    replacement: Replacement
     refusal: Refusal
     amount: int
-    """What evicting it would free; where that is not known, the most that it may hold."""
-    known: bool
-    """Whether the amount, and so the rank, is known."""
-    listed_soon: bool = False
-    """Nobody smaller is evicted in its place, even if that would cure: the API server is about to list it."""
+    """What evicting it would free; if unknown, the most that it may hold."""
+    amount_known: bool
+    """False also means that its rank is not reliable."""
+    soon_listed: bool = False
+    """The API server is about to list it: no other pod is evicted in its place, even if that were sufficient."""
 
 
-class Facts(NamedTuple):
-    """What pods are sorted by, in one decision."""
+class ReachContext(NamedTuple):
+    """What decides which pods are in reach."""
 
     snapshot: NodeSnapshot
     tier: Tier
     kill: bool
-    """The last resort: no request is sent, so no limit of requests holds."""
+    """The last resort: no request is sent, so no limit of requests applies."""
     minimum: MinimumRelief
-    coming: frozenset[str]
-    """UIDs of pods whose release is pending: the deficit is what is missing beside them."""
+    releasing: frozenset[str]
+    """UIDs of pods whose release is pending and already subtracted from the deficit."""
     in_flight: in_flight.InFlightState
-    budgets: rate_limits.RateLimitState
+    limit_state: rate_limits.RateLimitState
     now: float
     config: Config
 
 
-def lift_claims(
-    lineup: RankedPods,
+def end_claims_wait(
+    ranked_pods: RankedPods,
     verdict: ThresholdVerdict,
     trend: Trend | None,
     *,
@@ -111,106 +110,136 @@ def lift_claims(
     now: float,
     config: Config,
 ) -> None:
-    """Take `claims-unknown` from the pods of which the hard tier has waited long enough for the claims."""
+    """Hard tier: remove `claims-unknown` from each pod whose claims were waited for long enough."""
     if not verdict.threshold.hard:
         return
     left_s = trend.to_exhaustion_s if trend is not None else None
-    wait_s = CLAIMS_WAIT_S if left_s is None else min(CLAIMS_WAIT_S, left_s * CLAIMS_SHARE)
+    wait_s = CLAIMS_WAIT_S if left_s is None else min(CLAIMS_WAIT_S, left_s * CLAIMS_WAIT_SHARE)
     met_at = verdict.active_since if verdict.active_since is not None else now
-    for index, ranked in enumerate(lineup.pods):
+    for ranked in list(ranked_pods.pods):
         pod = ranked.view.pod
         if not pod.claims_unknown or now - max(met_at, pod.claims_asked_at or 0.0) < wait_s:
             continue
         refusals = tuple([refusal for refusal in ranked.refusals if refusal.code is not RefusalCode.CLAIMS_UNKNOWN])
         if not refusals and ranked.refusals and (ranked.relief or 0) < minimum.relief and not config.ranking.kubelet:
             refusals = (minimum.refusal,)
-        lineup.pods[index] = ranked._replace(refusals=refusals)
+        ranked_pods.set_refusals(ranked, refusals)
 
 
-def sort_out(lineup: RankedPods, facts: Facts) -> tuple[list[RankedPod], list[OutOfReach]]:
-    """The candidates, and the pods that are out of reach, both in eviction order. The lineup gets the refusals."""
-    limit_on = _limits(facts)
-    under_way = {entry.pod_uid: entry for entry in facts.in_flight.entries}
+def split_candidates(ranked_pods: RankedPods, context: ReachContext) -> tuple[list[RankedPod], list[OutOfReach]]:
+    """The candidates and the pods that are out of reach, both in eviction order.
+
+    A pod that only a limit or an eviction in flight excludes gets that refusal in `ranked_pods`.
+    """
+    find_limit = _limit_finder(context)
+    entries = {entry.pod_uid: entry for entry in context.in_flight.entries}
+    unattributed = _unattributed(ranked_pods, context)
     candidates: list[RankedPod] = []
-    beyond: list[OutOfReach] = []
-    most, unattributed = in_flight.usage_limit(facts.snapshot, lineup.signal, config=facts.config), None
-    for index, ranked in enumerate(lineup.pods):
-        pod, refusals = ranked.view.pod, ranked.refusals
-        if not (refusals or under_way or limit_on or facts.coming):
-            candidates.append(ranked)
-            continue
-        rule, refusal = Rule.LARGER, None
-        if pod.uid in under_way:
-            refusal = in_flight.already_in_flight(under_way[pod.uid])
-        elif limit_on is not None and (held := limit_on(pod)) is not None:
-            rule, refusal = held
-        if refusal is not None and not refusals:
-            ranked = lineup.pods[index] = ranked._replace(refusals=(refusal,))  # noqa: PLW2901
-        if pod.uid in facts.coming or any(each.code not in _MOMENTARY for each in refusals):
-            continue
-        if not refusals:
-            if refusal is None:
+    out_of_reach: list[OutOfReach] = []
+    for ranked in list(ranked_pods.pods):
+        pod = ranked.view.pod
+        limit = find_limit(pod) if find_limit is not None else None
+        if pod.uid in entries:
+            limit = Replacement.IF_SUFFICIENT, in_flight.already_in_flight(entries[pod.uid])
+        if ranked.refusals:
+            excluded = _protected_out_of_reach(ranked, limit, unattributed, ranked_pods, context)
+        elif limit is not None:
+            replacement, refusal = limit
+            refused = ranked_pods.set_refusals(ranked, (refusal,))
+            excluded = OutOfReach(refused, replacement, refusal, ranked.relief or 0, amount_known=True)
+        else:
+            excluded = None
+            if pod.uid not in context.releasing:
                 candidates.append(ranked)
-            else:
-                beyond.append(OutOfReach(ranked, rule, refusal, ranked.relief or 0, known=True))
-            continue
-        amount, known = ranked.relief, ranked.relief is not None
-        if amount is None:
-            if _holds_nothing(ranked) or lineup.by_writes:
-                continue
-            if unattributed is None:
-                unattributed = min(most, relief.unattributed(lineup.signal, facts.snapshot))
-            # What a usage says that is too old, or that may not be compared with an impossible request, is a hint.
-            last = relief.predicted_relief(ranked.view.usage, lineup.signal, facts.snapshot.layout, limit=most) or 0
-            amount, rule = max(unattributed, last), Rule.LARGER
-        elif any(each.code is RefusalCode.CLAIMS_UNKNOWN for each in refusals):
-            rule = Rule.WAITS
-        if amount >= facts.minimum.relief:
-            soon = pod.source is PodSource.HOST and _young(ranked, facts)
-            beyond.append(OutOfReach(ranked, rule, refusal or refusals[0], amount, known, soon))
-    return candidates, beyond
+        if excluded is not None and pod.uid not in context.releasing:
+            out_of_reach.append(excluded)
+    return candidates, out_of_reach
 
 
-def _limits(facts: Facts) -> Callable[[Pod], tuple[Rule, Refusal] | None] | None:
-    """What tells whether a limit of ours holds a pod, and what that means for the others; None where none does."""
-    now, budgets, escalation = facts.now, facts.budgets, facts.config.escalation
-    if facts.kill:
-        return lambda pod: _limit_on_kill(pod, budgets, now=now)
-    insists = facts.tier is Tier.HARD and escalation.on_blocked is OnBlocked.DELETE
-    ignored = rate_limits.BLOCKED if insists else frozenset()
-    holds = rate_limits.holds(budgets, now=now, limits=facts.config.rate_limits, ignored=ignored)
-    if not rate_limits.holds_any(holds):
+def _protected_out_of_reach(
+    ranked: RankedPod,
+    limit: tuple[Replacement, Refusal] | None,
+    unattributed: int,
+    ranked_pods: RankedPods,
+    context: ReachContext,
+) -> OutOfReach | None:
+    """The protected pod as one that is out of reach; None if a protection is permanent or the pod holds too little."""
+    if any(refusal.code not in _TEMPORARY for refusal in ranked.refusals):
+        return None
+    replacement, refusal = limit if limit is not None else (Replacement.IF_SUFFICIENT, ranked.refusals[0])
+    amount = ranked.relief
+    if amount is None:
+        if _holds_nothing(ranked) or ranked_pods.by_writes:
+            return None
+        amount, replacement = (
+            max(unattributed, _unbelieved_relief(ranked, ranked_pods, context)),
+            Replacement.IF_SUFFICIENT,
+        )
+    elif any(each.code is RefusalCode.CLAIMS_UNKNOWN for each in ranked.refusals):
+        replacement = Replacement.NEVER
+    if amount < context.minimum.relief:
+        return None
+    soon_listed = ranked.view.pod.source is PodSource.HOST and _started_recently(ranked, context)
+    return OutOfReach(ranked, replacement, refusal, amount, ranked.relief is not None, soon_listed)
+
+
+def _unattributed(ranked_pods: RankedPods, context: ReachContext) -> int:
+    """The most that a pod of unknown usage may hold; 0 if the usage of every pod is known."""
+    if all(ranked.relief is not None for ranked in ranked_pods.pods):
+        return 0
+    limit = in_flight.usage_limit(context.snapshot, ranked_pods.signal, config=context.config)
+    return min(limit, relief.unattributed_amount(ranked_pods.signal, context.snapshot))
+
+
+def _unbelieved_relief(ranked: RankedPod, ranked_pods: RankedPods, context: ReachContext) -> int:
+    """The relief by a usage that is too old or stands beside an implausible request: good enough as a bound."""
+    signal, snapshot = ranked_pods.signal, context.snapshot
+    limit = in_flight.usage_limit(snapshot, signal, config=context.config)
+    return relief.predicted_relief(ranked.view.usage, signal, snapshot.layout, limit=limit) or 0
+
+
+def _limit_finder(context: ReachContext) -> Callable[[Pod], tuple[Replacement, Refusal] | None] | None:
+    """A function from a pod to the limit that excludes it now; None if no limit is active."""
+    now, limit_state = context.now, context.limit_state
+    if context.kill:
+        return lambda pod: _limit_on_kill(pod, limit_state, now=now)
+    deletes = context.tier is Tier.HARD and context.config.escalation.on_blocked is OnBlocked.DELETE
+    ignored = rate_limits.BLOCKED if deletes else frozenset()
+    active = rate_limits.holds(limit_state, now=now, limits=context.config.rate_limits, ignored=ignored)
+    if not rate_limits.holds_any(active):
         return None
 
-    def limit_on(pod: Pod) -> tuple[Rule, Refusal] | None:
-        refusal = rate_limits.limit_on(holds, pod)
+    def find_limit(pod: Pod) -> tuple[Replacement, Refusal] | None:
+        refusal = rate_limits.limit_on(active, pod)
         if refusal is None:
             return None
-        wait = budgets.pods.get(pod.uid) if pod.uid in holds.pods else None
-        stuck = wait is not None and (wait.code in _STUCK or wait.times > TRANSIENT_FAILURES)
-        return (Rule.LARGER if stuck else Rule.WAITS), refusal
+        backoff = limit_state.pods.get(pod.uid) if pod.uid in active.pods else None
+        stuck = backoff is not None and (backoff.code in _STUCK or backoff.times > STUCK_AFTER_FAILURES)
+        return (Replacement.IF_SUFFICIENT if stuck else Replacement.NEVER), refusal
 
-    return limit_on
+    return find_limit
 
 
-def _limit_on_kill(pod: Pod, budgets: rate_limits.RateLimitState, *, now: float) -> tuple[Rule, Refusal] | None:
-    """What keeps a pod from being killed. Back-offs and buckets of requests that nobody answered do not."""
-    wait = budgets.pods.get(pod.uid)
-    refusal = (
-        rate_limits.waiting(wait, now=now) if wait is not None and wait.code in _STUCK - rate_limits.BLOCKED else None
-    )
+def _limit_on_kill(
+    pod: Pod, limit_state: rate_limits.RateLimitState, *, now: float
+) -> tuple[Replacement, Refusal] | None:
+    """What excludes a pod from being killed. Back-offs and rate limits of requests do not."""
+    backoff = limit_state.pods.get(pod.uid)
+    refusal = None
+    if backoff is not None and backoff.code in _STUCK - rate_limits.BLOCKED:
+        refusal = rate_limits.waiting(backoff, now=now)
     if refusal is None and pod.source is not PodSource.API:
         refusal = Refusal(RefusalCode.UNKNOWN_POD, "the API server never listed this pod")
-    return (Rule.LARGER, refusal) if refusal is not None else None
+    return (Replacement.IF_SUFFICIENT, refusal) if refusal is not None else None
 
 
-def _young(ranked: RankedPod, facts: Facts) -> bool:
+def _started_recently(ranked: RankedPod, context: ReachContext) -> bool:
     usage = ranked.view.usage
     started_at = usage.started_at if usage is not None else None
-    return started_at is not None and facts.snapshot.taken_at - started_at < UNLISTED_S
+    return started_at is not None and context.snapshot.taken_at - started_at < SOON_LISTED_S
 
 
 def _holds_nothing(ranked: RankedPod) -> bool:
-    """A pod without a cgroup that is finished, or none of whose containers the kubelet has reported as running."""
+    """True for a pod without a cgroup that is finished, or of which the kubelet reports no running container."""
     view = ranked.view
     return view.usage is None and (view.pod.finished or not any(each.running for each in view.pod.containers))

@@ -78,7 +78,7 @@ def unseen_pids(snapshot: NodeSnapshot) -> int:
     return max(0, capacity - seen.available - _sum_of([*held, *(group.process_count for group in snapshot.cgroups)]))
 
 
-def unattributed(signal: Signal, snapshot: NodeSnapshot) -> int:
+def unattributed_amount(signal: Signal, snapshot: NodeSnapshot) -> int:
     """What is used of the signal's resource and neither a pod nor another known part of the node is seen to hold: the
     most that a pod may hold of which that is not known. `units.MAX_PLAUSIBLE` where not even that can be told."""
     seen = snapshot.observations[signal]

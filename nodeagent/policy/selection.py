@@ -25,7 +25,7 @@ from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, Re
 from nodeagent.policy import in_flight, rate_limits, relief, thresholds, usage_growth
 from nodeagent.policy import trend as trends
 from nodeagent.policy.candidates import RankedPods
-from nodeagent.policy.out_of_reach import OutOfReach, Rule
+from nodeagent.policy.out_of_reach import OutOfReach, Replacement
 
 HORIZON_S: Final = 60.0
 """For how long evictions in the place of a larger pod must last, at the rate at which the signal falls now: a kubelet
@@ -151,11 +151,11 @@ def select_victims(
     """The victims among the candidates. A candidate whose bucket is empty gets that refusal in the lineup."""
     if terms.max_pods <= 0:
         return Selection((), budgets, ())
-    waiting = [each for each in beyond if each.rule is Rule.WAITS]
+    waiting = [each for each in beyond if each.replacement is Replacement.NEVER]
     pool = _in_order(candidates, waiting)
     selected = _select(pool, terms.deficit, terms)
     largest = max((_amount(pod) for pod in selected), default=0)
-    larger = [each for each in beyond if each.rule is Rule.LARGER and each.amount > largest]
+    larger = [each for each in beyond if each.replacement is Replacement.IF_SUFFICIENT and each.amount > largest]
     if selected and larger:
         everybody = _select(_in_order(pool, larger, deficit=terms.deficit), terms.deficit, terms)
         uids = {pod.view.pod.uid for pod in everybody}
@@ -191,7 +191,7 @@ def _take(
                 refusals.setdefault(taken.code, taken)
                 break
             refusal = taken
-            lineup.pods[pod.rank - 1] = pod._replace(refusals=(refusal,))
+            lineup.set_refusals(pod, (refusal,))
         nobody = Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {IN_ITS_PLACE}")
         refusals.setdefault(refusal.code, nobody)
     return Selection(tuple(chosen), budgets, tuple(refusals.values()))
@@ -211,9 +211,9 @@ def _in_the_place_of(
     those of `everybody` that are in reach."""
     facts = SIGNAL_TABLE[lineup.signal]
     earlier_s = rate_limits.in_place_since(budgets, facts.resource, now=terms.now, for_s=AGAIN_S)
-    if any(each.listed_soon for each in replaced):
+    if any(each.soon_listed for each in replaced):
         why = "the API server is about to list it"
-    elif terms.falls is None and (not terms.stands_still or any(each.known for each in replaced)):
+    elif terms.falls is None and (not terms.stands_still or any(each.amount_known for each in replaced)):
         why = "how fast the rest is used up is not known"
     else:
         falls = terms.falls or 0
@@ -261,7 +261,7 @@ def nobody_larger(
 
 
 def _out_of_reach(out: OutOfReach, lineup: RankedPods, why: str = "") -> Refusal:
-    holds = "holds" if out.known else "may hold up to"
+    holds = "holds" if out.amount_known else "may hold up to"
     amount = units.format_amount(out.amount, SIGNAL_TABLE[lineup.signal].unit)
     message = f"{lineup.signal.value}: {out.pod.view.pod.key} {holds} {amount} and is out of reach"
     return Refusal(RefusalCode.OUT_OF_REACH, f"{message} ({out.refusal.code}: {out.refusal.message}){why}")
@@ -283,9 +283,9 @@ def _in_order(
     first: list[RankedPod] = []
     rest: list[RankedPod] = list(pods)
     for each in beyond:
-        pod = each.pod if each.known else each.pod._replace(relief=deficit)
-        sure = each.known and pod.view.pod.source is PodSource.API
-        (rest if sure or each.rule is Rule.WAITS else first).append(pod)
+        pod = each.pod if each.amount_known else each.pod._replace(relief=deficit)
+        sure = each.amount_known and pod.view.pod.source is PodSource.API
+        (rest if sure or each.replacement is Replacement.NEVER else first).append(pod)
     if beyond:
         rest.sort(key=lambda pod: pod.rank)
     return [*first, *rest]
@@ -316,12 +316,11 @@ def select_to_shorten(
         return ()
     slow = {view.pod.uid for view in pending.long_grace}
     chosen: list[RankedPod] = []
-    for pod in lineup.pods:
+    for pod in list(lineup.pods):
         if deficit <= 0 or len(chosen) >= config.relief.max_victims:
             break
         only_terminating = [refusal.code for refusal in pod.refusals] == ["terminating"]
         if pod.view.pod.uid in slow and only_terminating and (pod.relief or 0) >= minimum:
-            chosen.append(pod._replace(refusals=()))
-            lineup.pods[pod.rank - 1] = chosen[-1]
+            chosen.append(lineup.set_refusals(pod, ()))
             deficit -= pod.relief or 0
     return tuple(chosen)
