@@ -26,7 +26,8 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import NO_TAINT_RIGHTS, Identity, IdentityError
 from nodeagent.kube.pdb_watch import PdbWatch
-from nodeagent.kube.pod_watch import PodsView, PodWatch, with_mirrors_of
+from nodeagent.kube.pod_decoder import with_mirrors_of
+from nodeagent.kube.pod_watch import PodsView, PodWatch
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.kube.volume_lookup import VolumeLookup
@@ -94,7 +95,7 @@ class Session(Protocol):
 
     def start(self) -> None: ...
     def pods(self) -> PodsView: ...
-    def lacks(self, cgroup_uids: frozenset[str]) -> None: ...
+    def report_missing(self, cgroup_uids: frozenset[str]) -> None: ...
     def soft_tier_block(self) -> Refusal | None: ...
     def announce(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
@@ -126,7 +127,7 @@ class NoCluster:
     def pods(self) -> PodsView:
         return PodsView((), None, self._reason, awaited=False)
 
-    def lacks(self, cgroup_uids: frozenset[str]) -> None:
+    def report_missing(self, cgroup_uids: frozenset[str]) -> None:
         """Nobody to ask."""
 
     def soft_tier_block(self) -> Refusal | None:
@@ -228,12 +229,12 @@ class ClusterSession:
         """What is known of the pods and of the volumes that they mount, with their budgets once those were wanted."""
         lost_at = self._transport.reach.unreachable_since
         if self._pods is None:
-            return PodsView((), None, self._trouble, lost_at=lost_at)
+            return PodsView((), None, self._trouble, unreachable_since=lost_at)
         view = self._pods.view()
         pods = self._own_mirrors(view.pods)
         pods = self._volumes.fill(pods) if self._volumes else pods
         pods = self._budgets.with_pdbs(pods) if self._budgets else pods
-        return view._replace(pods=pods, lost_at=lost_at)
+        return view._replace(pods=pods, unreachable_since=lost_at)
 
     def _own_mirrors(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods, mirror pods of another Node object as ordinary ones, where our Node was read. Only then is its UID
@@ -247,10 +248,10 @@ class ClusterSession:
             self._mirrors = pods, node.uid, answer
         return answer
 
-    def lacks(self, cgroup_uids: frozenset[str]) -> None:
+    def report_missing(self, cgroup_uids: frozenset[str]) -> None:
         """The node runs these pods and `pods` has none of them: its view is stale, list again."""
         if self._pods is not None:
-            self._pods.lacks(cgroup_uids)
+            self._pods.report_missing(cgroup_uids)
 
     def soft_tier_block(self) -> Refusal | None:
         """What the soft tier has to wait for now; None: for nothing. The hard tier waits for nothing."""

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.kube import objects, pod_watch
+from nodeagent.kube import objects, pod_decoder
 from nodeagent.model import Note, NoteKind, Pod
 from nodeagent.runtime import regular_files
 
@@ -58,7 +58,7 @@ def _of_one_node(items: list[msgspec.Raw], node_name: str) -> PodList:
         try:
             where = msgspec.json.decode(item, type=objects.PodObject).spec.node_name
             if where and (not node_name or where == node_name):
-                found.append(pod_watch.decode_pod(item))
+                found.append(pod_decoder.decode_pod(item))
                 nodes.add(where)
         except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
             notes.append(Note(NoteKind.PODS, f"item {number} of the file cannot be read: {error}"))

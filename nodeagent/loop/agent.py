@@ -394,14 +394,14 @@ class Agent:
             node=node,
         )
         if known:
-            self._parts.session.lacks(_unlisted(snapshot, listed=len(view.pods)))
+            self._parts.session.report_missing(_unlisted(snapshot, listed=len(view.pods)))
         if in_flight.awaits_release(self._keeper.policy.in_flight):
             # Gone from its victim and not yet free on the node, what comes back would look like a need for one more.
             snapshot = self._parts.sampler.node_last(snapshot)
         snapshot = fork_meter.apply(snapshot, self._forks.sustained(snapshot.taken_at))
         return self._parts.disks.apply(snapshot).with_surroundings(
             own_pod_uid=self._means.own_pod_uid,
-            api_unreachable_since=view.lost_at,
+            api_unreachable_since=view.unreachable_since,
             soft_tier_blocked_by=soft_waits_for,
         )
 

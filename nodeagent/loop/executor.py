@@ -140,7 +140,9 @@ class Executor:
             again = parts.sampler.read_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
             again = parts.disks.apply(again, whole=False)
         return again.with_surroundings(
-            own_pod_uid=self._own_pod_uid, api_unreachable_since=view.lost_at, soft_tier_blocked_by=soft_waits_for
+            own_pod_uid=self._own_pod_uid,
+            api_unreachable_since=view.unreachable_since,
+            soft_tier_blocked_by=soft_waits_for,
         )
 
     def _plan_holds(self, plan: Plan, config: Config) -> list[Victim]:

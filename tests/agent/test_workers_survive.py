@@ -20,7 +20,8 @@ from nodeagent.kube.credentials import Credentials, find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.pdb_watch import PdbWatch
-from nodeagent.kube.pod_watch import PodWatch, decode_pod
+from nodeagent.kube.pod_decoder import decode_pod
+from nodeagent.kube.pod_watch import PodWatch
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.kube.volume_lookup import VolumeLookup

@@ -22,7 +22,8 @@ from nodeagent.config.schema import StandardConditions
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.node_identity import Identity, IdentityError, confirm_identity
 from nodeagent.kube.node_watch import NodeWatch
-from nodeagent.kube.pod_watch import PodWatch, decode_pod, list_pods
+from nodeagent.kube.pod_decoder import decode_pod
+from nodeagent.kube.pod_watch import PodWatch, list_pods
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import connect
 from nodeagent.model import (

@@ -450,12 +450,12 @@ def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Cal
     agent = session()
     chosen = victim(agent, tier=Tier.HARD)._replace(method=Method.KILL)
     api.go_down()
-    eventually(lambda: agent.pods().lost_at is not None)
+    eventually(lambda: agent.pods().unreachable_since is not None)
     agent.announce_kill("run-8", chosen)
     agent.outcomes()
     assert [event.reason for event in agent._untold] == ["Killed"], "what is told now gets lost"
     api.come_back()
-    eventually(lambda: agent.pods().lost_at is None)
+    eventually(lambda: agent.pods().unreachable_since is None)
     agent.outcomes()
     assert api.wait_for(lambda: "Killed" in events(api), 30)
     assert events(api)["Killed"]["metadata"]["annotations"]["nodeagent.io/plan"] == "run-8"

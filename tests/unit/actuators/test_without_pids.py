@@ -42,9 +42,9 @@ def _run(program: str, tmp_path: Path) -> list[str]:
 def test_connections_stay_closed_and_prewarm_is_repeated(tmp_path: Path) -> None:
     program = """
 evictor.prewarm()
-print([each.name for each in workers.stuck()])
+print([each.name for each in workers.stuck_workers()])
 resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-while workers.stuck():
+while workers.stuck_workers():
     evictor.prewarm()
 print("prewarmed")
 """

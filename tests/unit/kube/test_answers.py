@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_watch import decode_pod
+from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.kube import objects
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pdb_watch import ANSWER_S, KEEP_S, PdbWatch, selects
-from nodeagent.kube.pod_watch import decode_pod
+from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import connect
 from nodeagent.model import DisruptionBudget, Pod
 from tests.fake_kube import ApiServer, pod

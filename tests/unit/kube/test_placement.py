@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.kube.pod_watch import decode_pod
+from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.model import Pod
 from tests.fake_kube import pod
 from tests.support.paths import DATA

@@ -18,7 +18,8 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.list_stream import MOST_PAGES
-from nodeagent.kube.pod_watch import GONE_S, SPREAD_S, PodsView, PodWatch, decode_pod, list_pods, with_mirrors_of
+from nodeagent.kube.pod_decoder import decode_pod, with_mirrors_of
+from nodeagent.kube.pod_watch import DELETED_S, SPREAD_S, PodsView, PodWatch, list_pods
 from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
@@ -180,7 +181,9 @@ def test_only_annotations_that_decisions_read_are_kept() -> None:
         "controller.kubernetes.io/pod-deletion-cost": "5",
         "mine": "yes",
     }
-    kept = decode_pod(json.dumps(pod("p", annotations=annotations)).encode(), keep=frozenset({"mine"})).annotations
+    kept = decode_pod(
+        json.dumps(pod("p", annotations=annotations)).encode(), annotations=frozenset({"mine"})
+    ).annotations
     assert set(kept) == {"nodeagent.io/evict", "mine"}
     assert set(read(annotations=annotations).annotations) == {
         "nodeagent.io/evict",
@@ -418,9 +421,9 @@ def test_a_pod_that_the_node_runs_and_a_silent_watch_does_not_tell_of_is_listed_
 ) -> None:
     script, watched, now = behind
     script.pods = [pod("one", uid="1"), pod("hog", uid="2")]
-    watched.watch.lacks(frozenset({"2"}))
+    watched.watch.report_missing(frozenset({"2"}))
     now[0] += SPREAD_S
-    watched.watch.lacks(frozenset({"2"}))
+    watched.watch.report_missing(frozenset({"2"}))
     assert names(watched.until(lambda view: len(view.pods) == 2)) == {"one", "hog"}
     assert watched.watch.failures == 0
     assert b"resourceVersion=0" in script.lists[0]
@@ -434,7 +437,7 @@ def test_an_orphan_that_no_list_has_is_asked_for_ever_more_rarely(
     for second in range(3600):
         now[0] += 1.0
         before = watched.watch.relists
-        watched.watch.lacks(frozenset({"orphan"}))
+        watched.watch.report_missing(frozenset({"orphan"}))
         if second % 60 == 0:
             threading.Event().wait(0.02)  # the thread's turn
         assert watched.watch.relists - before <= 1
@@ -449,7 +452,7 @@ def test_a_pod_that_was_deleted_is_not_asked_for_while_its_cgroup_stays(api: Api
     watched.until(lambda view: names(view) == {"two"})
     lists = watched.watch.relists
     for _ in range(200):
-        watched.watch.lacks(frozenset({uid}))
+        watched.watch.report_missing(frozenset({uid}))
         threading.Event().wait(0.01)
     assert watched.watch.relists == lists
 
@@ -459,18 +462,18 @@ def test_pods_that_a_wrong_list_lacked_are_listed_again_while_the_node_runs_them
 ) -> None:
     script, watched, now = behind
     right, script.pods = script.pods, []
-    watched.watch.lacks(frozenset({"2"}))
+    watched.watch.report_missing(frozenset({"2"}))
     now[0] += SPREAD_S
-    watched.watch.lacks(frozenset({"2"}))
+    watched.watch.report_missing(frozenset({"2"}))
     watched.until(lambda view: not view.pods)
     script.pods = right
     lists = len(script.lists)
-    watched.watch.lacks(frozenset({"1"}))
-    now[0] += GONE_S
+    watched.watch.report_missing(frozenset({"1"}))
+    now[0] += DELETED_S
     for _ in range(2):
-        watched.watch.lacks(frozenset({"1"}))
+        watched.watch.report_missing(frozenset({"1"}))
         now[0] += SPREAD_S
-    watched.watch.lacks(frozenset({"1"}))
+    watched.watch.report_missing(frozenset({"1"}))
     watched.until(lambda view: view.pods)
     assert len(script.lists) == lists + 1
 

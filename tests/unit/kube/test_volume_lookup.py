@@ -14,7 +14,7 @@ from nodeagent.config.schema import ProtectionConfig
 from nodeagent.kube import volume_lookup
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_watch import decode_pod
+from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.kube.volume_lookup import AGAIN_S, VolumeLookup, look_up_all
 from nodeagent.model import Pod

@@ -141,11 +141,11 @@ class OnePod(NoCluster):
         super().__init__("")
         self._pod, self._host = pod, host
         self.wait: Refusal | None = None
-        self.lost_at: float | None = None
+        self.unreachable_since: float | None = None
         self.evicted: list[str] = []
 
     def pods(self) -> PodsView:
-        return PodsView((self._pod,), self._host.boottime(), "", lost_at=self.lost_at)
+        return PodsView((self._pod,), self._host.boottime(), "", unreachable_since=self.unreachable_since)
 
     def soft_tier_block(self) -> Refusal | None:
         return self.wait
@@ -206,7 +206,7 @@ def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
         buckets=("node",),
     )
     scene.keeper.policy = scene.keeper.policy._replace(in_flight=in_flight.InFlightState((entry,)))
-    session.wait, session.lost_at = wait, 12.5
+    session.wait, session.unreachable_since = wait, 12.5
     fresh = scene.actor.recheck(plan, snapshot, parts)
     assert (fresh.soft_tier_blocked_by, fresh.api_unreachable_since) == (wait, 12.5), "read anew, not carried over"
     scene.actor.evict(plan, fresh._replace(taken_at=fresh.taken_at - stood_s), parts, saved=True)

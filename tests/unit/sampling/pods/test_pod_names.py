@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.config.schema import ProtectionConfig, SamplingConfig
-from nodeagent.kube.pod_watch import decode_pod
+from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.model import Pod, PodSource, PodUsage, PodView, QOSClass
 from nodeagent.policy import protection
 from nodeagent.sampling.hostfs.host import open_host
