@@ -350,30 +350,30 @@ def _plan_signal(
         held = [each.pod for each in beyond if each.replacement is out_of_reach.Replacement.NEVER]
         brake = _futility(case, signal, left, [*candidates, *held])
         if brake is not None:
-            refusals = (*refusals, brake, *selection.nobody_larger(lineup, candidates, beyond))
+            refusals = (*refusals, brake, *selection.larger_out_of_reach(lineup, candidates, beyond))
         if brake is None or (tier is Tier.HARD and config.relief.on_futile is OnFutile.EVICT):
             available, value = observation.available, verdict.value
             history = thresholds.history_of(case.levels, threshold)
-            falls = selection.falls_by(history, available=available, value=value)
+            loss = selection.expected_loss(history, available=available, value=value)
             used_up_at = case.levels.used_up_since.get(thresholds.identity(threshold), now)
-            terms = selection.terms_of(
+            terms = selection.selection_terms(
                 left,
                 signal=signal,
                 tier=tier,
                 kill=kill,
                 shortened=len(shortened),
-                budgets=budgets,
-                falls=falls,
-                grows=usage_growth.certain_growth_rate(case.growth, signal, at=snapshot.taken_at),
-                stands_still=trend is not None and now - used_up_at >= selection.AGAIN_S,
-                patient=selection.waits_for_larger(
-                    falls, verdict.active_since, available=available, value=value, now=now
+                limit_state=budgets,
+                loss=loss,
+                growth_rate=usage_growth.certain_growth_rate(case.growth, signal, at=snapshot.taken_at),
+                used_up=trend is not None and now - used_up_at >= selection.REPLACEMENT_INTERVAL_S,
+                wait_for_larger=selection.should_wait_for_larger(
+                    loss, verdict.active_since, available=available, value=value, now=now
                 ),
                 plan_id=case.plan_id,
                 now=now,
                 config=config,
             )
-            chosen, budgets, limits = selection.select_victims(lineup, candidates, beyond, terms, budgets=budgets)
+            chosen, budgets, limits = selection.select_victims(lineup, candidates, beyond, terms, limit_state=budgets)
             refusals = (*refusals, *limits)
     if chosen and (waiting := soft_tier_blocked(snapshot, tier)) is not None:
         chosen, budgets, refusals = (), before, (*refusals, waiting)
@@ -408,7 +408,7 @@ def _missing(verdict: ThresholdVerdict, observation: Observation) -> int:
 
 
 def _minimum(deficit: Deficit, config: Config) -> MinimumRelief:
-    least = relief.minimum(config.relief, deficit.amount)
+    least = relief.minimum_relief(config.relief, deficit.amount)
     unit = SIGNAL_TABLE[deficit.signal].unit
     message = (
         f"would free less than {units.format_amount(least, unit)}, the least that matters for a deficit of "
@@ -454,7 +454,7 @@ def _futility(case: _Context, signal: Signal, deficit: int, candidates: Sequence
     evictable = sum(pod.relief or 0 for pod in candidates)
     if candidates and (case.config.ranking.kubelet or evictable >= deficit):
         return None
-    return relief.futile(
+    return relief.futility_refusal(
         signal, deficit=deficit, evictable=evictable, candidates=len(candidates), snapshot=case.snapshot
     )
 

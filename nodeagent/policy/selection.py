@@ -1,20 +1,20 @@
-"""Which of the candidates are evicted now, with their tokens taken.
+"""Select the victims of a decision among the candidates, and take their tokens.
 
 Promises:
 
-1. A limit never passes the sentence on: a pod that it holds is selected like any other, dropped after that, and no
-   other pod is evicted in its place.
-2. While a larger pod is out of reach that would have been selected, smaller ones are evicted in its place only if they
-   alone cure the deficit, not while much is left, and that once in `AGAIN_S`: a pod that grows out of reach never takes
-   others with it in series, and a node that stands still is helped.
-3. A pod that the selection would take anyway is evicted whatever is out of reach beside it.
+1. A limit never passes an eviction on: a pod that a rate limit or a back-off excludes is selected like any other and
+   dropped afterwards, and no other pod is evicted in its place.
+2. While a larger pod that would have been selected is out of reach, smaller pods are evicted in its place only if they
+   alone clear the deficit, not while much is left, and once in `REPLACEMENT_INTERVAL_S`. A pod that grows out of reach
+   therefore never causes a series of evictions, and a node whose signal is used up still gets help.
+3. A pod that the selection contains anyway is evicted, whatever is out of reach beside it.
 
 Theory of operation. The least harmful set that covers the deficit is selected from the candidates and the pods that
-only a limit holds. If a larger pod is out of reach for the moment, the selection is made once more with it: a pod whose
-rank is not known stands first, and one whose usage is not known covers everything. If it is selected, the others that
-take its place must cover the deficit and what the signal loses meanwhile to what is out of reach. Pods in reach whose
-growth is most of that fall, and covers the deficit, take no other pod's place. Tokens are taken one victim after the
-other; a victim whose bucket is empty is dropped like any pod that a limit holds.
+only a limit excludes. If a larger pod is out of reach for the moment, the selection is repeated with it: a pod of
+unreliable rank comes first, and one of unknown usage covers everything. If the selection contains it, its replacements
+must cover the deficit and what the signal is expected to lose meanwhile. Pods in reach that cause most of that loss
+replace no other pod. Tokens are taken victim by victim; a victim whose bucket is empty is dropped like any pod that a
+limit excludes.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,305 +22,324 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
-from nodeagent.policy import in_flight, rate_limits, relief, thresholds, usage_growth
-from nodeagent.policy import trend as trends
+from nodeagent.policy import in_flight, rate_limits, relief, thresholds, trend, usage_growth
 from nodeagent.policy.candidates import RankedPods
 from nodeagent.policy.out_of_reach import OutOfReach, Replacement
 
-HORIZON_S: Final = 60.0
-"""For how long evictions in the place of a larger pod must last, at the rate at which the signal falls now: a kubelet
-restarts and an API server fails over in that time. Longer leaves a node without help that others could give, shorter
-lets a slow leak take them one by one."""
-AGAIN_S: Final = 600.0
-"""How soon others are evicted again in the place of a pod that is out of reach. The rate is measured over seconds, and
-a pod that grows in bursts looks calm between them: this bounds what it may cost, whatever the rate says."""
-PATIENCE_S: Final = 20.0
-"""How long after its threshold was met a signal waits for the pod that is out of reach while half of the threshold is
-left: most such reasons (a usage that cannot be read, a finished pod that still holds its memory) pass in seconds."""
-PATIENCE_SHARE: Final = 0.25
-"""Of the time until nothing is left: no longer than that is waited."""
-IN_ITS_PLACE: Final = "no other pod is evicted in its place"
+LOSS_HORIZON_S: Final = 60.0
+"""How long evictions in the place of a larger pod must last, at the present rate of loss: a kubelet restarts and an API
+server fails over in that time. A longer time leaves a node without help that other pods could give; a shorter one lets
+a slow leak take them one by one."""
+REPLACEMENT_INTERVAL_S: Final = 600.0
+"""The least time between two replacements of a pod that is out of reach. The rate of loss is measured over seconds, and
+a pod that grows in bursts looks calm between them: this bounds what it may cost, whatever the rate is."""
+LARGER_WAIT_S: Final = 20.0
+"""How long after the crossing a larger pod is waited for while half of the threshold is left: most such reasons (an
+unreadable usage, a finished pod that still holds its memory) pass in seconds."""
+LARGER_WAIT_SHARE: Final = 0.25
+"""The wait for a larger pod is at most this share of the time until nothing is left."""
+NO_REPLACEMENT: Final = "no other pod is evicted in its place"
 
 
 class Selection(NamedTuple):
     """The victims."""
 
     pods: tuple[RankedPod, ...]
-    budgets: rate_limits.RateLimitState
+    limit_state: rate_limits.RateLimitState
     refusals: tuple[Refusal, ...]
-    """Why nobody, or not more: limits that were hit, one of each kind, and the pod that is out of reach."""
+    """Why there are no victims, or not more: limits that were reached, one of each kind, and a pod out of reach."""
 
 
-class Terms(NamedTuple):
-    """What the victims are chosen by."""
+class SelectionTerms(NamedTuple):
+    """What the victims are selected by."""
 
     deficit: int
     max_pods: int
-    """Most victims."""
     first_only: bool
     """In the kubelet's order, whatever a pod would free."""
-    keys: Callable[[Pod], tuple[str, ...]]
-    """The buckets that evicting a pod takes a token from."""
-    falls: int | None
-    """What the signal loses within `HORIZON_S`; None when that is not known."""
-    grows: usage_growth.GrowthRate
-    """How fast a pod grows for certain: what the signal loses to a victim it loses no longer."""
-    stands_still: bool
-    """The signal has been used up for `AGAIN_S`: whatever grew has had its time. What is used up falls no further, so
-    its rate says nothing about who would take what others give: where only a pod of unknown usage is out of reach,
-    which may be tiny, others are evicted then."""
-    patient: bool
-    """It is too early to evict others in the place of a larger pod."""
+    bucket_keys: Callable[[Pod], tuple[str, ...]]
+    """The buckets from which the eviction of a pod takes a token."""
+    expected_loss: int | None
+    """What the signal loses within `LOSS_HORIZON_S`; None if unknown."""
+    growth_rate: usage_growth.GrowthRate
+    """How fast a pod certainly grows: the signal no longer loses what a victim would have taken."""
+    used_up: bool
+    """The signal has been used up for `REPLACEMENT_INTERVAL_S`. A signal that is used up falls no further, so its rate
+    is unknown; where only pods of unknown usage are out of reach, which may be tiny, other pods are evicted then."""
+    wait_for_larger: bool
+    """It is too early to evict other pods in the place of a larger one."""
     plan_id: str
     now: float
     config: Config
 
 
-def falls_by(history: trends.History, *, available: int | None, value: int | None) -> int | None:
-    """What a signal loses within `HORIZON_S` at its present rate. None: it is not known, or the signal is used up.
+def expected_loss(history: trend.History, *, available: int | None, value: int | None) -> int | None:
+    """What a signal loses within `LOSS_HORIZON_S` at its present rate. None: unknown, or the signal is used up.
 
-    The larger fall of two estimates: right after a release the trend shows the step up alone.
+    It is the larger loss of two estimates, because right after a release the trend contains the step up alone.
     """
-    trend, between = trends.estimate(history), trends.between_neighbours(history)
-    if trend is None or between is None or available is None or value is None or thresholds.used_up(available, value):
+    fitted, latest = trend.estimate(history), trend.between_neighbours(history)
+    if fitted is None or latest is None or available is None or value is None or thresholds.used_up(available, value):
         return None
-    return int(max(0.0, -trend.rate_per_s, -between) * HORIZON_S)
+    return int(max(0.0, -fitted.rate_per_s, -latest) * LOSS_HORIZON_S)
 
 
-def waits_for_larger(
-    falls: int | None, met_at: float | None, *, available: int | None, value: int | None, now: float
+def should_wait_for_larger(
+    loss: int | None, met_at: float | None, *, available: int | None, value: int | None, now: float
 ) -> bool:
-    """Whether the larger pod that is out of reach is waited for: briefly, and while half of the threshold is left."""
-    if falls is None or met_at is None or available is None or value is None or available * 2 < value:
+    """True if a larger pod out of reach is still waited for: briefly, and only while half of the threshold is left."""
+    if loss is None or met_at is None or available is None or value is None or available * 2 < value:
         return False
-    left_s = available * HORIZON_S / falls if falls else float("inf")
-    return now - met_at < min(PATIENCE_S, left_s * PATIENCE_SHARE)
+    left_s = available * LOSS_HORIZON_S / loss if loss else float("inf")
+    return now - met_at < min(LARGER_WAIT_S, left_s * LARGER_WAIT_SHARE)
 
 
-def terms_of(
+def selection_terms(
     deficit: int,
     *,
     signal: str,
     tier: Tier,
     kill: bool,
     shortened: int,
-    budgets: rate_limits.RateLimitState,
-    falls: int | None,
-    grows: usage_growth.GrowthRate,
-    stands_still: bool,
-    patient: bool,
+    limit_state: rate_limits.RateLimitState,
+    loss: int | None,
+    growth_rate: usage_growth.GrowthRate,
+    used_up: bool,
+    wait_for_larger: bool,
     plan_id: str,
     now: float,
     config: Config,
-) -> Terms:
-    """At most `relief.maxVictims` in the hard tier, one in the soft tier and in the kubelet's order; of kills as many
-    as there are tokens."""
-    room = config.relief.max_victims - shortened
+) -> SelectionTerms:
+    """At most `relief.maxVictims` pods in the hard tier, one in the soft tier and in the kubelet's order; kills also at
+    most as many as there are tokens."""
+    kubelet = config.ranking.kubelet and not kill
+    max_pods = config.relief.max_victims - shortened
     if kill:
-        tokens = rate_limits.level(budgets, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits).tokens
-        keys = (rate_limits.LAST_RESORT,)
-        return Terms(
-            deficit, min(room, tokens), False, lambda _: keys, falls, grows, stands_still, patient, plan_id, now, config
-        )
-    kubelet = config.ranking.kubelet
-    if kubelet or tier is Tier.SOFT:
-        room = min(room, 1)
-    return Terms(
-        deficit,
-        room,
-        kubelet,
-        lambda pod: rate_limits.bucket_keys(pod, signal),
-        falls,
-        grows,
-        stands_still,
-        patient,
-        plan_id,
-        now,
-        config,
+        tokens = rate_limits.level(limit_state, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits).tokens
+        max_pods = min(max_pods, tokens)
+    elif kubelet or tier is Tier.SOFT:
+        max_pods = min(max_pods, 1)
+
+    def bucket_keys(pod: Pod) -> tuple[str, ...]:
+        return (rate_limits.LAST_RESORT,) if kill else rate_limits.bucket_keys(pod, signal)
+
+    return SelectionTerms(
+        deficit=deficit,
+        max_pods=max_pods,
+        first_only=kubelet,
+        bucket_keys=bucket_keys,
+        expected_loss=loss,
+        growth_rate=growth_rate,
+        used_up=used_up,
+        wait_for_larger=wait_for_larger,
+        plan_id=plan_id,
+        now=now,
+        config=config,
     )
 
 
 def select_victims(
-    lineup: RankedPods,
+    ranked_pods: RankedPods,
     candidates: Sequence[RankedPod],
-    beyond: Sequence[OutOfReach],
-    terms: Terms,
+    out_of_reach: Sequence[OutOfReach],
+    terms: SelectionTerms,
     *,
-    budgets: rate_limits.RateLimitState,
+    limit_state: rate_limits.RateLimitState,
 ) -> Selection:
-    """The victims among the candidates. A candidate whose bucket is empty gets that refusal in the lineup."""
+    """The victims among the candidates. A candidate whose bucket is empty gets that refusal in `ranked_pods`."""
     if terms.max_pods <= 0:
-        return Selection((), budgets, ())
-    waiting = [each for each in beyond if each.replacement is Replacement.NEVER]
-    pool = _in_order(candidates, waiting)
+        return Selection((), limit_state, ())
+    limited = [each for each in out_of_reach if each.replacement is Replacement.NEVER]
+    pool = _in_order(candidates, limited)
     selected = _select(pool, terms.deficit, terms)
-    largest = max((_amount(pod) for pod in selected), default=0)
-    larger = [each for each in beyond if each.replacement is Replacement.IF_SUFFICIENT and each.amount > largest]
+    largest = max((_relief(pod) for pod in selected), default=0)
+    replaceable = [each for each in out_of_reach if each.replacement is Replacement.IF_SUFFICIENT]
+    larger = [each for each in replaceable if each.amount > largest]
     if selected and larger:
-        everybody = _select(_in_order(pool, larger, deficit=terms.deficit), terms.deficit, terms)
-        uids = {pod.view.pod.uid for pod in everybody}
+        with_larger = _select(_in_order(pool, larger, deficit=terms.deficit), terms.deficit, terms)
+        uids = {pod.view.pod.uid for pod in with_larger}
         replaced = [each for each in larger if each.pod.view.pod.uid in uids]
         if replaced:
-            return _in_the_place_of(replaced, lineup, pool, everybody, waiting, terms, budgets=budgets)
-    return _take(lineup, selected, waiting, terms, budgets=budgets)
+            return _without_larger(replaced, ranked_pods, pool, with_larger, limited, terms, limit_state=limit_state)
+    return _take_tokens(ranked_pods, selected, limited, terms, limit_state=limit_state)
 
 
-def _take(
-    lineup: RankedPods,
+def _take_tokens(
+    ranked_pods: RankedPods,
     selected: Sequence[RankedPod],
-    waiting: Sequence[OutOfReach],
-    terms: Terms,
+    limited: Sequence[OutOfReach],
+    terms: SelectionTerms,
     *,
-    budgets: rate_limits.RateLimitState,
+    limit_state: rate_limits.RateLimitState,
 ) -> Selection:
-    """Those of the selected that no limit holds, with their tokens taken."""
-    held = {each.pod.view.pod.uid: each.refusal for each in waiting}
-    refusals: dict[str, Refusal] = {}
-    chosen: list[RankedPod] = []
+    """The selected pods that no limit excludes, with their tokens taken."""
+    limit_refusals = {each.pod.view.pod.uid: each.refusal for each in limited}
+    refusals: dict[RefusalCode, Refusal] = {}
+    victims: list[RankedPod] = []
     for pod in selected:
-        refusal = held.get(pod.view.pod.uid)
+        refusal = limit_refusals.get(pod.view.pod.uid)
         if refusal is None:
             taken = rate_limits.take_tokens(
-                budgets, terms.keys(pod.view.pod), now=terms.now, limits=terms.config.rate_limits
+                limit_state, terms.bucket_keys(pod.view.pod), now=terms.now, limits=terms.config.rate_limits
             )
             if not isinstance(taken, Refusal):
-                budgets = taken
-                chosen.append(pod)
+                limit_state = taken
+                victims.append(pod)
                 continue
             if taken.code in rate_limits.FOR_ALL:
                 refusals.setdefault(taken.code, taken)
                 break
             refusal = taken
-            lineup.set_refusals(pod, (refusal,))
-        nobody = Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {IN_ITS_PLACE}")
-        refusals.setdefault(refusal.code, nobody)
-    return Selection(tuple(chosen), budgets, tuple(refusals.values()))
+            ranked_pods.set_refusals(pod, (refusal,))
+        not_replaced = Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {NO_REPLACEMENT}")
+        refusals.setdefault(refusal.code, not_replaced)
+    return Selection(tuple(victims), limit_state, tuple(refusals.values()))
 
 
-def _in_the_place_of(
+def _without_larger(
     replaced: Sequence[OutOfReach],
-    lineup: RankedPods,
+    ranked_pods: RankedPods,
     pool: Sequence[RankedPod],
-    everybody: Sequence[RankedPod],
-    waiting: Sequence[OutOfReach],
-    terms: Terms,
+    with_larger: Sequence[RankedPod],
+    limited: Sequence[OutOfReach],
+    terms: SelectionTerms,
     *,
-    budgets: rate_limits.RateLimitState,
+    limit_state: rate_limits.RateLimitState,
 ) -> Selection:
-    """The victims while larger pods are out of reach that would be among `everybody`: others if they alone cure, else
-    those of `everybody` that are in reach."""
-    facts = SIGNAL_TABLE[lineup.signal]
-    earlier_s = rate_limits.in_place_since(budgets, facts.resource, now=terms.now, for_s=AGAIN_S)
-    if any(each.soon_listed for each in replaced):
-        why = "the API server is about to list it"
-    elif terms.falls is None and (not terms.stands_still or any(each.amount_known for each in replaced)):
-        why = "how fast the rest is used up is not known"
-    else:
-        falls = terms.falls or 0
-        selected = _select(pool, terms.deficit + falls, terms, worth=lambda pod: _amount(pod) + _grows_by(pod, terms))
-        others = _take(lineup, selected, waiting, terms, budgets=budgets)
-        grown = sum(_grows_by(pod, terms) for pod in others.pods)
-        growers = grown > 0 and grown >= max(terms.deficit, falls - grown)
-        theirs = sum(_grows_by(pod, terms) for pod in pool) if growers else grown
-        needed = terms.deficit + max(0, falls - theirs)
-        freed = sum(_amount(pod) for pod in others.pods)
-        if freed >= needed and growers:
-            growing = [pod for pod in selected if _grows_by(pod, terms) > 0]
-            alone = sum(_amount(pod) for pod in growing) >= terms.deficit
-            return _take(lineup, growing, waiting, terms, budgets=budgets) if alone else others
-        if freed >= needed and earlier_s is None and not terms.patient:
-            noted = rate_limits.note_in_place(
-                others.budgets, facts.resource, terms.plan_id, len(others.pods), now=terms.now
-            )
-            return others._replace(budgets=noted)
-        if freed < needed:
-            why = (
-                f"others that may be evicted would free {units.format_amount(freed, facts.unit)} of the "
-                f"{units.format_amount(needed, facts.unit)} that are missing now and within {HORIZON_S:.0f}s"
-            )
-        elif earlier_s is not None:
-            why = f"others were evicted in such a place {earlier_s:.0f}s ago"
-        else:
-            why = "it may come into reach while much is left"
-    out = max(replaced, key=lambda each: each.amount)
+    """The victims while the larger pods `replaced` are out of reach: replacements if they are allowed, else the pods of
+    `with_larger` that are in reach."""
+    replacement = _replacements(replaced, ranked_pods, pool, limited, terms, limit_state=limit_state)
+    if isinstance(replacement, Selection):
+        return replacement
+    largest = max(replaced, key=lambda each: each.amount)
     uids = {each.pod.view.pod.uid for each in replaced}
-    anyway = [pod for pod in everybody if pod.view.pod.uid not in uids]
-    taken = _take(lineup, anyway, waiting, terms, budgets=budgets)
-    refusal = _out_of_reach(out, lineup, f"; {why}: {IN_ITS_PLACE}")
+    anyway = [pod for pod in with_larger if pod.view.pod.uid not in uids]
+    taken = _take_tokens(ranked_pods, anyway, limited, terms, limit_state=limit_state)
+    refusal = _out_of_reach_refusal(largest, ranked_pods, f"; {replacement}: {NO_REPLACEMENT}")
     return taken._replace(refusals=(refusal, *taken.refusals))
 
 
-def nobody_larger(
-    lineup: RankedPods, candidates: Sequence[RankedPod], beyond: Sequence[OutOfReach]
+def _replacements(
+    replaced: Sequence[OutOfReach],
+    ranked_pods: RankedPods,
+    pool: Sequence[RankedPod],
+    limited: Sequence[OutOfReach],
+    terms: SelectionTerms,
+    *,
+    limit_state: rate_limits.RateLimitState,
+) -> Selection | str:
+    """The pods that are evicted in the place of the larger ones, or why there are none."""
+    facts = SIGNAL_TABLE[ranked_pods.signal]
+    if any(each.soon_listed for each in replaced):
+        return "the API server is about to list it"
+    if terms.expected_loss is None and (not terms.used_up or any(each.amount_known for each in replaced)):
+        return "the rate at which the rest is used up is unknown"
+    loss = terms.expected_loss or 0
+    selected = _select(
+        pool, terms.deficit + loss, terms, worth=lambda pod: _relief(pod) + _growth_within_horizon(pod, terms)
+    )
+    victims = _take_tokens(ranked_pods, selected, limited, terms, limit_state=limit_state)
+    freed = sum(_relief(pod) for pod in victims.pods)
+    growth = sum(_growth_within_horizon(pod, terms) for pod in victims.pods)
+    cause_the_loss = growth > 0 and growth >= max(terms.deficit, loss - growth)
+    if cause_the_loss:
+        needed = terms.deficit + max(0, loss - sum(_growth_within_horizon(pod, terms) for pod in pool))
+    else:
+        needed = terms.deficit + max(0, loss - growth)
+    if freed < needed:
+        return (
+            f"other candidates would free {units.format_amount(freed, facts.unit)} of the "
+            f"{units.format_amount(needed, facts.unit)} missing now and within {LOSS_HORIZON_S:.0f}s"
+        )
+    if cause_the_loss:
+        growing = [pod for pod in selected if _growth_within_horizon(pod, terms) > 0]
+        if sum(_relief(pod) for pod in growing) >= terms.deficit:
+            return _take_tokens(ranked_pods, growing, limited, terms, limit_state=limit_state)
+        return victims
+    earlier_s = rate_limits.in_place_since(limit_state, facts.resource, now=terms.now, for_s=REPLACEMENT_INTERVAL_S)
+    if earlier_s is not None:
+        return f"pods were evicted in such a place {earlier_s:.0f}s ago"
+    if terms.wait_for_larger:
+        return "it may come into reach while much is left"
+    noted = rate_limits.note_in_place(
+        victims.limit_state, facts.resource, terms.plan_id, len(victims.pods), now=terms.now
+    )
+    return victims._replace(limit_state=noted)
+
+
+def larger_out_of_reach(
+    ranked_pods: RankedPods, candidates: Sequence[RankedPod], out_of_reach: Sequence[OutOfReach]
 ) -> tuple[Refusal, ...]:
-    """Where the candidates do not suffice: the pod that would, if a larger one is out of reach."""
-    largest = max(beyond, key=lambda each: each.amount, default=None)
-    if largest is None or largest.amount <= max((_amount(pod) for pod in candidates), default=0):
+    """For a decision whose candidates do not suffice: the refusal of a larger pod that is out of reach, if any."""
+    largest = max(out_of_reach, key=lambda each: each.amount, default=None)
+    if largest is None or largest.amount <= max((_relief(pod) for pod in candidates), default=0):
         return ()
-    return (_out_of_reach(largest, lineup),)
+    return (_out_of_reach_refusal(largest, ranked_pods),)
 
 
-def _out_of_reach(out: OutOfReach, lineup: RankedPods, why: str = "") -> Refusal:
-    holds = "holds" if out.amount_known else "may hold up to"
-    amount = units.format_amount(out.amount, SIGNAL_TABLE[lineup.signal].unit)
-    message = f"{lineup.signal.value}: {out.pod.view.pod.key} {holds} {amount} and is out of reach"
-    return Refusal(RefusalCode.OUT_OF_REACH, f"{message} ({out.refusal.code}: {out.refusal.message}){why}")
+def _out_of_reach_refusal(out: OutOfReach, ranked_pods: RankedPods, consequence: str = "") -> Refusal:
+    verb = "holds" if out.amount_known else "may hold up to"
+    amount = units.format_amount(out.amount, SIGNAL_TABLE[ranked_pods.signal].unit)
+    message = f"{ranked_pods.signal.value}: {out.pod.view.pod.key} {verb} {amount} and is out of reach"
+    return Refusal(RefusalCode.OUT_OF_REACH, f"{message} ({out.refusal.code}: {out.refusal.message}){consequence}")
 
 
-def _nobody_instead(pod: RankedPod, refusal: Refusal) -> Refusal:
-    return Refusal(refusal.code, f"{pod.view.pod.key}: {refusal.message}; {IN_ITS_PLACE}")
-
-
-def _amount(pod: RankedPod) -> int:
+def _relief(pod: RankedPod) -> int:
     return pod.relief or 0
 
 
 def _in_order(
-    pods: Sequence[RankedPod], beyond: Sequence[OutOfReach], *, deficit: int | None = None
+    pods: Sequence[RankedPod], out_of_reach: Sequence[OutOfReach], *, deficit: int | None = None
 ) -> list[RankedPod]:
-    """All of them in eviction order. A pod whose rank rests on what is not known stands first, and one whose usage is
-    not known counts as holding all of the `deficit`."""
+    """All of them in eviction order. A pod of unreliable rank comes first; one of unknown usage counts as holding all
+    of the `deficit`."""
     first: list[RankedPod] = []
     rest: list[RankedPod] = list(pods)
-    for each in beyond:
+    for each in out_of_reach:
         pod = each.pod if each.amount_known else each.pod._replace(relief=deficit)
-        sure = each.amount_known and pod.view.pod.source is PodSource.API
-        (rest if sure or each.replacement is Replacement.NEVER else first).append(pod)
-    if beyond:
+        reliable = each.amount_known and pod.view.pod.source is PodSource.API
+        (rest if reliable or each.replacement is Replacement.NEVER else first).append(pod)
+    if out_of_reach:
         rest.sort(key=lambda pod: pod.rank)
     return [*first, *rest]
 
 
-def _grows_by(pod: RankedPod, terms: Terms) -> int:
-    """What the pod takes of the signal within `HORIZON_S`, if it goes on."""
+def _growth_within_horizon(pod: RankedPod, terms: SelectionTerms) -> int:
+    """What the pod takes of the signal within `LOSS_HORIZON_S` at its present rate."""
     usage = pod.view.usage
-    return int(terms.grows(usage, pod.usage) * HORIZON_S) if usage is not None else 0
+    return int(terms.growth_rate(usage, pod.usage) * LOSS_HORIZON_S) if usage is not None else 0
 
 
 def _select(
-    pods: Sequence[RankedPod], deficit: int, terms: Terms, *, worth: Callable[[RankedPod], int] = _amount
+    pods: Sequence[RankedPod], deficit: int, terms: SelectionTerms, *, worth: Callable[[RankedPod], int] = _relief
 ) -> list[RankedPod]:
-    """What would be evicted of these, were there no limits. `worth` is what a pod adds to cover the deficit."""
+    """The victims without any limit. `worth` is what a pod adds to cover the deficit."""
     if terms.first_only:
         return list(pods[: terms.max_pods])
-    picked = relief.least_harmful([worth(pod) for pod in pods], deficit, max_pods=terms.max_pods)
-    return [pods[index] for index in picked]
+    indices = relief.least_harmful_set([worth(pod) for pod in pods], deficit, max_pods=terms.max_pods)
+    return [pods[index] for index in indices]
 
 
 def select_to_shorten(
-    lineup: RankedPods, pending: in_flight.PendingRelease, deficit: int, *, minimum: int, tier: Tier, config: Config
+    ranked_pods: RankedPods,
+    pending: in_flight.PendingRelease,
+    deficit: int,
+    *,
+    minimum: int,
+    tier: Tier,
+    config: Config,
 ) -> tuple[RankedPod, ...]:
-    """Hard tier: terminating pods whose long grace holds what is missing, in eviction order. It costs no token: they
-    are going anyway, and no pod more is lost."""
+    """Hard tier: terminating pods with a long grace that hold the deficit, in eviction order. It costs no token,
+    because they terminate anyway."""
     if tier is not Tier.HARD or not config.escalation.shorten_terminating or not pending.long_grace:
         return ()
-    slow = {view.pod.uid for view in pending.long_grace}
-    chosen: list[RankedPod] = []
-    for pod in list(lineup.pods):
-        if deficit <= 0 or len(chosen) >= config.relief.max_victims:
+    long_grace = {view.pod.uid for view in pending.long_grace}
+    selected: list[RankedPod] = []
+    for pod in list(ranked_pods.pods):
+        if deficit <= 0 or len(selected) >= config.relief.max_victims:
             break
-        only_terminating = [refusal.code for refusal in pod.refusals] == ["terminating"]
-        if pod.view.pod.uid in slow and only_terminating and (pod.relief or 0) >= minimum:
-            chosen.append(lineup.set_refusals(pod, ()))
-            deficit -= pod.relief or 0
-    return tuple(chosen)
+        only_terminating = [refusal.code for refusal in pod.refusals] == [RefusalCode.TERMINATING]
+        if pod.view.pod.uid in long_grace and only_terminating and _relief(pod) >= minimum:
+            selected.append(ranked_pods.set_refusals(pod, ()))
+            deficit -= _relief(pod)
+    return tuple(selected)

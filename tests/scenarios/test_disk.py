@@ -254,7 +254,7 @@ def test_a_disk_full_of_files_of_no_pod_evicts_no_pod_and_names_where_they_are(
     def named() -> bool:
         return any("are in no pod" in str(note["message"]) for note in agent.said("note"))
 
-    until(named, "where it is", timeout_s=60)
+    until(named, "largest other holders", timeout_s=60)
     note = next(note["message"] for note in agent.said("note") if "are in no pod" in note["message"])
     assert f"{disk.place}/images 300Mi, 77 inodes" in note
     why = {"no-candidates", "futile"}

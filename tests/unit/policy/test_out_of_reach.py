@@ -291,7 +291,7 @@ def test_a_pod_that_hangs_where_nothing_grows_is_helped_by_others_that_suffice()
 
 def test_a_pod_that_hangs_and_grows_in_bursts_costs_no_more_than_one_decision_in_ten_minutes() -> None:
     life = Life(acting(), Seen(dies=False), rate=2.0 * MI, burst_s=60.0, hog=int(4.6 * GI), innocents=12, each=170 * MI)
-    life.run(selection.AGAIN_S - 60)
+    life.run(selection.REPLACEMENT_INTERVAL_S - 60)
     taken = [plan for plan in life.plans if any(str(v.pod.name).startswith("innocent") for v in plan.victims)]
     assert len(taken) <= 1
     assert "out-of-reach" in life.reasons
@@ -354,11 +354,11 @@ def test_a_resource_that_is_used_up_beside_an_unreadable_pod_is_not_used_up_for_
     settings = config(hard(signal, 5 * GI if signal is Signal.NODEFS else 1000))
     state = initial("t", now=NOW)
     when: list[float] = []
-    for step in range(int(selection.AGAIN_S) + 20):
+    for step in range(int(selection.REPLACEMENT_INTERVAL_S) + 20):
         plan, state = engine.decide(node(NOW + step), state, now=NOW + step, config=settings)
         when += [step for _ in plan.victims]
     assert len(when) == 1
-    assert selection.AGAIN_S <= when[0] <= selection.AGAIN_S + 5
+    assert selection.REPLACEMENT_INTERVAL_S <= when[0] <= selection.REPLACEMENT_INTERVAL_S + 5
 
 
 def test_a_resize_to_more_than_exists_puts_a_pod_out_of_nobodys_reach() -> None:
@@ -374,7 +374,7 @@ def test_a_resize_to_more_than_exists_puts_a_pod_out_of_nobodys_reach() -> None:
 def test_right_after_a_release_the_signal_still_falls_as_fast_as_before() -> None:
     """The step up hides the fall from the trend, and others would be evicted in its place (random run 5029)."""
     history = tuple((NOW + at, left * MI) for at, left in enumerate((900, 870, 840, 1140, 1110, 1080)))
-    assert selection.falls_by(history, available=1080 * MI, value=GI) == 30 * MI * selection.HORIZON_S
+    assert selection.expected_loss(history, available=1080 * MI, value=GI) == 30 * MI * selection.LOSS_HORIZON_S
 
 
 def test_a_short_outage_of_the_usage_of_a_slow_hog_costs_no_innocents() -> None:
@@ -387,7 +387,7 @@ def test_a_short_outage_of_the_usage_of_a_slow_hog_costs_no_innocents() -> None:
 def test_a_hog_out_of_reach_for_longer_is_waited_for_a_moment_only() -> None:
     dark = Seen(lambda view, for_s: unreadable(view, NEVER, for_s))
     life = Life(acting(), dark, rate=0.0, hog=int(4.25 * GI))
-    life.run(selection.PATIENCE_S - 1)
+    life.run(selection.LARGER_WAIT_S - 1)
     assert (life.innocents, "out-of-reach" in life.reasons) == ([], True)
     life.run(3)
     assert len(life.innocents) == 1
@@ -417,7 +417,7 @@ def test_a_signal_that_is_just_used_up_has_not_stood_still_however_long_its_thre
     settings = config(hard(), protection=ProtectionConfig())
     state = initial("t", now=NOW)
     when: list[float] = []
-    for step in range(int(2 * selection.AGAIN_S) + 20):
+    for step in range(int(2 * selection.REPLACEMENT_INTERVAL_S) + 20):
         left = max(0, 700 * MI - step * MI)
         node = attributed(pressed(dark, large, available=left, at=NOW + step), but=4 * GI)
         if left:
@@ -425,7 +425,7 @@ def test_a_signal_that_is_just_used_up_has_not_stood_still_however_long_its_thre
         plan, state = engine.decide(node, state, now=NOW + step, config=settings)
         when += [step for _ in plan.victims]
     used_up = 700 - 102
-    assert when[0] >= used_up + selection.AGAIN_S
+    assert when[0] >= used_up + selection.REPLACEMENT_INTERVAL_S
 
 
 # --- one decision ----------------------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_how_fast_it_falls_must_be_known_before_others_are_evicted_in_its_place(
     node = attributed(pressed(no_usage("dark"), nodes.view("a", 2 * GI)), but=3 * GI)
     plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard()))
     assert plan.victims == ()
-    assert "how fast the rest is used up is not known" in plan.refusals[0].message
+    assert "the rate at which the rest is used up is unknown" in plan.refusals[0].message
 
 
 def test_the_refusal_names_the_pod_its_amount_and_why() -> None:
@@ -642,7 +642,7 @@ def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
     }
     assert with_limits == without - limited_uids
     if without - with_limits:
-        assert any(each.message.endswith(selection.IN_ITS_PLACE) for each in plan.refusals)
+        assert any(each.message.endswith(selection.NO_REPLACEMENT) for each in plan.refusals)
 
 
 @given(
@@ -682,7 +682,7 @@ def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
     if not out or not chosen or chosen.keys() <= without.keys():
         return
     largest_out = max(out.values())
-    cures = sum(chosen.values()) >= GI - available + falls * MI * selection.HORIZON_S
+    cures = sum(chosen.values()) >= GI - available + falls * MI * selection.LOSS_HORIZON_S
     assert max(chosen.values()) >= largest_out or cures
 
 
@@ -753,9 +753,9 @@ def test_whatever_befalls_a_growing_hog_no_innocent_is_evicted(
 def test_the_constants_of_the_page_are_those_of_the_code() -> None:
     constants = (
         out_of_reach.CLAIMS_WAIT_S,
-        selection.HORIZON_S,
-        selection.AGAIN_S,
-        selection.PATIENCE_S,
-        selection.PATIENCE_SHARE,
+        selection.LOSS_HORIZON_S,
+        selection.REPLACEMENT_INTERVAL_S,
+        selection.LARGER_WAIT_S,
+        selection.LARGER_WAIT_SHARE,
     )
     assert constants == (2.0, 60.0, 600.0, 20.0, 0.25)

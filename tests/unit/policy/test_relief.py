@@ -53,10 +53,10 @@ def test_a_number_that_cannot_be_is_no_relief(bad: object) -> None:
 
 
 def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing() -> None:
-    assert relief.minimum(ReliefConfig(), GI) == GI // 100
-    assert relief.minimum(ReliefConfig(minimum_relief=Amount(MI, None, "1Mi")), GI) == MI
-    assert relief.minimum(ReliefConfig(minimum_relief=Amount(0, None, "0")), GI) == 1
-    assert relief.minimum(ReliefConfig(), 5) == 1
+    assert relief.minimum_relief(ReliefConfig(), GI) == GI // 100
+    assert relief.minimum_relief(ReliefConfig(minimum_relief=Amount(MI, None, "1Mi")), GI) == MI
+    assert relief.minimum_relief(ReliefConfig(minimum_relief=Amount(0, None, "0")), GI) == 1
+    assert relief.minimum_relief(ReliefConfig(), 5) == 1
 
 
 # --- the set ---------------------------------------------------------------------------------------------------------
@@ -74,11 +74,11 @@ def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing()
     ],
 )
 def test_the_least_harmful_set(reliefs: list[int], deficit: int, expected: tuple[int, ...]) -> None:
-    assert relief.least_harmful(reliefs, deficit, max_pods=5) == expected
+    assert relief.least_harmful_set(reliefs, deficit, max_pods=5) == expected
 
 
 def test_when_more_are_needed_than_may_go_at_once_the_largest_of_the_needed_go() -> None:
-    assert relief.least_harmful([3, 1, 2, 9, 50], 15, max_pods=2) == (0, 3)
+    assert relief.least_harmful_set([3, 1, 2, 9, 50], 15, max_pods=2) == (0, 3)
 
 
 some_reliefs = st.lists(st.integers(1, 30), min_size=1, max_size=8)
@@ -89,7 +89,7 @@ some_reliefs = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
     reliefs: list[int], deficit: int, most: int
 ) -> None:
-    chosen = relief.least_harmful(reliefs, deficit, max_pods=most)
+    chosen = relief.least_harmful_set(reliefs, deficit, max_pods=most)
     prefix = next((size for size in range(1, len(reliefs) + 1) if sum(reliefs[:size]) >= deficit), None)
     assert list(chosen) == sorted(set(chosen))
     assert len(chosen) <= most
@@ -121,10 +121,10 @@ def test_futility_tells_where_memory_is_with_numbers() -> None:
     )
     assert node.memory is not None
     node = node._replace(memory=node.memory._replace(shmem=300 * MI, slab_unreclaimable=GI, hugetlb=2 * GI))
-    refusal = relief.futile(Signal.MEMORY, deficit=GI, evictable=100 * MI, candidates=1, snapshot=node)
+    refusal = relief.futility_refusal(Signal.MEMORY, deficit=GI, evictable=100 * MI, candidates=1, snapshot=node)
     assert refusal.code == "futile"
     for part in (
-        "1Gi are missing",
+        "1Gi missing",
         "all 1 candidates would free 100Mi",
         "/system.slice/db.service 11Gi",
         "slab 1Gi",
@@ -144,7 +144,7 @@ def test_futility_tells_how_much_disk_no_pod_holds() -> None:
 
 def test_futility_does_not_count_unknown_usage_as_none() -> None:
     node = snapshot(view("a"), available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
-    assert relief.other_holders(Signal.NODEFS, node) == ("99Gi in use, and what pods hold of it is not known",)
+    assert relief.other_holders(Signal.NODEFS, node) == ("99Gi in use, disk usage of pods unknown",)
 
 
 def test_futility_tells_who_has_the_processes() -> None:
