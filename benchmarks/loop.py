@@ -39,7 +39,7 @@ from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import engine, state
 from nodeagent.policy import thresholds as policy_thresholds
 from nodeagent.sampling.hostfs.host import Host
-from nodeagent.sampling.pods.pod_reader import CARRY_S
+from nodeagent.sampling.pods import pod_ages
 from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)
@@ -48,7 +48,7 @@ SECONDS: Final = 60
 SETTLED: Final = 85
 """Turns after which it is calm: what the first reading, which takes nothing over, left open is known."""
 PRESSED: Final = 11
-WHOLE, MEMORY, THREADS = int(schedule.CALM_S), int(CARRY_S), SECONDS
+WHOLE, MEMORY, THREADS = int(schedule.CALM_S), int(pod_ages.AGES["memory"].max_age_s), SECONDS
 """How many calm turns there are for each of these."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
@@ -162,7 +162,6 @@ class Loop:
             node_name="bench-node",
             boottime=lambda: self.now,
             pod_stalls=False,  # as the agent reads without a threshold that asks for them
-            pod_limits=False,
         )
         self.pods: Sequence[Pod] = node.api_pods()
         self.memo, self.pace = engine.RankingCache(), schedule.ScheduleState()

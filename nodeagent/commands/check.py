@@ -209,7 +209,7 @@ class NodeChecker:
         if self._disks is None:
             from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
-            around = self._sampler.surroundings()
+            around = self._sampler.host_layout()
             self._disks = OneShotMeasurement(
                 self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout
             )
@@ -250,7 +250,7 @@ class NodeChecker:
             from nodeagent.records import status_file
 
             said = status_file.read_status(self._config.state_dir, now=now)
-        around = self._sampler.surroundings()
+        around = self._sampler.host_layout()
         seen = other_oom_handlers.find_handlers(self._host, kubepods=around.kubepods.path if around.kubepods else "")
         return (*[note for note in said if note.kind is not NoteKind.OTHER_OOM_HANDLERS], *seen)
 

@@ -243,12 +243,11 @@ class Agent:
             ),
             before,
         )
-        around = self._parts.sampler.surroundings()
+        around = self._parts.sampler.host_layout()
         need = DiskUrgency(crossed=pace.crossed, near=pace.near)
         self._parts.disks.request_walks(node, need, hierarchy=around.hierarchy, layout=around.layout)
-        calm = not (pace.under_pressure or waits)
         if pace.full_sample:
-            self.decide_and_act(node, calm=calm)
+            self.decide_and_act(node)
         elif pace.prearm or pace.growth_cap:
             self.prearm(node, guard=pace.growth_cap)
         if pace.under_pressure:
@@ -351,7 +350,7 @@ class Agent:
 
     def update_wakeup_sources(self, wakeups: Wakeups) -> None:
         """Have the wake-up sources for where the pods are now."""
-        around = self._parts.sampler.surroundings()
+        around = self._parts.sampler.host_layout()
         if not self._alarms.stale(around.hierarchy, around.kubepods):
             return
         for source in self._alarms.sources:
@@ -378,7 +377,7 @@ class Agent:
         left_s, view = self._began_at + STARTUP_API_WAIT_S - self._means.monotonic(), self._parts.session.pods()
         return left_s if view.awaited and view.synced_at is None else 0.0
 
-    def observe_pods(self, node: NodeSnapshot, *, calm: bool) -> NodeSnapshot:
+    def observe_pods(self, node: NodeSnapshot) -> NodeSnapshot:
         """Every pod that moved is read now; one that barely did keeps its last reading (0.6 ms instead of 10 ms for 110
         pods), which stands where it stood in any order."""
         # Asked first: when nothing is waited for, the budgets are in the view that is read after it.
@@ -389,8 +388,6 @@ class Agent:
             view.pods if known else None,
             view.synced_at,
             fresh=False,
-            # What has come due since the last calm look may wait: of 500 pods that would be 100, 0.1 ms each.
-            late_s=0.0 if calm else pacing.CALM_S,
             node=node,
         )
         if known:
@@ -407,7 +404,7 @@ class Agent:
 
     def prearm(self, node: NodeSnapshot, *, guard: bool) -> None:
         """Do before a hard threshold is crossed what takes time or comes too late then."""
-        snapshot = self._prepared = self.observe_pods(node, calm=False)
+        snapshot = self._prepared = self.observe_pods(node)
         self._memo.prepare(snapshot, config=self._config)
         if guard:
             now = snapshot.taken_at
@@ -416,13 +413,13 @@ class Agent:
             )
             self._actor.cap_growth(victims, self._config, now=now)
 
-    def decide_and_act(self, node: NodeSnapshot, *, calm: bool) -> None:
+    def decide_and_act(self, node: NodeSnapshot) -> None:
         with self._metrics.timed(SyncStage.SAMPLE):
             prepared, self._prepared = self._prepared, None
             if prepared is not None and 0.0 <= node.taken_at - prepared.taken_at <= pacing.PREARM_VALID_S:
                 snapshot = assemble_snapshot(prepared, node)
             else:
-                snapshot = self.observe_pods(node, calm=calm)
+                snapshot = self.observe_pods(node)
         before = self._keeper.policy
         with self._metrics.timed(SyncStage.DECIDE):
             plan, self._keeper.policy = engine.decide(

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,7 +42,8 @@ from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable, open_host
 from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
-from nodeagent.sampling.pods.pod_reader import PodCgroup, find_pods
+from nodeagent.sampling.pods import pod_cgroups
+from nodeagent.sampling.pods.pod_cgroups import PodCgroup
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.telemetry.http_server import AddressError
 from nodeagent.telemetry.log import LineWriter, open_log
@@ -310,7 +311,6 @@ class ComponentBuilder:
             node_name=self._guess.name,
             statvfs=self._statvfs,
             pod_stalls=stalls,
-            pod_limits=stalls,
         )
 
     def _disks(self, config: Config) -> DiskMonitor:
@@ -415,12 +415,12 @@ def open_cgroup_brake(host: Host) -> CgroupBrake:
 
 def _adopt_brakes(host: Host, config: Config, brake: CgroupBrake, kept: AgentState, *, restored: bool) -> ActiveBrakes:
     """What an earlier agent may have left held, to be let go."""
-    pods: list[PodCgroup] = []
+    pods: Sequence[PodCgroup] = ()
     if not host.recorded:
         hierarchy = cgroups.detect_hierarchy(host)
         kubepods, _ = cgroups.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
         with contextlib.suppress(Unreadable):  # it went as it was found: without it there is no pod
-            pods = find_pods(host, hierarchy, kubepods) if kubepods is not None else []
+            pods = pod_cgroups.list_pods(host, hierarchy, kubepods).pods if kubepods is not None else ()
     held, notes = leftover_brakes(
         brake,
         [(pod.path, pod.uid) for pod in pods],

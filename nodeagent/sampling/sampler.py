@@ -1,16 +1,16 @@
-"""Reads the whole node into one `NodeSnapshot`, cheaply and again and again.
+"""Reads the whole node into one `NodeSnapshot`, again and again, at a low price.
 
 Promises:
 
-1. A snapshot has an observation for every signal; what could not be read is None with its reason. `sample` and
-   `sample_node` never raise, whatever the host's files say.
-2. The clock that stamps the numbers is read before them, so nothing is younger than it says.
-3. Descriptors are bounded (`_KEPT_SHARE` of the process' limit, at most `_KEPT_MOST`) and closed when their cgroup
-   goes, and all by `close`.
-4. What rarely changes (hierarchies, kubepods, disk layout) is looked up again every `_RELOOK_S`, every `_MISSING_S`
-   while there is no kubepods, and at once when the pods could not be listed.
+1. A snapshot has an observation for every signal; a value that could not be read is None with its reason. `sample` and
+   `sample_node` never raise, whatever the host's files contain.
+2. The clock is read before the files, so no value is newer than its time.
+3. The number of open descriptors is bounded (`_FD_SHARE` of the process's limit, at most `_MAX_FDS`). A descriptor is
+   closed when its cgroup is removed, and all of them by `close`.
+4. The host layout (hierarchies, kubepods, file systems) is detected again every `_LAYOUT_S`, every `_NO_KUBEPODS_S`
+   while there is no kubepods, and at once if the pods could not be listed.
 
-One owner: a Sampler is not thread-safe.
+Not thread-safe: one owner.
 """
 
 import errno
@@ -24,46 +24,49 @@ from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Statvfs, Unreadable
 from nodeagent.sampling.node import filesystems, memory, pids, psi, signals
-from nodeagent.sampling.pods import pod_names, pod_reader
+from nodeagent.sampling.pods import pod_join, pod_names
+from nodeagent.sampling.pods.pod_cache import PodCache
+from nodeagent.sampling.pods.pod_cgroups import PodCgroup
 
-_RELOOK_S: Final = 60.0
-# An agent may be up before the kubelet. A minute without a sight of its pods was lost to the OOM killer on a ramp of
-# 50 MiB/s: the pods were known from the API, but not what they use. A relook takes 0.2 ms.
-_MISSING_S: Final = 1.0
-# A kept cgroup descriptor holds 4.3 KiB of kernel memory (MEASURED, the kernel): one for each of 1,000 pods is
-# 4.3 MiB.
-_KEPT_MOST: Final = 2048
-_KEPT_SHARE: Final = 0.5
-# Cgroups outside kubepods that a report names: the largest of the first two levels.
+# A detection takes 0.2 ms.
+_LAYOUT_S: Final = 60.0
+# An agent may start before the kubelet. With a minute here, a ramp of 50 MiB/s ended at the OOM killer: the API server
+# listed the pods, but their usage was unknown.
+_NO_KUBEPODS_S: Final = 1.0
+# A kept cgroup descriptor takes 4.3 KiB of kernel memory (MEASURED, the kernel): 1,000 pods take 4.3 MiB.
+_MAX_FDS: Final = 2048
+_FD_SHARE: Final = 0.5
+# Cgroups outside kubepods that a report lists: the largest of the first two levels.
 _TOP_CGROUPS: Final = 10
-# A node has some 80 services: three files of each are 1 ms, too much at 50 Hz.
-_TOP_S: Final = 30.0
+# A node has some 80 services: three files of each take 1 ms, too much at 50 Hz.
+_TOP_CGROUPS_S: Final = 30.0
 
 
 class HostLayout(NamedTuple):
-    """What rarely changes."""
+    """Where the controllers, the pods and the file systems are; rarely changes."""
 
     hierarchy: cgroups.Hierarchy
     kubepods: cgroups.Kubepods | None
     no_kubepods: str
+    """Why `kubepods` is None."""
     memory: memory.MemoryPaths
     layout: filesystems.Layout
     stall_files: psi.StallFiles
     notes: tuple[Note, ...]
-    looked_at: float
+    detected_at: float
 
 
 class FilesystemReading(NamedTuple):
-    """The last look at the file systems."""
+    """The last reading of the file systems."""
 
     layout: filesystems.Layout
     observations: Mapping[Signal, Observation]
 
 
 class NodeLimits(NamedTuple):
-    """The last look at what rarely changes."""
+    """The last reading of the limits, which rarely change."""
 
-    places: memory.MemoryPaths
+    paths: memory.MemoryPaths
     memory: memory.MemoryLimits
     mem_available: Observation
     pids: int | None
@@ -82,12 +85,10 @@ class Sampler:
         wall: Callable[[], float] | None = None,
         statvfs: Statvfs | None = None,
         pod_stalls: bool = True,
-        pod_limits: bool = True,
     ) -> None:
-        """`boottime` and `wall` default to the host's clocks, `statvfs` to a direct call, which may hang on a dead
-        mount: a daemon gives one with a deadline. `pod_stalls`: read each pod's own memory pressure as well, one file
-        more for each, which only a threshold with `requireStall` needs. `pod_limits`: read each pod's own memory limit
-        also where the API tells of the pod: for the same threshold, and for reports."""
+        """`boottime` and `wall` default to the host's clocks. `statvfs` defaults to a direct call, which may hang on a
+        dead mount; a daemon passes one with a timeout. `pod_stalls`: read each pod's memory pressure too, one file more
+        for each pod, which only a threshold with `requireStall` needs."""
         self._host = host
         self._config = config
         self._node_name = node_name
@@ -95,31 +96,29 @@ class Sampler:
         self._wall = wall or host.wall
         self._statvfs = statvfs or host.statvfs
         self._pod_stalls = pod_stalls
-        self._pod_limits = pod_limits
-        self._kept = FdCache(host, limit=_kept_limit())
+        self._files = FdCache(host, limit=_max_descriptors())
         self._names = pod_names.PodNames(host, pod_logs_dir=config.pod_logs_dir)
-        self._around: HostLayout | None = None
-        self._disks: FilesystemReading | None = None
+        self._mirrors = pod_join.MirrorPods()
+        self._layout: HostLayout | None = None
+        self._filesystems: FilesystemReading | None = None
         self._limits: NodeLimits | None = None
-        self._pod_reader: pod_reader.PodReader | None = None
-        self._usages: tuple[PodUsage, ...] = ()
-        """Of the last sample."""
-        self._found: Sequence[pod_reader.PodCgroup] = ()
+        self._pods: PodCache | None = None
+        self._cgroups: Sequence[PodCgroup] = ()
+        """Of the last sample, as the next three."""
         self._uids: frozenset[str] = frozenset()
-        """Of what was found."""
-        self._mirrors = pod_names.Mirrors()
-        self._joined: pod_names.JoinedPods | None = None
+        self._usages: tuple[PodUsage, ...] = ()
+        self._joined: pod_join.JoinedPods | None = None
         self._top: tuple[CgroupUsage, ...] | None = None
         self._top_at = 0.0
 
     @property
     def kept_descriptors(self) -> int:
-        """How many files are held open now."""
-        return len(self._kept)
+        """Number of files that are kept open now."""
+        return len(self._files)
 
     def close(self) -> None:
         """Close every descriptor. A later sample would open them again."""
-        self._kept.close()
+        self._files.close()
 
     def __enter__(self) -> "Sampler":
         return self
@@ -127,50 +126,49 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def relook(self) -> None:
-        """Look at the next sample where everything is: after a mount, a cgroup root or a runtime changed."""
-        self._around = None
-
-    def surroundings(self) -> HostLayout:
-        """Where the controllers, the pods and the disks are, as the samples see them."""
-        return self._surroundings(self._clocks().boottime)
+    def host_layout(self) -> HostLayout:
+        """The layout that the samples use."""
+        return self._detected(self._clocks().boottime)
 
     def with_container_memory(self, usage: PodUsage) -> PodUsage:
-        """`usage` with each container's working set read now: what the text of an eviction names. A sample leaves them
-        out, because reading them for every pod would take as long as all the rest."""
-        return self._pod_reader.with_container_memory(usage) if self._pod_reader is not None else usage
+        """`usage` with each container's working set, read now: for the text of an eviction. A sample has none, because
+        reading them for every pod would take as long as the rest of it."""
+        return self._pods.with_container_memory(usage) if self._pods is not None else usage
 
     # --- samples
 
     def sample_node(self, *, disks: bool = True, limits: bool = True) -> NodeSnapshot:
-        """Only the node's signals: no stalls, no memory by kind, no pods, no cgroups. Without `disks` those of the file
-        systems are the last ones, with the time of that: reading them, in threads, takes as long as the rest. Without
-        `limits` so are MemTotal, pid_max, threads-max and the limit of all pods, which rarely change, and MemAvailable.
+        """The node's signals alone: no stalls, no memory by kind, no pods, no cgroups.
+
+        Args:
+            disks: read the file systems; else the last observations are used, with their time. Reading them, in
+                threads, takes as long as the rest.
+            limits: read MemTotal, pid_max, threads-max, the limit of all pods and MemAvailable; else the last ones are
+                used.
         """
-        # At once: of a machine that sleeps between two of them it would not be known when.
+        # Together: otherwise a suspend in between could not be dated.
         (now, suspended_s), wall_time = self._clocks(), self._wall()
-        around = self._surroundings(now)
-        if disks or self._disks is None or self._disks.layout is not around.layout:
-            readings = filesystems.read(around.layout, self._statvfs, now=now)
-            self._disks = FilesystemReading(around.layout, signals.observe_disks(readings))
-        if limits or self._limits is None or self._limits.places is not around.memory:
-            self._limits = self._read_limits(around.memory, now)
-        known, places = self._limits, around.memory
+        layout = self._detected(now)
+        if disks or self._filesystems is None or self._filesystems.layout is not layout.layout:
+            readings = filesystems.read(layout.layout, self._statvfs, now=now)
+            self._filesystems = FilesystemReading(layout.layout, signals.observe_disks(readings))
+        if limits or self._limits is None or self._limits.paths is not layout.memory:
+            self._limits = self._read_limits(layout.memory, now)
         facts = signals.NodeFacts(
-            limits=known.memory,
-            places=places,
-            memory=memory.read_memory(self._kept, places),
-            pids=pids.read_pids(self._kept, known.pids, now=now),
+            limits=self._limits.memory,
+            paths=layout.memory,
+            memory=memory.read_memory(self._files, layout.memory),
+            pids=pids.read_pids(self._files, self._limits.pids, now=now),
             now=now,
         )
         return NodeSnapshot(
             node=self._node_name,
             taken_at=now,
             wall_time=wall_time,
-            observations=signals.observations(facts, self._disks.observations),
-            mem_available=known.mem_available,
-            layout=around.layout.kind,
-            notes=self._host.notes + around.notes,
+            observations=signals.observations(facts, self._filesystems.observations),
+            mem_available=self._limits.mem_available,
+            layout=layout.layout.kind,
+            notes=self._host.notes + layout.notes,
             suspended_s=suspended_s,
         )
 
@@ -180,36 +178,37 @@ class Sampler:
         pods_synced_at: float | None = None,
         *,
         fresh: bool = True,
-        late_s: float = 0.0,
         node: NodeSnapshot | None = None,
     ) -> NodeSnapshot:
         """The whole node.
 
-        `api_pods` are the pods of this node as the API knows them, current at `pods_synced_at`; None: all pods come
-        from the host. With `fresh` every pod is read now; without it a pod that barely moved keeps its last reading
-        (see `PodReader`), with the time of that; for `late_s` longer than usual where there is haste. `node` is what
-        `sample_node` just gave; without it the node is read.
+        Args:
+            api_pods: the pods of this node as the API server lists them; None: all pods come from the host.
+            pods_synced_at: the time at which that list was current.
+            fresh: read every pod now; else a pod that barely moved keeps its last reading, with its time
+                (`pod_ages.AGES`).
+            node: the result of `sample_node`; None: the node is read.
         """
         snapshot = node if node is not None else self.sample_node()
         now = snapshot.taken_at
-        around = self._surroundings(now)
-        stalls, stall_notes = psi.read_psi(self._kept, around.stall_files, now=now)
-        usages, notes = self._look(around, snapshot, api_pods, fresh=fresh, late_s=late_s)
+        layout = self._detected(now)
+        stalls, stall_notes = psi.read_psi(self._files, layout.stall_files, now=now)
+        usages, notes = self._read_pods(layout, snapshot, api_pods, fresh=fresh)
         if usages and self._names.reason and api_pods is None:
             notes += (Note(NoteKind.PODS, f"pods have no names: {self._names.reason}"),)
         return snapshot._replace(
-            memory=memory.read_node(self._host, self._kept),
+            memory=memory.read_node(self._host, self._files),
             stalls=stalls,
             pods=self._join(usages, self._confirmed(api_pods), snapshot),
             pods_synced_at=pods_synced_at if api_pods is not None else None,
-            cgroups=self._top_cgroups(around, now),
+            cgroups=self._top_cgroups(layout, now),
             notes=snapshot.notes + stall_notes + notes,
         )
 
     def node_last(self, snapshot: NodeSnapshot) -> NodeSnapshot:
-        """The snapshot with the node's signals read now, after its pods: what a pod lets go of meanwhile is counted
-        twice, as held and as free, and not as neither. It is of that time: looking at the pods of a node in trouble may
-        take a second, and what is newer than its snapshot is not believed."""
+        """The snapshot with the node's signals read now, after its pods: memory that a pod frees meanwhile is counted
+        twice rather than not at all. The later time counts: reading the pods of a node in trouble may take a second,
+        and a value newer than its snapshot is rejected."""
         return assemble_snapshot(snapshot, self.sample_node())
 
     def read_again(
@@ -221,110 +220,105 @@ class Sampler:
         pod_uids: frozenset[str],
         disks: bool,
     ) -> NodeSnapshot:
-        """The node now, with these few pods alone: for a second look right before acting, at a fraction of a sample.
-        `disks` as in `sample_node`.
+        """The node now, with these pods alone: for the recheck right before acting, at a fraction of a sample's price.
 
-        A pod's object is the API's newest (`api_pods`); its usage is that of `before`, or None when its cgroup is gone.
-        A pod that the API no longer has is left out.
+        A pod's object is the newest of the API server (`api_pods`); its usage is that of `before`, or None if its
+        cgroup is gone. A pod that the API server does not list is left out. `disks` as in `sample_node`.
         """
-        top = self.surroundings().hierarchy.memory
+        root = self.host_layout().hierarchy.memory
         usages = {view.pod.uid: view.usage for view in before.pods if view.pod.uid in pod_uids}
         views = []
         for pod in self._confirmed(api_pods) or ():
             if pod.uid in usages:
                 usage = usages[pod.uid]
-                there = usage is not None and top is not None and self._host.exists(top + usage.cgroup)
-                views.append(PodView(pod, usage if there else None))
+                exists = usage is not None and root is not None and self._host.exists(root + usage.cgroup)
+                views.append(PodView(pod, usage if exists else None))
         return self.sample_node(disks=disks)._replace(pods=tuple(views), pods_synced_at=pods_synced_at)
 
     # --- parts
 
-    def _read_limits(self, places: memory.MemoryPaths, now: float) -> NodeLimits:
-        found = memory.read_limits(self._kept, places)
-        by_kernel = signals.observe_mem_available(found, now=now)
-        return NodeLimits(places, found, by_kernel, pids.read_limit(self._kept))
+    def _read_limits(self, paths: memory.MemoryPaths, now: float) -> NodeLimits:
+        limits = memory.read_limits(self._files, paths)
+        mem_available = signals.observe_mem_available(limits, now=now)
+        return NodeLimits(paths, limits, mem_available, pids.read_limit(self._files))
 
-    def _surroundings(self, now: float) -> HostLayout:
-        around = self._around
-        if around is not None and now - around.looked_at < (_RELOOK_S if around.kubepods else _MISSING_S):
-            return around
+    def _detected(self, now: float) -> HostLayout:
+        """The host layout, detected again if it is too old."""
+        before = self._layout
+        if before is not None and now - before.detected_at < (_LAYOUT_S if before.kubepods else _NO_KUBEPODS_S):
+            return before
         hierarchy = cgroups.detect_hierarchy(self._host)
-        kubepods, missing = cgroups.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
-        starved: list[str] = []
+        kubepods, no_kubepods = cgroups.find_kubepods(self._host, hierarchy, cgroup_root=self._config.cgroup_root)
+        no_threads: list[str] = []
 
         def statvfs(path: str) -> FileSystem:
             try:
                 return self._statvfs(path)
             except Unreadable as error:
                 if error.errno == errno.EAGAIN:
-                    starved.append(path)
+                    no_threads.append(path)
                 raise
 
         layout = filesystems.detect_layout(self._host, self._config, statvfs)
-        files = psi.files(self._host, hierarchy, kubepods)
-        if around is None or (around.hierarchy, around.kubepods) != (hierarchy, kubepods):
-            self._kept.close()
-            self._pod_reader = self._reader(hierarchy, kubepods) if kubepods else None
-        notes = cgroups.hierarchy_notes(hierarchy, kubepods) + (
-            (Note(NoteKind.DISKS, layout.note),) if layout.note else ()
+        if before is None or (before.hierarchy, before.kubepods) != (hierarchy, kubepods):
+            self._files.close()
+            self._pods = self._pod_cache(hierarchy, kubepods) if kubepods else None
+        notes = cgroups.hierarchy_notes(hierarchy, kubepods)
+        if layout.note:
+            notes += (Note(NoteKind.DISKS, layout.note),)
+        self._layout = HostLayout(
+            hierarchy=hierarchy,
+            kubepods=kubepods,
+            no_kubepods=no_kubepods,
+            memory=memory.paths(hierarchy, kubepods, no_kubepods=no_kubepods),
+            layout=layout,
+            stall_files=psi.files(self._host, hierarchy, kubepods),
+            notes=notes,
+            # Without a PID for its thread, statvfs failed and the file systems are wrong: detected again soon.
+            detected_at=now - max(0.0, _LAYOUT_S - _NO_KUBEPODS_S) if no_threads else now,
         )
-        places = memory.places(hierarchy, kubepods, no_kubepods=missing)
-        # What could not be asked for want of a PID is asked soon: until then disks are not where they seem to be.
-        looked_at = now - max(0.0, _RELOOK_S - _MISSING_S) if starved else now
-        self._around = HostLayout(hierarchy, kubepods, missing, places, layout, files, notes, looked_at)
-        return self._around
+        return self._layout
 
-    def _reader(self, hierarchy: cgroups.Hierarchy, kubepods: cgroups.Kubepods) -> pod_reader.PodReader:
-        # What is handed out again must not be too old for a decision, also when it is made in haste.
-        carry_s = min(pod_reader.CARRY_S, self._config.stale_after_s * 2 / 3)
-        return pod_reader.PodReader(
+    def _pod_cache(self, hierarchy: cgroups.Hierarchy, kubepods: cgroups.Kubepods) -> PodCache:
+        return PodCache(
             self._host,
             hierarchy,
             kubepods,
-            self._kept,
+            self._files,
+            stale_after_s=self._config.stale_after_s,
             stalls=self._pod_stalls,
-            limits=self._pod_limits,
-            carry_s=carry_s,
         )
 
-    def _look(
-        self,
-        around: HostLayout,
-        snapshot: NodeSnapshot,
-        api_pods: Sequence[Pod] | None,
-        *,
-        fresh: bool,
-        late_s: float,
+    def _read_pods(
+        self, layout: HostLayout, snapshot: NodeSnapshot, api_pods: Sequence[Pod] | None, *, fresh: bool
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
-        """The pods as the kernel knows them; the same tuple as long as none was read anew."""
-        now = snapshot.taken_at
-        if self._pod_reader is None:
-            return (), (Note(NoteKind.PODS, around.no_kubepods),)
+        """The usage of the pods, and what is unknown; the same tuple while no pod was read again."""
+        if self._pods is None:
+            return (), (Note(NoteKind.PODS, layout.no_kubepods),)
         try:
-            found = self._pod_reader.find()
+            listed = self._pods.list_pods()
         except Unreadable as error:
-            self._around = None
+            self._layout = None
             return (), (Note(NoteKind.PODS, f"the pods' cgroup cannot be listed: {error}"),)
-        if found is not self._found:
-            self._found, self._uids = found, frozenset([cgroup.uid for cgroup in found])
-        self._names.refresh(self._uids, now=now)
-        usages, notes = self._pod_reader.read(
-            found,
-            now=now,
+        if listed is not self._cgroups:
+            self._cgroups, self._uids = listed, frozenset([cgroup.uid for cgroup in listed])
+        self._names.refresh(self._uids, now=snapshot.taken_at)
+        usages, notes = self._pods.read(
+            listed,
+            now=snapshot.taken_at,
             capacity=snapshot.mem_available.capacity,
             names=self._names.containers,
             fresh=fresh,
-            late_s=late_s,
             api_pods=self._confirmed(api_pods),
-            wall_offset=snapshot.wall_time - now,
         )
         if usages is not self._usages:
             self._usages = usages
-            self._names.missed = any(c.name is None for usage in usages for c in usage.containers)
+            self._names.container_unnamed = any(c.name is None for usage in usages for c in usage.containers)
         return usages, notes
 
     def _confirmed(self, api_pods: Sequence[Pod] | None) -> Sequence[Pod] | None:
-        """The API's pods with the cgroups of mirror pods, by the pod cgroups and log directories of the last sample."""
+        """The pods of the API server with the cgroups of mirror pods, by the pod cgroups and log directories of the
+        last sample."""
         if api_pods is None:
             return None
         return self._mirrors.confirm(api_pods, uids=self._uids, names=self._names.pods)
@@ -332,25 +326,25 @@ class Sampler:
     def _join(
         self, usages: tuple[PodUsage, ...], api_pods: Sequence[Pod] | None, snapshot: NodeSnapshot
     ) -> tuple[PodView, ...]:
-        """Joined once for the same objects: a calm turn has those of the last one."""
+        """Joined once for the same objects: on a calm node those of the last sample."""
         joined = self._joined
         if joined is None or usages is not joined.usages or api_pods is not joined.api_pods:
             offset = snapshot.wall_time - snapshot.taken_at
-            joined = self._joined = pod_names.join_pods(
+            joined = self._joined = pod_join.join_pods(
                 usages, api_pods, names=self._names.pods, wall_offset=offset, before=joined
             )
         return joined.views
 
-    def _top_cgroups(self, around: HostLayout, now: float) -> tuple[CgroupUsage, ...]:
-        """They only say where memory is that no pod holds, so they may be `_TOP_S` old."""
-        if self._top is None or not 0 <= now - self._top_at < _TOP_S:
-            self._top = cgroups.largest_outside(self._host, around.hierarchy, around.kubepods, most=_TOP_CGROUPS)
+    def _top_cgroups(self, layout: HostLayout, now: float) -> tuple[CgroupUsage, ...]:
+        """The largest cgroups outside kubepods. No decision depends on them, so they may be `_TOP_CGROUPS_S` old."""
+        if self._top is None or not 0 <= now - self._top_at < _TOP_CGROUPS_S:
+            self._top = cgroups.largest_outside(self._host, layout.hierarchy, layout.kubepods, most=_TOP_CGROUPS)
             self._top_at = now
         return self._top
 
 
 def assemble_snapshot(snapshot: NodeSnapshot, node: NodeSnapshot) -> NodeSnapshot:
-    """The snapshot with the node's signals, and the time, of a later look at the node alone."""
+    """The snapshot with the signals, and the time, of a later reading of the node alone."""
     return snapshot._replace(
         taken_at=node.taken_at,
         wall_time=node.wall_time,
@@ -360,6 +354,6 @@ def assemble_snapshot(snapshot: NodeSnapshot, node: NodeSnapshot) -> NodeSnapsho
     )
 
 
-def _kept_limit() -> int:
+def _max_descriptors() -> int:
     soft = os.sysconf("SC_OPEN_MAX")  # RLIMIT_NOFILE without the resource module, 0.3 ms of a report; -1: no limit
-    return _KEPT_MOST if soft < 0 else min(_KEPT_MOST, int(soft * _KEPT_SHARE))
+    return _MAX_FDS if soft < 0 else min(_MAX_FDS, int(soft * _FD_SHARE))

@@ -66,7 +66,7 @@ class MemoryPaths(NamedTuple):
     pods_limit: str = ""
 
 
-def places(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> MemoryPaths:
+def paths(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> MemoryPaths:
     """`no_kubepods` is why `kubepods` is None."""
     top, files = hierarchy.memory, hierarchy.memory_files
     nowhere = MemoryPaths(files, MEMINFO, hierarchy.reason, "kubepods cgroup", no_kubepods)
@@ -108,20 +108,20 @@ class MemoryReading(NamedTuple):
     pods: WorkingSet
 
 
-def read_limits(kept: FdCache, places: MemoryPaths) -> MemoryLimits:
+def read_limits(kept: FdCache, paths: MemoryPaths) -> MemoryLimits:
     """Never raises."""
     try:
         meminfo = parse_meminfo(kept.read(MEMINFO), _HOT)
         reason = "" if b"MemTotal" in meminfo else f"{MEMINFO} has no MemTotal"
     except Unreadable as error:
         meminfo, reason = {}, str(error)
-    limit, why = _pods_limit(kept, places)
+    limit, why = _pods_limit(kept, paths)
     return MemoryLimits(meminfo.get(b"MemTotal"), meminfo.get(b"MemAvailable"), reason, limit, why)
 
 
-def read_memory(kept: FdCache, places: MemoryPaths) -> MemoryReading:
+def read_memory(kept: FdCache, paths: MemoryPaths) -> MemoryReading:
     """Never raises."""
-    return MemoryReading(_root(kept, places), _pods(kept, places))
+    return MemoryReading(_root(kept, paths), _pods(kept, paths))
 
 
 # --- /proc/meminfo ---------------------------------------------------------------------------------------------------
@@ -212,37 +212,37 @@ def _number(host: Host, path: str) -> int | None:
 # --- cgroups ---------------------------------------------------------------------------------------------------------
 
 
-def _root(kept: FdCache, places: MemoryPaths) -> WorkingSet:
-    if not places.root:
-        return WorkingSet(None, places.root_reason)
+def _root(kept: FdCache, paths: MemoryPaths) -> WorkingSet:
+    if not paths.root:
+        return WorkingSet(None, paths.root_reason)
     try:
-        usage = kept.read(places.root_usage) if places.root_usage else b""
-        found = places.files.root_working_set(usage, kept.read(places.root_stat))
+        usage = kept.read(paths.root_usage) if paths.root_usage else b""
+        found = paths.files.root_working_set(usage, kept.read(paths.root_stat))
     except Unreadable as error:
         return WorkingSet(None, str(error))
-    return found if found.value is not None else WorkingSet(None, f"{places.root}: {found.reason}")
+    return found if found.value is not None else WorkingSet(None, f"{paths.root}: {found.reason}")
 
 
-def _pods(kept: FdCache, places: MemoryPaths) -> WorkingSet:
-    if not places.pods:
-        return WorkingSet(None, places.pods_reason)
+def _pods(kept: FdCache, paths: MemoryPaths) -> WorkingSet:
+    if not paths.pods:
+        return WorkingSet(None, paths.pods_reason)
     try:
-        found = places.files.working_set(kept.read(places.pods_usage), kept.read(places.pods_stat))
+        found = paths.files.working_set(kept.read(paths.pods_usage), kept.read(paths.pods_stat))
     except Unreadable as error:
         return WorkingSet(None, str(error))
-    return found if found.value is not None else WorkingSet(None, f"{places.pods}: {found.reason}")
+    return found if found.value is not None else WorkingSet(None, f"{paths.pods}: {found.reason}")
 
 
-def _pods_limit(kept: FdCache, places: MemoryPaths) -> tuple[int | None, str]:
+def _pods_limit(kept: FdCache, paths: MemoryPaths) -> tuple[int | None, str]:
     """(the limit, why there is none)."""
-    if not places.pods:
-        return None, places.pods_reason
+    if not paths.pods:
+        return None, paths.pods_reason
     try:
-        text = kept.read(places.pods_limit)
+        text = kept.read(paths.pods_limit)
     except Unreadable as error:
         return None, str(error)
     limit = parse_count(text)
     if limit is not None:
         return limit, ""
     unlimited = text.strip() == b"max" or text.strip().isdigit()
-    return None, f"{places.pods} has no memory limit" if unlimited else f"{places.pods_limit} is no number"
+    return None, f"{paths.pods} has no memory limit" if unlimited else f"{paths.pods_limit} is no number"

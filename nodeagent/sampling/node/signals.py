@@ -15,14 +15,14 @@ class NodeFacts(NamedTuple):
     """What one look at memory and PIDs gave."""
 
     limits: MemoryLimits
-    places: MemoryPaths
+    paths: MemoryPaths
     memory: MemoryReading
     pids: Observation
     now: float
 
 
 def _memory(facts: NodeFacts) -> Observation:
-    total, used, source = facts.limits.total, facts.memory.root.value, facts.places.root_source
+    total, used, source = facts.limits.total, facts.memory.root.value, facts.paths.root_source
     if total is None or used is None:
         reason = facts.limits.meminfo_reason if total is None else facts.memory.root.reason
         return Observation(Signal.MEMORY, None, total, facts.now, source, reason)
@@ -30,7 +30,7 @@ def _memory(facts: NodeFacts) -> Observation:
 
 
 def _allocatable_memory(facts: NodeFacts) -> Observation:
-    limit, used, source = facts.limits.pods, facts.memory.pods.value, facts.places.pods_source
+    limit, used, source = facts.limits.pods, facts.memory.pods.value, facts.paths.pods_source
     if limit is None or used is None:
         reason = facts.memory.pods.reason if used is None else facts.limits.pods_reason
         return Observation(Signal.ALLOCATABLE_MEMORY, None, limit, facts.now, source, reason)

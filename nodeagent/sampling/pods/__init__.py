@@ -1,1 +1,1 @@
-"""The pods of the node as its cgroups show them."""
+"""The pods of the node: their cgroups, what they use, their names, and the join with the pods of the API server."""

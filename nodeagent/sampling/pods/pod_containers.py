@@ -1,254 +1,210 @@
-"""What is in a pod's cgroup: its containers, how many processes they hold, and what their first processes tell.
+"""The containers of a pod: their processes, and the facts of each container's first process.
 
 Theory of operation. The kubelet gives the sandbox (pause) container oom_score_adj -998 and each other container a value
-that follows from its memory request, so the container's first process tells both what the container is and, roughly,
-what it asked for. The sandbox is left out of process counts, as in the kubelet's own. Of a pod that the API tells of
-(`Told`) no process is asked where it is certain which container is the sandbox: each file that is looked at costs
-0.9 KiB of kernel memory for as long as it is there.
+that follows from its memory request. So the container's first process shows whether it is the sandbox and, roughly, the
+request. The sandbox is left out of process counts, as in the kubelet's own.
 """
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import ContainerKind, ContainerUsage, Pod, QOSClass
-from nodeagent.sampling.hostfs.cgroups import CONTAINER_ID_LENGTH, Hierarchy, cgroups_below, container_id, parse_limit
+from nodeagent.model import ContainerUsage, Pod, PodUsage, QOSClass
+from nodeagent.sampling.hostfs import cgroups, parse
+from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import parse_count
+from nodeagent.sampling.pods import pod_ages
+from nodeagent.sampling.pods.pod_ages import Change
 
 SANDBOX_ADJ: Final = -998
-"""What the kubelet gives a pod's sandbox (pause) container, and no other."""
-
-# How long what is known of a pod's containers may be kept while nothing shows that it changed: reading it is two thirds
-# of a pod's full reading. The API tells of a new container by a new version of its pod.
-_INSIDE_S: Final = 60.0
-_TOLD_S: Final = 300.0
-UNKNOWN_LINKS: Final = -1
-MOST_CGROUPS: Final = 256
-"""Of one pod that are looked into: 15 ms. A systemd inside a container makes a hundred; a pod that makes more must not
-hold up the look at all others."""
-# A container's oom_score_adj is the shim's until runc sets it, some ms after the process is in the cgroup. From this
-# age on it is taken as final and not read again.
-_SETTLED_S: Final = 5.0
+"""The kubelet's oom_score_adj of a pod's sandbox (pause) container, and of no other."""
+MAX_CGROUPS: Final = 256
+"""Cgroups that are read in one pod: 15 ms. A systemd inside a container makes a hundred. A pod that makes more must not
+delay the sample of all other pods."""
+# Processes of which the first is determined: the lowest PID stands at the start of cgroup.procs.
+_FIRST_PIDS: Final = 64
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-class ContainerFacts(NamedTuple):
-    """What a container's first process tells. It does not change while the container lives."""
+class FirstProcess(NamedTuple):
+    """A container's first process. Its facts do not change while the container runs."""
 
     oom_score_adj: int | None
     started_at: float | None
-    seen_at: float
-    """When the container was first seen."""
+    first_listed_at: float
+    """When the container was listed for the first time."""
     read_at: float
 
-
-class ApiPodFacts(NamedTuple):
-    """A pod whose request and start the API tells."""
-
-    pod: Pod
-    started_at: float
+    @property
+    def young(self) -> bool:
+        """True if runc may not have set the score yet."""
+        return self.read_at - self.first_listed_at <= pod_ages.YOUNG_S
 
 
 class PodContainers(NamedTuple):
-    """What is in a pod's cgroup, but for its memory."""
+    """The containers of a pod, without their memory."""
 
     read_at: float
-    checked_at: float
-    """When threads and links were last seen to be these."""
-    links: int
-    """Of its directory: its child cgroups are some of them; or `UNKNOWN_LINKS`."""
-    limit: int | None
-    threads: int | None
-    """Of the pod, when its containers were about to be read."""
+    version: Pod | None
+    """The pod as the API server listed it then; None if it did not."""
     containers: tuple[ContainerUsage, ...]
     scores: tuple[int | None, ...]
     """oom_score_adj of each container."""
     started_at: float | None
-    visible: bool
-    """Some process was seen; false in an empty pod, or when all of them are outside our PID namespace."""
-    facts: dict[str, ContainerFacts]
-    """By the name of the container's cgroup, to be handed in again at the next reading."""
-    pod: Pod | None
-    """What the API told of the pod, which was not asked of the host then."""
-    left_out: bool
-    """There are more cgroups below its containers than `MOST_CGROUPS`: there are more processes than were counted."""
-    sandbox: str | None
-    """The container id that was taken for the sandbox because nobody names it; None when the processes were asked."""
+    limit: int | None
+    has_processes: bool
+    """False in an empty pod, or if all processes are outside our PID namespace."""
+    complete: bool
+    """False: there are more cgroups below the containers than `MAX_CGROUPS`, so processes are missing."""
+    first_processes: Mapping[str, FirstProcess]
+    """By the name of the container's cgroup."""
+
+
+class _Processes(NamedTuple):
+    """The processes of one container and of the cgroups that it made (a systemd inside makes some)."""
+
+    pids: list[bytes]
+    cgroups: int
+    complete: bool
 
 
 class ContainerReader:
-    """Looks into the pods of one hierarchy."""
+    """Reads the containers of one hierarchy's pods."""
 
-    def __init__(self, host: Host, hierarchy: Hierarchy, *, limits: bool) -> None:
-        """`limits`: read the memory limit also of pods that the API tells of."""
+    def __init__(self, host: Host, hierarchy: Hierarchy) -> None:
         self._host = host
         self._hierarchy = hierarchy
-        self._limits = limits
-
-    def still_valid(
-        self, inside: PodContainers, names: Mapping[str, str], known: ApiPodFacts | None, now: float
-    ) -> bool:
-        """Whether what was told may still be right, and nothing more is to be learned, as far as that is to be seen
-        without a look at the pod."""
-        if inside.threads is None or not 0 <= now - inside.read_at < (_INSIDE_S if known is None else _TOLD_S):
-            return False
-        if inside.pod is not (known.pod if known is not None else None) or inside.sandbox in names:
-            return False
-        settled = all(fact.read_at - fact.seen_at > _SETTLED_S for fact in inside.facts.values())
-        return settled and not any(each.name is None and each.container_id in names for each in inside.containers)
 
     def read(
         self,
-        place: str,
+        directory: str,
         qos: QOSClass,
-        links: int,
-        threads: int | None,
-        before: Mapping[str, ContainerFacts],
+        *,
         names: Mapping[str, str],
-        known: ApiPodFacts | None,
+        version: Pod | None,
+        first_processes: Mapping[str, FirstProcess],
         now: float,
     ) -> PodContainers:
-        """Look at the containers. Those that vanish meanwhile are left out; raises Unreadable when the pod did."""
-        children = sorted([name for name in self._host.listdir(place) if len(name) >= CONTAINER_ID_LENGTH])
-        found = [(name, identity) for name in children if (identity := container_id(name)) is not None]
+        """The containers of the pod cgroup at `directory`. A container that is removed meanwhile is left out.
+
+        Args:
+            names: container names by container id.
+            version: the pod as the API server lists it.
+            first_processes: those of the last reading; they are read again only if young.
+
+        Raises:
+            Unreadable: the pod cgroup is gone.
+        """
+        found = self._list(directory)
         unnamed = [name for name, identity in found if identity not in names]
-        # Every container has a log link but the sandbox. It is asked all the same: a container that was just made has
-        # none yet, or none that we listed.
-        sandbox = unnamed[0] if len(unnamed) == 1 and len(found) > 1 else None
-        certain = certain_sandbox([identity for _, identity in found], names, known.pod) if known is not None else None
+        # Every container but the sandbox has a log link. The score is read all the same: a container that was just
+        # made has no link yet, or none at the time of the last listing.
+        likely_sandbox = unnamed[0] if len(unnamed) == 1 and len(found) > 1 else None
         containers: list[ContainerUsage] = []
         scores: list[int | None] = []
-        facts: dict[str, ContainerFacts] = {}
-        visible, sandbox_start, cgroups_left, left_out = False, None, MOST_CGROUPS, False
+        processes: dict[str, FirstProcess] = {}
+        has_processes, complete, sandbox_start, cgroups_left = False, True, None, MAX_CGROUPS
         for name, identity in found:
-            try:
-                processes = self._host.read(f"{place}/{name}/cgroup.procs").split()
-            except Unreadable:
+            members = self._processes(f"{directory}/{name}", max_cgroups=max(1, cgroups_left))
+            if members is None:
                 continue
-            below = cgroups_below(self._host, f"{place}/{name}", most=max(1, cgroups_left))
-            cgroups_left -= len(below.places)
-            left_out = left_out or not below.complete
-            processes += self._processes(below.places[1:])
-            visible = visible or bool(processes)
-            if certain is not None:
-                if identity != certain:
-                    containers.append(ContainerUsage(identity, names.get(identity), None, len(processes)))
-                continue
-            # Where the sandbox is known nothing but it has to tell when the pod started, and only the score of
-            # Burstable pods' containers tells a request.
-            start = sandbox is None or name == sandbox
-            score = start or qos is QOSClass.BURSTABLE
-            fact = before.get(name)
-            if (score or start) and (fact is None or fact.read_at - fact.seen_at <= _SETTLED_S):
-                fact = self._facts(fact, processes, now, score=score, start=start)
-            if fact is not None:
-                facts[name] = fact
-                if fact.oom_score_adj == SANDBOX_ADJ or (fact.oom_score_adj is None and name == sandbox):
-                    sandbox_start = fact.started_at
+            cgroups_left -= members.cgroups
+            complete = complete and members.complete
+            has_processes = has_processes or bool(members.pids)
+            # Where the sandbox is likely, it alone gives the pod's start, and only the scores of a Burstable pod give
+            # a request: each file of a process that is read takes 0.9 KiB of kernel memory while the process runs.
+            start = likely_sandbox is None or name == likely_sandbox
+            process = first_processes.get(name)
+            if (start or qos is QOSClass.BURSTABLE) and (process is None or _is_outdated(process, now)):
+                first_listed_at = process.first_listed_at if process is not None else now
+                process = self._first_process(members.pids, first_listed_at, now, start=start)
+            if process is not None:
+                processes[name] = process
+                if _is_sandbox(process, likely=name == likely_sandbox):
+                    sandbox_start = process.started_at
                     continue
-            scores.append(fact.oom_score_adj if fact else None)
-            containers.append(ContainerUsage(identity, names.get(identity), None, len(processes)))
-        started = sandbox_start if sandbox_start is not None else _earliest(facts.values())
-        if certain is not None and known is not None:
-            started = known.started_at
+            scores.append(process.oom_score_adj if process is not None else None)
+            containers.append(ContainerUsage(identity, names.get(identity), None, len(members.pids)))
         return PodContainers(
             read_at=now,
-            checked_at=now,
-            links=links,
-            limit=self._limit(place) if self._limits or known is None else None,
-            threads=threads,
+            version=version,
             containers=tuple(containers),
             scores=tuple(scores),
-            started_at=started,
-            visible=visible,
-            facts=facts,
-            pod=known.pod if known is not None else None,
-            left_out=left_out,
-            sandbox=certain,
+            started_at=sandbox_start if sandbox_start is not None else _earliest(processes.values()),
+            limit=self._limit(directory),
+            has_processes=has_processes,
+            complete=complete,
+            first_processes=processes,
         )
 
-    def _processes(self, places: Iterable[str]) -> list[bytes]:
-        """PIDs in the cgroups that a container has made (a systemd inside makes some)."""
-        processes: list[bytes] = []
-        for place in places:
-            try:
-                processes += self._host.read(f"{place}/cgroup.procs").split()
-            except Unreadable:
-                continue  # threaded (its processes are listed by the parent), or gone
-        return processes
-
-    def _facts(
-        self, before: ContainerFacts | None, processes: list[bytes], now: float, *, score: bool, start: bool
-    ) -> ContainerFacts:
-        """Ask the container's first process for its score, or since when it runs, or both."""
-        # The lowest PID is the container's first process but for a wrap of the counter; others may have changed their
-        # score themselves. 0 is a process outside our PID namespace.
-        first = min([pid for pid in map(parse_count, processes[:64]) if pid], default=None)
-        seen_at = now if before is None else before.seen_at
-        if first is None:
-            return ContainerFacts(None, None, seen_at, now)
-        return ContainerFacts(
-            oom_score_adj=_oom_score_adj(self._host, first) if score else None,
-            started_at=_started_at(self._host, first) if start else None,
-            seen_at=seen_at,
-            read_at=now,
-        )
-
-    def links(self, place: str) -> int:
-        """Directories of cgroupfs have 2 + (number of children) links."""
+    def with_memory(self, usage: PodUsage) -> PodUsage:
+        """`usage` with the working set of each of its containers, read now; None for a container that is gone."""
+        files = self._hierarchy.memory_files
+        directory = f"{self._hierarchy.memory}{usage.cgroup}"
         try:
-            return os.stat(self._host.real(place)).st_nlink
-        except OSError:
-            return UNKNOWN_LINKS  # gone meanwhile
-
-    def _limit(self, place: str) -> int | None:
-        try:
-            return parse_limit(self._host.read(f"{place}/{self._hierarchy.memory_files.limit}"))
+            found = self._list(directory)
         except Unreadable:
-            return None  # the model's None: none, or not readable
+            return usage
+        working_sets: dict[str, int | None] = {}
+        for name, identity in found:
+            try:
+                used = self._host.read(f"{directory}/{name}/{files.usage}")
+                stat = self._host.read(f"{directory}/{name}/{files.stat}")
+            except Unreadable:
+                continue
+            working_sets[identity] = files.numbers(used, stat).working_set
+        containers = [
+            container._replace(memory_working_set=working_sets.get(container.container_id))
+            for container in usage.containers
+        ]
+        return usage._replace(containers=tuple(containers))
 
+    def _list(self, directory: str) -> list[tuple[str, str]]:
+        """(name, container id) of the containers' cgroups, sorted. Raises Unreadable."""
+        names = sorted([name for name in self._host.listdir(directory) if len(name) >= cgroups.CONTAINER_ID_LENGTH])
+        return [(name, identity) for name in names if (identity := cgroups.container_id(name)) is not None]
 
-def api_pod_facts(
-    api_pods: Iterable[Pod], *, now: float, wall_offset: float, before: Mapping[str, ApiPodFacts]
-) -> dict[str, ApiPodFacts]:
-    """The pods of which the API tells enough, by `cgroup_uid`. One that says that it started before this boot, or has
-    yet to start, is left out: the node knows better. A start that was told `before` stays on CLOCK_BOOTTIME where it
-    was, however the wall clock jumps."""
-    known = {}
-    for pod in api_pods:
-        last = before.get(pod.cgroup_uid)
-        if last is not None and last.pod.started_wall == pod.started_wall:
-            known[pod.cgroup_uid] = last if last.pod is pod else last._replace(pod=pod)
-        elif pod.started_wall is not None and 0 <= pod.started_wall - wall_offset <= now:
-            known[pod.cgroup_uid] = ApiPodFacts(pod, pod.started_wall - wall_offset)
-    return known
+    def _processes(self, directory: str, *, max_cgroups: int) -> _Processes | None:
+        """None if the container is gone."""
+        try:
+            pids = self._host.read(f"{directory}/cgroup.procs").split()
+        except Unreadable:
+            return None
+        below = cgroups.cgroups_below(self._host, directory, most=max_cgroups)
+        for inner in below.places[1:]:
+            try:
+                pids += self._host.read(f"{inner}/cgroup.procs").split()
+            except Unreadable:
+                continue  # threaded (the parent lists its processes), or gone
+        return _Processes(pids, len(below.places), below.complete)
 
+    def _first_process(self, pids: Sequence[bytes], first_listed_at: float, now: float, *, start: bool) -> FirstProcess:
+        """The facts of a container's first process; None in both if there is none. `start`: read its start time too."""
+        # The lowest PID is the first process unless the counter wrapped; others may have changed their score
+        # themselves. 0 is a process outside our PID namespace.
+        pid = min([pid for pid in map(parse.parse_count, pids[:_FIRST_PIDS]) if pid], default=None)
+        if pid is None:
+            return FirstProcess(None, None, first_listed_at, now)
+        started_at = _started_at(self._host, pid) if start else None
+        return FirstProcess(_oom_score_adj(self._host, pid), started_at, first_listed_at, now)
 
-def certain_sandbox(found: Sequence[str], names: Mapping[str, str], pod: Pod) -> str | None:
-    """Which of the container ids in a pod's cgroup is its sandbox, where that is certain; None where it is not.
-
-    It is the only one that neither the API nor a log link (`names`) names, with every container that is to run there by
-    the id that the API has: so it is none that was just made, as on a runtime without sandboxes. An ephemeral container
-    stands in the spec before it is made, without an id.
-    """
-    lasting = {container.container_id for container in pod.containers if container.kind is not ContainerKind.INIT}
-    if pod.ephemeral or not lasting or not lasting <= set(found):
-        return None
-    told_of = {container.container_id for container in pod.containers}
-    unnamed = [identity for identity in found if identity not in names and identity not in told_of]
-    return unnamed[0] if len(unnamed) == 1 else None
+    def _limit(self, directory: str) -> int | None:
+        """None: no limit, or not readable."""
+        try:
+            return cgroups.parse_limit(self._host.read(f"{directory}/{self._hierarchy.memory_files.limit}"))
+        except Unreadable:
+            return None
 
 
 def estimate_request(
     qos: QOSClass, scores: Sequence[int | None], limit: int | None, capacity: int | None
 ) -> int | None:
-    """A pod's memory request in bytes as far as the host tells it, or None.
+    """A pod's memory request in bytes as its cgroup and its processes show it, or None.
 
     BestEffort: 0. Guaranteed: the cgroup's limit, which the kubelet sets to the sum of the requests. Burstable: the
     kubelet gives each container oom_score_adj = 1000 - 1000 * request / MemTotal, kept within 3..999
-    (pkg/kubelet/qos/policy.go); turned round and summed, right to 0.1% of MemTotal for each container. None when a
-    score is not such a number (node-critical pods have -997) or there is no container.
+    (pkg/kubelet/qos/policy.go); the inverse, summed over the containers, is right to 0.1% of MemTotal for each. None if
+    a score is outside of that range (node-critical pods have -997), or there is no container.
     """
     if qos is QOSClass.BEST_EFFORT:
         return 0
@@ -264,6 +220,15 @@ def estimate_request(
     return request
 
 
+def _is_outdated(process: FirstProcess, now: float) -> bool:
+    changes = {Change.YOUNG} if process.young else set[Change]()
+    return pod_ages.is_outdated("first_processes", changes, age_s=now - process.read_at, listed=False)
+
+
+def _is_sandbox(process: FirstProcess, *, likely: bool) -> bool:
+    return process.oom_score_adj == SANDBOX_ADJ or (process.oom_score_adj is None and likely)
+
+
 def _oom_score_adj(host: Host, pid: int) -> int | None:
     try:
         text = host.read(f"/proc/{pid}/oom_score_adj").strip()
@@ -276,15 +241,15 @@ def _oom_score_adj(host: Host, pid: int) -> int | None:
 
 
 def _started_at(host: Host, pid: int) -> float | None:
-    """Start of a process on CLOCK_BOOTTIME: field 22 of /proc/PID/stat (proc(5)); the command before it, in
-    parentheses, may hold anything."""
+    """Start of a process on CLOCK_BOOTTIME: field 22 of /proc/PID/stat (proc(5)). The command before it, in
+    parentheses, may contain any character."""
     try:
         fields = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except Unreadable:
         return None
-    ticks = parse_count(fields[19]) if len(fields) > 19 else None
+    ticks = parse.parse_count(fields[19]) if len(fields) > 19 else None
     return None if ticks is None else ticks / _TICKS
 
 
-def _earliest(facts: Iterable[ContainerFacts]) -> float | None:
-    return min((fact.started_at for fact in facts if fact.started_at is not None), default=None)
+def _earliest(processes: Iterable[FirstProcess]) -> float | None:
+    return min((process.started_at for process in processes if process.started_at is not None), default=None)

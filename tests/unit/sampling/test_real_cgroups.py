@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import Container, NodeSnapshot, Pod, PodSource, PodUsage, QOSClass, Signal
+from nodeagent.model import NodeSnapshot, PodUsage, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.processes import processes_below
 from nodeagent.sampling.sampler import Sampler
@@ -343,8 +343,8 @@ def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kub
         assert {usage.read_at for usage in _usages(sampler.sample(fresh=False)).values()} == {121.0}
 
 
-class _Asked(Host):
-    """The live host; remembers what of processes was read."""
+class _RecordingHost(Host):
+    """The live host; records which files of processes are read."""
 
     def __init__(self) -> None:
         super().__init__("/")
@@ -356,28 +356,21 @@ class _Asked(Host):
         return super().read(path)
 
 
-def test_processes_are_asked_as_soon_as_the_api_does_not_tell_of_their_pod_and_not_before(kubelet: Kubelet) -> None:
-    host, pods = _Asked(), []
-    for name in ("web", "other"):
-        uid = kubelet.pod(name)
-        kubelet.container(uid, HOG.format(size=1), name="POD")
-        [link] = kubelet.logs.glob("containers/x_default_POD-*")
-        link.unlink()  # the sandbox has none
-        known = Container("c", container_id=Path(kubelet.container(uid, HOG.format(size=1), name="c")).name)
-        pods.append(Pod(uid, uid, "default", name, PodSource.API, QOSClass.BURSTABLE, containers=(known,)))
-    began = host.boottime()
-    pods = [pod._replace(started_wall=host.wall() - 60.0) for pod in pods]
-    with Sampler(host, kubelet.config(), node_name="n") as sampler:
-        for _ in range(3):
-            usages = _usages(sampler.sample(pods, fresh=False))
-            assert {name: usage.process_count for name, usage in usages.items()} == {"web": 1, "other": 1}
-            assert usages["web"].started_at == pytest.approx(began - 60.0, abs=5.0)
-        assert host.files == []
-        usages = _usages(sampler.sample(pods[1:], fresh=False))
-        assert {path.rsplit("/", 1)[1] for path in host.files} == {"stat", "oom_score_adj"}
-        assert len(host.files) == 3  # of the sandbox both, of the container the score
-        assert (usages["web"].started_at or 0.0) > began - 30.0
-        assert usages["other"].started_at == pytest.approx(began - 60.0, abs=5.0)
+def test_the_first_process_of_a_container_is_read_again_only_while_it_is_young(kubelet: Kubelet) -> None:
+    host, now = _RecordingHost(), 100.0
+    uid = kubelet.pod("web")
+    kubelet.container(uid, HOG.format(size=1), name="POD")
+    [link] = kubelet.logs.glob("containers/x_default_POD-*")
+    link.unlink()  # the sandbox has none
+    kubelet.container(uid, HOG.format(size=1), name="c")
+    # Of the likely sandbox both files, of the other container the score.
+    both = ["oom_score_adj", "oom_score_adj", "stat"]
+    with Sampler(host, kubelet.config(), node_name="n", boottime=lambda: now) as sampler:
+        for at, read in ((100.0, both), (100.1, []), (126.0, both), (152.0, []), (1000.0, [])):
+            host.files.clear()
+            now = at
+            sampler.sample(fresh=False)
+            assert sorted(path.rsplit("/", 1)[1] for path in host.files) == read
 
 
 @pytest.mark.parametrize("old", list(QOSClass))

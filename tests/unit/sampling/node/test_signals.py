@@ -80,11 +80,12 @@ def test_a_look_without_limits_has_those_of_the_last_one_and_the_use_of_now(tmp_
     assert by_kernel == [(2 * GI, 1.0), (5 * GI, 2.0), (5 * GI, 2.0)], "with the time at which it was read"
 
 
-def test_a_look_without_limits_reads_them_where_the_pods_have_moved_elsewhere(tmp_path: Path) -> None:
-    with Sampler(open_host(write_node(tmp_path, Node(kubepods=False))), SamplingConfig(), node_name="n") as sampler:
+def test_a_sample_without_limits_reads_them_if_the_pods_have_moved_to_another_cgroup(tmp_path: Path) -> None:
+    root, now = write_node(tmp_path, Node(kubepods=False)), 100.0
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
         assert sampler.sample_node(limits=False).observations[Signal.ALLOCATABLE_MEMORY].available is None
         write_node(tmp_path, Node(pods_working_set=1 * GI))
-        sampler.relook()
+        now += 1.0
         assert sampler.sample_node(limits=False).observations[Signal.ALLOCATABLE_MEMORY].available == 6 * GI
 
 

@@ -1,199 +1,46 @@
-"""Whose a cgroup is: the UID decides, and a mirror pod's word only where the host confirms it."""
+"""Names of pods and containers, as log directories give them."""
 
-import itertools
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.schema import ProtectionConfig, SamplingConfig
-from nodeagent.kube.pod_decoder import decode_pod
-from nodeagent.model import Pod, PodSource, PodUsage, PodView, QOSClass
-from nodeagent.policy import protection
+from nodeagent.config.schema import SamplingConfig
+from nodeagent.model import NodeSnapshot
 from nodeagent.sampling.hostfs.host import open_host
-from nodeagent.sampling.pods import pod_names
+from nodeagent.sampling.pods.pod_names import PodName, parse_log_directory, parse_log_link
 from nodeagent.sampling.sampler import Sampler
-from tests.support.trees import MI, Node, TreePod, write_node
-
-Json = dict[str, Any]
-HASH = "40752f5e63399d9c92ea85f4b6e74059"
-"""Of the static pod in the recorded nodes."""
-CHOSEN = "00000000-1111-4222-8333-444444444444"
-"""A UID that a manifest gives its static pod in metadata.uid."""
-HOG, QUIET = "18479ae7-2c3a-408e-8632-93b5dfb8cf90", "d42eb8e8-fbc3-4112-9e57-8573982e8952"
-NODE = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-uid", "controller": True}
-REPLICA_SET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs-uid", "controller": True}
+from tests.support.trees import Node, TreePod, write_node
 
 
-def api_pod(key: str, uid: str, annotations: dict[str, str] | None = None, owner: Json = REPLICA_SET) -> Pod:
-    namespace, name = key.split("/")
-    marks = {f"kubernetes.io/config.{word}": value for word, value in (annotations or {}).items()}
-    metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": "7", "annotations": marks}
-    entry = {
-        "metadata": {**metadata, "ownerReferences": [owner]},
-        "spec": {"containers": [], "nodeName": "n1", "priority": 0},
-        "status": {"phase": "Running", "qosClass": "BestEffort"},
-    }
-    return decode_pod(json.dumps(entry).encode())
+def _sample(root: str) -> NodeSnapshot:
+    with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
+        return sampler.sample()
 
 
-def mirror(key: str, of: str, *, uid: str = "9b2ff3a0-6d5c-4bb0-b7a4-5f6dd5d1a001") -> Pod:
-    """As a kubelet creates it; and as a tenant may forge it who knows the Node's UID."""
-    return api_pod(key, uid, {"mirror": of, "hash": of, "source": "file"}, NODE)
+def test_a_pod_without_a_log_directory_has_no_name_but_is_listed(tmp_path: Path) -> None:
+    pod = TreePod("a/b", logs=False)
+    view = _sample(write_node(tmp_path, Node(pods=(pod,)))).pods[0]
+    assert (view.pod.namespace, view.pod.name, view.pod.key) == (None, None, f"uid/{pod.cgroup_uid}")
 
 
-def usage(uid: str) -> PodUsage:
-    return PodUsage(uid, QOSClass.BEST_EFFORT, f"/kubepods/besteffort/pod{uid}", 100.0, memory_working_set=MI)
-
-
-def joined(
-    pods: Sequence[Pod], cgroups: Sequence[str], names: dict[str, pod_names.PodName] | None = None
-) -> tuple[PodView, ...]:
-    known = names or {}
-    confirmed = pod_names.confirm_mirrors(pods, uids=frozenset(cgroups), names=known)
-    return pod_names.join_pods([usage(uid) for uid in cgroups], confirmed, names=known, wall_offset=0.0).views
-
-
-def holder(views: Sequence[PodView], cgroup: str) -> Pod:
-    [pod] = [view.pod for view in views if view.usage is not None and view.usage.cgroup_uid == cgroup]
-    return pod
-
-
-def codes(pod: Pod) -> set[str]:
-    return {
-        refusal.code for refusal in protection.object_refusals(pod, ProtectionConfig(unknown_pods=False, namespaces=()))
-    }
-
-
-@pytest.mark.parametrize(("uid", "named"), [(HASH, True), (HASH, False), (CHOSEN, True)])
-def test_a_mirror_pod_has_the_cgroup_of_its_static_pod(uid: str, named: bool) -> None:
-    names = {uid: pod_names.PodName("kube-system", "etcd-n1")} if named else None
-    views = joined([mirror("kube-system/etcd-n1", uid), api_pod("a/web", QUIET)], [uid, QUIET], names)
-    assert len(views) == 2
-    assert (holder(views, uid).key, codes(holder(views, uid))) == ("kube-system/etcd-n1", {"mirror-pod"})
-
-
-def test_without_log_directories_no_mirror_pod_takes_the_cgroup_of_a_pod_that_the_view_lacks() -> None:
-    """The watch is silent, a hog is new, and its author creates an object that claims to mirror it."""
-    views = joined([mirror("evil/thief", HOG)], [HOG])
-    assert holder(views, HOG).source is PodSource.HOST
-    assert [view.usage for view in views if view.pod.name == "thief"] == [None]
-
-
-def test_a_static_pod_without_a_mirror_pod_is_one_by_its_config_hash() -> None:
-    """As on the recorded calm node, whose static pod had no mirror pod in the API for a while."""
-    [view] = joined([], [HASH], {HASH: pod_names.PodName("kube-system", "etcd-n1")})
-    assert (view.pod.source, codes(view.pod)) == (PodSource.HOST, {"static-pod"})
-    [view] = joined([], [HOG], {HOG: pod_names.PodName("a", "hog")})
-    assert codes(view.pod) == set(), "which nothing but unknownPods protects"
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_real_uid_wins_over_a_claim(order: tuple[int, ...]) -> None:
-    pods = [mirror("evil/thief", HOG), api_pod("evil/hog", HOG), api_pod("a/web", QUIET)]
-    views = joined([pods[place] for place in order], [HOG, QUIET])
-    assert (holder(views, HOG).key, holder(views, QUIET).key) == ("evil/hog", "a/web")
-    assert [view.usage for view in views if view.pod.name == "thief"] == [None]
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("uid", [HASH, CHOSEN])
-def test_of_two_claims_on_one_cgroup_that_with_the_name_of_its_log_directory_counts(
-    order: tuple[int, int], uid: str
-) -> None:
-    pods = [mirror("kube-system/etcd-n1", uid), mirror("evil/thief", uid, uid="1b2ff3a0-6d5c-4bb0-b7a4-5f6dd5d1a002")]
-    ordered = [pods[place] for place in order]
-    views = joined(ordered, [uid], {uid: pod_names.PodName("kube-system", "etcd-n1")})
-    assert holder(views, uid).key == "kube-system/etcd-n1"
-    # Without log directories neither counts, and the cgroup is that of a pod which only the host knows.
-    views = joined(ordered, [uid])
-    assert holder(views, uid).source is PodSource.HOST
-    assert [view.usage for view in views if view.pod.source is PodSource.API] == [None, None]
-
-
-def test_a_claim_on_a_pod_that_the_api_does_not_list_needs_its_name() -> None:
-    views = joined([mirror("evil/thief", HOG)], [HOG], {HOG: pod_names.PodName("evil", "hog")})
-    assert holder(views, HOG).source is PodSource.HOST
-    # Nor does it count before there is such a directory, as with a pod whose cgroup was just made.
-    views = joined([mirror("evil/thief", HOG)], [HOG], {QUIET: pod_names.PodName("a", "web")})
-    assert holder(views, HOG).source is PodSource.HOST
-
-
-def test_a_pod_with_a_cgroup_of_its_own_is_no_mirror_pod() -> None:
-    forged = mirror("evil/hog", HASH, uid=HOG)
-    views = joined([forged], [HOG, HASH])
-    assert (holder(views, HOG).key, codes(holder(views, HOG))) == ("evil/hog", set())
-    assert holder(views, HASH).source is PodSource.HOST
-
-
-def test_the_same_pods_are_confirmed_once_and_changed_ones_keep_the_objects_of_the_others() -> None:
-    mirrors, uids = pod_names.Mirrors(), frozenset({HASH, QUIET})
-    names = {HASH: pod_names.PodName("kube-system", "etcd-n1")}
-    etcd, web = mirror("kube-system/etcd-n1", HASH), api_pod("a/web", QUIET)
-    first = mirrors.confirm((etcd, web), uids=uids, names=names)
-    pods = (etcd, web._replace(priority=7))
-    again = mirrors.confirm(pods, uids=uids, names=names)
-    assert mirrors.confirm(pods, uids=uids, names=names) is again
-    assert again[0] is first[0]
-    assert (again[0].cgroup_uid, again[1]) == (HASH, pods[1])
-    # Another look at the host may contradict.
-    assert mirrors.confirm(pods, uids=uids | {etcd.uid}, names=names)[0].mirror_of == ""
-    ordinary = (web,)
-    assert mirrors.confirm(ordinary, uids=uids, names=names) is ordinary
-
-
-MARKS = st.dictionaries(
-    st.sampled_from(["mirror", "hash", "source", "seen"]),
-    st.sampled_from([HASH, CHOSEN, HOG, QUIET, "file", "http", "api", ""]),
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("default_web_2fc932ce", ("2fc932ce", PodName("default", "web"))),
+        ("kube-system_coredns-1.2.3_x", ("x", PodName("kube-system", "coredns-1.2.3"))),
+        ("default_web", None),
+        ("a_b_c_d", None),
+        ("__", None),
+        ("lost+found", None),
+    ],
 )
-OWNERS = st.sampled_from([REPLICA_SET, NODE, NODE | {"name": "n2"}, NODE | {"apiVersion": "example.com/v1"}])
+def test_a_log_directory_gives_namespace_name_and_uid(directory: str, expected: object) -> None:
+    assert parse_log_directory(directory) == expected
 
 
-@settings(max_examples=300)
-@given(st.data())
-def test_no_annotation_takes_a_cgroup_away_or_protects_a_pod(data: st.DataObject) -> None:
-    """Whatever tenants forge, in their hogs and in any number of further pods, in any order."""
-    names = {HASH: pod_names.PodName("kube-system", "etcd-n1"), HOG: pod_names.PodName("evil", "hog")}
-    if not data.draw(st.booleans(), "log directories"):
-        names = {}
-    real = {uid: api_pod(key, uid) for key, uid in (("evil/hog", HOG), ("a/web", QUIET))}
-    forged = {uid: api_pod(pod.key, uid, data.draw(MARKS), data.draw(OWNERS)) for uid, pod in real.items()}
-    further = [
-        api_pod(f"evil/extra-{number}", f"3b2ff3a0-6d5c-4bb0-b7a4-5f6dd5d1a00{number}", data.draw(MARKS), owner)
-        for number, owner in enumerate(data.draw(st.lists(OWNERS, max_size=3)))
-    ]
-    pods = [*forged.values(), *further, mirror("kube-system/etcd-n1", HASH)]
-    views = joined(data.draw(st.permutations(pods)), data.draw(st.permutations([HOG, QUIET, HASH])), names)
-    for uid, pod in real.items():
-        assert holder(views, uid).key == pod.key
-        assert codes(holder(views, uid)) == codes(pod) == set()
-    static = holder(views, HASH)
-    assert codes(static) & {"static-pod", "mirror-pod"}
-    assert static.name == "etcd-n1" or (not names and static.source is PodSource.HOST)
-    assert sum(view.usage is not None for view in views) == 3
-
-
-def test_a_sample_and_the_second_look_see_through_forged_claims(tmp_path: Path) -> None:
-    etcd, hog = TreePod("kube-system/etcd-n1", uid=HASH), TreePod("evil/hog", uid=HOG, working_set=500 * MI)
-    root = write_node(tmp_path, Node(pods=(etcd, hog)))
-    # Sorted first, the hog's own object forged too: it claims the cgroup of the static pod.
-    pods = (
-        mirror("evil/a-thief", HOG, uid="1b2ff3a0-6d5c-4bb0-b7a4-5f6dd5d1a002"),
-        mirror("evil/hog", HASH, uid=HOG),
-        mirror("kube-system/etcd-n1", HASH),
-    )
-    with Sampler(open_host(root), SamplingConfig(), node_name="n1") as sampler:
-        snapshot = sampler.sample(pods, 1.0)
-        newer = (*pods[:1], pods[1]._replace(ready=True), *pods[2:])
-        uids = frozenset(pod.uid for pod in pods)
-        again = sampler.read_again(snapshot, newer, 2.0, pod_uids=uids, disks=False)
-    for views in (snapshot.pods, again.pods):
-        assert {view.pod.key: codes(view.pod) for view in views if view.usage is not None} == {
-            "evil/hog": set(),
-            "kube-system/etcd-n1": {"mirror-pod"},
-        }
-        assert holder(views, HOG).name == "hog"
+@given(st.text())
+def test_any_directory_name_is_parsed_without_an_exception(name: str) -> None:
+    parse_log_directory(name)
+    parse_log_link(name)

@@ -1,0 +1,90 @@
+"""The pod cgroups below kubepods.
+
+A directory below kubepods with a pod's name is a pod cgroup. Its parent gives the QoS class, its children are the
+containers.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.model import QOSClass
+from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
+from nodeagent.sampling.hostfs.host import Host, Unreadable
+
+_UNKNOWN: Final = -1
+
+
+class PodCgroup(NamedTuple):
+    """A pod's directory in the cgroup tree."""
+
+    uid: str
+    qos: QOSClass
+    path: str
+    """Below the hierarchy's root."""
+    inode: int
+    """Distinguishes a cgroup from an earlier one at the same path: cgroupfs never uses a number twice."""
+
+
+class CgroupListing(NamedTuple):
+    """The pod cgroups, and the evidence that they are unchanged."""
+
+    pods: Sequence[PodCgroup]
+    child_counts: Sequence[tuple[str, int]] | None
+    """Number of children of each directory that was listed. None: not cgroupfs. Only there does the number of links
+    count children and do open descriptors fail after their cgroup is removed."""
+
+
+def list_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> CgroupListing:
+    """The pod cgroups, sorted by path. A QoS directory that is gone has no pods. Raises Unreadable if kubepods itself
+    cannot be listed."""
+    root = hierarchy.memory or ""
+    pods: list[PodCgroup] = []
+    qos_directories: list[tuple[str, QOSClass]] = []
+    # Counted before the listing: a pod that comes in between changes the next count.
+    counts = [(root + kubepods.path, _count_children(host, root + kubepods.path))]
+    entries = host.subdirectories(root + kubepods.path)
+    complete = len(entries) == counts[0][1]
+    for name, inode in entries:
+        path = f"{kubepods.path}/{name}"
+        qos = cgroups.qos_of(name)
+        if qos is not None:
+            qos_directories.append((path, QOSClass.BURSTABLE if qos == "burstable" else QOSClass.BEST_EFFORT))
+        elif (uid := cgroups.pod_uid(name)) is not None:
+            pods.append(PodCgroup(uid, QOSClass.GUARANTEED, path, inode))
+        else:
+            complete = False
+    for parent, qos_class in qos_directories:
+        counts.append((root + parent, _count_children(host, root + parent)))
+        try:
+            entries = host.subdirectories(root + parent)
+        except Unreadable:
+            complete = False
+            continue  # removed after kubepods was listed
+        complete = complete and len(entries) == counts[-1][1]
+        for name, inode in entries:
+            uid = cgroups.pod_uid(name)
+            if uid is None:
+                complete = False
+            else:
+                pods.append(PodCgroup(uid, qos_class, f"{parent}/{name}", inode))
+    pods.sort(key=lambda pod: pod.path)
+    return CgroupListing(pods, counts if complete else None)
+
+
+def has_same_counts(host: Host, listing: CgroupListing) -> bool:
+    """True if each directory of the listing has as many children as before. If none of its cgroups was removed either,
+    no pod was added."""
+    counts = listing.child_counts
+    return counts is not None and all(_count_children(host, directory) == count for directory, count in counts)
+
+
+def _count_children(host: Host, directory: str) -> int:
+    """Number of child directories of a directory of cgroupfs, by its links; `_UNKNOWN` for another file system, or if
+    the directory is gone. Of the file systems whose directories have size 0, only kernfs counts children in links."""
+    try:
+        stat = os.stat(host.real(directory))
+    except OSError:
+        return _UNKNOWN
+    return stat.st_nlink - 2 if stat.st_size == 0 and stat.st_nlink >= 2 else _UNKNOWN
