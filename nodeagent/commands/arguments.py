@@ -1,4 +1,4 @@
-"""The command line: every command, option and help text. Imported when the quick reading in `cli` does not do."""
+"""The command line: every command, option and help text."""
 
 import argparse
 import os
@@ -10,83 +10,83 @@ from nodeagent import __version__
 from nodeagent.commands import exit_codes, standard_streams
 
 _DESCRIPTION = """\
-nodeagent acts on node pressure before the kubelet and the OOM killer do: it watches memory, disk, inodes and PIDs of
-this node, publishes pressure conditions and evicts pods through the Eviction API, one record with the reasons for
-everything it does and everything it refuses to do.
+nodeagent acts on node pressure before the kubelet and the OOM killer do. It samples memory, disk, inodes and PIDs of
+this node, publishes pressure conditions and evicts pods through the Eviction API. Each decision has one record with the
+reasons for what was done and what was refused.
 
-Start with `nodeagent check`: it changes nothing and needs no cluster, no configuration and no rights.
+Start with `nodeagent check`: it changes nothing and needs no cluster, configuration or rights.
 """
 
 _EXAMPLES = """\
 examples:
   nodeagent check                            report on this machine
-  nodeagent check --watch 2                  again every two seconds
+  nodeagent check --watch 2                  report every two seconds
   nodeagent check -o json | jq .signals      the same facts for programs
   nodeagent config show                      the effective configuration and where each value comes from
-  nodeagent config validate FILE             every mistake in it, with line and key
-  nodeagent run --config FILE --dry-run      the agent, deciding and logging but touching nothing
-  nodeagent explain last                     why the last decision was made
-  nodeagent replay /run/nodeagent --config FILE     who would have gone with another configuration
+  nodeagent config validate FILE             every error in it, with line and key
+  nodeagent run --config FILE --dry-run      dry run: decide and log, change nothing
+  nodeagent explain last                     the reasons of the last decision
+  nodeagent replay /run/nodeagent --config FILE     the victims with another configuration
 """
 
 _CHECK_DESCRIPTION = """\
 Print one report of this node: every signal with its thresholds and headroom, the memory models side by side, stalls,
-the conditions that would be published, and the pods in the order in which they would be evicted, with the reasons.
-Nothing is changed. Without the API, names come from the log directory and requests are estimates; the report says so.
+the conditions that would be published, and the pods in eviction order with the reasons. Nothing is changed. Without the
+API server, pod names come from the log directory and requests are estimates; the report marks them.
 """
 
 _CHECK_EXAMPLES = """\
 examples:
   nodeagent check                                 this machine
   nodeagent check --signal nodefs.available       rank the pods for another signal
-  nodeagent check --disk                          who holds the disks: pods, host directories
+  nodeagent check --disk                          disk usage of pods and host directories
   nodeagent check --host-root /host --api always  from a container that mounts the host there
   kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
 """
 
 _RUN_DESCRIPTION = """\
-Watch this node and act on its pressure until SIGTERM: publish conditions, keep new pods away with a taint, and evict
-pods when a threshold has been met for its grace period. Without a configuration that says `mode: enforce` it rehearses:
-it decides and logs the same, and sends nothing. SIGHUP, or a changed file, has the configuration read again; an invalid
-one is refused and the old one stays. The log goes to standard output, as JSON unless that is a terminal.
+Act on pressure of this node until SIGTERM: publish conditions, keep new pods away with a taint, and evict pods when a
+threshold has been met for its grace period. Without `mode: enforce` this is a dry run: it decides and logs the same and
+sends nothing. SIGHUP or a changed file reloads the configuration; an invalid one is rejected and the old one stays in
+force. The log goes to standard output, as JSON unless that is a terminal.
 """
 
 _CONFIG_DESCRIPTION = """\
-The configuration is one YAML file. Keys that a KubeletConfiguration has keep the kubelet's names and meanings, so that
-its eviction stanza can be pasted; what is left out has a built-in default.
+The configuration is one YAML file. Keys of a KubeletConfiguration keep the kubelet's names and meanings, so that its
+eviction stanza can be pasted. Each key that is left out has a built-in default.
 """
 
 _EXPLAIN_DESCRIPTION = """\
-Tell why the agent decided as it did, from the records in its state directory: what was seen and how old it was, which
-threshold acted, the pods in order with the keys that put them there, who was spared and why, what the API server
-answered, and what was freed. Without an ID the last decisions are listed. The id is the one in the log line, the Event
-and the annotation.
+Print the reasons of a decision from the records in the state directory: the samples and their ages, the threshold that
+acted, the pods in order with their ranking keys, the protected pods with the reasons, the answers of the API server and
+the measured relief. Without an ID the last decisions are listed. The id is the one in the log line, the Event and the
+annotation.
 """
 
 _REPLAY_DESCRIPTION = """\
-Make recorded decisions again with another configuration and show who would have gone instead. Nothing is changed and
-nobody is asked. Each decision is made on what the agent saw and remembered then; a soft threshold that was not in force
-then is taken as met for long enough, and the report says so.
+Repeat recorded decisions with another configuration and show the different victims. Nothing is changed and nothing is
+sent. Each decision uses the recorded snapshot and state. The grace period of a soft threshold that was not in force then
+counts as over, and the report marks it.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse exits with 2 on wrong usage, which monitoring would read as `hard`."""
+    """argparse exits with 2 on wrong usage, which monitoring reads as `hard`."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(exit_codes.USAGE, f"{self.prog}: {message}\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # All texts of argparse come through here. Where one cannot be written, argparse of Python 3.11.2 (Debian 12)
-        # raises and a later one passes over it.
+        # argparse prints every text through this method. If one cannot be written, argparse of Python 3.11.2
+        # (Debian 12) raises and later versions ignore it.
         if message:
             (standard_streams.write_output if file is sys.stdout else standard_streams.write_error)(message)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """argparse makes one for every argument that is added, and each would ask for the terminal's size."""
+    """Reads the terminal's size once: argparse makes one formatter for every argument."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_help_width())
@@ -94,7 +94,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 @lru_cache(maxsize=1)
 def _help_width() -> int:
-    """Columns of the terminal, within what reads well; 100 where there is none."""
+    """Columns of the terminal, between 60 and 120; 100 without a terminal."""
     try:
         return max(60, min(os.get_terminal_size(sys.stdout.fileno()).columns - 2, 120))
     except (OSError, ValueError):  # no terminal, or no descriptor at all
@@ -102,7 +102,7 @@ def _help_width() -> int:
 
 
 def parser(*, only: str | None = None) -> argparse.ArgumentParser:
-    """The command line: all of it, or the one command named `only` (where there is such a command)."""
+    """All commands, or the command `only` if it exists: building every parser costs 5 ms."""
     root = _Parser(
         prog="nodeagent",
         description=_DESCRIPTION,
@@ -120,12 +120,12 @@ def parser(*, only: str | None = None) -> argparse.ArgumentParser:
 def _add_node_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
     command.add_argument(
-        "--host-root", metavar="DIR", default="/", help="read another root: the DaemonSet's /host, a recorded node"
+        "--host-root", metavar="DIR", default="/", help="root of the host: the DaemonSet's /host, or a recorded node"
     )
     command.add_argument(
         "--node-name", metavar="NAME", help="name of this node's object (default: $NODE_NAME, then the host's name)"
     )
-    command.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API outside a cluster")
+    command.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server outside a cluster")
 
 
 def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -142,13 +142,13 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--api",
         choices=("auto", "always", "never"),
         default="auto",
-        help="ask the API for pods: when it is configured (default), always, never",
+        help="read pods from the API server: auto (if configured; default), always, never",
     )
     check.add_argument("--no-api", dest="api", action="store_const", const="never", help="the same as --api never")
-    check.add_argument("--pods", metavar="FILE", help="take the pods from a PodList in JSON instead of the API")
+    check.add_argument("--pods", metavar="FILE", help="read the pods from a PodList in JSON, not from the API server")
     check.add_argument("--signal", metavar="SIGNAL", help="rank the pods for this signal (default: the most urgent)")
     check.add_argument(
-        "--disk", action="store_true", help="measure what pods and host directories hold on disk (up to a minute)"
+        "--disk", action="store_true", help="measure the disk usage of pods and host directories (up to a minute)"
     )
     check.add_argument(
         "--watch", metavar="SECONDS", nargs="?", const=2.0, type=_interval, help="repeat until Ctrl-C (default: 2 s)"
@@ -162,8 +162,10 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
     run = commands.add_parser("run", help="run the agent", description=_RUN_DESCRIPTION, formatter_class=_Formatter)
     _add_node_options(run)
-    run.add_argument("--dry-run", action="store_true", help="decide and log, send nothing, whatever `mode` says")
-    run.add_argument("--once", action="store_true", help="one round of the loop, then exit")
+    run.add_argument(
+        "--dry-run", action="store_true", help="dry run: decide and log, change nothing, whatever `mode` is"
+    )
+    run.add_argument("--once", action="store_true", help="one sync, then exit")
     run.set_defaults(command="run")
 
 
@@ -178,8 +180,8 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
     show = actions.add_parser(
         "show",
         help="the effective configuration with each value's origin",
-        description="Print what applies: what the file says, and the built-in defaults for the rest. Each value has a "
-        "comment that tells where it comes from.",
+        description="Print the effective configuration: the values of the file, and built-in defaults for the rest. Each "
+        "value has a comment with its origin.",
     )
     show.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
     show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
@@ -187,16 +189,15 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
     validate = actions.add_parser(
         "validate",
         help="every error of these files; exit 0 valid, 1 not",
-        description="Print every error of every file at once, with line and key. Of a Kubernetes manifest the "
-        "configuration in its ConfigMap is read; one without is named. Exits with 0 when all files are valid and with "
-        "1 when one is not.",
+        description="Print every error of every file, with line and key. In a Kubernetes manifest the configuration in "
+        "its ConfigMap is read; a manifest without one is listed. Exits with 0 if all files are valid, else with 1.",
     )
     validate.add_argument("files", metavar="FILE", nargs="+")
     validate.set_defaults(command="config validate")
     schema = actions.add_parser(
         "schema",
         help="the JSON Schema of the configuration, for editors",
-        description="Print the JSON Schema of the configuration, with which editors complete and check it.",
+        description="Print the JSON Schema of the configuration, for completion and checks in editors.",
     )
     schema.set_defaults(command="config schema")
 
@@ -204,16 +205,18 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
     explain = commands.add_parser(
         "explain",
-        help="why a decision was made",
+        help="the reasons of a decision",
         description=_EXPLAIN_DESCRIPTION,
         formatter_class=_Formatter,
     )
-    explain.add_argument("id", metavar="ID", nargs="?", help="a decision's id, the beginning of one, or `last`")
+    explain.add_argument("id", metavar="ID", nargs="?", help="id of a decision, its first characters, or `last`")
     explain.add_argument(
-        "--state-dir", metavar="DIR", help="where the agent keeps its records, or a file of them (default: stateDir)"
+        "--state-dir", metavar="DIR", help="directory of the records, or a file of records (default: stateDir)"
     )
-    explain.add_argument("--config", metavar="FILE", help="take stateDir from this configuration file")
-    explain.add_argument("-n", "--last", metavar="N", type=_count, default=20, help="list so many (default: 20)")
+    explain.add_argument("--config", metavar="FILE", help="read stateDir from this configuration file")
+    explain.add_argument(
+        "-n", "--last", metavar="N", type=_count, default=20, help="number of decisions in the list (default: 20)"
+    )
     _add_output(explain)
     explain.set_defaults(command="explain")
 
@@ -221,12 +224,12 @@ def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
     replay = commands.add_parser(
         "replay",
-        help="recorded decisions again, with another configuration",
+        help="repeat recorded decisions with another configuration",
         description=_REPLAY_DESCRIPTION,
         formatter_class=_Formatter,
     )
     replay.add_argument("place", metavar="FILE|DIR", help="a state directory, or a file of records (decisions.jsonl)")
-    replay.add_argument("--config", metavar="FILE", required=True, help="the configuration to decide with")
+    replay.add_argument("--config", metavar="FILE", required=True, help="the other configuration")
     _add_output(replay)
     replay.set_defaults(command="replay")
 

@@ -89,7 +89,7 @@ class PodListing(NamedTuple):
     notes: tuple[Note, ...] = ()
 
 
-def wish(
+def check_options(
     *,
     host_root: str = "/",
     config_file: str | None = None,

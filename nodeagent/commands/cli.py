@@ -1,26 +1,24 @@
-"""The commands: parse, call, print. What they do is in the rooms; how they fail is one line on standard error.
+"""The commands: parse the arguments, call the packages, print the result. A failure is one line on standard error.
 
-Every room is imported by the command that needs it, so that `check` pays for nothing else. What else keeps it cheap is
-here: its plain command lines are read without argparse (8% of its CPU), it collects no garbage in its few milliseconds
-(7%), and leaves without taking the interpreter apart (12%; all measured with benchmarks/check_start.py).
+Each command imports its packages itself, so that `check` loads only what one report needs. The bound is 6 times
+`python -c pass` (benchmarks/check_start.py).
 """
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, Final
 
 from nodeagent import __version__
+from nodeagent.commands import arguments as command_line
 from nodeagent.commands import exit_codes, standard_streams
 
 Options = Any
-"""What argparse makes of the command line, or `quick` in its place."""
+"""The namespace that argparse returns."""
 
 
 class _FailureError(Exception):
-    """An expected failure: one line for the user, and the exit code."""
+    """An expected failure: a message for the user and the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -28,34 +26,29 @@ class _FailureError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Without `arguments` this is the program: it takes those of the process,
-    and a single `check` ends the process here."""
-    if arguments is not None:
-        return _run_command(arguments)
-    standard_streams.open_missing()
-    code = _run_command(sys.argv[1:])
-    if gc.isenabled():
-        return code
-    # A single check: everything is printed and closed, nothing is registered for the end.
-    os._exit(code)
+    """Run one command and return its exit code. Without `arguments` the command line of the process is used."""
+    if arguments is None:
+        standard_streams.open_missing()
+        arguments = sys.argv[1:]
+    return _run_command(arguments)
 
 
 def _run_command(words: Sequence[str]) -> int:
-    """The command's exit code, with everything printed."""
+    """Run the command, flush its output and return its exit code."""
     try:
         try:
-            options = quick(words) or _parsed(words)
+            options = command_line.parser(only=words[0] if words else None).parse_args(words)
             code = _COMMANDS[options.command](options)
-        except SystemExit as stop:  # argparse: a help text was printed, or the usage
+        except SystemExit as stop:  # argparse has printed a help text or the usage
             code = stop.code if isinstance(stop.code, int) else exit_codes.USAGE
         standard_streams.write_output("")
     except _FailureError as failure:
-        _complain(str(failure))
+        _print_failure(str(failure))
         return failure.code
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except standard_streams.OutputError as error:
-        _complain(str(error))
+        _print_failure(str(error))
         return exit_codes.UNKNOWN
     except Exception:
         import traceback
@@ -65,61 +58,10 @@ def _run_command(words: Sequence[str]) -> int:
     return code
 
 
-def _complain(message: str) -> None:
+def _print_failure(message: str) -> None:
     from nodeagent.report.wording import escape_terminal
 
     standard_streams.write_error("".join([f"nodeagent: {escape_terminal(line)}\n" for line in message.splitlines()]))
-
-
-# --- parsing ---------------------------------------------------------------------------------------------------------
-
-
-_CHECK: Final[Mapping[str, Any]] = {
-    "config": None,
-    "host_root": "/",
-    "node_name": None,
-    "kubeconfig": None,
-    "output": "text",
-    "api": "auto",
-    "pods": None,
-    "signal": None,
-    "disk": False,
-    "watch": None,
-    "color": "auto",
-    "command": "check",
-}
-_PLAIN_VALUES: Final = ("config", "host_root", "node_name", "kubeconfig", "pods", "signal")
-_OUTPUTS: Final = ("text", "json", "yaml")
-
-
-def quick(words: Sequence[str]) -> Options | None:
-    """The options of a plain `check`, read as argparse would; None for everything else: other commands, help,
-    abbreviations, mistakes. tests/unit/commands/test_cli.py holds it to argparse."""
-    if not words or words[0] != "check":
-        return None
-    found = dict(_CHECK)
-    rest = iter(words[1:])
-    for word in rest:
-        if word == "--no-api":
-            found["api"] = "never"
-            continue
-        if word == "--disk":
-            found["disk"] = True
-            continue
-        name = "output" if word == "-o" else word.removeprefix("--").replace("-", "_")
-        value = next(rest, "-")
-        if value.startswith("-") or (word != "-o" and not word.startswith("--")):
-            return None
-        if not (name in _PLAIN_VALUES or (name == "output" and value in _OUTPUTS)):
-            return None
-        found[name] = value
-    return SimpleNamespace(**found)
-
-
-def _parsed(words: Sequence[str]) -> Options:
-    from nodeagent.commands import arguments
-
-    return arguments.parser(only=words[0] if words else None).parse_args(words)
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -133,19 +75,15 @@ def _version(_: Options) -> int:
 def _completion(options: Options) -> int:
     import shtab
 
-    from nodeagent.commands import arguments
-
-    standard_streams.write_output(shtab.complete(arguments.parser(), shell=options.shell) + "\n")
+    standard_streams.write_output(shtab.complete(command_line.parser(), shell=options.shell) + "\n")
     return exit_codes.OK
 
 
 def _check(options: Options) -> int:
-    if options.watch is None:
-        gc.disable()
     from nodeagent.commands import check
 
     try:
-        wish = check.wish(
+        options_of_check = check.check_options(
             host_root=options.host_root,
             config_file=options.config,
             node_name=options.node_name,
@@ -155,7 +93,7 @@ def _check(options: Options) -> int:
             signal=options.signal,
             disk=options.disk,
         )
-        return check.show(wish, output=options.output, color=options.color, every_s=options.watch)
+        return check.show(options_of_check, output=options.output, color=options.color, every_s=options.watch)
     except check.CheckError as error:
         raise _FailureError(str(error), error.kind) from error
 
@@ -185,22 +123,24 @@ def _explain(options: Options) -> int:
 
     from nodeagent.report import explain, printing
 
-    place = Path(options.state_dir or _loaded(options.config).config.state_dir)
+    directory = Path(options.state_dir or _load_config(options.config).config.state_dir)
     try:
-        every = explain.read_decisions(place)
+        decisions = explain.read_decisions(directory)
         if options.id is None:
-            chosen = every[-options.last :]
+            listed = decisions[-options.last :]
             printing.show(
-                (explain.list_section(chosen),),
-                lambda: explain.as_list(chosen),
+                (explain.list_section(listed),),
+                lambda: explain.as_list(listed),
                 output=options.output,
                 color=options.color,
             )
             return exit_codes.OK
-        story = explain.find_decision(every, options.id)
+        decision = explain.find_decision(decisions, options.id)
     except explain.ExplainError as error:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
-    printing.show(explain.sections(story), lambda: explain.to_json(story), output=options.output, color=options.color)
+    printing.show(
+        explain.sections(decision), lambda: explain.to_json(decision), output=options.output, color=options.color
+    )
     return exit_codes.OK
 
 
@@ -210,7 +150,7 @@ def _replay(options: Options) -> int:
     from nodeagent.commands import replay
     from nodeagent.report import printing
 
-    config = _loaded(options.config).config
+    config = _load_config(options.config).config
     try:
         rows = replay.replay(Path(options.place), config)
     except replay.ReplayError as error:
@@ -224,7 +164,7 @@ def _replay(options: Options) -> int:
     return exit_codes.OK
 
 
-def _loaded(path: str | None) -> Any:
+def _load_config(path: str | None) -> Any:
     from nodeagent.config import load, problems
 
     try:
@@ -240,19 +180,19 @@ def _config_show(options: Options) -> int:
         loaded = load.load(options.config, overrides=load.overrides_from(os.environ))
     except problems.ConfigError as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
-    shown = show.show(loaded)
+    text = show.show(loaded)
     if options.output == "json":
         import json
 
         import yaml
 
-        shown = json.dumps(yaml.safe_load(shown), indent=2) + "\n"
-    standard_streams.write_output(shown)
+        text = json.dumps(yaml.safe_load(text), indent=2) + "\n"
+    standard_streams.write_output(text)
     return exit_codes.OK
 
 
 def _config_validate(options: Options) -> int:
-    """0: all are valid. 1: some are not; every problem of every file is printed."""
+    """Print every problem of every file. 0: all files are valid, 1: one is not."""
     from nodeagent.config import load, problems, show
     from nodeagent.report import wording
 

@@ -1,4 +1,4 @@
-"""Exit codes of every command: the one table that `--help`, the README and the code share."""
+"""Exit codes of every command: one table for the code, `--help` and the README."""
 
 from typing import Final
 
@@ -7,35 +7,35 @@ SOFT: Final = 1
 HARD: Final = 2
 UNKNOWN: Final = 3
 USAGE: Final = 64
-"""EX_USAGE of sysexits.h: argparse's own 2 would read as `hard`."""
+"""EX_USAGE of sysexits.h: argparse's own 2 reads as `hard`."""
 INTERNAL: Final = 70
-"""EX_SOFTWARE of sysexits.h: Python's own 1 for an unexpected error would read as `soft`."""
+"""EX_SOFTWARE of sysexits.h: Python's own 1 for an unexpected error reads as `soft`."""
 CONFIG: Final = 78
 """EX_CONFIG of sysexits.h."""
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells have it."""
+"""128 + SIGINT, as in shells."""
 
 TABLE: Final = (
-    (OK, "ok", "every signal with a threshold was read and is above its thresholds"),
-    (SOFT, "soft", "a soft threshold is met, no hard one"),
+    (OK, "ok", "every signal with a threshold was read, and no threshold is met"),
+    (SOFT, "soft", "a soft threshold is met, but no hard one"),
     (HARD, "hard", "a hard threshold is met"),
     (
         UNKNOWN,
-        "could not tell",
-        "nothing is met, but a signal with a threshold could not be read; or no report could be made",
+        "unknown",
+        "no threshold is met, but a signal with a threshold could not be read; or no report could be made",
     ),
     (USAGE, "usage", "the command line was wrong"),
     (INTERNAL, "internal error", "a defect of nodeagent; please report it with the traceback on standard error"),
-    (CONFIG, "configuration", "the configuration could not be read or is not valid"),
+    (CONFIG, "configuration", "the configuration could not be read or is invalid"),
     (INTERRUPTED, "interrupted", "stopped by Ctrl-C"),
 )
-"""(code, name, meaning). 0 to 3 are what monitoring plugins expect; `config validate` uses 0 valid and 1 not valid."""
+"""(code, name, meaning). Monitoring plugins expect 0 to 3; `config validate` uses 0 for valid and 1 for invalid."""
 
 _BY_STATE: Final = {"ok": OK, "soft": SOFT, "hard": HARD, "unknown": UNKNOWN}
 
 
 def exit_code_of(state: str) -> int:
-    """The exit code that tells this state (a `SignalState`: not imported here, which keeps `--help` quick)."""
+    """The exit code of a state (a `SignalState`, not imported here to keep `--help` fast)."""
     return _BY_STATE[state]
 
 

@@ -1,6 +1,6 @@
-"""`docs/nodeagent.1`: the manual page, from what `--help` says. `python -m nodeagent.commands.manpage` prints it.
+"""The manual page `docs/nodeagent.1`, printed by `python -m nodeagent.commands.manpage`.
 
-Written from argparse's own data, so that an option cannot be missing there, in troff's man macros.
+It is generated from argparse's own data in troff's man macros, so that no option can be missing.
 """
 
 import argparse
@@ -12,13 +12,16 @@ from nodeagent import __version__
 from nodeagent.commands import arguments, exit_codes
 
 _FILES: Final = (
-    ("/run/nodeagent/state", "What must survive a restart: grace periods, budgets, conditions and holds (stateDir)."),
-    ("/run/nodeagent/decisions.jsonl", "The records that explain and replay read."),
+    (
+        "/run/nodeagent/state",
+        "What must survive a restart: grace periods, rate limits, conditions and brakes (stateDir).",
+    ),
+    ("/run/nodeagent/decisions.jsonl", "Records of decisions, for explain and replay."),
 )
 _ENVIRONMENT: Final = (
     ("NODE_NAME", "Name of this node's object, as --node-name."),
-    ("NODEAGENT_MODE", "dry-run or enforce; replaces what the configuration says."),
-    ("KUBECONFIG", "How to reach the API outside a cluster, as --kubeconfig."),
+    ("NODEAGENT_MODE", "dry-run or enforce; replaces `mode` of the configuration."),
+    ("KUBECONFIG", "How to reach the API server outside a cluster, as --kubeconfig."),
     ("NO_COLOR", "No colours."),
 )
 
@@ -54,7 +57,7 @@ def text() -> str:
 
 
 def _commands(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Every command that does something, with its place in the tree spelled out."""
+    """Every command that can be run, with the names of its parents in front."""
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue
@@ -101,14 +104,14 @@ def _terms(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _examples(epilog: str) -> Iterator[str]:
-    """The first block of the epilogue, its heading left out."""
+    """The first block of the epilogue without its heading."""
     yield ".nf"
     yield from (_escaped(line) for line in epilog.partition("\n\n")[0].splitlines()[1:])
     yield ".fi"
 
 
 def _escaped(line: str) -> str:
-    """Literal text: no request at the beginning of a line, no escape, no typographic hyphen or quote."""
+    """Literal text: no request at the start of a line, no escapes, no typographic hyphens or quotes."""
     line = line.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("'", "\\(aq")
     return f"\\&{line}" if line.startswith(".") else line
 

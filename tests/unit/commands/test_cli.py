@@ -1,5 +1,3 @@
-import contextlib
-import io
 import json
 import os
 import pty
@@ -13,11 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent import __version__
-from nodeagent.commands import arguments, cli, exit_codes
+from nodeagent.commands import cli, exit_codes
 from nodeagent.model import Signal
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
@@ -27,7 +23,6 @@ CALM = NODES / "cgroupv2-calm-8pods"
 FULL = NODES / "cgroupv2-imagefs-pressure"
 
 HEAVY = (
-    "argparse",
     "dataclasses",
     "inspect",
     "json",
@@ -172,65 +167,6 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     finally:
         os.close(writing)
     assert done.stderr == ""
-
-
-# --- reading the command line ----------------------------------------------------------------------------------------
-
-
-WORDS = st.sampled_from(
-    [
-        *("--config", "--host-root", "--node-name", "--kubeconfig", "--pods", "--signal", "-o", "--output", "--api"),
-        *(
-            "--no-api",
-            "--watch",
-            "--color",
-            "--help",
-            "-h",
-            "--",
-            "-",
-            "--conf",
-            "--pods=f",
-            "-ojson",
-            "-x",
-            "--nonsense",
-        ),
-        *(
-            "json",
-            "yaml",
-            "text",
-            "auto",
-            "always",
-            "never",
-            "a",
-            "/x",
-            "",
-            "3",
-            "memory.available",
-            "check",
-            "--output_x",
-        ),
-    ]
-)
-
-
-@given(st.lists(WORDS, max_size=6))
-def test_the_quick_reading_of_a_check_is_argparses(words: list[str]) -> None:
-    made = cli.quick(["check", *words])
-    if made is None:
-        return
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            parsed = arguments.parser().parse_args(["check", *words])
-    except SystemExit:
-        pytest.fail(f"argparse refuses {words}")
-    assert vars(made) == vars(parsed)
-
-
-def test_plain_checks_are_read_quickly_and_nothing_else_is() -> None:
-    plain = ["check", "--no-api", "--host-root", "/host", "-o", "json", "--pods", "f"]
-    assert vars(cli.quick(plain)) == vars(arguments.parser().parse_args(plain))
-    for words in ([], ["run"], ["check", "--help"], ["check", "-o", "xml"], ["check", "--watch"], ["check", "--pods"]):
-        assert cli.quick(words) is None
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------
