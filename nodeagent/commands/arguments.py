@@ -66,7 +66,7 @@ annotation.
 
 _REPLAY_DESCRIPTION = """\
 Repeat recorded decisions with another configuration and show the different victims. Nothing is changed and nothing is
-sent. Each decision uses the recorded snapshot and state. The grace period of a soft threshold that was not in force then
+sent. Each decision uses the recorded snapshot and state. If a soft threshold was not in force then, its grace period
 counts as over, and the report marks it.
 """
 
@@ -162,9 +162,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
     run = commands.add_parser("run", help="run the agent", description=_RUN_DESCRIPTION, formatter_class=_Formatter)
     _add_node_options(run)
-    run.add_argument(
-        "--dry-run", action="store_true", help="dry run: decide and log, change nothing, whatever `mode` is"
-    )
+    run.add_argument("--dry-run", action="store_true", help="decide and log, change nothing, whatever `mode` is")
     run.add_argument("--once", action="store_true", help="one sync, then exit")
     run.set_defaults(command="run")
 
@@ -180,8 +178,8 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
     show = actions.add_parser(
         "show",
         help="the effective configuration with each value's origin",
-        description="Print the effective configuration: the values of the file, and built-in defaults for the rest. Each "
-        "value has a comment with its origin.",
+        description="Print the effective configuration: the values of the file, and built-in defaults for the "
+        "rest. Each value has a comment with its origin.",
     )
     show.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
     show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
@@ -214,9 +212,7 @@ def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--state-dir", metavar="DIR", help="directory of the records, or a file of records (default: stateDir)"
     )
     explain.add_argument("--config", metavar="FILE", help="read stateDir from this configuration file")
-    explain.add_argument(
-        "-n", "--last", metavar="N", type=_count, default=20, help="number of decisions in the list (default: 20)"
-    )
+    explain.add_argument("-n", "--last", metavar="N", type=_count, default=20, help="length of the list (default: 20)")
     _add_output(explain)
     explain.set_defaults(command="explain")
 

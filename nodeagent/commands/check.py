@@ -1,10 +1,9 @@
-"""`nodeagent check`: look at this node once, or again and again, and print what was seen and what would be done.
+"""`nodeagent check`: sample this node once or repeatedly, and print the signals and the eviction order.
 
-Nothing is changed and nothing is kept: the policy decides from an empty state, so that what depends on earlier samples
-(grace periods, trends, budgets) is reported as it would stand right after a start. With `--watch` the state goes on.
-
-Every room that one report may do without (the API, YAML, JSON, colours) is imported when it is asked for: start to
-report is held to a few times the cost of starting Python (benchmarks/check_start.py).
+1. Nothing is changed and nothing is stored.
+2. The policy decides from an empty state: grace periods, trends and rate limits are as right after a start. With
+   `--watch` the state is kept between reports.
+3. A report imports the API client, YAML, JSON and colours only if it uses them (benchmarks/check_start.py).
 """
 
 import os
@@ -41,17 +40,17 @@ if TYPE_CHECKING:
     from nodeagent.kube.volume_lookup import Claim, ClaimLocation
     from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
-SHORT_DISK_S: Final = 1.0
-"""How long pods' disks are walked when a disk is short: 500,000 files (MEASURED, the kernel), still soon enough for a
-monitoring plugin."""
-DISK_S: Final = 30.0
-"""The same when it was asked for."""
-CLAIMS_S: Final = 2.0
-"""How long the API is asked about the volumes that pods mount: a few hundred claims on a healthy cluster."""
+WALK_TIMEOUT_S: Final = 1.0
+"""Timeout of the walk when a disk is short: about 500,000 files (docs/performance.md). Longer delays a monitoring
+plugin."""
+WALK_TIMEOUT_ON_REQUEST_S: Final = 30.0
+"""The same with --disk or --signal."""
+CLAIMS_TIMEOUT_S: Final = 2.0
+"""Timeout of the volume look-ups: a few hundred claims on a healthy cluster."""
 UNATTRIBUTED_TIMEOUT_S: Final = 10.0
-"""How long host directories are walked for each file system when it was asked for."""
+"""With --disk: timeout of the walk of host directories, for each file system."""
 RANKABLE: Final = tuple(signal for signal in Signal if not signal.startswith("containerfs"))
-"""Signals that `--signal` takes: containerfs has no thresholds of its own, it is nodefs or imagefs by another name."""
+"""Values of `--signal`. containerfs has no thresholds of its own: it is the same file system as nodefs or imagefs."""
 _HOSTNAME_FILES: Final = ("/proc/sys/kernel/hostname", "/etc/hostname")
 
 
@@ -65,7 +64,7 @@ class CheckError(Exception):
 
 
 class CheckOptions(NamedTuple):
-    """What the user asked for, checked as far as it can be without looking at the node."""
+    """The options of the command line and the loaded configuration."""
 
     loaded: load.LoadedConfig
     config_source: str
@@ -75,21 +74,21 @@ class CheckOptions(NamedTuple):
     pods_file: str | None
     signal: Signal | None
     disk: bool = False
-    """Measure what the pods hold on disk even when no disk is near a threshold, and take longer for it."""
+    """Measure disk usage of pods and host directories also if no disk is short."""
 
 
 class PodListing(NamedTuple):
-    """The pods as somebody other than this host told of them."""
+    """The pods from the API server or from a file."""
 
     pods: tuple[Pod, ...] | None
-    """None: nobody did."""
+    """None: neither was read."""
     synced_at: float | None
     source: str
-    """Who did, or why nobody."""
+    """The source, or why there is none."""
     notes: tuple[Note, ...] = ()
 
 
-def check_options(
+def options_from(
     *,
     host_root: str = "/",
     config_file: str | None = None,
@@ -100,7 +99,7 @@ def check_options(
     signal: str | None = None,
     disk: bool = False,
 ) -> CheckOptions:
-    """The wish behind these options. Raises CheckError when the configuration or an option is wrong."""
+    """Load the configuration. Raises CheckError if it or an option is invalid."""
     overrides = load.overrides_from(os.environ, node_name=node_name, kubeconfig=kubeconfig)
     try:
         loaded = load.load(config_file, overrides=overrides)
@@ -119,19 +118,19 @@ def check_options(
     )
 
 
-# --- looking ---------------------------------------------------------------------------------------------------------
+# --- sampling --------------------------------------------------------------------------------------------------------
 
 
 class NodeChecker:
-    """Looks at one node, as often as asked. What only has to be found out once is found out once."""
+    """Makes reports of one node. Host layout, credentials and the kubelet's configuration are read once."""
 
-    def __init__(self, wish: CheckOptions) -> None:
-        """Raises CheckError when there is no such host."""
-        self._wish = wish
-        # One look has no earlier samples to wait for: it reports what an agent that has been running would do.
-        self._config = wish.loaded.config._replace(startup=StartupConfig(fresh_samples=1))
+    def __init__(self, options: CheckOptions) -> None:
+        """Raises CheckError if the host root cannot be opened."""
+        self._options = options
+        # A report has no earlier samples: it shows what an agent that has already started would do.
+        self._config = options.loaded.config._replace(startup=StartupConfig(fresh_samples=1))
         try:
-            self._host = open_host(wish.host_root)
+            self._host = open_host(options.host_root)
         except Unreadable as error:
             raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
         self._node_name = self._config.node_name or _host_name(self._host)
@@ -143,12 +142,12 @@ class NodeChecker:
         )
         self._state: PolicyState | None = None
         self._transport: Transport | None = None
-        self._places: dict[Claim, ClaimLocation] = {}
+        self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
         self._kubelet, self._kubelet_notes = kubelet_config.find(self._host)
 
     def close(self) -> None:
-        """Give back descriptors and connections."""
+        """Close descriptors and connections."""
         self._sampler.close()
         if self._disks is not None:
             self._disks.close()
@@ -156,56 +155,55 @@ class NodeChecker:
             self._transport.close()
 
     def make_report(self) -> Report:
-        """One report. Raises CheckError when the API was demanded and did not answer."""
-        known = self._known_pods()
-        snapshot = self._sampler.sample(known.pods, known.synced_at)
+        """Sample, decide and report. Raises CheckError if `--api always` gets no answer."""
+        listing = self._list_pods()
+        snapshot = self._sampler.sample(listing.pods, listing.synced_at)
         now = self._host.boottime()
         before = self._state if self._state is not None else initial("check", now=now)
         plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
-        wanted = self._disks_wanted(plan)
-        if wanted and self._host.recorded:
-            told = f"{wanted}: what pods and directories hold cannot be measured, a recording has no files of theirs"
-            known = known._replace(notes=(*known.notes, Note(NoteKind.DISKS, told)))
-        elif wanted:
-            snapshot = self._with_disks(snapshot)
+        walk_reason = self._walk_reason(plan)
+        if walk_reason and self._host.recorded:
+            message = f"{walk_reason}: disk usage cannot be measured, a recording contains no files of pods"
+            listing = listing._replace(notes=(*listing.notes, Note(NoteKind.DISKS, message)))
+        elif walk_reason:
+            snapshot = self._with_disk_usage(snapshot)
             now = self._host.boottime()
             plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
-        if self._wish.signal is not None:
-            plan = _ranked_for(plan, snapshot, self._wish.signal, now=now, config=self._config)
+        if self._options.signal is not None:
+            plan = _ranked_for(plan, snapshot, self._options.signal, now=now, config=self._config)
         report = Report(
             snapshot=snapshot,
-            plan=ranking.with_key_texts(self._worded(plan, snapshot)),
+            plan=ranking.with_key_texts(self._with_messages(plan, snapshot)),
             mode=self._config.mode.value,
-            config_source=self._wish.config_source,
-            pods_source=known.source,
+            config_source=self._options.config_source,
+            pods_source=listing.source,
             kubelet=self._kubelet,
         )
-        return report._replace(notes=self._notes(report, known))
+        return report._replace(notes=self._notes(report, listing))
 
-    def _worded(self, plan: Plan, snapshot: NodeSnapshot) -> Plan:
-        """The plan with the words that its evictions would have: they name what each container uses, which is read for
-        victims only."""
-        going = {view.pod.uid: view for view in snapshot.pods}
+    def _with_messages(self, plan: Plan, snapshot: NodeSnapshot) -> Plan:
+        """The plan with its eviction messages. They contain the memory of each container, which is read only for
+        victims."""
+        views = {view.pod.uid: view for view in snapshot.pods}
         victims = []
         for victim in plan.victims:
-            view = going[victim.pod.uid]
+            view = views[victim.pod.uid]
             if view.usage is not None:
                 view = view._replace(usage=self._sampler.with_container_memory(view.usage))
             victims.append(engine.with_current_text(victim, view, plan=plan))
         return plan._replace(victims=tuple(victims))
 
-    def _disks_wanted(self, plan: Plan) -> str:
-        """Why somebody wants to know who holds the disks; empty when nobody does. Walking takes seconds, so that nobody
-        else pays for it."""
-        if self._wish.disk:
+    def _walk_reason(self, plan: Plan) -> str:
+        """Why disk usage is measured; empty if it is not. A walk takes seconds, so that it needs a reason."""
+        if self._options.disk:
             return "--disk"
-        if self._wish.signal in DISK_SIGNALS:
-            return f"--signal {self._wish.signal}"
-        bad = (SignalState.SOFT, SignalState.HARD)
-        short = [verdict.signal for verdict in plan.signals if verdict.signal in DISK_SIGNALS and verdict.state in bad]
+        if self._options.signal in DISK_SIGNALS:
+            return f"--signal {self._options.signal}"
+        met = (SignalState.SOFT, SignalState.HARD)
+        short = [verdict.signal for verdict in plan.signals if verdict.signal in DISK_SIGNALS and verdict.state in met]
         return f"{short[0]} is short" if short else ""
 
-    def _with_disks(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+    def _with_disk_usage(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         if self._disks is None:
             from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
@@ -213,55 +211,61 @@ class NodeChecker:
             self._disks = OneShotMeasurement(
                 self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout
             )
-        if not self._wish.disk:
-            return self._disks.measured(snapshot, for_s=SHORT_DISK_S)
+        if not self._options.disk:
+            return self._disks.measured(snapshot, for_s=WALK_TIMEOUT_S)
         from nodeagent.report.progress import ProgressLine
 
         line = ProgressLine()
         try:
-            return self._disks.measured(snapshot, for_s=DISK_S, rest_s=UNATTRIBUTED_TIMEOUT_S, tell=line.show)
+            return self._disks.measured(
+                snapshot, for_s=WALK_TIMEOUT_ON_REQUEST_S, rest_s=UNATTRIBUTED_TIMEOUT_S, tell=line.show
+            )
         finally:
             line.clear()
 
-    def _notes(self, report: Report, known: PodListing) -> tuple[Note, ...]:
-        warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._wish.loaded.warnings)
-        assumed = " if it has a kubelet's defaults" if self._kubelet is not None and self._kubelet.unread else ""
+    def _notes(self, report: Report, listing: PodListing) -> tuple[Note, ...]:
+        warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._options.loaded.warnings)
+        assumed = " (defaults assumed)" if self._kubelet is not None and self._kubelet.unread else ""
         when = {node_report.KUBELET_FIRST: "would", node_report.SOFT_FIRST: "may"}
-        races = tuple(
-            Note(NoteKind.KUBELET, f"it {when[each.verdict]} act first{assumed}: {each.message}")
+        earlier_kubelet = tuple(
+            Note(NoteKind.KUBELET, f"the kubelet {when[each.verdict]} act first{assumed}: {each.message}")
             for each in node_report.compare_with_kubelet(report)
             if each.verdict in when
         )
         return (
             *report.snapshot.notes,
-            *known.notes,
+            *listing.notes,
             *report.plan.notes,
             *warnings,
             *self._kubelet_notes,
-            *self._others(report.snapshot.taken_at),
-            *_unjoined(report.snapshot, known),
-            *races,
+            *self._status_of_agent(report.snapshot.taken_at),
+            *self._other_oom_handlers(),
+            *_unmatched_pods(report.snapshot, listing),
+            *earlier_kubelet,
         )
 
-    def _others(self, now: float) -> tuple[Note, ...]:
-        """What an agent that runs here says of itself, and who else kills on this node."""
-        said: tuple[Note, ...] = ()
-        if not self._host.recorded and os.path.isdir(self._config.state_dir):
-            from nodeagent.records import status_file
+    def _status_of_agent(self, now: float) -> tuple[Note, ...]:
+        """The notes that the agent of this host has stored. OOM handlers are left out: the report looks for them
+        itself."""
+        if self._host.recorded or not os.path.isdir(self._config.state_dir):
+            return ()
+        from nodeagent.records import status_file
 
-            said = status_file.read_status(self._config.state_dir, now=now)
-        around = self._sampler.host_layout()
-        seen = other_oom_handlers.find_handlers(self._host, kubepods=around.kubepods.path if around.kubepods else "")
-        return (*[note for note in said if note.kind is not NoteKind.OTHER_OOM_HANDLERS], *seen)
+        stored = status_file.read_status(self._config.state_dir, now=now)
+        return tuple([note for note in stored if note.kind is not NoteKind.OTHER_OOM_HANDLERS])
+
+    def _other_oom_handlers(self) -> tuple[Note, ...]:
+        kubepods = self._sampler.host_layout().kubepods
+        return other_oom_handlers.find_handlers(self._host, kubepods=kubepods.path if kubepods else "")
 
     # --- pods
 
-    def _known_pods(self) -> PodListing:
-        if self._wish.pods_file is not None:
-            return self._from_file(self._wish.pods_file)
-        if self._wish.api == "never":
-            return PodListing(None, None, "this host alone, the API was not asked")
-        if self._wish.api == "auto" and self._host.recorded:
+    def _list_pods(self) -> PodListing:
+        if self._options.pods_file is not None:
+            return self._from_file(self._options.pods_file)
+        if self._options.api == "never":
+            return PodListing(None, None, "this host alone, the API server was not asked")
+        if self._options.api == "auto" and self._host.recorded:
             return PodListing(None, None, "this recording alone")
         return self._from_api()
 
@@ -273,8 +277,8 @@ class NodeChecker:
         except pod_list_file.PodListError as error:
             raise CheckError(f"--pods {path}: {error}") from error
         claims = sum(bool(pod.claims) for pod in listed.pods)
-        told = f"a file of pods does not tell whom a local volume binds to this node; pods that mount claims: {claims}"
-        notes = (Note(NoteKind.VOLUMES, told),) if claims and self._config.protection.node_bound else ()
+        message = f"a file of pods does not contain the nodes of local volumes; pods that mount claims: {claims}"
+        notes = (Note(NoteKind.VOLUMES, message),) if claims and self._config.protection.node_bound else ()
         return PodListing(listed.pods, self._host.boottime(), path, listed.notes + notes)
 
     def _from_api(self) -> PodListing:
@@ -282,8 +286,8 @@ class NodeChecker:
 
         found = credentials.find_credentials(self._config.cluster.kubeconfig)
         if not found.found:
-            if self._wish.api == "always" or self._config.cluster.kubeconfig:
-                raise CheckError(f"the API cannot be asked: {found.reason}")
+            if self._options.api == "always" or self._config.cluster.kubeconfig:
+                raise CheckError(f"no API server: {found.reason}")
             return PodListing(None, None, f"this host alone, {found.reason}")
         from nodeagent.kube import api_errors, node_identity, pod_watch, transport, volume_lookup
 
@@ -295,7 +299,11 @@ class NodeChecker:
             view = pod_watch.list_pods(self._transport, self._node_name)
             if self._config.protection.node_bound:
                 placed, trouble = volume_lookup.look_up_all(
-                    self._transport, view.pods, node_name=self._node_name, known=self._places, for_s=CLAIMS_S
+                    self._transport,
+                    view.pods,
+                    node_name=self._node_name,
+                    known=self._claim_locations,
+                    for_s=CLAIMS_TIMEOUT_S,
                 )
                 view = view._replace(pods=placed)
                 notes = (Note(NoteKind.VOLUMES, trouble),) if trouble else ()
@@ -303,27 +311,27 @@ class NodeChecker:
                 me = node_identity.Identity(self._node_name, "", node_identity.whoami(self._transport))
                 notes += (Note(NoteKind.TAINTS, node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
         except (api_errors.ApiError, credentials.CredentialsError) as error:
-            if self._wish.api == "always":
-                raise CheckError(f"the API did not tell the pods of {self._node_name}: {error}") from error
-            return PodListing(None, None, "this host alone, the API did not answer", (Note(NoteKind.API, str(error)),))
-        # Just asked; on the host's own clock, which in a recording is not this machine's.
-        return PodListing(view.pods, self._host.boottime(), f"the API at {self._transport.server}", view.notes + notes)
+            if self._options.api == "always":
+                raise CheckError(f"the API server did not list the pods of {self._node_name}: {error}") from error
+            return PodListing(
+                None, None, "this host alone, the API server did not answer", (Note(NoteKind.API, str(error)),)
+            )
+        # Listed just now, on the clock of the host: a recording has another one than this machine.
+        return PodListing(
+            view.pods, self._host.boottime(), f"the API server {self._transport.server}", view.notes + notes
+        )
 
 
-def _unjoined(snapshot: NodeSnapshot, known: PodListing) -> tuple[Note, ...]:
-    """A note when the API's pods are somebody else's: the usual sign of a wrong node name."""
-    if known.pods is None or known.pods or not snapshot.pods:
+def _unmatched_pods(snapshot: NodeSnapshot, listing: PodListing) -> tuple[Note, ...]:
+    """A note if the API server lists no pods of a node that has pods: the usual sign of a wrong node name."""
+    if listing.pods is None or listing.pods or not snapshot.pods:
         return ()
-    return (
-        Note(
-            NoteKind.PODS,
-            f"{known.source} has no pods of node {snapshot.node}, this host has: is the name right? (--node-name)",
-        ),
-    )
+    message = f"{listing.source} lists no pods of node {snapshot.node}, but this host has pods: check --node-name"
+    return (Note(NoteKind.PODS, message),)
 
 
 def _host_name(host: Host) -> str:
-    """The host's name as the kubelet would use it (lower case); `unknown` where nothing tells it."""
+    """The host's name as the kubelet uses it (lower case), or `unknown`."""
     if host.root == "/":
         return os.uname().nodename.lower()
     if host.recorded:
@@ -339,21 +347,21 @@ def _host_name(host: Host) -> str:
 
 
 def _ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: float, config: Config) -> Plan:
-    """The same plan with the pods in the order in which they would go if `signal` alone had run out.
+    """The same plan with the eviction order for `signal`.
 
-    Asked of the policy itself: it decides once more, about a snapshot in which nothing of that signal is left.
+    The policy decides again on a snapshot in which nothing of that signal is available.
     """
-    seen = snapshot.observations[signal]
-    starved = seen._replace(available=0, capacity=seen.capacity or 1, read_at=snapshot.taken_at)
-    # Soft, so that nothing is due at once and only the order is worked out.
-    alone = Threshold(signal, Amount(1, None, "1"), grace_period_s=1.0)
-    asked, _ = engine.decide(
-        snapshot._replace(observations={**snapshot.observations, signal: starved}),
+    observed = snapshot.observations[signal]
+    exhausted = observed._replace(available=0, capacity=observed.capacity or 1, read_at=snapshot.taken_at)
+    # A soft threshold is not due at once: the policy computes only the order.
+    threshold = Threshold(signal, Amount(1, None, "1"), grace_period_s=1.0)
+    ranked, _ = engine.decide(
+        snapshot._replace(observations={**snapshot.observations, signal: exhausted}),
         initial("check", now=now),
         now=now,
-        config=config._replace(thresholds=(alone,)),
+        config=config._replace(thresholds=(threshold,)),
     )
-    return plan._replace(ranking=asked.ranking, rank_order=asked.rank_order, ranked_for=asked.ranked_for)
+    return plan._replace(ranking=ranked.ranking, rank_order=ranked.rank_order, ranked_for=ranked.ranked_for)
 
 
 def _recorded_name(host: Host) -> str:
@@ -365,18 +373,18 @@ def _recorded_name(host: Host) -> str:
         return "unknown"
 
 
-# --- showing ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
-def show(wish: CheckOptions, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
-    """Print one report, or one every `every_s` seconds until interrupted, and return the (last) exit code.
+def show(options: CheckOptions, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
+    """Print one report, or one every `every_s` seconds until Ctrl-C, and return the last exit code.
 
-    Raises CheckError when no report can be made, OutputError when it cannot be written.
+    Raises CheckError if no report can be made, OutputError if it cannot be written.
     """
-    observer = NodeChecker(wish)
+    checker = NodeChecker(options)
     try:
         while True:
-            report = observer.make_report()
+            report = checker.make_report()
             code = exit_codes.exit_code_of(node_report.state(report))
             try:
                 _print(report, output=output, color=color, repeated=every_s is not None)
@@ -388,7 +396,7 @@ def show(wish: CheckOptions, *, output: str = "text", color: str = "auto", every
                 return code
             time.sleep(every_s)
     finally:
-        observer.close()
+        checker.close()
 
 
 def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
@@ -400,7 +408,7 @@ def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
         from nodeagent.report import json_document
 
         facts = writable(json_document.to_json(report))
-        # One line per report when there are many, so that a reader can take them as they come.
+        # With --watch one line for each report, so that a reader can parse them one by one.
         write(json.dumps(facts, indent=None if repeated else 2, allow_nan=False) + "\n")
     elif output == "yaml":
         import yaml
@@ -411,7 +419,7 @@ def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         facts = writable(json_document.to_json(report))
         write(yaml.dump(facts, Dumper=dumper, sort_keys=False, explicit_start=repeated))
-    elif _colourful(color):
+    elif _uses_color(color):
         from nodeagent.report import terminal
 
         console = terminal.console(force=color == "always")
@@ -422,7 +430,7 @@ def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
         write(text.render(sections.sections(report)) + ("\n" if repeated else ""))
 
 
-def _colourful(color: str) -> bool:
+def _uses_color(color: str) -> bool:
     if color == "auto":
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     return color == "always"

@@ -83,7 +83,7 @@ def _check(options: Options) -> int:
     from nodeagent.commands import check
 
     try:
-        options_of_check = check.check_options(
+        check_options = check.options_from(
             host_root=options.host_root,
             config_file=options.config,
             node_name=options.node_name,
@@ -93,7 +93,7 @@ def _check(options: Options) -> int:
             signal=options.signal,
             disk=options.disk,
         )
-        return check.show(options_of_check, output=options.output, color=options.color, every_s=options.watch)
+        return check.show(check_options, output=options.output, color=options.color, every_s=options.watch)
     except check.CheckError as error:
         raise _FailureError(str(error), error.kind) from error
 

@@ -14,7 +14,7 @@ from nodeagent.commands import arguments, exit_codes
 _FILES: Final = (
     (
         "/run/nodeagent/state",
-        "What must survive a restart: grace periods, rate limits, conditions and brakes (stateDir).",
+        "State across restarts: grace periods, rate limits, conditions and brakes (stateDir).",
     ),
     ("/run/nodeagent/decisions.jsonl", "Records of decisions, for explain and replay."),
 )

@@ -1,15 +1,13 @@
-"""`nodeagent replay`: recorded decisions made again with another configuration, and who would have gone instead.
+"""`nodeagent replay`: repeat recorded decisions with another configuration and report the different victims.
 
-Promises:
+1. Nothing is changed and no request is sent: records and a configuration go in, differences come out.
+2. Each decision is repeated on its own, with the recorded snapshot and state. What the other configuration would have
+   done before (earlier evictions, tokens taken) is not simulated.
+3. The recorded configuration gives no differences, because the policy is pure.
 
-1. Nothing is changed and nobody is asked: records and a configuration go in, differences come out.
-2. Each decision is made again by itself, on the snapshot and the state that the agent had then. What another
-   configuration would have done *before* (pods that had gone earlier, tokens spent) is not invented.
-3. With the configuration that was in force then there is no difference: the policy is pure.
-
-Theory of operation. The recorded state knows the thresholds of the time. A threshold that was not in force then has no
-past: whether it had been met for its grace period cannot be told, so it is taken as met for long enough, and the report
-says so. A stream of samples that had passed the start-up of the time has passed that of the new configuration, too.
+Theory of operation. The recorded state contains the thresholds of that time. A threshold that was not in force then has
+no history, so its grace period counts as over, and the report marks it. A stream of samples that had passed
+`startup.freshSamples` then also passes that of the other configuration.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,28 +24,28 @@ from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column
 
 
 class ReplayError(Exception):
-    """There is nothing to replay; the message is for the user."""
+    """No decision can be replayed. The message is for the user."""
 
 
 class RecordedVictim(NamedTuple):
-    """A pod that was evicted then."""
+    """A victim of the recorded decision."""
 
     key: str
     uid: str
 
 
 class Replayed(NamedTuple):
-    """One recorded decision, and the one that was made instead."""
+    """One recorded decision and its repetition."""
 
     id: str
     wall_time: float | None
     recorded_signal: str
-    """The signal and tier that were served then, or why nobody went."""
+    """The signal and tier that was acted on, and the refusals."""
     recorded_victims: tuple[RecordedVictim, ...]
     plan: Plan | None
-    """None: it could not be made again, see `trouble`."""
+    """None: not repeatable, see `trouble`."""
     assumed: tuple[str, ...] = ()
-    """Soft thresholds that are met now and were not in force then: their grace is taken as over."""
+    """Soft thresholds that are met now and were not in force then: their grace period counts as over."""
     trouble: str = ""
 
     @property
@@ -61,32 +59,32 @@ class Replayed(NamedTuple):
 
 
 def replay(place: Path, config: Config) -> tuple[Replayed, ...]:
-    """Every recorded decision of a state directory or a file of records, made again with `config`.
+    """Repeat every decision of a state directory or a file of records with `config`.
 
     Raises:
         ReplayError: there are no records.
     """
     packer = flight_recorder.Packer()
     try:
-        found = tuple(
-            _again(record, config, packer)
+        rows = tuple(
+            _repeat(record, config, packer)
             for record in flight_recorder.read_records(place)
             if record.get("record") == "decision"
         )
     except flight_recorder.RecordsError as error:
         raise ReplayError(str(error)) from error
-    if not found:
-        raise ReplayError(f"{place}: no decision is recorded there")
-    return found
+    if not rows:
+        raise ReplayError(f"{place}: contains no decision")
+    return rows
 
 
-def _again(record: Mapping[str, Any], config: Config, packer: flight_recorder.Packer) -> Replayed:
+def _repeat(record: Mapping[str, Any], config: Config, packer: flight_recorder.Packer) -> Replayed:
     wall = record.get("wallTime")
     row = Replayed(
         id=str(record.get("id")),
         wall_time=wall if isinstance(wall, int | float) else None,
-        recorded_signal=_then_for(record),
-        recorded_victims=tuple(_pods_then(record)),
+        recorded_signal=_recorded_signal(record),
+        recorded_victims=tuple(_recorded_victims(record)),
         plan=None,
     )
     inputs, trouble = packer.unpack(record.get("inputs"))
@@ -95,21 +93,21 @@ def _again(record: Mapping[str, Any], config: Config, packer: flight_recorder.Pa
     try:
         plan, assumed = _decide(inputs, config)
     except Exception as error:
-        # The policy relies on what a snapshot of ours promises; one that somebody altered promises nothing.
-        return row._replace(trouble=f"its inputs do not fit together: {type(error).__name__}: {error}")
+        # The policy relies on invariants of a snapshot, which an altered file may break.
+        return row._replace(trouble=f"inputs are inconsistent: {type(error).__name__}: {error}")
     return row._replace(plan=plan, assumed=assumed)
 
 
 def _decide(inputs: flight_recorder.DecisionInputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
-    """The plan for these inputs, and the soft thresholds whose grace was taken as over."""
-    now_in_force = thresholds.effective(config, inputs.snapshot.layout)
-    known = {thresholds.identity(each) for each in inputs.thresholds}
-    news = [each for each in now_in_force if thresholds.identity(each) not in known]
-    state = _prepared(inputs, config, since={thresholds.identity(each): each.grace_period_s for each in news})
-    # Here nobody is evicted, and what a rehearsal remembered counts as it did then.
+    """The plan for these inputs, and the soft thresholds whose grace period counts as over."""
+    in_force = thresholds.effective(config, inputs.snapshot.layout)
+    recorded = {thresholds.identity(each) for each in inputs.thresholds}
+    added = [each for each in in_force if thresholds.identity(each) not in recorded]
+    state = _adapted_state(inputs, config, since={thresholds.identity(each): each.grace_period_s for each in added})
+    # A dry run evicts nothing and counts the dry-run evictions in the recorded state as before.
     config = config._replace(mode=Mode.DRY_RUN)
     plan, _ = engine.decide(inputs.snapshot, state, now=inputs.now, config=config)
-    new = {thresholds.identity(each) for each in news if not each.hard}
+    new = {thresholds.identity(each) for each in added if not each.hard}
     assumed = tuple(
         f"{each.threshold.signal} {each.threshold.value.text}"
         for verdict in plan.signals
@@ -119,25 +117,27 @@ def _decide(inputs: flight_recorder.DecisionInputs, config: Config) -> tuple[Pla
     return ranking.with_key_texts(plan), assumed
 
 
-def _prepared(inputs: flight_recorder.DecisionInputs, config: Config, *, since: Mapping[str, float]) -> PolicyState:
-    """The recorded state as the new configuration would have it at that instant."""
-    then = inputs.state.thresholds
-    good = {
+def _adapted_state(
+    inputs: flight_recorder.DecisionInputs, config: Config, *, since: Mapping[str, float]
+) -> PolicyState:
+    """The recorded state with the histories that the other configuration needs."""
+    recorded = inputs.state.thresholds
+    good_samples = {
         stream: config.startup.fresh_samples if count >= inputs.fresh_samples else count
-        for stream, count in then.good_samples.items()
+        for stream, count in recorded.good_samples.items()
     }
-    observed = {**{identity: inputs.now - grace_s for identity, grace_s in since.items()}, **then.first_observed}
-    return inputs.state._replace(thresholds=then._replace(good_samples=good, first_observed=observed))
+    observed = {**{identity: inputs.now - grace_s for identity, grace_s in since.items()}, **recorded.first_observed}
+    return inputs.state._replace(thresholds=recorded._replace(good_samples=good_samples, first_observed=observed))
 
 
-def _pods_then(record: Mapping[str, Any]) -> Iterable[RecordedVictim]:
+def _recorded_victims(record: Mapping[str, Any]) -> Iterable[RecordedVictim]:
     victims = record.get("victims")
     for victim in victims if isinstance(victims, list) else ():
         if isinstance(victim, Mapping):
             yield RecordedVictim(f"{victim.get('namespace')}/{victim.get('name')}", str(victim.get("uid")))
 
 
-def _then_for(record: Mapping[str, Any]) -> str:
+def _recorded_signal(record: Mapping[str, Any]) -> str:
     refusals = record.get("refusals")
     listed = refusals if isinstance(refusals, list) else []
     codes = [str(each.get("code")) for each in listed if isinstance(each, Mapping)]
@@ -153,7 +153,7 @@ def _then_for(record: Mapping[str, Any]) -> str:
 
 
 def to_json(rows: Iterable[Replayed], *, config_source: str) -> dict[str, Any]:
-    """All of it as one object."""
+    """The report as one JSON object."""
     return {
         "apiVersion": API_VERSION,
         "kind": "ReplayReport",
@@ -173,7 +173,7 @@ def _row_object(row: Replayed) -> dict[str, Any]:
         "now": None
         if plan is None
         else {
-            "for": _now_for(plan),
+            "for": _decision_text(plan),
             "victims": [{"key": victim.pod.key, "uid": victim.pod.uid} for victim in plan.victims],
             "refusals": [refusal._asdict() for refusal in plan.refusals],
         },
@@ -193,8 +193,8 @@ def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section
     source = wording.escape_terminal(config_source)
     summary = f"{len(rows)} decisions with {source}: {same} the same, {len(differing)} different"
     if failed:
-        summary += f", {failed} could not be made again"
-    columns = (Column("TIME"), Column("ID"), Column("THEN"), Column("NOW"), Column("DIFFERENCE"))
+        summary += f", {failed} not repeatable"
+    columns = (Column("TIME"), Column("ID"), Column("RECORDED"), Column("REPLAYED"), Column("DIFFERENCE"))
     table = Section("", columns, tuple(_row(row) for row in rows))
     head = Section("", lines=(Cell(summary, STRONG),))
     return (head, table, *(_difference_section(row) for row in differing))
@@ -202,32 +202,32 @@ def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section
 
 def _row(row: Replayed) -> tuple[Cell, ...]:
     time = wording.rfc3339(row.wall_time) if row.wall_time is not None else wording.UNKNOWN
-    then = f"{row.recorded_signal or '?'}: {_named([each.key for each in row.recorded_victims])}"
+    recorded = f"{row.recorded_signal or '?'}: {_named([each.key for each in row.recorded_victims])}"
     if row.plan is None:
         return (
             Cell(time),
             Cell(wording.escape_terminal(row.id)),
-            Cell(wording.escape_terminal(then)),
+            Cell(wording.escape_terminal(recorded)),
             Cell("?"),
             Cell(wording.escape_terminal(row.trouble), WARN),
         )
-    now = f"{_now_for(row.plan)}: {_named([victim.pod.key for victim in row.plan.victims])}"
-    notes = f" (grace of {', '.join(row.assumed)} taken as over)" if row.assumed else ""
+    now = f"{_decision_text(row.plan)}: {_named([victim.pod.key for victim in row.plan.victims])}"
+    notes = f" (grace period of {', '.join(row.assumed)} counts as over)" if row.assumed else ""
     difference = Cell("different" + notes, BAD) if row.differs else Cell("same" + notes, DIM)
     return (
         Cell(time),
         Cell(wording.escape_terminal(row.id)),
-        Cell(wording.escape_terminal(then)),
+        Cell(wording.escape_terminal(recorded)),
         Cell(wording.escape_terminal(now)),
         difference,
     )
 
 
 def _named(pods: list[str]) -> str:
-    return ", ".join(pods) if pods else "nobody"
+    return ", ".join(pods) if pods else "no pod"
 
 
-def _now_for(plan: Plan) -> str:
+def _decision_text(plan: Plan) -> str:
     codes = ", ".join(refusal.code for refusal in plan.refusals)
     if plan.acting_on is None:
         return codes or "nothing due"
@@ -238,8 +238,8 @@ def _now_for(plan: Plan) -> str:
 def _difference_section(row: Replayed) -> Section:
     lines = [
         Cell(
-            wording.escape_terminal(f"{'+' if change == 'goes' else '-'} {pod}: {reason}"),
-            BAD if change == "goes" else GOOD,
+            wording.escape_terminal(f"{'+' if change == 'evicted' else '-'} {pod}: {reason}"),
+            BAD if change == "evicted" else GOOD,
         )
         for change, pod, reason in _differences(row)
     ]
@@ -247,31 +247,31 @@ def _difference_section(row: Replayed) -> Section:
 
 
 def _differences(row: Replayed) -> list[tuple[str, str, str]]:
-    """(goes or spared, pod, why), first who would go now and did not, then who went and would not."""
+    """(evicted or not-evicted, pod, reason): first the new victims, then the recorded victims that are none now."""
     plan = row.plan
     if plan is None:
         return []
-    went = {each.uid for each in row.recorded_victims}
-    places = {ranked.view.pod.uid: ranked for ranked in plan.ranking}
-    goes = [victim for victim in plan.victims if victim.pod.uid not in went]
-    going = {victim.pod.uid for victim in plan.victims}
+    recorded = {each.uid for each in row.recorded_victims}
+    ranked_pods = {ranked.view.pod.uid: ranked for ranked in plan.ranking}
+    added = [victim for victim in plan.victims if victim.pod.uid not in recorded]
+    victims = {victim.pod.uid for victim in plan.victims}
     return [
-        *[("goes", victim.pod.key, _why_goes(victim, places.get(victim.pod.uid))) for victim in goes],
+        *[("evicted", victim.pod.key, _reason_evicted(victim, ranked_pods.get(victim.pod.uid))) for victim in added],
         *[
-            ("spared", each.key, _why_spared(places.get(each.uid), plan))
+            ("not-evicted", each.key, _reason_not_evicted(ranked_pods.get(each.uid), plan))
             for each in row.recorded_victims
-            if each.uid not in going
+            if each.uid not in victims
         ],
     ]
 
 
-def _why_goes(victim: Victim, ranked: RankedPod | None) -> str:
+def _reason_evicted(victim: Victim, ranked: RankedPod | None) -> str:
     if ranked is None:
         return victim.tier.value
     return f"rank {ranked.rank}, {victim.tier.value}: " + "; ".join(key.text for key in ranked.keys)
 
 
-def _why_spared(ranked: RankedPod | None, plan: Plan) -> str:
+def _reason_not_evicted(ranked: RankedPod | None, plan: Plan) -> str:
     if plan.acting_on is None:
         return "; ".join(refusal.message for refusal in plan.refusals) or "nothing is due"
     if ranked is None:
@@ -280,4 +280,4 @@ def _why_spared(ranked: RankedPod | None, plan: Plan) -> str:
         return f"rank {ranked.rank}: " + "; ".join(refusal.message for refusal in ranked.refusals)
     if not plan.victims:
         return "; ".join(refusal.message for refusal in plan.refusals)
-    return f"rank {ranked.rank}: others free enough"
+    return f"rank {ranked.rank}: other pods free enough"

@@ -41,8 +41,10 @@ def write_output(text: str) -> None:
 
 
 def output_failed(error: OSError) -> None:
-    """Handle a failed write: a reader that has closed the pipe (`| head`) is no failure. Raises OutputError for any other
-    error."""
+    """Handle a failed write. A reader that has closed the pipe (`| head`) is no failure.
+
+    Raises OutputError for any other error.
+    """
     _discard(1)  # Python flushes the buffer at exit and would report the error again
     if not isinstance(error, BrokenPipeError):
         raise OutputError(f"standard output cannot be written: {error.strerror or error}") from error

@@ -1,8 +1,8 @@
-"""The report as one stable object: what `-o json` and `-o yaml` print and `node_report.schema.json` describes.
+"""The report as one stable object, printed by `-o json` and `-o yaml` and described by `node_report.schema.json`.
 
-Bytes, inodes and counts are integers, durations are seconds, and what is not known is null with its reason beside it.
-Fields may be added within one apiVersion; none is renamed, removed or given another meaning. `docs/report.md` explains
-them.
+Bytes, inodes and counts are integers, durations are seconds, and an unknown value is null with its reason beside it.
+Within one apiVersion fields may be added, but none is renamed, removed or given another meaning. `docs/report.md`
+explains them.
 """
 
 from typing import Any, Final
@@ -30,11 +30,11 @@ from nodeagent.report.node_report import Report
 API_VERSION: Final = "nodeagent.io/v1alpha1"
 KIND: Final = "NodeReport"
 
-Document = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def to_json(report: Report) -> Document:
-    """`report` as plain lists, dictionaries, strings, integers, floats, booleans and None."""
+def to_json(report: Report) -> JsonObject:
+    """`report` as lists, dictionaries, strings, numbers, booleans and None."""
     snapshot, plan = report.snapshot, report.plan
     shared = node_report.shared_file_systems(snapshot)
     return {
@@ -65,8 +65,8 @@ def to_json(report: Report) -> Document:
             }
             for victim in plan.victims
         ],
-        "refusals": [{"code": refusal.code, "message": refusal.message} for refusal in plan.refusals],
-        "disks": [_rest(report, rest) for rest in snapshot.unattributed_disks],
+        "refusals": [{"code": str(refusal.code), "message": refusal.message} for refusal in plan.refusals],
+        "disks": [_unattributed_disk(report, disk) for disk in snapshot.unattributed_disks],
         "cgroups": [
             {
                 "path": cgroup.path,
@@ -80,21 +80,21 @@ def to_json(report: Report) -> Document:
     }
 
 
-def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Document:
-    seen = verdict.observation
+def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> JsonObject:
+    observation = verdict.observation
     leading = headroom.leading_threshold(report.snapshot, verdict)
     trend = verdict.trend
     return {
         "name": str(verdict.signal),
         "unit": str(SIGNAL_TABLE[verdict.signal].unit),
-        "available": seen.available,
-        "capacity": seen.capacity,
+        "available": observation.available,
+        "capacity": observation.capacity,
         "threshold": leading.value if leading else None,
         "headroom": headroom.threshold_headroom(report.snapshot, leading) if leading else None,
         "state": str(verdict.state),
-        "reason": _reason(verdict, leading),
-        "source": seen.source,
-        "ageSeconds": _age(report, seen.read_at),
+        "reason": _state_reason(verdict, leading),
+        "source": observation.source,
+        "ageSeconds": _age(report, observation.read_at),
         "sameFileSystemAs": str(same_as) if same_as else None,
         "thresholds": [_threshold(report, each) for each in verdict.thresholds],
         "trend": {
@@ -108,8 +108,8 @@ def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> D
     }
 
 
-def _reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> str | None:
-    """Why the state is what it is, where that is not plain from the numbers."""
+def _state_reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> str | None:
+    """The reason of the state, if the numbers do not show it."""
     if verdict.observation.available is None:
         return verdict.observation.reason or "could not be read"
     if not verdict.thresholds:
@@ -117,7 +117,7 @@ def _reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> str | N
     return (leading.not_due_reason or None) if leading else None
 
 
-def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
+def _threshold(report: Report, verdict: ThresholdVerdict) -> JsonObject:
     threshold = verdict.threshold
     return {
         **_threshold_text(threshold),
@@ -131,7 +131,7 @@ def _threshold(report: Report, verdict: ThresholdVerdict) -> Document:
     }
 
 
-def _threshold_text(threshold: Threshold) -> Document:
+def _threshold_text(threshold: Threshold) -> JsonObject:
     return {
         "tier": "hard" if threshold.hard else "soft",
         "configured": threshold.value.text,
@@ -140,7 +140,7 @@ def _threshold_text(threshold: Threshold) -> Document:
     }
 
 
-def _condition(condition: ConditionVerdict) -> Document:
+def _condition(condition: ConditionVerdict) -> JsonObject:
     return {
         "type": str(condition.type),
         "status": str(condition.status),
@@ -149,8 +149,8 @@ def _condition(condition: ConditionVerdict) -> Document:
     }
 
 
-def _memory(report: Report) -> Document:
-    """The memory models side by side, and what neither of them shows."""
+def _memory(report: Report) -> JsonObject:
+    """The memory models side by side, and the memory that neither contains."""
     memory = report.snapshot.memory
     working_set = report.snapshot.observe(Signal.MEMORY)
     by_kernel = report.snapshot.observe(Signal.MEMORY, MemoryModel.MEM_AVAILABLE)
@@ -175,11 +175,15 @@ def _memory(report: Report) -> Document:
     }
 
 
-def _model(seen: Observation) -> Document:
-    return {"availableBytes": seen.available, "source": seen.source, "reason": seen.reason or None}
+def _model(observation: Observation) -> JsonObject:
+    return {
+        "availableBytes": observation.available,
+        "source": observation.source,
+        "reason": observation.reason or None,
+    }
 
 
-def _meminfo(memory: NodeMemory) -> Document:
+def _meminfo(memory: NodeMemory) -> JsonObject:
     return {
         "freeBytes": memory.free,
         "buffersBytes": memory.buffers,
@@ -194,7 +198,7 @@ def _meminfo(memory: NodeMemory) -> Document:
     }
 
 
-def _stall(stall: Stall) -> Document:
+def _stall(stall: Stall) -> JsonObject:
     full = None
     if stall.full_avg10 is not None:
         full = {"avg10": stall.full_avg10, "avg60": stall.full_avg60, "totalMicroseconds": stall.full_total_us}
@@ -206,7 +210,7 @@ def _stall(stall: Stall) -> Document:
     }
 
 
-def _pod(report: Report, ranked: RankedPod) -> Document:
+def _pod(report: Report, ranked: RankedPod) -> JsonObject:
     pod, usage = ranked.view.pod, ranked.view.usage
     api = pod.source is PodSource.API
     request = node_report.memory_request(ranked.view)
@@ -224,7 +228,7 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
         "usage": ranked.usage,
         "request": ranked.request,
         "relief": ranked.relief,
-        "protectedBy": [{"code": refusal.code, "message": refusal.message} for refusal in ranked.refusals],
+        "protectedBy": [{"code": str(refusal.code), "message": refusal.message} for refusal in ranked.refusals],
         "memoryWorkingSetBytes": usage.memory_working_set if usage else None,
         "memoryRequestBytes": request.value,
         "memoryLimitBytes": usage.memory_limit if usage else None,
@@ -254,8 +258,8 @@ def _pod(report: Report, ranked: RankedPod) -> Document:
     }
 
 
-def _disk(report: Report, usage: PodUsage) -> Document:
-    disk, sight, writing = usage.disk, usage.disk_usage_quality, usage.writing
+def _disk(report: Report, usage: PodUsage) -> JsonObject:
+    disk, quality, writing = usage.disk, usage.disk_usage_quality, usage.writing
     return {
         "rootfsBytes": disk.rootfs_bytes,
         "rootfsInodes": disk.rootfs_inodes,
@@ -265,32 +269,32 @@ def _disk(report: Report, usage: PodUsage) -> Document:
         "volumesInodes": disk.volumes_inodes,
         "otherBytes": disk.other_bytes,
         "otherInodes": disk.other_inodes,
-        "deletedOpenBytes": sight.deleted_bytes if sight else None,
-        "complete": sight.complete if sight else None,
-        "unknown": list(sight.unknown) if sight else [],
-        "ageSeconds": _age(report, sight.read_at) if sight else None,
+        "deletedOpenBytes": quality.deleted_bytes if quality else None,
+        "complete": quality.complete if quality else None,
+        "unknown": list(quality.unknown) if quality else [],
+        "ageSeconds": _age(report, quality.read_at) if quality else None,
         "writtenBytesPerSecond": writing.bytes_per_s if writing else None,
     }
 
 
-def _rest(report: Report, rest: UnattributedDisk) -> Document:
+def _unattributed_disk(report: Report, disk: UnattributedDisk) -> JsonObject:
     return {
-        "signals": [str(signal) for signal in rest.signals],
-        "usedBytes": rest.used_bytes,
-        "usedInodes": rest.used_inodes,
-        "podsBytes": rest.attributed_bytes,
-        "podsInodes": rest.attributed_inodes,
-        "unattributedBytes": rest.unattributed_bytes,
-        "unattributedInodes": rest.unattributed_inodes,
+        "signals": [str(signal) for signal in disk.signals],
+        "usedBytes": disk.used_bytes,
+        "usedInodes": disk.used_inodes,
+        "podsBytes": disk.attributed_bytes,
+        "podsInodes": disk.attributed_inodes,
+        "unattributedBytes": disk.unattributed_bytes,
+        "unattributedInodes": disk.unattributed_inodes,
         "largest": [
             {"path": each.path, "bytes": each.bytes, "inodes": each.inodes, "complete": each.complete}
-            for each in rest.largest
+            for each in disk.largest
         ],
-        "ageSeconds": _age(report, rest.read_at),
+        "ageSeconds": _age(report, disk.read_at),
     }
 
 
-def _kubelet(report: Report) -> Document | None:
+def _kubelet(report: Report) -> JsonObject | None:
     if report.kubelet is None:
         return None
     return {
@@ -302,8 +306,8 @@ def _kubelet(report: Report) -> Document | None:
                 "signal": str(each.threshold.signal),
                 **_threshold_text(each.threshold),
                 "value": each.value,
-                "ours": _our_threshold(each.answer),
-                "oursSoft": _our_threshold(each.soft),
+                "ours": _own_threshold(each.answer),
+                "oursSoft": _own_threshold(each.soft),
                 "verdict": each.verdict,
             }
             for each in node_report.compare_with_kubelet(report)
@@ -311,7 +315,7 @@ def _kubelet(report: Report) -> Document | None:
     }
 
 
-def _our_threshold(verdict: ThresholdVerdict | None) -> Document | None:
+def _own_threshold(verdict: ThresholdVerdict | None) -> JsonObject | None:
     return {**_threshold_text(verdict.threshold), "value": verdict.value} if verdict else None
 
 

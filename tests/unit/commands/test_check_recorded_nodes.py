@@ -21,7 +21,7 @@ FILL_RATE = 150 * MIB
 
 def document(node: Path, *, pods: bool = True, **options: Any) -> dict[str, Any]:
     pods_file = str(node / "api" / "pods.json") if pods else None
-    wish = check.check_options(host_root=str(node), pods_file=pods_file, **options)
+    wish = check.options_from(host_root=str(node), pods_file=pods_file, **options)
     observer = check.NodeChecker(wish)
     try:
         made: dict[str, Any] = json.loads(json.dumps(to_json(observer.make_report()), allow_nan=False))
@@ -128,7 +128,7 @@ def test_pods_can_be_ranked_for_another_signal(node: Path) -> None:
 
 
 def test_the_exit_code_of_a_report_is_that_of_its_state(node: Path) -> None:
-    observer = check.NodeChecker(check.check_options(host_root=str(node)))
+    observer = check.NodeChecker(check.options_from(host_root=str(node)))
     try:
         report = observer.make_report()
     finally:

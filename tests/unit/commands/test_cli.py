@@ -328,7 +328,7 @@ def test_an_api_that_does_not_answer_leaves_a_report_of_the_host_with_a_note(tmp
     )
     done = run("check", "--kubeconfig", str(config))
     assert done.stderr == ""
-    assert "pods: this host alone, the API did not answer" in done.stdout
+    assert "pods: this host alone, the API server did not answer" in done.stdout
     assert re.search(r"^api: ", done.stdout, re.MULTILINE)
     assert run("check", "--kubeconfig", str(config), "--api", "always").returncode == exit_codes.UNKNOWN
 
@@ -389,7 +389,7 @@ def test_with_an_api_pods_have_real_requests_and_every_fact_its_source(api: ApiS
     done = run("check", *options, "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
-    assert report["podsSource"].startswith("the API at ")
+    assert report["podsSource"].startswith("the API server ")
     pod = next(pod for pod in report["pods"] if pod["name"] == "hog-burstable-high")
     assert (pod["memoryRequestBytes"], pod["priority"]) == (100 << 20, 100000)
     assert (pod["sources"]["memoryRequestBytes"], pod["sources"]["memoryWorkingSetBytes"]) == ("api", "host")
@@ -541,7 +541,7 @@ def test_what_cannot_be_measured_on_a_recording_is_said_in_one_line(
 ) -> None:
     assert cli.main(["check", "--host-root", str(node), *options]) in (0, 2)
     shown = capsys.readouterr().out
-    line = f"disks: {why}: what pods and directories hold cannot be measured, a recording has no files of theirs"
+    line = f"disks: {why}: disk usage cannot be measured, a recording contains no files of pods"
     assert shown.splitlines().count(line) == 1
     assert "not measured yet" not in shown
     assert "pods 0" not in shown

@@ -84,7 +84,7 @@ def test_another_order_sends_another_pod_and_both_are_named_with_the_reason(tmp_
     assert [victim.pod.name for victim in row.plan.victims] == ["best-effort"]
     page = shown(row)
     assert "+ shop/best-effort: rank 1, hard: BestEffort" in page
-    assert "- shop/huge: rank 3: others free enough" in page
+    assert "- shop/huge: rank 3: other pods free enough" in page
     assert page.startswith("1 decisions with new.yaml: 0 the same, 1 different")
 
 
@@ -113,7 +113,7 @@ def test_the_grace_of_a_threshold_that_was_not_in_force_is_taken_as_over_and_sai
     assert row.assumed == ("memory.available 4294967296",)
     assert row.plan is not None
     assert [victim.tier for victim in row.plan.victims] == ["soft"]
-    assert "taken as over" in shown(row)
+    assert "counts as over" in shown(row)
 
 
 def test_a_grace_that_was_running_then_is_running_now(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_cannot_be_made_again_is_said_and_the_others_are(tmp_path: Path) ->
     rows = replay.replay(tmp_path, CONFIG)
     assert [bool(row.trouble) for row in rows] == [True, False]
     page = text.render(replay.sections(rows, config_source="new.yaml"))
-    assert "1 could not be made again" in page
+    assert "1 not repeatable" in page
     assert "recorded without what it was made from" in page
 
 
@@ -159,7 +159,7 @@ def test_the_command_shows_differences_for_people_and_for_programs(
     (decision,) = json.loads(capsys.readouterr().out)["decisions"]
     assert decision["differs"] is True
     assert decision["differences"] == [
-        {"change": "spared", "pod": "shop/best-effort", "reason": "nothing is due"},
+        {"change": "not-evicted", "pod": "shop/best-effort", "reason": "nothing is due"},
     ]
 
 
@@ -170,5 +170,5 @@ def test_the_command_says_when_there_is_nothing_or_the_configuration_is_wrong(
     good.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n")
     bad.write_text("nonsense: true\n")
     assert cli.main(["replay", str(tmp_path), "--config", str(good)]) == 3
-    assert "no decision is recorded there" in capsys.readouterr().err
+    assert "contains no decision" in capsys.readouterr().err
     assert cli.main(["replay", str(tmp_path), "--config", str(bad)]) == 78

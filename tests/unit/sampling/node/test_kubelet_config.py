@@ -68,7 +68,7 @@ def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
 def test_the_report_warns_where_the_kubelet_would_act_first(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
-    observer = check.NodeChecker(check.check_options(host_root=str(tmp_path)))
+    observer = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
     try:
         document = to_json(observer.make_report())
     finally:
@@ -81,7 +81,7 @@ def test_the_report_warns_where_the_kubelet_would_act_first(tmp_path: Path) -> N
     }
     warned = [note["message"] for note in document["notes"] if note["subject"] == "kubelet"]
     assert len(warned) == 2
-    assert all(message.startswith("it would act first: the kubelet evicts at ") for message in warned)
+    assert all(message.startswith("the kubelet would act first: the kubelet evicts at ") for message in warned)
 
 
 @pytest.mark.parametrize("content", [None, "", "  \n", "a: [", "just text", "- a list"])
@@ -100,7 +100,7 @@ def test_what_nothing_could_be_read_of_is_assumed_and_never_a_fact(tmp_path: Pat
         f"whether the kubelet evicts is not known ({view.unread}): its defaults are assumed ("
     )
     assert "is on" not in note.message
-    observer = check.NodeChecker(check.check_options(host_root=str(tmp_path)))
+    observer = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
     try:
         report = observer.make_report()
     finally:
