@@ -1,1 +1,1 @@
-"""Wake-ups: PSI, memcg and cgroup events, the process connector."""
+"""Events of the kernel: PSI triggers, memcg thresholds, cgroup changes, forks."""

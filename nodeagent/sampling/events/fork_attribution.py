@@ -1,10 +1,10 @@
-"""Which pod a process is in, for many processes at a bounded price.
+"""Attributes forks to pods, for many processes at a bounded cost.
 
-Theory of operation. A process is charged to the pod of its parent, a thread to the pod of its process. That is looked
-up in /proc/<pid>/cgroup, of which one costs 15 us: known ones are kept for `_KEEP_S`, and each drain looks up at most
-`LOOK_UPS` others of either kind, the busiest and the latest. A fork bomb has thousands of parents of two children each:
-those that were not looked up are shared out as the latest of them were found to be. A parent that is gone is charged by
-its child; when that is gone, too, to `UNKNOWN`.
+Theory of operation. A process counts for the pod of its parent, a thread for the pod of its process. The pod is read
+from /proc/<pid>/cgroup, which costs 15 us, and cached for `_CACHE_S`. Each drain reads at most `MAX_READS` uncached
+processes of either kind: the busiest and the latest. A fork bomb has thousands of parents with two children each: the
+unread ones are distributed in the proportion of the latest ones. If a parent is gone, its child is read; if the child
+is gone as well, the fork counts for `UNKNOWN`.
 """
 
 from collections import Counter
@@ -16,71 +16,71 @@ from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host
 
 UNKNOWN: Final = "unknown"
-"""Stands for parents that were gone, with their children, before we looked."""
+"""The pod of a process that was gone, as its child was, before it was read."""
 
-LOOK_UPS: Final = 16
-"""New /proc/<pid>/cgroup reads in one drain: 0.25 ms."""
+MAX_READS: Final = 16
+"""Reads of /proc/<pid>/cgroup in one drain: 0.25 ms."""
 _LATEST: Final = 8
-"""Of those for the parents that forked last; they are the likeliest to live."""
-_KEEP_S: Final = 1.0
-"""A PID may be another process' after 32,768 forks, which is 1.4 s of the fastest storm; and a container's first
-process is moved into its cgroup after it was forked."""
-_MOST_KEPT: Final = 1024
+"""Of these, reads for the parents that forked last: most of them are still alive."""
+_CACHE_S: Final = 1.0
+"""The kernel may reuse a PID after 32,768 forks, which is 1.4 s of the fastest storm. And a container runtime moves the
+first process of a container into its cgroup after the fork."""
+_MAX_CACHED: Final = 1024
 
 
-class Origins:
-    """Which pod a process is in, found with a bounded number of looks."""
+class ForkAttribution:
+    """Counts forks and threads by pod."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._kept: dict[int, tuple[str, float]] = {}
+        self._cache: dict[int, tuple[str, float]] = {}
 
-    def of(
+    def count_by_pod(
         self, parents: list[int], children: list[int], owners: list[int], *, now: float
     ) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """(forks, threads) by origin."""
+        """(forks, threads), each by pod cgroup UID, `processes.HOST` or `UNKNOWN`. See `ForkBatch` for the lists."""
         child_of = dict(zip(parents, children, strict=True))
-        return self._charged(Counter(parents), child_of, now), self._charged(Counter(owners), {}, now)
+        return self._charge(Counter(parents), child_of, now), self._charge(Counter(owners), {}, now)
 
-    def _charged(self, numbers: Mapping[int, int], child_of: Mapping[int, int], now: float) -> Mapping[str, int]:
-        """Events of these processes by origin; those of processes that are not looked up are shared out."""
-        kept, charged = self._kept, Counter[str]()
-        strangers: list[int] = []
+    def _charge(self, numbers: Mapping[int, int], child_of: Mapping[int, int], now: float) -> Mapping[str, int]:
+        """Events of these processes by pod. The events of unread processes are distributed."""
+        charged = Counter[str]()
+        uncached: list[int] = []
         for pid, number in numbers.items():
-            known = kept.get(pid)
-            if known is None or now - known[1] >= _KEEP_S:
-                strangers.append(pid)
+            known = self._cache.get(pid)
+            if known is None or now - known[1] >= _CACHE_S:
+                uncached.append(pid)
             else:
                 charged[known[0]] += number
-        if len(strangers) <= LOOK_UPS:
-            for pid in strangers:
-                charged[self._look(pid, child_of.get(pid), now)] += numbers[pid]
+        if len(uncached) <= MAX_READS:
+            for pid in uncached:
+                charged[self._read_pod(pid, child_of.get(pid), now)] += numbers[pid]
             return charged
-        busiest = nlargest(LOOK_UPS - _LATEST, strangers, key=numbers.__getitem__)
+        busiest = nlargest(MAX_READS - _LATEST, uncached, key=numbers.__getitem__)
         for pid in busiest:
-            charged[self._look(pid, child_of.get(pid), now)] += numbers[pid]
-        looked_up = set(busiest)
-        others = [pid for pid in strangers if pid not in looked_up]
+            charged[self._read_pod(pid, child_of.get(pid), now)] += numbers[pid]
+        read_pids = set(busiest)
+        unread = [pid for pid in uncached if pid not in read_pids]
         # A Counter keeps the order of first events.
-        sampled = Counter([self._look(pid, child_of.get(pid), now) for pid in others[-_LATEST:]])
-        _share_out(charged, sum([numbers[pid] for pid in others]), sampled)
+        sampled = Counter([self._read_pod(pid, child_of.get(pid), now) for pid in unread[-_LATEST:]])
+        _distribute(charged, sum([numbers[pid] for pid in unread]), sampled)
         return charged
 
-    def _look(self, pid: int, child: int | None, now: float) -> str:
-        place = processes.pod_uid_of_process(self._host, pid)
-        if place is None:
+    def _read_pod(self, pid: int, child: int | None, now: float) -> str:
+        pod = processes.pod_uid_of_process(self._host, pid)
+        if pod is None:
             return UNKNOWN if child is None else processes.pod_uid_of_process(self._host, child) or UNKNOWN
-        self._kept.pop(pid, None)
-        while len(self._kept) >= _MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[pid] = (place, now)
-        return place
+        self._cache.pop(pid, None)
+        while len(self._cache) >= _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        self._cache[pid] = (pod, now)
+        return pod
 
 
-def _share_out(charged: Counter[str], number: int, sampled: Counter[str]) -> None:
-    """Add `number` events in the proportion of `sampled`, in whole ones that sum to it."""
-    size, given = sampled.total(), 0
-    for place, share in sampled.items():
-        charged[place] += number * share // size
-        given += number * share // size
-    charged[sampled.most_common(1)[0][0]] += number - given
+def _distribute(charged: Counter[str], number: int, sampled: Counter[str]) -> None:
+    """Add `number` events in the proportion of `sampled`, as integers whose sum is `number`."""
+    size, rest = sampled.total(), number
+    for pod, share in sampled.items():
+        charged[pod] += number * share // size
+        rest -= number * share // size
+    charged[sampled.most_common(1)[0][0]] += rest

@@ -1,13 +1,13 @@
-"""Wake-ups: descriptors that become ready when the node may be in trouble.
+"""Opens descriptors that become ready if the node may be under pressure: PSI, memcg thresholds, inotify.
 
-A wake-up is a hint that makes the loop sample now; only the sample is a verdict. So a spurious one costs a sample, and
-a facility that the host lacks costs latency, never correctness: what could not be opened is a note in the report.
+A wake-up is a hint: the loop takes a sample at once, and only the sample is a verdict. A spurious wake-up costs a
+sample. A facility that the host lacks costs latency, never correctness; a note reports it.
 
-* `pressure_trigger`: PSI (Documentation/accounting/psi.rst). Without CAP_SYS_RESOURCE the kernel allows only windows
-  that are a multiple of 2 s; then the hint comes later but still long before a 10 s poll.
-* `MemoryLevel`: cgroup v1 memory thresholds (Documentation/admin-guide/cgroup-v1/memory.rst, section 9): the kernel
-  wakes us 0.7 ms after usage crosses a level. v2 has nothing like it; there the loop polls by headroom.
-* `TreeWatch`: inotify on cgroup directories and event files: pods coming and going, `memory.events`, `cgroup.events`.
+* `psi_trigger`: PSI (Documentation/accounting/psi.rst). Without CAP_SYS_RESOURCE the kernel accepts only windows that
+  are a multiple of 2 s; the hint is then later, but earlier than a poll every 10 s.
+* `MemcgThreshold`: memory thresholds of cgroup v1 (Documentation/admin-guide/cgroup-v1/memory.rst, section 9). The loop
+  wakes up 0.7 ms after usage crosses the level. cgroup v2 has no such thresholds; there the loop polls by headroom.
+* `CgroupTreeWatch`: inotify on cgroup directories (created and removed pods) and on `memory.events`, `cgroup.events`.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 from nodeagent.model import Note, NoteKind
 
 PRIVILEGED_TRIGGER: Final = b"some 50000 1000000\0"
-"""50 ms of stall in any 1 s window: on the measured ramps this fires while there is still memory to reclaim."""
+"""50 ms of stall in any window of 1 s: on the measured ramps it fires while memory can still be reclaimed."""
 UNPRIVILEGED_TRIGGER: Final = b"some 100000 2000000\0"
-"""The same share of the shortest window that a process without CAP_SYS_RESOURCE may ask for."""
+"""The same share of the shortest window without CAP_SYS_RESOURCE."""
 TRIGGERS: Final = (PRIVILEGED_TRIGGER, UNPRIVILEGED_TRIGGER)
 
 IN_MODIFY: Final = 0x2
@@ -33,7 +33,7 @@ IN_CREATE: Final = 0x100
 IN_DELETE: Final = 0x200
 IN_ONLYDIR: Final = 0x01000000
 IN_IGNORED: Final = 0x8000
-"""A watch ended because what it watched is gone."""
+"""A watch ended because its file is gone."""
 _EVENT: Final = struct.Struct("iIII")
 
 
@@ -44,14 +44,14 @@ class EventSource(NamedTuple):
     fd: int
     events: int
     drain: Callable[[], None]
-    """Takes what is there, so that the descriptor can become ready again."""
+    """Reads the pending events, so that the descriptor can become ready again."""
     close: Callable[[], None]
 
 
 def psi_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSource | Note:
-    """A trigger on one PSI file, the first of `triggers` that the kernel takes; a note when it takes none.
+    """A trigger on one PSI file: the first of `triggers` that the kernel accepts, or a note if it accepts none.
 
-    The first event after creation can be spurious (MEASURED.md): it is a hint like any other.
+    The first event after creation can be spurious (MEASURED.md).
     """
     refused = ""
     for trigger in triggers:
@@ -64,7 +64,7 @@ def psi_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSo
             if fd >= 0:
                 os.close(fd)
             continue
-        return EventSource("psi", fd, select.EPOLLPRI, _nothing, functools.partial(os.close, fd))
+        return EventSource("psi", fd, select.EPOLLPRI, _no_drain, functools.partial(os.close, fd))
     return Note(NoteKind.WAKE_UPS, f"no PSI trigger on {path}: {refused}")
 
 
@@ -73,36 +73,34 @@ class MemcgThreshold:
 
     Promises:
 
-    1. At most one level is armed, but for the moment in which the next one takes its place; the kernel wakes for
-       crossings in either direction.
-    2. A level that was passed while it was being armed wakes as well.
-    3. `arm` may be called from another thread than the rest. It holds its caller for 13 to 32 ms (measured: the kernel
-       waits for a grace period of its readers before it answers the write), so that `wanted` skips moves that do not
-       matter.
+    1. At most one level is armed, except while a new one replaces it. The kernel reports crossings in both directions.
+    2. A level that usage crosses while it is being armed wakes the loop as well.
+    3. `arm` may be called from another thread than the other methods. It blocks its caller for 13 to 32 ms (measured:
+       the kernel waits for a grace period before the write returns). `next_level` avoids moves that do not matter.
     """
 
-    IGNORED_MOVE: Final = 1 << 20
-    """A level that is late by less is right: page cache moves the level a little with every sample, and a MiB is a
-    millisecond of the fastest ramp measured."""
-    EARLY: Final = 8
-    """How early to wake: by this part of what may still grow. What is armed then serves until it is passed, or would be
-    late; a wake-up that comes early costs one sample, and the rest of the way is left."""
-    LEAST_EARLY: Final = 32 << 20
-    """But by at least so much, which is time to arm once more on the fastest ramp; nearer than twice this what is armed
-    is the crossing itself, for what woke a hair before it would wait for the next look."""
-    PAST: Final = 256 << 10
-    """By so much the crossing must be over: a CPU charges a cgroup in batches of 64 pages."""
+    TOLERANCE: Final = 1 << 20
+    """A level that is late by less stays: page cache moves the level with every sample, and 1 MiB is 1 ms of the
+    fastest ramp measured."""
+    EARLY_DIVISOR: Final = 8
+    """The level is this fraction of the remaining growth before the crossing. It stays armed until usage passes it or
+    until it would be late. An early wake-up costs one sample and leaves time for the next level."""
+    MIN_EARLY: Final = 32 << 20
+    """The smallest distance before the crossing: time to arm once more on the fastest ramp. Nearer than twice this, the
+    level is the crossing itself: a wake-up just before it would leave the crossing to the next sample."""
+    OVERSHOOT: Final = 256 << 10
+    """How far beyond the crossing the level is: a CPU charges a cgroup in batches of 64 pages."""
 
     def __init__(self, directory: str, *, name: str = "memcg") -> None:
-        """`directory` is a memory cgroup. Raises OSError where there is no `cgroup.event_control`."""
+        """`directory` is a memory cgroup. Raises OSError without `cgroup.event_control`."""
         self.name = name
         self._usage = os.open(f"{directory}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
         self._control = -1
         self._lock = threading.Lock()
-        """For the eventfd: its number may be another file's as soon as it is closed."""
+        """For the eventfd: after its close the number may belong to another file."""
         self._eventfd = -1
         self._armed: int | None = None
-        # What the loop waits for outlives every level: an epoll that holds the present level's eventfd.
+        # The loop waits for this epoll, which outlives every level and contains the eventfd of the current one.
         self._epoll = select.epoll()
         try:
             self._control = os.open(f"{directory}/cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
@@ -113,22 +111,22 @@ class MemcgThreshold:
     def source(self) -> EventSource:
         return EventSource(self.name, self._epoll.fileno(), select.EPOLLIN, self._drain, self.close)
 
-    def wanted(self, growth: int) -> int | None:
-        """The level to arm so that the loop wakes when the cgroup's usage has grown by `growth` bytes from now, or
-        somewhat before; None when the armed one does that. Raises OSError when the cgroup is gone."""
-        now = self._used()
-        crossing = now + growth + self.PAST
-        if self._armed is not None and now < self._armed < crossing + self.IGNORED_MOVE:
+    def next_level(self, growth: int) -> int | None:
+        """The level to arm for a wake-up when usage has grown by `growth` bytes from now, or slightly before. None if
+        the armed level suffices. Raises OSError if the cgroup is gone."""
+        now = self._usage_now()
+        crossing = now + growth + self.OVERSHOOT
+        if self._armed is not None and now < self._armed < crossing + self.TOLERANCE:
             return None
-        early = max(growth // self.EARLY, self.LEAST_EARLY)
-        return crossing - early if growth >= 2 * self.LEAST_EARLY else crossing
+        early = max(growth // self.EARLY_DIVISOR, self.MIN_EARLY)
+        return crossing - early if growth >= 2 * self.MIN_EARLY else crossing
 
     def arm(self, level: int) -> None:
-        """Wake when the cgroup's usage crosses `level` bytes. Raises OSError."""
+        """Wake the loop when usage crosses `level` bytes. Raises OSError."""
         eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             os.write(self._control, b"%d %d %d" % (eventfd, self._usage, max(0, level)))
-            if self._used() >= level:
+            if self._usage_now() >= level:
                 os.eventfd_write(eventfd, 1)
         except OSError:
             os.close(eventfd)
@@ -139,7 +137,7 @@ class MemcgThreshold:
             self._eventfd, self._armed = eventfd, level
 
     def close(self) -> None:
-        """Disarm and close. Closing twice is harmless."""
+        """Disarm and close. May be called twice."""
         with self._lock:
             self._disarm()
         for fd in (self._usage, self._control):
@@ -148,12 +146,12 @@ class MemcgThreshold:
         self._usage = self._control = -1
         self._epoll.close()
 
-    def _used(self) -> int:
+    def _usage_now(self) -> int:
         return int(os.pread(self._usage, 32, 0))
 
     def _disarm(self) -> None:
         if self._eventfd >= 0:
-            os.close(self._eventfd)  # the kernel drops the threshold, and the epoll its entry, with the last descriptor
+            os.close(self._eventfd)  # also removes the threshold and the epoll's entry
         self._eventfd, self._armed = -1, None
 
     def _drain(self) -> None:
@@ -164,10 +162,10 @@ class MemcgThreshold:
 
 
 class CgroupTreeWatch:
-    """inotify on cgroup directories (children made and removed) and on files the kernel notifies (`memory.events`)."""
+    """inotify on cgroup directories (child cgroups created and removed) and on event files (`memory.events`)."""
 
     def __init__(self) -> None:
-        """Raises OSError when the host has no inotify instance to give."""
+        """Raises OSError if the host has no free inotify instance."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -178,10 +176,10 @@ class CgroupTreeWatch:
         return EventSource("cgroup", self._fd, select.EPOLLIN, self._drain, lambda: os.close(self._fd))
 
     def follow(self, directories: set[str], files: set[str]) -> tuple[Note, ...]:
-        """Watch exactly these from now on. Returns what could not be watched; a cgroup that went is no news."""
+        """Watch exactly these. Returns a note for each path that cannot be watched, unless the cgroup is gone."""
         wanted = dict.fromkeys(directories, IN_CREATE | IN_DELETE | IN_ONLYDIR) | dict.fromkeys(files, IN_MODIFY)
         for path in self._watched.keys() - wanted.keys():
-            self._libc.inotify_rm_watch(self._fd, self._watched.pop(path))  # fails harmlessly where the cgroup is gone
+            self._libc.inotify_rm_watch(self._fd, self._watched.pop(path))  # fails without effect if the cgroup is gone
         notes = []
         for path in wanted.keys() - self._watched.keys():
             watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), wanted[path])
@@ -210,5 +208,5 @@ def _errno() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _nothing() -> None:
-    """PSI triggers are ready again by themselves."""
+def _no_drain() -> None:
+    """A PSI trigger needs no read to become ready again."""

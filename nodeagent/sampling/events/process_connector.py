@@ -1,19 +1,18 @@
-"""The kernel's process connector (CONFIG_PROC_EVENTS): every fork and every new thread of the machine, as it happens.
+"""Receives every fork and every new thread of the machine from the kernel's process connector (CONFIG_PROC_EVENTS).
 
-pyroute2 opens and binds the socket and encodes its control messages; what then arrives is taken by `recvmmsg` into one
-buffer, because `ProcEventSocket.get()` costs 38% of a core at 5,000 forks/s and breaks at 23,000 (MEASURED.md). Batches
-with every event charged to its pod cost what one `recv` for each costs with nothing done, 0.9 us an event
-(benchmarks/forks.py).
+pyroute2 opens and binds the socket and encodes its control messages. `recvmmsg` then reads the events into one buffer,
+because `ProcEventSocket.get()` costs 38% of a core at 5,000 forks/s and fails at 23,000 (MEASURED.md). A batch with
+every event attributed to its pod costs 0.9 us per event, as much as one `recv` per event alone (benchmarks/forks.py).
 
 Promises:
 
-1. Only forks reach us: a classic BPF filter in the kernel drops exec, exit and the rest before they are queued.
-2. Nothing is lost in silence. What does not fit the receive buffer is counted by the kernel, by the event, and read
-   from there: an overrun makes the events anonymous, not the number wrong.
-3. A kernel that will not answer (it ignores listeners of other PID and user namespaces without a word) is refused
-   within `_ANSWER_S`, with the reason.
-4. pyroute2's asyncio loop is closed before `open_connector` returns: no descriptor, thread or signal handler of it
-   stays.
+1. The socket receives only forks: a classic BPF filter drops exec, exit and other events before they are queued.
+2. No event is lost without a count. The kernel counts each event that does not fit the receive buffer: after an overrun
+   the pods of these events are unknown, but their number is exact.
+3. If the kernel does not reply, `open_connector` fails with the reason within `_ACK_TIMEOUT_S`. The kernel ignores
+   listeners in other PID and user namespaces.
+4. pyroute2's asyncio loop is closed before `open_connector` returns: none of its descriptors, threads and signal
+   handlers stays.
 """
 
 import contextlib
@@ -30,30 +29,30 @@ import types
 from typing import Any, Final, NamedTuple, Protocol
 
 _NAMESPACES: Final = (("pid", 0xEFFFFFFC, "hostPID: true"), ("user", 0xEFFFFFFD, "hostUsers: true"))
-"""Inode numbers of the initial namespaces (include/linux/proc_ns.h), which never change, and how a pod gets them."""
-_ANSWER_S: Final = 0.5
-"""The kernel answers a control message before the `send` that carries it returns; the rest is patience."""
+"""Inode numbers of the initial namespaces (include/linux/proc_ns.h), which never change, and the pod field for each."""
+_ACK_TIMEOUT_S: Final = 0.5
+"""The kernel replies to a control message before its `send` returns; the rest is reserve."""
 _SO_RCVBUFFORCE: Final = 33
 _SO_ATTACH_FILTER: Final = 26
 _SO_MEMINFO: Final = 55
 _MEMINFO_DROPS: Final = 8
 _RECEIVE_BUFFER: Final = 4 << 20
-"""The kernel doubles it. A queued event takes 832 bytes of it: 10,000 events, 0.4 s of the fastest storm measured
-(23,000/s), or four looks of a loop that comes every 0.1 s. It is a limit: memory is only taken by what is queued."""
+"""The kernel doubles it. A queued event takes 832 bytes: 10,000 events, 0.4 s of the fastest storm measured (23,000/s),
+or four drains at `fork_meter.STORM_S`. Only queued events use memory."""
 
 _BATCH: Final = 512
-"""Events for one system call: 39 KiB of buffer."""
-_ROUNDS: Final = 64
-"""Batches in one drain, so that a storm faster than we read cannot hold the loop."""
-_SIZE: Final = 76
+"""Events of one system call: 39 KiB of buffer."""
+_MAX_BATCHES: Final = 64
+"""Batches of one drain, so that a storm faster than the reads cannot block the loop."""
+_MESSAGE_BYTES: Final = 76
 """nlmsghdr 16, cn_msg 20, proc_event 40 (include/uapi/linux/cn_proc.h)."""
-_WORDS: Final = _SIZE // 4
+_WORDS: Final = _MESSAGE_BYTES // 4
 _ACK, _WHAT, _PARENT_TGID, _CHILD_PID, _CHILD_TGID, _ERROR = 7, 9, 14, 15, 16, 13
-"""Offsets in 32-bit words. For an answer `_ERROR` is where a fork has the parent's thread."""
+"""Offsets in 32-bit words. A reply has `_ERROR` where a fork has the parent's thread."""
 _NONE, _FORK = 0, 1
 _LISTEN, _IGNORE = 1, 2
 
-# load the word `what`; accept it when it is FORK or NONE (an answer); else drop. BPF loads big-endian.
+# Load the word `what`; accept FORK and NONE (a reply); drop the rest. BPF loads big-endian.
 _FILTER: Final = b"".join(
     struct.pack("HBBI", *instruction)
     for instruction in (
@@ -67,31 +66,31 @@ _FILTER: Final = b"".join(
 
 
 class ConnectorError(Exception):
-    """This host does not let us listen; the message says why and what would."""
+    """The process connector cannot be used. The message has the reason and the remedy."""
 
 
 class ForkBatch(NamedTuple):
-    """What happened since the last drain, oldest first."""
+    """The events since the last drain, oldest first."""
 
     parents: list[int]
-    """The process that forked, for each new process."""
+    """For each new process: the process that forked."""
     children: list[int]
-    """The new process, for each."""
+    """For each new process: its PID."""
     owners: list[int]
-    """The process that has it, for each new thread."""
+    """For each new thread: its process."""
     lost: int
     """Forks and threads that did not fit the buffer."""
 
 
 class Pyroute2Parts(NamedTuple):
-    """What of pyroute2 is used."""
+    """The parts of pyroute2 that are used."""
 
     socket: Any
     """`ProcEventSocket`."""
     control: Any
     """`proc_event_control`."""
     light: bool
-    """`pyroute2/__init__.py`, which imports all of it, was not executed."""
+    """`pyroute2/__init__.py`, which imports the whole package, was not executed."""
 
 
 class Pyroute2Socket(Protocol):
@@ -103,11 +102,11 @@ class Pyroute2Socket(Protocol):
     def close(self) -> None: ...
 
 
-def load() -> Pyroute2Parts:
-    """Import the process connector of pyroute2 alone: 17 ms and 2.4 MiB in an agent that has its API transport loaded,
-    where the whole package is 70 ms and 12 MiB. A release that does not import that way is imported whole.
+def import_pyroute2() -> Pyroute2Parts:
+    """Import the process connector of pyroute2 alone: 17 ms and 2.4 MiB in an agent with its API transport, instead of
+    70 ms and 12 MiB for the whole package. A release that cannot be imported that way is imported completely.
 
-    Raises ImportError when the package is not installed.
+    Raises ImportError if the package is not installed.
     """
     if "pyroute2" not in sys.modules:
         try:
@@ -126,7 +125,8 @@ def _collect(*, light: bool) -> Pyroute2Parts:
 
 @contextlib.contextmanager
 def _bare_parent() -> Any:
-    """A module object that only knows its directory stands in for the parent package (see cluster/official.py)."""
+    """Replace the parent package by a module object that contains only its directory (see
+    kube/kubernetes_client.py)."""
     spec = importlib.util.find_spec("pyroute2")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("the pyroute2 package is not installed")
@@ -140,19 +140,19 @@ def _bare_parent() -> Any:
             del sys.modules["pyroute2"]
 
 
-def open_connector(*, official: Pyroute2Parts | None = None, receive_buffer: int = _RECEIVE_BUFFER) -> "Connector":
-    """Listen to the machine's forks. Raises ConnectorError where that is not possible."""
-    foreign = [means for name, inode, means in _NAMESPACES if _namespace(name) not in (inode, None)]
-    if foreign:
-        raise ConnectorError(f"the process connector only tells the host's own namespaces: needs {', '.join(foreign)}")
+def open_connector(*, pyroute2: Pyroute2Parts | None = None, receive_buffer: int = _RECEIVE_BUFFER) -> "Connector":
+    """A socket that receives the machine's forks. Raises ConnectorError."""
+    missing = [field for name, inode, field in _NAMESPACES if _namespace(name) not in (inode, None)]
+    if missing:
+        raise ConnectorError(f"the process connector works only in the host's namespaces: needs {', '.join(missing)}")
     try:
-        parts = official or load()
+        parts = pyroute2 or import_pyroute2()
     except ImportError as error:
         raise ConnectorError(str(error)) from error
     try:
         listening = _listen(parts, receive_buffer)
     except KeyError as error:
-        # pyroute2 tries 180 addresses, whatever the kernel says, and then tells that none is free.
+        # pyroute2 tries 180 addresses after any error, and then reports that none is free.
         raise ConnectorError("the process connector cannot be bound: needs CAP_NET_ADMIN") from error
     except OSError as error:
         raise ConnectorError(_refusal(error)) from error
@@ -160,28 +160,28 @@ def open_connector(*, official: Pyroute2Parts | None = None, receive_buffer: int
 
 
 def _listen(parts: Pyroute2Parts, receive_buffer: int) -> socket.socket:
-    """A socket that the kernel has begun to send to. Raises OSError."""
-    theirs: Pyroute2Socket = parts.socket()
+    """A socket that the kernel sends events to. Raises OSError."""
+    source: Pyroute2Socket = parts.socket()
     try:
-        theirs.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _program(_FILTER))
+        source.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _program(_FILTER))
         try:
-            theirs.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_buffer)
+            source.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_buffer)
         except PermissionError:
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # up to net.core.rmem_max
-        theirs.bind()
-        # The description stays bound; everything else of theirs, an event loop with three descriptors, goes.
-        ours = socket.socket(fileno=os.dup(theirs.fileno()))
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # up to net.core.rmem_max
+        source.bind()
+        # The duplicate stays bound. The rest of pyroute2's socket, an event loop with three descriptors, is closed.
+        listening = socket.socket(fileno=os.dup(source.fileno()))
     finally:
-        theirs.close()
+        source.close()
     try:
-        ours.setblocking(False)
+        listening.setblocking(False)
         nonce = int.from_bytes(os.urandom(3))
-        ours.send(_control(parts, _LISTEN, nonce=nonce))
-        _await_answer(ours, nonce)
+        listening.send(_control(parts, _LISTEN, nonce=nonce))
+        _await_ack(listening, nonce)
     except OSError:
-        ours.close()
+        listening.close()
         raise
-    return ours
+    return listening
 
 
 def _control(parts: Pyroute2Parts, action: int, *, nonce: int) -> bytes:
@@ -195,28 +195,28 @@ def _control(parts: Pyroute2Parts, action: int, *, nonce: int) -> bytes:
     return bytes(message.data)
 
 
-def _await_answer(listening: socket.socket, nonce: int) -> None:
-    """Read until the answer with our number; forks meanwhile are forgotten. Raises OSError."""
-    while select.select([listening], [], [], _ANSWER_S)[0]:
+def _await_ack(listening: socket.socket, nonce: int) -> None:
+    """Read until the reply with this number; drop the forks before it. Raises OSError."""
+    while select.select([listening], [], [], _ACK_TIMEOUT_S)[0]:
         with contextlib.suppress(BlockingIOError):
-            while data := listening.recv(_SIZE):
-                words = struct.unpack(f"{_WORDS}I", data) if len(data) == _SIZE else (_FORK,) * _WORDS
+            while data := listening.recv(_MESSAGE_BYTES):
+                words = struct.unpack(f"{_WORDS}I", data) if len(data) == _MESSAGE_BYTES else (_FORK,) * _WORDS
                 if words[_WHAT] == _NONE and words[_ACK] == nonce + 1:
                     if words[_ERROR]:
                         raise OSError(words[_ERROR], os.strerror(words[_ERROR]))
                     return
-    raise TimeoutError(errno.ETIMEDOUT, "the kernel does not answer")
+    raise TimeoutError(errno.ETIMEDOUT, "no reply from the kernel")
 
 
 def _refusal(error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
-        return "the process connector is only in the host's network namespace: needs hostNetwork: true"
+        return "the process connector exists only in the host's network namespace: needs hostNetwork: true"
     if error.errno in (errno.EPERM, errno.EACCES):
         return "the process connector needs CAP_NET_ADMIN"
     if error.errno == errno.EPROTONOSUPPORT:
         return "this kernel has no connector (CONFIG_CONNECTOR)"
     if error.errno == errno.ETIMEDOUT:
-        return "the kernel does not answer: no CONFIG_PROC_EVENTS, or a namespace of our own"
+        return "no reply from the kernel: no CONFIG_PROC_EVENTS, or not in the host's namespaces"
     return f"no process connector: {error.strerror}"
 
 
@@ -224,7 +224,7 @@ def _namespace(name: str) -> int | None:
     try:
         return os.stat(f"/proc/self/ns/{name}").st_ino
     except OSError:
-        return None  # no such namespaces on this kernel: there is only the initial one
+        return None  # this kernel has only the initial namespace
 
 
 def _program(code: bytes) -> bytes:
@@ -258,67 +258,67 @@ class _Message(ctypes.Structure):
 
 
 class Connector:
-    """A listening socket."""
+    """A socket that receives the machine's forks."""
 
     def __init__(self, listening: socket.socket, *, ignore: bytes) -> None:
         self._socket = listening
         self._ignore = ignore
         self._lost = self._dropped()
         self._receive = ctypes.CDLL(None, use_errno=True).recvmmsg
-        self._buffer = bytearray(_BATCH * _SIZE)
+        self._buffer = bytearray(_BATCH * _MESSAGE_BYTES)
         self._words = memoryview(self._buffer).cast("I")
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
-        self._vectors = (_IoVec * _BATCH)(*[_IoVec(first + i * _SIZE, _SIZE) for i in range(_BATCH)])
+        self._vectors = (_IoVec * _BATCH)(*[_IoVec(first + i * _MESSAGE_BYTES, _MESSAGE_BYTES) for i in range(_BATCH)])
         self._messages = (_Message * _BATCH)()
         for message, vector in zip(self._messages, self._vectors, strict=True):
             message.header.vectors, message.header.vector_count = ctypes.pointer(vector), 1
 
     def fileno(self) -> int:
-        """Readable when there is something to drain."""
+        """Readable if events are pending."""
         return self._socket.fileno()
 
     def drain(self) -> ForkBatch:
-        """Take what is there, without waiting."""
+        """Read all pending events without waiting."""
         forks = ForkBatch([], [], [], 0)
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_BATCHES):
             number = self._receive(self.fileno(), self._messages, _BATCH, socket.MSG_DONTWAIT, None)
             if number < 0:
                 if ctypes.get_errno() in (errno.ENOBUFS, errno.EINTR):
-                    continue  # ENOBUFS: some were lost, which `_dropped` counts; what is queued can still be read
+                    continue  # ENOBUFS: events were lost, `_dropped` counts them; queued events can still be read
                 break
-            self._sort(number, forks)
+            self._add_events(number, forks)
             if number < _BATCH:
                 break
         before, self._lost = self._lost, self._dropped()
         return forks._replace(lost=(self._lost - before) & 0xFFFFFFFF)
 
     def close(self) -> None:
-        """Stop listening; kernels before 6.6 go on making events for nobody until they are told."""
-        with contextlib.suppress(OSError):  # closing the socket is all that is left to do then
+        """Unsubscribe and close. Kernels before 6.6 produce events until the last listener unsubscribes."""
+        with contextlib.suppress(OSError):  # then the close must suffice
             self._socket.send(self._ignore)
         self._socket.close()
 
-    def _sort(self, number: int, forks: ForkBatch) -> None:
+    def _add_events(self, number: int, forks: ForkBatch) -> None:
         end = number * _WORDS
         parents, children, groups = (
             self._words[offset:end:_WORDS].tolist() for offset in (_PARENT_TGID, _CHILD_PID, _CHILD_TGID)
         )
-        what = self._words[_WHAT:end:_WORDS].tolist()
-        if what.count(_FORK) == number and children == groups:  # processes only: the usual storm
+        kinds = self._words[_WHAT:end:_WORDS].tolist()
+        if kinds.count(_FORK) == number and children == groups:  # processes only: the usual storm
             forks.parents.extend(parents)
             forks.children.extend(children)
             return
-        for kind, parent, child, group in zip(what, parents, children, groups, strict=True):
+        for kind, parent, child, group in zip(kinds, parents, children, groups, strict=True):
             if kind != _FORK:
                 continue
             if child == group:
                 forks.parents.append(parent)
                 forks.children.append(child)
             else:
-                # Of a thread the kernel tells the parent of its process, which did nothing.
+                # For a thread the kernel reports the parent of its process, which is not the creator.
                 forks.owners.append(group)
 
     def _dropped(self) -> int:
-        """Events that the kernel could not queue, ever, modulo 2^32."""
+        """All events that the kernel could not queue, modulo 2^32."""
         info = self._socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64)
         return int(struct.unpack_from("I", info, 4 * _MEMINFO_DROPS)[0])

@@ -1,4 +1,4 @@
-"""The kernel wakes the loop for what it is asked to watch: real thresholds, real pressure, real cgroups."""
+"""Wake-ups by a real kernel: memcg thresholds, PSI triggers, cgroup directories."""
 
 import os
 import select
@@ -21,15 +21,15 @@ real_v1 = pytest.mark.skipif(
 
 EATER = """
 import sys
-held = []
+blocks = []
 for line in sys.stdin:
-    held.append(bytearray(b"x") * (int(line) << 20))
+    blocks.append(bytearray(b"x") * (int(line) << 20))
     print("ate", flush=True)
 """
 
 
 class Eater:
-    """A process in a cgroup that allocates what it is told to."""
+    """A process in a cgroup that allocates memory on request."""
 
     def __init__(self, cgroup: Path) -> None:
         self.process = subprocess.Popen(
@@ -62,7 +62,7 @@ def _ready(source: kernel_events.EventSource, timeout_s: float) -> bool:
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Path) -> None:
+def test_crossing_an_armed_level_wakes_the_loop_and_growth_below_it_does_not(cgroup: Path) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     with Eater(cgroup) as eater:
@@ -78,7 +78,7 @@ def test_crossing_an_armed_level_wakes_and_staying_below_it_does_not(cgroup: Pat
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
+def test_a_moved_level_wakes_the_loop_at_its_new_value_alone(cgroup: Path) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     with Eater(cgroup) as eater:
@@ -93,7 +93,7 @@ def test_a_moved_level_wakes_at_its_new_place_only(cgroup: Path) -> None:
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_a_level_that_was_passed_before_it_was_armed_wakes(cgroup: Path) -> None:
+def test_a_level_below_the_usage_wakes_the_loop_at_once(cgroup: Path) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     with Eater(cgroup) as eater:
@@ -104,16 +104,18 @@ def test_a_level_that_was_passed_before_it_was_armed_wakes(cgroup: Path) -> None
     source.close()
 
 
-def _arm_within(level: kernel_events.MemcgThreshold, growth: int) -> bool:
-    wanted = level.wanted(growth)
-    if wanted is not None:
-        level.arm(wanted)
-    return wanted is not None
+def _arm_within(threshold: kernel_events.MemcgThreshold, growth: int) -> bool:
+    at = threshold.next_level(growth)
+    if at is not None:
+        threshold.arm(at)
+    return at is not None
 
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_it_and_at_it(cgroup: Path) -> None:
+def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_the_loop_before_it_and_at_it(
+    cgroup: Path,
+) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     threshold, moves, woken = 300 * MIB, 0, []
@@ -123,11 +125,11 @@ def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_
             eater.eat(5)
             if _ready(source, 0):
                 woken.append(int((cgroup / "memory.usage_in_bytes").read_text()))
-        eater.eat(5)  # the kernel looks at a level once in half a MiB, and the last step may have ended just above it
+        eater.eat(5)  # the kernel checks a level every half MiB, and the last step may have ended just above it
         if _ready(source, 0):
             woken.append(int((cgroup / "memory.usage_in_bytes").read_text()))
     source.close()
-    # Each move takes the kernel some time, so the nearly sixty samples on the way must not make as many.
+    # Each move takes the kernel some time, so the nearly sixty samples must not cause as many moves.
     assert 1 <= moves <= 5
     assert threshold * 3 // 4 <= woken[0] < threshold - 5 * MIB
     assert threshold <= woken[-1] < threshold + 12 * MIB
@@ -135,7 +137,7 @@ def test_on_the_way_to_a_threshold_the_level_moves_a_few_times_and_wakes_before_
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_near_a_threshold_the_wake_up_comes_when_it_is_crossed_and_not_a_hair_before(cgroup: Path) -> None:
+def test_near_a_threshold_the_wake_up_is_at_the_crossing_and_not_before(cgroup: Path) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     source = level.source()
     usage = cgroup / "memory.usage_in_bytes"
@@ -152,19 +154,19 @@ def test_near_a_threshold_the_wake_up_comes_when_it_is_crossed_and_not_a_hair_be
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_a_level_that_is_early_stays_and_one_that_would_be_late_is_moved(cgroup: Path) -> None:
+def test_an_early_level_stays_and_a_late_one_moves(cgroup: Path) -> None:
     level = kernel_events.MemcgThreshold(str(cgroup))
     assert _arm_within(level, 100 * MIB)
     assert not _arm_within(level, 110 * MIB)
     assert not _arm_within(level, 300 * MIB)
-    assert _arm_within(level, 50 * MIB), "the armed level is above the threshold now: it would wake too late"
+    assert _arm_within(level, 50 * MIB), "the armed level is above the threshold: the wake-up would be late"
     with Eater(cgroup) as eater:
         eater.eat(190)
-        assert _arm_within(level, 20 * MIB), "the armed level is behind us"
+        assert _arm_within(level, 20 * MIB), "usage has passed the armed level"
     level.close()
 
 
-def test_where_there_is_no_event_control_opening_fails_and_leaks_nothing(tmp_path: Path) -> None:
+def test_without_event_control_opening_fails_and_leaks_nothing(tmp_path: Path) -> None:
     (tmp_path / "memory.usage_in_bytes").write_text("0")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
@@ -212,7 +214,7 @@ def test_a_stall_of_real_tasks_fires_a_pressure_trigger(cgroup: Path, tmp_path: 
     assert fired[0][1] & select.EPOLLPRI
 
 
-def test_the_built_in_trigger_is_taken_by_this_kernel_with_or_without_the_right_to_short_windows() -> None:
+def test_this_kernel_accepts_one_of_the_built_in_triggers() -> None:
     source = kernel_events.psi_trigger("/proc/pressure/memory")
     if isinstance(source, Note):
         assert not os.access("/proc/pressure/memory", os.W_OK), source
@@ -228,7 +230,7 @@ def test_a_host_without_psi_is_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.real_cgroup
 @real_v1
-def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
+def test_created_and_removed_pods_wake_the_loop(cgroup: Path) -> None:
     watch = kernel_events.CgroupTreeWatch()
     source = watch.source()
     assert watch.follow({str(cgroup)}, set()) == ()
@@ -240,12 +242,12 @@ def test_pods_coming_and_going_wake_the_loop(cgroup: Path) -> None:
     assert watch.follow(set(), set()) == ()
     _ready(source, 0)
     (cgroup / "pod1").mkdir()
-    assert not _ready(source, 0.1), "what is no longer followed does not wake"
+    assert not _ready(source, 0.1), "an unwatched directory does not wake the loop"
     (cgroup / "pod1").rmdir()
     source.close()
 
 
-def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_is_back(tmp_path: Path) -> None:
+def test_a_changed_file_wakes_the_loop_and_a_file_that_is_back_is_watched_again(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("high 0\n")
     watch = kernel_events.CgroupTreeWatch()
@@ -263,7 +265,7 @@ def test_a_file_that_changes_wakes_and_one_that_went_is_followed_again_when_it_i
     source.close()
 
 
-def test_following_a_cgroup_that_went_is_no_news(tmp_path: Path) -> None:
+def test_a_cgroup_that_is_gone_causes_no_note(tmp_path: Path) -> None:
     watch = kernel_events.CgroupTreeWatch()
     assert watch.follow({str(tmp_path / "gone")}, {str(tmp_path / "gone" / "memory.events")}) == ()
     watch.source().close()

@@ -1,4 +1,4 @@
-"""The kernel tells every fork, through pyroute2's socket and our own reading of it."""
+"""The kernel reports every fork through pyroute2's socket and our own reads."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from nodeagent.sampling.events import process_connector
 from nodeagent.sampling.events.process_connector import Connector, ConnectorError, open_connector
 
-real = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the process connector wants CAP_NET_ADMIN")
+real = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the process connector requires CAP_NET_ADMIN")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def listening() -> Iterator[Connector]:
 
 
 def fork() -> int:
-    """A process that ends at once, already reaped."""
+    """The PID of a process that has ended and was reaped."""
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -40,7 +40,7 @@ def python(code: str, *before: str) -> str:
 
 
 @real
-def test_a_fork_is_told_with_its_parent_and_its_child(listening: Connector) -> None:
+def test_a_fork_is_reported_with_its_parent_and_its_child(listening: Connector) -> None:
     child = fork()
     forks = listening.drain()
     assert (os.getpid(), child) in zip(forks.parents, forks.children, strict=True)
@@ -48,7 +48,7 @@ def test_a_fork_is_told_with_its_parent_and_its_child(listening: Connector) -> N
 
 
 @real
-def test_a_thread_is_no_process_and_belongs_to_the_one_that_made_it(listening: Connector) -> None:
+def test_a_thread_is_no_process_and_belongs_to_its_process(listening: Connector) -> None:
     listening.drain()
     for _ in range(5):
         thread = threading.Thread(target=lambda: None)
@@ -60,7 +60,7 @@ def test_a_thread_is_no_process_and_belongs_to_the_one_that_made_it(listening: C
 
 
 @real
-def test_only_forks_reach_us(listening: Connector) -> None:
+def test_only_forks_are_received(listening: Connector) -> None:
     listening.drain()
     before = listening.drain()
     assert before.lost == 0
@@ -79,7 +79,7 @@ def test_only_forks_reach_us(listening: Connector) -> None:
 
 
 @real
-def test_a_thousand_forks_are_told_one_by_one(listening: Connector) -> None:
+def test_each_of_a_thousand_forks_is_reported(listening: Connector) -> None:
     listening.drain()
     children = [fork() for _ in range(1000)]
     forks = listening.drain()
@@ -88,7 +88,7 @@ def test_a_thousand_forks_are_told_one_by_one(listening: Connector) -> None:
 
 
 @real
-def test_forks_that_do_not_fit_the_buffer_are_counted_and_the_next_ones_told() -> None:
+def test_forks_that_do_not_fit_the_buffer_are_counted_and_later_ones_reported() -> None:
     small = open_connector(receive_buffer=16 << 10)
     try:
         small.drain()
@@ -96,11 +96,10 @@ def test_forks_that_do_not_fit_the_buffer_are_counted_and_the_next_ones_told() -
             fork()
         forks = small.drain()
         assert 0 < forks.parents.count(os.getpid()) < 500
-        told = len(forks.parents) + len(forks.owners) + forks.lost
-        # Others on this machine fork, too; a fork of ours is never missing from the sum.
-        assert told >= 500
+        # The sum includes every fork of this test, and those of other processes.
+        assert len(forks.parents) + len(forks.owners) + forks.lost >= 500
         assert forks.lost > 300
-        for _ in range(20):  # the buffer is small for all that others on this machine fork
+        for _ in range(20):  # the forks of other processes may fill the small buffer
             child = fork()
             after = small.drain()
             if not after.lost:
@@ -112,7 +111,7 @@ def test_forks_that_do_not_fit_the_buffer_are_counted_and_the_next_ones_told() -
 
 
 @real
-def test_nothing_of_the_library_stays_but_one_descriptor() -> None:
+def test_nothing_of_the_library_stays_except_one_descriptor() -> None:
     open_connector().close()  # imports, which may open files
     descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -126,42 +125,42 @@ def test_nothing_of_the_library_stays_but_one_descriptor() -> None:
 
 @real
 @pytest.mark.parametrize(
-    ("namespace", "mend"),
+    ("namespace", "remedy"),
     [(["--net"], "hostNetwork: true"), (["--pid", "--fork"], "hostPID: true"), (["--user"], "hostUsers: true")],
 )
-def test_in_a_namespace_of_its_own_it_is_refused_with_what_would_help(namespace: list[str], mend: str) -> None:
-    said = python(
+def test_in_a_namespace_of_its_own_the_error_has_the_remedy(namespace: list[str], remedy: str) -> None:
+    message = python(
         "from nodeagent.sampling.events.process_connector import *\n"
         "try: open_connector()\n"
         "except ConnectorError as error: print(error)\n",
         "unshare",
         *namespace,
     )
-    assert said.endswith(f"needs {mend}")
+    assert message.endswith(f"needs {remedy}")
 
 
 @real
-def test_a_kernel_that_stays_silent_is_not_waited_for() -> None:
-    parts = process_connector.load()
+def test_a_kernel_without_a_reply_is_an_error_within_the_timeout() -> None:
+    parts = process_connector.import_pyroute2()
 
     class Mute(parts.control):  # type: ignore[misc, name-defined]
-        """A control message whose length the kernel does not know, which it passes over without a word."""
+        """A control message of a length that the kernel ignores."""
 
         def __setitem__(self, key: str, value: object) -> None:
             super().__setitem__(key, 3 if key == "len" else value)
 
-    with pytest.raises(ConnectorError, match="does not answer"):
-        open_connector(official=parts._replace(control=Mute))
+    with pytest.raises(ConnectorError, match="no reply from the kernel"):
+        open_connector(pyroute2=parts._replace(control=Mute))
 
 
 # --- the import ------------------------------------------------------------------------------------------------------
 
 
-def test_the_installed_version_loads_without_its_parent_package() -> None:
+def test_the_installed_version_is_imported_without_its_parent_package() -> None:
     python(
         "import sys\n"
         "from nodeagent.sampling.events import process_connector\n"
-        "parts = process_connector.load()\n"
+        "parts = process_connector.import_pyroute2()\n"
         "assert parts.light\n"
         "heavy = {'pyroute2', 'pyroute2.iproute', 'pyroute2.ndb', 'pyroute2.netlink.rtnl', 'sqlite3'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
@@ -169,7 +168,7 @@ def test_the_installed_version_loads_without_its_parent_package() -> None:
 
 
 @real
-def test_listening_imports_no_more_of_it() -> None:
+def test_an_open_connector_imports_no_further_module() -> None:
     python(
         "import sys\n"
         "from nodeagent.sampling.events import process_connector\n"
@@ -181,7 +180,7 @@ def test_listening_imports_no_more_of_it() -> None:
 def test_the_whole_package_can_still_be_imported_afterwards() -> None:
     python(
         "from nodeagent.sampling.events import process_connector\n"
-        "parts = process_connector.load()\n"
+        "parts = process_connector.import_pyroute2()\n"
         "import pyroute2\n"
         "assert pyroute2.IPRoute\n"
         "assert pyroute2.ProcEventSocket is parts.socket\n"
@@ -189,8 +188,8 @@ def test_the_whole_package_can_still_be_imported_afterwards() -> None:
 
 
 @real
-def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
-    # A finder that hides one submodule as long as the parent is a bare module: as if a release had moved it.
+def test_a_release_that_cannot_be_imported_in_parts_is_imported_completely() -> None:
+    # A finder that hides one submodule while the parent is a bare module, as if a release had moved it.
     python(
         "import sys\n"
         "from nodeagent.sampling.events import process_connector\n"
@@ -200,17 +199,17 @@ def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
         "        if name == 'pyroute2.netlink.nlsocket' and not hasattr(parent, '__file__'):\n"
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Moved())\n"
-        "parts = process_connector.load()\n"
+        "parts = process_connector.import_pyroute2()\n"
         "assert not parts.light\n"
-        "process_connector.open_connector(official=parts).close()\n"
+        "process_connector.open_connector(pyroute2=parts).close()\n"
     )
 
 
-def test_the_package_is_taken_whole_when_someone_has_it_already() -> None:
+def test_a_package_that_is_imported_already_is_used_completely() -> None:
     python(
         "import pyroute2\n"
         "from nodeagent.sampling.events import process_connector\n"
-        "parts = process_connector.load()\n"
+        "parts = process_connector.import_pyroute2()\n"
         "assert not parts.light\n"
         "assert parts.socket is pyroute2.ProcEventSocket\n"
     )

@@ -1,4 +1,4 @@
-"""The wake-ups of a host as a whole: real cgroups, moved by a thread of their own."""
+"""All wake-up sources of a host: real cgroups, thresholds moved by a thread."""
 
 import os
 import select
@@ -33,64 +33,64 @@ pytestmark = [
 
 
 def _open(cgroup: Path) -> WakeupSources:
-    alarms = WakeupSources(Host("/"))
-    alarms.open(*_where(cgroup))
-    return alarms
+    wakeups = WakeupSources(Host("/"))
+    wakeups.open(*_cgroups(cgroup))
+    return wakeups
 
 
-def _where(cgroup: Path) -> tuple[Hierarchy, Kubepods]:
+def _cgroups(cgroup: Path) -> tuple[Hierarchy, Kubepods]:
     return Hierarchy("v1", str(MEMORY), V1, None, None), Kubepods(f"/{cgroup.name}", systemd=False)
 
 
 def _armers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "memory levels"]
+    return [thread for thread in threading.enumerate() if thread.name == "memcg thresholds"]
 
 
-def _ready(alarms: WakeupSources, timeout_s: float) -> bool:
-    [source] = [each for each in alarms.sources if Signal.ALLOCATABLE_MEMORY in each.name]
+def _ready(wakeups: WakeupSources, timeout_s: float) -> bool:
+    [source] = [each for each in wakeups.sources if Signal.ALLOCATABLE_MEMORY in each.name]
     with select.epoll() as epoll:
         epoll.register(source.fd, source.events)
         return bool(epoll.poll(timeout_s))
 
 
-def test_a_level_is_armed_by_a_thread_of_its_own_which_ends_with_the_alarms(cgroup: Path) -> None:
-    alarms = _open(cgroup)
+def test_a_thread_arms_the_thresholds_and_ends_with_the_sources(cgroup: Path) -> None:
+    wakeups = _open(cgroup)
     assert _armers() == []
-    alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    wakeups.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
     assert len(_armers()) == 1
     with subprocess.Popen([sys.executable, "-c", EATER], stdin=subprocess.PIPE) as eater:
         (cgroup / "cgroup.procs").write_text(str(eater.pid))
         eater.communicate(b"go")
-    assert _ready(alarms, 60)
-    alarms.close()
+    assert _ready(wakeups, 60)
+    wakeups.close()
     assert _armers() == []
 
 
-def test_asking_for_a_level_does_not_wait_for_the_kernel(cgroup: Path) -> None:
-    alarms = _open(cgroup)
+def test_arming_does_not_wait_for_the_kernel(cgroup: Path) -> None:
+    wakeups = _open(cgroup)
     times = []
     for growth in range(20):
         began = time.monotonic()
-        alarms.arm({Signal.ALLOCATABLE_MEMORY: (40 - 2 * growth) * MIB})
+        wakeups.arm({Signal.ALLOCATABLE_MEMORY: (40 - 2 * growth) * MIB})
         times.append(time.monotonic() - began)
-    alarms.close()
-    # The kernel takes 16 to 36 ms for each but the first.
+    wakeups.close()
+    # The kernel takes 16 to 36 ms for each except the first.
     assert sorted(times)[10] < 0.005
 
 
-def test_a_cgroup_that_is_gone_makes_the_sources_stale_and_fails_nobody(cgroup: Path) -> None:
-    """A loop that failed for it would never come to open them anew."""
-    alarms = _open(cgroup)
-    where = _where(cgroup)
-    assert not alarms.stale(*where)
+def test_a_cgroup_that_is_gone_makes_the_sources_stale_without_an_error(cgroup: Path) -> None:
+    """With an error the loop would never open them again."""
+    wakeups = _open(cgroup)
+    cgroups = _cgroups(cgroup)
+    assert not wakeups.stale(*cgroups)
     cgroup.rmdir()
-    alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
-    assert alarms.stale(*where)
-    alarms.open(*where)
-    assert any("no memory level" in note.message for note in alarms.notes)
-    alarms.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
-    assert not alarms.stale(*where), "and it is not tried again in every turn"
+    wakeups.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    assert wakeups.stale(*cgroups)
+    wakeups.open(*cgroups)
+    assert any("no memcg threshold" in note.message for note in wakeups.notes)
+    wakeups.arm({Signal.ALLOCATABLE_MEMORY: 20 * MIB})
+    assert not wakeups.stale(*cgroups), "not opened again in every sync"
     cgroup.mkdir()
-    alarms.open(*where)
-    assert not any("no memory level" in note.message for note in alarms.notes)
-    alarms.close()
+    wakeups.open(*cgroups)
+    assert not any("no memcg threshold" in note.message for note in wakeups.notes)
+    wakeups.close()
