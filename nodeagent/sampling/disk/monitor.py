@@ -198,7 +198,7 @@ class DiskMonitor:
             self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
 
     def _cgroups(self, pod: str) -> list[str]:
-        return cgroups_below(self._host, pod, most=_CGROUPS).places
+        return cgroups_below(self._host, pod, most=_CGROUPS).directories
 
     def _ask(
         self,

@@ -1,11 +1,11 @@
-"""Cgroups of the host: which hierarchies there are, where the pods are in them, and what a cgroup uses.
+"""Cgroups of the host: the mounted hierarchies, the place of the pods in them, and the memory of a cgroup.
 
 Theory of operation. A host has one unified hierarchy (v2), one hierarchy for each controller (v1), or a mixture
-(hybrid: v1 controllers plus an empty or partly used v2). What matters is only where the *memory* and the *pids*
-controller live, and where a v2 tree with pressure files is: `detect` finds the three. The kubelet makes the same path
-below each of them, so one path names a pod's cgroup everywhere.
+(hybrid: v1 controllers plus an empty or partly used v2). Only three places matter: the *memory* controller, the *pids*
+controller and a v2 tree with pressure files; `detect_hierarchy` finds them. The kubelet makes the same path below each
+of them, so one path names a pod's cgroup everywhere.
 
-`MemoryFiles` is the protocol that both versions answer; v1 numbers are the hierarchical ones (`total_...`).
+`MemoryFiles` is the protocol of both versions; v1 numbers are the hierarchical ones (`total_...`).
 """
 
 import contextlib
@@ -15,46 +15,50 @@ import os
 from typing import Final, NamedTuple, Protocol
 
 from nodeagent.model import CgroupUsage, Note, NoteKind
+from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.mounts import Mount
-from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed
 
 _V2_AT: Final = "/sys/fs/cgroup"
-# How deep and how wide to look for a `kubepods` that is at none of the usual places: a node in a container of a
-# container host (kind) is four levels down; 4096 directories take about 40 ms once.
+# Limits of the search for a `kubepods` that is at none of the usual places: a node in a container of a container host
+# (kind) is four levels down; 4096 directories take about 40 ms once.
 _SEARCH_DEPTH: Final = 5
 _SEARCH_WIDTH: Final = 4096
 CONTAINER_ID_LENGTH: Final = 64
 _USUAL_PARENTS: Final = ("", "/kubelet", "/kubelet.slice")
 
 
-_INACTIVE_V1: Final = keys("total_inactive_file")
-_HELD_V1: Final = keys("total_inactive_file", "total_rss", "total_shmem", "total_dirty", "total_writeback")
-_INACTIVE_V2: Final = keys("inactive_file")
-_ROOT_V2: Final = keys("inactive_file", "anon", "file")
-_HELD_V2: Final = keys(
+_INACTIVE_V1: Final = parse.line_starts("total_inactive_file")
+_UNRECLAIMABLE_V1: Final = parse.line_starts(
+    "total_inactive_file", "total_rss", "total_shmem", "total_dirty", "total_writeback"
+)
+_INACTIVE_V2: Final = parse.line_starts("inactive_file")
+_ROOT_V2: Final = parse.line_starts("inactive_file", "anon", "file")
+_UNRECLAIMABLE_V2: Final = parse.line_starts(
     "inactive_file", "anon", "kernel", "slab_reclaimable", "shmem", "sock", "file_dirty", "file_writeback"
 )
-_KERNEL_V2: Final = keys("kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "slab_unreclaimable")
+_KERNEL_V2: Final = parse.line_starts(
+    "kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "slab_unreclaimable"
+)
 """Before Linux 5.18, which brought `kernel`."""
 
 
 class WorkingSet(NamedTuple):
-    """max(0, usage - inactive_file) in bytes, as the kubelet reckons it; None has its reason beside it."""
+    """max(0, usage - inactive_file) in bytes, as the kubelet computes it; None has its reason in `reason`."""
 
     value: int | None
     reason: str = ""
 
 
 class MemoryNumbers(NamedTuple):
-    """Memory of one cgroup in bytes. What is None has its reason in `reason`."""
+    """Memory of one cgroup in bytes; None has its reason in `reason`."""
 
     usage: int | None
     working_set: int | None
-    """max(0, usage - inactive_file), as the kubelet reckons it."""
+    """max(0, usage - inactive_file), as the kubelet computes it."""
     unreclaimable: int | None
-    """anon + shmem + dirty file pages, and on v2 kernel memory that is not reclaimable. v1 does not tell which of its
-    kernel memory is, so there it is left out: relief is rather predicted too small."""
+    """anon + shmem + dirty file pages, and on v2 kernel memory that is not reclaimable. v1 does not report which part
+    of its kernel memory is, so it is left out: a predicted relief is rather too small."""
     reason: str = ""
 
 
@@ -62,18 +66,18 @@ class MemoryFiles(Protocol):
     """The memory files of one cgroup version."""
 
     usage: str
-    """File with the usage, page cache included; the v2 root has none."""
+    """File with the usage, including page cache; the v2 root has none."""
     stat: str
     limit: str
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        """From the contents of `usage` and `stat`."""
+        """The numbers in the contents of `usage` and `stat`."""
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
-        """Of those only the working set, at a fifth of the cost."""
+        """The working set alone, at a fifth of the cost."""
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
-        """The same for the hierarchy's root: all of the node. `usage` is empty where there is no such file."""
+        """The same for the hierarchy's root, which is the whole node. `usage` is empty if there is no such file."""
 
 
 class MemoryV1:
@@ -84,13 +88,15 @@ class MemoryV1:
     limit: str = "memory.limit_in_bytes"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, *others = parse_keyed(stat, _HELD_V1)
-        held = None if anon is None else anon + _sum(others)
-        return _numbers(parse_count(usage), inactive, held, self.usage, "total_inactive_file", "total_rss")
+        inactive, anon, *rest = parse.parse_keyed(stat, _UNRECLAIMABLE_V1)
+        unreclaimable = None if anon is None else anon + _sum(rest)
+        return _numbers(
+            parse.parse_count(usage), inactive, unreclaimable, self.usage, "total_inactive_file", "total_rss"
+        )
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
-        [inactive] = parse_keyed(stat, _INACTIVE_V1)
-        return _working_set(parse_count(usage), inactive, self.usage, "total_inactive_file")
+        [inactive] = parse.parse_keyed(stat, _INACTIVE_V1)
+        return _working_set(parse.parse_count(usage), inactive, self.usage, "total_inactive_file")
 
     def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         return self.working_set(usage, stat)
@@ -104,31 +110,31 @@ class MemoryV2:
     limit: str = "memory.max"
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, kernel, reclaimable, *others = parse_keyed(stat, _HELD_V2)
-        held = None
+        inactive, anon, kernel, reclaimable, *rest = parse.parse_keyed(stat, _UNRECLAIMABLE_V2)
+        unreclaimable = None
         if anon is not None:
-            fixed = _sum(parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
-            held = anon + fixed + _sum(others)
-        return _numbers(parse_count(usage), inactive, held, self.usage, "inactive_file", "anon")
+            fixed = _sum(parse.parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
+            unreclaimable = anon + fixed + _sum(rest)
+        return _numbers(parse.parse_count(usage), inactive, unreclaimable, self.usage, "inactive_file", "anon")
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
-        [inactive] = parse_keyed(stat, _INACTIVE_V2)
-        return _working_set(parse_count(usage), inactive, self.usage, "inactive_file")
+        [inactive] = parse.parse_keyed(stat, _INACTIVE_V2)
+        return _working_set(parse.parse_count(usage), inactive, self.usage, "inactive_file")
 
-    def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:  # noqa: ARG002 - v1 has one
-        """The root has no memory.current: the kubelet takes anon + file instead."""
-        inactive, anon, file = parse_keyed(stat, _ROOT_V2)
+    def root_working_set(self, usage: bytes, stat: bytes) -> WorkingSet:  # noqa: ARG002 - of the protocol
+        """The root has no memory.current: the kubelet uses anon + file instead."""
+        inactive, anon, file = parse.parse_keyed(stat, _ROOT_V2)
         used = None if anon is None or file is None else anon + file
         return _working_set(used, inactive, "anon + file of memory.stat", "inactive_file")
 
 
-# One of each, so that a hierarchy that is found again equals itself.
+# One instance of each, so that a hierarchy that is detected again equals the first one.
 V1: Final[MemoryFiles] = MemoryV1()
 V2: Final[MemoryFiles] = MemoryV2()
 
 
 def _sum(numbers: list[int | None]) -> int:
-    """Of those that are there: older kernels lack some."""
+    """Older kernels lack some of the numbers."""
     return sum([number or 0 for number in numbers])
 
 
@@ -139,29 +145,34 @@ def _working_set(used: int | None, inactive: int | None, usage_name: str, inacti
 
 
 def _numbers(
-    used: int | None, inactive: int | None, held: int | None, usage_name: str, inactive_name: str, anon_name: str
+    used: int | None,
+    inactive: int | None,
+    unreclaimable: int | None,
+    usage_name: str,
+    inactive_name: str,
+    anon_name: str,
 ) -> MemoryNumbers:
     working_set = None if used is None or inactive is None else max(0, used - inactive)
-    if working_set is not None and held is not None:
-        return MemoryNumbers(used, working_set, held, "")
-    missing = _missing((usage_name, used), (inactive_name, inactive), (anon_name, held))
-    return MemoryNumbers(used, working_set, held, missing)
+    if working_set is not None and unreclaimable is not None:
+        return MemoryNumbers(used, working_set, unreclaimable, "")
+    missing = _missing((usage_name, used), (inactive_name, inactive), (anon_name, unreclaimable))
+    return MemoryNumbers(used, working_set, unreclaimable, missing)
 
 
 def _missing(*parts: tuple[str, int | None]) -> str:
-    return "; ".join([f"{name} is missing or no number" for name, value in parts if value is None])
+    return "; ".join([f"{name} is missing or not a number" for name, value in parts if value is None])
 
 
 def parse_limit(data: bytes) -> int | None:
-    """Bytes; None when unlimited (`max`, or on v1 a number above 2^62) or no number."""
-    return parse_count(data)
+    """Bytes; None if unlimited (`max`, or on v1 a number above 2^62) or not a number."""
+    return parse.parse_count(data)
 
 
 # --- where the controllers are ---------------------------------------------------------------------------------------
 
 
 class Hierarchy(NamedTuple):
-    """Where the controllers are mounted on the host. Paths are below the host's root; None: not there."""
+    """Where the controllers are mounted on the host. Paths are below the host's root; None: not mounted."""
 
     version: str
     """`v2`, `v1`, `hybrid` (a v2 tree beside v1 controllers), or `none`."""
@@ -169,20 +180,20 @@ class Hierarchy(NamedTuple):
     memory_files: MemoryFiles
     pids: str | None
     unified: str | None
-    """A v2 tree, which has the pressure files."""
+    """A v2 tree with pressure files."""
     reason: str = ""
     """Why memory is None."""
 
 
 def detect_hierarchy(host: Host) -> Hierarchy:
-    """Find the hierarchies; never raises."""
+    """The hierarchies of the host. Never raises."""
     try:
         controllers = host.read(f"{_V2_AT}/cgroup.controllers").split()
         if b"memory" in controllers and b"pids" in controllers:
-            # The usual case by far, told without the mount table, which on a full node is 100 KiB.
+            # The usual case, without the mount table, which has 100 KiB on a full node.
             return Hierarchy("v2", _V2_AT, V2, _V2_AT, _V2_AT)
     except Unreadable:
-        pass  # no v2 at the usual place: the mount table tells what there is
+        pass  # no v2 at the usual place: the mount table has the others
     try:
         mounts = host.mounts()
     except Unreadable as error:
@@ -191,7 +202,7 @@ def detect_hierarchy(host: Host) -> Hierarchy:
 
 
 def from_mounts(host: Host, mounts: list[Mount]) -> Hierarchy:
-    """The hierarchies by a mount table. Where a controller is mounted twice the first mount of its root counts."""
+    """The hierarchies of a mount table. Of two mounts of one controller the first counts."""
     v1: dict[str, str] = {}
     unified: str | None = None
     for mount in mounts:
@@ -223,40 +234,40 @@ def from_mounts(host: Host, mounts: list[Mount]) -> Hierarchy:
 
 
 class Kubepods(NamedTuple):
-    """The cgroup that holds all pods."""
+    """The cgroup of all pods."""
 
     path: str
     """Below the hierarchy's root, starting with `/`."""
     systemd: bool
     """Named by the systemd driver (`.slice`)."""
     why: str = ""
-    """Why this one, when there was a choice."""
+    """Why this one, if there were several."""
 
 
 def find_kubepods(host: Host, hierarchy: Hierarchy, *, cgroup_root: str = "") -> tuple[Kubepods | None, str]:
     """(the pods' cgroup, "") or (None, why there is none).
 
-    `cgroup_root` is the kubelet's cgroupRoot, in either driver's spelling. Without it the usual places are looked at,
-    then the tree below the root. Of several candidates the one with most pods is taken, of equals the higher one.
+    `cgroup_root` is the kubelet's cgroupRoot, in either driver's spelling. Without it the usual places are tried, then
+    the tree below the root is searched. Of several candidates the one with most pods is used, of equals the higher one.
     """
     top = hierarchy.memory
     if top is None:
         return None, hierarchy.reason
     if cgroup_root.strip("/"):
-        places = [place for parent in _spellings(cgroup_root) for place in _children(parent)]
-        found = [place for place in places if host.exists(top + place)]
+        paths = [path for parent in _spellings(cgroup_root) for path in _kubepods_in(parent)]
+        found = [path for path in paths if host.exists(top + path)]
         if not found:
-            return None, f"no kubepods cgroup under the configured cgroup root {cgroup_root} ({' or '.join(places)})"
+            return None, f"no kubepods cgroup under the configured cgroup root {cgroup_root} ({' or '.join(paths)})"
     else:
-        places = [place for parent in _USUAL_PARENTS for place in _children(parent)]
-        found = [place for place in places if host.exists(top + place)] or _search(host, top)
+        paths = [path for parent in _USUAL_PARENTS for path in _kubepods_in(parent)]
+        found = [path for path in paths if host.exists(top + path)] or _search(host, top)
         if not found:
             return None, f"no kubepods cgroup below {top}: no kubelet has made pods on this machine"
-    return _choose(host, top, found), ""
+    return _select(host, top, found), ""
 
 
 def _spellings(cgroup_root: str) -> list[str]:
-    """`/a/b` as the cgroupfs driver names it, and `/a.slice/a-b.slice` as systemd does."""
+    """`/a/b` of the cgroupfs driver, and `/a.slice/a-b.slice` of the systemd driver."""
     parts = [part for part in cgroup_root.split("/") if part]
     plain = "".join(f"/{part}" for part in parts)
     if parts[-1].endswith(".slice"):
@@ -265,8 +276,8 @@ def _spellings(cgroup_root: str) -> list[str]:
     return [plain, "".join(f"/{'-'.join(escaped[: i + 1])}.slice" for i in range(len(escaped)))]
 
 
-def _children(parent: str) -> list[str]:
-    """The names that `kubepods` may have in this parent."""
+def _kubepods_in(parent: str) -> list[str]:
+    """The paths that `kubepods` may have below this parent."""
     last = parent.rsplit("/", 1)[-1]
     if not last.endswith(".slice"):
         return [f"{parent}/kubepods.slice", f"{parent}/kubepods"]
@@ -274,97 +285,99 @@ def _children(parent: str) -> list[str]:
 
 
 def _search(host: Host, top: str) -> list[str]:
-    """Every cgroup that is named like a kubepods, level by level, not looking inside those."""
+    """Every cgroup with the name of a kubepods, level by level; their descendants are not searched."""
     found: list[str] = []
-    level, seen = [""], 0
+    level, visited = [""], 0
     for _ in range(_SEARCH_DEPTH):
         following: list[str] = []
         for parent in level:
-            seen += 1
-            if seen > _SEARCH_WIDTH:
+            visited += 1
+            if visited > _SEARCH_WIDTH:
                 return found
             try:
                 names = [name for name, _ in host.subdirectories(top + parent)]
             except Unreadable:
-                continue  # removed while we looked, or not ours to see
+                continue  # removed meanwhile, or not readable for us
             for name in sorted(names):
-                is_it = name in ("kubepods", "kubepods.slice") or name.endswith("-kubepods.slice")
-                (found if is_it else following).append(f"{parent}/{name}")
+                is_kubepods = name in ("kubepods", "kubepods.slice") or name.endswith("-kubepods.slice")
+                (found if is_kubepods else following).append(f"{parent}/{name}")
         level = following
     return found
 
 
-def _choose(host: Host, top: str, found: list[str]) -> Kubepods:
+def _select(host: Host, top: str, found: list[str]) -> Kubepods:
     if len(found) == 1:
         return Kubepods(found[0], found[0].endswith(".slice"))
-    pods = {place: _pods_in(host, top + place) for place in found}
-    best = min(found, key=lambda place: (-pods[place], place.count("/"), place))
-    others = ", ".join(f"{place} ({pods[place]} pods)" for place in found if place != best)
+    pods = {path: _count_pods(host, top + path) for path in found}
+    best = min(found, key=lambda path: (-pods[path], path.count("/"), path))
+    others = ", ".join(f"{path} ({pods[path]} pods)" for path in found if path != best)
     return Kubepods(best, best.endswith(".slice"), f"{best} has {pods[best]} pods; also found: {others}")
 
 
-def _pods_in(host: Host, path: str) -> int:
+def _count_pods(host: Host, path: str) -> int:
     """Number of pod cgroups below a kubepods, both drivers."""
     number, todo = 0, [path]
-    for place in todo:
+    for directory in todo:
         try:
-            names = [name for name, _ in host.subdirectories(place)]
+            names = [name for name, _ in host.subdirectories(directory)]
         except Unreadable:
             continue
         number += sum(pod_uid(name) is not None for name in names)
-        if place == path:
-            todo += [f"{place}/{name}" for name in names if qos_of(name) is not None]
+        if directory == path:
+            todo += [f"{directory}/{name}" for name in names if qos_of(name) is not None]
     return number
 
 
-class Below(NamedTuple):
-    """A cgroup and those below it."""
+class Subtree(NamedTuple):
+    """A cgroup and its descendants."""
 
-    places: list[str]
-    """Directories, each before those below it; the cgroup itself is the first."""
+    directories: list[str]
+    """Each before its children; the cgroup itself is the first."""
     complete: bool
     """False: there are more, or some cannot be listed."""
 
 
-def cgroups_below(host: Host, place: str, *, most: int) -> Below:
-    """The cgroup in the directory `place` and those below it, level by level, at most `most` in all. Never raises.
+def cgroups_below(host: Host, directory: str, *, most: int) -> Subtree:
+    """The cgroup at `directory` and its descendants, level by level, at most `most` in all. Never raises.
 
-    A container may have made them: the kernel limits neither how many there are nor how deep, so that nothing here may
-    recurse, and a name may be longer than a path can be.
+    A container may have made them. The kernel limits neither their number nor their depth, so this may not recurse,
+    and a name may be longer than a path can be.
     """
-    places, complete = [place], True
-    for parent in places:
+    directories, complete = [directory], True
+    for parent in directories:
         try:
-            if os.stat(host.real(parent)).st_nlink == 2:  # no directory in it: spares listing 40 files
+            if os.stat(host.real(parent)).st_nlink == 2:  # no child: saves listing 40 files
                 continue
             names = [name for name, _ in host.subdirectories(parent)]
         except FileNotFoundError:
-            continue  # gone meanwhile
+            continue  # removed meanwhile
         except OSError:
             complete = False
             continue
         except Unreadable as error:
             complete = complete and error.errno == errno.ENOENT
             continue
-        left = most - len(places)
+        left = most - len(directories)
         complete = complete and len(names) <= left
-        places += [f"{parent}/{name}" for name in names[:left]]
-    return Below(places, complete)
+        directories += [f"{parent}/{name}" for name in names[:left]]
+    return Subtree(directories, complete)
 
 
 def processes_outside(host: Host, hierarchy: Hierarchy, pod_uids: frozenset[str]) -> list[int]:
-    """PID of every process but those in these pods' cgroups. What vanishes meanwhile is left out."""
+    """PID of every process except those in these pods' cgroups. A process that ends meanwhile is left out."""
     found: list[int] = []
     top = hierarchy.pids or hierarchy.memory
     todo = [top] if top is not None else []
-    for place in todo:
-        # A threaded cgroup of v2 has none to tell: they are its parent's.
+    for directory in todo:
+        # A threaded cgroup of v2 lists none: the parent lists its processes.
         with contextlib.suppress(Unreadable):
-            found += [int(pid) for pid in host.read(f"{place}/cgroup.procs").split()]
-        if len(todo) >= _SEARCH_WIDTH:  # level by level: what the host has stands above what a container has made
+            found += [int(pid) for pid in host.read(f"{directory}/cgroup.procs").split()]
+        if len(todo) >= _SEARCH_WIDTH:  # level by level: the cgroups of the host are above those of containers
             continue
         with contextlib.suppress(Unreadable):
-            todo += [f"{place}/{name}" for name, _ in host.subdirectories(place) if pod_uid(name) not in pod_uids]
+            todo += [
+                f"{directory}/{name}" for name, _ in host.subdirectories(directory) if pod_uid(name) not in pod_uids
+            ]
     return [pid for pid in found if pid]  # 0: outside of our PID namespace
 
 
@@ -372,7 +385,7 @@ def largest_outside(
     host: Host, hierarchy: Hierarchy, kubepods: Kubepods | None, *, most: int
 ) -> tuple[CgroupUsage, ...]:
     """The cgroups of the first two levels outside kubepods with the largest working sets, largest first. A cgroup whose
-    children are listed is not listed itself, so that nothing is counted twice."""
+    children are listed is not listed itself, so that no memory counts twice."""
     top = hierarchy.memory
     if top is None:
         return ()
@@ -396,14 +409,14 @@ def _outside(host: Host, top: str, parent: str, skip: str) -> list[str]:
 
 def _usage_of(host: Host, hierarchy: Hierarchy, path: str) -> CgroupUsage:
     files = hierarchy.memory_files
-    place = f"{hierarchy.memory}{path}"
+    directory = f"{hierarchy.memory}{path}"
     try:
-        numbers = files.numbers(host.read(f"{place}/{files.usage}"), host.read(f"{place}/{files.stat}"))
+        numbers = files.numbers(host.read(f"{directory}/{files.usage}"), host.read(f"{directory}/{files.stat}"))
         working_set = numbers.working_set
     except Unreadable:
         working_set = None
     try:
-        processes = len(host.read(f"{place}/cgroup.procs").split())
+        processes = len(host.read(f"{directory}/cgroup.procs").split())
     except Unreadable:
         return CgroupUsage(path, working_set, None)
     return CgroupUsage(path, working_set, processes)
@@ -412,7 +425,7 @@ def _usage_of(host: Host, hierarchy: Hierarchy, path: str) -> CgroupUsage:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)  # asked for every directory of every sample
+@functools.lru_cache(maxsize=4096)  # called for every directory of every listing
 def pod_uid(name: str) -> str | None:
     """The UID in a pod cgroup's name: `pod<uid>` (cgroupfs) or `...-pod<uid with _>.slice` (systemd); None for any
     other name. Static pods have 32 hex digits without dashes."""
@@ -427,13 +440,13 @@ def pod_uid(name: str) -> str | None:
 
 
 def _is_uid(uid: str) -> bool:
-    """Hexadecimal digits with dashes at most between them: a metadata.uid or a config hash."""
+    """True for hexadecimal digits with optional dashes: a metadata.uid or a config hash."""
     bare = uid.replace("-", "")
     return len(bare) == 32 and _is_hex(bare)
 
 
 def qos_of(name: str) -> str | None:
-    """`burstable` or `besteffort` for the cgroups that hold the pods of that class; None for any other name."""
+    """`burstable` or `besteffort` for the cgroup of that class; None for any other name."""
     for qos in ("burstable", "besteffort"):
         if name == qos or name.endswith((f"-{qos}.slice",)):
             return qos
@@ -441,8 +454,8 @@ def qos_of(name: str) -> str | None:
 
 
 def container_id(name: str) -> str | None:
-    """The container's id in its cgroup's name: `<64 hex>` or `<runtime>-<64 hex>.scope`; None for any other name, as
-    for the cgroup that a container's own systemd makes, or CRI-O's `crio-conmon-<id>.scope`, which is no container."""
+    """The container's id in its cgroup's name: `<64 hex>` or `<runtime>-<64 hex>.scope`. None for any other name: a
+    cgroup that a container's own systemd made, or CRI-O's `crio-conmon-<id>.scope`, which is not a container."""
     if len(name) < CONTAINER_ID_LENGTH or "conmon" in name:
         return None
     last = name.removesuffix(".scope").rpartition("-")[2]
@@ -450,16 +463,16 @@ def container_id(name: str) -> str | None:
 
 
 def _is_hex(text: str) -> bool:
-    # strip() takes from the ends what is in the set, so nothing is left only if all of it is.
+    # strip() removes the characters of the set from both ends: the rest is empty only if all of them are in the set.
     return not text.strip("0123456789abcdef")
 
 
 def hierarchy_notes(hierarchy: Hierarchy, kubepods: Kubepods | None) -> tuple[Note, ...]:
-    """What a reader should know about the choice of hierarchy and of kubepods."""
-    said = []
+    """Notes about the choice of the hierarchy and of kubepods."""
+    notes = []
     if hierarchy.version == "hybrid":
         where = f"memory at {hierarchy.memory}, pids at {hierarchy.pids}, v2 at {hierarchy.unified}"
-        said.append(Note(NoteKind.CGROUP, f"hybrid hierarchy: {where}"))
+        notes.append(Note(NoteKind.CGROUP, f"hybrid hierarchy: {where}"))
     if kubepods is not None and kubepods.why:
-        said.append(Note(NoteKind.CGROUP, f"several kubepods cgroups: {kubepods.why}"))
-    return tuple(said)
+        notes.append(Note(NoteKind.CGROUP, f"several kubepods cgroups: {kubepods.why}"))
+    return tuple(notes)

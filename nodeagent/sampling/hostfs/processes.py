@@ -29,7 +29,7 @@ def processes_below(host: Host, directory: str, *, max_cgroups: int = MAX_CGROUP
     groups = cgroups.cgroups_below(host, directory, most=max_cgroups)
     pids: list[int] = []
     complete = groups.complete
-    for group in groups.places:
+    for group in groups.directories:
         try:
             found = [int(pid) for pid in host.read(f"{group}/cgroup.procs").split() if pid.isdigit()]
             complete = complete and 0 not in found  # a process outside our PID namespace

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import HugePages, NodeMemory
 from nodeagent.model.units import MAX_PLAUSIBLE
+from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryFiles, WorkingSet
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import parse_count
 
 MEMINFO: Final = "/proc/meminfo"
 _HUGEPAGES: Final = "/sys/kernel/mm/hugepages"
@@ -140,7 +140,7 @@ def parse_meminfo(data: bytes, keys: Sequence[bytes]) -> dict[bytes, int]:
         end = data.find(b"\n", start)
         text = data[start : end if end >= 0 else len(data)]
         in_kilobytes = text.endswith(b" kB")
-        value = parse_count(text[:-3] if in_kilobytes else text)
+        value = parse.parse_count(text[:-3] if in_kilobytes else text)
         if value is not None:
             value = value * 1024 if in_kilobytes else value
             if value < MAX_PLAUSIBLE:
@@ -192,7 +192,9 @@ def _other_hugepages(host: Host, meminfo: dict[bytes, int]) -> tuple[HugePages, 
         return ()
     pools = []
     for name in sorted(names):
-        kilobytes = parse_count(name.removeprefix("hugepages-").removesuffix("kB").encode("utf-8", "surrogateescape"))
+        kilobytes = parse.parse_count(
+            name.removeprefix("hugepages-").removesuffix("kB").encode("utf-8", "surrogateescape")
+        )
         if kilobytes is None or kilobytes * 1024 == size:
             continue
         numbers = [_number(host, f"{_HUGEPAGES}/{name}/{what}_hugepages") for what in ("nr", "free", "resv")]
@@ -204,7 +206,7 @@ def _other_hugepages(host: Host, meminfo: dict[bytes, int]) -> tuple[HugePages, 
 
 def _number(host: Host, path: str) -> int | None:
     try:
-        return parse_count(host.read(path))
+        return parse.parse_count(host.read(path))
     except Unreadable:
         return None
 
@@ -241,7 +243,7 @@ def _pods_limit(kept: FdCache, paths: MemoryPaths) -> tuple[int | None, str]:
         text = kept.read(paths.pods_limit)
     except Unreadable as error:
         return None, str(error)
-    limit = parse_count(text)
+    limit = parse.parse_count(text)
     if limit is not None:
         return limit, ""
     unlimited = text.strip() == b"max" or text.strip().isdigit()

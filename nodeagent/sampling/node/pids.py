@@ -3,9 +3,9 @@
 from typing import Final
 
 from nodeagent.model import Observation, Signal
+from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Unreadable
-from nodeagent.sampling.hostfs.parse import parse_count
 
 _LIMITS: Final = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 _LOADAVG: Final = "/proc/loadavg"
@@ -33,7 +33,7 @@ def read_pids(kept: FdCache, capacity: int | None, *, now: float) -> Observation
 
 def _limit(kept: FdCache, path: str) -> int | None:
     try:
-        return parse_count(kept.read(path)) or None  # no kernel has 0: such a file is broken
+        return parse.parse_count(kept.read(path)) or None  # no kernel has 0: such a file is broken
     except Unreadable:
         return None
 
@@ -43,4 +43,4 @@ def parse_loadavg(data: bytes) -> int | None:
     fields = data.split()
     if len(fields) < 4:
         return None
-    return parse_count(fields[3].partition(b"/")[2])
+    return parse.parse_count(fields[3].partition(b"/")[2])

@@ -7,10 +7,10 @@ A kernel without PSI (CONFIG_PSI, psi=1) or a v1-only host simply yields fewer s
 from typing import Final, NamedTuple
 
 from nodeagent.model import Note, NoteKind, Stall, StallScope
+from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
-from nodeagent.sampling.hostfs.parse import parse_count, percent
 
 _RESOURCES: Final = ("memory", "io")
 _SYSTEM_SLICE: Final = "/system.slice"
@@ -42,7 +42,11 @@ def _line(line: bytes) -> PsiLine | None:
         return None
     if not words[4].startswith(b"total="):
         return None
-    avg10, avg60, total = percent(words[1][6:]), percent(words[2][6:]), parse_count(words[4][6:])
+    avg10, avg60, total = (
+        parse.parse_percent(words[1][6:]),
+        parse.parse_percent(words[2][6:]),
+        parse.parse_count(words[4][6:]),
+    )
     return None if avg10 is None or avg60 is None or total is None else PsiLine(avg10, avg60, total)
 
 

@@ -171,12 +171,12 @@ class ContainerReader:
         except Unreadable:
             return None
         below = cgroups.cgroups_below(self._host, directory, most=max_cgroups)
-        for inner in below.places[1:]:
+        for inner in below.directories[1:]:
             try:
                 pids += self._host.read(f"{inner}/cgroup.procs").split()
             except Unreadable:
                 continue  # threaded (the parent lists its processes), or gone
-        return _Processes(pids, len(below.places), below.complete)
+        return _Processes(pids, len(below.directories), below.complete)
 
     def _first_process(self, pids: Sequence[bytes], first_listed_at: float, now: float, *, start: bool) -> FirstProcess:
         """The facts of a container's first process; None in both if there is none. `start`: read its start time too."""

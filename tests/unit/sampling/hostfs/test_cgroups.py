@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.cgroups import MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.host import Host, open_host
-from nodeagent.sampling.hostfs.parse import keys, parse_count, parse_keyed, percent
+from nodeagent.sampling.hostfs.parse import line_starts, parse_count, parse_keyed, parse_percent
 from tests.support.trees import Node, TreePod, write_node
 
 UID = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
@@ -241,7 +241,7 @@ def test_what_the_kernel_writes_is_read_back(usage: int, inactive: int) -> None:
 
 @given(st.binary())
 def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
-    number, share = parse_count(data), percent(data)
+    number, share = parse_count(data), parse_percent(data)
     assert number is None or 0 <= number < 1 << 62
     assert share is None or 0.0 <= share <= 100.0
 
@@ -253,12 +253,12 @@ def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
 def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], ends: bool) -> None:
     text = "\n".join(f"{name} {number}" for name, number in lines) + "\n" * ends
     first = dict(reversed(lines))
-    assert parse_keyed(text.encode(), keys("file", "anon")) == [first.get("file"), first.get("anon")]
+    assert parse_keyed(text.encode(), line_starts("file", "anon")) == [first.get("file"), first.get("anon")]
 
 
 @given(st.binary())
 def test_any_bytes_have_a_field_or_not(data: bytes) -> None:
-    [found] = parse_keyed(data, keys("anon"))
+    [found] = parse_keyed(data, line_starts("anon"))
     assert found is None or b"anon " in data
 
 
@@ -268,10 +268,10 @@ def test_the_cgroups_below_one_are_bounded_and_say_whether_they_are_all(tmp_path
     (tmp_path / "top/next").mkdir()
     host = Host(str(tmp_path))
     whole = cgroups.cgroups_below(host, "/top", most=33)
-    assert (len(whole.places), whole.complete) == (33, True)
-    assert set(whole.places[:3]) == {"/top", "/top/wide", "/top/next"}, "level by level"
+    assert (len(whole.directories), whole.complete) == (33, True)
+    assert set(whole.directories[:3]) == {"/top", "/top/wide", "/top/next"}, "level by level"
     part = cgroups.cgroups_below(host, "/top", most=32)
-    assert (len(part.places), part.complete) == (32, False)
+    assert (len(part.directories), part.complete) == (32, False)
     assert cgroups.cgroups_below(host, "/gone", most=32) == (["/gone"], True)
 
 
@@ -280,6 +280,6 @@ def test_names_that_no_path_can_hold_are_left_out_and_said(tmp_path: Path) -> No
     (tmp_path / "top").mkdir()
     subprocess.run([sys.executable, "-c", deep], cwd=tmp_path / "top", check=True)
     found = cgroups.cgroups_below(Host(str(tmp_path)), "/top", most=100)
-    assert 15 < len(found.places) < 25
+    assert 15 < len(found.directories) < 25
     assert not found.complete
     subprocess.run(["rm", "-rf", tmp_path / "top"], check=True)
