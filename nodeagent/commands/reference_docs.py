@@ -208,7 +208,7 @@ def _outcomes() -> Iterator[str]:
 
 def _conditions() -> Iterator[str]:
     yield "\n## Reasons of node conditions\n\n| condition | status | reason |\n| --- | --- | --- |\n"
-    for (kind, status), reason in messages.REASONS.items():
+    for (kind, status), reason in messages.CONDITION_REASONS.items():
         yield f"| `{kind}`, `NodeAgent{kind}` | {status} | `{reason}` |\n"
 
 

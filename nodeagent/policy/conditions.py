@@ -115,7 +115,11 @@ def update(
         after[condition.value] = memory
         results.append(
             ConditionVerdict(
-                condition, memory.status, messages.REASONS[condition, memory.status], memory.message, memory.since
+                condition,
+                memory.status,
+                messages.CONDITION_REASONS[condition, memory.status],
+                memory.message,
+                memory.since,
             )
         )
     return tuple(results), ConditionState(after, state.seed)

@@ -472,7 +472,7 @@ def _victim(
 ) -> Victim:
     """`blocked`: UIDs of pods whose disruption budget refused lately, which only the hard tier may override."""
     pod, usage = ranked.view
-    text = messages.eviction(ranked.view, verdict=verdict, observation=observation)
+    text = messages.eviction_text(ranked.view, verdict=verdict, observation=observation)
     insists = tier is Tier.HARD and config.escalation.on_blocked is OnBlocked.DELETE and pod.uid in blocked
     return Victim(
         pod=pod,
@@ -494,7 +494,7 @@ def with_current_text(victim: Victim, view: PodView, *, plan: Plan) -> Victim:
     if verdict is None or verdict.threshold != victim.threshold:
         return victim
     observation = next(each.observation for each in plan.signals if each.signal is victim.threshold.signal)
-    text = messages.eviction(view, verdict=verdict, observation=observation)
+    text = messages.eviction_text(view, verdict=verdict, observation=observation)
     return victim._replace(message=text.message, annotations=text.annotations)
 
 

@@ -68,7 +68,7 @@ def _whole_pod(view: PodView, usage: PodUsage) -> Violation | None:
     """The kubelet caps the pod at the sum of its containers' limits as soon as one of them has one, so that a limit on
     a small sidecar evicts the pod for what its unlimited neighbour may well use. Here the sum is a limit only if every
     container that keeps running has one."""
-    limit = requests.effective_limits(view.pod).ephemeral_storage
+    limit = requests.ephemeral_storage_limit(view.pod)
     if limit is None or not _all_limited(view.pod):
         return None
     used = pod_ephemeral_storage(usage)

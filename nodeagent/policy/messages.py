@@ -1,6 +1,7 @@
-"""The words of evictions and conditions: the kubelet's, byte for byte, where we do what a kubelet does; ours elsewhere.
+"""Write the messages of evictions and conditions.
 
-Every message of an eviction ends in a full stop and a space, as the kubelet's do: tools match on them.
+An eviction that a kubelet also makes has the kubelet's message, byte for byte, because tools match on it; it ends in a
+full stop and a space. A condition has the agent's own reason and message.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,32 +24,23 @@ from nodeagent.model import (
 )
 from nodeagent.policy import requests
 
-EVICTED: Final = "Evicted"
-"""Reason of the pod's event (type Warning) and of the status of a pod that a kubelet evicted."""
-
-THRESHOLD_MET: Final = "EvictionThresholdMet"
-"""Reason of the node's event (type Warning)."""
-
-DISRUPTION_REASON: Final = "TerminationByKubelet"
-"""Reason of the DisruptionTarget condition that a kubelet sets."""
-
 
 class EvictionText(NamedTuple):
-    """What a pod's eviction says."""
+    """The texts of one eviction."""
 
     message: str
     annotations: Mapping[str, str]
-    """Of the pod's event. Empty when nothing is known of what the pod uses."""
+    """Of the pod's event; empty if the pod's usage is unknown."""
 
 
 # --- evictions -------------------------------------------------------------------------------------------------------
 
 
-def eviction(view: PodView, *, verdict: ThresholdVerdict, observation: Observation) -> EvictionText:
+def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Observation) -> EvictionText:
     """The kubelet's message and event annotations for evicting this pod for this threshold.
 
-    `verdict` is the threshold acted on, `observation` the sample it was judged by. Containers that use more than they
-    asked for are named for memory and ephemeral storage, in the order in which usage has them.
+    `verdict` is the threshold acted on, `observation` the sample it was judged by. For memory and ephemeral storage the
+    message lists the containers above their request, in the order of the usage.
     """
     signal = verdict.threshold.signal
     resource = SIGNAL_TABLE[signal].resource
@@ -60,27 +52,22 @@ def eviction(view: PodView, *, verdict: ThresholdVerdict, observation: Observati
     if usage is None:
         return EvictionText(message, {})
     annotations: dict[str, str] = {}
-    whole = _pod_request(view.pod, signal)
-    if whole is not None and usage.memory_working_set is not None:
+    pod_request = _pod_memory_request(view.pod, signal)
+    if pod_request is not None and usage.memory_working_set is not None:
         used = units.format_quantity(usage.memory_working_set)
-        message += _larger(f"Pod {view.pod.name}", used, whole, resource)
+        message += _larger_consumption(f"Pod {view.pod.name}", used, pod_request, resource)
         annotations |= {"offending_pod": view.pod.name or "", "offending_pod_usage": used}
-    named: list[tuple[str, str]] = []
+    over_request: list[tuple[str, str]] = []
     for name, used_units, request in _over_request(view, signal):
         used = units.format_quantity(used_units)
-        message += _larger(f"Container {name}", used, request, resource)
-        named.append((name, used))
+        message += _larger_consumption(f"Container {name}", used, request, resource)
+        over_request.append((name, used))
     annotations |= {
-        "offending_containers": ",".join(name for name, _ in named),
-        "offending_containers_usage": ",".join(used for _, used in named),
+        "offending_containers": ",".join(name for name, _ in over_request),
+        "offending_containers_usage": ",".join(used for _, used in over_request),
         "starved_resource": resource,
     }
     return EvictionText(message, annotations)
-
-
-def reclaiming(signal: Signal) -> str:
-    """Text of the node's `EvictionThresholdMet` event."""
-    return f"Attempting to reclaim {SIGNAL_TABLE[signal].resource}"
 
 
 def empty_dir_over_limit(volume: str, *, limit: int) -> str:
@@ -97,13 +84,13 @@ def container_over_storage_limit(container: str, *, limit: int) -> str:
     return f'Container {container} exceeded its local ephemeral storage limit "{units.format_spec_quantity(limit)}". '
 
 
-def _larger(who: str, used: str, request: int | None, resource: str) -> str:
+def _larger_consumption(subject: str, used: str, request: int | None, resource: str) -> str:
     requested = units.format_spec_quantity(request or 0)
-    return f"{who} was using {used}, request is {requested}, has larger consumption of {resource}. "
+    return f"{subject} was using {used}, request is {requested}, has larger consumption of {resource}. "
 
 
-def _pod_request(pod: Pod, signal: Signal) -> int | None:
-    """The pod's own memory request; other resources are never told of the whole pod."""
+def _pod_memory_request(pod: Pod, signal: Signal) -> int | None:
+    """The pod's own memory request; for other resources the kubelet's message has no line for the pod."""
     if SIGNAL_TABLE[signal].resource != "memory" or pod.pod_requests is None:
         return None
     return pod.pod_requests.memory
@@ -126,7 +113,7 @@ def _over_request(view: PodView, signal: Signal) -> Iterable[tuple[str, int, int
 
 
 def _container_usage(usage: ContainerUsage, signal: Signal) -> int | None:
-    """Memory working set; or writable layer and logs, where both are known."""
+    """The memory working set, or writable layer plus logs; None if a part is unknown."""
     if SIGNAL_TABLE[signal].resource == "memory":
         return usage.memory_working_set
     if usage.disk.rootfs_bytes is None or usage.disk.logs_bytes is None:
@@ -134,12 +121,12 @@ def _container_usage(usage: ContainerUsage, signal: Signal) -> int | None:
     return usage.disk.rootfs_bytes + usage.disk.logs_bytes
 
 
-# --- quantities in Kubernetes' canonical form ------------------------------------------------------------------------
+# --- quantities as the kubelet writes them ---------------------------------------------------------------------------
 
 
 def threshold_quantity(configured: Amount, *, value: int) -> str:
-    """A threshold as the kubelet's messages quote it: a configured quantity in the format it was written in, a
-    percentage as the computed amount, which the kubelet always formats as bytes."""
+    """The threshold in the kubelet's form: a quantity in the format of the configuration, a percentage as the computed
+    amount, which the kubelet always formats as bytes."""
     text = configured.text.strip()
     if configured.quantity is None:
         return units.format_quantity(value)
@@ -152,19 +139,19 @@ def threshold_quantity(configured: Amount, *, value: int) -> str:
 
 
 def available_quantity(observation: Observation) -> str:
-    """What was available as the kubelet's messages quote it: bytes in binary units, counts in decimal ones."""
+    """The available amount in the kubelet's form: bytes in binary units, counts in decimal ones."""
     assert observation.available is not None
     return units.format_quantity(observation.available, binary=SIGNAL_TABLE[observation.signal].unit is Unit.BYTES)
 
 
 def _has_exponent(text: str) -> bool:
-    """`1e3` or `1E3`; a bare `1E` is exa."""
+    """True for `1e3` and `1E3`; a bare `1E` is exa."""
     head, _, tail = text.replace("E", "e").partition("e")
     return bool(head) and tail.lstrip("+-").isdigit()
 
 
 def _milli(text: str) -> str:
-    """`1500m` for 1.5: a decimal quantity with a fraction; empty for whole ones and for finer fractions."""
+    """A decimal quantity in thousandths: `1500m` for 1.5. Empty for whole numbers and for finer fractions."""
     number, dot, fraction = text.partition(".")
     if not dot or not fraction.isdigit() or len(fraction) > 3 or not fraction.strip("0"):
         return ""
@@ -174,38 +161,7 @@ def _milli(text: str) -> str:
 # --- conditions ------------------------------------------------------------------------------------------------------
 
 
-class ConditionText(NamedTuple):
-    """What a kubelet says of a condition in one of its states."""
-
-    reason: str
-    message: str
-    event: str
-    """Reason of the node's event, type Normal."""
-
-
-KUBELET_CONDITIONS: Final[Mapping[tuple[ConditionType, bool], ConditionText]] = {
-    (ConditionType.MEMORY_PRESSURE, True): ConditionText(
-        "KubeletHasInsufficientMemory", "kubelet has insufficient memory available", "NodeHasInsufficientMemory"
-    ),
-    (ConditionType.MEMORY_PRESSURE, False): ConditionText(
-        "KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory"
-    ),
-    (ConditionType.DISK_PRESSURE, True): ConditionText(
-        "KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"
-    ),
-    (ConditionType.DISK_PRESSURE, False): ConditionText(
-        "KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"
-    ),
-    (ConditionType.PID_PRESSURE, True): ConditionText(
-        "KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID"
-    ),
-    (ConditionType.PID_PRESSURE, False): ConditionText(
-        "KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"
-    ),
-}
-"""By condition and whether it is True."""
-
-REASONS: Final[Mapping[tuple[ConditionType, ConditionStatus], str]] = {
+CONDITION_REASONS: Final[Mapping[tuple[ConditionType, ConditionStatus], str]] = {
     (ConditionType.MEMORY_PRESSURE, ConditionStatus.TRUE): "NodeAgentHasInsufficientMemory",
     (ConditionType.MEMORY_PRESSURE, ConditionStatus.FALSE): "NodeAgentHasSufficientMemory",
     (ConditionType.MEMORY_PRESSURE, ConditionStatus.UNKNOWN): "NodeAgentCannotReadMemory",
@@ -216,22 +172,17 @@ REASONS: Final[Mapping[tuple[ConditionType, ConditionStatus], str]] = {
     (ConditionType.PID_PRESSURE, ConditionStatus.FALSE): "NodeAgentHasSufficientPID",
     (ConditionType.PID_PRESSURE, ConditionStatus.UNKNOWN): "NodeAgentCannotReadPID",
 }
-"""Our reasons, so that a reader of the node sees at once whose verdict it is."""
-
-
-def node_status_event(node: str, *, event: str) -> str:
-    """Text of the kubelet's event when a condition changes."""
-    return f"Node {node} status is now: {event}"
+"""The prefix distinguishes them from the kubelet's reasons on the same Node."""
 
 
 def condition_message(status: ConditionStatus, verdicts: Sequence[SignalVerdict]) -> str:
-    """Why a condition has this status, with the numbers. `verdicts` are those of its signals that have thresholds."""
+    """Why a condition has this status, with the numbers. `verdicts` are its signals that have thresholds."""
     if not verdicts:
-        return "no threshold is configured"
+        return "no threshold configured"
     if status is ConditionStatus.TRUE:
         return "; ".join(_met(verdict) for verdict in verdicts if any(each.met for each in verdict.thresholds))
     if status is ConditionStatus.UNKNOWN:
-        return "; ".join(f"{each.signal.value} is not known: {each.observation.reason}" for each in verdicts)
+        return "; ".join(f"{each.signal.value} unknown: {each.observation.reason}" for each in verdicts)
     return "; ".join(_available(each) for each in verdicts if each.observation.available is not None)
 
 
@@ -241,12 +192,13 @@ def _met(verdict: SignalVerdict) -> str:
     worst = max(met, key=lambda each: (each.threshold.hard, each.value or 0))
     tier = "hard" if worst.threshold.hard else f"soft, {worst.threshold.grace_period_s:g}s"
     available = verdict.observation.available
-    relation = "below" if available is not None and (worst.value or 0) > available else "not yet clear of"
+    below = available is not None and (worst.value or 0) > available
+    relation = "below" if below else "minimum reclaim not reached above"
     return f"{_available(verdict)}, {relation} {worst.threshold.value.text} ({tier})"
 
 
 def _available(verdict: SignalVerdict) -> str:
     available = verdict.observation.available
     if available is None:
-        return f"{verdict.signal.value} is not known"
+        return f"{verdict.signal.value} unknown"
     return f"{verdict.signal.value} is {units.format_amount(available, SIGNAL_TABLE[verdict.signal].unit)}"

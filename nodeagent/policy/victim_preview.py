@@ -1,7 +1,7 @@
-"""Who would have to go if memory ran out the next moment: for what is to be in place before it does.
+"""Predict the victims of the next hard memory threshold, so that the executor can cap their memory in advance.
 
-Nothing is decided here. The policy is asked what it would decide of the same snapshot if memory stood right below the
-nearest hard threshold, by the same rules, and what it would remember of that is thrown away.
+Theory of operation. The prediction is a decision of `engine.decide` on the same snapshot with memory right below the
+nearest hard threshold. The state that this decision returns is dropped.
 """
 
 from typing import Final, NamedTuple
@@ -9,26 +9,25 @@ from typing import Final, NamedTuple
 from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
-from nodeagent.policy import engine, thresholds
+from nodeagent.policy import candidates, engine, thresholds
 from nodeagent.policy.state import PolicyState
+
+_OVERSHOOT: Final = 80
+"""A cgroup grows by 1/80 above `memory.high` before it is throttled: from there on by 10 ms for each 64 pages, and by
+the square of the excess (mm/memcontrol.c, calculate_high_delay)."""
 
 
 class PredictedVictim(NamedTuple):
-    """A pod that would be a victim."""
+    """A pod that the next hard memory threshold would evict."""
 
     pod_uid: str
     cgroup: str
     limit: int
-    """`memory.high` in bytes, with which it gets to the threshold and hardly beyond."""
+    """The `memory.high` in bytes that lets the pod grow up to the threshold and hardly beyond."""
 
 
-_BEYOND: Final = 80
-"""A cgroup gets 1/80 beyond `memory.high` before it has to wait: from there on 10 ms for each 64 pages, and longer by
-the square of what it is beyond (mm/memcontrol.c, calculate_high_delay)."""
-
-
-class _Nearest(NamedTuple):
-    """The hard threshold of memory that is crossed next."""
+class _NearestThreshold(NamedTuple):
+    """The hard memory threshold that is crossed next."""
 
     threshold: Threshold
     observation: Observation
@@ -37,28 +36,28 @@ class _Nearest(NamedTuple):
 
 
 def preview_victims(
-    snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config, memo: engine.RankingCache
+    snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config, memo: candidates.RankingCache
 ) -> tuple[PredictedVictim, ...]:
-    """The victims of that decision; none where no hard threshold of memory is ahead. The arguments are `decide`'s."""
-    nearest = _nearest(snapshot, config)
+    """The predicted victims; none if no hard memory threshold is ahead. The arguments are those of `engine.decide`."""
+    nearest = _nearest_threshold(snapshot, config)
     if nearest is None:
         return ()
-    plan, _ = engine.decide(_below(snapshot, nearest), state, now=now, config=config, memo=memo, always_rank=False)
-    hard = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup and not victim.limit]
-    uses = {view.pod.uid: view.usage.memory_usage for view in snapshot.pods if view.usage is not None}
+    plan, _ = engine.decide(_crossed(snapshot, nearest), state, now=now, config=config, memo=memo, always_rank=False)
+    victims = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup and not victim.limit]
+    usages = {view.pod.uid: view.usage.memory_usage for view in snapshot.pods if view.usage is not None}
     return tuple(
-        PredictedVictim(victim.pod.uid, victim.cgroup, _limit(used + nearest.headroom // len(hard)))
-        for victim in hard
-        if (used := uses.get(victim.pod.uid)) is not None
+        PredictedVictim(victim.pod.uid, victim.cgroup, _memory_high(used + nearest.headroom // len(victims)))
+        for victim in victims
+        if (used := usages.get(victim.pod.uid)) is not None
     )
 
 
-def _limit(usage: int) -> int:
-    """The `memory.high` that slows a cgroup down at this usage."""
-    return usage - usage // _BEYOND
+def _memory_high(usage: int) -> int:
+    """The `memory.high` that throttles a cgroup at this usage."""
+    return usage - usage // _OVERSHOOT
 
 
-def _nearest(snapshot: NodeSnapshot, config: Config) -> _Nearest | None:
+def _nearest_threshold(snapshot: NodeSnapshot, config: Config) -> _NearestThreshold | None:
     ahead = []
     for threshold in thresholds.effective(config, snapshot.layout):
         if not threshold.hard or threshold.signal not in MEMORY_SIGNALS:
@@ -66,11 +65,11 @@ def _nearest(snapshot: NodeSnapshot, config: Config) -> _Nearest | None:
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
         available, value = observation.available, resolve(threshold.value, capacity=observation.capacity)
         if available is not None and value is not None and available >= value:
-            ahead.append(_Nearest(threshold, observation, value, available - value))
+            ahead.append(_NearestThreshold(threshold, observation, value, available - value))
     return min(ahead, key=lambda each: each.headroom, default=None)
 
 
-def _below(snapshot: NodeSnapshot, nearest: _Nearest) -> NodeSnapshot:
+def _crossed(snapshot: NodeSnapshot, nearest: _NearestThreshold) -> NodeSnapshot:
     """The snapshot with that memory right below its threshold."""
     lowered = nearest.observation._replace(available=nearest.value - 1)
     signal = nearest.threshold.signal

@@ -126,24 +126,6 @@ def request(pod: Pod, name: str) -> int:
     return total + (overhead or 0) if total else 0
 
 
-def scheduling_request(pod: Pod, name: str) -> int | None:
-    """The effective request: max(spec, allocated, actual) while a resize is reported; overhead always added."""
-
-    def one(container: Container) -> int | None:
-        spec: int | None = getattr(container.requests, name)
-        reported = [each for each in (container.allocated, container.actual) if each is not None]
-        if container.kind is ContainerKind.INIT or not reported:
-            return spec
-        values = [getattr(each, name) for each in reported] + ([] if pod.resize_infeasible else [spec])
-        known = [value for value in values if value is not None]
-        return max(known) if known else None
-
-    own = of_the_pod(pod.pod_requests, name)
-    total = own if own is not None else aggregate((c.kind, one(c)) for c in pod.containers)
-    overhead: int | None = getattr(pod.overhead, name)
-    return total if overhead is None else (total or 0) + overhead
-
-
 def storage_limit(pod: Pod) -> int | None:
     """The pod's ephemeral-storage limit; none while a container that keeps running has none (Q11)."""
     if any(c.limits.ephemeral_storage is None for c in pod.containers if c.kind is not ContainerKind.INIT):

@@ -140,7 +140,7 @@ def test_a_condition_is_unknown_when_all_its_signals_have_been_for_longer_than_s
     assert node.memory(10, SignalState.UNKNOWN).status is FALSE
     assert node.memory(39.9, SignalState.UNKNOWN).status is FALSE
     lost = node.memory(40, SignalState.UNKNOWN)
-    assert (lost.status, lost.message) == (UNKNOWN, "memory.available is not known: statvfs timed out")
+    assert (lost.status, lost.message) == (UNKNOWN, "memory.available unknown: statvfs timed out")
 
 
 def test_one_readable_signal_keeps_a_condition_known() -> None:
@@ -177,7 +177,7 @@ def test_unknown_signals_never_raise_a_condition(steps: list[tuple[float, Signal
 
 def test_a_condition_without_thresholds_is_false_and_says_why() -> None:
     said = Node(PLAIN).see(0)[ConditionType.PID_PRESSURE]
-    assert (said.status, said.message) == (FALSE, "no threshold is configured")
+    assert (said.status, said.message) == (FALSE, "no threshold configured")
 
 
 # --- damping ----------------------------------------------------------------------------------------------------------

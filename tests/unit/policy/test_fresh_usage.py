@@ -58,8 +58,8 @@ def test_nobody_goes_where_what_has_come_is_in_no_pod() -> None:
     assert codes(plan) == ["unattributed"]
     [refusal] = plan.refusals
     assert refusal.message == (
-        "nodefs.available: in 299s 2Gi have come that are in no pod, and 0 in pods; 100Mi are missing to the threshold"
-        "; not every deleted file that is held open can be attributed (CAP_SYS_PTRACE)"
+        "nodefs.available: grew by 2Gi in no pod and 0 in pods within 299s; 100Mi missing to the threshold"
+        "; deleted files held open are not all attributable (CAP_SYS_PTRACE)"
     )
 
 

@@ -7,7 +7,6 @@ import pytest
 from nodeagent.model import (
     Amount,
     ConditionStatus,
-    ConditionType,
     Container,
     ContainerKind,
     ContainerUsage,
@@ -59,7 +58,7 @@ def seen(signal: Signal, available: int | None) -> Observation:
 
 
 def memory_eviction(view: PodView) -> messages.EvictionText:
-    return messages.eviction(
+    return messages.eviction_text(
         view,
         verdict=met(Signal.MEMORY, Amount(300 * MI, None, "300Mi"), resolved=300 * MI),
         observation=seen(Signal.MEMORY, 174488 * KI),
@@ -81,14 +80,12 @@ def test_the_message_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, A
         usage(*(ContainerUsage("id", container["name"], int(each) * KI, None) for each in used)),
     )
     value = Amount(int(threshold) * MI, None, f"{threshold}Mi")
-    said = messages.eviction(
+    said = messages.eviction_text(
         view,
         verdict=met(Signal.MEMORY, value, resolved=int(threshold) * MI),
         observation=seen(Signal.MEMORY, int(available) * KI),
     )
     assert said.message == text
-    (condition,) = recorded["status"]["conditions"]
-    assert (condition["reason"], recorded["status"]["reason"]) == (messages.DISRUPTION_REASON, messages.EVICTED)
 
 
 @pytest.mark.parametrize(
@@ -99,49 +96,12 @@ def test_the_message_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, A
 def test_the_pods_event_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, Any]) -> None:
     # That kubelet's threshold was pid.available 5% of 23167 PIDs.
     available = int(re.findall(r"available: (\d+)", recorded["note"])[0])
-    said = messages.eviction(
+    said = messages.eviction_text(
         PodView(pod(Container("c")), usage(ContainerUsage("id", "c", MI, 1700))),
         verdict=met(Signal.PID, Amount(None, 5.0, "5%"), resolved=1158),
         observation=seen(Signal.PID, available),
     )
     assert said == (recorded["note"], recorded["annotations"])
-
-
-def test_the_nodes_events_are_byte_for_byte_what_a_kubelet_wrote() -> None:
-    notes = {each["reason"]: each["note"] for each in RECORDED["events"] if each["regarding"]["kind"] == "Node"}
-    assert notes[messages.THRESHOLD_MET] == messages.reclaiming(Signal.PID)
-    for condition, status in ((ConditionType.PID_PRESSURE, True), (ConditionType.DISK_PRESSURE, False)):
-        event = messages.KUBELET_CONDITIONS[condition, status].event
-        assert notes[event] == messages.node_status_event("lab-node", event=event)
-
-
-@pytest.mark.parametrize("recorded", RECORDED["conditions"], ids=lambda each: each["type"])
-def test_the_nodes_conditions_are_what_a_kubelet_wrote(recorded: dict[str, Any]) -> None:
-    text = messages.KUBELET_CONDITIONS[ConditionType(recorded["type"]), recorded["status"] == "True"]
-    assert (text.reason, text.message) == (recorded["reason"], recorded["message"])
-
-
-def test_every_condition_has_the_kubelets_words_for_both_states() -> None:
-    table = {
-        (each.value, status): tuple(messages.KUBELET_CONDITIONS[each, status])
-        for each in ConditionType
-        for status in (True, False)
-    }
-    assert table[("MemoryPressure", False)] == (
-        "KubeletHasSufficientMemory",
-        "kubelet has sufficient memory available",
-        "NodeHasSufficientMemory",
-    )
-    assert table[("DiskPressure", True)] == (
-        "KubeletHasDiskPressure",
-        "kubelet has disk pressure",
-        "NodeHasDiskPressure",
-    )
-    assert table[("PIDPressure", True)] == (
-        "KubeletHasInsufficientPID",
-        "kubelet has insufficient PID available",
-        "NodeHasInsufficientPID",
-    )
 
 
 # --- containers that use more than they asked for ---------------------------------------------------------------------
@@ -202,7 +162,7 @@ def test_a_pods_own_memory_request_is_told_with_its_usage() -> None:
 def test_a_pods_own_request_is_not_told_for_other_resources() -> None:
     view = PodView(pod(Container("app"), pod_requests=Resources(cpu_milli=100)), usage(working_set=101 * MI))
     assert "Pod web-0" not in memory_eviction(view).message
-    disk = messages.eviction(
+    disk = messages.eviction_text(
         PodView(pod(Container("app"), pod_requests=Resources(memory=1)), usage(working_set=5)),
         verdict=met(Signal.NODEFS, Amount(None, 10.0, "10%"), resolved=MI),
         observation=seen(Signal.NODEFS, KI),
@@ -217,7 +177,7 @@ def test_disk_usage_of_a_container_needs_both_its_writable_layer_and_its_logs() 
             usage(ContainerUsage("1", "app", None, None, disk)),
         )
         value = Amount(None, 10.0, "10%")
-        return messages.eviction(
+        return messages.eviction_text(
             view, verdict=met(Signal.IMAGEFS, value, resolved=5 * MI), observation=seen(Signal.IMAGEFS, 4 * MI)
         )
 
@@ -231,7 +191,7 @@ def test_disk_usage_of_a_container_needs_both_its_writable_layer_and_its_logs() 
 
 def test_inodes_name_no_container() -> None:
     view = PodView(pod(Container("app")), usage(ContainerUsage("1", "app", MI, None, DiskUsage(MI, 9, MI, 9))))
-    said = messages.eviction(
+    said = messages.eviction_text(
         view,
         verdict=met(Signal.NODEFS_INODES, Amount(20000, None, "20k"), resolved=20000),
         observation=seen(Signal.NODEFS_INODES, 15000),
@@ -250,7 +210,7 @@ def test_a_pod_without_stats_has_the_base_message_and_no_annotations() -> None:
 
 
 def test_without_an_observation_no_quantities_are_quoted() -> None:
-    said = messages.eviction(
+    said = messages.eviction_text(
         PodView(pod(), None),
         verdict=met(Signal.MEMORY, Amount(1, None, "1"), resolved=1),
         observation=seen(Signal.MEMORY, None),
@@ -336,11 +296,11 @@ def test_a_condition_kept_by_minimum_reclaim_says_so() -> None:
     )
     assert (
         messages.condition_message(ConditionStatus.TRUE, [verdict])
-        == "memory.available is 310Mi, not yet clear of 300Mi (hard)"
+        == "memory.available is 310Mi, minimum reclaim not reached above 300Mi (hard)"
     )
 
 
 def test_our_reasons_cannot_be_taken_for_the_kubelets() -> None:
-    assert len(set(messages.REASONS.values())) == 9
-    for reason in messages.REASONS.values():
+    assert len(set(messages.CONDITION_REASONS.values())) == 9
+    for reason in messages.CONDITION_REASONS.values():
         assert re.fullmatch(r"NodeAgent[A-Za-z]+", reason)

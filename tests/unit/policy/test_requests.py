@@ -1,15 +1,21 @@
+"""A pod's usage is compared with its allocated request; its storage limit is the sum over its containers."""
+
 from typing import Any
 
 import pytest
 
 from nodeagent.model import Container, ContainerKind, Pod, PodSource, PodUsage, PodView, QOSClass, Resources, Signal
-from nodeagent.policy.requests import container_request, effective_limits, effective_requests, ranking_request
+from nodeagent.policy import requests
 
 INIT, SIDECAR = ContainerKind.INIT, ContainerKind.SIDECAR
 
 
 def memory(amount: int) -> Resources:
     return Resources(memory=amount)
+
+
+def storage(amount: int | None) -> Resources:
+    return Resources(ephemeral_storage=amount)
 
 
 def regular(request: int, name: str = "c") -> Container:
@@ -25,7 +31,7 @@ def pod(*containers: Container, **more: Any) -> Pod:
 
 
 def ranked(made: Pod, signal: Signal = Signal.MEMORY) -> int | None:
-    return ranking_request(PodView(made, None), signal=signal)
+    return requests.ranking_request(PodView(made, None), signal=signal)
 
 
 # --- the shape of a pod -----------------------------------------------------------------------------------------------
@@ -48,83 +54,46 @@ SHAPES = [
 def test_the_request_is_what_runs_together_or_the_peak_of_the_init_phase(
     containers: tuple[Container, ...], expected: int | None
 ) -> None:
-    assert effective_requests(pod(*containers)).memory == expected
     assert ranked(pod(*containers)) == (expected or 0)
-    swapped = [each._replace(requests=Resources(), limits=each.requests) for each in containers]
-    assert effective_limits(pod(*swapped)).memory == expected
+    limited = [each._replace(requests=Resources(), limits=storage(each.requests.memory)) for each in containers]
+    assert requests.ephemeral_storage_limit(pod(*limited)) == expected
 
 
-def test_each_resource_is_reckoned_by_itself() -> None:
+def test_each_resource_is_computed_separately() -> None:
     both = pod(
         Container("c", requests=Resources(cpu_milli=500, memory=10)),
         Container("i", INIT, Resources(cpu_milli=100, memory=90, ephemeral_storage=7)),
     )
-    assert effective_requests(both) == Resources(cpu_milli=500, memory=90, ephemeral_storage=7)
+    assert (ranked(both), ranked(both, Signal.NODEFS)) == (90, 7)
 
 
-def test_resources_of_the_pod_replace_those_of_its_containers_for_what_it_names() -> None:
-    made = pod(
-        Container("c", requests=Resources(cpu_milli=500, memory=10, ephemeral_storage=3), limits=memory(20)),
-        pod_requests=memory(300),
-        pod_limits=memory(400),
-    )
-    assert effective_requests(made) == Resources(cpu_milli=500, memory=300, ephemeral_storage=3)
-    assert effective_limits(made) == memory(400)
+def test_overhead_is_added_to_a_limit_only_if_there_is_one() -> None:
+    limited = pod(Container("c", limits=storage(100)), overhead=storage(8))
+    assert requests.ephemeral_storage_limit(limited) == 108
+    assert requests.ephemeral_storage_limit(pod(Container("c", limits=storage(0)), overhead=storage(8))) == 0
+    assert requests.ephemeral_storage_limit(pod(Container("c"), overhead=storage(8))) is None
 
 
-def test_overhead_is_added_to_requests_always_and_to_limits_only_where_there_is_one() -> None:
-    made = pod(
-        Container("c", requests=memory(100), limits=Resources(cpu_milli=200)),
-        overhead=Resources(cpu_milli=50, memory=8),
-    )
-    assert effective_requests(made) == Resources(cpu_milli=50, memory=108)
-    assert effective_limits(made) == Resources(cpu_milli=250)
-    zero = pod(Container("c", limits=memory(0)), overhead=memory(8))
-    assert effective_limits(zero).memory == 0
+# --- a resize in progress ---------------------------------------------------------------------------------------------
 
 
-# --- a resize under way -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spec", "allocated", "actual", "infeasible", "expected"),
-    [
-        (100, None, None, False, 100),
-        (100, 200, 150, False, 200),
-        (300, 200, 150, False, 300),
-        (300, 200, 250, True, 250),
-        (300, None, None, True, 300),  # nothing is reported: the spec is all there is
-        (None, 200, None, False, 200),
-    ],
-)
-def test_a_resize_counts_at_the_larger_of_wanted_allocated_and_actual(
-    spec: int | None, allocated: int | None, actual: int | None, infeasible: bool, expected: int
-) -> None:
-    container = Container(
-        "c",
-        requests=Resources(memory=spec),
-        allocated=None if allocated is None else memory(allocated),
-        actual=None if actual is None else memory(actual),
-    )
-    assert effective_requests(pod(container, resize_infeasible=infeasible)).memory == expected
-
-
-def test_limits_of_a_resize_count_alike() -> None:
-    container = Container("c", limits=memory(300), actual_limits=memory(400))
-    assert effective_limits(pod(container)).memory == 400
-    smaller = container._replace(actual_limits=memory(200))
-    assert effective_limits(pod(smaller)).memory == 300
-    assert effective_limits(pod(smaller, resize_infeasible=True)).memory == 200
+def test_a_limit_in_a_resize_counts_at_the_larger_of_desired_and_actual() -> None:
+    container = Container("c", limits=storage(300), actual_limits=storage(400))
+    assert requests.ephemeral_storage_limit(pod(container)) == 400
+    smaller = container._replace(actual_limits=storage(200))
+    assert requests.ephemeral_storage_limit(pod(smaller)) == 300
+    assert requests.ephemeral_storage_limit(pod(smaller, resize_infeasible=True)) == 200
 
 
 def test_an_init_container_cannot_be_resized() -> None:
-    assert effective_requests(pod(init(100)._replace(allocated=memory(900)))).memory == 100
+    resized = Container("i", INIT, limits=storage(100), actual_limits=storage(900))
+    assert requests.ephemeral_storage_limit(pod(resized)) == 100
 
 
 # --- the ranking request ----------------------------------------------------------------------------------------------
 
 
-def test_ranking_goes_by_what_is_allocated() -> None:
+def test_ranking_uses_the_allocated_request() -> None:
     growing = Container("c", requests=memory(300), allocated=memory(100), actual=memory(100))
     shrinking = Container("d", requests=memory(50), allocated=memory(100), actual=memory(100))
     assert ranked(pod(growing, shrinking)) == 200
@@ -141,7 +110,7 @@ def test_init_peaks_count_for_the_whole_life_of_a_pod() -> None:
 
 
 @pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS])
-def test_disk_bytes_are_held_against_the_ephemeral_storage_request(signal: Signal) -> None:
+def test_disk_bytes_are_compared_with_the_ephemeral_storage_request(signal: Signal) -> None:
     assert ranked(pod(Container("c", requests=Resources(memory=5, ephemeral_storage=70))), signal) == 70
 
 
@@ -149,20 +118,19 @@ def test_disk_bytes_are_held_against_the_ephemeral_storage_request(signal: Signa
 def test_inodes_and_pids_have_no_request(signal: Signal) -> None:
     made = pod(Container("c", requests=Resources(memory=5, ephemeral_storage=70)))
     assert ranked(made, signal) is None
-    assert container_request(made.containers[0], signal=signal) is None
+    assert requests.container_request(made.containers[0], signal=signal) is None
 
 
-def test_the_disk_of_a_pod_is_its_containers_affair_whatever_the_pod_itself_is_given() -> None:
+def test_ephemeral_storage_of_the_pod_itself_does_not_count() -> None:
     """KUBELET-CONTRACT 12: pod-level values are for CPU, memory and huge pages."""
-    each = Container("c", requests=Resources(ephemeral_storage=5), limits=Resources(ephemeral_storage=7))
-    given = Resources(ephemeral_storage=1000)
-    whole = pod(each, pod_requests=given, pod_limits=given)
-    assert effective_requests(whole).ephemeral_storage == 5
-    assert effective_limits(whole).ephemeral_storage == 7
-    assert ranking_request(PodView(whole, None), signal=Signal.NODEFS) == 5
+    whole = pod(
+        Container("c", requests=storage(5), limits=storage(7)), pod_requests=storage(1000), pod_limits=storage(1000)
+    )
+    assert ranked(whole, Signal.NODEFS) == 5
+    assert requests.ephemeral_storage_limit(whole) == 7
 
 
-def test_resources_of_the_pod_hide_its_containers_only_for_what_it_names() -> None:
+def test_resources_of_the_pod_replace_its_containers_only_for_what_the_pod_has() -> None:
     made = pod(
         Container("c", requests=Resources(cpu_milli=5, memory=100, ephemeral_storage=70)),
         pod_requests=Resources(cpu_milli=500),
@@ -173,9 +141,9 @@ def test_resources_of_the_pod_hide_its_containers_only_for_what_it_names() -> No
     assert ranked(made._replace(pod_requests=memory(300))) == 300
 
 
-def test_a_pod_known_by_the_host_alone_has_the_estimate_of_its_request() -> None:
+def test_a_pod_that_only_the_host_knows_has_the_estimate_of_its_request() -> None:
     host = pod(source=PodSource.HOST)
     usage = PodUsage("u", QOSClass.BURSTABLE, "/p", 0.0, memory_request_estimate=123)
-    assert ranking_request(PodView(host, usage), signal=Signal.MEMORY) == 123
-    assert ranking_request(PodView(host, usage), signal=Signal.NODEFS) is None
-    assert ranking_request(PodView(host, None), signal=Signal.MEMORY) is None
+    assert requests.ranking_request(PodView(host, usage), signal=Signal.MEMORY) == 123
+    assert requests.ranking_request(PodView(host, usage), signal=Signal.NODEFS) is None
+    assert requests.ranking_request(PodView(host, None), signal=Signal.MEMORY) is None
