@@ -35,7 +35,7 @@ from nodeagent.model import (
     Signal,
     Threshold,
 )
-from nodeagent.policy import engine, state
+from nodeagent.policy import candidates, engine, state
 
 SIZES = (110, 500, 1000, 5000)
 CONTAINERS = 3
@@ -140,7 +140,7 @@ def best_ms(decision: Callable[[], object]) -> float:
 
 def measure(pods: int) -> tuple[float, float, float]:
     """CPU ms of (decision, first, calm)."""
-    config, memo = settings(), engine.RankingCache()
+    config, memo = settings(), candidates.RankingCache()
     # Ten samples before the one that counts, so that trends and growth have something to reckon with.
     remembered = state.initial("benchmark", now=NOW)
     for second in range(10):

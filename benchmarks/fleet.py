@@ -80,7 +80,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import engine, state
+from nodeagent.policy import engine, outcomes, state
 from nodeagent.policy.candidates import RankingCache
 from tests.fake_kube import ApiServer, Request, pod
 
@@ -374,7 +374,7 @@ class Node:
         except ApiError as error:
             kind, retry_s = error.kind, error.retry_after_s
         outcome = Outcome(plan.id, victim.pod.uid, kind, "", now, retry_after_s=retry_s)
-        self.state = engine.apply_outcome(self.state, outcome, now=now, config=self.config)
+        self.state = outcomes.apply_outcome(self.state, outcome, now=now, config=self.config)
         self.tell()
         if kind is OutcomeKind.ACCEPTED:
             self.tell()

@@ -36,7 +36,7 @@ from benchmarks.realnode import HIERARCHIES, RealNode, real_node
 from nodeagent.config.schema import Config, StartupConfig
 from nodeagent.loop import schedule
 from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
-from nodeagent.policy import engine, state
+from nodeagent.policy import candidates, engine, state
 from nodeagent.policy import thresholds as policy_thresholds
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.pods import pod_ages
@@ -164,7 +164,7 @@ class Loop:
             pod_stalls=False,  # as the agent reads without a threshold that asks for them
         )
         self.pods: Sequence[Pod] = node.api_pods()
-        self.memo, self.pace = engine.RankingCache(), schedule.ScheduleState()
+        self.memo, self.pace = candidates.RankingCache(), schedule.ScheduleState()
         self.policy = state.initial("benchmark", now=self.now)
         self.effective: tuple[Threshold, ...] | None = None
 

@@ -36,7 +36,7 @@ from nodeagent.model import (
     PodSource,
     Threshold,
 )
-from nodeagent.policy import engine, in_flight, thresholds, victim_preview
+from nodeagent.policy import candidates, engine, in_flight, thresholds, victim_preview
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.records.flight_recorder import DecisionInputs
@@ -111,7 +111,7 @@ class Agent:
         self._cost: own_cost.ProcessCost | None = None
         self._stretch = 1.0
         """Of the calm sampling interval, while the agent costs more than it should."""
-        self._memo = engine.RankingCache()
+        self._memo = candidates.RankingCache()
         self._prepared: NodeSnapshot | None = None
         """Taken when a threshold was about to be crossed, for the decision on that."""
         self._pace = pacing.ScheduleState()

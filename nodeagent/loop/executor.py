@@ -42,7 +42,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import engine
+from nodeagent.policy import engine, outcomes, recheck
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.metrics import Metrics, SyncStage
@@ -106,7 +106,7 @@ class Executor:
             self._settle(outcomes, config=config)
             return
         for victim in plan.victims:
-            refusal = engine.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
+            refusal = recheck.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
             why = refusal.message if refusal else ""
             if not why and self._boottime() - fresh.taken_at > SIGHT_S:
                 why = "the second look at the node is too old: this process stood still since"
@@ -175,10 +175,10 @@ class Executor:
     def _outcome(self, plan: Plan, victim: Victim, kind: OutcomeKind, message: str = "") -> Outcome:
         return Outcome(plan.id, victim.pod.uid, kind, message, self._boottime())
 
-    def _settle(self, outcomes: Iterable[Outcome], *, config: Config) -> None:
-        for outcome in outcomes:
+    def _settle(self, results: Iterable[Outcome], *, config: Config) -> None:
+        for outcome in results:
             self._release_or_end(outcome, config)
-            self._keeper.policy = engine.apply_outcome(self._keeper.policy, outcome, now=outcome.at, config=config)
+            self._keeper.policy = outcomes.apply_outcome(self._keeper.policy, outcome, now=outcome.at, config=config)
             self._metrics.observe_outcome(outcome)
             self._teller.log_outcome(outcome)
 
@@ -218,9 +218,9 @@ class Executor:
             )
             self._hooks.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
 
-    def _settle_reclaims(self, outcomes: Iterable[ReclaimOutcome]) -> None:
-        for outcome in outcomes:
-            self._keeper.policy = engine.apply_reclaim(self._keeper.policy, outcome)
+    def _settle_reclaims(self, results: Iterable[ReclaimOutcome]) -> None:
+        for outcome in results:
+            self._keeper.policy = outcomes.apply_reclaim(self._keeper.policy, outcome)
             self._teller.log_reclaim_outcome(outcome)
 
 

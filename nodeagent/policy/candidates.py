@@ -26,7 +26,7 @@ from nodeagent.model import (
     Tier,
     Unit,
 )
-from nodeagent.policy import in_flight, pod_usage, protection, ranking, relief, requests, usage_growth
+from nodeagent.policy import plausibility, pod_usage, protection, ranking, relief, requests, usage_growth
 from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S, plausible
 
 # --- what depends on the pod's object alone --------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _ranking_context(
         config=config,
         order=order,
         rules=protection.RuleContext(config.protection, tier, resource, snapshot.taken_at, snapshot.wall_time),
-        usage_limit=in_flight.usage_limit(snapshot, signal, config=config),
+        usage_limit=plausibility.usage_limit(snapshot, signal, config=config),
         growth_rate=usage_growth.growth_rate(growth, signal, layout, at=snapshot.taken_at) if needs_growth else None,
         replicas=ranking.count_replicas(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None,
         unseen_pids=relief.unseen_pids(snapshot) if signal is Signal.PID and not kubelet else 0,

@@ -54,6 +54,7 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.policy import (
+    backoffs,
     conditions,
     fresh_usage,
     in_flight,
@@ -62,6 +63,8 @@ from nodeagent.policy import (
     local_storage_limits,
     messages,
     out_of_reach,
+    pending_release,
+    preconditions,
     rate_limits,
     reclaim,
     relief,
@@ -71,18 +74,7 @@ from nodeagent.policy import (
 )
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache, rank_pods
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
-from nodeagent.policy.preconditions import (
-    apply_outcome,
-    apply_reclaim,
-    blocks_all_evictions,
-    recheck,
-    snapshot_too_old,
-    soft_tier_blocked,
-)
 from nodeagent.policy.state import PolicyState, after_suspend
-
-__all__ = ["RankingCache", "apply_outcome", "apply_reclaim", "decide", "grace_s", "recheck"]
-
 
 # --- the decision ----------------------------------------------------------------------------------------------------
 
@@ -114,12 +106,12 @@ def decide(
     # 4: conditions and their damping
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     # what earlier decisions have become
-    fine = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
-    seen = in_flight.advance(state.in_flight, snapshot, now=now, config=config, fine=fine)
+    healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
+    seen = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
     tried = reclaim.advance(state.reclaims, snapshot, met=threshold_state.first_observed.keys(), now=now)
-    budgets = rate_limits.pruned(state.rate_limits, now=now, limits=config.rate_limits)
+    budgets = backoffs.pruned(state.rate_limits, now=now, limits=config.rate_limits)
     for entry in seen.confirmed:
-        budgets = rate_limits.back_off_owner(budgets, entry.owner, now=now, limits=config.rate_limits)
+        budgets = backoffs.back_off_owner(budgets, entry.owner, now=now, limits=config.rate_limits)
     case = _Context(
         plan_id=f"{state.instance}-{state.sequence + 1}",
         snapshot=snapshot,
@@ -228,8 +220,8 @@ def _serve_limits(
     served = _SignalPlan(Signal.NODEFS)
     if (
         not config.local_storage_limits
-        or blocks_all_evictions(snapshot, now=now, config=config)
-        or rate_limits.waiting(budgets.api, now=now)
+        or preconditions.blocks_all_evictions(snapshot, now=now, config=config)
+        or backoffs.remaining(budgets.api, now=now)
     ):
         return served, (), budgets
     over = local_storage_eviction.select_over_limit(
@@ -301,7 +293,7 @@ def _plan_signal(
     signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
     observation = snapshot.observe(signal, threshold.memory_model)
     missing = _missing(verdict, observation)
-    pending = in_flight.pending(case.in_flight, snapshot, signal, tier=tier, now=now, config=config)
+    pending = pending_release.pending(case.in_flight, snapshot, signal, tier=tier, now=now, config=config)
     deficit = Deficit(signal, max(0, missing - pending.amount), pending.amount)
     minimum = _minimum(deficit, config)
     lineup = case.line_up(signal, tier=tier, minimum=minimum if deficit.amount and not config.ranking.kubelet else None)
@@ -375,9 +367,9 @@ def _plan_signal(
             )
             chosen, budgets, limits = selection.select_victims(lineup, candidates, beyond, terms, limit_state=budgets)
             refusals = (*refusals, *limits)
-    if chosen and (waiting := soft_tier_blocked(snapshot, tier)) is not None:
+    if chosen and (waiting := preconditions.soft_tier_blocked(snapshot, tier)) is not None:
         chosen, budgets, refusals = (), before, (*refusals, waiting)
-    blocked = frozenset([uid for uid, wait in budgets.pods.items() if wait.code in rate_limits.BLOCKED])
+    blocked = frozenset([uid for uid, wait in budgets.pods.items() if wait.code in backoffs.BLOCKED])
     victims = [_victim(pod, verdict, observation, tier, config, blocked) for pod in (*shortened, *chosen)]
     entries = [_entry(case, victim, observation, spends=False) for victim in victims[: len(shortened)]]
     entries += [_entry(case, victim, observation, spends=True) for victim in victims[len(shortened) :]]
@@ -421,12 +413,12 @@ def _stop(case: _Context, budgets: rate_limits.RateLimitState, signal: Signal, *
     """What forbids every eviction for this signal now. The last resort needs neither the API nor a current view of the
     pods."""
     if kill:
-        old = snapshot_too_old(case.snapshot, now=case.now, config=case.config)
+        old = preconditions.snapshot_too_old(case.snapshot, now=case.now, config=case.config)
         return old or in_flight.circuit_breaker(case.in_flight, signal, now=case.now, config=case.config)
     return (
-        blocks_all_evictions(case.snapshot, now=case.now, config=case.config)
+        preconditions.blocks_all_evictions(case.snapshot, now=case.now, config=case.config)
         or in_flight.circuit_breaker(case.in_flight, signal, now=case.now, config=case.config)
-        or rate_limits.waiting(budgets.api, now=case.now)
+        or backoffs.remaining(budgets.api, now=case.now)
     )
 
 
@@ -435,10 +427,12 @@ def _wait_for_release(case: _Context, signal: Signal, tier: Tier) -> Refusal | N
     kubelet = case.config.ranking.kubelet
     if tier is Tier.HARD and not kubelet:
         return None
-    return in_flight.wait_for_release(case.in_flight, case.snapshot, now=case.now, signal=None if kubelet else signal)
+    return pending_release.wait_for_release(
+        case.in_flight, case.snapshot, now=case.now, signal=None if kubelet else signal
+    )
 
 
-def _is_coming(missing: int, pending: in_flight.PendingRelease, signal: Signal) -> Refusal:
+def _is_coming(missing: int, pending: pending_release.PendingRelease, signal: Signal) -> Refusal:
     unit = SIGNAL_TABLE[signal].unit
     if not pending.amount:
         return Refusal(RefusalCode.NO_DEFICIT, f"{signal.value}: nothing is missing")

@@ -19,7 +19,7 @@ from nodeagent.config.schema import Config, LastResort
 from nodeagent.model import NodeSnapshot, Refusal, RefusalCode, Tier
 from nodeagent.policy import rate_limits
 
-API_IS_BACK: Final = Refusal(
+API_REACHABLE: Final = Refusal(
     RefusalCode.API_REACHABLE, "the API server answers again, or has not been out of reach for long enough"
 )
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, PodView, Refusal, RefusalCode, Tier
-from nodeagent.policy import in_flight, local_storage_limits, protection, rate_limits
+from nodeagent.policy import backoffs, in_flight, local_storage_limits, protection, rate_limits
 from nodeagent.policy.local_storage_limits import Violation
 
 
@@ -49,7 +49,7 @@ def select_over_limit(
         if refusal is None and pod.uid in under_way:
             refusal = in_flight.already_in_flight(under_way[pod.uid])
         if refusal is None:
-            refusal = rate_limits.limit_on(rate_limits.holds(budgets, now=now, limits=config.rate_limits), pod)
+            refusal = backoffs.limit_on(backoffs.active_limits(budgets, now=now, limits=config.rate_limits), pod)
         if refusal is None and (refusal := _needs_recount(violation.view, at=snapshot.taken_at)) is not None:
             count_anew.append(pod.cgroup_uid)
         if refusal is None:

@@ -31,7 +31,7 @@ from nodeagent.model import (
     Tier,
     Trend,
 )
-from nodeagent.policy import in_flight, rate_limits, relief
+from nodeagent.policy import backoffs, in_flight, plausibility, rate_limits, relief
 from nodeagent.policy.candidates import MinimumRelief, RankedPods
 
 CLAIMS_WAIT_S: Final = 2.0
@@ -59,7 +59,7 @@ _TEMPORARY: Final = frozenset(
     }
 )
 """Protections that pass, or that stand for something unknown."""
-_STUCK: Final = rate_limits.BLOCKED | {RefusalCode.NOT_KILLED}
+_STUCK: Final = backoffs.BLOCKED | {RefusalCode.NOT_KILLED}
 """Codes of back-offs whose end another party decides: a PodDisruptionBudget, the kernel."""
 
 
@@ -187,14 +187,14 @@ def _unattributed(ranked_pods: RankedPods, context: ReachContext) -> int:
     """The most that a pod of unknown usage may hold; 0 if the usage of every pod is known."""
     if all(ranked.relief is not None for ranked in ranked_pods.pods):
         return 0
-    limit = in_flight.usage_limit(context.snapshot, ranked_pods.signal, config=context.config)
+    limit = plausibility.usage_limit(context.snapshot, ranked_pods.signal, config=context.config)
     return min(limit, relief.unattributed_amount(ranked_pods.signal, context.snapshot))
 
 
 def _unbelieved_relief(ranked: RankedPod, ranked_pods: RankedPods, context: ReachContext) -> int:
     """The relief by a usage that is too old or stands beside an implausible request: good enough as a bound."""
     signal, snapshot = ranked_pods.signal, context.snapshot
-    limit = in_flight.usage_limit(snapshot, signal, config=context.config)
+    limit = plausibility.usage_limit(snapshot, signal, config=context.config)
     return relief.predicted_relief(ranked.view.usage, signal, snapshot.layout, limit=limit) or 0
 
 
@@ -204,13 +204,13 @@ def _limit_finder(context: ReachContext) -> Callable[[Pod], tuple[Replacement, R
     if context.kill:
         return lambda pod: _limit_on_kill(pod, limit_state, now=now)
     deletes = context.tier is Tier.HARD and context.config.escalation.on_blocked is OnBlocked.DELETE
-    ignored = rate_limits.BLOCKED if deletes else frozenset()
-    active = rate_limits.holds(limit_state, now=now, limits=context.config.rate_limits, ignored=ignored)
-    if not rate_limits.holds_any(active):
+    ignored = backoffs.BLOCKED if deletes else frozenset()
+    active = backoffs.active_limits(limit_state, now=now, limits=context.config.rate_limits, ignored=ignored)
+    if not backoffs.any_limit(active):
         return None
 
     def find_limit(pod: Pod) -> tuple[Replacement, Refusal] | None:
-        refusal = rate_limits.limit_on(active, pod)
+        refusal = backoffs.limit_on(active, pod)
         if refusal is None:
             return None
         backoff = limit_state.pods.get(pod.uid) if pod.uid in active.pods else None
@@ -226,8 +226,8 @@ def _limit_on_kill(
     """What excludes a pod from being killed. Back-offs and rate limits of requests do not."""
     backoff = limit_state.pods.get(pod.uid)
     refusal = None
-    if backoff is not None and backoff.code in _STUCK - rate_limits.BLOCKED:
-        refusal = rate_limits.waiting(backoff, now=now)
+    if backoff is not None and backoff.code in _STUCK - backoffs.BLOCKED:
+        refusal = backoffs.remaining(backoff, now=now)
     if refusal is None and pod.source is not PodSource.API:
         refusal = Refusal(RefusalCode.UNKNOWN_POD, "the API server never listed this pod")
     return (Replacement.IF_SUFFICIENT, refusal) if refusal is not None else None

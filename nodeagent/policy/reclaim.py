@@ -145,7 +145,7 @@ def after_suspend(state: ReclaimState, slept_s: float) -> ReclaimState:
     return state._replace(runs=runs)
 
 
-def settle(state: ReclaimState, outcome: ReclaimOutcome) -> ReclaimState:
+def apply_outcome(state: ReclaimState, outcome: ReclaimOutcome) -> ReclaimState:
     """Take in how an action ended. One that belongs to no run under way changes nothing."""
     run = state.runs.get(outcome.name)
     if run is None or run.plan_id != outcome.plan_id or run.ended_at is not None:

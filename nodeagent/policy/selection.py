@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Pod, PodSource, RankedPod, Refusal, RefusalCode, Tier, units
-from nodeagent.policy import in_flight, rate_limits, relief, thresholds, trend, usage_growth
+from nodeagent.policy import backoffs, pending_release, rate_limits, relief, thresholds, trend, usage_growth
 from nodeagent.policy.candidates import RankedPods
 from nodeagent.policy.out_of_reach import OutOfReach, Replacement
 
@@ -256,14 +256,12 @@ def _replacements(
         if sum(_relief(pod) for pod in growing) >= terms.deficit:
             return _take_tokens(ranked_pods, growing, limited, terms, limit_state=limit_state)
         return victims
-    earlier_s = rate_limits.in_place_since(limit_state, facts.resource, now=terms.now, for_s=REPLACEMENT_INTERVAL_S)
+    earlier_s = backoffs.in_place_since(limit_state, facts.resource, now=terms.now, for_s=REPLACEMENT_INTERVAL_S)
     if earlier_s is not None:
         return f"pods were evicted in such a place {earlier_s:.0f}s ago"
     if terms.wait_for_larger:
         return "it may come into reach while much is left"
-    noted = rate_limits.note_in_place(
-        victims.limit_state, facts.resource, terms.plan_id, len(victims.pods), now=terms.now
-    )
+    noted = backoffs.note_in_place(victims.limit_state, facts.resource, terms.plan_id, len(victims.pods), now=terms.now)
     return victims._replace(limit_state=noted)
 
 
@@ -322,7 +320,7 @@ def _select(
 
 def select_to_shorten(
     ranked_pods: RankedPods,
-    pending: in_flight.PendingRelease,
+    pending: pending_release.PendingRelease,
     deficit: int,
     *,
     minimum: int,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.commands import cli, replay
 from nodeagent.config.schema import Config, Mode, ProtectionConfig, RankingConfig, RankingKey, StartupConfig
 from nodeagent.model import Outcome, OutcomeKind, QOSClass, Signal
-from nodeagent.policy import engine
+from nodeagent.policy import outcomes
 from nodeagent.report import text
 from tests.support.nodes import GI, NOW, config, hard, snapshot, soft, view
 from tests.support.recorded import Run
@@ -56,7 +56,7 @@ def test_a_rehearsal_that_was_recorded_does_not_differ_from_the_file_that_says_e
     made = Run(tmp_path, CONFIG)
     [victim] = made.decide(HARD).victims
     named = Outcome("abc-1", victim.pod.uid, OutcomeKind.DRY_RUN, "", NOW)
-    made.state = engine.apply_outcome(made.state, named, now=NOW, config=CONFIG)
+    made.state = outcomes.apply_outcome(made.state, named, now=NOW, config=CONFIG)
     assert made.decide(snapshot(*PODS, at=NOW + 1, available={Signal.MEMORY: GI})).victims == ()
     rows = replay.replay(tmp_path, CONFIG._replace(mode=Mode.ENFORCE))
     assert [row.differs for row in rows] == [False, False]

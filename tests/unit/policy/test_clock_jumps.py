@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Signal
-from nodeagent.policy import engine, state
+from nodeagent.policy import engine, outcomes, state
 from tests.support import nodes
 from tests.support.nodes import GI, MI, NOW, WALL
 
@@ -32,7 +32,7 @@ def _story(levels: list[int], jumps: list[float]) -> list[object]:
         plan, remembered = engine.decide(node, remembered, now=node.taken_at, config=SETTINGS)
         for victim in plan.victims:
             outcome = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", node.taken_at)
-            remembered = engine.apply_outcome(remembered, outcome, now=node.taken_at, config=SETTINGS)
+            remembered = outcomes.apply_outcome(remembered, outcome, now=node.taken_at, config=SETTINGS)
         told.append(
             (
                 [(victim.pod.name, victim.tier) for victim in plan.victims],

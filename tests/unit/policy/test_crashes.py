@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from nodeagent.config.schema import RankingConfig, RateLimits, ReliefConfig, TokenBucket
 from nodeagent.model import Outcome, OutcomeKind, Owner, PodView, QOSClass, Signal, Victim
-from nodeagent.policy import engine, rate_limits, state
+from nodeagent.policy import engine, outcomes, rate_limits, state
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, WALL, config, hard, snapshot, soft, view
 
@@ -102,7 +102,7 @@ class Node(RuleBasedStateMachine):
         node = snapshot(*self.pods.values(), at=self.now, available=dict(available))
         plan, self.state = engine.decide(node, self.state, now=self.now, config=self.config)
         self.disk = msgspec.json.encode(self.state)
-        outcomes = []
+        results = []
         for victim, answer in zip(plan.victims, answered, strict=False):
             if answer in evicting or answer == "crash after sending":
                 self.evict(victim)
@@ -110,8 +110,8 @@ class Node(RuleBasedStateMachine):
                 self.crash()
                 return
             kind = evicting.get(answer) or sparing[answer]
-            outcomes.append(Outcome(plan.id, victim.pod.uid, kind, "", self.now))
-        self.state = engine.apply_outcome(self.state, outcomes, now=self.now, config=self.config)
+            results.append(Outcome(plan.id, victim.pod.uid, kind, "", self.now))
+        self.state = outcomes.apply_outcome(self.state, results, now=self.now, config=self.config)
 
     def evict(self, victim: Victim) -> None:
         uid = victim.pod.uid

@@ -39,7 +39,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import engine, rate_limits, state
+from nodeagent.policy import candidates, engine, outcomes, rate_limits, recheck, state
 from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
@@ -83,7 +83,7 @@ def outcome(plan: Plan, kind: OutcomeKind, *, index: int = 0, at: float = NOW, *
 def settled(
     plan: Plan, after: PolicyState, kind: OutcomeKind, settings: Config | None = None, **more: Any
 ) -> PolicyState:
-    return engine.apply_outcome(after, outcome(plan, kind, **more), now=NOW, config=settings or config(hard()))
+    return outcomes.apply_outcome(after, outcome(plan, kind, **more), now=NOW, config=settings or config(hard()))
 
 
 # --- when nothing is to be done --------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_calm_node_need_not_be_ranked() -> None:
 
 
 def test_what_a_decision_asks_of_every_pod_is_known_before_it_matters() -> None:
-    memo, settings, pods = engine.RankingCache(), config(hard()), (view("a", GI), view("b", GI))
+    memo, settings, pods = candidates.RankingCache(), config(hard()), (view("a", GI), view("b", GI))
     decide(snapshot(*pods), settings, memo=memo, always_rank=False)
     known = len(memo)
     assert known == len(pods)
@@ -320,7 +320,7 @@ def test_evictions_that_do_not_help_stop_with_an_alarm(kubelet: bool) -> None:
         plan, after = decide(pressed(*pods, at=at), settings, after)
         if plan.victims:
             gone = {victim.pod.uid for victim in plan.victims}
-            after = engine.apply_outcome(after, outcome(plan, OutcomeKind.ACCEPTED, at=at), now=at, config=settings)
+            after = outcomes.apply_outcome(after, outcome(plan, OutcomeKind.ACCEPTED, at=at), now=at, config=settings)
             pods = [each for each in pods if each.pod.uid not in gone]
         at += 1.0
     assert plan is not None
@@ -606,7 +606,7 @@ def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(
         plan, after = decide(pressed(*pods, at=at), settings, after)
         named += victims(plan)
         told = [outcome(plan, OutcomeKind.DRY_RUN, index=index, at=at) for index in range(len(plan.victims))]
-        after = engine.apply_outcome(after, told, now=at, config=settings)
+        after = outcomes.apply_outcome(after, told, now=at, config=settings)
     assert len(named) == 1
     assert codes(plan) == ["pending-release"]
     assert f"by shop/{named[0]} (dry run)" in plan.refusals[0].message
@@ -677,7 +677,7 @@ def test_a_refused_token_is_tried_again_within_two_seconds_because_it_may_be_rot
 def test_outcomes_of_unknown_plans_change_nothing() -> None:
     plan, after = decide(pressed(view("a", 2 * GI)))
     stranger = outcome(plan, OutcomeKind.ACCEPTED)._replace(plan_id="other-7")
-    assert engine.apply_outcome(after, [stranger], now=NOW, config=config(hard())) == after
+    assert outcomes.apply_outcome(after, [stranger], now=NOW, config=config(hard())) == after
 
 
 # --- the check right before acting -----------------------------------------------------------------------------------
@@ -690,7 +690,7 @@ def planned() -> tuple[Victim, PolicyState]:
 
 def rechecked(node: NodeSnapshot, *, victim: Victim | None = None) -> str | None:
     chosen, after = planned()
-    refusal = engine.recheck(victim or chosen, node, after, now=node.taken_at, config=config(hard()))
+    refusal = recheck.recheck(victim or chosen, node, after, now=node.taken_at, config=config(hard()))
     return None if refusal is None else refusal.code
 
 
@@ -725,7 +725,7 @@ def test_another_pod_of_the_same_name_is_not_the_victim() -> None:
 def test_a_victim_that_was_settled_is_not_evicted_again() -> None:
     plan, after = decide(pressed(view("hog", 2 * GI)))
     after = settled(plan, after, OutcomeKind.ACCEPTED)
-    refusal = engine.recheck(
+    refusal = recheck.recheck(
         plan.victims[0], pressed(view("hog", 2 * GI), at=NOW + 1), after, now=NOW + 1, config=config(hard())
     )
     assert refusal is not None
@@ -941,7 +941,7 @@ def test_with_a_lost_state_budgets_count_as_spent() -> None:
 
 
 def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
-    memo = engine.RankingCache()
+    memo = candidates.RankingCache()
     pods = [view(f"p{number}", number * 100 * MI, request=GI) for number in range(8)]
     changed = [each._replace(pod=each.pod._replace(priority=7, labels={"keep": ""})) for each in pods]
     for views in (pods, changed, pods[:4], changed):

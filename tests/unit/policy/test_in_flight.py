@@ -1,10 +1,12 @@
 """What is already on its way out, and what evictions really brought back."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nodeagent.model import DiskUsage, MemoryModel, NodeSnapshot, PodView, Signal, Tier
-from nodeagent.policy import in_flight
-from nodeagent.policy.in_flight import EvictionStage, Failures, InFlightEviction, InFlightState
+from nodeagent.model import DiskUsage, MemoryModel, NodeSnapshot, OutcomeKind, PodView, Signal, Tier
+from nodeagent.policy import in_flight, outcomes, pending_release
+from nodeagent.policy.in_flight import EvictionEvent, EvictionStage, Failures, InFlightEviction, InFlightState
 from tests.support.nodes import GI, MI, NOW, WALL, config, snapshot, view
 
 CONFIG = config()
@@ -37,8 +39,8 @@ def observed(state: InFlightState, node: NodeSnapshot) -> in_flight.Observed:
     return in_flight.advance(state, node, now=node.taken_at, config=CONFIG)
 
 
-def pending(state: InFlightState, node: NodeSnapshot, tier: Tier = Tier.SOFT) -> in_flight.PendingRelease:
-    return in_flight.pending(state, node, Signal.MEMORY, tier=tier, now=node.taken_at, config=CONFIG)
+def pending(state: InFlightState, node: NodeSnapshot, tier: Tier = Tier.SOFT) -> pending_release.PendingRelease:
+    return pending_release.pending(state, node, Signal.MEMORY, tier=tier, now=node.taken_at, config=CONFIG)
 
 
 def terminating(name: str, memory: int, *, grace_s: float) -> PodView:
@@ -50,7 +52,7 @@ def terminating(name: str, memory: int, *, grace_s: float) -> PodView:
 
 def test_a_terminating_pod_counts_with_what_its_end_would_free() -> None:
     node = snapshot(terminating("old", 2 * GI, grace_s=20))
-    assert pending(observed(InFlightState(), node).state, node) == in_flight.PendingRelease(
+    assert pending(observed(InFlightState(), node).state, node) == pending_release.PendingRelease(
         2 * GI, ("shop/old",), (), frozenset({"uid-shop-old"})
     )
 
@@ -189,8 +191,7 @@ def test_the_breaker_opens_after_enough_failures_says_so_and_closes_with_time() 
     refusal = in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 100, config=CONFIG)
     assert refusal is not None
     assert refusal.message == (
-        "memory.available: 3 evictions in a row brought back less than half of what was predicted; "
-        "stopped for 500s more"
+        "memory.available: 3 evictions in a row released less than half of the prediction; stopped for 500s more"
     )
     assert in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 601, config=CONFIG) is None
     assert (
@@ -227,9 +228,11 @@ def test_the_files_of_a_gone_pod_are_waited_for_and_count_as_they_come() -> None
         node = disks(NOW + at, available)
         seen = observed(state, node)
         assert not seen.reports
-        found = in_flight.pending(seen.state, node, Signal.NODEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        found = pending_release.pending(
+            seen.state, node, Signal.NODEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG
+        )
         assert found.amount == to_come
-        assert in_flight.wait_for_release(seen.state, node, now=node.taken_at, signal=Signal.NODEFS) is not None
+        assert pending_release.wait_for_release(seen.state, node, now=node.taken_at, signal=Signal.NODEFS) is not None
     [report] = observed(state, disks(NOW + 7, GI + 1900 * MI)).reports
     assert report.measured == 1900 * MI
 
@@ -243,9 +246,12 @@ def test_the_files_of_containers_whose_cgroups_went_before_the_pods_still_come()
     state = observed(InFlightState((filler,)), node).state
     assert state.entries[0].stage is EvictionStage.ACCEPTED
     for signal in (Signal.NODEFS, Signal.IMAGEFS):
-        found = in_flight.pending(state, node, signal, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        found = pending_release.pending(state, node, signal, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
         assert found.amount == 2 * GI
-    assert in_flight.pending(state, node, Signal.MEMORY, tier=Tier.HARD, now=node.taken_at, config=CONFIG).amount == 0
+    assert (
+        pending_release.pending(state, node, Signal.MEMORY, tier=Tier.HARD, now=node.taken_at, config=CONFIG).amount
+        == 0
+    )
 
 
 def test_files_that_never_go_are_waited_for_only_so_long() -> None:
@@ -259,5 +265,56 @@ def test_what_comes_for_one_signal_comes_for_every_signal_of_that_file_system() 
     state = observed(InFlightState((on_disk("filler"),)), disks(NOW + 1, GI)).state
     for one_device, amount in ((True, 2 * GI), (False, 0)):
         node = disks(NOW + 2, GI, one_device=one_device)
-        found = in_flight.pending(state, node, Signal.IMAGEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
+        found = pending_release.pending(state, node, Signal.IMAGEFS, tier=Tier.HARD, now=node.taken_at, config=CONFIG)
         assert found.amount == amount
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", set(EvictionStage) - in_flight.OPEN_STAGES)
+def test_an_outcome_changes_nothing_once_another_one_came_first(stage: EvictionStage) -> None:
+    answers = {rule.event for rule in outcomes.OUTCOME_RULES.values()}
+    assert {in_flight.TRANSITIONS[stage, event] for event in answers} == {stage}
+
+
+def test_every_kind_of_outcome_has_its_rule_and_a_back_off_its_code() -> None:
+    assert set(outcomes.OUTCOME_RULES) == set(OutcomeKind)
+    for rule in outcomes.OUTCOME_RULES.values():
+        backs_off = rule.api is outcomes.ApiEffect.BACK_OFF or rule.pod_backoff_s is not None
+        assert backs_off is (rule.code is not None)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["planned", "gone", "unreadable", "terminating", "running", *OutcomeKind]),
+        max_size=12,
+    )
+)
+def test_stages_change_only_as_the_table_says(steps: list[str]) -> None:
+    state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
+    at = NOW
+    for step in steps:
+        before = state.entries
+        at += 1
+        if step in set(OutcomeKind):
+            if before and before[0].stage in in_flight.OPEN_STAGES:
+                event = outcomes.OUTCOME_RULES[OutcomeKind(step)].event
+                state = in_flight.apply_outcome(state, before[0], event, now=at)
+        else:
+            views = {
+                "gone": (),
+                "unreadable": (view("hog")._replace(usage=None),),
+                "terminating": (terminating("hog", GI, grace_s=30),),
+            }.get(step, (view("hog", GI),))
+            state = observed(state, snapshot(*views, at=at)).state
+        reachable = _reachable(before[0].stage) if before else {None}
+        assert (state.entries[0].stage if state.entries else None) in reachable
+
+
+def _reachable(stage: EvictionStage) -> set[EvictionStage | None]:
+    """After at most three events: the pod, its time, and its release come with one snapshot."""
+    found: set[EvictionStage | None] = {stage}
+    for _ in range(3):
+        found |= {in_flight.TRANSITIONS[each, event] for each in found if each for event in EvictionEvent}
+    return found

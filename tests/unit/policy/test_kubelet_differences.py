@@ -20,7 +20,8 @@ from nodeagent.model import (
     Resources,
     Signal,
 )
-from nodeagent.policy.engine import apply_reclaim, decide
+from nodeagent.policy.engine import decide
+from nodeagent.policy.outcomes import apply_reclaim
 from nodeagent.policy.state import initial
 from tests.support.config_files import problems
 from tests.support.nodes import GI, MI, NOW, config, hard, not_started, pod, snapshot, soft, usage, view

@@ -30,7 +30,7 @@ from nodeagent.model import (
     Signal,
     Threshold,
 )
-from nodeagent.policy import engine, rate_limits, state
+from nodeagent.policy import engine, outcomes, rate_limits, recheck, state
 from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard, snapshot, soft, view
@@ -63,7 +63,7 @@ def codes(plan: Plan) -> list[str]:
 
 def answered(plan: Plan, after: PolicyState, kind: OutcomeKind, *, at: float = NOW) -> PolicyState:
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, kind, "", at)
-    return engine.apply_outcome(after, outcome, now=at, config=settings())
+    return outcomes.apply_outcome(after, outcome, now=at, config=settings())
 
 
 def test_the_hog_is_ended_when_nothing_was_answered_for_long_enough() -> None:
@@ -161,9 +161,9 @@ def test_the_recheck_lets_go_when_the_api_server_answers_again() -> None:
     plan, after = decide(cut_off(view("hog", 2 * GI)))
     (victim,) = plan.victims
     still = cut_off(view("hog", 2 * GI), at=NOW + 0.1, pods_synced_at=NOW - 600)
-    assert engine.recheck(victim, still, after, now=NOW + 0.1, config=settings()) is None
+    assert recheck.recheck(victim, still, after, now=NOW + 0.1, config=settings()) is None
     back = still._replace(api_unreachable_since=None)
-    refusal = engine.recheck(victim, back, after, now=NOW + 0.1, config=settings())
+    refusal = recheck.recheck(victim, back, after, now=NOW + 0.1, config=settings())
     assert refusal is not None
     assert refusal.code == "api-reachable"
 
@@ -219,6 +219,6 @@ def test_a_seat_that_is_lost_before_the_request_stops_it() -> None:
     by = config(soft())
     _, after = decide(waiting(NOW, note=None), by=by)
     plan, after = decide(waiting(NOW + 1, note=None), after, by)
-    refusal = engine.recheck(plan.victims[0], waiting(NOW + 1.1), after, now=NOW + 1.1, config=by)
+    refusal = recheck.recheck(plan.victims[0], waiting(NOW + 1.1), after, now=NOW + 1.1, config=by)
     assert refusal is not None
     assert refusal.code == "waits-for-lease"

@@ -19,7 +19,7 @@ from nodeagent.model import (
     Tier,
     VolumeUsage,
 )
-from nodeagent.policy import engine, rate_limits, state
+from nodeagent.policy import engine, outcomes, rate_limits, recheck, state
 from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard, snapshot, view
 
 
@@ -115,7 +115,7 @@ def test_one_decision_takes_no_more_than_max_victims_for_limits_either() -> None
 def test_a_pod_on_its_way_is_not_evicted_twice_and_measures_nothing() -> None:
     plan, after = decide(snapshot(over("a")))
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW)
-    after = engine.apply_outcome(after, outcome, now=NOW, config=LIMITS)
+    after = outcomes.apply_outcome(after, outcome, now=NOW, config=LIMITS)
     again, after = engine.decide(snapshot(over("a"), at=NOW + 1), after, now=NOW + 1, config=LIMITS)
     assert names(again) == []
     for second in (2, 3):
@@ -129,14 +129,14 @@ def test_tokens_of_a_blocked_eviction_come_back_to_the_bucket_of_the_limit() -> 
     plan, after = decide(snapshot(over("a")))
     assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, limits=PLENTY).tokens == 999
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.BLOCKED_BY_PDB, "", NOW)
-    after = engine.apply_outcome(after, outcome, now=NOW, config=LIMITS)
+    after = outcomes.apply_outcome(after, outcome, now=NOW, config=LIMITS)
     assert rate_limits.level(after.rate_limits, "signal/emptydirfs.limit", now=NOW, limits=PLENTY).tokens == 1000
 
 
 @pytest.mark.parametrize(("used", "code"), [(200 * MI, None), (50 * MI, "recovered")])
 def test_the_re_check_looks_at_the_limit(used: int, code: str | None) -> None:
     plan, after = decide(snapshot(over("a")))
-    refusal = engine.recheck(plan.victims[0], snapshot(over("a", used), at=NOW + 1), after, now=NOW + 1, config=LIMITS)
+    refusal = recheck.recheck(plan.victims[0], snapshot(over("a", used), at=NOW + 1), after, now=NOW + 1, config=LIMITS)
     assert (refusal.code if refusal else None) == code
 
 
@@ -148,6 +148,6 @@ def test_in_a_rehearsal_it_is_named_once() -> None:
     settings = LIMITS._replace(mode=Mode.DRY_RUN)
     plan, after = decide(snapshot(over("a")), settings)
     answer = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW)
-    after = engine.apply_outcome(after, answer, now=NOW, config=settings)
+    after = outcomes.apply_outcome(after, answer, now=NOW, config=settings)
     again, _ = engine.decide(snapshot(over("a"), at=NOW + 3600), after, now=NOW + 3600, config=settings)
     assert names(again) == []

@@ -39,7 +39,7 @@ from nodeagent.model import (
     Threshold,
     Tier,
 )
-from nodeagent.policy import engine, out_of_reach, rate_limits, selection
+from nodeagent.policy import backoffs, engine, out_of_reach, outcomes, rate_limits, recheck, selection
 from nodeagent.policy.state import PolicyState, initial
 from tests.support import nodes
 from tests.support.nodes import CAPACITY, GI, MI, NOW, PLENTY, WALL, attributed, config, hard, quantity, snapshot, soft
@@ -137,7 +137,7 @@ class Life:
                 self.evicted.append(name)
                 self.leaves.setdefault(name, self.at + 1.0)
             outcome = Outcome(plan.id, victim.pod.uid, kind, "as told", self.at + 0.01)
-            self.state = engine.apply_outcome(self.state, outcome, now=self.at + 0.01, config=self.settings)
+            self.state = outcomes.apply_outcome(self.state, outcome, now=self.at + 0.01, config=self.settings)
         self.at += STEP_S
 
     def run(self, seconds: float) -> "Life":
@@ -298,22 +298,21 @@ def test_a_pod_that_hangs_and_grows_in_bursts_costs_no_more_than_one_decision_in
 
 
 def test_evictions_in_its_place_that_did_not_happen_may_be_tried_again() -> None:
-    state = rate_limits.note_in_place(rate_limits.RateLimitState(), "memory", "p-1", 2, now=NOW)
-    assert rate_limits.in_place_since(state, "memory", now=NOW + 5, for_s=600) == 5
-    assert rate_limits.in_place_since(state, "inodes", now=NOW + 5, for_s=600) is None
-    assert rate_limits.in_place_since(state, "memory", now=NOW + 600, for_s=600) is None
-    assert rate_limits.undo_in_place(state, "memory", "p-2") == state
-    once = rate_limits.undo_in_place(state, "memory", "p-1")
-    assert rate_limits.in_place_since(once, "memory", now=NOW + 5, for_s=600) == 5
+    state = backoffs.note_in_place(rate_limits.RateLimitState(), "memory", "p-1", 2, now=NOW)
+    assert backoffs.in_place_since(state, "memory", now=NOW + 5, for_s=600) == 5
+    assert backoffs.in_place_since(state, "inodes", now=NOW + 5, for_s=600) is None
+    assert backoffs.in_place_since(state, "memory", now=NOW + 600, for_s=600) is None
+    assert backoffs.undo_in_place(state, "memory", "p-2") == state
+    once = backoffs.undo_in_place(state, "memory", "p-1")
+    assert backoffs.in_place_since(once, "memory", now=NOW + 5, for_s=600) == 5
     assert (
-        rate_limits.in_place_since(rate_limits.undo_in_place(once, "memory", "p-1"), "memory", now=NOW + 5, for_s=600)
-        is None
+        backoffs.in_place_since(backoffs.undo_in_place(once, "memory", "p-1"), "memory", now=NOW + 5, for_s=600) is None
     )
 
 
 def test_after_a_lost_state_nobody_is_evicted_in_the_place_of_another_for_a_while() -> None:
     lost = rate_limits.RateLimitState(spent_at=NOW)
-    assert rate_limits.in_place_since(lost, "memory", now=NOW + 1, for_s=600) == 1
+    assert backoffs.in_place_since(lost, "memory", now=NOW + 1, for_s=600) == 1
 
 
 def tiny_without_usage(view: PodView, for_s: float) -> PodView:
@@ -538,9 +537,9 @@ def test_the_hard_tier_waits_a_moment_for_claims_and_no_longer(asked_s: float | 
         assert [each.code for each in plan.refusals] == ["claims-unknown"]
         return
     again = pressed(hog, at=NOW + 0.1)
-    assert engine.recheck(plan.victims[0], again, state, now=NOW + 0.1, config=settings) is None
+    assert recheck.recheck(plan.victims[0], again, state, now=NOW + 0.1, config=settings) is None
     bound = hog._replace(pod=hog.pod._replace(claims_unknown="", node_bound="its claim data is local"))
-    refusal = engine.recheck(plan.victims[0], pressed(bound, at=NOW + 0.1), state, now=NOW + 0.1, config=settings)
+    refusal = recheck.recheck(plan.victims[0], pressed(bound, at=NOW + 0.1), state, now=NOW + 0.1, config=settings)
     assert refusal is not None
     assert refusal.code == "node-bound", "a claim that is known to be local protects"
 
@@ -566,7 +565,7 @@ def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanish
     node = snapshot(holds("hog", 4 * GI), holds("a", 3 * GI), available=low)
     plan, state = engine.decide(node, initial("t", now=NOW), now=NOW, config=settings)
     assert [str(each.pod.name) for each in plan.victims] == ["hog"]
-    state = engine.apply_outcome(
+    state = outcomes.apply_outcome(
         state,
         Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.NOT_FOUND, "404", NOW + 0.1),
         now=NOW + 0.1,
@@ -589,7 +588,7 @@ def test_the_last_resort_ends_nobody_in_the_place_of_a_pod_that_the_kernel_prote
     plan, state = engine.decide(pressed(*pods, **lost), initial("t", now=NOW), now=NOW, config=settings)
     assert [(str(each.pod.name), each.method) for each in plan.victims] == [("hog", Method.KILL)]
     refused = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.NOT_KILLED, "EPERM", NOW)
-    state = engine.apply_outcome(state, refused, now=NOW, config=settings)
+    state = outcomes.apply_outcome(state, refused, now=NOW, config=settings)
     for step in range(1, 9):
         at = NOW + step
         node = pressed(*pods, available=(200 - 9 * step) * MI, at=at, **lost)

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from nodeagent.config.schema import RateLimits, TokenBucket
 from nodeagent.model import Owner, Refusal, RefusalCode, Signal
-from nodeagent.policy import rate_limits
+from nodeagent.policy import backoffs, rate_limits
 from nodeagent.policy.rate_limits import RateLimitState
 from tests.support.nodes import pod
 
@@ -76,7 +76,7 @@ def test_a_token_that_is_given_back_restores_the_bucket_and_never_overfills_it()
 
 
 def test_a_clock_that_ran_backwards_counts_as_spent_and_grows_again_from_there() -> None:
-    state = rate_limits.pruned(taken(RateLimitState(), now=1e6), now=100.0, limits=SMALL)
+    state = backoffs.pruned(taken(RateLimitState(), now=1e6), now=100.0, limits=SMALL)
     assert rate_limits.level(state, "node", now=100.0, limits=SMALL).tokens == 0
     assert rate_limits.level(state, "node", now=160.0, limits=SMALL).tokens == 1
 
@@ -85,15 +85,15 @@ def test_after_a_lost_state_every_bucket_starts_empty_also_those_never_seen() ->
     state = RateLimitState(spent_at=1000.0)
     assert rate_limits.limit_reached(state, "namespace/new", now=1000.0, limits=SMALL) is not None
     assert rate_limits.limit_reached(state, "namespace/new", now=1120.0, limits=SMALL) is None
-    holds = rate_limits.holds(state, now=1000.0, limits=SMALL)
-    refusal = rate_limits.limit_on(holds, pod("web"))
+    holds = backoffs.active_limits(state, now=1000.0, limits=SMALL)
+    refusal = backoffs.limit_on(holds, pod("web"))
     assert refusal is not None
     assert refusal.code == "rate-limit-owner"
 
 
 def test_a_lost_state_is_forgotten_when_every_bucket_would_be_full_again() -> None:
-    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=299.0, limits=SMALL).spent_at == 0.0
-    assert rate_limits.pruned(RateLimitState(spent_at=0.0), now=300.0, limits=SMALL).spent_at is None
+    assert backoffs.pruned(RateLimitState(spent_at=0.0), now=299.0, limits=SMALL).spent_at == 0.0
+    assert backoffs.pruned(RateLimitState(spent_at=0.0), now=300.0, limits=SMALL).spent_at is None
 
 
 def test_a_bucket_without_refill_stays_empty() -> None:
@@ -116,35 +116,35 @@ def test_an_owner_is_spared_for_one_two_four_minutes_up_to_the_maximum() -> None
     budgets = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
     state, now, waits = RateLimitState(), 0.0, []
     for _ in range(5):
-        state = rate_limits.back_off_owner(state, "rs", now=now, limits=budgets)
+        state = backoffs.back_off_owner(state, "rs", now=now, limits=budgets)
         waits.append(state.owners["rs"].until - now)
         now = state.owners["rs"].until
-        assert rate_limits.waiting(state.owners["rs"], now=now) is None
+        assert backoffs.remaining(state.owners["rs"], now=now) is None
     assert waits == [60.0, 120.0, 240.0, 300.0, 300.0]
 
 
 def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
-    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
-    state = rate_limits.back_off_owner(state, "rs", now=3601.0, limits=SMALL)
+    state = backoffs.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
+    state = backoffs.back_off_owner(state, "rs", now=3601.0, limits=SMALL)
     assert state.owners["rs"].until == 3661.0
 
 
 def test_a_back_off_says_how_much_of_it_is_left() -> None:
-    state = rate_limits.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
-    assert rate_limits.waiting(state.owners["rs"], now=20.0) == Refusal(
+    state = backoffs.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
+    assert backoffs.remaining(state.owners["rs"], now=20.0) == Refusal(
         RefusalCode.OWNER_BACKOFF, "a pod of the same owner was evicted, 1 in a row: spared for 60s (40s left)"
     )
 
 
 def test_the_servers_retry_after_is_obeyed_and_bounded() -> None:
     def wait(seconds: float) -> float:
-        state = rate_limits.back_off_pod(
+        state = backoffs.back_off_pod(
             RateLimitState(), "u", now=0.0, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=seconds
         )
         return state.pods["u"].until
 
     assert wait(17.0) == 17.0
-    assert wait(1e9) == rate_limits.POD_BACKOFF_MAX_S
+    assert wait(1e9) == backoffs.POD_BACKOFF_MAX_S
     assert 10.0 <= wait(-3.0) <= 12.5
     assert 10.0 <= wait(float("nan")) <= 12.5
 
@@ -152,30 +152,26 @@ def test_the_servers_retry_after_is_obeyed_and_bounded() -> None:
 def test_back_off_for_the_api_doubles_to_a_limit_and_ends_with_an_answer() -> None:
     state, now, waits = RateLimitState(), 0.0, []
     for _ in range(8):
-        state = rate_limits.back_off_api(
-            state, "plan", now=now, code=RefusalCode.UNREACHABLE, why="w", retry_after_s=None
-        )
+        state = backoffs.back_off_api(state, "plan", now=now, code=RefusalCode.UNREACHABLE, why="w", retry_after_s=None)
         assert state.api is not None
         waits.append(state.api.until - now)
         now = state.api.until
     assert waits[:5] == sorted(waits[:5])
     assert 1.0 <= waits[0] <= 1.25
-    assert waits[-1] <= rate_limits.API_BACKOFF_MAX_S * 1.25
-    assert rate_limits.api_answered(state).api is None
+    assert waits[-1] <= backoffs.API_BACKOFF_MAX_S * 1.25
+    assert backoffs.api_answered(state).api is None
 
 
 def test_requests_that_fail_side_by_side_count_once() -> None:
-    state = rate_limits.back_off_api(
+    state = backoffs.back_off_api(
         RateLimitState(), "p", now=0.0, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None
     )
-    assert (
-        rate_limits.back_off_api(state, "p", now=0.1, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None) == state
-    )
+    assert backoffs.back_off_api(state, "p", now=0.1, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None) == state
 
 
 def test_waits_differ_between_subjects_so_that_a_fleet_does_not_return_at_once() -> None:
     waits = {
-        rate_limits.back_off_api(
+        backoffs.back_off_api(
             RateLimitState(), f"node-{n}", now=0.0, code=RefusalCode.TIMED_OUT, why="w", retry_after_s=None
         ).api
         for n in range(20)
@@ -218,14 +214,14 @@ class NeverExceeded(RuleBasedStateMachine):
         answer=st.sampled_from(["accepted", "blocked", "crash before", "crash after"]),
     )
     def evict(self, namespace: str, owner: str, signal: Signal, answer: str) -> None:
-        self.state = rate_limits.pruned(self.state, now=self.now, limits=SMALL)
+        self.state = backoffs.pruned(self.state, now=self.now, limits=SMALL)
         victim = pod("p", namespace=namespace, owner=Owner("ReplicaSet", owner, owner))
-        holds = rate_limits.holds(self.state, now=self.now, limits=SMALL)
+        holds = backoffs.active_limits(self.state, now=self.now, limits=SMALL)
         keys = rate_limits.bucket_keys(victim, signal)
         after = rate_limits.take_tokens(self.state, keys, now=self.now, limits=SMALL)
         if isinstance(after, Refusal):
             return
-        held = rate_limits.limit_on(holds, victim)
+        held = backoffs.limit_on(holds, victim)
         assert held is None, "what `holds` refuses, `take` must not allow"
         self.disk = msgspec.json.encode(after)
         self.state = after

@@ -20,7 +20,7 @@ from nodeagent.model import (
     Signal,
     Threshold,
 )
-from nodeagent.policy import engine
+from nodeagent.policy import engine, outcomes
 from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.state import PolicyState, initial
 from tests.support import nodes
@@ -46,7 +46,7 @@ class Node:
 
     def ended(self, plan: Plan, at: float, result: ReclaimResult = ReclaimResult.DONE) -> None:
         outcome = ReclaimOutcome(plan.id, plan.reclaims[0].name, result, "", NOW + at)
-        self.state = engine.apply_reclaim(self.state, outcome)
+        self.state = outcomes.apply_reclaim(self.state, outcome)
 
 
 def holder(at: float) -> PodView:
@@ -246,7 +246,7 @@ def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> No
     for at in range(600):
         if ending is not None and at >= ending[1]:
             outcome = ReclaimOutcome(ending[0].id, "journal", ReclaimResult.DONE, "", NOW + ending[1])
-            state, ending = engine.apply_reclaim(state, outcome), None
+            state, ending = outcomes.apply_reclaim(state, outcome), None
         short: dict[Signal, int | None] = {Signal.NODEFS: 900 * MI, Signal.NODEFS_INODES: 10}
         plan, state = engine.decide(
             snapshot(holder(NOW + at), at=NOW + at, available=short), state, now=NOW + at, config=made
@@ -264,7 +264,7 @@ def test_an_action_whose_gain_cannot_be_measured_leaves_room_for_others() -> Non
     plan, state = engine.decide(
         snapshot(holder(NOW), available={Signal.NODEFS: MI}), initial("t", now=NOW), now=NOW, config=made
     )
-    state = engine.apply_reclaim(state, ReclaimOutcome(plan.id, "journal", ReclaimResult.DONE, "", NOW + 1))
+    state = outcomes.apply_reclaim(state, ReclaimOutcome(plan.id, "journal", ReclaimResult.DONE, "", NOW + 1))
     ordered = []
     for at in range(2, 100):
         seen = snapshot(holder(NOW + at), at=NOW + at, available={Signal.PID: 10, Signal.NODEFS: None})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config.schema import RankingConfig, RateLimits, ReliefConfig
 from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Plan, Signal
-from nodeagent.policy import engine, state
+from nodeagent.policy import engine, outcomes, state
 from nodeagent.policy.state import PolicyState
 from tests.support import nodes
 from tests.support.nodes import GI, MI, NOW, PLENTY
@@ -34,7 +34,7 @@ def _decide(node: NodeSnapshot, before: PolicyState, config: object = SOFT) -> t
     plan, after = engine.decide(node, before, now=node.taken_at, config=config)  # type: ignore[arg-type]
     for victim in plan.victims:
         accepted = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", node.taken_at)
-        after = engine.apply_outcome(after, accepted, now=node.taken_at, config=config)  # type: ignore[arg-type]
+        after = outcomes.apply_outcome(after, accepted, now=node.taken_at, config=config)  # type: ignore[arg-type]
     return plan, after
 
 
@@ -87,7 +87,7 @@ def test_what_was_answered_only_after_the_sleep_is_not_waited_for_any_longer_for
     woke_at = NOW + LONG_S + 1
     [victim] = plan.victims
     accepted = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", woke_at)
-    after = engine.apply_outcome(after, accepted, now=woke_at, config=HARD)
+    after = outcomes.apply_outcome(after, accepted, now=woke_at, config=HARD)
     _, after = _decide(_node(2, LONG_S, LOW), after, HARD)
     [entry] = after.in_flight.entries
     assert entry.until <= woke_at + 1 + entry.grace_s + 15.0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config.schema import Config
 from nodeagent.model import MemoryModel, NodeSnapshot, QOSClass, Signal, Threshold
-from nodeagent.policy import engine, state, victim_preview
+from nodeagent.policy import candidates, engine, state, victim_preview
 from tests.support.nodes import GI, MI, NOW, config, hard, not_started, quantity, snapshot, soft, view
 
 GREEDY = view("greedy", 3 * GI, qos=QOSClass.BEST_EFFORT)
@@ -20,7 +20,7 @@ def _node(available: int, *pods: object, **more: object) -> NodeSnapshot:
 def _foresee(node: NodeSnapshot, settings: Config | None = None) -> tuple[victim_preview.PredictedVictim, ...]:
     before = state.initial("test", now=NOW)
     return victim_preview.preview_victims(
-        node, before, now=node.taken_at, config=settings or config(hard()), memo=engine.RankingCache()
+        node, before, now=node.taken_at, config=settings or config(hard()), memo=candidates.RankingCache()
     )
 
 

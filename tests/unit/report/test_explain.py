@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.commands import cli
 from nodeagent.config.schema import ReclaimAction, ReclaimConfig, ReliefConfig
 from nodeagent.model import Amount, DiskUsage, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
-from nodeagent.policy import engine
+from nodeagent.policy import outcomes
 from nodeagent.records import flight_recorder
 from nodeagent.report import explain, text
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, view
@@ -27,7 +27,7 @@ def run(directory: Path) -> Run:
     assert [victim.pod.name for victim in plan.victims] == ["big"]
     outcome = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW + 0.017, http_status=201)
     made.recorder.outcome(outcome, wall_time=1.0)
-    made.state = engine.apply_outcome(made.state, outcome, now=outcome.at, config=CONFIG)
+    made.state = outcomes.apply_outcome(made.state, outcome, now=outcome.at, config=CONFIG)
     made.decide(snapshot(PODS[0], PODS[2], at=NOW + 1, available={Signal.MEMORY: GI}))
     made.decide(snapshot(PODS[0], PODS[2], at=NOW + 2, available={Signal.MEMORY: 4 * GI}))
     made.decide(snapshot(PODS[0], PODS[2], at=NOW + 9, available={Signal.MEMORY: GI // 2}))
