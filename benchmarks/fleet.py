@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from nodeagent.actuators.api_writers import SPREAD_EVENTS_S
 from nodeagent.actuators.conditions import NodeConditions
 from nodeagent.actuators.eviction_slots import EvictionSlots
-from nodeagent.actuators.session import FENCE_WAIT_S, SPREAD_S, ClusterSession
+from nodeagent.actuators.session import PDB_SPREAD_S, TAINT_WAIT_S, ClusterSession
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import (
@@ -151,7 +151,7 @@ def episode() -> Counter[str]:
         session.publish([verdict(ConditionStatus.FALSE)])
         until(lambda: api.condition("NodeAgentMemoryPressure") is not None)
         begun = len(api.requests)
-        session.warm()
+        session.prewarm()
         session.publish([verdict(ConditionStatus.TRUE)])
         victim = Victim(
             session.pods().pods[0], "", Threshold(Signal.MEMORY, Amount(1, None, "1"), 30.0), Tier.SOFT, Method.EVICT,
@@ -272,7 +272,7 @@ class Node:
                 world,  # type: ignore[arg-type]
                 holder=self.name,
                 zone=lambda: f"zone-{number % ZONES}",
-                seats=world.scenario.seats,
+                slots=world.scenario.seats,
                 namespace="nodeagent",
                 duration_s=config.fleet.lease_duration_s,
                 clock=lambda: world.now,
@@ -309,7 +309,7 @@ class Node:
             for _ in range(WARM):
                 self.warm()
             for _ in range(NAMESPACES):
-                self.world.at(now + self.chance.uniform(0.0, SPREAD_S), self.list_budgets)
+                self.world.at(now + self.chance.uniform(0.0, PDB_SPREAD_S), self.list_budgets)
         node = snapshot(self, now)
         plan, self.state = engine.decide(
             node, self.state, now=now, config=self.config, memo=self.memo, always_rank=False
@@ -360,7 +360,7 @@ class Node:
 
     def waits_for(self) -> Refusal | None:
         wanted = self.fence_wanted_at
-        if wanted is not None and not self.fence_up and self.world.now - wanted < FENCE_WAIT_S:
+        if wanted is not None and not self.fence_up and self.world.now - wanted < TAINT_WAIT_S:
             return Refusal(RefusalCode.WAITS_FOR_TAINT, "the taint")
         if self.leases is not None and not self.leases.held():
             return Refusal(RefusalCode.WAITS_FOR_LEASE, "a seat")

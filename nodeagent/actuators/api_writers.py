@@ -1,4 +1,5 @@
-"""What writes to the API server: made together once the node is known, ended together, absent in a dry run."""
+"""The workers that write to the API server: started together once the node is known, stopped together, absent in a dry
+run."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,46 +16,46 @@ from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.transport import Transport
 
-SPREAD_EVENTS_S: Final = 3.0
-"""Longest wait of an Event, so that a fleet does not write all of its own in one second; whoever reads it reads minutes
-later (benchmarks/fleet.py)."""
-LOOK_S: Final = 3.0
-"""Longest wait of a clean exit for a Node that was not seen yet; nothing else of the exit waits longer."""
+EVENT_SPREAD_S: Final = 3.0
+"""Longest wait of an Event, so that the Events of a fleet do not arrive in one second; people read them minutes later
+(benchmarks/fleet.py)."""
+FETCH_NODE_S: Final = 3.0
+"""Longest wait of a clean exit for a Node that was not read yet; no other step of the exit waits longer."""
 
 
 class ApiWriters(NamedTuple):
-    """All of it."""
+    """All workers."""
 
     node: NodeWatch
     conditions: NodeConditions
-    fence: NodeTaints | None
-    """None with node credentials, which may not change taints."""
-    evictor: EvictionSender
+    taints: NodeTaints | None
+    """None with node credentials, which cannot change taints."""
+    evictions: EvictionSender
     events: EventWriter
-    leases: EvictionSlots | None
+    slots: EvictionSlots | None
 
     def stop(self, *, clear: bool, mark: bool) -> str:
-        """End their threads; see `Session.stop`. Returns what had to be left on the Node."""
+        """Stop the workers; see `Session.stop`. Returns what could not be cleared or marked on the Node."""
         stops: list[tuple[str, Callable[[], None]]] = [
             ("conditions", functools.partial(self.conditions.stop, clear=clear, mark=mark))
         ]
-        if self.fence is not None:
-            stops.append(("taints", functools.partial(self.fence.stop, clear=clear)))
-        if self.leases is not None:
-            stops.append(("lease", functools.partial(self.leases.stop, clear=clear or mark)))
-        left = []
+        if self.taints is not None:
+            stops.append(("taints", functools.partial(self.taints.stop, clear=clear)))
+        if self.slots is not None:
+            stops.append(("lease", functools.partial(self.slots.stop, clear=clear or mark)))
+        failed = []
         if clear or mark:
-            # What an earlier process had set is ours as well, and this one may be stopped before it has seen the Node.
-            stops.insert(0, ("node", functools.partial(self.node.fetch, timeout_s=LOOK_S)))
+            # This process may be stopped before it has read the Node, with conditions of an earlier process on it.
+            stops.insert(0, ("node", functools.partial(self.node.fetch, timeout_s=FETCH_NODE_S)))
         for what, stop in stops:
             try:
                 stop()
             except ApiError as error:
-                left.append(f"{what} not {'marked' if mark else 'cleared'}: {error.message}")
-        self.evictor.stop()
+                failed.append(f"{what} not {'marked' if mark else 'cleared'}: {error.message}")
+        self.evictions.stop()
         self.events.stop()
         self.node.stop()
-        return "; ".join(left)
+        return "; ".join(failed)
 
 
 def start_writers(
@@ -65,7 +66,7 @@ def start_writers(
     owned: Sequence[OwnedCondition],
     wake: Callable[[], None],
 ) -> ApiWriters:
-    """Start them for this node. `owned` is what an earlier process had set on it."""
+    """Start the workers for this node. `owned`: conditions that an earlier process set on it."""
     node = NodeWatch(transport, confirmed.name)
     conditions = NodeConditions(
         transport,
@@ -75,21 +76,23 @@ def start_writers(
         heartbeat_s=config.conditions.heartbeat_s,
         owned=owned,
     )
-    fence = None if confirmed.node_credentials else NodeTaints(transport, node, wake=wake)
-    events = EventWriter(transport, confirmed.name, core=confirmed.node_credentials, spread_s=SPREAD_EVENTS_S)
-    leases = None
+    taints = None if confirmed.node_credentials else NodeTaints(transport, node, wake=wake)
+    events = EventWriter(transport, confirmed.name, core=confirmed.node_credentials, spread_s=EVENT_SPREAD_S)
+    slots = None
     if config.fleet.max_concurrent_evictions:
-        leases = EvictionSlots(
+        slots = EvictionSlots(
             transport,
             holder=confirmed.name,
             zone=lambda: view.zone if (view := node.view()) is not None else None,
-            seats=config.fleet.max_concurrent_evictions,
+            slots=config.fleet.max_concurrent_evictions,
             namespace=config.fleet.lease_namespace,
             duration_s=config.fleet.lease_duration_s,
             wake=wake,
         )
-    for part in (node, conditions, fence, events, leases):
-        if part is not None:
-            part.start()
-    evictor = EvictionSender(transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s)
-    return ApiWriters(node, conditions, fence, evictor, events, leases)
+    for worker in (node, conditions, taints, events, slots):
+        if worker is not None:
+            worker.start()
+    evictions = EvictionSender(
+        transport, node_name=confirmed.name, wake=wake, timeout_s=config.cluster.request_timeout_s
+    )
+    return ApiWriters(node, conditions, taints, evictions, events, slots)

@@ -1,31 +1,30 @@
-"""Publishes pressure conditions on the Node, beside a kubelet that owns three of them as well.
+"""Publishes pressure conditions on the Node, beside a kubelet that writes three of them as well.
 
-Theory of operation. The policy says what each condition should be; the watch of the own Node says what it is; a worker
-writes the difference, always of the newest of both. A live kubelet recomputes MemoryPressure, DiskPressure and
-PIDPressure every 10 s and puts its own False over a foreign True (KUBELET-CONTRACT §10); it never touches types it does
-not know. So there are two kinds:
+Theory of operation. The policy decides the status of each condition; the watch of the own Node has the present one; a
+worker writes the difference, always between the newest of both. A live kubelet computes MemoryPressure, DiskPressure
+and PIDPressure every 10 s and overwrites a foreign True with its own False (KUBELET-CONTRACT §10); it never changes
+types that it does not know. So there are two kinds:
 
-* our own types (`NodeAgentMemoryPressure`...), always published, True and False, with a heartbeat;
-* the standard types, of which only a True is ever asserted, and only the one that we set is ever cleared.
+* own types (`NodeAgentMemoryPressure`...), always published, True and False, with a heartbeat;
+* the standard types: this agent only asserts True, and only clears a True that it has set itself.
 
     verdict True,  node not True       assert (mode `once`: one time for each True of the verdict)
-    verdict True,  node True, ours     heartbeat
+    verdict True,  node True, own      heartbeat
     verdict True,  node True, foreign  leave: the kubelet agrees
-    verdict False, node True, ours     clear
+    verdict False, node True, own      clear
     verdict False, otherwise           leave
 
 Promises:
 
 1. `publish` never blocks, and nothing stale is queued: after an outage the newest verdict is written.
-2. When a kubelet puts False over our True while the verdict holds, it is asserted again at once, by one write for all
-   types; so is a type of ours that somebody removes. `Restraint` bounds that if it never stays; a new verdict does not
+2. If a kubelet overwrites an own True while the verdict holds, it is asserted again at once, with one write for all
+   types; the same if another client removes an own type. `Restraint` limits the repetitions; a new verdict does not
    wait for it.
-3. A True with somebody else's reason is never overwritten and never cleared.
-4. lastTransitionTime moves only when the status that we publish does: asserting again is not a transition.
-5. On `stop` our own types are removed and the True that we set is cleared, or both say that we have stopped. A False of
-   ours gets the kubelet's reason and message back where these were seen: a kubelet keeps what it finds beside a status
-   that it agrees with, so ours would stay for good.
-"""
+3. A True with a foreign reason is never overwritten and never cleared.
+4. lastTransitionTime changes only with the status that this agent publishes: asserting again is not a transition.
+5. `stop` removes the own types and clears the own True, or marks both with the reason that the agent has stopped. An
+   own False gets back the kubelet's reason and message, if they are known: a kubelet keeps the reason and message of a
+   status that it agrees with, so the agent's would stay for good."""
 
 import random
 import threading
@@ -45,31 +44,31 @@ from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
 from nodeagent.runtime import workers
 
 OWN_PREFIX: Final = "NodeAgent"
-"""Of our own condition types, and of every reason that is ours beyond doubt."""
+"""Prefix of the own condition types, and of every reason that is certainly the agent's."""
 STOPPED: Final = "NodeAgentStopped"
 MESSAGE_S: Final = 60.0
-"""A message whose numbers have changed is written at most this often while its status stays."""
-CONTESTED: Final = "somebody takes back what is written: it is written again, more and more seldom"
+"""A message with new numbers is written at most this often while the status stays."""
+CONFLICT_REASON: Final = "another client undoes each write; written again, less and less often"
 FORBIDDEN_S: Final = 60.0
-"""After a 403 the right is not asked for more often than this; somebody has to grant it first."""
+"""After a 403 a write is tried at most this often: an administrator must grant the right first."""
 
 
 class ConditionConflict(NamedTuple):
-    """How a standard condition that we hold True fares."""
+    """How often and how long another client changed a standard condition that should be True."""
 
     type: ConditionType
-    resets: int
-    """How often somebody put another status over our True while the verdict held."""
+    overwrites: int
+    """How often another client overwrote the agent's True while the verdict held."""
     wanted_s: float
     """How long the verdict was True."""
     true_s: float
-    """How long of that the Node said True, whoever wrote it."""
-    held_by_other: bool
-    """The Node says True now and it was not us."""
+    """How long of that the Node had True, from any writer."""
+    true_by_other: bool
+    """The Node has True now, and another client wrote it."""
 
 
 class OwnedCondition(NamedTuple):
-    """A True of a standard type that we set: what has to be remembered across a restart to clear it."""
+    """A True of a standard type that the agent set; it is saved, so that a restarted agent can clear it."""
 
     type: str
     reason: str
@@ -77,7 +76,7 @@ class OwnedCondition(NamedTuple):
 
 
 class NodeConditions:
-    """The worker. Hand it every new set of verdicts with `publish`."""
+    """The worker. `publish` gives it each new set of verdicts."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class NodeConditions:
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
-        """`owned`: what an earlier process of ours had set, from its saved state. Make this before `node.start()`."""
+        """`owned`: set by an earlier process, from the saved state. To be made before `node.start()`."""
         self._transport = transport
         self._node = node
         self._standard = standard
@@ -108,82 +107,82 @@ class NodeConditions:
         self._asserted: set[str] = set()
         """Standard types that were asserted since their verdict became True."""
         self._foreign: dict[str, NodeCondition] = {}
-        """The last False of each standard type that was not ours."""
+        """The last foreign False of each standard type."""
         self._written_at: dict[str, float] = {}
         self._next_heartbeat = 0.0
-        self._said: dict[str, tuple[str, str]] = {}
-        """By type the status and reason that were written since they are wanted: what is due now is a repetition."""
+        self._last_written: dict[str, tuple[str, str]] = {}
+        """By type: status and reason that were written since they are wanted. To write them again is a repetition."""
         self._wait_s = 0.0
-        """Until repetitions that are due may be written."""
-        self._shares = {kind: _Share() for kind in ConditionType}
+        """Until a due repetition may be written."""
+        self._timers = {kind: _ConflictTimer() for kind in ConditionType}
         self._restraint = Restraint(rng=self._rng)
         self._backoff = RetryBackoff()
         self._not_before = 0.0
         self._failure = ""
-        """Why the last write failed; empty when it did not."""
+        """Why the last write failed; empty if it succeeded."""
         self.writes = 0
-        """Patches sent since the start, for the metrics."""
+        """Patches since the start, for the metrics."""
         node.listen(self._wake)
         self._thread = workers.make_thread(self._run, name="conditions")
 
     def start(self) -> None:
-        """Begin to write; returns at once."""
+        """Start to write; returns at once."""
         workers.start(self._thread)
 
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
-        """These are the verdicts now. Never blocks on the API."""
-        news = False
+        """Publish the present verdicts. Never waits for the API server."""
+        changed = False
         with self._changed:
             for verdict in verdicts:
                 before = self._verdicts.get(verdict.type)
-                news = news or before != verdict
+                changed = changed or before != verdict
                 if before is None or (before.status, before.reason) != (verdict.status, verdict.reason):
                     for kind in (verdict.type.value, OWN_PREFIX + verdict.type.value):
-                        self._said.pop(kind, None)
+                        self._last_written.pop(kind, None)
                 self._verdicts[verdict.type] = verdict
                 if verdict.status is not ConditionStatus.TRUE:
                     self._asserted.discard(verdict.type.value)
-            if news:
+            if changed:
                 self._measure()
                 self._changed.notify()
 
     def stop(self, *, clear: bool = True, mark: bool = False, timeout_s: float = 3.0) -> None:
-        """Stop the worker. `clear`: remove our own types and clear the True that we set; `mark`: leave them, with the
-        reason. Raises `ApiError` when the server refuses that."""
+        """Stop the worker. `clear`: remove the own types and clear the own True; `mark`: leave them, with the reason
+        that the agent has stopped. Raises `ApiError` if the server refuses that."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         workers.join(self._thread, timeout_s)
-        if clear and (patch := self._farewell()):
+        if clear and (patch := self._clear_patch()):
             self._send(patch, timeout_s=timeout_s)
             self._written.clear()
-        elif mark and (patch := self._last_words()):
+        elif mark and (patch := self._mark_patch()):
             self._send(patch, timeout_s=timeout_s)
 
     @property
     def reason(self) -> str:
-        """What is wrong with writing; empty when nothing is."""
-        return self._failure or (CONTESTED if self._restraint.contested else "")
+        """The trouble with writing; empty if there is none."""
+        return self._failure or (CONFLICT_REASON if self._restraint.exhausted else "")
 
     def conflicts(self) -> tuple[ConditionConflict, ...]:
-        """How the standard conditions fare, for the report and the metrics."""
+        """The conflicts about the standard conditions, for the notes and the metrics."""
         with self._changed:
             self._measure()
             view = self._node.view()
             return tuple(
                 ConditionConflict(
                     kind,
-                    share.resets,
-                    share.wanted_s,
-                    share.true_s,
-                    _is_true(view, kind.value) and not self._ours(kind.value, _condition(view, kind.value)),
+                    timer.overwrites,
+                    timer.wanted_s,
+                    timer.true_s,
+                    _is_true(view, kind.value) and not self._is_own(kind.value, _condition(view, kind.value)),
                 )
-                for kind, share in self._shares.items()
+                for kind, timer in self._timers.items()
             )
 
     @property
     def owned(self) -> tuple[OwnedCondition, ...]:
-        """What we have set and would clear; for the saved state."""
+        """The standard conditions that the agent has set True; for the saved state."""
         with self._changed:
             return tuple(self._written.values())
 
@@ -212,19 +211,19 @@ class NodeConditions:
             except ApiError as error:
                 with self._changed:
                     self._failure = error.message
-                    self._unsaid(patch)
+                    self._retract(patch)
                     wait_s = self._backoff.failed(error.retry_after_s)
                     self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
             except Exception:
                 with self._changed:
-                    self._unsaid(patch)
+                    self._retract(patch)
                 raise
             else:
                 with self._changed:
                     self._done(patch)
 
     def _idle_s(self, now: float) -> float | None:
-        """How long nothing can become due by itself; None: until something is heard."""
+        """Seconds until a write can be due without an event; None: never."""
         if self._not_before > now:
             return self._not_before - now
         if self._wait_s:
@@ -232,7 +231,7 @@ class NodeConditions:
         return max(0.05, self._next_heartbeat - now) if self._verdicts else None
 
     def _due(self, now: float) -> list["_Write"]:
-        """What has to be written now, in one patch."""
+        """The conditions to write now, in one patch."""
         view = self._node.view()
         if view is None:
             return []
@@ -246,63 +245,65 @@ class NodeConditions:
         due = [write for write in writes if write is not None]
         self._wait_s = 0.0
         if not beat:
-            again = [
-                write for write in due if write.again or self._said.get(write.type) == (write.status, write.reason)
+            repetitions = [
+                write
+                for write in due
+                if write.again or self._last_written.get(write.type) == (write.status, write.reason)
             ]
-            self._wait_s = self._restraint.ask(now) if again else 0.0
+            self._wait_s = self._restraint.wait_s(now) if repetitions else 0.0
             if self._wait_s:
-                due = [write for write in due if write not in again]
+                due = [write for write in due if write not in repetitions]
         if beat and not due:
             self._schedule_heartbeat(now)
         return due
 
     def _schedule_heartbeat(self, now: float) -> None:
-        # Spread over a tenth of the interval, so that a fleet started together drifts apart.
+        # Spread over a tenth of the interval, so that a fleet that started together drifts apart.
         self._next_heartbeat = now + self._heartbeat_s * self._rng.uniform(0.9, 1.0)
 
     def _own_write(self, view: NodeView, verdict: ConditionVerdict, *, beat: bool, now: float) -> "_Write | None":
         kind = OWN_PREFIX + verdict.type.value
-        seen = _condition(view, kind)
-        same = seen is not None and seen.status == verdict.status.value and seen.reason == verdict.reason
-        if same and not beat and not self._message_due(kind, seen, verdict, now):
+        current = _condition(view, kind)
+        same = current is not None and current.status == verdict.status.value and current.reason == verdict.reason
+        if same and not beat and not self._message_due(kind, current, verdict, now):
             return None
-        return self._write(kind, verdict, seen)
+        return self._write(kind, verdict, current)
 
     def _standard_write(self, view: NodeView, verdict: ConditionVerdict, *, beat: bool, now: float) -> "_Write | None":
         kind = verdict.type.value
-        seen = _condition(view, kind)
-        ours = self._ours(kind, seen)
+        current = _condition(view, kind)
+        own = self._is_own(kind, current)
         if verdict.status is not ConditionStatus.TRUE:
-            if seen is None or seen.status != "True" or not ours:
+            if current is None or current.status != "True" or not own:
                 return None
-            return self._write(kind, verdict, seen)._replace(status="False")
-        if seen is not None and seen.status == "True":
-            if not ours or not (beat or self._message_due(kind, seen, verdict, now)):
+            return self._write(kind, verdict, current)._replace(status="False")
+        if current is not None and current.status == "True":
+            if not own or not (beat or self._message_due(kind, current, verdict, now)):
                 return None
-            return self._write(kind, verdict, seen)
+            return self._write(kind, verdict, current)
         if kind not in self._asserted:
             return self._write(kind, verdict, None)
         if self._standard is StandardConditions.ONCE:
             return None
         return self._write(kind, verdict, None)._replace(again=True)
 
-    def _message_due(self, kind: str, seen: NodeCondition | None, verdict: ConditionVerdict, now: float) -> bool:
+    def _message_due(self, kind: str, current: NodeCondition | None, verdict: ConditionVerdict, now: float) -> bool:
         stale = now - self._written_at.get(kind, 0.0) >= MESSAGE_S
-        return stale and seen is not None and seen.message != verdict.message
+        return stale and current is not None and current.message != verdict.message
 
-    def _write(self, kind: str, verdict: ConditionVerdict, seen: NodeCondition | None) -> "_Write":
+    def _write(self, kind: str, verdict: ConditionVerdict, current: NodeCondition | None) -> "_Write":
         since_wall = self._wall() - max(0.0, self._clock() - verdict.since)
-        if seen is not None and seen.status == verdict.status.value and seen.transition_wall is not None:
-            since_wall = seen.transition_wall
+        if current is not None and current.status == verdict.status.value and current.transition_wall is not None:
+            since_wall = current.transition_wall
         return _Write(kind, verdict.status.value, verdict.reason, verdict.message, since_wall)
 
-    def _ours(self, kind: str, seen: NodeCondition | None) -> bool:
-        """Whether what the Node says is what we wrote. A kubelet that agrees keeps a foreign reason and message."""
-        if seen is None:
+    def _is_own(self, kind: str, current: NodeCondition | None) -> bool:
+        """True if the Node has what this agent wrote. A kubelet that agrees keeps a foreign reason and message."""
+        if current is None:
             return False
         written = self._written.get(kind)
-        return seen.reason.startswith(OWN_PREFIX) or (
-            written is not None and (seen.reason, seen.message) == (written.reason, written.message)
+        return current.reason.startswith(OWN_PREFIX) or (
+            written is not None and (current.reason, current.message) == (written.reason, written.message)
         )
 
     def _send(self, patch: list["_Write"], *, timeout_s: float | None) -> None:
@@ -317,21 +318,22 @@ class NodeConditions:
             content_type=STRATEGIC_MERGE,
             timeout_s=timeout_s,
         )
-        self._node.learn(answer.body)
+        self._node.update(answer.body)
 
     def _claim(self, patch: list["_Write"]) -> None:
-        """What is about to be set True is ours from now on: should the answer get lost, it can still be cleared."""
+        """A condition counts as own before the request that sets it True: if the answer is lost, it can still be
+        cleared."""
         for write in patch:
-            self._said[write.type] = (write.status, write.reason)
+            self._last_written[write.type] = (write.status, write.reason)
             if write.status == "True" and not write.type.startswith(OWN_PREFIX):
                 self._asserted.add(write.type)
                 self._written[write.type] = OwnedCondition(write.type, write.reason, write.message)
 
-    def _unsaid(self, patch: list["_Write"]) -> None:
-        """It failed, or may have: the back-off says when it is tried again."""
+    def _retract(self, patch: list["_Write"]) -> None:
+        """The write failed, or may have: the back-off decides when it is repeated."""
         for write in patch:
             self._asserted.discard(write.type)
-            self._said.pop(write.type, None)
+            self._last_written.pop(write.type, None)
 
     def _done(self, patch: list["_Write"]) -> None:
         self._failure = ""
@@ -345,8 +347,8 @@ class NodeConditions:
                 self._written.pop(write.type, None)
         self._measure()
 
-    def _farewell(self) -> list["_Write"]:
-        """What a clean exit has to write."""
+    def _clear_patch(self) -> list["_Write"]:
+        """The conditions that a clean exit writes."""
         view = self._node.view()
         now = self._wall()
         writes = []
@@ -354,48 +356,53 @@ class NodeConditions:
             own = OWN_PREFIX + kind.value
             if own in self._written_at or _condition(view, own) is not None:
                 writes.append(_Write(own, "", "", "", now))
-        return writes + self._given_back(view, ("True", "False"))
+        return writes + self._restore_patch(view, ("True", "False"))
 
-    def _last_words(self) -> list["_Write"]:
-        """What a clean exit leaves: everything of ours as it is, and that nobody keeps it up to date."""
+    def _mark_patch(self) -> list["_Write"]:
+        """The conditions that a clean exit leaves: every own one, with the reason that it is not updated any more."""
         view = self._node.view()
         writes = []
         for kind in [name for each in ConditionType for name in (OWN_PREFIX + each.value, each.value)]:
-            seen = _condition(view, kind)
-            if seen is not None and self._ours(kind, seen) and (kind.startswith(OWN_PREFIX) or seen.status == "True"):
-                since_wall = seen.transition_wall if seen.transition_wall is not None else self._wall()
-                message = f"nodeagent has stopped; before: {seen.message}"
-                writes.append(_Write(kind, seen.status, STOPPED, message, since_wall))
-        return writes + self._given_back(view, ("False",))
+            current = _condition(view, kind)
+            if (
+                current is not None
+                and self._is_own(kind, current)
+                and (kind.startswith(OWN_PREFIX) or current.status == "True")
+            ):
+                since_wall = current.transition_wall if current.transition_wall is not None else self._wall()
+                message = f"nodeagent has stopped; before: {current.message}"
+                writes.append(_Write(kind, current.status, STOPPED, message, since_wall))
+        return writes + self._restore_patch(view, ("False",))
 
-    def _given_back(self, view: NodeView | None, statuses: Collection[str]) -> list["_Write"]:
-        """The standard types that have such a status and our reason as False, with what was said before us."""
+    def _restore_patch(self, view: NodeView | None, statuses: Collection[str]) -> list["_Write"]:
+        """False for the own conditions of standard types with such a status, with the kubelet's last reason and
+        message."""
         writes = []
         for kind in [each.value for each in ConditionType]:
-            seen = _condition(view, kind)
-            if seen is None or seen.status not in statuses or not self._ours(kind, seen):
+            current = _condition(view, kind)
+            if current is None or current.status not in statuses or not self._is_own(kind, current):
                 continue
             before = self._foreign.get(kind)
             reason, message = (before.reason, before.message) if before else (STOPPED, "nodeagent has stopped")
-            if (seen.status, seen.reason, seen.message) == ("False", reason, message):
+            if (current.status, current.reason, current.message) == ("False", reason, message):
                 continue
-            since_wall = seen.transition_wall if seen.status == "False" else None
+            since_wall = current.transition_wall if current.status == "False" else None
             writes.append(_Write(kind, "False", reason, message, self._wall() if since_wall is None else since_wall))
         return writes
 
     def _remember_foreign(self) -> None:
         view = self._node.view()
         for kind in [each.value for each in ConditionType]:
-            seen = _condition(view, kind)
-            if seen is not None and seen.status == "False" and not self._ours(kind, seen):
-                self._foreign[kind] = seen
+            current = _condition(view, kind)
+            if current is not None and current.status == "False" and not self._is_own(kind, current):
+                self._foreign[kind] = current
 
     def _measure(self) -> None:
         view, now = self._node.view(), self._clock()
-        for kind, share in self._shares.items():
+        for kind, timer in self._timers.items():
             verdict = self._verdicts.get(kind)
             wanted = verdict is not None and verdict.status is ConditionStatus.TRUE
-            share.see(now, wanted=wanted, asserted=kind.value in self._asserted, true=_is_true(view, kind.value))
+            timer.update(now, wanted=wanted, asserted=kind.value in self._asserted, true=_is_true(view, kind.value))
 
 
 class _Write(NamedTuple):
@@ -407,7 +414,7 @@ class _Write(NamedTuple):
     message: str
     since_wall: float
     again: bool = False
-    """Asserted again after somebody's reset."""
+    """Asserted again after an overwrite."""
 
     def patch(self, *, heartbeat_wall: float) -> dict[str, str]:
         if not self.status:
@@ -422,23 +429,23 @@ class _Write(NamedTuple):
         }
 
 
-class _Share:
-    """Adds up how long a condition was wanted True and how long of that it was."""
+class _ConflictTimer:
+    """Adds up how long a condition should have been True, and how long of that it was."""
 
     def __init__(self) -> None:
         self.wanted_s = 0.0
         self.true_s = 0.0
-        self.resets = 0
+        self.overwrites = 0
         self._at: float | None = None
         self._wanted = False
         self._true = False
 
-    def see(self, now: float, *, wanted: bool, asserted: bool, true: bool) -> None:
+    def update(self, now: float, *, wanted: bool, asserted: bool, true: bool) -> None:
         if self._at is not None and self._wanted:
             self.wanted_s += now - self._at
             self.true_s += now - self._at if self._true else 0.0
             if wanted and asserted and self._true and not true:
-                self.resets += 1
+                self.overwrites += 1
         self._at, self._wanted, self._true = now, wanted, true
 
 
@@ -447,5 +454,5 @@ def _condition(view: NodeView | None, kind: str) -> NodeCondition | None:
 
 
 def _is_true(view: NodeView | None, kind: str) -> bool:
-    seen = _condition(view, kind)
-    return seen is not None and seen.status == "True"
+    current = _condition(view, kind)
+    return current is not None and current.status == "True"

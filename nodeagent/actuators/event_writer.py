@@ -1,17 +1,17 @@
-"""Tells people what happened, as events.k8s.io/v1 Events on pods and on the node. Never in the way of an eviction.
+"""Writes events.k8s.io/v1 Events about pods and the node. An eviction never waits for an Event.
 
-With a node's credentials they are written as core/v1, which is the same objects under older names: the API server lets
-a node write no others (its rules name the core group only: bootstrappolicy/policy.go, NodeRules).
+With a node's credentials the Events are core/v1, the same objects under older names: the API server lets a node write
+no others (its rules contain the core group only: bootstrappolicy/policy.go, NodeRules).
 
 Promises:
 
-1. `emit` never blocks. The queue is bounded; when it is full the oldest is dropped and counted: during a storm the
-   newest says more.
-2. The same thing said again within `SERIES_S` is not a new Event but a longer series of the first, written at most once
-   in `REFRESH_S`.
-3. At most `BURST` Events are written at once and `PER_S` in a second after that; after a failure the next one waits,
+1. `emit` never blocks. The queue is bounded; when it is full the oldest Event is dropped and counted: during a storm
+   the newest Events matter more.
+2. A repetition within `SERIES_S` extends the series of the first Event instead of a new one, with at most one write
+   every `REFRESH_S`.
+3. At most `BURST` Events are written at once and `PER_S` per second after that; after a failure the next one waits,
    longer each time.
-4. An Event that cannot be written is lost and counted. It is a courtesy: logs and metrics have it as well.
+4. An Event that cannot be written is lost and counted. Logs and metrics have the same facts.
 """
 
 import random
@@ -25,36 +25,36 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.kube.api_errors import ApiError
-from nodeagent.kube.backoff import RetryBackoff, Tokens
+from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.timestamps import boottime, micro_stamp
 from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 
-QUEUE: Final = 200
-"""Events waiting. A hard decision makes at most five, each 1 KiB."""
+MAX_QUEUE: Final = 200
+"""Events that wait to be written. A hard decision emits at most five, each 1 KiB."""
 SERIES_S: Final = 360.0
-"""As client-go: an event that is silent for six minutes has ended its series."""
+"""As client-go: a series ends after six minutes without a repetition."""
 REFRESH_S: Final = 30.0
 """Least time between two writes of one series."""
-NOTE_BYTES: Final = 1024
+MAX_NOTE_BYTES: Final = 1024
 """The API server's limit for a note."""
 BURST: Final = 25.0
 PER_S: Final = 1.0
-"""As many as client-go allows one object at once; a decision of five victims makes eight Events."""
-_SERIES: Final = 256
-"""Series remembered; the oldest is forgotten and starts anew."""
+"""The burst of client-go for one object; a decision with five victims emits eight Events."""
+_MAX_SERIES: Final = 256
+"""Series that are stored; the oldest is dropped."""
 CONTROLLER: Final = "nodeagent.io/nodeagent"
 _CORE_NAMES: Final = {
     "regarding": "involvedObject",
     "note": "message",
     "reportingController": "reportingComponent",
 }
-"""Fields that core/v1 calls otherwise. Those of its own (source, count, first and last time) stay empty in both."""
+"""Fields with another name in core/v1. Its own fields (source, count, first and last time) stay empty."""
 
 
 class KubernetesEvent(NamedTuple):
-    """Something worth telling."""
+    """One Event to write."""
 
     kind: str
     """`Pod` or `Node`."""
@@ -69,7 +69,7 @@ class KubernetesEvent(NamedTuple):
     warning: bool = True
     annotations: Mapping[str, str] = {}
     at_wall: float | None = None
-    """When it happened, epoch seconds; None: now."""
+    """Time of the event, epoch seconds; None: now."""
 
 
 class _Series:
@@ -80,6 +80,26 @@ class _Series:
         self.count = 1
         self.last_at = now
         self.written_at = now
+
+
+class _WriteLimiter:
+    """A token bucket for the writes of one process."""
+
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._tokens = burst
+        self._filled_at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Take a token; False if there is none."""
+        if self._filled_at is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_s)
+        self._filled_at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
 
 
 class EventWriter:
@@ -94,41 +114,41 @@ class EventWriter:
         clock: Callable[[], float] = boottime,
         spread_s: float = 0.0,
     ) -> None:
-        """`core`: write core/v1 Events, as a node's credentials must. `spread_s`: after a silence the first Event waits
-        for a random part of this, where a whole fleet may have the same to tell in the same second."""
+        """`core`: write core/v1 Events, which a node's credentials need. `spread_s`: the first Event after a pause
+        waits for a random part of this, because a whole fleet may write the same Event in the same second."""
         self._transport = transport
         self._clock = clock
         self._spread_s = spread_s
         self._rng = random.Random()  # noqa: S311 - spreads load, guards nothing
         self._node_name = node_name
         self._core = core
-        self._waiting: deque[tuple[KubernetesEvent, float]] = deque()
+        self._queue: deque[tuple[KubernetesEvent, float]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
-        self._tokens = Tokens(BURST, PER_S)
-        self._failing = RetryBackoff()
+        self._limiter = _WriteLimiter(BURST, PER_S)
+        self._backoff = RetryBackoff()
         self.dropped = 0
-        """Events that were not written, for the metrics."""
+        """Number of Events that were not written, for the metrics."""
         self.reason = ""
-        """Why the last one was not."""
+        """Why the last Event was not written; empty if it was."""
         self._thread = workers.make_thread(self._run, name="events")
 
     def start(self) -> None:
-        """Begin to write; returns at once."""
+        """Start to write; returns at once."""
         workers.start(self._thread)
 
     def emit(self, event: KubernetesEvent) -> None:
-        """Tell it. Never blocks."""
+        """Write this Event soon. Never blocks."""
         with self._changed:
-            if len(self._waiting) >= QUEUE:
-                self._waiting.popleft()
+            if len(self._queue) >= MAX_QUEUE:
+                self._queue.popleft()
                 self.dropped += 1
-            self._waiting.append((event, time.time() if event.at_wall is None else event.at_wall))
+            self._queue.append((event, time.time() if event.at_wall is None else event.at_wall))
             self._changed.notify()
 
     def stop(self, *, timeout_s: float = 2.0) -> None:
-        """Write what is waiting, for at most this long."""
+        """Write the Events in the queue, for at most this long."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -137,25 +157,25 @@ class EventWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting:
-                    self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._queue:
+                    self._changed.wait_for(lambda: self._queue or self._stopping)
                     self._changed.wait_for(lambda: self._stopping, self._rng.uniform(0.0, self._spread_s))
-                while not self._stopping and not self._tokens.take(self._clock()):
+                while not self._stopping and not self._limiter.take(self._clock()):
                     self._changed.wait(1.0 / PER_S)
-                if not self._waiting:
+                if not self._queue:
                     return
-                event, wall = self._waiting.popleft()
+                event, wall = self._queue.popleft()
             try:
                 self._write(event, wall)
                 self.reason = ""
-                self._failing.succeeded()
+                self._backoff.succeeded()
             except ApiError as error:
                 self.reason = error.message
                 self.dropped += 1
                 with self._changed:
-                    wait_s = self._failing.failed(error.retry_after_s)
+                    wait_s = self._backoff.failed(error.retry_after_s)
                     if self._changed.wait_for(lambda: self._stopping, wait_s):
-                        return  # nobody waits for a server that refuses
+                        return  # a stop does not wait for a server that refuses
 
     def _write(self, event: KubernetesEvent, wall: float) -> None:
         key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)
@@ -175,13 +195,13 @@ class EventWriter:
         except ApiError as error:
             if error.kind is not OutcomeKind.NOT_FOUND:
                 raise
-            # Events live for an hour; this one has been cleaned up.
+            # The API server deletes Events after an hour.
             self._create(event, wall, key, now)
 
     def _create(self, event: KubernetesEvent, wall: float, key: tuple[str, ...], now: float) -> None:
-        # Events about a Node, which has no namespace, stand in `default`.
+        # A Node has no namespace; its Events are in `default`.
         namespace = event.namespace or "default"
-        # A name that is cut must not end in what may not stand before a dot.
+        # A cut name must not end in a character that may not precede a dot.
         name = f"{event.name[:200].rstrip('-.')}.{uuid.uuid4().hex[:16]}"
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         if self._core:
@@ -189,7 +209,7 @@ class EventWriter:
         self._transport.request("POST", path, body=self._body(event, wall, namespace, name))
         self._series[key] = _Series(f"{path}/{name}", now)
         self._series.move_to_end(key)
-        while len(self._series) > _SERIES:
+        while len(self._series) > _MAX_SERIES:
             self._series.popitem(last=False)
 
     def _body(self, event: KubernetesEvent, wall: float, namespace: str, name: str) -> bytes:
@@ -206,7 +226,7 @@ class EventWriter:
             "action": event.action,
             "reason": event.reason,
             "regarding": regarding,
-            "note": event.note.encode()[:NOTE_BYTES].decode("utf-8", "ignore"),
+            "note": event.note.encode()[:MAX_NOTE_BYTES].decode("utf-8", "ignore"),
             "type": "Warning" if event.warning else "Normal",
         }
         if self._core:

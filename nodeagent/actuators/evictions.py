@@ -1,18 +1,16 @@
-"""Evicts pods through the API: several at once, each with a deadline, never in the way of the loop.
+"""Evicts pods through the API: several at once, each with a deadline, without making the loop wait.
 
 Promises:
 
-1. `submit` only encodes and enqueues. What could not be sent before its deadline is not sent any more: after an outage
-   nothing stale goes out.
-2. Every request names the pod by UID, so a successor with the same name is never hit.
-3. Every answer is told apart (`OutcomeKind`) and comes back as exactly one `Outcome` for each victim. Accepted is only
-   what the API defines as that. That nothing was evicted is claimed only where it is known.
-4. DELETE, which no budget stops, is used only for a victim whose method says so; the pod is marked as disrupted first,
-   so that a Job's podFailurePolicy can tell.
-
-5. A 400, 404, 409 or 422 may be a moment's: the pod is listed, and where it is still there it is asked for once more.
-
-Other answers are not asked for again: a refusal or a time-out goes back to the policy, which looks at a newer sample.
+1. `submit` only encodes and enqueues. A request that was not sent before its deadline is never sent: after an outage no
+   stale eviction goes out.
+2. Every request contains the pod's UID, so a new pod of the same name is never evicted.
+3. Every answer has its `OutcomeKind` and becomes exactly one `Outcome` for each victim. "Accepted" is only what the API
+   defines as that. "Not evicted" is claimed only if it is certain.
+4. DELETE, which ignores PodDisruptionBudgets, is used only for a victim with that method. The pod gets the condition
+   DisruptionTarget first, which a Job's podFailurePolicy reads.
+5. A 400, 404, 409 or 422 may be temporary: the pod is listed, and if it exists the eviction is sent once more. No other
+   request is repeated: the policy decides on a newer sample.
 """
 
 import contextlib
@@ -36,34 +34,34 @@ from nodeagent.runtime import workers
 
 WORKERS: Final = 4
 """Requests in flight. A hard decision takes at most five victims; an eviction is answered in 3 to 20 ms."""
-WARM_FOR_S: Final = 45.0
-"""Connections opened by `warm` are opened again after this; the server closes idle ones after 90 s."""
-WARM_AGAIN_S: Final = 1.0
-"""After connections could not be opened it is tried again at the first hint after this."""
-ASK_AGAIN_S: Final = 0.3
-"""Pause before a refused eviction is asked for a second time: a pod's status is updated within milliseconds, and a hard
+PREWARM_EVERY_S: Final = 45.0
+"""`prewarm` opens connections again after this; the server closes idle ones after 90 s."""
+PREWARM_RETRY_S: Final = 1.0
+"""Wait of `prewarm` after connections could not be opened."""
+RETRY_S: Final = 0.3
+"""Pause before a refused eviction is sent a second time: a pod's status is updated within milliseconds, and a hard
 decision cannot wait for long."""
-_ASK_AGAIN: Final = frozenset({400, 404, 409, 422})
-"""Answers about this one request or pod that may be gone the next moment (a conflict, an API server that lags)."""
+_TEMPORARY: Final = frozenset({400, 404, 409, 422})
+"""Answers that may change within a moment (a conflict, an API server that lags)."""
 _MARK_SHARE: Final = 0.4
-"""Of the deadline, at most this much goes into marking the pod before a DELETE."""
+"""At most this share of the deadline is used for the condition DisruptionTarget before a DELETE."""
 
 
-class _Job(NamedTuple):
+class _Request(NamedTuple):
     plan_id: str
     victim: Victim
     path: str
     body: bytes
     deadline: float
-    """CLOCK_BOOTTIME: what the machine was suspended counts."""
+    """CLOCK_BOOTTIME: a suspend counts."""
 
 
 class _Status(msgspec.Struct):
-    """What answers an eviction, and may answer a deletion."""
+    """The answer to an eviction, and possibly to a deletion."""
 
     kind: str
     status: msgspec.Raw
-    """Of a Status a word, of a Pod an object."""
+    """A word in a Status, an object in a Pod."""
     metadata: objects.Meta = msgspec.field(default_factory=objects.Meta)
 
 
@@ -81,7 +79,7 @@ _list_decoder: Final = msgspec.json.Decoder(_PodList)
 
 
 class EvictionSender:
-    """Workers that send evictions. Read what became of them with `take`."""
+    """Workers that send evictions. `take` returns their outcomes."""
 
     def __init__(
         self,
@@ -94,51 +92,55 @@ class EvictionSender:
         clock: Callable[[], float] = boottime,
         dry_run: bool = False,
     ) -> None:
-        """`wake` is called when an outcome is there. `dry_run` asks the server to check and do nothing. A node's
-        credentials may list pods with its `node_name` only."""
+        """`wake` is called after each outcome. `dry_run`: the server checks the request and evicts nothing.
+        `node_name`: a node's credentials can list only the pods of this node."""
         self._transport = transport
         self._node_name = node_name
         self._wake = wake
         self._timeout_s = transport.request_timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._dry_run = dry_run
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._in_flight = 0
-        self._counting = threading.Lock()
-        self._warming = threading.Lock()
-        self._warmed_at = -math.inf
+        self._count_lock = threading.Lock()
+        self._prewarming = threading.Lock()
+        self._prewarmed_at = -math.inf
         self._threads = [workers.make_thread(self._work, name=f"evict-{n}") for n in range(threads)]
         for thread in self._threads:
             workers.start(thread)
 
     def submit(self, plan_id: str, victim: Victim) -> None:
-        """Have this victim evicted. Never blocks; the outcome follows."""
+        """Evict this victim. Never blocks; the outcome follows."""
         pod = victim.pod
         if not pod.namespace or not pod.name or not pod.uid:
-            self._answer(plan_id, victim, OutcomeKind.INVALID, "the pod's namespace, name or UID is not known")
+            self._add_outcome(plan_id, victim, OutcomeKind.INVALID, "the pod's namespace, name or UID is unknown")
             return
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         evict = victim.method is Method.EVICT
         try:
-            body = eviction_body(victim, dry_run=self._dry_run) if evict else _options(victim, dry_run=self._dry_run)
-            job = _Job(plan_id, victim, f"{path}/eviction" if evict else path, body, self._clock() + self._timeout_s)
+            body = (
+                eviction_body(victim, dry_run=self._dry_run) if evict else _deletion_body(victim, dry_run=self._dry_run)
+            )
+            request = _Request(
+                plan_id, victim, f"{path}/eviction" if evict else path, body, self._clock() + self._timeout_s
+            )
         except Exception as error:
-            # The loop goes on, and the policy hears of it.
-            self._answer(plan_id, victim, OutcomeKind.UNREACHABLE, f"not sent: {api_errors.explain(error)}")
+            # The loop continues, and the policy gets the outcome.
+            self._add_outcome(plan_id, victim, OutcomeKind.UNREACHABLE, f"not sent: {api_errors.explain(error)}")
             return
-        with self._counting:
+        with self._count_lock:
             self._in_flight += 1
-        self._jobs.put(job)
+        self._requests.put(request)
 
     def take(self) -> tuple[Outcome, ...]:
         """The outcomes since the last call, oldest first; never waits."""
-        taken = []
+        outcomes = []
         while True:
             try:
-                taken.append(self._outcomes.get_nowait())
+                outcomes.append(self._outcomes.get_nowait())
             except queue.Empty:
-                return tuple(taken)
+                return tuple(outcomes)
 
     @property
     def in_flight(self) -> int:
@@ -146,81 +148,81 @@ class EvictionSender:
         return self._in_flight
 
     def prewarm(self, connections: int = WORKERS) -> None:
-        """Pressure is near: see to it that connections are open. Returns at once and asks the server rarely."""
-        if time.monotonic() - self._warmed_at < WARM_FOR_S or not self._warming.acquire(blocking=False):
+        """Pressure is near: open connections, at most every `PREWARM_EVERY_S`. Returns at once."""
+        if time.monotonic() - self._prewarmed_at < PREWARM_EVERY_S or not self._prewarming.acquire(blocking=False):
             return
-        self._warmed_at = time.monotonic()
-        if workers.start_thread(lambda: self._warm(connections), name="prewarm") is None:
-            # A fork bomb leaves no PID for a thread, which is no reason not to evict it on a cold connection.
-            self._warmed_at += WARM_AGAIN_S - WARM_FOR_S
-            self._warming.release()
+        self._prewarmed_at = time.monotonic()
+        if workers.start_thread(lambda: self._open_connections(connections), name="prewarm") is None:
+            # A fork bomb leaves no PID for a thread; the eviction then opens its own connection.
+            self._prewarmed_at += PREWARM_RETRY_S - PREWARM_EVERY_S
+            self._prewarming.release()
 
     def stop(self) -> None:
-        """Let requests in flight end; start no others."""
+        """Let requests in flight end; send no others."""
         for _ in self._threads:
-            self._jobs.put(None)
+            self._requests.put(None)
         for thread in self._threads:
             workers.join(thread, self._timeout_s)
 
     # --- the workers ------------------------------------------------------------------------------------------------
 
-    def _warm(self, connections: int) -> None:
+    def _open_connections(self, connections: int) -> None:
         try:
             self._transport.prewarm(connections)
         except ApiError:
-            # The eviction itself will say what is wrong; try again soon, but not in every turn of the loop.
-            self._warmed_at = time.monotonic() - WARM_FOR_S + WARM_AGAIN_S
+            # The eviction itself reports the error; try again soon, but not in every sync.
+            self._prewarmed_at = time.monotonic() - PREWARM_EVERY_S + PREWARM_RETRY_S
         finally:
-            self._warming.release()
+            self._prewarming.release()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (request := self._requests.get()) is not None:
             kind, message, error = OutcomeKind.ACCEPTED, "", None
             try:
-                self._evict(job)
+                self._evict(request)
             except ApiError as failure:
                 kind, message, error = failure.kind, failure.message, failure
             except Exception as failure:
-                # A defect of ours must not take a worker away, and whether the request had left is not known here.
+                # A defect of the agent must not end the worker, and it is unknown here whether the request was sent.
                 kind, message = OutcomeKind.TIMED_OUT, f"the eviction may have been sent: {api_errors.explain(failure)}"
-            with self._counting:
+            with self._count_lock:
                 self._in_flight -= 1
-            self._answer(job.plan_id, job.victim, kind, message, error)
+            self._add_outcome(request.plan_id, request.victim, kind, message, error)
 
-    def _evict(self, job: _Job) -> None:
-        """Ask, and after a refusal that may be a moment's once more, if the pod is still there."""
+    def _evict(self, request: _Request) -> None:
+        """Send the request, and once more after a temporary refusal, if the pod still exists."""
         try:
-            self._send(job)
+            self._send(request)
             return
         except ApiError as error:
-            if error.status not in _ASK_AGAIN:
+            if error.status not in _TEMPORARY:
                 raise
             first = error
-        self._listed(job, first)
-        time.sleep(max(0.0, min(ASK_AGAIN_S, job.deadline - self._clock())))
+        self._listed(request, first)
+        time.sleep(max(0.0, min(RETRY_S, request.deadline - self._clock())))
         try:
-            self._send(job)
+            self._send(request)
         except ApiError as second:
             if first.kind is OutcomeKind.SERVER_ERROR:
-                # Not the API's: it may have been passed on, whatever became of the second.
+                # Not an answer of the API server: the first request may have been carried out.
                 raise first from second
             if second.status != 404 or second.kind is OutcomeKind.SERVER_ERROR:
                 raise
-            # Whoever is told that a pod is gone takes another one: that needs more than a 404.
-            if self._listed(job, second):
-                kind, why = OutcomeKind.INVALID, "although the API server lists the pod"
+            # If the pod counts as gone, another pod is evicted: that needs more than a 404.
+            if self._listed(request, second):
+                kind, detail = OutcomeKind.INVALID, "although the API server lists the pod"
             else:
-                kind, why = OutcomeKind.SERVER_ERROR, "and the API server does not list the node's pods"
-            raise ApiError(kind, f"{second.message}: twice, {why}", status=404) from second
+                kind, detail = OutcomeKind.SERVER_ERROR, "and the API server does not list the node's pods"
+            raise ApiError(kind, f"{second.message}: twice, {detail}", status=404) from second
 
-    def _listed(self, job: _Job, refusal: ApiError) -> bool:
-        """Whether the API server lists the victim; False where it does not answer that. Raises when another pod has its
-        name, or none."""
-        pod = job.victim.pod
+    def _listed(self, request: _Request, refusal: ApiError) -> bool:
+        """True if the API server lists the victim, False if it does not answer. Raises ApiError if no pod or another
+        pod has its name."""
+        pod = request.victim.pod
         selector = f"metadata.name={pod.name}" + (f",spec.nodeName={self._node_name}" if self._node_name else "")
         path = f"/api/v1/namespaces/{pod.namespace}/pods?{urlencode({'fieldSelector': selector})}"
         try:
-            answer = self._transport.request("GET", path, timeout_s=job.deadline - self._clock())
+            answer = self._transport.request("GET", path, timeout_s=request.deadline - self._clock())
             listed = _list_decoder.decode(answer.body)
         except (ApiError, msgspec.DecodeError, ValueError, RecursionError):
             return False
@@ -230,33 +232,33 @@ class EvictionSender:
         if pod.uid in uids:
             return True
         if refusal.kind is OutcomeKind.SERVER_ERROR:
-            # Not the API's answer: it may be our own eviction by which the pod has gone.
+            # Not an answer of the API server: this eviction itself may have removed the pod.
             raise refusal
         kind = OutcomeKind.CONFLICT if uids and refusal.status != 404 else OutcomeKind.NOT_FOUND
         message = f"{refusal.message}; the API server does not list the pod any more"
         raise ApiError(kind, message, status=refusal.status) from refusal
 
-    def _send(self, job: _Job) -> None:
+    def _send(self, request: _Request) -> None:
         # A deadline that has passed in the queue, or in suspend, makes the transport refuse before it sends.
-        left = job.deadline - self._clock()
+        left_s = request.deadline - self._clock()
         try:
-            if job.victim.method is Method.EVICT:
-                answer = self._transport.request("POST", job.path, body=job.body, timeout_s=left)
+            if request.victim.method is Method.EVICT:
+                answer = self._transport.request("POST", request.path, body=request.body, timeout_s=left_s)
             else:
-                self._mark(job, timeout_s=left * _MARK_SHARE)
-                left = job.deadline - self._clock()
-                answer = self._transport.request("DELETE", job.path, body=job.body, timeout_s=left)
+                self._add_disruption_target(request, timeout_s=left_s * _MARK_SHARE)
+                left_s = request.deadline - self._clock()
+                answer = self._transport.request("DELETE", request.path, body=request.body, timeout_s=left_s)
         except ApiError as error:
             raise _as_proven(error) from error
-        _check_accepted(answer, job.victim)
+        _check_accepted(answer, request.victim)
 
-    def _mark(self, job: _Job, *, timeout_s: float) -> None:
-        """The DisruptionTarget condition before a DELETE."""
+    def _add_disruption_target(self, request: _Request, *, timeout_s: float) -> None:
+        """Add the condition DisruptionTarget before a DELETE."""
         try:
             self._transport.request(
                 "PATCH",
-                f"{job.path}/status{'?dryRun=All' if self._dry_run else ''}",
-                body=_disruption_target(job.victim, at=time.time()),
+                f"{request.path}/status{'?dryRun=All' if self._dry_run else ''}",
+                body=_disruption_target(request.victim, at=time.time()),
                 content_type=STRATEGIC_MERGE,
                 timeout_s=timeout_s,
             )
@@ -266,9 +268,9 @@ class EvictionSender:
             if error.kind is OutcomeKind.CONFLICT or error.status == 422:
                 error.kind = OutcomeKind.CONFLICT
                 raise
-            # Not allowed or not answered: the mark is for others' book-keeping, the DELETE is for the node.
+            # Not allowed or not answered: the condition informs other controllers, the DELETE saves the node.
 
-    def _answer(
+    def _add_outcome(
         self, plan_id: str, victim: Victim, kind: OutcomeKind, message: str, error: ApiError | None = None
     ) -> None:
         self._outcomes.put(
@@ -282,21 +284,21 @@ class EvictionSender:
                 http_status=error.status if error else None,
             )
         )
-        # Where the loop cannot be woken it finds the outcome in its next turn.
+        # If the loop cannot be woken, it reads the outcome in its next sync.
         with contextlib.suppress(Exception):
             self._wake()
 
 
 def _check_accepted(answer: Response, victim: Victim) -> None:
-    """Raise unless this is what the API defines: a Status with Success, or to a DELETE the pod itself."""
+    """Raise ApiError for any answer but those of the API: a Status with Success, or the pod itself after a DELETE."""
     evict = victim.method is Method.EVICT
     try:
-        said = _answer_decoder.decode(answer.body)
-        if said.kind == "Status" and msgspec.json.decode(said.status) == "Success":
+        decoded = _answer_decoder.decode(answer.body)
+        if decoded.kind == "Status" and msgspec.json.decode(decoded.status) == "Success":
             return
-        if said.kind == "Pod" and not evict and said.metadata.uid == victim.pod.uid:
+        if decoded.kind == "Pod" and not evict and decoded.metadata.uid == victim.pod.uid:
             return
-        what = f"an object of kind {said.kind[:40]!r}"
+        what = f"an object of kind {decoded.kind[:40]!r}"
     except (msgspec.DecodeError, ValueError, RecursionError):
         what = "a body that the API does not define"
     message = f"HTTP {answer.status} with {what}: whether the pod was evicted is not known"
@@ -304,8 +306,8 @@ def _check_accepted(answer: Response, victim: Victim) -> None:
 
 
 def _as_proven(error: ApiError) -> ApiError:
-    """The same, with a kind that claims no more than the answer proves: a refusal is one only if the API server gave it
-    and the request was sent once."""
+    """The error with a kind that the answer proves: a refusal counts only if the API server sent it and the request was
+    sent once."""
     if error.status is None:
         return error
     if error.uncertain:
@@ -318,7 +320,7 @@ def _as_proven(error: ApiError) -> ApiError:
 
 
 def eviction_body(victim: Victim, *, dry_run: bool = False) -> bytes:
-    """policy/v1 Eviction with its deleteOptions."""
+    """A policy/v1 Eviction with its deleteOptions."""
     return msgspec.json.encode(
         {
             "apiVersion": "policy/v1",
@@ -329,8 +331,8 @@ def eviction_body(victim: Victim, *, dry_run: bool = False) -> bytes:
     )
 
 
-def _options(victim: Victim, *, dry_run: bool) -> bytes:
-    """The body of a DELETE. The grace stands here because with a body the server ignores the query's."""
+def _deletion_body(victim: Victim, *, dry_run: bool) -> bytes:
+    """The body of a DELETE. It contains the grace period, because with a body the server ignores the query."""
     return msgspec.json.encode(
         {"apiVersion": "v1", "kind": "DeleteOptions", **_delete_options(victim, dry_run=dry_run)}
     )
@@ -347,7 +349,7 @@ def _delete_options(victim: Victim, *, dry_run: bool) -> dict[str, object]:
 
 
 def _disruption_target(victim: Victim, *, at: float) -> bytes:
-    """The UID in the patch makes the server refuse it for another pod of the same name (422)."""
+    """A patch that the server refuses for another pod of the same name (422), because of the UID."""
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

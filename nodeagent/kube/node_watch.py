@@ -1,4 +1,4 @@
-"""This node's own object, kept current by a watch: who owns which condition now, and which taints are really there."""
+"""This node's own Node object by list and watch: its conditions, taints and zone."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ _decoder = objects.Decoder(objects.NodeObject)
 
 
 class NodeCondition(NamedTuple):
-    """A condition as the Node object has it."""
+    """A condition of the Node object."""
 
     status: str
     reason: str
@@ -28,7 +28,7 @@ class NodeCondition(NamedTuple):
 
 
 class NodeView(NamedTuple):
-    """What decisions and writers need of the Node object."""
+    """The Node object, as far as the writers need it."""
 
     name: str
     uid: str
@@ -37,12 +37,12 @@ class NodeView(NamedTuple):
     """By type."""
     taints: tuple[objects.Taint, ...]
     zone: str
-    """Label topology.kubernetes.io/zone; empty when it has none."""
+    """Label topology.kubernetes.io/zone; empty without the label."""
     addresses: tuple[str, ...]
 
 
 class NodeWatch:
-    """The own Node, by list and watch with `metadata.name=`."""
+    """The watch of the own Node, with the field selector `metadata.name=`."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class NodeWatch:
         )
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this, from the watch's thread, whenever something was heard. Before `start`."""
+        """Call `listener` from the watch's thread after each event. To be called before `start`."""
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start; returns at once."""
         self._watch.start()
 
     def stop(self) -> None:
@@ -86,23 +86,23 @@ class NodeWatch:
         self._watch.stop()
 
     def view(self) -> NodeView | None:
-        """The node as last seen; None before that, and when there is no such node (`reason`)."""
+        """The newest version of the Node; None before the first list, and if the Node does not exist (`reason`)."""
         return self._view
 
     def fetch(self, *, timeout_s: float) -> None:
-        """Ask for the node if it was not seen yet. Raises `ApiError`."""
+        """Read the Node if it was not read yet. Raises `ApiError`."""
         if self._view is None:
             path = f"/api/v1/nodes/{self.node_name}"
-            self.learn(self._transport.request("GET", path, timeout_s=timeout_s).body)
+            self.update(self._transport.request("GET", path, timeout_s=timeout_s).body)
 
     @property
     def synced_at(self) -> float | None:
-        """CLOCK_BOOTTIME at which the view was last known to be current."""
+        """CLOCK_BOOTTIME of the last time at which the view was current."""
         return self._watch.synced_at
 
     @property
     def reason(self) -> str:
-        """What is wrong; empty when nothing is."""
+        """The trouble; empty if there is none."""
         return self._watch.reason or self._trouble
 
     @property
@@ -115,9 +115,9 @@ class NodeWatch:
         """Lists since the start."""
         return self._watch.relists
 
-    def learn(self, body: bytes) -> None:
-        """Take in the Node that a write of ours was answered with, without waiting for the watch to bring it."""
-        self._see(msgspec.Raw(body))
+    def update(self, body: bytes) -> None:
+        """Store the Node of an answer to a write, before the watch delivers it."""
+        self._store(msgspec.Raw(body))
 
     # --- called by the list-watch -----------------------------------------------------------------------------------
 
@@ -129,36 +129,35 @@ class NodeWatch:
             with self._lock:
                 self._view, self._trouble = None, f"there is no node {self.node_name}"
             return
-        self._see(first, listed=True)
+        self._store(first, listed=True)
 
     def apply(self, kind: str, item: msgspec.Raw) -> None:
         if kind == "DELETED":
             with self._lock:
                 self._view, self._trouble = None, f"the node {self.node_name} was deleted"
         else:
-            self._see(item)
+            self._store(item)
 
     def changed(self) -> None:
         for listener in self._listeners:
             listener()
 
-    def _see(self, item: msgspec.Raw, *, listed: bool = False) -> None:
+    def _store(self, item: msgspec.Raw, *, listed: bool = False) -> None:
         try:
-            view = node_of(item)
+            view = decode_node(item)
         except (ValueError, OverflowError) as error:
             with self._lock:
                 self._trouble = f"the Node object cannot be read: {error}"
             return
         with self._lock:
-            # Our own write's answer may be newer than what the watch brings a moment later. A list is the truth, older
-            # or not: the server may have been set back.
-            if listed or self._view is None or not older(view.resource_version, self._view.resource_version):
+            # The answer to a write may be newer than the next event of the watch. A list always counts, because the
+            # server may have been restored from an older backup.
+            if listed or self._view is None or not is_older(view.resource_version, self._view.resource_version):
                 self._view, self._trouble = view, ""
 
 
-def node_of(item: msgspec.Raw | bytes) -> NodeView:
-    """A Node from its JSON. Raises ValueError (`objects.UnreadableError`), or OverflowError for a moment that no clock
-    shows."""
+def decode_node(item: msgspec.Raw | bytes) -> NodeView:
+    """A Node from its JSON. Raises ValueError (`objects.UnreadableError`), or OverflowError for a time out of range."""
     raw = _decoder.decode(item)
     return NodeView(
         name=raw.metadata.name,
@@ -179,7 +178,7 @@ def node_of(item: msgspec.Raw | bytes) -> NodeView:
     )
 
 
-def older(one: str, other: str) -> bool:
-    """Whether one resourceVersion of the same object is older. They are 64-bit numbers that only grow; where a server
-    uses something else, nothing is older than anything."""
+def is_older(one: str, other: str) -> bool:
+    """True if the first resourceVersion of the same object is older. They are 64-bit numbers that only grow; for any
+    other text this returns False."""
     return one.isdigit() and other.isdigit() and int(one) < int(other)

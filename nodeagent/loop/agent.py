@@ -136,7 +136,7 @@ class Agent:
         own = (
             *means.startup_notes,
             *workers.stuck_notes(),
-            *condition_conflicts.notes(session.contests()),
+            *condition_conflicts.notes(session.conflicts()),
             *session.notes(),
         )
         if self._refused:
@@ -154,7 +154,7 @@ class Agent:
         disks = self._parts.disks.progress()
         return RuntimeCounters(
             pods_synced_at=counts.pods_synced_at,
-            contests=session.contests(),
+            contests=session.conflicts(),
             asserted=frozenset(each.type for each in session.owned()),
             tainted=frozenset(kind.value for kind in ConditionType if session.tainted(kind)),
             watches=tuple(WatchCounters(*each) for each in counts.watches),
@@ -252,7 +252,7 @@ class Agent:
             self.prearm(node, guard=pace.growth_cap)
         if pace.under_pressure:
             # After the decision, which would share the interpreter with the threads that this sets going.
-            self._parts.session.warm()
+            self._parts.session.prewarm()
         self._alarms.arm(pace.headroom)
         # What has a time of its own does not wait for the next look, which may be a minute away.
         times = [hold.until for hold in self._holds.active]

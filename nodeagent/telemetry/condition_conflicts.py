@@ -12,13 +12,13 @@ class Contested(Protocol):
     @property
     def type(self) -> str: ...
     @property
-    def resets(self) -> int: ...
+    def overwrites(self) -> int: ...
     @property
     def wanted_s(self) -> float: ...
     @property
     def true_s(self) -> float: ...
     @property
-    def held_by_other(self) -> bool: ...
+    def true_by_other(self) -> bool: ...
 
 
 def notes(contests: Iterable[Contested]) -> tuple[Note, ...]:
@@ -27,10 +27,10 @@ def notes(contests: Iterable[Contested]) -> tuple[Note, ...]:
 
 
 def _words(each: Contested) -> str:
-    if each.resets and each.wanted_s > 0:
+    if each.overwrites and each.wanted_s > 0:
         share = min(100.0, 100.0 * each.true_s / each.wanted_s)
         return (
-            f"the kubelet owns this condition: it was reset {each.resets} times and read True {share:.2f}% of the "
+            f"the kubelet owns this condition: it was reset {each.overwrites} times and read True {share:.2f}% of the "
             f"{each.wanted_s:.0f}s in which it was to be"
         )
-    return "the kubelet owns this condition and holds it True itself" if each.held_by_other else ""
+    return "the kubelet owns this condition and holds it True itself" if each.true_by_other else ""

@@ -197,10 +197,10 @@ def _leases(transport: FaultyTransport, _: ApiServer) -> Running:
         transport,
         holder="lab-node",
         zone=lambda: "z",
-        seats=1,
+        slots=1,
         namespace="nodeagent",
         duration_s=15.0,
-        look_s=(0.05, 0.1),
+        poll_s=(0.05, 0.1),
     )
     leases.start()
     leases.want()

@@ -574,11 +574,11 @@ def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: T
         transport,
         holder="node-a",
         zone=lambda: "z",
-        seats=1,
+        slots=1,
         namespace="nodeagent",
         duration_s=60.0,
         clock=lambda: now[0],
-        look_s=(0.0, 0.0),
+        poll_s=(0.0, 0.0),
     )
     seats.want()
     seats.step()

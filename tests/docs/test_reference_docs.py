@@ -65,7 +65,7 @@ def test_every_refusal_code_names_its_configuration_key_on_the_page() -> None:
 def test_every_reason_of_an_event_is_explained_and_every_explained_one_is_emitted() -> None:
     emitted = {reason for call in calls("emit_node_event") if (reason := literal(call, 0)) is not None}
     emitted |= {reason for call in calls("_about_pod") if (reason := literal(call, 1)) is not None}
-    emitted |= set(session._NEWS.values())
+    emitted |= set(session._CHANGE_REASONS.values())
     source = (REPOSITORY / "nodeagent" / "actuators" / "session.py").read_text("utf-8")
     for choice in re.findall(r'reason = ("\w+" if .* else "\w+")', source):
         emitted |= set(re.findall(r'"(\w+)"', choice))

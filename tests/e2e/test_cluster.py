@@ -182,10 +182,10 @@ def test_a_slot_is_taken_kept_from_others_and_released(cluster: Cluster) -> None
             cluster.transport,
             holder=holder,
             zone=lambda: "e2e",
-            seats=1,
+            slots=1,
             namespace=cluster.namespace,
             duration_s=60.0,
-            look_s=(0.1, 1.0),
+            poll_s=(0.1, 1.0),
         )
         for holder in ("one", "other")
     )
@@ -274,7 +274,7 @@ def test_the_standard_condition_is_kept_against_the_kubelet_and_restored(cluster
     contest = next(c for c in conditions.conflicts() if c.type is kind)
     conditions.stop()
     assert contest.true_s / contest.wanted_s > 0.95, contest
-    assert conditions.writes <= 2 * contest.resets + 2
+    assert conditions.writes <= 2 * contest.overwrites + 2
     assert (cluster.condition("PIDPressure") or {})["status"] == "False"
 
 

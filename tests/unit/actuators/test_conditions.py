@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.actuators.conditions import CONTESTED, NodeConditions, OwnedCondition
+from nodeagent.actuators.conditions import CONFLICT_REASON, NodeConditions, OwnedCondition
 from nodeagent.config.schema import StandardConditions
 from nodeagent.kube.backoff import BURST
 from nodeagent.kube.credentials import find_credentials
@@ -146,7 +146,7 @@ def test_a_reset_is_answered_at_once_by_one_write(api: ApiServer, start: Callabl
     publisher.settle()
     assert len(publisher.patches()) == 4
     (memory,) = [c for c in publisher.conditions.conflicts() if c.type is MEMORY]
-    assert memory.resets == 3
+    assert memory.overwrites == 3
     assert 0 < memory.true_s <= memory.wanted_s
 
 
@@ -172,13 +172,13 @@ def test_the_condition_is_true_nearly_all_the_time_against_a_kubelet_that_resets
 
     def holds_its_own() -> bool:
         memory = publisher.conditions.conflicts()[0]
-        return memory.resets >= 4 and memory.true_s / memory.wanted_s > 0.9
+        return memory.overwrites >= 4 and memory.true_s / memory.wanted_s > 0.9
 
     # The real one resets every 10 s, ten times less often. A moment in which this machine was busy is made up for.
     assert api.wait_for(holds_its_own, 80), publisher.conditions.conflicts()[0]
     stop.set()
     publisher.reads("MemoryPressure", "True")
-    assert len(publisher.patches()) <= 2 * publisher.conditions.conflicts()[0].resets + 1
+    assert len(publisher.patches()) <= 2 * publisher.conditions.conflicts()[0].overwrites + 1
 
 
 def test_somebody_who_resets_without_end_is_not_fought_without_end(
@@ -195,7 +195,7 @@ def test_somebody_who_resets_without_end_is_not_fought_without_end(
     stop.set()
     patches = len(publisher.patches())
     assert patches <= 1 + BURST + (boottime() - began) / 0.5, "the first, a burst, then more and more seldom"
-    assert publisher.conditions.reason == CONTESTED
+    assert publisher.conditions.reason == CONFLICT_REASON
 
 
 def test_who_takes_our_own_types_away_is_answered_at_once_and_not_for_ever(
@@ -219,7 +219,7 @@ def test_who_takes_our_own_types_away_is_answered_at_once_and_not_for_ever(
     assert took_s < 2.0, "the first answers are quick"
     threading.Event().wait(5.0)
     assert len(publisher.patches()) <= 1 + BURST + 5, "then after 0.5 s, 1 s, 2 s, 4 s at least"
-    assert publisher.conditions.reason == CONTESTED
+    assert publisher.conditions.reason == CONFLICT_REASON
     before = len(publisher.patches())
     publisher.publish(verdict(PRESSURE))
     assert api.wait_for(lambda: len(publisher.patches()) > before, 1.0), "a new verdict waits for nothing"
@@ -262,7 +262,7 @@ def test_a_kubelets_true_is_neither_overwritten_nor_cleared(api: ApiServer, star
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads(OWN, "True")
-    assert publisher.conditions.conflicts()[0].held_by_other
+    assert publisher.conditions.conflicts()[0].true_by_other
     publisher.publish(verdict(CALM))
     publisher.reads(OWN, "False")
     publisher.settle()

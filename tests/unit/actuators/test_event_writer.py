@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.actuators.event_writer import BURST, CONTROLLER, PER_S, QUEUE, REFRESH_S, EventWriter, KubernetesEvent
+from nodeagent.actuators.event_writer import (
+    BURST,
+    CONTROLLER,
+    MAX_QUEUE,
+    PER_S,
+    REFRESH_S,
+    EventWriter,
+    KubernetesEvent,
+)
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.fake_kube import ApiServer
@@ -77,11 +85,11 @@ def test_an_api_server_that_hangs_never_makes_the_teller_wait(api: ApiServer, wr
     answered = threading.Event()
     api.at_request = lambda _request, _done: _wait(answered)
     began = time.monotonic()
-    for n in range(QUEUE * 2):
+    for n in range(MAX_QUEUE * 2):
         writer.emit(EVICTED._replace(uid=str(n)))
     assert time.monotonic() - began < 5, "one request alone is waited for 5 s"
-    assert writer.dropped >= QUEUE - 2
-    assert len(writer._waiting) <= QUEUE
+    assert writer.dropped >= MAX_QUEUE - 2
+    assert len(writer._queue) <= MAX_QUEUE
     answered.set()
 
 

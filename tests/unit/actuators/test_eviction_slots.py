@@ -33,14 +33,14 @@ def transport(api: ApiServer, tmp_path: Path) -> Iterator[Transport]:
 def node(transport: Transport) -> Iterator[Make]:
     made: list[EvictionSlots] = []
 
-    def make(name: str, *, zone: str | None = "eu-1a", seats: int = 1, **more: Any) -> EvictionSlots:
+    def make(name: str, *, zone: str | None = "eu-1a", slots: int = 1, **more: Any) -> EvictionSlots:
         settings: dict[str, Any] = {
             "namespace": "nodeagent",
             "duration_s": 15.0,
             "keep_s": 60.0,
-            "look_s": (0.05, 0.1),
+            "poll_s": (0.05, 0.1),
         }
-        made.append(EvictionSlots(transport, holder=name, zone=lambda: zone, seats=seats, **(settings | more)))
+        made.append(EvictionSlots(transport, holder=name, zone=lambda: zone, slots=slots, **(settings | more)))
         made[-1].start()
         return made[-1]
 
@@ -119,11 +119,11 @@ def test_a_clean_exit_gives_the_seat_back(api: ApiServer, node: Make) -> None:
 
 
 def test_a_restarted_agent_finds_its_seat_again_and_takes_no_second_one(api: ApiServer, node: Make) -> None:
-    first = node("a", seats=3)
+    first = node("a", slots=3)
     first.want()
     eventually(first.held)
     first.stop(clear=False)
-    second = node("a", seats=3)
+    second = node("a", slots=3)
     second.want()
     eventually(second.held)
     assert list(leases(api).values()) == ["a"]
@@ -150,7 +150,7 @@ def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last
         api.store.put(
             "leases", {"metadata": {"name": f"nodeagent-evictions-{name}", "namespace": "nodeagent"}, "spec": spec}, ""
         )
-    agents = [node(name, seats=2) for name in ("a", "b")]
+    agents = [node(name, slots=2) for name in ("a", "b")]
     for agent in agents:
         agent.want()
     eventually(lambda: all(agent.held() for agent in agents))
@@ -184,11 +184,11 @@ def test_a_living_holder_is_left_alone_by_a_node_whose_clock_is_an_hour_off(
             transport,
             holder=name,
             zone=lambda: "eu-1a",
-            seats=1,
+            slots=1,
             namespace="nodeagent",
             duration_s=15.0,
             keep_s=1000.0,
-            look_s=(0.05, 0.1),
+            poll_s=(0.05, 0.1),
             clock=clock,
         )
         for name, clock in (("a", lambda: now[0]), ("b", lambda: now[0] + ahead_s))
@@ -234,8 +234,8 @@ def test_of_two_that_reach_for_one_seat_the_slower_is_refused_and_looks_on(api: 
     fast._create("nodeagent-evictions-eu-1a-0")
     fast._release(timeout_s=None)
     name = "nodeagent-evictions-eu-1a-0"
-    seen = slow._look(frozenset([name]))[name]
-    assert fast._write(fast._look(frozenset([name]))[name], holder="b")
+    seen = slow._list(frozenset([name]))[name]
+    assert fast._write(fast._list(frozenset([name]))[name], holder="b")
     assert not slow._write(seen, holder="a")
     assert not slow._create(name)
     assert leases(api) == {name: "b"}
@@ -243,7 +243,7 @@ def test_of_two_that_reach_for_one_seat_the_slower_is_refused_and_looks_on(api: 
 
 def test_no_more_nodes_hold_seats_at_once_than_there_are(api: ApiServer, node: Make) -> None:
     api.delay_s = 0.01
-    agents = [node(f"node-{n}", seats=2, keep_s=0.15) for n in range(6)]
+    agents = [node(f"node-{n}", slots=2, keep_s=0.15) for n in range(6)]
     had: set[int] = set()
     deadline = time.monotonic() + 60
     while len(had) < len(agents):

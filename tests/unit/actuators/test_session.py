@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.actuators.session import FENCE_WAIT_S, ClusterSession
+from nodeagent.actuators.session import TAINT_WAIT_S, ClusterSession
 from nodeagent.config.schema import ConditionsConfig, Config, FleetConfig, Mode, ProtectionConfig
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity
@@ -170,7 +170,7 @@ def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[...,
     now = [100.0]
     agent = session(ENFORCE._replace(protection=ProtectionConfig(disruption_budgets=False)), clock=lambda: now[0])
     agent.publish([TRUE])
-    now[0] += FENCE_WAIT_S - 0.1
+    now[0] += TAINT_WAIT_S - 0.1
     agent.publish([TRUE])
     assert waits_for(agent) is RefusalCode.WAITS_FOR_TAINT
     now[0] += 0.2
@@ -248,7 +248,7 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
     agent.publish([TRUE])
     agent.announce(plan(victim(agent)))
     agent.emit_node_event("ConfigurationRejected", "x", action="Reloading")
-    agent.warm()
+    agent.prewarm()
     assert waits_for(agent) != "waits-for-taint"
     agent.stop(clear=True)
     assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
@@ -264,7 +264,7 @@ def test_budgets_are_not_asked_for_before_pressure_is_near(
     agent = session()
     assert agent.pods().pods[0].disruption_budgets == ()
     assert not api.sent("GET", "/poddisruptionbudgets")
-    agent.warm()
+    agent.prewarm()
     eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),))
     assert agent.pods().pods is agent.pods().pods, "nothing new, nothing reckoned again"
     api.set_pdb("one", {"app": "hog"}, allowed=3)
@@ -291,7 +291,7 @@ def test_budgets_that_cannot_be_listed_are_not_waited_for(
 ) -> None:
     api.forbid("list", "poddisruptionbudgets")
     agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
-    agent.warm()
+    agent.prewarm()
     eventually(lambda: any("poddisruptionbudgets" in note.message for note in agent.notes()))
     eventually(lambda: waits_for(agent) is None)
 
@@ -300,13 +300,13 @@ def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
-    agent.warm()
+    agent.prewarm()
     eventually(lambda: waits_for(agent) is None)
     api.set_pdb("other", {"app": "new"}, allowed=0, namespace="later")
     api.add_pod(pod("new", namespace="later", labels={"app": "new"}))
     eventually(lambda: len(agent.pods().pods) == 2)
     with kept_waiting(api, "/poddisruptionbudgets"):
-        agent.warm()
+        agent.prewarm()
         assert waits_for(agent) is RefusalCode.WAITS_FOR_PDBS
     eventually(
         lambda: (
@@ -319,7 +319,7 @@ def test_budgets_are_never_asked_for_when_they_protect_nobody(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     agent = session(ENFORCE._replace(protection=ProtectionConfig(disruption_budgets=False)))
-    agent.warm()
+    agent.prewarm()
     agent.publish([FALSE])
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
     assert not api.sent("GET", "/poddisruptionbudgets")
@@ -453,7 +453,7 @@ def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Cal
     eventually(lambda: agent.pods().unreachable_since is not None)
     agent.announce_kill("run-8", chosen)
     agent.outcomes()
-    assert [event.reason for event in agent._untold] == ["Killed"], "what is told now gets lost"
+    assert [event.reason for event in agent._kill_events] == ["Killed"], "what is told now gets lost"
     api.come_back()
     eventually(lambda: agent.pods().unreachable_since is None)
     agent.outcomes()

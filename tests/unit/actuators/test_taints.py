@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.actuators.conditions import CONTESTED
+from nodeagent.actuators.conditions import CONFLICT_REASON
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.kube.backoff import BURST
 from nodeagent.kube.credentials import find_credentials
@@ -125,4 +125,4 @@ def test_who_takes_the_taint_away_each_time_is_not_fought_without_end(api: ApiSe
     assert api.wait_for(lambda: len(api.sent("PATCH")) > BURST, 20), "the first answers are quick"
     threading.Event().wait(4.0)
     assert len(api.sent("PATCH")) <= 1 + BURST + 5
-    assert fence.reason == CONTESTED
+    assert fence.reason == CONFLICT_REASON

@@ -11,7 +11,7 @@ def writes(*, stays_s: float, for_s: float) -> list[float]:
     """When something is written that somebody takes away so long after each write, and how late each write was."""
     restraint, now, found = Restraint(rng=random.Random(7)), 0.0, []
     while now < for_s:
-        while (wait_s := restraint.ask(now)) > 0.0:
+        while (wait_s := restraint.wait_s(now)) > 0.0:
             now += wait_s
         found.append(now)
         now += stays_s
@@ -34,7 +34,7 @@ def test_a_fight_begins_quickly_and_is_a_few_writes_a_minute_in_the_end(stays_s:
 
 def test_two_agents_in_a_fight_do_not_write_in_step() -> None:
     first, second = (Restraint(rng=random.Random(seed)) for seed in (1, 2))
-    waits = [[restraint.ask(0.0) for _ in range(BURST + 1)][-1] for restraint in (first, second)]
+    waits = [[restraint.wait_s(0.0) for _ in range(BURST + 1)][-1] for restraint in (first, second)]
     assert waits[0] != waits[1]
     assert all(0.5 <= wait <= 1.0 for wait in waits)
 
@@ -42,8 +42,8 @@ def test_two_agents_in_a_fight_do_not_write_in_step() -> None:
 def test_a_fight_that_has_ended_is_forgotten() -> None:
     restraint, now = Restraint(), 0.0
     for _ in range(BURST + 3):
-        while (wait_s := restraint.ask(now)) > 0.0:
+        while (wait_s := restraint.wait_s(now)) > 0.0:
             now += wait_s
-    assert restraint.contested
-    assert restraint.ask(now + 120.0) == 0.0
-    assert not restraint.contested
+    assert restraint.exhausted
+    assert restraint.wait_s(now + 120.0) == 0.0
+    assert not restraint.exhausted

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.node_watch import NodeWatch, older
+from nodeagent.kube.node_watch import NodeWatch, is_older
 from nodeagent.kube.transport import connect
 from tests.fake_kube import Answer, ApiServer, Request, node_object
 
@@ -36,7 +36,7 @@ def seen(watch: NodeWatch) -> str:
 
 def test_what_the_watch_brings_late_does_not_undo_what_a_write_was_answered_with(watch: NodeWatch) -> None:
     watch.replace([Raw(node(9, "False"))])
-    watch.learn(node(12, "True"))
+    watch.update(node(12, "True"))
     watch.apply("MODIFIED", Raw(node(11, "False")))
     assert seen(watch) == "True"
     watch.apply("MODIFIED", Raw(node(13, "False")))
@@ -44,15 +44,15 @@ def test_what_the_watch_brings_late_does_not_undo_what_a_write_was_answered_with
 
 
 def test_a_new_list_is_believed_even_if_its_versions_are_smaller(watch: NodeWatch) -> None:
-    watch.learn(node(100, "True"))
+    watch.update(node(100, "True"))
     watch.replace([Raw(node(5, "False"))])
     assert seen(watch) == "False"
 
 
 def test_versions_are_compared_as_numbers_where_they_are_numbers() -> None:
-    assert older("9", "10")
-    assert not older("10", "9")
-    assert not older("a", "b")
+    assert is_older("9", "10")
+    assert not is_older("10", "9")
+    assert not is_older("a", "b")
 
 
 def test_a_node_that_cannot_be_read_keeps_the_last_view_and_says_so(watch: NodeWatch) -> None:

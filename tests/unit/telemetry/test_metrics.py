@@ -220,7 +220,7 @@ def test_relief_is_summed_as_predicted_and_as_measured_and_a_shortfall_is_counte
 def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
     figures = RuntimeCounters(
         pods_synced_at=NOW - 5.0,
-        contests=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, held_by_other=False),),
+        contests=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, true_by_other=False),),
         asserted=frozenset({"MemoryPressure"}),
         tainted=frozenset({"MemoryPressure"}),
         watches=(WatchCounters("pods", 3, 2),),
