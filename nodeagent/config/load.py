@@ -112,7 +112,7 @@ def _read(path: str) -> bytes:
     from nodeagent.config import yaml_nodes
 
     try:
-        return regular_files.read(path, max_bytes=yaml_nodes.MAX_CONFIG_BYTES + 1)  # it may be a log
+        return regular_files.read_file(path, max_bytes=yaml_nodes.MAX_CONFIG_BYTES + 1)  # it may be a log
     except OSError as error:
         fix = _FIXES.get(type(error), "")
         message = f"cannot be read: {error.strerror or error}"

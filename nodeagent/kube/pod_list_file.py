@@ -36,7 +36,7 @@ def read(path: str, *, node_name: str = "") -> PodList:
     Raises PodListError.
     """
     try:
-        data = regular_files.read(path, max_bytes=MAX_BYTES + 1)
+        data = regular_files.read_file(path, max_bytes=MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PodListError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(data) > MAX_BYTES:

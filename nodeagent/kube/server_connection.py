@@ -243,7 +243,7 @@ def _kubeconfig_text(paths: str) -> str:
     texts = []
     for path in paths.split(":"):
         try:
-            content = regular_files.read(path, max_bytes=_MAX_KUBECONFIG_BYTES + 1)
+            content = regular_files.read_file(path, max_bytes=_MAX_KUBECONFIG_BYTES + 1)
         except OSError as error:
             raise CredentialsError(f"{path}: {error.strerror}") from error
         if len(content) > _MAX_KUBECONFIG_BYTES:
@@ -268,7 +268,7 @@ def _run_within(seconds: float, work: Callable[[], _T]) -> _T:
         # No PID is left for a thread, and then the agent is needed most: read files without the time limit. A plugin
         # cannot be started then either.
         run()
-        workers.settled("credentials")
+        workers.clear_failed_start("credentials")
     else:
         thread.join(seconds)
     if failure:

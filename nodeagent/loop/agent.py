@@ -164,8 +164,8 @@ class Agent:
             brakes_active=len(self._holds.active),
             eviction_requests_in_flight=counts.in_flight,
             workers_stuck=[each.kind for each in workers.stuck_workers()],
-            worker_failures=workers.failures(),
-            workers_failed=workers.failed(),
+            worker_failures=workers.failure_counts(),
+            workers_failed=workers.failing_workers(),
             walk=WalkCounters(disks.running, *disks.progress, disks.took_s, disks.finished_at) if disks else None,
         )
 
@@ -234,7 +234,7 @@ class Agent:
             pacing.ScheduleInputs(
                 node,
                 self._thresholds(node.layout),
-                own_cost.stretched(sampling.interval_s, self._stretch, stale_after_s=sampling.stale_after_s),
+                own_cost.longer_interval(sampling.interval_s, self._stretch, stale_after_s=sampling.stale_after_s),
                 calm_s=min(pacing.CALM_S, sampling.stale_after_s / 2),
                 work_pending=self.work_pending(node.taken_at),
                 eviction_in_flight=waits,
@@ -340,11 +340,11 @@ class Agent:
             notes = (trouble,)
         now = self._boottime()
         if self._cost is None or now - self._cost.read_at >= own_cost.READ_EVERY_S:
-            before, self._cost = self._cost, own_cost.read(now)
-            verdict = own_cost.assess_cost(before, self._cost, own_cost.CostLimits(), stretch=self._stretch)
+            before, self._cost = self._cost, own_cost.read_cost(now)
+            verdict = own_cost.assess_cost(before, self._cost, own_cost.CostLimits(), interval_factor=self._stretch)
             self._stretch = verdict.interval_factor
             if verdict.trim:
-                own_cost.trim()
+                own_cost.trim_memory()
             notes += verdict.notes
         self._teller.notes(notes)
 

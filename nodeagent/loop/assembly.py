@@ -164,9 +164,9 @@ def build_agent(
     stack.callback(builder.close)
     alarms = WakeupSources(host)
     stack.callback(alarms.close)
-    notifier = sd_notify.notifier()
+    notifier = sd_notify.open_notifier()
     stack.callback(notifier.close)
-    _, bounds = own_cost.bound_descriptors()
+    _, bounds = own_cost.limit_descriptors()
     forks, without = open_meter(host)
     stack.callback(forks.close)
     found = (*self_protection.protect_process(), *bounds, *without)
@@ -331,7 +331,7 @@ def _may_act(lock: AgentLock, store: StateFile | None) -> str:
 def _starved() -> bool:
     """Whether the kernel has no PID for a thread of ours."""
     starved = workers.start_thread(lambda: None, name="start") is None
-    workers.settled("start")
+    workers.clear_failed_start("start")
     return starved
 
 

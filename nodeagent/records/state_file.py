@@ -92,7 +92,7 @@ class StateFile:
         """Read the state. Never raises: whatever is wrong is in the answer."""
         self._left = self._version()
         try:
-            data = regular_files.read(self._path, max_bytes=MAX_BYTES + 1)
+            data = regular_files.read_file(self._path, max_bytes=MAX_BYTES + 1)
         except FileNotFoundError:
             return self._missing()
         except OSError as error:

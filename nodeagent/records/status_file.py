@@ -45,7 +45,7 @@ def read_status(directory: str, *, now: float) -> tuple[Note, ...]:
     """What the agent told last, each with how long ago. Nothing when there is nothing that can be read, or it was told
     before the last reboot."""
     try:
-        data = regular_files.read(os.path.join(directory, FILE), max_bytes=MAX_BYTES)
+        data = regular_files.read_file(os.path.join(directory, FILE), max_bytes=MAX_BYTES)
         at, *lines = data.decode("utf-8", "replace").split("\n")[:-1]
         age_s = now - float(at)
     except (OSError, ValueError):

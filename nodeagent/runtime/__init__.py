@@ -1,1 +1,1 @@
-"""This process: clocks, wake-ups, threads, sd_notify, own cost, self-protection."""
+"""Code for this process: wake-ups, threads, sd_notify, own cost, self-protection, files, the lock of the node."""

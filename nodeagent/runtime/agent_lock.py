@@ -1,17 +1,17 @@
-"""One acting agent on a node: the lock that it holds for as long as it lives.
+"""Locks the node, so that at most one agent acts on it.
 
 Promises:
 
-1. At most one process acts. The kernel lets go of the lock when that process ends, however it ends.
-2. The lock does not depend on what can be written: flock(2) on two directories, which works on read-only mounts and
-   through any bind mount of them (measured for cgroup v1 and v2, across mount namespaces).
-3. A directory that was replaced is locked anew before it counts as ours.
+1. At most one process acts. The kernel releases the lock when that process ends, also after SIGKILL.
+2. The lock needs no writable file: flock(2) on two directories works on read-only mounts and through bind mounts
+   (measured for cgroup v1 and v2, across mount namespaces).
+3. A directory that was replaced is locked again before the lock counts as held.
 
-Theory of operation. The directory of all pods' cgroups is one per node, whatever the state directory of an agent is;
-the state directory is there also before a kubelet has made any pod. An agent that acts holds both. What does not exist,
-or cannot be locked at all, is locked by nobody. A dry run holds neither, so that it keeps nobody from acting: it takes
-the lock of its state directory for the moment of a write. An agent that finds the lock taken runs as a dry run that
-writes nothing; when it gets the lock it executes itself anew, and so does one that has lost it.
+Theory of operation. A node has one cgroup directory of all pods, independent of an agent's state directory; the state
+directory exists before the kubelet has created a pod. An acting agent locks both. A directory that does not exist, or
+that cannot be locked at all, needs no lock. A dry run holds neither lock, so that it does not block an acting agent: it
+locks its state directory during a write only. An agent without the lock runs as a dry run and writes nothing. When it
+gets the lock it executes itself again, and so does an agent that has lost the lock.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 _STARVED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Says nothing about the lock: somebody else may hold it."""
+"""Errors that do not depend on the lock: another process may hold it."""
 
 
 class DirectoryLock:
@@ -32,7 +32,7 @@ class DirectoryLock:
         self._fd = -1
 
     def take(self, path: str) -> bool:
-        """Take the lock, or keep it. False while another process has it. True also where there is nothing to lock."""
+        """Take or keep the lock. False while another process holds it; True if there is nothing to lock."""
         fd = -1
         try:
             if self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.stat(path)):
@@ -48,7 +48,6 @@ class DirectoryLock:
         return True
 
     def release(self) -> None:
-        """Let go of it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -58,38 +57,37 @@ class AgentLock:
     """The lock of the agent that acts on this node."""
 
     def __init__(self, *, state_dir: str, kubepods: Callable[[], str | None]) -> None:
-        """`kubepods` finds the directory of all pods' cgroups; None where there is none yet. It is asked until there
-        is, and again when that has gone."""
+        """`kubepods` returns the cgroup directory of all pods, None if there is none yet. It is called until the
+        directory exists, and again after its removal."""
         self._state_dir = state_dir
         self._find_kubepods = kubepods
         self._kubepods: str | None = None
         self._node, self._state = DirectoryLock(), DirectoryLock()
         self.held = False
-        """Taken by this process."""
+        """This process holds the lock."""
 
     def take(self) -> str:
-        """Take the lock for as long as this process lives, or keep it. Returns what another process holds; empty when
-        it is ours."""
+        """Take the lock until the end of this process, or keep it. Returns the directory that another process has
+        locked; empty if this process holds the lock."""
         if self._kubepods is None or not os.path.isdir(self._kubepods):
             self._kubepods = self._find_kubepods()
         if self._kubepods is not None and not self._node.take(self._kubepods):
             return f"{self._kubepods}{_holder(self._kubepods)}"
         if not self._state.take(self._state_dir):
             if not self.held:
-                self._node.release()  # or two that have one directory each would both wait for ever
+                self._node.release()  # else two agents with one directory each would wait for ever
             return f"{self._state_dir}{_holder(self._state_dir)}"
         self.held = True
         return ""
 
     def release(self) -> None:
-        """Let go of it."""
         self.held = False
         self._node.release()
         self._state.release()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """Whether the state directory may be written to, in this context."""
+        """The context value is True if the state directory may be written to."""
         if self.held:
             yield not self.take()
             return
@@ -100,10 +98,10 @@ class AgentLock:
 
 
 def _holder(path: str) -> str:
-    """Which process has locked a directory, where the kernel tells."""
+    """The process that has locked a directory, if the kernel lists it."""
     try:
-        seen = os.stat(path)
-        inode = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}"
+        status = os.stat(path)
+        inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
             rows = [line.split() for line in file]
     except OSError:

@@ -1,14 +1,12 @@
-"""What the agent itself costs the node, and what to do about too much of it.
+"""Measures what the agent costs the node, and limits it.
 
 Promises:
 
-1. `judge` is pure: two readings and a budget give a verdict. CPU above the budget stretches the sampling interval, and
-   as soon as there is room it goes back; resident memory above it is given back to the kernel as far as it is free.
-   Either is told.
-2. The stretch is for calm times. Near a threshold the loop samples as fast as it must, whatever it costs: that is what
-   it is there for.
-3. Descriptors have a bound of our own below the host's, so that a leak of ours ends in an error here and not with a
-   node that has none left.
+1. `assess_cost` is pure: two readings and the limits give a verdict. CPU above its limit makes the sampling interval
+   longer, and less CPU makes it shorter again. Resident memory above its limit is trimmed. A note reports either.
+2. The longer interval applies in calm times only. Near a threshold the loop samples as fast as necessary.
+3. The agent has its own descriptor limit below that of the host: a descriptor leak of the agent ends in an error here,
+   not in a node without free descriptors.
 """
 
 import ctypes
@@ -19,63 +17,63 @@ from typing import Final, NamedTuple
 from nodeagent.model import Note, NoteKind
 
 READ_EVERY_S: Final = 30.0
-"""A reading takes 0.2 ms; a share of CPU over less than some seconds says little."""
-DESCRIPTORS: Final = 4096
-"""Two kept files for each of 1,000 pods, as many again for everything else; the kernel takes 4.3 KiB for each."""
-MOST_STRETCH: Final = 10.0
-"""At the default interval of 1 s a calm node is then sampled every 10 s, as a kubelet does."""
-LONGEST_S: Final = 10.0
-"""No interval is stretched beyond this: the probes would take an agent that is only dear for one that is stuck."""
-_FULL: Final = 0.8
-"""Share of the descriptor limit from which it is told."""
-_FAULTS_PER_S: Final = 10.0
-"""Major faults: each is a read from disk, ms when the disk is the trouble. A locked process has none."""
+"""A reading takes 0.2 ms; a CPU share over a few seconds has little meaning."""
+MAX_DESCRIPTORS: Final = 4096
+"""Two open files for each of 1,000 pods, and as many for all other uses. Each takes 4.3 KiB of kernel memory."""
+MAX_INTERVAL_FACTOR: Final = 10.0
+"""With the default interval of 1 s a calm node is then sampled every 10 s, as often as by the kubelet."""
+MAX_INTERVAL_S: Final = 10.0
+"""No interval becomes longer than this, so that the probes do not report the agent as stuck."""
+_DESCRIPTORS_NOTED: Final = 0.8
+"""Share of the descriptor limit above which a note reports it."""
+_MAX_FAULTS_PER_S: Final = 10.0
+"""Major page faults. Each is a read from disk, which takes ms under disk pressure. A locked process has none."""
 
 
 class ProcessCost(NamedTuple):
-    """One reading of this process. Counters count from its start."""
+    """One reading of this process. Counters start with the process."""
 
     read_at: float
     rss: int
-    """Resident set in bytes, shared pages included."""
+    """Resident set in bytes, including shared pages."""
     cpu_s: float
-    """User and system time, all threads."""
+    """User and system time of all threads."""
     threads: int
     descriptors: int
     descriptor_limit: int
     major_faults: int
     minor_faults: int
     voluntary_switches: int
-    """It slept or waited: about one for each wake-up of a thread."""
+    """A thread slept or waited: about one for each wake-up."""
     involuntary_switches: int
-    """Somebody else was more important."""
+    """The scheduler preempted a thread."""
 
 
 class CostLimits(NamedTuple):
-    """What the agent may cost."""
+    """The most that the agent may cost."""
 
     cpu_share: float = 0.03
-    """Of one core, over the time between two readings. Measured (benchmarks/loop.py --rss, forks.py): 0.3% at 110 pods
-    and 0.8% at 500, at 1 Hz; 2.2% in a fork storm of 23,000/s."""
+    """Of one core, between two readings. Measured with benchmarks/loop.py --rss and forks.py, at 1 Hz: 0.3% with 110
+    pods, 0.8% with 500, 2.2% in a fork storm of 23,000/s."""
     rss: int = 64 << 20
-    """Bytes. The goal is 40 MiB at 110 pods and 45 at 500; the manifests' limit is above this."""
+    """Bytes. The goal is 40 MiB with 110 pods and 45 with 500; the limit in the manifests is higher than this."""
 
 
-class Verdict(NamedTuple):
-    """What a reading means."""
+class CostVerdict(NamedTuple):
+    """The result of a reading."""
 
     cpu_share: float | None
-    """Of one core since the reading before; None at the first one, or when the clock stood still."""
+    """Of one core since the previous reading; None for the first one, and if no time passed."""
     interval_factor: float
-    """Of the calm sampling interval, 1 to `MOST_STRETCH`: see `stretched`."""
+    """For `longer_interval`, 1 to `MAX_INTERVAL_FACTOR`."""
     trim: bool
-    """Give memory back: `trim()`."""
+    """Call `trim_memory`."""
     notes: tuple[Note, ...]
 
 
-def read(now: float) -> ProcessCost:
-    """Read this process. One thread only: psutil's /proc is a global, which sampling/processes.py changes for the time
-    of a call."""
+def read_cost(now: float) -> ProcessCost:
+    """Read this process. For the loop's thread only: psutil's /proc is a global variable, which
+    `sampling.hostfs.processes` changes during its calls."""
     import psutil
 
     process = psutil.Process()
@@ -97,58 +95,60 @@ def read(now: float) -> ProcessCost:
     )
 
 
-def stretched(interval_s: float, stretch: float, *, stale_after_s: float) -> float:
-    """The calm sampling interval under a stretch, seconds: no sample is to be stale before the next one, however dear
-    they are."""
-    return max(interval_s, min(interval_s * stretch, LONGEST_S, stale_after_s / 2))
+def longer_interval(interval_s: float, factor: float, *, stale_after_s: float) -> float:
+    """The calm sampling interval in seconds after multiplication: no sample becomes stale before the next one."""
+    return max(interval_s, min(interval_s * factor, MAX_INTERVAL_S, stale_after_s / 2))
 
 
-def assess_cost(before: ProcessCost | None, after: ProcessCost, budget: CostLimits, *, stretch: float = 1.0) -> Verdict:
-    """What to do after a reading. `before` is the reading before (None: there is none) and `stretch` what applied
+def assess_cost(
+    before: ProcessCost | None, after: ProcessCost, limits: CostLimits, *, interval_factor: float = 1.0
+) -> CostVerdict:
+    """The verdict after a reading. `before` is the previous reading, None for the first; `interval_factor` applied
     between the two.
 
-    A sample costs the same at any interval, so with CPU share c under stretch s the share without would be c * s, and
-    c * s / budget brings it into the budget.
+    A sample costs the same at any interval. With CPU share c and factor f the share without a factor is c * f, and the
+    factor c * f / limit keeps the limit.
     """
+    factor = interval_factor
     passed = after.read_at - before.read_at if before is not None else 0.0
     share = None
     notes: list[Note] = []
     if before is not None and passed > 0:
         share = max(0.0, after.cpu_s - before.cpu_s) / passed
-        stretch = min(MOST_STRETCH, max(1.0, share * stretch / budget.cpu_share))
-        if share > budget.cpu_share:
-            notes.append(_note(f"{share:.1%} of a core, over the budget of {budget.cpu_share:.1%}: calm samples are "
-                               f"taken {stretch:.1f} times as rarely"))  # fmt: skip
+        factor = min(MAX_INTERVAL_FACTOR, max(1.0, share * factor / limits.cpu_share))
+        if share > limits.cpu_share:
+            notes.append(_note(f"CPU {share:.1%} of a core, limit {limits.cpu_share:.1%}: calm interval "
+                               f"{factor:.1f} times as long"))  # fmt: skip
         faults = after.major_faults - before.major_faults
-        if faults > _FAULTS_PER_S * passed:
-            notes.append(_note(f"{faults} pages of the agent were read back from disk in {passed:.0f} s: every "
-                               "decision waits for that; let it lock its memory (CAP_IPC_LOCK)"))  # fmt: skip
-    if after.rss > budget.rss:
-        notes.append(_note(f"{after.rss / 2**20:.0f} MiB resident, over the budget of {budget.rss / 2**20:.0f}"))
-    if after.descriptor_limit >= 0 and after.descriptors > _FULL * after.descriptor_limit:
-        notes.append(_note(f"{after.descriptors} descriptors of {after.descriptor_limit} are open"))
-    return Verdict(share, stretch, after.rss > budget.rss, tuple(notes))
+        if faults > _MAX_FAULTS_PER_S * passed:
+            notes.append(_note(f"{faults} pages of the agent read from disk in {passed:.0f}s, which delays decisions; "
+                               "allow it to lock its memory (CAP_IPC_LOCK)"))  # fmt: skip
+    if after.rss > limits.rss:
+        notes.append(_note(f"memory {after.rss / 2**20:.0f} MiB resident, limit {limits.rss / 2**20:.0f} MiB"))
+    if after.descriptor_limit >= 0 and after.descriptors > _DESCRIPTORS_NOTED * after.descriptor_limit:
+        notes.append(_note(f"{after.descriptors} descriptors open, limit {after.descriptor_limit}"))
+    return CostVerdict(share, factor, after.rss > limits.rss, tuple(notes))
 
 
-def trim() -> None:
-    """Collect garbage and give free memory back to the kernel. Takes some ms: not under pressure."""
+def trim_memory() -> None:
+    """Collect garbage and return free memory to the kernel. Takes several ms: do not call it under pressure."""
     gc.collect()
     trimmed = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trimmed is not None:
         trimmed(0)
 
 
-def bound_descriptors(wanted: int = DESCRIPTORS) -> tuple[int, tuple[Note, ...]]:
-    """Let this process have so many descriptors and no more; call it before anything is kept open. Returns the limit
-    that holds, and a note when the host allows only fewer."""
+def limit_descriptors(wanted: int = MAX_DESCRIPTORS) -> tuple[int, tuple[Note, ...]]:
+    """Set the descriptor limit of this process, before it opens files. Returns the actual limit, and a note if the host
+    allows fewer than `wanted`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        return most, (_note(f"only {most} descriptors are allowed (LimitNOFILE=, ulimit -n), {wanted} are wanted: of "
-                            "many pods fewer files are kept open, and a sample takes longer"),)  # fmt: skip
-    return most, ()
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < wanted:
+        return limit, (_note(f"descriptor limit is {limit} instead of {wanted} (LimitNOFILE=, ulimit -n): with many "
+                             "pods fewer files stay open, and a sample takes longer"),)  # fmt: skip
+    return limit, ()
 
 
 def _note(message: str) -> Note:

@@ -1,4 +1,4 @@
-"""Something slow that is done now and then, by a thread of its own, so that the loop never waits for it."""
+"""Calls a slow function repeatedly in a thread of its own, so that the loop never waits for it."""
 
 import threading
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from nodeagent.runtime import workers
 
 T = TypeVar("T")
 
-LOOK_S = 60.0
-"""A call that takes longer is told: what is done here takes milliseconds."""
+MAX_CALL_S = 60.0
+"""A longer call is reported as stuck. The calls take milliseconds."""
 
 
 class Periodic(Generic[T]):
-    """Calls `work` at once and then every `every_s`; `latest` is its last answer.
+    """Calls `work` at once and then every `every_s`; `latest` is its last result.
 
-    A call that never ends keeps the last answer and costs one sleeping thread. A call that fails keeps it as well, and
-    `failure` says why.
+    A call that never ends keeps the last result and costs one sleeping thread. A failed call keeps it as well, and
+    `failure` has the reason.
     """
 
     def __init__(self, work: Callable[[], T], *, first: T, every_s: float, name: str) -> None:
@@ -29,13 +29,13 @@ class Periodic(Generic[T]):
         workers.start(self._thread)
 
     def close(self) -> None:
-        """No further call; one that is under way is left to itself."""
+        """Begin no further call. Does not wait for a running one."""
         self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with workers.step("one look", limit_s=LOOK_S):
+                with workers.step("a periodic call", limit_s=MAX_CALL_S):
                     self.latest = self._work()
                 self.failure = ""
             except Exception as error:

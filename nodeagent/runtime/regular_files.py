@@ -1,8 +1,8 @@
-"""Reads files that a user names: regular ones only, so that a pipe, a socket or a device can neither block nor feed us.
+"""Opens and reads only regular files, so that a pipe, a socket or a device at a path cannot block or flood the agent.
 
-A named pipe without a writer blocks its reader, and Python resumes that after a signal for which it has a handler;
-/dev/zero never ends; opening a tape or a watchdog acts. So the type is asked for before the file is opened, and again
-of what was opened (it may have been replaced meanwhile).
+A named pipe without a writer blocks its reader, and Python resumes the read after a handled signal. /dev/zero never
+ends. The open of a tape or a watchdog has an effect. So the type is checked before the open, and again after it,
+because the file may have been replaced.
 """
 
 import errno
@@ -22,11 +22,12 @@ _TYPES: Final = (
 
 
 class NotRegularError(OSError):
-    """There is something by this name, but no file with a content."""
+    """The path names a pipe, a socket or a device."""
 
 
 def open_to_read(path: str | os.PathLike[str]) -> int:
-    """A descriptor of this regular file. Raises OSError, NotRegularError; ValueError for a null byte in the path."""
+    """A descriptor of this regular file. Raises OSError and NotRegularError, and ValueError for a null byte in the
+    path."""
     refuse_special(os.stat(path), path)
     fd = os.open(path, _READ)
     try:
@@ -37,17 +38,17 @@ def open_to_read(path: str | os.PathLike[str]) -> int:
     return fd
 
 
-def read(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
-    """The content of this regular file, at most `max_bytes` of it. Raises as `open_to_read` does."""
+def read_file(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
+    """The content of this regular file, at most `max_bytes`. Raises as `open_to_read` does."""
     fd = open_to_read(path)
     try:
-        return read_from(fd, max_bytes=max_bytes)
+        return read_descriptor(fd, max_bytes=max_bytes)
     finally:
         os.close(fd)
 
 
-def read_from(fd: int, *, max_bytes: int) -> bytes:
-    """What can be read from here on, at most `max_bytes`. Raises OSError."""
+def read_descriptor(fd: int, *, max_bytes: int) -> bytes:
+    """The rest of an open file, at most `max_bytes`. Raises OSError."""
     chunks = []
     while max_bytes > 0 and (chunk := os.read(fd, min(max_bytes, _CHUNK))):
         chunks.append(chunk)
@@ -56,12 +57,12 @@ def read_from(fd: int, *, max_bytes: int) -> bytes:
 
 
 def open_to_replace(path: str | os.PathLike[str]) -> int:
-    """A descriptor of this file, made or emptied, to write it anew. A pipe, socket or device of that name is removed.
-    Raises OSError."""
+    """A descriptor of this file, created or truncated. A pipe, socket or device at the path is removed. Raises
+    OSError."""
     try:
         return _open_to_write(path, os.O_TRUNC)
     except OSError as error:
-        # ENXIO: a socket, or a named pipe that nobody reads.
+        # ENXIO: a socket, or a named pipe without a reader.
         if not isinstance(error, NotRegularError) and error.errno != errno.ENXIO:
             raise
     os.unlink(path)
@@ -69,13 +70,13 @@ def open_to_replace(path: str | os.PathLike[str]) -> int:
 
 
 def open_to_append(path: str | os.PathLike[str]) -> int:
-    """A descriptor that writes at the end of this file, which is made when it is not there. Raises OSError,
+    """A descriptor that appends to this file, which is created if it does not exist. Raises OSError and
     NotRegularError."""
     return _open_to_write(path, os.O_APPEND)
 
 
 def _open_to_write(path: str | os.PathLike[str], flag: int) -> int:
-    # For the agent's user alone: names of pods, and what they use.
+    # Readable for the agent's user alone: the files contain names and usages of pods.
     fd = os.open(path, _WRITE | flag, 0o600)
     try:
         refuse_special(os.fstat(fd), path)
@@ -86,7 +87,7 @@ def _open_to_write(path: str | os.PathLike[str], flag: int) -> int:
 
 
 def refuse_special(status: os.stat_result, path: str | os.PathLike[str]) -> None:
-    """Raises NotRegularError, or IsADirectoryError, when this is no regular file."""
+    """Raises NotRegularError or IsADirectoryError unless this is a regular file."""
     if stat.S_ISREG(status.st_mode):
         return
     if stat.S_ISDIR(status.st_mode):

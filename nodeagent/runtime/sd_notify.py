@@ -1,10 +1,9 @@
-"""Tells the service manager how we are: readiness, watchdog, status, reload and stop (sd_notify(3)).
+"""Notifies the service manager of readiness, watchdog, status, reload and stop (sd_notify(3)).
 
 Promises:
 
-1. Never blocks and never fails the caller: the datagram is sent without waiting, and a manager that is gone is ignored
-   (it kills us or it does not; there is nobody left to tell).
-2. Where there is no service manager, `Silent` takes the messages, so that callers have no `if`.
+1. A notification never blocks and never raises. The datagram is sent without waiting, and a missing manager is ignored.
+2. Without a service manager `NullNotifier` takes the notifications, so that callers need no `if`.
 """
 
 import os
@@ -15,10 +14,10 @@ from typing import Protocol
 
 
 class Notifier(Protocol):
-    """What the agent says to its service manager."""
+    """The notifications to the service manager."""
 
     watchdog_s: float | None
-    """The manager wants to hear `alive` at least this often; None when it does not watch."""
+    """The manager requires `alive` at least this often; None without a watchdog."""
 
     def ready(self) -> None: ...
     def alive(self) -> None: ...
@@ -29,31 +28,20 @@ class Notifier(Protocol):
 
 
 class NullNotifier:
-    """No service manager: nothing is sent."""
+    """Sends nothing, because there is no service manager."""
 
     watchdog_s: float | None = None
 
-    def ready(self) -> None:
-        """Does nothing."""
-
-    def alive(self) -> None:
-        """Does nothing."""
-
-    def status(self, text: str) -> None:
-        """Does nothing."""
-
-    def reloading(self) -> None:
-        """Does nothing."""
-
-    def stopping(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    def ready(self) -> None: ...
+    def alive(self) -> None: ...
+    def status(self, text: str) -> None: ...
+    def reloading(self) -> None: ...
+    def stopping(self) -> None: ...
+    def close(self) -> None: ...
 
 
-class Systemd:
-    """systemd's notification socket."""
+class SystemdNotifier:
+    """Sends to systemd's notification socket."""
 
     def __init__(self, address: str, *, watchdog_s: float | None) -> None:
         self.watchdog_s = watchdog_s
@@ -71,7 +59,7 @@ class Systemd:
         self._send("STATUS=" + text.replace("\n", " "))
 
     def reloading(self) -> None:
-        """A reload begins (Type=notify-reload wants the CLOCK_MONOTONIC stamp). `ready()` ends it."""
+        """Begin a reload; `ready` ends it. Type=notify-reload requires the CLOCK_MONOTONIC stamp."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
@@ -84,12 +72,11 @@ class Systemd:
         try:
             self._socket.sendto(message.encode(), self._address)
         except OSError:
-            # Promise 1. A full or vanished socket means the manager is not listening; the next message tries again.
-            return
+            return  # promise 1: the socket is full or gone, and the next notification tries again
 
 
-def notifier(environ: Mapping[str, str] | None = None) -> Notifier:
-    """The notifier for this process, from NOTIFY_SOCKET and WATCHDOG_USEC / WATCHDOG_PID."""
+def open_notifier(environ: Mapping[str, str] | None = None) -> Notifier:
+    """The notifier for NOTIFY_SOCKET and WATCHDOG_USEC / WATCHDOG_PID in the environment."""
     env = os.environ if environ is None else environ
     address = env.get("NOTIFY_SOCKET", "")
     if not address:
@@ -98,4 +85,4 @@ def notifier(environ: Mapping[str, str] | None = None) -> Notifier:
     usec = env.get("WATCHDOG_USEC", "")
     if usec.isdigit() and int(usec) > 0 and env.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
         watchdog_s = int(usec) / 1e6
-    return Systemd(address, watchdog_s=watchdog_s)
+    return SystemdNotifier(address, watchdog_s=watchdog_s)

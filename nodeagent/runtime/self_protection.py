@@ -1,7 +1,7 @@
-"""Makes the process hard to kill and cheap to keep, and says what the host did not allow.
+"""Protects the process under pressure: OOM score, priority, locked memory, spare descriptors.
 
-Each step is tried by itself; one that the host refuses is a note, never a failure: a DaemonSet without CAP_SYS_NICE is
-still an agent.
+Each step is independent. A step that the host refuses is a note, never a failure: the agent works without
+CAP_SYS_NICE.
 """
 
 import ctypes
@@ -17,23 +17,24 @@ from nodeagent.model import Note, NoteKind
 MCL_CURRENT: Final = 1
 MCL_FUTURE: Final = 2
 MCL_ONFAULT: Final = 4
-"""Lock pages as they are touched: with it mlockall did not grow the process, without it RSS went from 18 to 47 MiB."""
+"""Lock pages when they are used. With this flag mlockall did not change RSS, without it RSS grew from 18 to 47 MiB."""
 
 OOM_SCORE_ADJ: Final = -999
-"""Last but one for the OOM killer: the kubelet and the runtime run at -999 as well; -1000 would exempt us even from a
-limit of our own, so that a leak of ours could take the node."""
+"""As the kubelet and the container runtime. -1000 would exempt the agent even from its own memory limit, so that a leak
+could use up the node."""
 NICE: Final = -10
-"""Above ordinary pods, below the kernel's own threads. The agent sleeps nearly always; this is for when it must not."""
+"""Above ordinary pods, below the threads of the kernel. The agent sleeps most of the time; under pressure it must
+run."""
 SWITCH_S: Final = 0.0005
-"""How long a thread may keep the interpreter while another one wants it (Python's default: 5 ms). The loop gives it up
-at each of some twenty reads of a sample; with the API's threads busy, as they are when pressure begins, each of those
-cost it up to 5 ms."""
+"""How long a thread may keep the interpreter while another one waits for it (Python's default: 5 ms). The loop releases
+it at each of about twenty reads of a sample. With busy API threads, as at the start of pressure, each read would cost
+up to 5 ms."""
 IOPRIO_CLASS_BE: Final = 2
 IOPRIO_HIGHEST: Final = 0
 
 
 def protect_process() -> tuple[Note, ...]:
-    """Guard this process against the pressure it is there to relieve. Returns what could not be done."""
+    """Protect this process against pressure. Returns a note for each step that the host refused."""
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("oom_score_adj", _oom_score),
         ("nice", _nice),
@@ -51,23 +52,23 @@ def protect_process() -> tuple[Note, ...]:
 
 
 class SpareDescriptors:
-    """A few descriptors kept for the moment when there are no more: listing a directory needs one.
+    """Spare descriptors for a process that has no free ones: even a directory list needs one.
 
-    `check` notices that the process has run out, and gives the spare ones up; they are taken back when there are enough
-    again. One probe costs 1 us.
+    `check` detects that no descriptor is free and closes the spare ones. It opens them again when enough are free. One
+    check costs 1 us.
     """
 
-    KEPT: Final = 16
-    """A turn of the loop needs a handful at once at most: a directory, a cgroup's files, the state, its directory."""
+    SPARE: Final = 16
+    """A sync needs fewer at once: a directory, the files of a cgroup, the state file and its directory."""
 
     def __init__(self) -> None:
         self._spare: list[int] = []
-        self._take()
+        self._open_spare()
 
     def check(self) -> Note | None:
-        """What is wrong, or None. Call it once a turn."""
+        """A note if no descriptor is free, else None. Call it once per sync."""
         if not self._spare:
-            self._take()
+            self._open_spare()
             return None if self._spare else self._note()
         try:
             os.close(os.dup(self._spare[0]))
@@ -77,32 +78,31 @@ class SpareDescriptors:
         return None
 
     def close(self) -> None:
-        """Give them up."""
         while self._spare:
             os.close(self._spare.pop())
 
-    def _take(self) -> None:
+    def _open_spare(self) -> None:
         try:
-            while len(self._spare) < 2 * self.KEPT:  # as many again must be free, or taking them back would be the end
+            while len(self._spare) < 2 * self.SPARE:  # as many must stay free
                 self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             self.close()
-        while len(self._spare) > self.KEPT:
+        while len(self._spare) > self.SPARE:
             os.close(self._spare.pop())
 
     def _note(self) -> Note:
-        return Note(NoteKind.SELF_PROTECTION, f"out of file descriptors; going on with the {self.KEPT} kept for this")
+        return Note(NoteKind.SELF_PROTECTION, f"no free file descriptor; continuing with {self.SPARE} spare ones")
 
 
 def freeze_collector() -> None:
-    """After start-up: what lives now lives for ever, so the collector need not look at it under pressure."""
+    """Exclude all objects of the start-up from garbage collection: they live until the process ends."""
     gc.collect()
     gc.freeze()
 
 
 def _oom_score() -> None:
     file = Path("/proc/self/oom_score_adj")
-    if int(file.read_text()) > OOM_SCORE_ADJ:  # a service manager may have set it lower, and lowering needs a right
+    if int(file.read_text()) > OOM_SCORE_ADJ:
         file.write_text(str(OOM_SCORE_ADJ))
 
 

@@ -1,10 +1,10 @@
-"""What the loop sleeps on: a timer, signals, hand-overs from other threads, and any descriptor that a room registers.
+"""Lets the loop sleep until a timeout, a signal, a call of `wake` by another thread, or an event on a descriptor.
 
 Promises:
 
 1. One `select.epoll`, no polling: a wake-up costs 67 us (asyncio: 269 us, MEASURED.md).
-2. A wake-up is a hint. It says that something may have happened, never what is true; the loop samples to find out.
-3. Hand-overs from threads (`wake`) are never lost and never block: they add to an eventfd.
+2. A wake-up is a hint that something may have changed. Only the loop's next sample is a verdict.
+3. `wake` never blocks, and no call of it is lost: it adds to an eventfd.
 """
 
 import os
@@ -20,7 +20,7 @@ TIMER: Final = "timer"
 
 
 class Wakeups:
-    """The one place where the loop sleeps. Use as a context manager: signal handlers are put back at the end."""
+    """The loop's epoll. Use it as a context manager: the end restores the signal handlers."""
 
     def __init__(self, signals: Iterable[signal.Signals] = ()) -> None:
         self._epoll = select.epoll()
@@ -28,8 +28,8 @@ class Wakeups:
         self._pending_signals: list[signal.Signals] = []
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.register(self._eventfd, WORKER, self._drain_eventfd)
-        # Handlers run between two bytecodes of the main thread; this pipe is what makes epoll return for them. (One
-        # byte a signal: an eventfd would refuse it.)
+        # Handlers run between two bytecodes of the main thread; this pipe makes epoll return for them. It gets one byte
+        # for each signal, which an eventfd would refuse.
         self._signal_reader, self._signal_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.register(self._signal_reader, SIGNAL, self._drain_signals)
         self._old_wakeup_fd = signal.set_wakeup_fd(self._signal_writer, warn_on_full_buffer=False) if signals else -1
@@ -48,28 +48,29 @@ class Wakeups:
             os.close(fd)
 
     def wake(self) -> None:
-        """Wake the loop; from any thread."""
+        """Wake the loop. May be called by any thread."""
         os.eventfd_write(self._eventfd, 1)
 
     def register(self, fd: int, reason: str, drain: Callable[[], None], events: int = select.EPOLLIN) -> None:
-        """Wake for `reason` when this descriptor is ready; `drain` takes what is there, so it can be ready again."""
+        """Wake the loop for `reason` when this descriptor is ready. `drain` reads the pending events."""
         self._epoll.register(fd, events)
         self._sources[fd] = (reason, drain)
 
     def unregister(self, fd: int) -> None:
-        """Stop waking for a descriptor, before it is closed."""
+        """Remove a descriptor, before it is closed."""
         self._epoll.unregister(fd)
         del self._sources[fd]
 
     def wait(self, timeout_s: float) -> tuple[frozenset[str], tuple[signal.Signals, ...]]:
-        """Sleep until something happens, at most this long: the reasons (`timer` when time is up) and the signals."""
+        """Sleep until an event, at most `timeout_s`. Returns the reasons (`timer` after the timeout) and the
+        signals."""
         reasons = set()
         for fd, _ in self._epoll.poll(max(0.0, timeout_s)):
             reason, drain = self._sources[fd]
             drain()
             reasons.add(reason)
         signals = tuple(self._pending_signals)
-        del self._pending_signals[: len(signals)]  # another one may have come since
+        del self._pending_signals[: len(signals)]  # another one may have arrived meanwhile
         return frozenset(reasons or {TIMER}), signals
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

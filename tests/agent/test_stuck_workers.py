@@ -42,7 +42,7 @@ def test_a_dead_mount_is_told_everywhere_and_stops_nothing(
         kubepods.eat(HOG, 400)
         assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
 
-        told = f"the thread statvfs {dead} has been at statvfs for more than"
+        told = f"thread statvfs {dead} stuck in statvfs for more than"
         until(lambda: told in str([line for line in agent.said("note") if line["subject"] == "workers"]), "the note")
         until(lambda: b'nodeagent_workers_stuck{worker="statvfs"} 1' in _metrics(port), "the metric")
         until(lambda: told in (tmp_path / "state" / "status").read_text(), "what check is to tell")

@@ -370,12 +370,12 @@ def test_what_fails_for_five_minutes_is_failed_and_what_has_no_pid_is_not() -> N
         if not done.is_set():
             raise ValueError("always")
 
-    before = workers.failures().get("hopeless", 0)
+    before = workers.failure_counts().get("hopeless", 0)
     thread = workers.make_thread(work, name="hopeless-1")
     assert workers.start(thread)
-    until(lambda: workers.failures().get("hopeless", 0) >= before + 2, "the second try", 20.0)
-    assert "the thread hopeless-1 fails and starts again: ValueError: always" in str(workers.stuck_notes())
-    assert not [each for each in workers.failed() if "hopeless" in each]
+    until(lambda: workers.failure_counts().get("hopeless", 0) >= before + 2, "the second try", 20.0)
+    assert "thread hopeless-1 fails and runs again: ValueError: always" in str(workers.stuck_notes())
+    assert not [each for each in workers.failing_workers() if "hopeless" in each]
     done.set()
     thread.join(30)
     assert not thread.is_alive()

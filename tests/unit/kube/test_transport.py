@@ -172,7 +172,7 @@ def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Pa
         while not told and thread.is_alive():
             much_later = time.monotonic() + 5.0 + STUCK_AFTER_S
             told = [each.message for each in workers.stuck_workers(much_later) if each.name == "asking"]
-        assert told == ["has been at GET /version for more than 45s"]
+        assert told == ["stuck in GET /version for more than 45s"]
         assert not [each for each in workers.stuck_workers() if each.name == "asking"]
     thread.join(20)
 

@@ -32,9 +32,7 @@ def lock_of(state_dir: Path, kubepods: Path | None) -> AgentLock:
 
 
 @pytest.mark.parametrize("other", ["same", "other"], ids=["one state directory", "two state directories"])
-def test_the_second_agent_is_told_who_has_it_until_the_first_is_killed(
-    other: str, kubepods: Path, tmp_path: Path
-) -> None:
+def test_the_second_agent_gets_the_holder_until_the_first_is_killed(other: str, kubepods: Path, tmp_path: Path) -> None:
     second = lock_of(tmp_path / other, kubepods)
     (tmp_path / "same").mkdir(exist_ok=True)
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "same"), str(kubepods)]
@@ -47,21 +45,21 @@ def test_the_second_agent_is_told_who_has_it_until_the_first_is_killed(
     second.release()
 
 
-def test_before_there_are_pods_the_state_directory_alone_tells_two_agents_apart(kubepods: Path, tmp_path: Path) -> None:
-    places: list[Path] = []
-    first = AgentLock(state_dir=str(tmp_path), kubepods=lambda: str(places[0]) if places else None)
+def test_without_pods_the_lock_of_the_state_directory_suffices(kubepods: Path, tmp_path: Path) -> None:
+    found: list[Path] = []
+    first = AgentLock(state_dir=str(tmp_path), kubepods=lambda: str(found[0]) if found else None)
     second = lock_of(tmp_path, kubepods)
     assert first.take() == ""
     assert str(tmp_path) in second.take()
-    places.append(kubepods)
-    assert first.take() == "", "the one that waits has let go of the directory that it could have"
+    found.append(kubepods)
+    assert first.take() == "", "the waiting agent has released the directory that was free"
     assert str(kubepods) in second.take()
     first.release()
     assert second.take() == ""
     second.release()
 
 
-def test_a_directory_that_was_replaced_is_locked_anew(kubepods: Path, tmp_path: Path) -> None:
+def test_a_replaced_directory_is_locked_again(kubepods: Path, tmp_path: Path) -> None:
     first, second = lock_of(tmp_path / "state", None), lock_of(tmp_path / "state", None)
     assert first.take() == ""
     (tmp_path / "state").rename(tmp_path / "away")
@@ -71,27 +69,27 @@ def test_a_directory_that_was_replaced_is_locked_anew(kubepods: Path, tmp_path: 
     (tmp_path / "state").rename(tmp_path / "away-too")
     (tmp_path / "state").mkdir()
     assert second.take() == ""
-    assert first.take(), "it was too late"
-    with first.writing() as ours:
-        assert not ours
+    assert first.take(), "the other agent was first"
+    with first.writing() as writable:
+        assert not writable
     first.release()
     second.release()
 
 
-def test_a_rehearsal_writes_only_where_nobody_acts_and_keeps_nobody_from_it(kubepods: Path, tmp_path: Path) -> None:
-    rehearsal, acting = lock_of(tmp_path / "state", kubepods), lock_of(tmp_path / "state", kubepods)
-    with rehearsal.writing() as ours:
-        assert ours
+def test_a_dry_run_writes_only_without_an_acting_agent_and_does_not_block_one(kubepods: Path, tmp_path: Path) -> None:
+    dry_run, acting = lock_of(tmp_path / "state", kubepods), lock_of(tmp_path / "state", kubepods)
+    with dry_run.writing() as writable:
+        assert writable
     assert acting.take() == ""
-    with rehearsal.writing() as ours:
-        assert not ours
-    with acting.writing() as ours:
-        assert ours
-    assert acting.take() == "", "it is kept"
+    with dry_run.writing() as writable:
+        assert not writable
+    with acting.writing() as writable:
+        assert writable
+    assert acting.take() == "", "the lock stays"
     acting.release()
 
 
-def test_what_is_not_there_is_locked_by_nobody(tmp_path: Path) -> None:
+def test_a_missing_directory_needs_no_lock(tmp_path: Path) -> None:
     lock = AgentLock(state_dir=str(tmp_path / "nowhere"), kubepods=lambda: None)
     assert lock.take() == ""
     lock.release()

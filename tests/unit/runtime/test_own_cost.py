@@ -1,4 +1,4 @@
-"""The agent knows what it costs, and lives within a budget."""
+"""The agent measures its own cost and keeps its limits."""
 
 import gc
 import json
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.runtime import own_cost
-from nodeagent.runtime.own_cost import MOST_STRETCH, CostLimits, ProcessCost, assess_cost, stretched
+from nodeagent.runtime.own_cost import CostLimits, ProcessCost
 
 CALM = ProcessCost(100.0, 40 << 20, 5.0, 4, 100, 4096, 0, 1000, 500, 3)
 
@@ -29,20 +29,20 @@ def python(code: str) -> str:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_reading_sees_memory_cpu_descriptors_faults_and_switches_grow() -> None:
+def test_a_reading_shows_the_growth_of_memory_cpu_descriptors_faults_and_switches() -> None:
     gc.collect()
-    before = own_cost.read(0.0)
-    held = bytearray(b"x") * (32 << 20)
+    before = own_cost.read_cost(0.0)
+    block = bytearray(b"x") * (32 << 20)
     files = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
     begin = time.process_time()
     while time.process_time() - begin < 0.1:
         pass
-    time.sleep(0.01)  # nobody can sleep without giving up the processor of their own will
-    now = own_cost.read(1.0)
+    time.sleep(0.01)  # a voluntary context switch
+    now = own_cost.read_cost(1.0)
     for file in files:
         os.close(file)
     assert now.rss - before.rss >= (32 << 20) - (1 << 20)
-    assert len(held) == 32 << 20
+    assert len(block) == 32 << 20
     assert now.cpu_s - before.cpu_s >= 0.08  # psutil counts in ticks of 10 ms
     assert now.descriptors - before.descriptors == 10
     assert now.minor_faults > before.minor_faults
@@ -55,13 +55,13 @@ def test_importing_it_does_not_import_psutil() -> None:
     python("import sys, nodeagent.runtime.own_cost\nassert 'psutil' not in sys.modules")
 
 
-def test_memory_that_was_freed_is_given_back() -> None:
-    # Small pieces with one that lives after them stay in the heap when they are freed, until it is trimmed.
+def test_freed_memory_returns_to_the_kernel() -> None:
+    # Freed blocks below a living one stay in the heap until it is trimmed.
     code = (
         "from nodeagent.runtime import own_cost\n"
-        "held = [bytes(600) for _ in range(100_000)]; last = bytes(600)\n"
-        "del held; full = own_cost.read(0.0).rss\n"
-        "own_cost.trim(); print(full - own_cost.read(1.0).rss)\n"
+        "blocks = [bytes(600) for _ in range(100_000)]; last = bytes(600)\n"
+        "del blocks; full = own_cost.read_cost(0.0).rss\n"
+        "own_cost.trim_memory(); print(full - own_cost.read_cost(1.0).rss)\n"
     )
     assert int(python(code)) > 20 << 20
 
@@ -69,58 +69,58 @@ def test_memory_that_was_freed_is_given_back() -> None:
 # --- judging ---------------------------------------------------------------------------------------------------------
 
 
-def test_within_the_budget_nothing_is_said_and_nothing_stretched() -> None:
-    verdict = assess_cost(CALM, after(30, cpu_s=0.03), CostLimits())
+def test_within_the_limits_there_is_no_note_and_no_longer_interval() -> None:
+    verdict = own_cost.assess_cost(CALM, after(30, cpu_s=0.03), CostLimits())
     assert verdict.cpu_share == pytest.approx(0.001)
     assert verdict[1:] == (1.0, False, ())
 
 
 def test_the_first_reading_has_no_share_and_changes_nothing() -> None:
-    assert assess_cost(None, CALM, CostLimits(), stretch=3.0) == (None, 3.0, False, ())
-    assert assess_cost(CALM, CALM, CostLimits(), stretch=3.0) == (None, 3.0, False, ())
+    assert own_cost.assess_cost(None, CALM, CostLimits(), interval_factor=3.0) == (None, 3.0, False, ())
+    assert own_cost.assess_cost(CALM, CALM, CostLimits(), interval_factor=3.0) == (None, 3.0, False, ())
 
 
-def test_twice_the_budget_doubles_the_interval_and_says_so() -> None:
-    verdict = assess_cost(CALM, after(10, cpu_s=0.6), CostLimits(cpu_share=0.03))
+def test_twice_the_cpu_limit_doubles_the_interval_with_a_note() -> None:
+    verdict = own_cost.assess_cost(CALM, after(10, cpu_s=0.6), CostLimits(cpu_share=0.03))
     assert verdict.interval_factor == pytest.approx(2.0)
     (note,) = verdict.notes
-    assert note.message == "6.0% of a core, over the budget of 3.0%: calm samples are taken 2.0 times as rarely"
+    assert note.message == "CPU 6.0% of a core, limit 3.0%: calm interval 2.0 times as long"
 
 
-def test_a_stretch_that_worked_stays_and_one_that_is_not_needed_any_more_goes() -> None:
-    budget = CostLimits(cpu_share=0.03)
-    stays = assess_cost(CALM, after(10, cpu_s=0.3), budget, stretch=2.0)
+def test_a_sufficient_factor_stays_and_an_unnecessary_one_ends() -> None:
+    limits = CostLimits(cpu_share=0.03)
+    stays = own_cost.assess_cost(CALM, after(10, cpu_s=0.3), limits, interval_factor=2.0)
     assert stays.interval_factor == pytest.approx(2.0)
     assert not stays.notes
-    goes = assess_cost(CALM, after(10, cpu_s=0.05), budget, stretch=2.0)
+    goes = own_cost.assess_cost(CALM, after(10, cpu_s=0.05), limits, interval_factor=2.0)
     assert (goes.interval_factor, goes.notes) == (1.0, ())
 
 
-@given(demand=st.floats(0.0, 0.29), first=st.floats(1.0, MOST_STRETCH))
-def test_a_steady_demand_settles_within_the_budget_at_once(demand: float, first: float) -> None:
-    budget = CostLimits(cpu_share=0.03)
-    stretch = first
+@given(demand=st.floats(0.0, 0.29), first=st.floats(1.0, own_cost.MAX_INTERVAL_FACTOR))
+def test_a_steady_load_is_within_the_limit_after_one_step(demand: float, first: float) -> None:
+    limits = CostLimits(cpu_share=0.03)
+    factor = first
     for _ in range(3):
-        verdict = assess_cost(CALM, after(10, cpu_s=10 * demand / stretch), budget, stretch=stretch)
-        stretch = verdict.interval_factor
-    assert demand / stretch <= budget.cpu_share * 1.001
-    assert stretch == pytest.approx(max(1.0, demand / budget.cpu_share))
+        verdict = own_cost.assess_cost(CALM, after(10, cpu_s=10 * demand / factor), limits, interval_factor=factor)
+        factor = verdict.interval_factor
+    assert demand / factor <= limits.cpu_share * 1.001
+    assert factor == pytest.approx(max(1.0, demand / limits.cpu_share))
 
 
-@given(share=st.floats(0, 100), stretch=st.floats(1, MOST_STRETCH), passed=st.floats(-5, 1e6))
-def test_the_stretch_is_bounded_whatever_is_read(share: float, stretch: float, passed: float) -> None:
-    verdict = assess_cost(CALM, after(passed, cpu_s=share * passed), CostLimits(), stretch=stretch)
-    assert 1.0 <= verdict.interval_factor <= MOST_STRETCH
+@given(share=st.floats(0, 100), factor=st.floats(1, own_cost.MAX_INTERVAL_FACTOR), passed=st.floats(-5, 1e6))
+def test_the_factor_is_bounded_for_any_reading(share: float, factor: float, passed: float) -> None:
+    verdict = own_cost.assess_cost(CALM, after(passed, cpu_s=share * passed), CostLimits(), interval_factor=factor)
+    assert 1.0 <= verdict.interval_factor <= own_cost.MAX_INTERVAL_FACTOR
 
 
-def test_too_much_memory_too_many_descriptors_and_pages_read_back_are_told() -> None:
+def test_much_memory_many_descriptors_and_page_faults_are_noted() -> None:
     much = after(10, cpu_s=0.0)._replace(rss=70 << 20, descriptors=4000, major_faults=200)
-    verdict = assess_cost(CALM, much, CostLimits())
+    verdict = own_cost.assess_cost(CALM, much, CostLimits())
     assert verdict.trim
-    assert [note.message.split(":")[0] for note in verdict.notes] == [
-        "200 pages of the agent were read back from disk in 10 s",
-        "70 MiB resident, over the budget of 64",
-        "4000 descriptors of 4096 are open",
+    assert [note.message.split(";")[0] for note in verdict.notes] == [
+        "200 pages of the agent read from disk in 10s, which delays decisions",
+        "memory 70 MiB resident, limit 64 MiB",
+        "4000 descriptors open, limit 4096",
     ]
 
 
@@ -131,12 +131,14 @@ def test_too_much_memory_too_many_descriptors_and_pages_read_back_are_told() -> 
     ("soft", "hard", "limit", "notes"),
     [(1024, 8192, 4096, 0), (8192, 8192, 4096, 0), (4096, 4096, 4096, 0), (256, 1024, 1024, 1)],
 )
-def test_the_descriptor_limit_is_raised_or_lowered_to_ours(soft: int, hard: int, limit: int, notes: int) -> None:
+def test_the_descriptor_limit_is_raised_or_lowered_to_the_agents_own(
+    soft: int, hard: int, limit: int, notes: int
+) -> None:
     code = (
         "import json, os, resource\n"
         "from nodeagent.runtime import own_cost\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "limit, notes = own_cost.bound_descriptors()\n"
+        "limit, notes = own_cost.limit_descriptors()\n"
         "opened = []\n"
         "try:\n"
         "    while True: opened.append(os.open('/dev/null', os.O_RDONLY))\n"
@@ -149,7 +151,7 @@ def test_the_descriptor_limit_is_raised_or_lowered_to_ours(soft: int, hard: int,
 
 
 @pytest.mark.parametrize(
-    ("interval_s", "stretch", "stale_after_s", "taken_s"),
+    ("interval_s", "factor", "stale_after_s", "longer_s"),
     [
         (1.0, 1.0, 30.0, 1.0),
         (1.0, 4.0, 30.0, 4.0),
@@ -159,7 +161,7 @@ def test_the_descriptor_limit_is_raised_or_lowered_to_ours(soft: int, hard: int,
         (5.0, 10.0, 6.0, 5.0),
     ],
 )
-def test_a_stretched_interval_stays_within_what_the_probes_allow(
-    interval_s: float, stretch: float, stale_after_s: float, taken_s: float
+def test_a_longer_interval_stays_within_the_limits_of_the_probes(
+    interval_s: float, factor: float, stale_after_s: float, longer_s: float
 ) -> None:
-    assert stretched(interval_s, stretch, stale_after_s=stale_after_s) == taken_s
+    assert own_cost.longer_interval(interval_s, factor, stale_after_s=stale_after_s) == longer_s

@@ -1,4 +1,4 @@
-"""What is slow is done beside the loop, and its failures keep the last answer."""
+"""Slow calls run beside the loop, and a failed call keeps the last result."""
 
 import threading
 
@@ -6,7 +6,7 @@ from nodeagent.runtime.periodic import Periodic
 from tests.support.livenode import until
 
 
-def test_the_first_answer_is_there_until_there_is_another_and_a_failure_keeps_the_last() -> None:
+def test_the_first_result_stays_until_the_next_one_and_a_failure_keeps_the_last() -> None:
     answers = iter([1, 2])
     more = threading.Semaphore(0)
 

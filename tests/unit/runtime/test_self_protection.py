@@ -1,4 +1,4 @@
-"""What the process asks of its host for itself is what the kernel then says of it."""
+"""The protection that the process requests is the one that the kernel reports."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import pytest
 
 from nodeagent.runtime import self_protection
 
-ASK = """
+PROGRAM = """
 import json, os, sys
 import psutil
 from nodeagent.runtime import self_protection
-if sys.argv[1] == "nobody":  # after the imports: another user may not be able to read the interpreter's library
+if sys.argv[1] == "nobody":  # after the imports, because another user may be unable to read the library
     os.setgid(65534); os.setuid(65534)
 def status(key):
     for line in open("/proc/self/status"):
@@ -33,41 +33,41 @@ print(json.dumps({
 """
 
 
-def _ask(user: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", ASK, user], capture_output=True, check=True, text=True)
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+def _protect(user: str) -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, user], capture_output=True, check=True, text=True)
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to raise priorities and lock memory")
-def test_a_privileged_process_is_protected_or_says_what_it_may_not() -> None:
-    told = _ask("root")
-    refused = " ".join(str(note) for note in told["notes"])  # type: ignore[attr-defined]
-    assert told["oom_score_adj"] == -999 or "oom_score_adj" in refused
-    assert told["nice"] == -10 or "nice" in refused
-    locked = told["locked"]
+def test_a_privileged_process_is_protected_or_has_a_note_for_each_refusal() -> None:
+    result = _protect("root")
+    refused = " ".join(str(note) for note in result["notes"])  # type: ignore[attr-defined]
+    assert result["oom_score_adj"] == -999 or "oom_score_adj" in refused
+    assert result["nice"] == -10 or "nice" in refused
+    locked = result["locked"]
     assert isinstance(locked, int)
     assert locked > 0 or "mlockall" in refused
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lock memory beyond the limit")
-def test_locking_memory_does_not_touch_pages_that_are_not_used() -> None:
-    told = _ask("root")
-    grown = told["grown"]
+def test_locking_memory_does_not_load_unused_pages() -> None:
+    result = _protect("root")
+    grown = result["grown"]
     assert isinstance(grown, int)
     assert grown < 20_000, "KiB; mlockall without MCL_ONFAULT adds about 30 MiB"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_a_process_without_rights_runs_on_and_says_what_is_missing() -> None:
-    told = _ask("nobody")
-    notes = told["notes"]
+def test_a_process_without_rights_continues_with_notes() -> None:
+    result = _protect("nobody")
+    notes = result["notes"]
     assert isinstance(notes, list)
     assert any("oom_score_adj" in note for note in notes)
     assert any("nice" in note for note in notes)
 
 
-def test_spare_descriptors_are_given_up_when_there_are_no_others_and_taken_back_later() -> None:
+def test_spare_descriptors_are_closed_when_no_other_is_free_and_opened_again_later() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = self_protection.SpareDescriptors()
     assert spare.check() is None
@@ -78,8 +78,8 @@ def test_spare_descriptors_are_given_up_when_there_are_no_others_and_taken_back_
             _take_all(taken)
         note = spare.check()
         assert note is not None
-        assert "out of file descriptors" in note.message
-        os.listdir("/")  # there is one for this now
+        assert "no free file descriptor" in note.message
+        os.listdir("/")  # a spare one is free for this
         assert spare.check() is not None
     finally:
         for fd in taken:
@@ -94,11 +94,11 @@ def _take_all(taken: list[int]) -> None:
         taken.append(os.dup(0))
 
 
-def test_threads_that_are_busy_do_not_keep_the_loop_waiting_for_its_turn() -> None:
-    took = (
+def test_busy_threads_do_not_delay_the_loop() -> None:
+    program = (
         "import sys; from nodeagent.runtime import self_protection; self_protection.protect_process();"
         " print(sys.getswitchinterval())"
     )
-    done = subprocess.run([sys.executable, "-c", took], capture_output=True, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert float(done.stdout) == pytest.approx(self_protection.SWITCH_S)
     assert sys.getswitchinterval() / 5 > self_protection.SWITCH_S, "far below Python's own"

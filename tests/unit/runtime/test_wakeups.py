@@ -1,4 +1,4 @@
-"""The loop wakes for what happens, and for nothing else."""
+"""The loop wakes up for events and for nothing else."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ import time
 from nodeagent.runtime.wakeups import TIMER, WORKER, Wakeups
 
 
-def test_it_sleeps_until_the_time_is_up() -> None:
+def test_it_sleeps_until_the_timeout() -> None:
     with Wakeups() as wakeups:
         before = time.monotonic()
         assert wakeups.wait(0.05) == (frozenset({TIMER}), ())
         assert time.monotonic() - before >= 0.05
 
 
-def test_another_thread_can_wake_it_and_many_calls_are_one_wake_up() -> None:
+def test_another_thread_wakes_it_and_many_calls_are_one_wake_up() -> None:
     with Wakeups() as wakeups:
         threads = [threading.Thread(target=wakeups.wake) for _ in range(8)]
         for thread in threads:
@@ -26,7 +26,7 @@ def test_another_thread_can_wake_it_and_many_calls_are_one_wake_up() -> None:
         assert wakeups.wait(0)[0] == {TIMER}
 
 
-def test_a_signal_wakes_it_and_is_told() -> None:
+def test_a_signal_wakes_it_and_is_returned() -> None:
     with Wakeups([signal.SIGUSR1]) as wakeups:
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         seen: tuple[signal.Signals, ...] = ()
@@ -36,7 +36,7 @@ def test_a_signal_wakes_it_and_is_told() -> None:
         assert seen == (signal.SIGUSR1,)
 
 
-def test_handlers_are_put_back_at_the_end() -> None:
+def test_handlers_are_restored_at_the_end() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with Wakeups([signal.SIGUSR1]):
         assert signal.getsignal(signal.SIGUSR1) != before

@@ -112,6 +112,6 @@ def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_
     assert patient.hanging == (str(dead_fuse),)
     stuck = workers.stuck_workers(time.monotonic() + STUCK_S)
     assert [each.message for each in stuck if each.name == f"statvfs {dead_fuse}"] == [
-        "has been at statvfs for more than 5s"
+        "stuck in statvfs for more than 5s"
     ]
     assert sum(thread.name == f"statvfs {dead_fuse}" for thread in threading.enumerate()) == 1
