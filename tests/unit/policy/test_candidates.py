@@ -85,9 +85,7 @@ STEP = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(mostly(ORDERS[0], *ORDERS, times=4), mostly(False, True, times=2), st.lists(STEP, min_size=3, max_size=12))
-def test_an_order_that_was_brought_up_to_date_is_the_one_that_is_reckoned_anew(
-    order: RankingConfig, protected: bool, steps: list[dict[str, Any]]
-) -> None:
+def test_a_cache_never_changes_the_order(order: RankingConfig, protected: bool, steps: list[dict[str, Any]]) -> None:
     rules = (
         ProtectionConfig(minimum_age_s=60.0)
         if protected
@@ -122,7 +120,7 @@ def test_the_facts_of_a_pod_are_computed_once_for_each_version_of_its_object() -
     assert [index for index in range(8) if after[index] is not before[index]] == [1]
 
 
-def test_a_reading_that_grows_too_old_in_its_place_is_no_longer_believed() -> None:
+def test_a_reading_that_becomes_stale_counts_as_unknown() -> None:
     settings, memo = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
     lined(node(views, at=NOW), settings, memo)
@@ -132,7 +130,7 @@ def test_a_reading_that_grows_too_old_in_its_place_is_no_longer_believed() -> No
     assert (last.view, last.usage) == (views[7], None)
 
 
-def test_a_pod_in_the_place_of_another_is_reckoned_anew() -> None:
+def test_a_pod_that_replaces_another_is_ranked_by_its_own_usage() -> None:
     settings, memo = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
     lined(node(views, at=NOW), settings, memo)
@@ -141,7 +139,7 @@ def test_a_pod_in_the_place_of_another_is_reckoned_anew() -> None:
     assert names == ["new", "p7", "p6", "p5", "p4", "p2", "p1", "p0"]
 
 
-def test_another_configuration_is_another_order() -> None:
+def test_another_configuration_empties_the_cache() -> None:
     memo, views = RankingCache(), [view("young", GI, priority=1), view("old", 2 * GI)]
     assert [each.view.pod.name for each in lined(node(views, at=NOW), config(), memo).pods] == ["old", "young"]
     kept = config(protection=ProtectionConfig(namespaces=("shop",)))

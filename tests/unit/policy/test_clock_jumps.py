@@ -54,7 +54,7 @@ def _story(levels: list[int], jumps: list[float]) -> list[object]:
         max_size=25,
     )
 )
-def test_no_jump_of_the_wall_clock_changes_what_is_decided(steps: list[tuple[int, float]]) -> None:
+def test_no_jump_of_the_wall_clock_changes_a_decision(steps: list[tuple[int, float]]) -> None:
     levels = [max(0, level) for level, _ in steps]
     jumps = [0.0, *(jump for _, jump in steps[1:])]  # a clock that was wrong all along did not jump
     assert _story(levels, jumps) == _story(levels, [0.0] * len(levels))

@@ -49,7 +49,7 @@ def decided(
     return ranking.with_key_texts(plan)
 
 
-def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_says_so() -> None:
+def test_while_nothing_is_measured_the_hard_tier_evicts_the_fastest_writer_with_a_note() -> None:
     plan = decided(
         filler("steady", rate=30.0 * MI, qos=QOSClass.BEST_EFFORT),
         filler("filler", rate=150.0 * MI, qos=QOSClass.GUARANTEED),
@@ -63,7 +63,7 @@ def test_while_nothing_is_measured_the_hard_tier_takes_who_writes_fastest_and_sa
     assert [refusal.code for refusal in plan.ranking[2].refusals] == ["usage-unknown"]
 
 
-def test_where_neither_usage_nor_writes_are_known_no_ranking_by_writes_is_claimed() -> None:
+def test_without_usage_and_writes_the_note_does_not_claim_a_ranking_by_writes() -> None:
     plan = decided(filler("unseen"), filler("other"))
     assert not plan.victims
     assert [note.message for note in plan.notes if note.subject == "disks"] == [
@@ -72,7 +72,7 @@ def test_where_neither_usage_nor_writes_are_known_no_ranking_by_writes_is_claime
 
 
 @pytest.mark.parametrize(("layout", "victims"), [(DiskLayout.SINGLE, ["filler"]), (DiskLayout.UNKNOWN, [])])
-def test_on_an_unknown_layout_nobody_goes_for_what_he_writes(layout: DiskLayout, victims: list[str]) -> None:
+def test_on_an_unknown_layout_no_pod_is_evicted_for_its_writes(layout: DiskLayout, victims: list[str]) -> None:
     seen = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)
     plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(Signal.NODEFS, GI)))
     assert [victim.pod.name for victim in plan.victims] == victims
@@ -84,24 +84,24 @@ def test_the_soft_tier_waits_for_the_walk() -> None:
     assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
 
 
-def test_as_soon_as_one_pod_is_measured_writes_count_no_more() -> None:
+def test_as_soon_as_one_pod_is_measured_writes_do_not_count() -> None:
     plan = decided(filler("filler", rate=150.0 * MI), filler("holder", 60 * GI))
     assert [victim.pod.name for victim in plan.victims] == ["holder"]
     assert ranking.WRITE_RATE not in plan.rank_order
 
 
-def test_who_wrote_too_little_to_matter_is_left_alone() -> None:
+def test_a_pod_that_wrote_too_little_is_not_evicted() -> None:
     plan = decided(filler("logger", rate=1000.0))
     assert not plan.victims
     assert [refusal.code for refusal in plan.ranking[0].refusals] == ["below-minimum-relief"]
 
 
-def test_writes_say_nothing_of_inodes() -> None:
+def test_writes_do_not_count_for_inodes() -> None:
     plan = decided(filler("filler", rate=150.0 * MI), signal=Signal.NODEFS_INODES)
     assert not plan.victims
 
 
-def test_an_old_look_at_the_writes_is_none() -> None:
+def test_stale_write_counters_do_not_count() -> None:
     view = filler("filler", rate=150.0 * MI)
     assert view.usage is not None
     assert view.usage.writing is not None
@@ -110,7 +110,7 @@ def test_an_old_look_at_the_writes_is_none() -> None:
 
 
 @pytest.mark.parametrize(("age_s", "goes"), [(500.0, True), (700.0, False)])
-def test_a_measure_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
+def test_a_disk_measurement_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
     plan = decided(filler("holder", 2 * GI, age_s=age_s))
     assert bool(plan.victims) is goes
     if not goes:
@@ -139,7 +139,7 @@ def test_a_measure_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
         "nothing counted at all",
     ],
 )
-def test_who_was_counted_before_a_disk_ran_short_goes_only_when_a_new_count_does_not_come(
+def test_a_measurement_from_before_the_crossing_decides_only_if_no_new_one_arrives(
     signal: Signal, crossed_s: float, ages_s: tuple[float | None, ...], goes: bool
 ) -> None:
     pods = [
@@ -152,7 +152,7 @@ def test_who_was_counted_before_a_disk_ran_short_goes_only_when_a_new_count_does
     assert any(refusal.code == "waits-for-recount" for refusal in plan.refusals) is not goes
 
 
-def test_a_disk_that_will_soon_be_full_is_waited_for_less_long() -> None:
+def test_the_wait_for_a_measurement_is_shorter_if_the_disk_is_full_soon() -> None:
     settings = config(hard(Signal.NODEFS, GI))
     pods = [filler("holder", 2 * GI, age_s=20.0)]
     state, victims = initial("t", now=NOW - 8.0), {}
@@ -169,12 +169,12 @@ def test_a_disk_that_will_soon_be_full_is_waited_for_less_long() -> None:
     assert 0.5 <= waited_s <= 1.25, "a quarter of the four seconds that are left"
 
 
-def test_a_kubelets_order_does_not_wait_for_a_count() -> None:
+def test_the_kubelets_order_does_not_wait_for_a_measurement() -> None:
     pods = (filler("holder", 2 * GI, age_s=9.0),)
     assert decided(*pods, crossed_s=0.5, ranking=RankingConfig(kubelet=True)).victims
 
 
-def test_growth_of_a_disk_is_what_a_pod_writes() -> None:
+def test_growth_of_disk_bytes_is_the_write_rate() -> None:
     plan = decided(
         filler("large", 4 * GI, rate=0.0),
         filler("growing", 2 * GI, rate=50.0 * MI),
@@ -211,7 +211,7 @@ def by_growth(
     return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in lined.pods]
 
 
-def test_growth_by_inodes_is_reckoned_from_one_walk_to_the_next() -> None:
+def test_growth_of_inodes_is_measured_from_one_walk_to_the_next() -> None:
     growth = usage_growth.record_sample(
         usage_growth.GrowthState(),
         snapshot(
@@ -234,7 +234,7 @@ def test_growth_by_inodes_is_reckoned_from_one_walk_to_the_next() -> None:
     assert [rate(each.usage, 7) for each in now] == [0.0, 0.0, 0.0]
 
 
-def test_a_pod_that_has_started_since_the_last_walk_has_grown_from_no_inodes() -> None:
+def test_a_pod_that_started_since_the_last_walk_has_grown_from_zero_inodes() -> None:
     young = inode_holder("young", 1000, walked_at=NOW, started_at=NOW - 10.0)
     old = inode_holder("old", 9000, walked_at=NOW, started_at=NOW - 7200.0)
     assert by_growth(usage_growth.GrowthState(), old, young, at=NOW) == ["young 100", "old 0"]
@@ -254,7 +254,7 @@ def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
     assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
 
 
-def test_a_futile_decision_names_the_host_directories_that_hold_the_disk() -> None:
+def test_a_futile_decision_lists_the_host_directories_that_hold_the_disk() -> None:
     largest = (
         HostDirectory("/var/log/journal", 40 * GI, 10, complete=True),
         HostDirectory("/var/lib/docker", 20 * GI, 9000, complete=False),

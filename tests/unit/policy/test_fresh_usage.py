@@ -52,7 +52,7 @@ def codes(plan: Any) -> list[str]:
 HIDDEN = trace(point(-300, 50 * GI, 5 * GI), point(-30, 51 * GI, 5 * GI), point(-1, 52 * GI, 5 * GI))
 
 
-def test_nobody_goes_where_what_has_come_is_in_no_pod() -> None:
+def test_no_pod_is_evicted_while_the_growth_is_in_no_pod() -> None:
     plan = decided(HIDDEN)
     assert names(plan) == []
     assert codes(plan) == ["unattributed"]
@@ -89,25 +89,27 @@ def test_nobody_goes_where_what_has_come_is_in_no_pod() -> None:
         ),
     ],
 )
-def test_a_disk_that_pods_or_nobody_has_filled_lately_is_freed_by_evictions(seen: DiskTrace | None, why: str) -> None:
+def test_a_disk_whose_recent_growth_is_in_pods_or_absent_is_freed_by_evictions(
+    seen: DiskTrace | None, why: str
+) -> None:
     assert names(decided(seen)) == ["innocent"], why
 
 
-def test_who_came_before_the_agent_did_is_judged_by_who_fills_the_disk_now() -> None:
+def test_growth_before_the_agents_start_is_judged_by_what_fills_the_disk_now() -> None:
     filling = trace(point(-20, 50 * GI, 5 * GI), point(-20, 50 * GI, 5 * GI), point(-1, 51 * GI, 5 * GI))
     assert codes(decided(filling, available=VALUE - 4 * GI)) == ["unattributed"], "it will be full in 2 minutes"
     trickle = trace(point(-20, 50 * GI, 5 * GI), point(-20, 50 * GI, 5 * GI), point(-1, 50 * GI + 20 * MI, 5 * GI))
     assert names(decided(trickle, available=VALUE - 4 * GI)) == ["innocent"], "it would be full in hours"
 
 
-def test_pods_that_fill_what_a_host_has_left_go_before_nothing_is_left() -> None:
+def test_pods_that_fill_what_the_host_has_left_are_evicted_before_the_disk_is_full() -> None:
     pulled = trace(point(-300, 50 * GI, 5 * GI), point(-30, 57 * GI, 5 * GI), point(-1, 58 * GI, 6 * GI))
     large = innocent(held=8 * GI)
     assert codes(decided(pulled, large, available=VALUE - 2 * GI)) == ["unattributed"]
     assert names(decided(pulled, large, available=VALUE - 6 * GI)) == ["innocent"]
 
 
-def test_a_second_count_is_waited_for_while_the_disk_fills_and_not_for_long() -> None:
+def test_a_filling_disk_waits_briefly_for_a_second_measurement() -> None:
     once = trace(*[point(-1, 50 * GI, 5 * GI)] * 3)
     settings = config(hard(Signal.NODEFS, VALUE))
     for crossed_s, goes in ((1.0, False), (4.0, True)):
@@ -121,5 +123,5 @@ def test_a_second_count_is_waited_for_while_the_disk_fills_and_not_for_long() ->
         assert ("waits-for-recount" in codes(plan)) is not goes
 
 
-def test_a_kubelets_order_asks_nobody_who_has_filled_the_disk() -> None:
+def test_the_kubelets_order_ignores_what_filled_the_disk() -> None:
     assert names(decided(HIDDEN, ranking=RankingConfig(kubelet=True))) == ["innocent"]

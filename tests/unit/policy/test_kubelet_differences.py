@@ -59,7 +59,7 @@ def test_every_quirk_of_the_kubelet_has_its_row() -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), ROWS, ids=[name for name, _ in ROWS])
-def test_every_row_says_what_why_and_which_test_exists(name: str, row: str) -> None:
+def test_every_row_has_a_difference_a_reason_and_an_existing_test(name: str, row: str) -> None:
     cells = [cell.strip() for cell in row.split("|")]
     assert len(cells) == 4
     assert all(cells)
@@ -84,7 +84,7 @@ def order(made: Config, *pods: object, **of: object) -> list[str]:
     return [str(each.view.pod.name) for each in plan.ranking]
 
 
-def test_resources_are_served_in_the_same_order_every_time() -> None:
+def test_resources_are_decided_in_the_same_order_every_time() -> None:
     left: list[Signal] = [Signal.PID, Signal.NODEFS_INODES, Signal.NODEFS, Signal.MEMORY]
     starved: dict[Signal, int | None] = dict.fromkeys(left, 10)
     hog = view("hog", 500 * MI, usage_more={"disk": DiskUsage(MI, 50, MI, 50, MI, 50)})
@@ -103,7 +103,7 @@ def test_resources_are_served_in_the_same_order_every_time() -> None:
         left.remove(wanted)
 
 
-def test_being_woken_twice_for_one_sample_evicts_once() -> None:
+def test_two_decisions_on_one_sample_evict_once() -> None:
     made = config(hard(Signal.MEMORY, 1000), ranking=KUBELET)
     shot = snapshot(view("a", 500), view("b", 400), available={Signal.MEMORY: 10})
     first, state = decide(shot, initial("t", now=NOW), now=NOW, config=made)
@@ -112,7 +112,7 @@ def test_being_woken_twice_for_one_sample_evicts_once() -> None:
     assert second.victims == ()
 
 
-def test_a_soft_threshold_that_is_not_due_costs_no_pod_when_another_resource_has_recovered() -> None:
+def test_a_soft_threshold_that_is_not_due_evicts_no_pod_when_another_resource_has_recovered() -> None:
     made = config(hard(Signal.NODEFS, 1000), soft(Signal.PID, 1000, grace_s=600.0), ranking=KUBELET)
     hog = view("hog", MI, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
     full = {Signal.NODEFS: 10, Signal.PID: 10}
@@ -120,7 +120,7 @@ def test_a_soft_threshold_that_is_not_due_costs_no_pod_when_another_resource_has
     assert victims(made, hog, available=full | {Signal.NODEFS: 1000}) == []
 
 
-def test_the_most_urgent_resource_alone_is_served_even_if_nobody_can_go_for_it() -> None:
+def test_only_the_most_urgent_resource_is_decided_even_without_candidates() -> None:
     """No difference: the kubelet, too, ends its sync there. Our own order goes on to the next resource."""
     hog = view("hog", None, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
     starved = {Signal.MEMORY: 10, Signal.NODEFS: 10}
@@ -130,7 +130,7 @@ def test_the_most_urgent_resource_alone_is_served_even_if_nobody_can_go_for_it()
 
 
 @pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.NODEFS_INODES])
-def test_the_next_pod_goes_with_the_sample_that_finds_the_last_one_gone(signal: Signal) -> None:
+def test_the_next_pod_is_evicted_with_the_sample_in_which_the_last_victim_is_gone(signal: Signal) -> None:
     """No difference: the kubelet waits for its victim, then looks at once. Our own order waits for one sample more, and
     for the files."""
     held = {"disk": DiskUsage(5000, 5000, 0, 0, 0, 0), "process_count": 5000, "thread_count": 5000}
@@ -143,7 +143,7 @@ def test_the_next_pod_goes_with_the_sample_that_finds_the_last_one_gone(signal: 
         assert [victim.pod.name for victim in decide(second, state, now=NOW + 10, config=made)[0].victims] == goes
 
 
-def test_the_files_of_a_pod_whose_object_is_still_there_are_waited_for_as_long_as_the_kubelet_does() -> None:
+def test_the_files_of_a_pod_whose_object_still_exists_are_waited_for_as_long_as_by_the_kubelet() -> None:
     """A kubelet removes the object last of all: while it is there the files may be, too."""
     held = {"disk": DiskUsage(5000, 5, 0, 0, 0, 0)}
     a, b = view("a", usage_more=held, priority=-1), view("b", usage_more=held)
@@ -163,7 +163,7 @@ def test_the_files_of_a_pod_whose_object_is_still_there_are_waited_for_as_long_a
 
 
 @pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.IMAGEFS_INODES])
-def test_a_pod_that_seems_to_use_more_than_there_is_goes_in_the_kubelets_order_alone(signal: Signal) -> None:
+def test_a_pod_that_seems_to_use_more_than_the_capacity_is_evicted_only_in_the_kubelets_order(signal: Signal) -> None:
     """A kubelet believes it. So does its order here, within reason: only what is off by orders of magnitude is a number
     gone wrong. Our own order takes it for one at once."""
     capacity = snapshot().observations[signal].capacity
@@ -179,7 +179,7 @@ def test_a_pod_that_seems_to_use_more_than_there_is_goes_in_the_kubelets_order_a
         assert victims(made, much, some, available={signal: 10}) == [goes], (times, kubelet)
 
 
-def test_the_compatible_example_evicts_pod_after_pod_whoever_owns_them_and_however_little_that_helps() -> None:
+def test_the_compatible_example_evicts_pod_after_pod_of_any_owner_and_of_any_relief() -> None:
     """As a kubelet does: nothing but what is compiled in spares them, and nothing counts them."""
     made = load(str(REPOSITORY / "examples" / "kubelet-compatible.yaml")).config
     daemon = Owner("DaemonSet", "d", "ds-d")
@@ -234,7 +234,7 @@ def test_the_memory_of_a_pod_is_the_sum_of_its_containers_only_where_its_own_is_
     assert victims(made, *pods, available={Signal.MEMORY: 10}) == [], "the third may hold all the rest"
 
 
-def test_inodes_are_not_held_against_a_request_in_bytes() -> None:
+def test_inodes_are_not_compared_with_a_request_in_bytes() -> None:
     def holder(name: str, inodes: int, request: int) -> object:
         containers = (Container("c", requests=Resources(ephemeral_storage=request)),)
         return view(name, MI, containers=containers, usage_more={"disk": DiskUsage(0, inodes, 0, 0, 0, 0)})
@@ -258,7 +258,7 @@ def test_a_pod_without_stats_is_not_first(signal: Signal) -> None:
     assert order(made, unmeasured, known, available={signal: 10}) == ["known", "a-starting-one"]
 
 
-def test_on_a_split_imagefs_the_smallest_request_is_no_reason_to_go_first() -> None:
+def test_on_a_split_imagefs_the_smallest_request_is_not_evicted_first() -> None:
     def asks(name: str, request: int) -> object:
         containers = (Container("c", requests=Resources(ephemeral_storage=request)),)
         return view(name, MI, containers=containers, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
@@ -269,7 +269,7 @@ def test_on_a_split_imagefs_the_smallest_request_is_no_reason_to_go_first() -> N
     assert order(made, asks("a", 1), asks("b", 9), **of) == ["a", "b"]
 
 
-def test_a_negative_maximum_grace_is_refused_and_the_default_leaves_time_to_stop() -> None:
+def test_a_negative_maximum_grace_is_rejected_and_the_default_leaves_time_to_stop() -> None:
     (problem,) = problems("evictionMaxPodGracePeriod: -1\n")
     assert "evictionMaxPodGracePeriod" in str(problem)
     made = config(soft(Signal.MEMORY, 1000, grace_s=0.001))

@@ -322,7 +322,7 @@ def test_over_any_sequence_of_samples_thresholds_conditions_order_and_victims_ar
 
 @settings(max_examples=45, deadline=None)
 @given(st.data())
-def test_who_goes_for_whatever_is_short_in_which_order_and_with_which_words_is_the_kubelets(
+def test_victims_order_and_messages_for_every_resource_are_the_kubelets(
     data: st.DataObject,
 ) -> None:
     hard, soft = (0.0, 5000), (0.001, 7000)

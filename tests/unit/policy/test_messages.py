@@ -93,7 +93,7 @@ def test_the_message_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, A
     [each for each in RECORDED["events"] if each["reason"] == "Evicted"],
     ids=lambda e: e["regarding"]["name"],
 )
-def test_the_pods_event_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, Any]) -> None:
+def test_the_event_of_a_pod_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, Any]) -> None:
     # That kubelet's threshold was pid.available 5% of 23167 PIDs.
     available = int(re.findall(r"available: (\d+)", recorded["note"])[0])
     said = messages.eviction_text(
@@ -107,7 +107,7 @@ def test_the_pods_event_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str
 # --- containers that use more than they asked for ---------------------------------------------------------------------
 
 
-def test_every_container_over_its_request_is_named_in_the_order_of_usage() -> None:
+def test_the_message_lists_every_container_over_its_request_in_the_order_of_usage() -> None:
     view = PodView(
         pod(
             Container("setup", ContainerKind.INIT, Resources(memory=MI)),
@@ -134,18 +134,18 @@ def test_every_container_over_its_request_is_named_in_the_order_of_usage() -> No
     }
 
 
-def test_a_container_known_by_its_id_alone_is_named_as_in_the_spec() -> None:
+def test_a_container_known_only_by_its_id_has_its_name_from_the_spec() -> None:
     view = PodView(pod(Container("app", container_id="abc")), usage(ContainerUsage("abc", None, MI, None)))
     assert "Container app was using 1Mi, request is 0, has larger" in memory_eviction(view).message
 
 
-def test_while_a_resize_is_under_way_the_allocated_request_counts() -> None:
+def test_during_a_resize_the_allocated_request_counts() -> None:
     resized = Container("app", requests=Resources(memory=512 * MI), allocated=Resources(memory=128 * MI))
     view = PodView(pod(resized), usage(ContainerUsage("1", "app", 200 * MI, None)))
     assert "request is 128Mi" in memory_eviction(view).message
 
 
-def test_a_pods_own_memory_request_is_told_with_its_usage() -> None:
+def test_a_pods_own_memory_request_is_in_the_message_with_its_usage() -> None:
     view = PodView(
         pod(Container("app"), pod_requests=Resources(memory=256 * MI)),
         usage(ContainerUsage("1", "app", 100 * MI, None), working_set=101 * MI),
@@ -159,7 +159,7 @@ def test_a_pods_own_memory_request_is_told_with_its_usage() -> None:
     assert said.annotations["offending_pod_usage"] == "101Mi"
 
 
-def test_a_pods_own_request_is_not_told_for_other_resources() -> None:
+def test_a_pods_own_request_is_not_in_the_message_for_other_resources() -> None:
     view = PodView(pod(Container("app"), pod_requests=Resources(cpu_milli=100)), usage(working_set=101 * MI))
     assert "Pod web-0" not in memory_eviction(view).message
     disk = messages.eviction_text(
@@ -189,7 +189,7 @@ def test_disk_usage_of_a_container_needs_both_its_writable_layer_and_its_logs() 
     assert "Container" not in said(DiskUsage(rootfs_bytes=7 * MI, logs_bytes=3 * MI)).message
 
 
-def test_inodes_name_no_container() -> None:
+def test_a_message_about_inodes_lists_no_container() -> None:
     view = PodView(pod(Container("app")), usage(ContainerUsage("1", "app", MI, None, DiskUsage(MI, 9, MI, 9))))
     said = messages.eviction_text(
         view,
@@ -209,7 +209,7 @@ def test_a_pod_without_stats_has_the_base_message_and_no_annotations() -> None:
     assert said == ("The node was low on resource: memory. Threshold quantity: 300Mi, available: 174488Ki. ", {})
 
 
-def test_without_an_observation_no_quantities_are_quoted() -> None:
+def test_a_message_without_an_observation_has_no_quantities() -> None:
     said = messages.eviction_text(
         PodView(pod(), None),
         verdict=met(Signal.MEMORY, Amount(1, None, "1"), resolved=1),
@@ -218,7 +218,7 @@ def test_without_an_observation_no_quantities_are_quoted() -> None:
     assert said.message == "The node was low on resource: memory. "
 
 
-def test_storage_limit_messages_quote_the_limit() -> None:
+def test_messages_of_storage_limits_contain_the_limit() -> None:
     assert (
         messages.empty_dir_over_limit("cache", limit=100 * MI)
         == 'Usage of EmptyDir volume "cache" exceeds the limit "100Mi". '
@@ -258,13 +258,13 @@ def test_storage_limit_messages_quote_the_limit() -> None:
         ("1.5", 2, "1500m"),
     ],
 )
-def test_a_configured_quantity_is_quoted_in_the_canonical_form_of_its_own_format(
+def test_a_configured_quantity_is_written_in_the_canonical_form_of_its_own_format(
     text: str, quantity: int, canonical: str
 ) -> None:
     assert messages.threshold_quantity(Amount(quantity, None, text), value=quantity) == canonical
 
 
-def test_a_percentage_is_quoted_as_the_computed_quantity() -> None:
+def test_a_percentage_is_written_as_the_computed_quantity() -> None:
     assert messages.threshold_quantity(Amount(None, 10.0, "10%"), value=858993459) == "858993459"
     assert messages.threshold_quantity(Amount(None, 25.0, "25%"), value=2 << 30) == "2Gi"
 
@@ -281,14 +281,16 @@ def test_a_percentage_is_quoted_as_the_computed_quantity() -> None:
         (Signal.PID, 2000, "2k"),
     ],
 )
-def test_bytes_are_quoted_in_binary_units_and_counts_in_decimal_ones(signal: Signal, available: int, text: str) -> None:
+def test_bytes_are_written_in_binary_units_and_counts_in_decimal_ones(
+    signal: Signal, available: int, text: str
+) -> None:
     assert messages.available_quantity(seen(signal, available)) == text
 
 
 # --- our conditions ---------------------------------------------------------------------------------------------------
 
 
-def test_a_condition_kept_by_minimum_reclaim_says_so() -> None:
+def test_the_message_of_a_condition_that_minimum_reclaim_keeps_true_names_it() -> None:
     verdict = SignalVerdict(
         seen(Signal.MEMORY, 310 * MI),
         SignalState.HARD,
@@ -300,7 +302,7 @@ def test_a_condition_kept_by_minimum_reclaim_says_so() -> None:
     )
 
 
-def test_our_reasons_cannot_be_taken_for_the_kubelets() -> None:
+def test_the_agents_reasons_differ_from_the_kubelets() -> None:
     assert len(set(messages.CONDITION_REASONS.values())) == 9
     for reason in messages.CONDITION_REASONS.values():
         assert re.fullmatch(r"NodeAgent[A-Za-z]+", reason)

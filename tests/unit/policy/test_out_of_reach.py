@@ -209,7 +209,7 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
 
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
 @pytest.mark.parametrize("name", FOR_EVER)
-def test_while_a_growing_hog_is_out_of_reach_no_innocent_is_evicted(name: str, order: str) -> None:
+def test_while_a_growing_hog_is_out_of_reach_no_other_pod_is_evicted(name: str, order: str) -> None:
     tier, seen = FOR_EVER[name]
     settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, seen).run(100)
@@ -218,7 +218,7 @@ def test_while_a_growing_hog_is_out_of_reach_no_innocent_is_evicted(name: str, o
     assert "hog/hog" in last, "each decision says what it waits for"
 
 
-def test_while_a_finished_pod_still_holds_the_memory_no_innocent_is_evicted() -> None:
+def test_while_a_finished_pod_still_holds_the_memory_no_other_pod_is_evicted() -> None:
     finished = Seen(lambda view, for_s: view._replace(pod=view.pod._replace(phase="Failed")))
     assert Life(acting(), finished).run(60).innocents == []
 
@@ -258,7 +258,7 @@ FOR_A_WHILE: dict[str, tuple[Tier, Seen, float]] = {
 
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
 @pytest.mark.parametrize("name", FOR_A_WHILE)
-def test_a_hog_that_comes_into_reach_is_evicted_and_nobody_before_it(name: str, order: str) -> None:
+def test_a_hog_that_comes_into_reach_is_evicted_and_no_pod_before_it(name: str, order: str) -> None:
     tier, seen, seconds = FOR_A_WHILE[name]
     protection = ProtectionConfig(minimum_age_s=60.0 if name.startswith("too young") else 0.0)
     settings = acting(tier, protection=protection, ranking=KUBELET if order == "kubelet" else RankingConfig())
@@ -276,20 +276,20 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_nobody_before_it(name: str, 
     ids=["owner back-off", "empty bucket of the owner", "empty bucket of the namespace"],
 )
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
-def test_the_second_replica_of_a_leak_is_evicted_later_and_nobody_in_its_place(budgets: RateLimits, order: str) -> None:
+def test_the_second_replica_of_a_leak_is_evicted_later_and_no_pod_in_its_place(budgets: RateLimits, order: str) -> None:
     settings = acting(rate_limits=budgets, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, Seen(), hog=2 * GI, sibling=int(2.1 * GI), rate=40.0 * MI).run(200)
     assert life.innocents == []
     assert sorted(life.evicted) == ["hog", "sibling"]
 
 
-def test_a_pod_that_hangs_where_nothing_grows_is_helped_by_others_that_suffice() -> None:
+def test_beside_a_stuck_pod_without_growth_other_pods_that_suffice_are_evicted() -> None:
     life = Life(acting(), Seen(dies=False), rate=0.0, hog=int(4.4 * GI)).run(90)
     assert len(life.innocents) == 1
     assert life.evicted[0] == "hog"
 
 
-def test_a_pod_that_hangs_and_grows_in_bursts_costs_no_more_than_one_decision_in_ten_minutes() -> None:
+def test_a_stuck_pod_that_grows_in_bursts_causes_at_most_one_replacement_in_ten_minutes() -> None:
     life = Life(acting(), Seen(dies=False), rate=2.0 * MI, burst_s=60.0, hog=int(4.6 * GI), innocents=12, each=170 * MI)
     life.run(selection.REPLACEMENT_INTERVAL_S - 60)
     taken = [plan for plan in life.plans if any(str(v.pod.name).startswith("innocent") for v in plan.victims)]
@@ -297,7 +297,7 @@ def test_a_pod_that_hangs_and_grows_in_bursts_costs_no_more_than_one_decision_in
     assert "out-of-reach" in life.reasons
 
 
-def test_evictions_in_its_place_that_did_not_happen_may_be_tried_again() -> None:
+def test_a_replacement_that_evicted_nothing_may_be_repeated() -> None:
     state = backoffs.note_in_place(rate_limits.RateLimitState(), "memory", "p-1", 2, now=NOW)
     assert backoffs.in_place_since(state, "memory", now=NOW + 5, for_s=600) == 5
     assert backoffs.in_place_since(state, "inodes", now=NOW + 5, for_s=600) is None
@@ -310,7 +310,7 @@ def test_evictions_in_its_place_that_did_not_happen_may_be_tried_again() -> None
     )
 
 
-def test_after_a_lost_state_nobody_is_evicted_in_the_place_of_another_for_a_while() -> None:
+def test_after_a_lost_state_no_pod_is_replaced_for_a_while() -> None:
     lost = rate_limits.RateLimitState(spent_at=NOW)
     assert backoffs.in_place_since(lost, "memory", now=NOW + 1, for_s=600) == 1
 
@@ -321,7 +321,7 @@ def tiny_without_usage(view: PodView, for_s: float) -> PodView:
 
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
 @pytest.mark.parametrize("tier", Tier)
-def test_a_tiny_unreadable_pod_does_not_shield_a_pod_that_grows_faster_than_it_is_large(order: str, tier: Tier) -> None:
+def test_a_tiny_unreadable_pod_does_not_protect_a_pod_that_grows_fast(order: str, tier: Tier) -> None:
     """Memory that nothing accounts for may be the tiny pod's; what is being used up is the hog's."""
     settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
     life = Life(settings, Seen(), rate=60.0 * MI, hog=int(1.1 * GI), unaccounted=3 * GI)
@@ -339,7 +339,7 @@ def test_two_replicas_that_grow_beside_a_tiny_unreadable_pod_are_both_evicted() 
 
 
 @pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.PID])
-def test_a_resource_that_is_used_up_beside_an_unreadable_pod_is_not_used_up_for_ever(signal: Signal) -> None:
+def test_a_used_up_resource_beside_an_unreadable_pod_gets_help_in_the_end(signal: Signal) -> None:
     def node(at: float) -> NodeSnapshot:
         most = 20 * GI if signal is Signal.NODEFS else 4000
         dark = nodes.view("dark", MI, usage_more={"process_count": None, "thread_count": None})
@@ -360,7 +360,7 @@ def test_a_resource_that_is_used_up_beside_an_unreadable_pod_is_not_used_up_for_
     assert selection.REPLACEMENT_INTERVAL_S <= when[0] <= selection.REPLACEMENT_INTERVAL_S + 5
 
 
-def test_a_resize_to_more_than_exists_puts_a_pod_out_of_nobodys_reach() -> None:
+def test_a_resize_to_more_than_exists_does_not_put_a_pod_out_of_reach() -> None:
     """Anybody who may edit the pod may ask for it, and the kubelet goes on with what it had allocated."""
     hog = nodes.view("hog", 2 * GI, request=100 * MI)
     [container] = hog.pod.containers
@@ -376,14 +376,14 @@ def test_right_after_a_release_the_signal_still_falls_as_fast_as_before() -> Non
     assert selection.expected_loss(history, available=1080 * MI, value=GI) == 30 * MI * selection.LOSS_HORIZON_S
 
 
-def test_a_short_outage_of_the_usage_of_a_slow_hog_costs_no_innocents() -> None:
+def test_a_short_outage_of_the_usage_of_a_slow_hog_evicts_no_other_pod() -> None:
     """Five of them alone would cure for a minute (random run 9198)."""
     dark = Seen(lambda view, for_s: unreadable(view, 20, for_s))
     life = Life(acting(), dark, rate=10.0 * MI, hog=int(4.2 * GI)).run(60)
     assert life.evicted == ["hog"]
 
 
-def test_a_hog_out_of_reach_for_longer_is_waited_for_a_moment_only() -> None:
+def test_a_hog_that_stays_out_of_reach_is_waited_for_briefly() -> None:
     dark = Seen(lambda view, for_s: unreadable(view, NEVER, for_s))
     life = Life(acting(), dark, rate=0.0, hog=int(4.25 * GI))
     life.run(selection.LARGER_WAIT_S - 1)
@@ -400,18 +400,18 @@ def beside_a_dark_sibling(*, innocents: int, each: int, hog: int, sibling: int, 
     return life.run(20)
 
 
-def test_growth_of_a_pod_that_is_not_evicted_does_not_make_others_cure() -> None:
+def test_growth_of_a_pod_that_is_not_evicted_does_not_make_others_sufficient() -> None:
     """It goes on growing (random run 9140)."""
     sizes = {"hog": int(0.5 * GI), "sibling": int(3.7 * GI)}
     assert beside_a_dark_sibling(innocents=6, each=300 * MI, **sizes, hog_priority=1).innocents == []
 
 
-def test_of_two_that_grow_the_one_in_reach_is_evicted_and_no_innocent_with_it() -> None:
+def test_of_two_growing_pods_only_the_one_in_reach_is_evicted() -> None:
     life = beside_a_dark_sibling(innocents=6, each=300 * MI, hog=int(0.3 * GI), sibling=int(3.9 * GI))
     assert life.evicted == ["hog"]
 
 
-def test_a_signal_that_is_just_used_up_has_not_stood_still_however_long_its_threshold_is_met() -> None:
+def test_a_signal_counts_as_used_up_from_the_moment_it_is_not_from_the_crossing() -> None:
     dark, large = no_usage("dark"), nodes.view("large", 3 * GI)
     settings = config(hard(), protection=ProtectionConfig())
     state = initial("t", now=NOW)
@@ -452,7 +452,7 @@ def no_usage(name: str, **more: Any) -> PodView:
     return unreadable(nodes.view(name, MI, **more), NEVER, 0)
 
 
-def test_one_tiny_unreadable_pod_does_not_shield_the_hog() -> None:
+def test_one_tiny_unreadable_pod_does_not_protect_the_hog() -> None:
     node = attributed(pressed(no_usage("tiny"), nodes.view("hog", 2 * GI)), but=GI)
     victims, _, _ = decide(
         node, config(hard(min_reclaim=quantity(8 * GI)), relief=ReliefConfig(on_futile=OnFutile.EVICT))
@@ -460,7 +460,7 @@ def test_one_tiny_unreadable_pod_does_not_shield_the_hog() -> None:
     assert victims == ["hog"], "although it does not cure: only 1 GiB is attributed to nobody"
 
 
-def test_an_unreadable_pod_that_may_hold_more_keeps_others_only_while_they_do_not_suffice() -> None:
+def test_an_unreadable_pod_that_may_hold_more_protects_others_only_while_they_do_not_suffice() -> None:
     node = attributed(pressed(no_usage("dark"), nodes.view("a", 600 * MI), nodes.view("b", 500 * MI)), but=3 * GI)
     assert decide(node, config(hard()))[0] == ["a", "b"], "824 MiB are missing, and nothing more is used"
     settings = config(hard(), relief=ReliefConfig(max_victims=1))
@@ -468,14 +468,14 @@ def test_an_unreadable_pod_that_may_hold_more_keeps_others_only_while_they_do_no
     assert (victims, codes) == ([], ["out-of-reach"])
 
 
-def test_how_fast_it_falls_must_be_known_before_others_are_evicted_in_its_place() -> None:
+def test_the_rate_of_loss_must_be_known_before_a_replacement() -> None:
     node = attributed(pressed(no_usage("dark"), nodes.view("a", 2 * GI)), but=3 * GI)
     plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard()))
     assert plan.victims == ()
     assert "the rate at which the rest is used up is unknown" in plan.refusals[0].message
 
 
-def test_the_refusal_names_the_pod_its_amount_and_why() -> None:
+def test_the_refusal_contains_the_pod_its_amount_and_the_reason() -> None:
     node = pressed(by_the_host(nodes.view("hog", 2 * GI), age_s=5), nodes.view("a", 950 * MI))
     plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard()))
     (refusal,) = plan.refusals
@@ -487,7 +487,7 @@ def test_the_refusal_names_the_pod_its_amount_and_why() -> None:
     )
 
 
-def test_who_stands_before_a_pod_out_of_reach_is_evicted_as_ever() -> None:
+def test_a_pod_ranked_before_the_pod_out_of_reach_is_evicted_as_usual() -> None:
     """It does not take the place of the other: it would be the victim anyway."""
     blocked = nodes.view(
         "database", 4 * GI, priority=1000, request=6 * GI, disruption_budgets=(DisruptionBudget("b", 0),)
@@ -497,7 +497,7 @@ def test_who_stands_before_a_pod_out_of_reach_is_evicted_as_ever() -> None:
     assert victims == ["leak"]
 
 
-def test_of_a_set_with_a_pod_out_of_reach_the_others_are_evicted_and_nobody_more() -> None:
+def test_of_a_set_with_a_pod_out_of_reach_only_the_others_are_evicted() -> None:
     hog = nodes.view("hog", 3 * GI, request=GI)
     stuck = by_the_host(nodes.view("stuck", 6 * GI), age_s=500)
     small = [nodes.view(f"small-{n}", 400 * MI, request=399 * MI) for n in range(4)]
@@ -515,7 +515,7 @@ def test_a_pod_that_is_as_large_is_evicted() -> None:
     assert decide(pressed(stuck, nodes.view("other", 2 * GI)), config(hard()))[0] == ["other"]
 
 
-def test_what_the_administrator_protects_is_out_of_nobodys_reach() -> None:
+def test_a_configured_protection_does_not_put_a_pod_out_of_reach() -> None:
     system = unreadable(nodes.view("system", MI, namespace="kube-system"), NEVER, 0)
     plan, _ = engine.decide(
         pressed(system, nodes.view("hog", 950 * MI)), initial("t", now=NOW), now=NOW, config=config(hard())
@@ -524,7 +524,7 @@ def test_what_the_administrator_protects_is_out_of_nobodys_reach() -> None:
 
 
 @pytest.mark.parametrize(("asked_s", "expected"), [(1.9, []), (2.1, ["hog"]), (None, ["hog"])])
-def test_the_hard_tier_waits_a_moment_for_claims_and_no_longer(asked_s: float | None, expected: list[str]) -> None:
+def test_the_hard_tier_waits_briefly_for_claims(asked_s: float | None, expected: list[str]) -> None:
     """None: known to have been asked before the threshold was met."""
     hog = claimed(nodes.view("hog", 2 * GI), asked_at=NOW - (9 if asked_s is None else asked_s))
     innocents = [nodes.view(name, GI) for name in ("a", "b")]
@@ -544,7 +544,7 @@ def test_the_hard_tier_waits_a_moment_for_claims_and_no_longer(asked_s: float | 
     assert refusal.code == "node-bound", "a claim that is known to be local protects"
 
 
-def test_unknown_claims_do_not_keep_a_terminating_pod_from_being_shortened_for_ever() -> None:
+def test_unknown_claims_only_delay_the_shortening_of_a_terminating_pod() -> None:
     leaving = claimed(nodes.view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0), asked_at=NOW)
     innocents = [nodes.view(name, GI) for name in ("a", "b")]
     settings, state = config(hard()), initial("t", now=NOW)
@@ -555,7 +555,7 @@ def test_unknown_claims_do_not_keep_a_terminating_pod_from_being_shortened_for_e
     assert named == [[], [], ["leaving"]]
 
 
-def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanishes() -> None:
+def test_a_pod_that_the_api_server_no_longer_lists_counts_as_released_when_its_cgroup_is_gone() -> None:
     settings = config(hard(Signal.NODEFS, 10 * GI))
 
     def holds(name: str, size: int) -> PodView:
@@ -577,7 +577,7 @@ def test_a_pod_that_the_api_server_says_is_gone_counts_as_leaving_when_it_vanish
     assert [each.code for each in plan.refusals] == ["pending-release"]
 
 
-def test_the_last_resort_ends_nobody_in_the_place_of_a_pod_that_the_kernel_protects() -> None:
+def test_the_last_resort_kills_no_pod_in_the_place_of_one_that_the_kernel_did_not_kill() -> None:
     settings = config(
         hard(),
         escalation=EscalationConfig(last_resort=LastResort.CGROUP_KILL, last_resort_after_s=30.0),
@@ -612,7 +612,7 @@ some_pods = st.lists(
 
 
 @given(rows=some_pods, missing=st.integers(1, 60), kubelet=st.booleans(), tier=st.sampled_from(list(Tier)))
-def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
+def test_limits_never_add_a_victim(
     rows: list[tuple[int, QOSClass, str, str, bool]], missing: int, kubelet: bool, tier: Tier
 ) -> None:
     settings = acting(tier, rate_limits=PLENTY, ranking=KUBELET if kubelet else RankingConfig())
@@ -649,7 +649,7 @@ def test_no_pod_is_chosen_that_would_not_be_without_the_limits(
     missing=st.integers(1, 50),
     falls=st.integers(0, 20),
 )
-def test_somebody_smaller_than_a_pod_out_of_reach_is_chosen_only_if_that_cures(
+def test_a_pod_smaller_than_the_one_out_of_reach_is_selected_only_if_that_suffices(
     rows: list[tuple[int, int]], missing: int, falls: int
 ) -> None:
     """Whatever else: the victims are those of the run in which everybody is in reach, or they suffice alone."""
@@ -717,7 +717,7 @@ moments = st.lists(
     kubelet=False,
     tier=Tier.HARD,
 )
-def test_whatever_befalls_a_growing_hog_no_innocent_is_evicted(
+def test_whatever_happens_to_a_growing_hog_no_other_pod_is_evicted(
     story: list[Moment], dies: bool, kubelet: bool, tier: Tier
 ) -> None:
     def moment(for_s: float) -> Moment:

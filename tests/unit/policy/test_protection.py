@@ -76,9 +76,7 @@ AUTHORS_TEXT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("of", AUTHORS_TEXT)
 @pytest.mark.parametrize("tier", list(Tier))
-def test_what_a_pods_author_writes_protects_it_nowhere_but_in_trusted_namespaces(
-    of: dict[str, Any], tier: Tier
-) -> None:
+def test_text_of_a_pods_author_protects_it_only_in_trusted_namespaces(of: dict[str, Any], tier: Tier) -> None:
     rules = ProtectionConfig(
         labels=("tier=gold",), annotations=("nodeagent.io/keep",), trusted_namespaces=("platform",), bare_pods=False
     )
@@ -87,7 +85,7 @@ def test_what_a_pods_author_writes_protects_it_nowhere_but_in_trusted_namespaces
 
 @pytest.mark.parametrize("trusted", ["shop", "*"])
 @pytest.mark.parametrize("code", ["label", "annotation", "evict-never"])
-def test_a_trusted_namespace_is_named_or_every_one(code: str, trusted: str) -> None:
+def test_trusted_namespaces_are_listed_by_name_or_all(code: str, trusted: str) -> None:
     _, of, switch = next(row for row in SWITCHED if row[0] == code)
     rules = NOTHING._replace(**switch | {"trusted_namespaces": (trusted,)})
     assert codes(pod("a", **of | {"namespace": "shop"}), rules) == [code]
@@ -119,7 +117,7 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("code", "of", "switch"), SWITCHED)
-def test_a_configurable_protection_holds_when_switched_on_and_only_then(
+def test_a_configurable_protection_applies_only_if_it_is_switched_on(
     code: str, of: dict[str, Any], switch: dict[str, Any]
 ) -> None:
     assert codes(pod("a", **of), NOTHING._replace(**switch)) == [code]
@@ -134,35 +132,35 @@ def test_a_label_with_another_value_does_not_protect() -> None:
 
 
 @pytest.mark.parametrize("code", ["disruption-budget", "evict-never"])
-def test_budgets_and_wishes_are_no_protection_in_the_hard_tier(code: str) -> None:
+def test_pdbs_and_preferences_do_not_protect_in_the_hard_tier(code: str) -> None:
     of, switch = next((of, switch) for each, of, switch in SWITCHED if each == code)
     assert codes(pod("a", **of), NOTHING._replace(**switch), tier=Tier.HARD) == []
 
 
-def test_a_budget_with_headroom_does_not_protect() -> None:
+def test_a_pdb_that_allows_a_disruption_does_not_protect() -> None:
     assert codes(pod("a", disruption_budgets=(DisruptionBudget("b", 1),))) == []
 
 
 @pytest.mark.parametrize("wish", ["never", "prefer", "avoid"])
-def test_a_wish_outside_the_trusted_namespaces_is_ignored(wish: str) -> None:
+def test_a_preference_outside_the_trusted_namespaces_is_ignored(wish: str) -> None:
     of = pod("a", annotations={"nodeagent.io/evict": wish})
     assert codes(of) == []
     assert protection.eviction_preference(of, ProtectionConfig(), tier=Tier.SOFT) == 0.0
 
 
 @pytest.mark.parametrize(("wish", "value"), [("prefer", -1.0), ("avoid", 1.0), ("nonsense", 0.0)])
-def test_a_trusted_wish_moves_a_pod_but_never_in_the_hard_tier(wish: str, value: float) -> None:
+def test_a_trusted_preference_moves_a_pod_except_in_the_hard_tier(wish: str, value: float) -> None:
     of, rules = pod("a", annotations={"nodeagent.io/evict": wish}), ProtectionConfig(trusted_namespaces=("shop",))
     assert protection.eviction_preference(of, rules, tier=Tier.SOFT) == value
     assert protection.eviction_preference(of, rules, tier=Tier.HARD) == 0.0
 
 
-def test_the_age_of_the_cgroup_counts_before_the_time_stamps_of_the_api() -> None:
+def test_the_age_of_the_cgroup_counts_before_the_timestamps_of_the_api() -> None:
     of = pod("a", age_s=3600.0)
     assert codes(of, used=usage(of, 1, started_at=NOW - 10)) == ["too-young"]
 
 
-def test_youth_protects_nobody_in_the_hard_tier_where_the_youngest_is_often_the_culprit() -> None:
+def test_a_young_pod_is_not_protected_in_the_hard_tier_because_it_is_often_the_cause() -> None:
     assert codes(pod("a", age_s=1.0), tier=Tier.SOFT) == ["too-young"]
     assert codes(pod("a", age_s=1.0), tier=Tier.HARD) == []
 
@@ -172,18 +170,18 @@ def test_a_pod_of_unknown_age_is_too_young(started: float | None) -> None:
     assert codes(pod("a", started_wall=started, created_wall=None)) == ["too-young"]
 
 
-def test_usage_that_is_not_known_protects() -> None:
+def test_unknown_usage_protects() -> None:
     of = pod("a")
     assert codes(of, used=usage(of, None)) == ["usage-unknown"]
     assert [each.code for each in protection.momentary_refusals(of, None, None, scene(NOTHING))] == ["not-running"]
 
 
-def test_a_pod_says_all_its_reasons() -> None:
+def test_a_pod_has_all_its_refusals() -> None:
     of = pod("a", namespace="kube-system", owner=Owner("DaemonSet", "log", "ds"), age_s=1.0)
     assert codes(of) == ["daemon-set", "namespace", "too-young"]
 
 
-def test_every_reason_has_a_code_of_its_own() -> None:
+def test_every_rule_has_its_own_code() -> None:
     rows = [row.code for row in protection.OBJECT_RULES] + [row.code for row in protection.MOMENTARY_RULES]
     assert len(set(rows)) == len(rows)
 

@@ -113,20 +113,20 @@ def test_each_key_puts_one_pod_before_the_other(key: RankingKey, first: PodView,
     assert names(renamed, last, rules=by(key)) == ["z", "b"]
 
 
-def test_a_replica_whose_sibling_runs_here_goes_before_one_that_is_alone() -> None:
+def test_a_pod_with_another_replica_on_the_node_is_evicted_before_an_only_replica() -> None:
     owner = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [view("alone"), view("twin-1", owner=owner), view("twin-2", owner=owner)]
     assert names(*pods, rules=by(RankingKey.DUPLICATE_ON_NODE)) == ["twin-1", "twin-2", "alone"]
 
 
-def test_a_sibling_that_is_terminating_is_no_sibling() -> None:
+def test_a_terminating_replica_does_not_count() -> None:
     owner = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [view("a-alone"), view("twin-1", owner=owner), view("twin-2", owner=owner, deletion_wall=1.0)]
     lineup = lined_up(snapshot(*pods), rules=by(RankingKey.DUPLICATE_ON_NODE))
     assert [each.values for each in lineup.pods] == [(1.0,), (1.0,), (1.0,)]
 
 
-def test_a_deletion_cost_that_is_no_number_counts_as_none() -> None:
+def test_an_invalid_deletion_cost_counts_as_zero() -> None:
     odd = view("odd", annotations={ranking.DELETION_COST: "١٢"})
     assert lined_up(snapshot(odd), rules=by(RankingKey.POD_DELETION_COST)).pods[0].values == (0.0,)
 
@@ -178,7 +178,7 @@ def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: RankingCo
 
 @settings(deadline=None)
 @given(some_pods, some_rules)
-def test_without_usage_a_pod_is_behind_all_that_equal_it_on_the_keys_before_usage(
+def test_a_pod_of_unknown_usage_is_behind_all_that_equal_it_on_the_keys_before_usage(
     pods: list[PodView], rules: RankingConfig
 ) -> None:
     lineup = lined_up(snapshot(*pods), rules=rules)
@@ -206,12 +206,12 @@ def processes(name: str, count: int, **more: Any) -> PodView:
     return view(name, usage_more={"process_count": count, "thread_count": count}, **more)
 
 
-def test_the_fork_bomb_is_found_before_fifty_innocents() -> None:
+def test_a_fork_bomb_is_ranked_before_fifty_other_pods() -> None:
     innocents = [processes(f"innocent-{number:02}", 10, qos=BE, priority=-1) for number in range(50)]
     assert names(*innocents, processes("bomb", 4000, qos=GUARANTEED, priority=100), signal=Signal.PID)[0] == "bomb"
 
 
-def test_a_young_fork_bomb_is_found_by_its_growth_while_it_is_still_small() -> None:
+def test_a_young_fork_bomb_is_ranked_first_by_its_growth() -> None:
     steady = processes("steady", 900)
     earlier = usage_growth.record_sample(
         usage_growth.GrowthState(), snapshot(steady, processes("bomb", 10), at=NOW - 6, wall_time=1.8e9)
@@ -220,19 +220,19 @@ def test_a_young_fork_bomb_is_found_by_its_growth_while_it_is_still_small() -> N
     assert [each.view.pod.name for each in lineup.pods] == ["bomb", "steady"]
 
 
-def test_a_pod_that_was_not_there_has_grown_from_nothing() -> None:
+def test_a_pod_that_the_kept_sample_does_not_contain_has_grown_from_zero() -> None:
     earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(processes("steady", 900), at=NOW - 6))
     lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
     assert lineup.pods[0].view.pod.name == "new"
 
 
-def test_an_old_sample_says_nothing_about_growth() -> None:
+def test_an_old_sample_is_no_base_for_growth() -> None:
     earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(at=NOW - 600))
     lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
     assert lineup.pods[0].view.pod.name == "steady"
 
 
-def test_growth_is_reckoned_over_at_least_half_a_step() -> None:
+def test_growth_is_measured_over_at_least_half_the_sample_distance() -> None:
     growth = usage_growth.GrowthState()
     for second in range(8):
         growth = usage_growth.record_sample(growth, snapshot(processes("one", 100 + second), at=NOW + second))
@@ -244,7 +244,7 @@ def test_growth_is_reckoned_over_at_least_half_a_step() -> None:
 # --- the kubelet's order ---------------------------------------------------------------------------------------------
 
 
-def test_kubelet_memory_order_knows_no_qos_class() -> None:
+def test_the_kubelets_memory_order_ignores_the_qos_class() -> None:
     order = names(
         view("best-effort-within", 0, qos=BE),
         view("guaranteed-over", 3 * GI, qos=GUARANTEED, request=2 * GI),
@@ -295,7 +295,7 @@ def test_imagefs_of_a_split_layout_ranks_by_priority_and_name_not_by_the_smalles
     assert order == ["c", "a", "b"]
 
 
-def test_a_disk_number_of_which_a_part_is_missing_is_the_sum_of_the_rest() -> None:
+def test_disk_usage_with_an_unmeasured_part_is_the_sum_of_the_rest() -> None:
     assert pod_usage.disk_usage(DiskUsage(logs_bytes=10), Signal.NODEFS, DiskLayout.SINGLE) == 10
     assert pod_usage.disk_usage(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None
 
@@ -318,7 +318,7 @@ def explained(*pods: PodView, signal: Signal = Signal.MEMORY, rules: RankingConf
     return [tuple(key.text for key in each.keys) for each in explanation]
 
 
-def test_every_key_is_explained_with_its_numbers() -> None:
+def test_every_key_has_a_text_with_its_numbers() -> None:
     pods = view("a", 300 * MI, request=88 * MI, priority=7, annotations={ranking.DELETION_COST: "12"})
     assert explained(pods, rules=by(*RankingKey)) == [
         (
@@ -341,18 +341,18 @@ def test_every_key_of_the_configuration_has_a_function_and_a_text() -> None:
     assert len(explained(view("a"), rules=by(*RankingKey))[0]) == len(RankingKey)
 
 
-def test_what_is_not_known_is_said_to_be_not_known() -> None:
+def test_an_unknown_value_has_a_text_of_its_own() -> None:
     unknown = PodView(view("a").pod._replace(started_wall=None, created_wall=None), None)
     texts = explained(unknown, rules=by(RankingKey.EXCEEDS_REQUEST, RankingKey.USAGE, RankingKey.AGE))
     assert texts == [("usage unknown", "usage unknown", "age unknown")]
 
 
-def test_pids_are_explained_as_counts() -> None:
+def test_texts_of_pids_are_counts() -> None:
     texts = explained(processes("a", 4000), signal=Signal.PID, rules=by(RankingKey.USAGE_OVER_REQUEST))
     assert texts == [("4000 in 10s at its growth or fork rate", "uses 4000")]
 
 
-def test_a_bomb_whose_children_live_for_milliseconds_is_found_by_what_it_forks() -> None:
+def test_a_fork_bomb_of_short_lived_children_is_ranked_first_by_its_fork_rate() -> None:
     innocents = [processes(f"innocent-{number:02}", 50, qos=BE) for number in range(50)]
     bomb = processes("bomb", 12, qos=GUARANTEED)
     assert bomb.usage is not None
@@ -366,7 +366,7 @@ def test_a_bomb_whose_children_live_for_milliseconds_is_found_by_what_it_forks()
 
 
 @pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -1.0])
-def test_a_fork_rate_that_cannot_be_changes_no_order(absurd: float) -> None:
+def test_an_implausible_fork_rate_changes_no_order(absurd: float) -> None:
     odd = processes("odd", 12)
     assert odd.usage is not None
     odd = odd._replace(usage=odd.usage._replace(forks_per_s=absurd))

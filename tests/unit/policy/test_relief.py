@@ -24,7 +24,7 @@ from tests.support.nodes import CAPACITY, GI, MI, NOW, pod, snapshot, usage, vie
 # --- what an eviction frees ------------------------------------------------------------------------------------------
 
 
-def test_clean_page_cache_is_nobodys_relief() -> None:
+def test_clean_page_cache_is_no_relief() -> None:
     hog = usage(pod("cache-hog"), 4 * GI, memory_unreclaimable=20 * MI)
     assert relief.predicted_relief(hog, Signal.MEMORY, DiskLayout.SINGLE) == 20 * MI
 
@@ -34,25 +34,25 @@ def test_half_of_the_working_set_counts_where_memory_stat_could_not_be_read() ->
     assert relief.predicted_relief(unread, Signal.MEMORY, DiskLayout.SINGLE) == 2 * GI
 
 
-def test_pids_come_back_as_threads() -> None:
+def test_the_relief_of_pids_is_threads() -> None:
     of = usage(pod("a"), 1, process_count=3, thread_count=400)
     assert relief.predicted_relief(of, Signal.PID, DiskLayout.SINGLE) == 400
     assert relief.predicted_relief(of._replace(thread_count=None), Signal.PID, DiskLayout.SINGLE) == 3
 
 
-def test_disk_comes_back_from_the_file_system_it_is_on() -> None:
+def test_the_relief_of_disk_is_on_its_own_file_system() -> None:
     of = usage(pod("a"), 1, disk=DiskUsage(rootfs_bytes=5, logs_bytes=10, volumes_bytes=20))
     assert relief.predicted_relief(of, Signal.IMAGEFS, DiskLayout.DEDICATED_IMAGEFS) == 5
     assert relief.predicted_relief(of, Signal.NODEFS, DiskLayout.DEDICATED_IMAGEFS) == 30
 
 
 @pytest.mark.parametrize("bad", [None, -1, float("nan"), 1 << 63, "4Gi", True])
-def test_a_number_that_cannot_be_is_no_relief(bad: object) -> None:
+def test_an_implausible_number_is_no_relief(bad: object) -> None:
     of = usage(pod("a"), None, memory_unreclaimable=bad)
     assert relief.predicted_relief(of, Signal.MEMORY, DiskLayout.SINGLE, limit=16 * GI) is None
 
 
-def test_the_minimum_is_a_share_of_the_deficit_or_a_quantity_and_never_nothing() -> None:
+def test_the_minimum_relief_is_a_share_of_the_deficit_or_a_quantity_and_at_least_one() -> None:
     assert relief.minimum_relief(ReliefConfig(), GI) == GI // 100
     assert relief.minimum_relief(ReliefConfig(minimum_relief=Amount(MI, None, "1Mi")), GI) == MI
     assert relief.minimum_relief(ReliefConfig(minimum_relief=Amount(0, None, "0")), GI) == 1
@@ -77,7 +77,7 @@ def test_the_least_harmful_set(reliefs: list[int], deficit: int, expected: tuple
     assert relief.least_harmful_set(reliefs, deficit, max_pods=5) == expected
 
 
-def test_when_more_are_needed_than_may_go_at_once_the_largest_of_the_needed_go() -> None:
+def test_if_more_pods_are_needed_than_allowed_the_largest_of_them_are_selected() -> None:
     assert relief.least_harmful_set([3, 1, 2, 9, 50], 15, max_pods=2) == (0, 3)
 
 
@@ -113,7 +113,7 @@ def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
 # --- where it is instead ---------------------------------------------------------------------------------------------
 
 
-def test_futility_tells_where_memory_is_with_numbers() -> None:
+def test_a_futile_refusal_lists_the_holders_of_memory_with_amounts() -> None:
     node = snapshot(
         view("small", 100 * MI),
         available={Signal.MEMORY: 200 * MI},
@@ -135,25 +135,25 @@ def test_futility_tells_where_memory_is_with_numbers() -> None:
         assert part in refusal.message
 
 
-def test_futility_tells_how_much_disk_no_pod_holds() -> None:
+def test_a_futile_refusal_lists_how_much_disk_no_pod_holds() -> None:
     held = view("a", usage_more={"disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=0)})
     node = snapshot(held, available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
     where = relief.other_holders(Signal.NODEFS, node)
     assert where == ("pods 1Gi", "not attributed to pods 98Gi")
 
 
-def test_futility_does_not_count_unknown_usage_as_none() -> None:
+def test_a_futile_refusal_does_not_count_unknown_usage_as_zero() -> None:
     node = snapshot(view("a"), available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
     assert relief.other_holders(Signal.NODEFS, node) == ("99Gi in use, disk usage of pods unknown",)
 
 
-def test_futility_tells_who_has_the_processes() -> None:
+def test_a_futile_refusal_lists_the_holders_of_processes() -> None:
     node = snapshot(view("a"), cgroups=(CgroupUsage("/system.slice/cron.service", None, 30_000),))
     assert relief.other_holders(Signal.PID, node) == ("/system.slice/cron.service 30000", "all pods 1 processes")
 
 
 @pytest.mark.parametrize("bad", [1e300, float("nan"), 1 << 63, -1, "4Gi"])
-def test_futility_leaves_out_what_no_directory_and_no_deleted_file_can_hold(bad: Any) -> None:
+def test_a_futile_refusal_omits_implausible_directories_and_deleted_files(bad: Any) -> None:
     of = view(
         "a",
         usage_more={"disk": DiskUsage(GI, 1, 0, 0, 0, 0), "disk_usage_quality": DiskUsageQuality(NOW, True, (), bad)},
@@ -166,7 +166,7 @@ def test_futility_leaves_out_what_no_directory_and_no_deleted_file_can_hold(bad:
 
 
 @pytest.mark.parametrize("field", ["total", "shmem", "slab_unreclaimable", "hugetlb"])
-def test_futility_leaves_out_memory_that_no_node_has(field: str) -> None:
+def test_a_futile_refusal_omits_implausible_node_memory(field: str) -> None:
     node = snapshot(view("small", 100 * MI), available={Signal.MEMORY: 200 * MI})
     assert node.memory is not None
     absurd: dict[str, Any] = {field: 1e300}

@@ -14,7 +14,7 @@ def _decided() -> tuple[Plan, PodView]:
     return plan, view
 
 
-def test_the_message_names_a_container_once_its_usage_is_known() -> None:
+def test_the_message_lists_a_container_once_its_usage_is_known() -> None:
     plan, view = _decided()
     [victim] = plan.victims
     assert view.usage is not None

@@ -25,7 +25,7 @@ def _foresee(node: NodeSnapshot, settings: Config | None = None) -> tuple[victim
 
 
 @given(st.lists(st.tuples(st.sampled_from(QOSClass), st.integers(1, 64)), min_size=1, max_size=8))
-def test_it_is_who_goes_when_the_threshold_is_crossed(pods: list[tuple[QOSClass, int]]) -> None:
+def test_the_predicted_victims_are_those_of_the_crossing(pods: list[tuple[QOSClass, int]]) -> None:
     views = [view(f"p{index}", size * 64 * MI, qos=qos) for index, (qos, size) in enumerate(pods)]
     foreseen = _foresee(_node(GI + 100 * MI, *views))
     crossed = _node(GI - 1, *views)
@@ -34,7 +34,7 @@ def test_it_is_who_goes_when_the_threshold_is_crossed(pods: list[tuple[QOSClass,
     assert [each.cgroup for each in foreseen] == [victim.cgroup for victim in plan.victims]
 
 
-def test_it_may_grow_to_the_threshold_less_what_the_kernel_lets_it_go_beyond() -> None:
+def test_a_predicted_victim_may_grow_to_the_threshold_minus_the_kernels_overshoot() -> None:
     [greedy] = _foresee(_node(GI + 100 * MI))
     until_crossed = 3 * GI + 100 * MI
     assert greedy.limit == until_crossed - until_crossed // 80
@@ -42,21 +42,21 @@ def test_it_may_grow_to_the_threshold_less_what_the_kernel_lets_it_go_beyond() -
     assert greedy.limit == 3 * GI - 3 * GI // 80, "it is there, and not below"
 
 
-def test_of_several_thresholds_the_next_one_counts() -> None:
+def test_the_nearest_of_several_thresholds_counts() -> None:
     [greedy] = _foresee(_node(GI + 100 * MI), config(hard(value=GI // 2), hard(value=GI), soft(value=GI + 50 * MI)))
     assert greedy.limit == (3 * GI + 100 * MI) * 79 // 80 + 1
     [greedy] = _foresee(_node(GI - 100 * MI), config(hard(value=GI // 2), soft(value=GI, grace_s=1000.0)))
     assert greedy.limit == (3 * GI + GI // 2 - 100 * MI) * 79 // 80 + 1
 
 
-def test_the_kernels_own_estimate_is_a_threshold_of_its_own() -> None:
+def test_a_threshold_on_memavailable_counts_by_its_own_number() -> None:
     node = _node(8 * GI)
     node = node._replace(mem_available=node.mem_available._replace(available=GI + 200 * MI))
     [greedy] = _foresee(node, config(hard(memory_model=MemoryModel.MEM_AVAILABLE)))
     assert greedy.limit == (3 * GI + 200 * MI) * 79 // 80 + 1
 
 
-def test_several_share_what_is_left_until_then() -> None:
+def test_several_predicted_victims_share_the_headroom() -> None:
     both = [view(name, 2 * GI, qos=QOSClass.BEST_EFFORT) for name in ("a", "b")]
     foreseen = _foresee(_node(GI + 100 * MI, *both), config(hard(min_reclaim=quantity(3 * GI))))
     until_crossed = 2 * GI + 50 * MI
@@ -73,11 +73,11 @@ def test_several_share_what_is_left_until_then() -> None:
     ],
     ids=["crossed already", "a soft one", "pids", "a disk"],
 )
-def test_nobody_is_foreseen_without_a_hard_threshold_of_memory_ahead(available: int, threshold: Threshold) -> None:
+def test_there_is_no_prediction_without_a_hard_memory_threshold_ahead(available: int, threshold: Threshold) -> None:
     assert _foresee(_node(available), config(threshold)) == ()
 
 
-def test_what_is_not_known_makes_nobody_a_victim() -> None:
+def test_unknown_usage_makes_no_predicted_victim() -> None:
     node = _node(GI + MI)
     unread = node.observations[Signal.MEMORY]._replace(available=None, reason="unreadable")
     assert _foresee(node._replace(observations={**node.observations, Signal.MEMORY: unread})) == ()
@@ -87,7 +87,7 @@ def test_what_is_not_known_makes_nobody_a_victim() -> None:
     assert [each.pod_uid for each in _foresee(_node(GI + MI, gone, OTHER))] == [OTHER.pod.uid]
 
 
-def test_the_snapshot_stays_as_it_was() -> None:
+def test_a_prediction_does_not_change_the_snapshot() -> None:
     node = _node(GI + MI)
     before = (dict(node.observations), node.mem_available)
     assert _foresee(node)
