@@ -140,21 +140,21 @@ def best_ms(decision: Callable[[], object]) -> float:
 
 def measure(pods: int) -> tuple[float, float, float]:
     """CPU ms of (decision, first, calm)."""
-    config, memo = settings(), candidates.RankingCache()
+    config, cache = settings(), candidates.RankingCache()
     # Ten samples before the one that counts, so that trends and growth have something to reckon with.
     remembered = state.initial("benchmark", now=NOW)
     for second in range(10):
         calm = node(pods, available=GI * 100, at=NOW + second)
-        _, remembered = engine.decide(calm, remembered, now=NOW + second, config=config, memo=memo)
+        _, remembered = engine.decide(calm, remembered, now=NOW + second, config=config, cache=cache)
     at = NOW + 10
     pressed, calm = node(pods, available=600 * MI, at=at), node(pods, available=GI * 100, at=at)
-    plan, _ = engine.decide(pressed, remembered, now=at, config=config, memo=memo)
+    plan, _ = engine.decide(pressed, remembered, now=at, config=config, cache=cache)
     if len(plan.victims) != 2 or len(plan.ranking) != pods:
         raise SystemExit(f"not the decision that was meant to be measured: {len(plan.victims)} victims")
     return (
-        best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config, memo=memo)),
+        best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config, cache=cache)),
         best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config)),
-        best_ms(lambda: engine.decide(calm, remembered, now=at, config=config, memo=memo, always_rank=False)),
+        best_ms(lambda: engine.decide(calm, remembered, now=at, config=config, cache=cache, always_rank=False)),
     )
 
 

@@ -252,7 +252,7 @@ class Node:
         self.chance = chance
         self.name = f"node-{number}"
         self.config = config._replace(node_name=self.name)
-        self.memo = RankingCache()
+        self.cache = RankingCache()
         self.state = state.initial(self.name, now=0.0)
         self.pods = pods_of(number)
         self.pressed = False
@@ -312,7 +312,7 @@ class Node:
                 self.world.at(now + self.chance.uniform(0.0, PDB_SPREAD_S), self.list_budgets)
         node = snapshot(self, now)
         plan, self.state = engine.decide(
-            node, self.state, now=now, config=self.config, memo=self.memo, always_rank=False
+            node, self.state, now=now, config=self.config, cache=self.cache, always_rank=False
         )
         (memory,) = [each for each in plan.conditions if each.type is ConditionType.MEMORY_PRESSURE]
         if memory.status is not self.status:

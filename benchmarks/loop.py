@@ -164,7 +164,7 @@ class Loop:
             pod_stalls=False,  # as the agent reads without a threshold that asks for them
         )
         self.pods: Sequence[Pod] = node.api_pods()
-        self.memo, self.pace = candidates.RankingCache(), schedule.ScheduleState()
+        self.cache, self.pace = candidates.RankingCache(), schedule.ScheduleState()
         self.policy = state.initial("benchmark", now=self.now)
         self.effective: tuple[Threshold, ...] | None = None
 
@@ -186,7 +186,7 @@ class Loop:
             return False
         snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh, node=node)
         plan, self.policy = engine.decide(
-            snapshot, self.policy, now=self.now, config=self.config, memo=self.memo, always_rank=fresh
+            snapshot, self.policy, now=self.now, config=self.config, cache=self.cache, always_rank=fresh
         )
         seen = [view for view in snapshot.pods if view.usage is not None and view.usage.memory_working_set is not None]
         if len(seen) != len(self.pods) or bool(plan.ranking) is not fresh:

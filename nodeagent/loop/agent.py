@@ -111,7 +111,7 @@ class Agent:
         self._cost: own_cost.ProcessCost | None = None
         self._stretch = 1.0
         """Of the calm sampling interval, while the agent costs more than it should."""
-        self._memo = candidates.RankingCache()
+        self._ranking_cache = candidates.RankingCache()
         self._prepared: NodeSnapshot | None = None
         """Taken when a threshold was about to be crossed, for the decision on that."""
         self._pace = pacing.ScheduleState()
@@ -405,11 +405,11 @@ class Agent:
     def prearm(self, node: NodeSnapshot, *, guard: bool) -> None:
         """Do before a hard threshold is crossed what takes time or comes too late then."""
         snapshot = self._prepared = self.observe_pods(node)
-        self._memo.prepare(snapshot, config=self._config)
+        self._ranking_cache.prepare(snapshot, config=self._config)
         if guard:
             now = snapshot.taken_at
             victims = victim_preview.preview_victims(
-                snapshot, self._keeper.policy, now=now, config=self._config, memo=self._memo
+                snapshot, self._keeper.policy, now=now, config=self._config, cache=self._ranking_cache
             )
             self._actor.cap_growth(victims, self._config, now=now)
 
@@ -423,7 +423,12 @@ class Agent:
         before = self._keeper.policy
         with self._metrics.timed(SyncStage.DECIDE):
             plan, self._keeper.policy = engine.decide(
-                snapshot, before, now=snapshot.taken_at, config=self._config, memo=self._memo, always_rank=False
+                snapshot,
+                before,
+                now=snapshot.taken_at,
+                config=self._config,
+                cache=self._ranking_cache,
+                always_rank=False,
             )
         self._metrics.observe_stage(SyncStage.WAKE_TO_DECISION, self._means.monotonic() - self._woke_at)
         # What holds a victim in place comes before everything that wakes other threads or takes time to tell.

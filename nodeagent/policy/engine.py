@@ -85,7 +85,7 @@ def decide(
     *,
     now: float,
     config: Config,
-    memo: RankingCache | None = None,
+    cache: RankingCache | None = None,
     always_rank: bool = True,
 ) -> tuple[Plan, PolicyState]:
     """The plan for this snapshot, and the state for the next decision, to be persisted before the plan is acted upon.
@@ -122,7 +122,7 @@ def decide(
         reclaims=tried.state,
         trends={verdict.signal: verdict.trend for verdict in judged},
         levels=threshold_state,
-        memo=memo if memo is not None else RankingCache(),
+        cache=cache if cache is not None else RankingCache(),
     )
     served, refusals, budgets = _serve_limits(case, budgets)
     count_anew = served.count_anew
@@ -180,7 +180,7 @@ class _Context(NamedTuple):
     trends: Mapping[Signal, Trend | None]
     levels: thresholds.ThresholdState
     """As the snapshot left it."""
-    memo: RankingCache
+    cache: RankingCache
 
     def line_up(self, signal: Signal, *, tier: Tier, minimum: MinimumRelief | None = None) -> RankedPods:
         return rank_pods(
@@ -189,7 +189,7 @@ class _Context(NamedTuple):
             tier=tier,
             config=self.config,
             growth=self.growth,
-            cache=self.memo,
+            cache=self.cache,
             minimum=minimum,
         )
 
@@ -259,7 +259,7 @@ def _serve_most_urgent(
     met = [verdict for verdict in judged if any(each.met for each in verdict.thresholds)]
     signal = min((each.signal for each in met), key=lambda each: SIGNAL_TABLE[each].urgency, default=Signal.MEMORY)
     if not met and not always_rank:
-        case.memo.prepare(case.snapshot, config=case.config)
+        case.cache.prepare(case.snapshot, config=case.config)
         return _SignalPlan(signal), (), budgets
     lineup = case.line_up(signal, tier=Tier.SOFT)
     return _SignalPlan(signal, lineup.order, tuple(lineup.pods)), (), budgets

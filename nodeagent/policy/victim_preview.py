@@ -36,13 +36,13 @@ class _NearestThreshold(NamedTuple):
 
 
 def preview_victims(
-    snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config, memo: candidates.RankingCache
+    snapshot: NodeSnapshot, state: PolicyState, *, now: float, config: Config, cache: candidates.RankingCache
 ) -> tuple[PredictedVictim, ...]:
     """The predicted victims; none if no hard memory threshold is ahead. The arguments are those of `engine.decide`."""
     nearest = _nearest_threshold(snapshot, config)
     if nearest is None:
         return ()
-    plan, _ = engine.decide(_crossed(snapshot, nearest), state, now=now, config=config, memo=memo, always_rank=False)
+    plan, _ = engine.decide(_crossed(snapshot, nearest), state, now=now, config=config, cache=cache, always_rank=False)
     victims = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup and not victim.limit]
     usages = {view.pod.uid: view.usage.memory_usage for view in snapshot.pods if view.usage is not None}
     return tuple(

@@ -27,10 +27,10 @@ def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:
 
 
 def lined(
-    seen: NodeSnapshot, settings: Config, memo: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
+    seen: NodeSnapshot, settings: Config, cache: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
 ) -> RankedPods:
     return rank_pods(
-        seen, signal, **({"tier": Tier.HARD, "growth": usage_growth.GrowthState()} | more), config=settings, cache=memo
+        seen, signal, **({"tier": Tier.HARD, "growth": usage_growth.GrowthState()} | more), config=settings, cache=cache
     )
 
 
@@ -91,7 +91,7 @@ def test_a_cache_never_changes_the_order(order: RankingConfig, protected: bool, 
         if protected
         else ProtectionConfig(minimum_age_s=0.0, disruption_budgets=False)
     )
-    settings, memo, at = config(ranking=order, protection=rules), RankingCache(), NOW
+    settings, cache, at = config(ranking=order, protection=rules), RankingCache(), NOW
     classes = list(QOSClass)
     views = [
         view(f"p{number}", number * 64 * MI, qos=classes[number % 3], age_s=10.0 * number) for number in range(PODS)
@@ -105,9 +105,9 @@ def test_a_cache_never_changes_the_order(order: RankingConfig, protected: bool, 
         assert seen.memory is not None
         seen = seen._replace(memory=seen.memory._replace(total=step["total"]))
         if step["prepares"]:
-            memo.prepare(seen, config=settings)
+            cache.prepare(seen, config=settings)
         asked = {name: step[name] for name in ("signal", "tier", "minimum")}
-        assert lined(seen, settings, memo, **asked) == lined(seen, settings, RankingCache(), **asked)
+        assert lined(seen, settings, cache, **asked) == lined(seen, settings, RankingCache(), **asked)
 
 
 def test_the_facts_of_a_pod_are_computed_once_for_each_version_of_its_object() -> None:
@@ -121,26 +121,26 @@ def test_the_facts_of_a_pod_are_computed_once_for_each_version_of_its_object() -
 
 
 def test_a_reading_that_becomes_stale_counts_as_unknown() -> None:
-    settings, memo = config(), RankingCache()
+    settings, cache = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
-    lined(node(views, at=NOW), settings, memo)
+    lined(node(views, at=NOW), settings, cache)
     views[7] = PodView(views[7].pod, usage(views[7].pod, 7 * GI, at=NOW - 25.0))
-    assert lined(node(views, at=NOW), settings, memo).pods[0].usage == 7 * GI
-    last = lined(node(views, at=NOW + 10.0), settings, memo).pods[-1]
+    assert lined(node(views, at=NOW), settings, cache).pods[0].usage == 7 * GI
+    last = lined(node(views, at=NOW + 10.0), settings, cache).pods[-1]
     assert (last.view, last.usage) == (views[7], None)
 
 
 def test_a_pod_that_replaces_another_is_ranked_by_its_own_usage() -> None:
-    settings, memo = config(), RankingCache()
+    settings, cache = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
-    lined(node(views, at=NOW), settings, memo)
+    lined(node(views, at=NOW), settings, cache)
     views[3] = view("new", 10 * GI)
-    names = [each.view.pod.name for each in lined(node(views, at=NOW), settings, memo).pods]
+    names = [each.view.pod.name for each in lined(node(views, at=NOW), settings, cache).pods]
     assert names == ["new", "p7", "p6", "p5", "p4", "p2", "p1", "p0"]
 
 
 def test_another_configuration_empties_the_cache() -> None:
-    memo, views = RankingCache(), [view("young", GI, priority=1), view("old", 2 * GI)]
-    assert [each.view.pod.name for each in lined(node(views, at=NOW), config(), memo).pods] == ["old", "young"]
+    cache, views = RankingCache(), [view("young", GI, priority=1), view("old", 2 * GI)]
+    assert [each.view.pod.name for each in lined(node(views, at=NOW), config(), cache).pods] == ["old", "young"]
     kept = config(protection=ProtectionConfig(namespaces=("shop",)))
-    assert all(each.refusals for each in lined(node(views, at=NOW), kept, memo).pods)
+    assert all(each.refusals for each in lined(node(views, at=NOW), kept, cache).pods)

@@ -104,15 +104,15 @@ def test_a_calm_node_need_not_be_ranked() -> None:
 
 
 def test_what_a_decision_asks_of_every_pod_is_known_before_it_matters() -> None:
-    memo, settings, pods = candidates.RankingCache(), config(hard()), (view("a", GI), view("b", GI))
-    decide(snapshot(*pods), settings, memo=memo, always_rank=False)
-    known = len(memo)
+    cache, settings, pods = candidates.RankingCache(), config(hard()), (view("a", GI), view("b", GI))
+    decide(snapshot(*pods), settings, cache=cache, always_rank=False)
+    known = len(cache)
     assert known == len(pods)
-    prepared, _ = decide(pressed(*pods), settings, memo=memo, always_rank=False)
-    assert len(memo) == known
+    prepared, _ = decide(pressed(*pods), settings, cache=cache, always_rank=False)
+    assert len(cache) == known
     assert prepared == decide(pressed(*pods), settings, always_rank=False)[0]
-    decide(snapshot(view("a", GI)), settings, memo=memo, always_rank=False)
-    assert len(memo) == 1, "pods that are gone are forgotten"
+    decide(snapshot(view("a", GI)), settings, cache=cache, always_rank=False)
+    assert len(cache) == 1, "pods that are gone are forgotten"
 
 
 def test_a_soft_threshold_within_its_grace_evicts_nobody_and_shows_the_order_for_its_resource() -> None:
@@ -941,13 +941,13 @@ def test_with_a_lost_state_budgets_count_as_spent() -> None:
 
 
 def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
-    memo = candidates.RankingCache()
+    cache = candidates.RankingCache()
     pods = [view(f"p{number}", number * 100 * MI, request=GI) for number in range(8)]
     changed = [each._replace(pod=each.pod._replace(priority=7, labels={"keep": ""})) for each in pods]
     for views in (pods, changed, pods[:4], changed):
         for rules in (config(hard()), config(hard(), protection=ProtectionConfig(labels=("keep",)))):
-            with_memo, _ = decide(pressed(*views), rules, memo=memo)
-            assert with_memo == decide(pressed(*views), rules)[0]
+            with_cache, _ = decide(pressed(*views), rules, cache=cache)
+            assert with_cache == decide(pressed(*views), rules)[0]
 
 
 def test_a_budgeted_pod_is_spared_in_the_soft_tier_by_its_headroom() -> None:

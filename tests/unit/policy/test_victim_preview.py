@@ -20,7 +20,7 @@ def _node(available: int, *pods: object, **more: object) -> NodeSnapshot:
 def _foresee(node: NodeSnapshot, settings: Config | None = None) -> tuple[victim_preview.PredictedVictim, ...]:
     before = state.initial("test", now=NOW)
     return victim_preview.preview_victims(
-        node, before, now=node.taken_at, config=settings or config(hard()), memo=candidates.RankingCache()
+        node, before, now=node.taken_at, config=settings or config(hard()), cache=candidates.RankingCache()
     )
 
 
