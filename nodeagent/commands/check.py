@@ -144,7 +144,7 @@ class NodeChecker:
         self._transport: Transport | None = None
         self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
-        self._kubelet, self._kubelet_notes = kubelet_config.find(self._host)
+        self._kubelet, self._kubelet_notes = kubelet_config.read_thresholds(self._host)
 
     def close(self) -> None:
         """Close descriptors and connections."""

@@ -393,10 +393,10 @@ def _neighbours(host: Host, config: Config, session: Session) -> tuple[Note, ...
         patience.wait(0.1)
     harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
     found, _ = cgroups.find_kubepods(host, cgroups.detect_hierarchy(host), cgroup_root=config.sampling.cgroup_root)
-    seen, _ = kubelet_config.find(host)
+    seen, _ = kubelet_config.read_thresholds(host)
     thresholds, unread = (seen.thresholds, seen.unread) if seen is not None else (None, "")
     return other_oom_handlers.find_handlers(
-        host, kubepods=found.path if found else "", kubelet=thresholds, kubelet_unread=unread, harmless=harmless
+        host, kubepods=found.path if found else "", kubelet=thresholds, kubelet_unread=unread, isolated=harmless
     )
 
 

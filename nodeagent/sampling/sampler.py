@@ -150,7 +150,7 @@ class Sampler:
         (now, suspended_s), wall_time = self._clocks(), self._wall()
         layout = self._detected(now)
         if disks or self._filesystems is None or self._filesystems.layout is not layout.layout:
-            readings = filesystems.read(layout.layout, self._statvfs, now=now)
+            readings = filesystems.read_filesystems(layout.layout, self._statvfs, now=now)
             self._filesystems = FilesystemReading(layout.layout, signals.observe_disks(readings))
         if limits or self._limits is None or self._limits.paths is not layout.memory:
             self._limits = self._read_limits(layout.memory, now)
@@ -197,7 +197,7 @@ class Sampler:
         if usages and self._names.reason and api_pods is None:
             notes += (Note(NoteKind.PODS, f"pods have no names: {self._names.reason}"),)
         return snapshot._replace(
-            memory=memory.read_node(self._host, self._files),
+            memory=memory.read_node_memory(self._host, self._files),
             stalls=stalls,
             pods=self._join(usages, self._confirmed(api_pods), snapshot),
             pods_synced_at=pods_synced_at if api_pods is not None else None,
@@ -270,9 +270,9 @@ class Sampler:
             hierarchy=hierarchy,
             kubepods=kubepods,
             no_kubepods=no_kubepods,
-            memory=memory.paths(hierarchy, kubepods, no_kubepods=no_kubepods),
+            memory=memory.memory_paths(hierarchy, kubepods, no_kubepods=no_kubepods),
             layout=layout,
-            stall_files=psi.files(self._host, hierarchy, kubepods),
+            stall_files=psi.stall_files(self._host, hierarchy, kubepods),
             notes=notes,
             # Without a PID for its thread, statvfs failed and the file systems are wrong: detected again soon.
             detected_at=now - max(0.0, _LAYOUT_S - _NO_KUBEPODS_S) if no_threads else now,

@@ -179,7 +179,7 @@ def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at
 def test_disks_that_are_far_from_their_thresholds_are_not_read_at_every_look(
     start: StartLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, read, at, full = start(interval="20s"), filesystems.read, list[float](), False
+    loop, read, at, full = start(interval="20s"), filesystems.read_filesystems, list[float](), False
 
     def note(*layout: Any, now: float) -> filesystems.Readings:
         at.append(now - BEGAN)
@@ -187,7 +187,7 @@ def test_disks_that_are_far_from_their_thresholds_are_not_read_at_every_look(
         assert isinstance(seen.nodefs, FileSystem)
         return seen._replace(nodefs=seen.nodefs._replace(available=0)) if full else seen
 
-    monkeypatch.setattr(filesystems, "read", note)
+    monkeypatch.setattr(filesystems, "read_filesystems", note)
     for look in range(1, 2_300):
         loop.turn(look * 0.02)
     assert at == pytest.approx([0.02, 20.02, 40.02])

@@ -1,8 +1,8 @@
 """Finds the configuration of the kubelet that runs on this host.
 
-Looked for in this order: the command line of the process in the kubelet's service cgroup (`--config` and eviction
-flags), then the files where distributions keep it. Walking all of /proc for a process called kubelet would cost more
-than the rest of a report. A recorded host may hold the answer of the kubelet's own /configz instead.
+It is searched in this order: the command line of the process in the kubelet's service cgroup (`--config` and eviction
+flags), then the files where distributions keep it. A search of all of /proc for a process called kubelet would cost
+more than the rest of a report. A recorded host may contain the answer of the kubelet's own /configz instead.
 """
 
 from typing import Final
@@ -10,12 +10,9 @@ from typing import Final
 from nodeagent.config import kubelet
 from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import Note, NoteKind
+from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
-_SERVICE_PROCS: Final = tuple(
-    f"/sys/fs/cgroup{hierarchy}/system.slice/kubelet.service/cgroup.procs"
-    for hierarchy in ("", "/systemd", "/unified", "/memory")
-)
 USUAL_FILES: Final = (
     "/var/lib/kubelet/config.yaml",  # kubeadm
     "/etc/kubernetes/kubelet/config.json",  # EKS, Amazon Linux 2023
@@ -27,52 +24,35 @@ USUAL_FILES: Final = (
 _RECORDED: Final = "/kubelet/configz.json"
 
 
-def find(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
-    """The kubelet's effective thresholds, and notes about what could not be read of them.
+def read_thresholds(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
+    """The kubelet's effective thresholds, and notes about what is unknown of them.
 
-    None: there is no sign of a kubelet on this host.
+    None: there is no kubelet on this host, as far as its process and the usual files show.
     """
-    flags = _command_line(host)
-    path, text, refusal = _file(host, flags)
+    flags = processes.kubelet_command_line(host)
+    path, text, refusal = _read_file(host, flags)
     if not flags and not (text or refusal):
         return None, ()
     settings = kubelet.read_settings(text, flags=flags, name=path)
     notes = tuple(Note(NoteKind.KUBELET, problem) for problem in settings.problems if problem != settings.unread)
     unread = refusal or settings.unread
     if unread and kubelet.flag_value(flags, "eviction-hard") is not None:
-        notes += (Note(NoteKind.KUBELET, f"only its command line can be read: {unread}"),)
+        notes += (Note(NoteKind.KUBELET, f"configuration file not read, flags only: {unread}"),)
         unread = ""
     elif unread:
-        notes += (Note(NoteKind.KUBELET, f"its configuration is not known, defaults assumed: {unread}"),)
+        notes += (Note(NoteKind.KUBELET, f"configuration unknown, defaults assumed: {unread}"),)
     directory = kubelet.flag_value(flags, "config-dir")
     if directory:
-        notes += (Note(NoteKind.KUBELET, f"what the files in its --config-dir {directory} change is not looked at"),)
+        notes += (Note(NoteKind.KUBELET, f"files in its --config-dir {directory} are not read"),)
     return KubeletThresholds(path or "command line", settings.thresholds, unread), notes
 
 
-def _command_line(host: Host) -> tuple[str, ...]:
-    """Arguments of the kubelet's process, without its own name; empty when there is none we can see."""
-    for procs in _SERVICE_PROCS:
-        try:
-            pids = host.text(procs).split()
-        except Unreadable:
-            continue
-        for pid in pids:
-            try:
-                words = host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
-            except Unreadable:
-                continue
-            if words[0].rpartition("/")[2] in ("kubelet", "hyperkube"):
-                return tuple(words[1:])
-    return ()
-
-
-def _file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
-    """(path, content, why a file that is there cannot be read). Content is empty without a file."""
+def _read_file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
+    """(path, content, why an existing file cannot be read). Content is empty without a file."""
     candidates: tuple[str, ...] = USUAL_FILES
     if flags:
-        named = kubelet.flag_value(flags, "config")
-        candidates = (named,) if named and named.startswith("/") else ()
+        configured = kubelet.flag_value(flags, "config")
+        candidates = (configured,) if configured and configured.startswith("/") else ()
     if host.recorded:
         candidates = (*candidates, _RECORDED)
     refusal = ""

@@ -1,16 +1,16 @@
-"""Who else kills or evicts on this node when memory runs out, what each would do to pods, and what to set.
+"""Finds other programs that kill or evict pods of this node, and reports what each does and which setting stops it.
 
-Two agents that act on the same pods at the same time take twice as much as is needed, and the one that kills without
-asking makes the budgets and reasons of the other worthless. So each that is found is a note, in `check` and at start.
+Two agents that act on the same pods at the same time free twice as much as is needed, and the kills of the other one
+pass by the PodDisruptionBudgets and reasons of this one. So each handler is a note, in `check` and at the start.
 
 Promises:
 
-1. Off the loop: `find` looks at each process once, about 5 us a process and at most `MOST_PROCESSES`; the caller has
-   it done in a worker, at start and every few minutes. Each process that was looked at costs 1.8 KiB of kernel memory
-   for as long as it lives, so those of pods that see only themselves may be left out.
-2. A process is taken for a killer by its command name *and* its program's name; one that runs inside a pod is told with
-   that pod. Whoever fakes both only gets a line in a report.
-3. What cannot be read is not there: nothing is refused because of it.
+1. Not on the loop: `find_handlers` reads each process once, about 5 us each and at most `MAX_PROCESSES`. The caller
+   runs it in a worker, at the start and every few minutes. Each process that is read takes 1.8 KiB of kernel memory
+   while it runs, so those of pods that see no other processes may be left out.
+2. A process is a handler by its command name *and* the name of its program; the note of one in a pod names the pod. A
+   process that fakes both only adds a line to a report.
+3. An unreadable process or file is treated as missing: no decision depends on it.
 """
 
 import os
@@ -22,8 +22,8 @@ from nodeagent.model import Note, NoteKind, Threshold
 from nodeagent.sampling.hostfs import cgroups, processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
-MOST_PROCESSES: Final = 20_000
-"""0.2 s. Daemons of the host start early and have low PIDs, which are looked at first."""
+MAX_PROCESSES: Final = 20_000
+"""0.2 s. Daemons of the host start early and have low PIDs, which are read first."""
 
 _UNIT_DIRECTORIES: Final = (
     "/etc/systemd/system",
@@ -33,22 +33,22 @@ _UNIT_DIRECTORIES: Final = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
+# The runtime directory of the service, which exists while it runs.
 _OOMD_RUNTIME: Final = "/run/systemd/oom"
-"""The service's runtime directory: there while it runs."""
 _MANAGED: Final = ("ManagedOOMSwap", "ManagedOOMMemoryPressure")
-_MOST_DROP_INS: Final = 64
+_MAX_DROP_INS: Final = 64
+# earlyoom's default of -m, in percent of MemTotal; it sends SIGKILL at half of it (earlyoom(1)).
 _EARLYOOM_PERCENT: Final = 10.0
-"""earlyoom's default of -m, in percent of MemTotal; it sends SIGKILL at half of it (earlyoom(1))."""
 _TALOS_HANDLER_SINCE: Final = (1, 12)
 
 
 class OomHandler(NamedTuple):
-    """A program that was found running."""
+    """A running program that kills processes or cgroups."""
 
     name: str
     pid: int
-    words: tuple[str, ...]
-    """Its command line."""
+    arguments: tuple[str, ...]
+    """The command line, with the program."""
     pod_uid: str
     """The pod it runs in; empty on the host itself."""
 
@@ -63,20 +63,20 @@ def find_handlers(
     kubepods: str = "",
     kubelet: Sequence[Threshold] | None = None,
     kubelet_unread: str = "",
-    harmless: frozenset[str] = frozenset(),
+    isolated: frozenset[str] = frozenset(),
 ) -> tuple[Note, ...]:
-    """One note for each of the others. Never raises.
+    """One note for each handler. Never raises.
 
     Args:
-        kubepods: path of the pods' cgroup, whose units systemd-oomd may be told to manage; empty: not known.
-        kubelet: a kubelet's effective thresholds (`config.kubelet.read_settings`); None: there is no sign of one.
-        kubelet_unread: why its configuration could not be read, so that these are assumed.
-        harmless: cgroup UIDs of pods whose processes see no others (no hostPID) and are not looked at.
+        kubepods: path of the pods' cgroup, whose units systemd-oomd may manage; empty: unknown.
+        kubelet: the kubelet's effective thresholds (`config.kubelet.read_settings`); None: no kubelet was found.
+        kubelet_unread: why its configuration could not be read, so that the thresholds are assumed.
+        isolated: cgroup UIDs of pods whose processes see no others (no hostPID); they are not read.
     """
-    killers = running(host, harmless=harmless)
-    notes = [_TELL[killer.name](host, killer, kubepods) for killer in killers]
-    if not any(killer.name == "systemd-oomd" for killer in killers) and host.exists(_OOMD_RUNTIME):
-        # Seen from a PID namespace of our own the process is not there, but its directory is.
+    handlers = running_handlers(host, isolated=isolated)
+    notes = [_NOTES[handler.name](host, handler, kubepods) for handler in handlers]
+    if not any(handler.name == "systemd-oomd" for handler in handlers) and host.exists(_OOMD_RUNTIME):
+        # In a PID namespace of our own the process is invisible, but its directory exists.
         notes.append(_systemd_oomd(host, OomHandler("systemd-oomd", 0, (), ""), kubepods))
     notes += [note for note in (_talos(host), _kubelet(kubelet or (), kubelet_unread)) if note is not None]
     return tuple(notes)
@@ -85,50 +85,51 @@ def find_handlers(
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-def running(
-    host: Host, *, most: int = MOST_PROCESSES, harmless: frozenset[str] = frozenset()
+def running_handlers(
+    host: Host, *, max_processes: int = MAX_PROCESSES, isolated: frozenset[str] = frozenset()
 ) -> tuple[OomHandler, ...]:
-    """The programs of the table that run on the host, by PID; the first of each name and place. Looks at `most`."""
+    """The handlers of `_NOTES` that run on the host, by PID; the first of each name on the host and in each pod. Reads
+    at most `max_processes`, the lowest PIDs first."""
     try:
         pids = (
-            cgroups.processes_outside(host, cgroups.detect_hierarchy(host), harmless) if harmless else host.processes()
+            cgroups.processes_outside(host, cgroups.detect_hierarchy(host), isolated) if isolated else host.processes()
         )
     except Unreadable:
         return ()
     found: dict[tuple[str, str], OomHandler] = {}
-    for pid, command in host.commands(sorted(pids)[:most]):
-        killer = _look(host, pid, _COMMANDS[command]) if command in _COMMANDS else None
-        if killer is not None:
-            found.setdefault((killer.name, killer.pod_uid), killer)
+    for pid, command in host.commands(sorted(pids)[:max_processes]):
+        handler = _handler(host, pid, _COMMANDS[command]) if command in _COMMANDS else None
+        if handler is not None:
+            found.setdefault((handler.name, handler.pod_uid), handler)
     return tuple(found.values())
 
 
-def _look(host: Host, pid: int, name: str) -> OomHandler | None:
+def _handler(host: Host, pid: int, name: str) -> OomHandler | None:
     try:
-        words = tuple(host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
+        arguments = tuple(host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
     except Unreadable:
         return None  # ended meanwhile
-    # A script's first word is its interpreter.
-    if name not in [os.path.basename(word) for word in words[:2]]:
+    # The first word of a script is its interpreter.
+    if name not in [os.path.basename(word) for word in arguments[:2]]:
         return None
     pod_uid = processes.pod_uid_of_process(host, pid)
-    return OomHandler(name, pid, words, "" if pod_uid is None or pod_uid == processes.HOST else pod_uid)
+    return OomHandler(name, pid, arguments, "" if pod_uid is None or pod_uid == processes.HOST else pod_uid)
 
 
-# --- what each would do ----------------------------------------------------------------------------------------------
+# --- what each does --------------------------------------------------------------------------------------------------
 
 
-def _earlyoom(_host: Host, killer: OomHandler, _kubepods: str) -> Note:
-    level = earlyoom_level(killer.words[1:])
+def _earlyoom(_host: Host, handler: OomHandler, _kubepods: str) -> Note:
+    level = earlyoom_level(handler.arguments[1:])
     return _note(
-        f"earlyoom runs ({killer.where}): when MemAvailable is below {level} (and swap is as short) it kills the "
-        "process with the highest oom_score, in whatever pod, without a budget, a grace period or an Event. Stop it on "
-        "nodes that nodeagent guards, or keep its -m below every hard memory.available threshold"
+        f"earlyoom runs ({handler.where}): when MemAvailable is below {level} (and swap is as short) it kills the "
+        "process with the highest oom_score in any pod, without a PDB check, a grace period or an Event. Stop it on "
+        "nodes with nodeagent, or keep its -m below every hard memory.available threshold"
     )
 
 
 def earlyoom_level(words: Sequence[str]) -> str:
-    """Where earlyoom acts, by its arguments: `-m PERCENT[,KILL]` or `-M KIB[,KILL]`, of both the lower."""
+    """The threshold of earlyoom by its arguments: `-m PERCENT[,KILL]` or `-M KIB[,KILL]`, the lower one of both."""
     percent, kibibytes = "", ""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if word.startswith(("-m", "-M")):
@@ -142,48 +143,47 @@ def earlyoom_level(words: Sequence[str]) -> str:
     return percent or kibibytes or f"{_EARLYOOM_PERCENT:g}% of the node's memory"
 
 
-def _oomd(_host: Host, killer: OomHandler, _kubepods: str) -> Note:
+def _oomd(_host: Host, handler: OomHandler, _kubepods: str) -> Note:
     return _note(
-        f"oomd runs ({killer.where}): its rules (/etc/oomd.json) kill whole cgroups by memory pressure and swap, "
-        "pods as well where they name kubepods or the root. Leave kubepods out of its rules, or stop it"
+        f"oomd runs ({handler.where}): its rules (/etc/oomd.json) kill whole cgroups by memory pressure and swap, "
+        "also pods if they name kubepods or the root. Remove kubepods from its rules, or stop it"
     )
 
 
-def _nohang(_host: Host, killer: OomHandler, _kubepods: str) -> Note:
+def _nohang(_host: Host, handler: OomHandler, _kubepods: str) -> Note:
     return _note(
-        f"nohang runs ({killer.where}): it signals the process with the highest badness, in whatever pod, by "
-        "MemAvailable, swap and PSI (/etc/nohang/nohang.conf). Stop it on nodes that nodeagent guards"
+        f"nohang runs ({handler.where}): it kills the process with the highest badness in any pod, by "
+        "MemAvailable, swap and PSI (/etc/nohang/nohang.conf). Stop it on nodes with nodeagent"
     )
 
 
-def _systemd_oomd(host: Host, killer: OomHandler, kubepods: str) -> Note:
+def _systemd_oomd(host: Host, handler: OomHandler, kubepods: str) -> Note:
     managed = managed_units(host, _units_above(kubepods))
-    by = killer.where if killer.pid else f"{_OOMD_RUNTIME} is there"
+    evidence = handler.where if handler.pid else f"{_OOMD_RUNTIME} exists"
     if not managed:
         return _note(
-            f"systemd-oomd runs ({by}), and no unit that holds pods is given to it (ManagedOOMSwap=, "
-            "ManagedOOMMemoryPressure=): it leaves pods alone as long as that stays so"
+            f"systemd-oomd runs ({evidence}) and manages no unit with pods (ManagedOOMSwap=, "
+            "ManagedOOMMemoryPressure=): it does not kill pods"
         )
     units = "; ".join(f"{unit} has {settings}" for unit, settings in managed.items())
     return _note(
-        f"systemd-oomd runs ({by}) and {units}: under swap or memory pressure it kills whole cgroups below, pods as "
-        "well, without a budget, a grace period or an Event. Set these to `auto` in a drop-in of that unit, or stop it"
+        f"systemd-oomd runs ({evidence}) and {units}: under swap or memory pressure it kills whole cgroups below, "
+        "also pods, without a PDB check, a grace period or an Event. Set these to `auto` in a drop-in, or stop it"
     )
 
 
 def _units_above(kubepods: str) -> tuple[str, ...]:
-    """The slices whose descendants pods are: `-.slice`, and those of the path."""
+    """The slices above the pods: `-.slice`, and those of the path."""
     return "-.slice", *[part for part in kubepods.split("/") if part.endswith(".slice")]
 
 
 def managed_units(host: Host, units: Sequence[str]) -> Mapping[str, str]:
-    """Unit -> the settings that give it to systemd-oomd, `ManagedOOMSwap=kill`, read from unit files and drop-ins; as
-    in systemd.unit(5), a directory named earlier hides a file of the same name in a later one, and drop-ins are applied
-    in the order of their names."""
+    """The settings by which systemd-oomd manages these units (`ManagedOOMSwap=kill`), by unit. As in systemd.unit(5), a
+    file hides one of the same name in a later directory, and drop-ins are applied in the order of their names."""
     managed = {}
     for unit in units:
         settings: dict[str, str] = {}
-        for path in _files_of(host, unit):
+        for path in _unit_files(host, unit):
             try:
                 text = host.text(path)
             except Unreadable:
@@ -198,18 +198,18 @@ def managed_units(host: Host, units: Sequence[str]) -> Mapping[str, str]:
     return managed
 
 
-def _files_of(host: Host, unit: str) -> list[str]:
-    """The unit's file, if any, then its drop-ins."""
-    main = [f"{place}/{unit}" for place in _UNIT_DIRECTORIES if host.exists(f"{place}/{unit}")][:1]
+def _unit_files(host: Host, unit: str) -> list[str]:
+    """The unit's file, if it exists, then its drop-ins."""
+    main = [f"{directory}/{unit}" for directory in _UNIT_DIRECTORIES if host.exists(f"{directory}/{unit}")][:1]
     drop_ins: dict[str, str] = {}
-    for place in _UNIT_DIRECTORIES:
+    for directory in _UNIT_DIRECTORIES:
         try:
-            names = host.listdir(f"{place}/{unit}.d")
+            names = host.listdir(f"{directory}/{unit}.d")
         except Unreadable:
             continue
-        for name in names[:_MOST_DROP_INS]:
+        for name in names[:_MAX_DROP_INS]:
             if name.endswith(".conf"):
-                drop_ins.setdefault(name, f"{place}/{unit}.d/{name}")
+                drop_ins.setdefault(name, f"{directory}/{unit}.d/{name}")
     return main + [drop_ins[name] for name in sorted(drop_ins)]
 
 
@@ -227,29 +227,29 @@ def _talos(host: Host) -> Note | None:
         return None
     return _note(
         f"Talos {version or 'of an unknown version'} has an OOM handler, on by default since 1.12: by memory pressure "
-        "it sends SIGKILL to the pod cgroup that it ranks highest, BestEffort first, without a budget or an Event. To "
-        'leave that to nodeagent apply an OOMConfig document with triggerExpression: "false"'
+        "it sends SIGKILL to the pod cgroup that it ranks highest, BestEffort first, without a PDB check or an Event. "
+        'To disable it, apply an OOMConfig document with triggerExpression: "false"'
     )
 
 
 def _kubelet(thresholds: Sequence[Threshold], unread: str) -> Note | None:
-    active = [f"{threshold.signal}<{threshold.value.text}" for threshold in thresholds if not _copied(threshold)]
+    active = [f"{threshold.signal}<{threshold.value.text}" for threshold in thresholds if not _is_copy(threshold)]
     if not active:
         return None
     levels = ", ".join(dict.fromkeys(active))
     if unread:
         return _note(
-            f"whether the kubelet evicts is not known ({unread}): its defaults are assumed ({levels}). Have its "
-            "configuration where the agent can read it, and compare with `nodeagent check`"
+            f"kubelet eviction unknown ({unread}): defaults assumed ({levels}). Make its configuration readable for "
+            "the agent, and compare with `nodeagent check`"
         )
     return _note(
-        f"the kubelet's own eviction is on ({levels}): it evicts one pod at a time with a "
-        "grace of 1 s and no budget. Keep nodeagent's thresholds above these, so that it acts first, or switch the "
-        'kubelet\'s off one by one with evictionHard: {memory.available: "0%"} (an empty map brings the defaults back)'
+        f"the kubelet's own eviction is on ({levels}): it evicts one pod at a time with a grace of 1 s and without a "
+        "PDB check. Keep nodeagent's thresholds above these, so that it acts first, or disable the kubelet's one by "
+        'one with evictionHard: {memory.available: "0%"} (an empty map restores the defaults)'
     )
 
 
-def _copied(threshold: Threshold) -> bool:
+def _is_copy(threshold: Threshold) -> bool:
     return threshold.signal.startswith("allocatableMemory")
 
 
@@ -257,10 +257,10 @@ def _note(message: str) -> Note:
     return Note(NoteKind.OTHER_OOM_HANDLERS, message)
 
 
-_TELL: Final[Mapping[str, Callable[[Host, OomHandler, str], Note]]] = {
+_NOTES: Final[Mapping[str, Callable[[Host, OomHandler, str], Note]]] = {
     "earlyoom": _earlyoom,
     "systemd-oomd": _systemd_oomd,
     "oomd": _oomd,
     "nohang": _nohang,
 }
-_COMMANDS: Final[Mapping[bytes, str]] = {name.encode(): name for name in _TELL}
+_COMMANDS: Final[Mapping[bytes, str]] = {name.encode(): name for name in _NOTES}

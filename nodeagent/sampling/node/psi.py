@@ -1,7 +1,7 @@
-"""Pressure stall information (PSI): how much of the time tasks waited for memory or io.
+"""Pressure stall information (PSI): the share of time in which tasks waited for memory or io.
 
-A kernel without PSI (CONFIG_PSI, psi=1) or a v1-only host simply yields fewer stalls; what is missing is told once, in
-`read`'s notes. Format: Documentation/accounting/psi.rst.
+A kernel without PSI (CONFIG_PSI, psi=1) or a host with v1 alone yields fewer stalls; a note reports that the node's own
+are missing. Format: Documentation/accounting/psi.rst.
 """
 
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ _SYSTEM_SLICE: Final = "/system.slice"
 
 
 class PsiLine(NamedTuple):
-    """One line of a pressure file, without its 300 s average, which nothing here needs."""
+    """One line of a pressure file, without its 300 s average, which is not used."""
 
     avg10: float
     avg60: float
@@ -25,7 +25,7 @@ class PsiLine(NamedTuple):
 
 
 def parse_psi(data: bytes) -> tuple[PsiLine | None, PsiLine | None]:
-    """(some, full); None for a line that is missing or malformed."""
+    """(some, full); None for a missing or malformed line."""
     some = full = None
     for line in data.split(b"\n"):
         if line.startswith(b"some "):
@@ -51,7 +51,7 @@ def _line(line: bytes) -> PsiLine | None:
 
 
 def some_avg10(data: bytes) -> float | None:
-    """Only the first number of a pressure file: what the table of pods shows."""
+    """The first number of a pressure file; None if it is malformed."""
     some = parse_psi(data)[0]
     return None if some is None else some.avg10
 
@@ -60,8 +60,8 @@ StallFiles = tuple[tuple[StallScope, str, str], ...]
 """(scope, resource, path) of each pressure file."""
 
 
-def files(host: Host, hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallFiles:
-    """The pressure files of the node, and those that exist of the pods and the system's services."""
+def stall_files(host: Host, hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallFiles:
+    """The pressure files of the node, and the existing ones of the pods and of the system's services."""
     rows = [(StallScope.NODE, resource, f"/proc/pressure/{resource}") for resource in _RESOURCES]
     if hierarchy.unified is not None:
         scopes = [(StallScope.SYSTEM, _SYSTEM_SLICE)]
@@ -76,13 +76,13 @@ def files(host: Host, hierarchy: Hierarchy, kubepods: Kubepods | None) -> StallF
     return tuple(rows)
 
 
-def read_psi(kept: FdCache, rows: StallFiles, *, now: float) -> tuple[tuple[Stall, ...], tuple[Note, ...]]:
-    """The stalls that can be read, and why the node's own cannot."""
+def read_psi(files: FdCache, rows: StallFiles, *, now: float) -> tuple[tuple[Stall, ...], tuple[Note, ...]]:
+    """The stalls that are readable, and notes why the node's own are not."""
     stalls: list[Stall] = []
     notes: list[Note] = []
     for scope, resource, path in rows:
         try:
-            some, full = parse_psi(kept.read(path))
+            some, full = parse_psi(files.read(path))
         except Unreadable as error:
             if scope is StallScope.NODE:
                 notes.append(Note(NoteKind.PSI, f"no {resource} pressure: {error}"))

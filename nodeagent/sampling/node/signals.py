@@ -1,18 +1,20 @@
-"""The signal tables: one row for each signal, which makes its observation from what was read of the node.
+"""The signal tables: one row for each signal, a function that makes its observation from the readings of the node.
 
-A new signal is one family file (memory, pids, filesystems) that reads it, and one row here.
+A new signal is one reader in its module (memory, pids, filesystems) and one row here.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nodeagent.model import Observation, Signal
-from nodeagent.sampling.node.filesystems import Readings, observe_bytes, observe_inodes
-from nodeagent.sampling.node.memory import MEMINFO, MemoryLimits, MemoryPaths, MemoryReading
+from nodeagent.sampling.node import filesystems
+from nodeagent.sampling.node import memory as node_memory
+from nodeagent.sampling.node.filesystems import Readings
+from nodeagent.sampling.node.memory import MemoryLimits, MemoryPaths, MemoryReading
 
 
 class NodeFacts(NamedTuple):
-    """What one look at memory and PIDs gave."""
+    """The readings of memory and PIDs."""
 
     limits: MemoryLimits
     paths: MemoryPaths
@@ -52,27 +54,27 @@ def _containers(disks: Readings) -> str:
 
 
 def _nodefs(disks: Readings) -> Observation:
-    return observe_bytes(Signal.NODEFS, disks.nodefs, disks.layout.nodefs, disks.read_at)
+    return filesystems.observe_bytes(Signal.NODEFS, disks.nodefs, disks.layout.nodefs, disks.read_at)
 
 
 def _nodefs_inodes(disks: Readings) -> Observation:
-    return observe_inodes(Signal.NODEFS_INODES, disks.nodefs, disks.layout.nodefs, disks.read_at)
+    return filesystems.observe_inodes(Signal.NODEFS_INODES, disks.nodefs, disks.layout.nodefs, disks.read_at)
 
 
 def _imagefs(disks: Readings) -> Observation:
-    return observe_bytes(Signal.IMAGEFS, disks.imagefs, _images(disks), disks.read_at)
+    return filesystems.observe_bytes(Signal.IMAGEFS, disks.imagefs, _images(disks), disks.read_at)
 
 
 def _imagefs_inodes(disks: Readings) -> Observation:
-    return observe_inodes(Signal.IMAGEFS_INODES, disks.imagefs, _images(disks), disks.read_at)
+    return filesystems.observe_inodes(Signal.IMAGEFS_INODES, disks.imagefs, _images(disks), disks.read_at)
 
 
 def _containerfs(disks: Readings) -> Observation:
-    return observe_bytes(Signal.CONTAINERFS, disks.containerfs, _containers(disks), disks.read_at)
+    return filesystems.observe_bytes(Signal.CONTAINERFS, disks.containerfs, _containers(disks), disks.read_at)
 
 
 def _containerfs_inodes(disks: Readings) -> Observation:
-    return observe_inodes(Signal.CONTAINERFS_INODES, disks.containerfs, _containers(disks), disks.read_at)
+    return filesystems.observe_inodes(Signal.CONTAINERFS_INODES, disks.containerfs, _containers(disks), disks.read_at)
 
 
 READERS: Final[Mapping[Signal, Callable[[NodeFacts], Observation]]] = {
@@ -91,21 +93,19 @@ DISK_READERS: Final[Mapping[Signal, Callable[[Readings], Observation]]] = {
 
 
 def observe_disks(disks: Readings) -> dict[Signal, Observation]:
-    """One observation for each signal of a file system, always."""
+    """One observation for each signal of a file system; an unknown one has its reason."""
     return {signal: read(disks) for signal, read in DISK_READERS.items()}
 
 
 def observations(facts: NodeFacts, disks: Mapping[Signal, Observation]) -> dict[Signal, Observation]:
-    """One observation for each signal, always; `disks` are the ones that `observe_disks` made."""
-    found = {signal: read(facts) for signal, read in READERS.items()}
-    found.update(disks)
-    return found
+    """One observation for each signal; an unknown one has its reason. `disks` is the result of `observe_disks`."""
+    return {signal: read(facts) for signal, read in READERS.items()} | dict(disks)
 
 
 def observe_mem_available(memory: MemoryLimits, *, now: float) -> Observation:
-    """`memory.available` by the kernel's own estimate (MemAvailable) instead of the working set."""
-    source = f"{MEMINFO} MemAvailable"
+    """`memory.available` from the kernel's own estimate (MemAvailable), not from the working set."""
+    source = f"{node_memory.MEMINFO} MemAvailable"
     if memory.mem_available is None or memory.total is None:
-        reason = memory.meminfo_reason or f"{MEMINFO} has no MemAvailable"
+        reason = memory.meminfo_reason or f"{node_memory.MEMINFO} has no MemAvailable"
         return Observation(Signal.MEMORY, None, memory.total, now, source, reason)
     return Observation(Signal.MEMORY, memory.mem_available, memory.total, now, source)

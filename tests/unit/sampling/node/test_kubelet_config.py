@@ -1,3 +1,5 @@
+"""The kubelet's configuration is found on the host, or its absence is reported."""
+
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,7 @@ from nodeagent.model import Signal
 from nodeagent.report import sections, text
 from nodeagent.report.json_document import to_json
 from nodeagent.sampling.hostfs.host import open_host
-from nodeagent.sampling.node import other_oom_handlers
-from nodeagent.sampling.node.kubelet_config import find
+from nodeagent.sampling.node import kubelet_config, other_oom_handlers
 from tests.support import schemas
 from tests.support.trees import Node, write_node
 
@@ -27,16 +28,16 @@ def running_kubelet(root: Path, *arguments: str) -> None:
 
 
 def test_a_host_without_a_kubelet_has_none_and_no_note(tmp_path: Path) -> None:
-    assert find(open_host(write_node(tmp_path, Node()))) == (None, ())
+    assert kubelet_config.read_thresholds(open_host(write_node(tmp_path, Node()))) == (None, ())
 
 
 def test_the_usual_file_is_found_and_gives_the_effective_thresholds(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
-    view, notes = find(open_host(str(tmp_path)))
+    view, notes = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert view.path == "/var/lib/kubelet/config.yaml"
-    # The file's map replaces the kubelet's defaults, and hard memory guards allocatable memory as well.
+    # The file's map replaces the kubelet's defaults, and hard memory applies to allocatable memory too.
     assert {each.signal for each in view.thresholds} == {Signal.MEMORY, Signal.ALLOCATABLE_MEMORY, Signal.PID}
     assert notes == ()
 
@@ -46,7 +47,7 @@ def test_the_command_line_names_another_file_and_its_flags_win(tmp_path: Path) -
     put(tmp_path, "/var/lib/kubelet/config.yaml", "evictionHard: {}\n")
     put(tmp_path, "/opt/kubelet.yaml", STRICT)
     running_kubelet(tmp_path, "--config=/opt/kubelet.yaml", "--eviction-hard", "memory.available<250Mi")
-    view, _ = find(open_host(str(tmp_path)))
+    view, _ = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert view.path == "/opt/kubelet.yaml"
     assert {each.value.text for each in view.thresholds} == {"250Mi"}
@@ -55,88 +56,86 @@ def test_the_command_line_names_another_file_and_its_flags_win(tmp_path: Path) -
 def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     running_kubelet(tmp_path, "--config=/gone.yaml")
-    view, (note,) = find(open_host(str(tmp_path)))
+    view, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert "/gone.yaml" in view.unread
-    assert note.message.startswith("its configuration is not known, defaults assumed: ")
+    assert note.message.startswith("configuration unknown, defaults assumed: ")
     assert "/gone.yaml" in note.message
     put(tmp_path, "/gone.yaml", "evictionHard: {memory.available: many}\n")
-    _, (note,) = find(open_host(str(tmp_path)))
+    _, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert "many" in note.message
 
 
-def test_the_report_warns_where_the_kubelet_would_act_first(tmp_path: Path) -> None:
+def test_the_report_warns_if_the_kubelet_would_act_first(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
-    observer = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
+    checker = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
     try:
-        document = to_json(observer.make_report())
+        document = to_json(checker.make_report())
     finally:
-        observer.close()
+        checker.close()
     verdicts = {each["signal"]: each["verdict"] for each in document["kubelet"]["thresholds"]}
     assert verdicts == {
         "memory.available": "kubelet first",
         "allocatableMemory.available": "kubelet first",
         "pid.available": "ours first",
     }
-    warned = [note["message"] for note in document["notes"] if note["subject"] == "kubelet"]
-    assert len(warned) == 2
-    assert all(message.startswith("the kubelet would act first: the kubelet evicts at ") for message in warned)
+    warnings = [note["message"] for note in document["notes"] if note["subject"] == "kubelet"]
+    assert len(warnings) == 2
+    assert all(message.startswith("the kubelet would act first: the kubelet evicts at ") for message in warnings)
 
 
 @pytest.mark.parametrize("content", [None, "", "  \n", "a: [", "just text", "- a list"])
-def test_what_nothing_could_be_read_of_is_assumed_and_never_a_fact(tmp_path: Path, content: str | None) -> None:
+def test_an_unreadable_configuration_is_assumed_and_never_a_fact(tmp_path: Path, content: str | None) -> None:
     write_node(tmp_path, Node())
     running_kubelet(tmp_path, "--config=/etc/k.yaml")
     if content is not None:
         put(tmp_path, "/etc/k.yaml", content)
     host = open_host(str(tmp_path))
-    view, notes = find(host)
+    view, notes = kubelet_config.read_thresholds(host)
     assert view is not None
     assert "/etc/k.yaml" in view.unread
-    assert ["not known, defaults assumed" in note.message for note in notes] == [True]
+    assert ["configuration unknown, defaults assumed" in note.message for note in notes] == [True]
     (note,) = other_oom_handlers.find_handlers(host, kubelet=view.thresholds, kubelet_unread=view.unread)
-    assert note.message.startswith(
-        f"whether the kubelet evicts is not known ({view.unread}): its defaults are assumed ("
-    )
+    assert note.message.startswith(f"kubelet eviction unknown ({view.unread}): defaults assumed (")
     assert "is on" not in note.message
-    observer = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
+    checker = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
     try:
-        report = observer.make_report()
+        report = checker.make_report()
     finally:
-        observer.close()
+        checker.close()
     document = to_json(report)
     assert (document["kubelet"]["assumed"], document["kubelet"]["reason"]) == (True, view.unread)
     assert list(schemas.strict().iter_errors(document)) == []
     assert "not known, defaults assumed)" in text.render(sections.sections(report))
 
 
-def test_the_usual_file_that_cannot_be_read_is_not_known_either(tmp_path: Path) -> None:
-    """Without a process to see: the agent has a PID namespace of its own."""
+def test_a_usual_file_that_cannot_be_read_is_unknown_too(tmp_path: Path) -> None:
+    """The process is invisible: the agent has a PID namespace of its own."""
     write_node(tmp_path, Node())
     put(tmp_path, "/var/lib/kubelet/config.yaml", "")
-    view, _ = find(open_host(str(tmp_path)))
+    view, _ = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert view.unread
 
 
-def test_flags_that_say_when_it_evicts_are_known_whatever_its_file_says(tmp_path: Path) -> None:
+def test_eviction_flags_are_known_whatever_the_file_contains(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     running_kubelet(tmp_path, "--eviction-hard=memory.available<250Mi")
-    view, notes = find(open_host(str(tmp_path)))
+    view, notes = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert (view.unread, notes) == ("", ())
     running_kubelet(tmp_path, "--config=/gone.yaml", "--eviction-hard=memory.available<250Mi")
-    view, (note,) = find(open_host(str(tmp_path)))
+    view, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert {each.value.text for each in view.thresholds} == {"250Mi"}
     assert "/gone.yaml" in note.message
-    assert view.unread == "", "what its flags say is a fact"
+    assert view.unread == "", "its flags are a fact"
 
 
-def test_drop_ins_that_are_not_looked_at_are_said(tmp_path: Path) -> None:
+def test_drop_ins_that_are_not_read_are_reported(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/etc/k.yaml", STRICT)
     running_kubelet(tmp_path, "--config=/etc/k.yaml", "--config-dir=/etc/k.conf.d")
-    _, (note,) = find(open_host(str(tmp_path)))
+    _, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert "--config-dir /etc/k.conf.d" in note.message
