@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodeagent.model.machines import Machine
-from nodeagent.policy import in_flight
+from nodeagent.policy import conditions, in_flight, thresholds
 
 
 def machines() -> Mapping[str, Machine[Any, Any]]:
     """Every machine of the policy, by its name."""
-    tables: tuple[Machine[Any, Any], ...] = (in_flight.MACHINE,)
+    tables: tuple[Machine[Any, Any], ...] = (thresholds.MACHINE, conditions.MACHINE, in_flight.MACHINE)
     return {table.name: table for table in tables}

@@ -1,51 +1,37 @@
-"""When an eviction threshold is met, since when, and when it may act.
+"""When an eviction threshold is met, since when, and when it is due.
 
-Theory of operation
-===================
+Theory of operation. Each threshold is a small machine (`TRANSITIONS`). It reads one *stream* of samples: its signal, by
+its memory model. With `v` its value, `r` its minimum reclaim for the observed capacity, `a` the available amount and
+`g` its grace period, the guard `_event` compares:
 
-Each threshold is a small machine of its own. It looks at one *stream* of samples (its signal, by its memory model) and
-is in one of three states:
+* CLEAR and IN_GRACE: met if v > a. Equality is healthy.
+* PAST_GRACE: met if v + r > a. Once past its grace, a threshold stays met until minimum reclaim is regained.
+* The grace is over if g <= now - first observed, or if `exhaustionWithin` is set and the trend predicts exhaustion
+  within it. `exhaustionWithin` shortens the grace, never the level: a ramp towards a threshold far away is not met.
+* Unknown is never pressure, nor relief. A failed read neither starts nor continues nor ends a grace: the time from the
+  last good sample to the next one is taken out of it. Too long are `sampling.staleAfter` without a good sample, a gap
+  between two samples, or the time while the agent was not running.
+* A shorter suspend of the machine stops the clock as well (`after_suspend`).
 
-    clear     not met
-    running   met, its grace period not over
-    past      met for its grace period: it may act, and from now on minimum reclaim makes it sticky
+A threshold that is no longer configured is forgotten. Its identity is signal, memory model, grace period and value.
 
-With `v` its value and `r` its minimum reclaim for the observed capacity, `a` what is available, `g` its grace period:
+This is the kubelet's sync loop (KUBELET-CONTRACT, one sync, steps 5 to 11) except for unknown samples: the kubelet
+forgets a threshold at the first one, and with `ranking.order: kubelet` this module does too.
 
-    from      sample                    to                           why
-    --------  ------------------------  ---------------------------  -------------------------------------------------
-    clear     v > a                     running, first observed now  equality is healthy; g = 0 passes on to `past`
-    running   v > a                     running; past after g        g <= now - first observed, or exhaustion is near
-    running   v <= a                    clear                        a grace that is interrupted starts anew
-    past      v + r > a                 past                         once past, met until minimum reclaim is regained
-    past      v + r <= a                clear
-    any       unknown                   unchanged, its clock stopped  unknown is never pressure, nor relief
-    any       unknown for too long      clear                        `sampling.staleAfter`; so is a gap between samples
-                                                                     (suspend, the agent was down)
-    any       the machine slept         unchanged, its clock stopped  a shorter sleep than that (`slept`)
-    any       not configured any more   (forgotten)                  identity: signal, model, grace period, value
+Reports and conditions follow `met` at once. A threshold is `due` if all of this holds too:
 
-This is the kubelet's sync loop (KUBELET-CONTRACT, one sync, steps 5 to 11) but for the unknown samples: the kubelet
-forgets a threshold at the first of them. Here one failed read neither starts a grace, nor continues, nor ends it: the
-time from the last good sample to the next one is taken out of the grace. With `ranking.order: kubelet` the kubelet's
-rule holds.
+* its stage is PAST_GRACE;
+* the sample is new: it was read later than the sample of the previous judgement;
+* the stream has given `startup.freshSamples` good samples in a row since the start (`observe_only` resets the count);
+* the stall that it requires is present (`stall`).
 
-`met` is the level's affair alone: reports and conditions follow it at once. `due` is asked for more, all of it now:
+A sample is unknown if its reader reports so, and also if it cannot be true: not a whole number, negative where nothing
+can be, more available than there is, no or an implausible capacity, read too long ago, or read in the future.
 
-    the grace period is over; or `exhaustionWithin` is set and the trend says that there will be nothing left within it
-    the sample is new: read strictly later than the one of the previous judgement
-    the stream has given `startup.freshSamples` good samples in a row since the start (`observe_only` starts it anew)
-    the stall that it requires is seen (stall.py)
-
-`exhaustionWithin` is a trigger beside the grace, never beside the level: a ramp towards a level still far away does
-not act, and the same ramp below it does not wait.
-
-A sample is unknown when it says so, and also when it cannot be true: no whole number, negative where nothing can be,
-more available than there is, no or an unbelievable capacity, read too long ago, or read in the future.
-
-State is a value: the caller keeps it, hands it in again, and may write it to disk. Times in it are CLOCK_BOOTTIME.
+The state is a value: the caller keeps it, passes it again, and may write it to disk. Its times are CLOCK_BOOTTIME.
 """
 
+import enum
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -64,6 +50,7 @@ from nodeagent.model import (
     ThresholdVerdict,
     units,
 )
+from nodeagent.model.machines import Machine
 from nodeagent.policy import stall, trend
 
 TREND_CONFIDENCE: Final = 0.6
@@ -73,13 +60,78 @@ USED_UP: Final = 0.1
 """Below this share of a threshold its signal counts as used up."""
 
 
+class ThresholdStage(enum.StrEnum):
+    """Stage of a threshold."""
+
+    CLEAR = "clear"
+    """Not met."""
+    IN_GRACE = "in-grace"
+    """Met, and its grace period is not over."""
+    PAST_GRACE = "past-grace"
+    """Met for its grace period: it may act, and minimum reclaim keeps it met."""
+
+
+class ThresholdEvent(enum.StrEnum):
+    """What a sample shows of a threshold."""
+
+    MET = "met"
+    MET_GRACE_OVER = "met-grace-over"
+    NOT_MET = "not-met"
+    UNKNOWN = "unknown"
+    UNKNOWN_TOO_LONG = "unknown-too-long"
+
+
+_S, _E = ThresholdStage, ThresholdEvent
+
+TRANSITIONS: Final[Mapping[tuple[ThresholdStage, ThresholdEvent], ThresholdStage]] = {
+    (_S.CLEAR, _E.MET): _S.IN_GRACE,
+    (_S.CLEAR, _E.MET_GRACE_OVER): _S.PAST_GRACE,
+    (_S.CLEAR, _E.NOT_MET): _S.CLEAR,
+    (_S.CLEAR, _E.UNKNOWN): _S.CLEAR,
+    (_S.CLEAR, _E.UNKNOWN_TOO_LONG): _S.CLEAR,
+    (_S.IN_GRACE, _E.MET): _S.IN_GRACE,
+    (_S.IN_GRACE, _E.MET_GRACE_OVER): _S.PAST_GRACE,
+    (_S.IN_GRACE, _E.NOT_MET): _S.CLEAR,
+    (_S.IN_GRACE, _E.UNKNOWN): _S.IN_GRACE,
+    (_S.IN_GRACE, _E.UNKNOWN_TOO_LONG): _S.CLEAR,
+    (_S.PAST_GRACE, _E.MET): _S.IN_GRACE,
+    (_S.PAST_GRACE, _E.MET_GRACE_OVER): _S.PAST_GRACE,
+    (_S.PAST_GRACE, _E.NOT_MET): _S.CLEAR,
+    (_S.PAST_GRACE, _E.UNKNOWN): _S.PAST_GRACE,
+    (_S.PAST_GRACE, _E.UNKNOWN_TOO_LONG): _S.CLEAR,
+}
+
+MACHINE: Final[Machine[ThresholdStage, ThresholdEvent]] = Machine(
+    "Thresholds",
+    "nodeagent/policy/thresholds.py",
+    ThresholdStage,
+    ThresholdEvent,
+    TRANSITIONS,
+    meanings={
+        _E.MET: "the signal is below the value; in `past-grace`, below value and minimum reclaim",
+        _E.MET_GRACE_OVER: "met, and the grace period is over or `exhaustionWithin` ends it early",
+        _E.NOT_MET: "the signal is at or above that level",
+        _E.UNKNOWN: "the sample is unknown",
+        _E.UNKNOWN_TOO_LONG: (
+            "unknown for `sampling.staleAfter`, or so long a gap between two samples; with `ranking.order: kubelet` "
+            "any unknown sample"
+        ),
+    },
+    remarks={
+        (_S.IN_GRACE, _E.UNKNOWN): "its clock is stopped",
+        (_S.PAST_GRACE, _E.UNKNOWN): "its clock is stopped",
+        (_S.PAST_GRACE, _E.MET): "`exhaustionWithin` had ended the grace early, and the trend no longer holds",
+    },
+)
+
+
 class ThresholdState(NamedTuple):
-    """What judging remembers. Keys are threshold identities and stream names; a fresh state has seen nothing."""
+    """What one judgement leaves to the next. Keys are threshold identities and stream names."""
 
     first_observed: Mapping[str, float] = {}
     """Identity -> when it was first observed met, moved forward by the time its stream was unknown."""
     past_grace: tuple[str, ...] = ()
-    """Identities met for their grace period."""
+    """Identities in the stage PAST_GRACE. Those of `first_observed` that are not here are IN_GRACE, others CLEAR."""
     read_at: Mapping[str, float] = {}
     """Stream -> read_at of its last good sample."""
     good_samples: Mapping[str, int] = {}
@@ -89,6 +141,13 @@ class ThresholdState(NamedTuple):
     history: Mapping[str, trend.History] = {}
     used_up_since: Mapping[str, float] = {}
     """Identity -> since when its signal is used up, moved forward by the time its stream was unknown."""
+
+
+def stage_of(state: ThresholdState, key: str) -> ThresholdStage:
+    """The stage of the threshold with this identity."""
+    if key not in state.first_observed:
+        return ThresholdStage.CLEAR
+    return ThresholdStage.PAST_GRACE if key in state.past_grace else ThresholdStage.IN_GRACE
 
 
 def history_of(state: ThresholdState, threshold: Threshold) -> trend.History:
@@ -214,8 +273,8 @@ class _StreamSample(NamedTuple):
     history: trend.History
     stopped_s: float
     """How long the clocks of its thresholds stood still: unknown until just now."""
-    keeps: bool
-    """Whether what its thresholds were before still counts."""
+    is_continuous: bool
+    """It was not unknown for too long: the stages of its thresholds still count."""
 
 
 def _read_stream(
@@ -237,7 +296,7 @@ def _read_stream(
             good_samples=0 if still_starting else good,
             history=history,
             stopped_s=0.0,
-            keeps=now - since < tolerance_s,
+            is_continuous=now - since < tolerance_s,
         )
     previous = state.read_at.get(name)
     # A time ahead of ours is from before a reboot: it must not make every sample look old.
@@ -252,7 +311,7 @@ def _read_stream(
         good_samples=min(good + is_new, max(good, _fresh_samples(config))),
         history=trend.extend(history, read_at=observation.read_at, available=available) if is_new else history,
         stopped_s=now - since,
-        keeps=now - since <= tolerance_s,
+        is_continuous=now - since <= tolerance_s,
     )
 
 
@@ -300,8 +359,7 @@ def judge(
     for threshold in thresholds:
         by_signal.setdefault(threshold.signal, []).append(threshold)
     verdicts: list[SignalVerdict] = []
-    after = _Next()
-    past_before = frozenset(state.past_grace)
+    after = _NextState()
     for signal in _SIGNALS:
         streams: dict[str, _StreamSample] = {}
         judged: list[ThresholdVerdict] = []
@@ -310,11 +368,7 @@ def judge(
             if name not in streams:
                 seen = _observed(snapshot, signal, threshold.memory_model)
                 streams[name] = _read_stream(name, seen, state, now=now, config=config)
-            judged.append(
-                _judge_one(
-                    threshold, streams[name], state, after, past_before, snapshot=snapshot, now=now, config=config
-                )
-            )
+            judged.append(_judge_one(threshold, streams[name], state, after, snapshot=snapshot, now=now, config=config))
         if not streams:
             streams[signal.value] = _read_stream(
                 signal.value,
@@ -324,7 +378,7 @@ def judge(
                 config=config,
             )
         for stream in streams.values():
-            after.remember(stream, state, now=now)
+            after.put_stream(stream, state, now=now)
         verdicts.append(_signal_verdict(streams, judged))
     return tuple(verdicts), after.state()
 
@@ -339,8 +393,8 @@ def _observed(snapshot: NodeSnapshot, signal: Signal, model: MemoryModel) -> Obs
         return Observation(signal, None, None, snapshot.taken_at, "", reason="not sampled")
 
 
-class _Next:
-    """The state while it is being made."""
+class _NextState:
+    """The state of the next judgement, while it is built."""
 
     __slots__ = ("first_observed", "good_samples", "history", "past_grace", "read_at", "unknown_since", "used_up_since")
 
@@ -353,7 +407,17 @@ class _Next:
         self.history: dict[str, trend.History] = {}
         self.used_up_since: dict[str, float] = {}
 
-    def remember(self, stream: _StreamSample, before: ThresholdState, *, now: float) -> None:
+    def put(self, key: str, stage: ThresholdStage, first_observed: float | None, used_up_at: float | None) -> None:
+        """Store the stage of a threshold that is not CLEAR."""
+        if stage is ThresholdStage.CLEAR or first_observed is None:
+            return
+        self.first_observed[key] = first_observed
+        if stage is ThresholdStage.PAST_GRACE:
+            self.past_grace.append(key)
+        if used_up_at is not None:
+            self.used_up_since[key] = used_up_at
+
+    def put_stream(self, stream: _StreamSample, before: ThresholdState, *, now: float) -> None:
         name = stream.name
         self.good_samples[name] = stream.good_samples
         if stream.history:
@@ -361,7 +425,7 @@ class _Next:
         if stream.unknown:
             last_good = before.read_at.get(name, now)  # what lies between it and the failed read is not known either
             self.unknown_since[name] = min(before.unknown_since.get(name, last_good), now)
-            if stream.keeps and name in before.read_at:
+            if stream.is_continuous and name in before.read_at:
                 self.read_at[name] = before.read_at[name]
         else:
             self.read_at[name] = stream.observation.read_at
@@ -382,45 +446,59 @@ def _judge_one(
     threshold: Threshold,
     stream: _StreamSample,
     state: ThresholdState,
-    after: _Next,
-    past_before: frozenset[str],
+    after: _NextState,
     *,
     snapshot: NodeSnapshot,
     now: float,
     config: Config,
 ) -> ThresholdVerdict:
-    """One row of the table above: the threshold's next state goes into `after`."""
+    """The verdict on one threshold; its next stage goes into `after`."""
     key = identity(threshold)
-    first = state.first_observed.get(key) if stream.keeps else None
-    was_past = stream.keeps and key in past_before
-    if stream.unknown:
-        if first is not None:
-            after.first_observed[key] = first
-            if key in state.used_up_since:
-                after.used_up_since[key] = state.used_up_since[key]
-            if was_past:
-                after.past_grace.append(key)
-        return ThresholdVerdict(threshold, None, False, None, False, f"not known: {stream.unknown}")
-    available, capacity = stream.observation.available, stream.observation.capacity
-    value = resolve(threshold.value, capacity=capacity)
-    if available is None or value is None:
-        return ThresholdVerdict(threshold, value, False, None, False)
-    reclaim = _reclaim(threshold, capacity) if was_past else 0
-    if not value + reclaim > available:
-        return ThresholdVerdict(threshold, value, False, None, False)
+    before = stage_of(state, key)
+    if not stream.is_continuous:
+        before = TRANSITIONS[before, ThresholdEvent.UNKNOWN_TOO_LONG]
+    known = before is not ThresholdStage.CLEAR
+    first = state.first_observed[key] if known else None
     since = now if first is None else min(first + stream.stopped_s, now)
-    after.first_observed[key] = since
-    if used_up(available, value):
-        used_up_at = state.used_up_since.get(key) if first is not None else None
-        after.used_up_since[key] = now if used_up_at is None else min(used_up_at + stream.stopped_s, now)
-    held_back = _still_in_grace(threshold, stream, held_s=elapsed(since, now))
-    if not held_back:
-        after.past_grace.append(key)
-        held_back = _held_back(threshold, stream, snapshot=snapshot, now=now, config=config)
-    return ThresholdVerdict(threshold, value, True, since, not held_back, held_back)
+    value = None if stream.unknown else resolve(threshold.value, capacity=stream.observation.capacity)
+    event = _event(threshold, stream, before, value=value, met_s=elapsed(since, now))
+    stage = TRANSITIONS[before, event]
+    if event is ThresholdEvent.UNKNOWN:
+        after.put(key, stage, first, state.used_up_since.get(key))
+        return ThresholdVerdict(threshold, None, False, None, False, f"not known: {stream.unknown}")
+    if stage is ThresholdStage.CLEAR:
+        return ThresholdVerdict(threshold, value, False, None, False)
+    used_up_at = None
+    if used_up(stream.observation.available or 0, value or 0):
+        earlier = state.used_up_since.get(key) if known else None
+        used_up_at = now if earlier is None else min(earlier + stream.stopped_s, now)
+    after.put(key, stage, since, used_up_at)
+    if stage is ThresholdStage.IN_GRACE:
+        reason = f"met for {elapsed(since, now):.1f}s of its grace period of {threshold.grace_period_s:g}s"
+    else:
+        reason = _not_due_reason(threshold, stream, snapshot=snapshot, now=now, config=config)
+    return ThresholdVerdict(threshold, value, True, since, not reason, reason)
 
 
-def _reclaim(threshold: Threshold, capacity: int | None) -> int:
+def _event(
+    threshold: Threshold, stream: _StreamSample, stage: ThresholdStage, *, value: int | None, met_s: float
+) -> ThresholdEvent:
+    """Guard: what the sample shows. `value` is the threshold for this capacity, None if that is unknown; `met_s` is for
+    how long the threshold is met if it is."""
+    available = stream.observation.available
+    if stream.unknown:
+        return ThresholdEvent.UNKNOWN
+    if available is None or value is None:
+        return ThresholdEvent.NOT_MET
+    reclaim = _min_reclaim(threshold, stream.observation.capacity) if stage is ThresholdStage.PAST_GRACE else 0
+    if not value + reclaim > available:
+        return ThresholdEvent.NOT_MET
+    if met_s >= threshold.grace_period_s or _exhausted_soon(threshold, stream):
+        return ThresholdEvent.MET_GRACE_OVER
+    return ThresholdEvent.MET
+
+
+def _min_reclaim(threshold: Threshold, capacity: int | None) -> int:
     if threshold.min_reclaim is None:
         return 0
     return resolve(threshold.min_reclaim, capacity=capacity) or 0
@@ -429,13 +507,6 @@ def _reclaim(threshold: Threshold, capacity: int | None) -> int:
 def elapsed(since: float, now: float) -> float:
     """Seconds from one instant to another, to the nanosecond: as exact as the kubelet's durations."""
     return round(now - since, 9)
-
-
-def _still_in_grace(threshold: Threshold, stream: _StreamSample, *, held_s: float) -> str:
-    """What a grace period still waits for; empty when it is over, or when waiting would be waiting for the end."""
-    if held_s >= threshold.grace_period_s or _exhausted_soon(threshold, stream):
-        return ""
-    return f"met for {held_s:.1f}s of its grace period of {threshold.grace_period_s:g}s"
 
 
 def _exhausted_soon(threshold: Threshold, stream: _StreamSample) -> bool:
@@ -450,20 +521,19 @@ def _exhausted_soon(threshold: Threshold, stream: _StreamSample) -> bool:
     )
 
 
-def _held_back(
+def _not_due_reason(
     threshold: Threshold, stream: _StreamSample, *, snapshot: NodeSnapshot, now: float, config: Config
 ) -> str:
-    """Why a threshold past its grace does not act now; empty when it is due."""
-    wanted = _fresh_samples(config)
-    if stream.good_samples < wanted:
-        return f"observing only: {stream.good_samples} of {wanted} fresh samples since the start"
+    """Why a threshold past its grace is not due now; empty if it is."""
+    needed = _fresh_samples(config)
+    if stream.good_samples < needed:
+        return f"observing only: {stream.good_samples} of {needed} fresh samples since the start"
     if not stream.is_new:
         return "no new sample since the last judgement"
-    if threshold.require_stall is not None:
-        key = stall.check_stall(threshold.require_stall, snapshot, now=now, stale_after_s=config.sampling.stale_after_s)
-        if not key.holds:
-            return key.reason
-    return ""
+    if threshold.require_stall is None:
+        return ""
+    check = stall.check_stall(threshold.require_stall, snapshot, now=now, stale_after_s=config.sampling.stale_after_s)
+    return "" if check.holds else check.reason
 
 
 def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[ThresholdVerdict]) -> SignalVerdict:
