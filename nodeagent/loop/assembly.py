@@ -322,7 +322,7 @@ def _may_act(lock: AgentLock, store: StateFile | None) -> str:
     other = lock.take()
     if other:
         return f"another agent acts on this node ({other})"
-    if store is None or not store.is_as_left():
+    if store is None or not store.is_unchanged():
         lock.release()
         return "another agent has acted on this node since this one started: restart it"
     return ""

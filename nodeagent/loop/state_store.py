@@ -138,7 +138,7 @@ class StateStore:
                 self._restorable_until = now + TRUSTED_S
                 if tells:
                     self._told_at = now
-                    status_file.write(store.directory, self._says(), now=now)
+                    status_file.write_status(store.directory, self._says(), now=now)
         except OSError as error:
             self._saved = None
             self._metrics.observe_failure(Failure.STATE_SAVE)
@@ -152,7 +152,7 @@ class StateStore:
             yield True
             return
         with self._lock.writing() as ours:
-            yield ours and (self._lock.held or store.is_as_left())
+            yield ours and (self._lock.held or store.is_unchanged())
 
     def prove(self, *, now: float) -> None:
         """Write the state before anything is done. Where that fails, every rate limit begins empty."""
@@ -173,5 +173,5 @@ class StateStore:
         if self._store is not None:
             with self._writing(self._store) as ours:
                 if ours:
-                    status_file.forget(self._store.directory)
+                    status_file.remove_status(self._store.directory)
         return self.save(now=now, at_once=True)

@@ -1,13 +1,13 @@
-"""The flight recorder: one line of JSON for every decision that did or refused something, and for what became of it.
+"""Records every decision that acted or refused, and its outcomes, as lines of JSON: the flight recorder.
 
 Promises:
 
-1. The record has everything that the decision rested on: signals with their ages, thresholds, the deficit, the whole
-   ranking with each key, every refusal, the victims and the relief expected of them. `nodeagent explain ID` reads it.
-2. A decision can be made again: beside what people read stands what the policy was given (`Inputs`), packed, with a
-   fingerprint of its shape, so that another version never misreads it. `nodeagent replay` reads that.
-3. Bounded: two files of at most `MAX_BYTES`, the older one is dropped when the newer one is full.
-4. Never in the way: a recorder that cannot write says so once, through its return value, and the agent goes on.
+1. A record contains everything that the decision used: signals with their ages, thresholds, the deficit, the ranking
+   with each key, every refusal, the victims and their predicted relief. `nodeagent explain ID` reads it.
+2. A decision can be repeated: the record also contains the inputs of the policy (`DecisionInputs`), packed, with a
+   fingerprint of their shape, so that another version never misreads them. `nodeagent replay` reads them.
+3. The records are bounded: two files of at most `MAX_FILE_BYTES`. When the newer one is full, the older one is dropped.
+4. A failed write never raises. The return value has the reason, and the agent continues.
 """
 
 import base64
@@ -21,38 +21,37 @@ from typing import Any, Final, NamedTuple
 
 from nodeagent.model import NodeSnapshot, Outcome, Plan, Pod, RankedPod, ReclaimReport, ReliefReport, Threshold, Victim
 from nodeagent.policy.state import PolicyState
-from nodeagent.records.state_file import fingerprint
-from nodeagent.records.utf8 import writable
+from nodeagent.records import state_file, utf8
 from nodeagent.runtime import regular_files
 
-MAX_BYTES: Final = 8 * 2**20
-"""A decision over 110 pods is about 60 KiB for people and 8 KiB packed: this keeps the last one to two hundred. The
-directory is usually a tmpfs, so it is memory."""
-MOST_UNPACKED: Final = 64 * 2**20
-"""Inputs of 5,000 pods are about 4 MiB; what unpacks to more than this is not ours."""
-MOST_READ: Final = 8 * MAX_BYTES
-"""Of a file that is not ours by its size nothing is read: some files of records put together still are."""
-MOST_NESTED: Final = 32
-"""Levels of a record: ours have 7. Whatever walks one does so by recursion."""
+MAX_FILE_BYTES: Final = 8 * 2**20
+"""A decision over 110 pods has about 60 KiB readable and 8 KiB packed, so the files keep the last 100 to 200 decisions.
+The directory is usually a tmpfs, which uses memory."""
+MAX_UNPACKED_BYTES: Final = 64 * 2**20
+"""Inputs of 5,000 pods have about 4 MiB; larger ones are not from a flight recorder."""
+MAX_READ_BYTES: Final = 8 * MAX_FILE_BYTES
+"""A larger file is not read; several concatenated files of records are."""
+MAX_DEPTH: Final = 32
+"""Nesting of a record: ours have 7 levels. The readers are recursive."""
 FILE: Final = "decisions.jsonl"
 OLDER_FILE: Final = "decisions.1.jsonl"
 
 
 class RecordsError(Exception):
-    """There are no records to read; the message says why."""
+    """The records cannot be read; the message has the reason."""
 
 
 class DecisionInputs(NamedTuple):
-    """What the policy was given for one decision, and of its configuration what the state refers to."""
+    """The inputs of the policy for one decision, with the configuration that the state refers to."""
 
     snapshot: NodeSnapshot
     state: PolicyState
     """Before the decision."""
     now: float
     thresholds: tuple[Threshold, ...]
-    """In force then, those that follow from others included."""
+    """All thresholds at the time, including derived ones."""
     fresh_samples: int
-    """`startup.freshSamples` then."""
+    """`startup.freshSamples` at the time."""
 
 
 class FlightRecorder:
@@ -67,34 +66,29 @@ class FlightRecorder:
         self._packer = Packer()
 
     def decision(self, plan: Plan, *, wall_time: float, inputs: DecisionInputs | None = None) -> str:
-        """Record a plan, and what it was made from. Returns why it could not be written, or nothing."""
+        """Record a plan and its inputs. Returns why the write failed; empty on success."""
         packed = {"inputs": self._packer.pack(inputs)} if inputs is not None else {}
-        return self._append({"record": "decision", "wallTime": wall_time, **plan_object(plan), **packed})
+        return self._append({"record": "decision", "wallTime": wall_time, **plan_to_json(plan), **packed})
 
     def outcome(self, outcome: Outcome, *, wall_time: float) -> str:
-        """Record what became of a victim. Returns why it could not be written, or nothing."""
-        return self._append({"record": "outcome", "wallTime": wall_time, **as_object(outcome)})
+        """Record the outcome of a victim. Returns as `decision`."""
+        return self._append({"record": "outcome", "wallTime": wall_time, **to_json(outcome)})
 
     def relief(self, report: ReliefReport, *, wall_time: float) -> str:
-        """Record what a decision brought back. Returns why it could not be written, or nothing."""
-        return self._append({"record": "relief", "wallTime": wall_time, **as_object(report)})
+        """Record the measured relief of a decision. Returns as `decision`."""
+        return self._append({"record": "relief", "wallTime": wall_time, **to_json(report)})
 
     def reclaim(self, report: ReclaimReport, *, wall_time: float) -> str:
-        """Record what an action brought back. Returns why it could not be written, or nothing."""
-        return self._append({"record": "reclaim", "wallTime": wall_time, **as_object(report)})
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """All records that are kept, oldest first. A line that was cut by a crash is skipped."""
-        for path in (self._older, self._path):
-            yield from _lines(path)
+        """Record what a reclaim action freed. Returns as `decision`."""
+        return self._append({"record": "reclaim", "wallTime": wall_time, **to_json(report)})
 
     def _append(self, record: Mapping[str, Any]) -> str:
         try:
             line = self._encode(record) + b"\n"
         except UnicodeEncodeError:
-            line = self._encode(writable(record)) + b"\n"
+            line = self._encode(utf8.writable(record)) + b"\n"
         try:
-            if self._path.exists() and self._path.stat().st_size + len(line) > MAX_BYTES:
+            if self._path.exists() and self._path.stat().st_size + len(line) > MAX_FILE_BYTES:
                 self._path.replace(self._older)
             with os.fdopen(regular_files.open_to_append(self._path), "ab") as file:
                 file.write(line)
@@ -103,24 +97,20 @@ class FlightRecorder:
         return ""
 
 
-def read_records(place: Path) -> Iterator[dict[str, Any]]:
-    """The records of a state directory, or of one file of records, oldest first.
-
-    Raises:
-        RecordsError: it is neither, or cannot be read.
-    """
+def read_records(location: Path) -> Iterator[dict[str, Any]]:
+    """The records of a state directory or of one file, oldest first. Raises RecordsError."""
     try:
-        paths = [place / OLDER_FILE, place / FILE] if place.is_dir() else [place]
-        if not place.exists():
-            raise RecordsError(f"{place}: there is no such file or directory")
+        paths = [location / OLDER_FILE, location / FILE] if location.is_dir() else [location]
+        if not location.exists():
+            raise RecordsError(f"{location}: no such file or directory")
         found = False
         for record in itertools.chain.from_iterable(_lines(path) for path in paths if path.exists()):
             found = True
             yield record
-        if not found and place.is_file() and place.stat().st_size:
-            raise RecordsError(f"{place}: there is no record in this file; is it the right one?")
+        if not found and location.is_file() and location.stat().st_size:
+            raise RecordsError(f"{location}: no record in this file")
     except OSError as error:
-        raise RecordsError(f"{error.filename or place}: {error.strerror}") from error
+        raise RecordsError(f"{error.filename or location}: {error.strerror}") from error
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -131,12 +121,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with os.fdopen(fd, "rb") as file:
-        if os.fstat(fd).st_size > MOST_READ:
-            raise RecordsError(f"{path}: larger than {MOST_READ >> 20} MiB, which is no file of records")
-        while line := file.readline(MOST_READ):
+        if os.fstat(fd).st_size > MAX_READ_BYTES:
+            raise RecordsError(f"{path}: larger than {MAX_READ_BYTES >> 20} MiB, not a file of records")
+        while line := file.readline(MAX_READ_BYTES):
             try:
                 record = msgspec.json.decode(line)
-            # RecursionError: a thousand brackets.
+            # RecursionError: a thousand brackets in one line.
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if isinstance(record, dict) and "record" in record and not _too_deep(record):
@@ -145,7 +135,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _too_deep(record: dict[str, Any]) -> bool:
     level: list[Any] = [record]
-    for _ in range(MOST_NESTED):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for each in level
@@ -161,44 +151,44 @@ def _too_deep(record: dict[str, Any]) -> bool:
 
 
 class Unpacked(NamedTuple):
-    """What could be made of packed inputs."""
+    """The result of unpacking."""
 
     inputs: DecisionInputs | None
     trouble: str
-    """Why there are none."""
+    """Why `inputs` is None."""
 
 
 class Packer:
-    """Inputs as a small JSON value, and back."""
+    """Converts inputs to a small JSON value and back."""
 
     def __init__(self) -> None:
         import msgspec
 
-        self._shape = fingerprint(DecisionInputs)
-        # MessagePack, because JSON has no infinity, which the state of a threshold that was never met contains.
+        self._shape = state_file.fingerprint(DecisionInputs)
+        # MessagePack, because the state of a threshold that was never met contains infinity, which JSON has not.
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder: msgspec.msgpack.Decoder[DecisionInputs] = msgspec.msgpack.Decoder(DecisionInputs)
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, zlib.error)
 
     def pack(self, inputs: DecisionInputs) -> dict[str, str]:
-        """110 pods: 47 KiB of values become 8 KiB in 0.6 ms, after everything urgent was done."""
+        """110 pods: 47 KiB become 8 KiB in 0.6 ms, after everything urgent."""
         try:
             values = self._encode(inputs)
         except UnicodeEncodeError:
-            values = self._encode(writable(inputs))
+            values = self._encode(utf8.writable(inputs))
         return {"shape": self._shape, "data": base64.b85encode(zlib.compress(values, 1)).decode("ascii")}
 
     def unpack(self, packed: object) -> Unpacked:
-        """Never raises: whatever is wrong is in the answer."""
+        """Never raises: the result contains the cause of a failure."""
         if not isinstance(packed, Mapping):
-            return Unpacked(None, "recorded without what it was made from")
+            return Unpacked(None, "recorded without inputs")
         if packed.get("shape") != self._shape:
-            return Unpacked(None, "recorded by a version with another shape of inputs")
+            return Unpacked(None, "recorded by a version with another shape of the inputs")
         try:
             unzipper = zlib.decompressobj()
-            data = unzipper.decompress(base64.b85decode(str(packed.get("data"))), MOST_UNPACKED)
+            data = unzipper.decompress(base64.b85decode(str(packed.get("data"))), MAX_UNPACKED_BYTES)
             if unzipper.unconsumed_tail:
-                return Unpacked(None, f"unpacks to more than {MOST_UNPACKED} bytes")
+                return Unpacked(None, f"unpacks to more than {MAX_UNPACKED_BYTES} bytes")
             return Unpacked(self._decoder.decode(data), "")
         except self._errors as error:
             return Unpacked(None, f"cannot be unpacked: {error}")
@@ -207,14 +197,14 @@ class Packer:
 # --- objects ---------------------------------------------------------------------------------------------------------
 
 
-def plan_object(plan: Plan) -> dict[str, Any]:
-    """A plan for people: everything but the pods' whole specifications, which are in the packed inputs. With them 110
-    pods would be 220 KiB and 11 ms."""
-    whole = {
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """A plan without the specifications of its pods, which the packed inputs contain. With them 110 pods would need 220
+    KiB and 11 ms."""
+    pods = {
         "ranking": [_ranked(ranked) for ranked in plan.ranking],
         "victims": [_victim(victim) for victim in plan.victims],
     }
-    return {**as_object(plan._replace(ranking=(), victims=())), **whole}
+    return {**to_json(plan._replace(ranking=(), victims=())), **pods}
 
 
 def _ranked(ranked: RankedPod) -> dict[str, Any]:
@@ -230,7 +220,7 @@ def _ranked(ranked: RankedPod) -> dict[str, Any]:
 
 
 def _victim(victim: Victim) -> dict[str, Any]:
-    rest = {camel(name): as_object(value) for name, value in victim._asdict().items() if name != "pod"}
+    rest = {camel_case(name): to_json(value) for name, value in victim._asdict().items() if name != "pod"}
     return {**_pod(victim.pod), **rest}
 
 
@@ -245,22 +235,22 @@ def _pod(pod: Pod) -> dict[str, Any]:
     }
 
 
-def as_object(value: Any) -> Any:
-    """NamedTuples as objects with camelCase keys, for JSON that people read; everything else as it is."""
+def to_json(value: Any) -> Any:
+    """NamedTuples as objects with camelCase keys, enums as their values; everything else unchanged."""
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is None:
-            return [as_object(item) for item in value]
-        return {camel(name): as_object(item) for name, item in zip(fields, value, strict=True)}
+            return [to_json(item) for item in value]
+        return {camel_case(name): to_json(item) for name, item in zip(fields, value, strict=True)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(as_object(key)): as_object(item) for key, item in value.items()}
+        return {str(to_json(key)): to_json(item) for key, item in value.items()}
     return value
 
 
-def camel(name: str) -> str:
-    """`grace_period_s` -> `gracePeriodSeconds`: the unit is spelled out, as in Kubernetes objects."""
+def camel_case(name: str) -> str:
+    """`grace_period_s` -> `gracePeriodSeconds`, with the unit as in Kubernetes objects."""
     words = name.split("_")
     if words[-1] == "s" and len(words) > 1:
         words[-1] = "seconds"

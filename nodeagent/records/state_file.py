@@ -1,16 +1,15 @@
-"""State that survives a restart: one file, versioned and checksummed, replaced atomically.
+"""Saves state across a restart: one file with version and checksum, replaced atomically.
 
 Promises:
 
-1. A reader sees the old state or the new one, never a mixture: write to a temporary file, fsync, rename, fsync the
+1. A reader gets the old state or the new one, never a mixture: write to a temporary file, fsync, rename, fsync the
    directory.
-2. What does not fit is never guessed at. Another boot, another shape of the state (an upgrade), a bad checksum, a lost
-   or unreadable file: `load` says which, and the caller starts from a conservative state.
-3. The shape of the state is part of the file: a fingerprint of its JSON Schema, so that a changed field cannot be
-   misread by position.
-4. What was saved can be made unusable where it cannot be replaced: a full file system still lets a file be truncated.
+2. A state that does not match is never used. For another boot, another shape of the state (an upgrade), a wrong
+   checksum, or a lost or unreadable file, `load` returns the cause, and the caller starts from a conservative state.
+3. The file contains the shape of the state, a fingerprint of its JSON Schema, so that no field is misread by position.
+4. A saved state that cannot be replaced can be made unusable: a full file system still allows truncation.
 
-The body is JSON (NamedTuples are arrays in it): small, and readable with a pager when something went wrong.
+The body is JSON, with NamedTuples as arrays: small, and readable with a pager.
 """
 
 import contextlib
@@ -20,45 +19,45 @@ import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from nodeagent.records.utf8 import writable
+from nodeagent.records import utf8
 from nodeagent.runtime import regular_files
 
 T = TypeVar("T")
 
-FORMAT: Final = "nodeagent-state/1"
-MAX_BYTES: Final = 16 * 2**20
-"""A state of 5,000 pods is about 1 MiB; anything larger than this is not ours."""
+FORMAT: Final = "nodeagent-state/2"
+MAX_STATE_BYTES: Final = 16 * 2**20
+"""A state of 5,000 pods has about 1 MiB; a larger file is not a state file."""
 
 
 class Trust(enum.StrEnum):
-    """What is known about the state that the last process left."""
+    """Whether the state of the last process can be used."""
 
     RESTORED = "restored"
     FIRST = "first"
-    """No file, and nothing else in the directory: no agent has run here since the directory was made. The default one
-    is on a tmpfs, so after a reboot this is what is found."""
+    """No file in an empty directory: no agent has run here since the directory was created. The default directory is on
+    a tmpfs, so this is the case after a reboot."""
     LOST = "lost"
-    """No file, but the directory has other traces of an agent: somebody deleted it, or it never could be written. Or an
-    empty one: it was wiped because it could not be replaced."""
+    """No file, but other files of an agent: it was deleted, or could never be written. Or an empty file: it was wiped
+    because it could not be replaced."""
     OTHER_BOOT = "other-boot"
-    """Written before the last reboot: its monotonic times mean nothing now."""
+    """Written before the last reboot: its monotonic times have no meaning."""
     CORRUPT = "corrupt"
-    """Unreadable, truncated, altered, or written by a version with another shape of state."""
+    """Unreadable, truncated, altered, or of a version with another shape of the state."""
 
 
 class LoadedState(NamedTuple):
-    """What `load` found."""
+    """The result of `load`."""
 
     trust: Trust
     value: Any
     """The state; None unless `trust` is RESTORED."""
     message: str
-    """For the log: what was wrong, with the file's name. Empty when restored."""
+    """For the log: the file and what is wrong with it. Empty if restored."""
 
 
 def fingerprint(shape: type) -> str:
-    """A short name for the shape of a type, down to its last field: equal only while values can be read back as they
-    were written."""
+    """A short name for the shape of a type with all its fields. Equal fingerprints mean that a stored value can be read
+    back."""
     import msgspec
 
     schema = msgspec.json.encode(msgspec.json.schema(shape), order="deterministic")
@@ -79,29 +78,29 @@ class StateFile:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
         self._errors = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
         self._directory_fd = -1
-        """Of the directory that was saved into last."""
-        self._left: tuple[int, int] | None = None
-        """What names the file that was loaded or saved last."""
+        """The directory of the last save."""
+        self._last_version: tuple[int, int] | None = None
+        """Of the file that was loaded or saved last."""
 
     @property
     def directory(self) -> str:
-        """Where the file is; other files of this agent may be put beside it."""
+        """The directory of the file, for other files of this agent."""
         return str(self._path.parent)
 
     def load(self) -> LoadedState:
-        """Read the state. Never raises: whatever is wrong is in the answer."""
-        self._left = self._version()
+        """Read the state. Never raises: the result contains the cause of a failure."""
+        self._last_version = self._version()
         try:
-            data = regular_files.read_file(self._path, max_bytes=MAX_BYTES + 1)
+            data = regular_files.read_file(self._path, max_bytes=MAX_STATE_BYTES + 1)
         except FileNotFoundError:
             return self._missing()
         except OSError as error:
             return LoadedState(Trust.CORRUPT, None, f"{self._path}: cannot be read: {error.strerror}")
         if not data:
             return LoadedState(Trust.LOST, None, f"{self._path}: wiped by an agent that could not replace it")
-        if len(data) > MAX_BYTES:
+        if len(data) > MAX_STATE_BYTES:
             return LoadedState(
-                Trust.CORRUPT, None, f"{self._path}: larger than {MAX_BYTES} bytes, not a state file of ours"
+                Trust.CORRUPT, None, f"{self._path}: larger than {MAX_STATE_BYTES} bytes, not a state file"
             )
         header, newline, body = data.partition(b"\n")
         fields = header.decode("ascii", "replace").split(" ")
@@ -109,13 +108,13 @@ class StateFile:
             return LoadedState(Trust.CORRUPT, None, f"{self._path}: not a state file of this version ({FORMAT})")
         _, boot_id, fingerprint, checksum = fields
         if hashlib.sha256(body).hexdigest() != checksum:
-            return LoadedState(
-                Trust.CORRUPT, None, f"{self._path}: the checksum does not match, the file was cut or altered"
-            )
+            return LoadedState(Trust.CORRUPT, None, f"{self._path}: wrong checksum: the file was truncated or altered")
         if boot_id != self._boot_id:
             return LoadedState(Trust.OTHER_BOOT, None, f"{self._path}: written before the last reboot")
         if fingerprint != self._fingerprint:
-            return LoadedState(Trust.CORRUPT, None, f"{self._path}: written by a version with another shape of state")
+            return LoadedState(
+                Trust.CORRUPT, None, f"{self._path}: written by a version with another shape of the state"
+            )
         try:
             return LoadedState(Trust.RESTORED, self._decoder.decode(body), "")
         except self._errors as error:
@@ -129,16 +128,14 @@ class StateFile:
         except OSError as error:
             return LoadedState(Trust.LOST, None, f"{self._path.parent}: cannot be read: {error.strerror}")
         if traces:
-            return LoadedState(
-                Trust.LOST, None, f"{self._path}: the state of an earlier run is gone, {traces[0]} is not"
-            )
+            return LoadedState(Trust.LOST, None, f"{self._path}: missing, but an earlier run left {traces[0]}")
         return LoadedState(Trust.FIRST, None, f"{self._path}: no agent has run here before")
 
     def save(self, value: object) -> None:
         """Replace the state.
 
-        A directory that is gone is made again. Where another one stands in its place, the state in the former is wiped
-        first, because it may come back (a mount that ends).
+        A missing directory is created. If the directory was replaced, the state in the old one is wiped first, because
+        the old one may return (the end of a mount).
 
         Raises:
             OSError: the directory cannot be written (full, read-only). The old state, if any, is still there.
@@ -146,7 +143,7 @@ class StateFile:
         try:
             body = self._encoder.encode(value)
         except UnicodeEncodeError:
-            body = self._encoder.encode(writable(value))
+            body = self._encoder.encode(utf8.writable(value))
         checksum = hashlib.sha256(body).hexdigest()
         header = f"{FORMAT} {self._boot_id} {self._fingerprint} {checksum}\n".encode("ascii")
         temporary = self._path.with_name(self._path.name + ".new")
@@ -160,26 +157,26 @@ class StateFile:
                 os.close(fd)
             temporary.rename(self._path)
         except OSError:
-            with contextlib.suppress(OSError):  # the first error is the one to tell; litter is overwritten next time
+            with contextlib.suppress(OSError):  # the first error counts; the next save overwrites the file
                 temporary.unlink()
             raise
-        with contextlib.suppress(OSError):  # the new state is there; only a crash of the machine can undo that
+        with contextlib.suppress(OSError):  # the new state exists; only a crash of the machine can undo it
             os.fsync(self._directory_fd)
-        self._left = self._version()
+        self._last_version = self._version()
 
-    def is_as_left(self) -> bool:
-        """Whether nobody else has saved since we loaded or saved."""
-        return self._version() == self._left
+    def is_unchanged(self) -> bool:
+        """True if no other process has saved since the last load or save."""
+        return self._version() == self._last_version
 
     def _version(self) -> tuple[int, int] | None:
         try:
-            seen = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return seen.st_ino, seen.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def wipe(self) -> bool:
-        """Truncate what is saved, so that no later process restores it. False when that is not possible either."""
+        """Truncate the file, so that no later process restores the state. False if that fails as well."""
         try:
             self._open_directory()
             os.close(self._open_truncated(self._directory_fd, os.O_CREAT))
@@ -197,7 +194,7 @@ class StateFile:
             try:
                 os.close(self._open_truncated(self._directory_fd))
             except FileNotFoundError:
-                pass  # it was removed with what was in it
+                pass  # the directory was removed with its files
             except OSError:
                 os.close(fd)
                 raise
@@ -210,7 +207,7 @@ class StateFile:
 
 
 def _is_open_at(fd: int, path: Path) -> bool:
-    """Whether `path` still names what `fd` has open."""
+    """True if `path` still names the open file."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError:

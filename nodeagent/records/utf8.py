@@ -1,7 +1,7 @@
-"""Makes any value of ours writable: names from the host may hold bytes that are no UTF-8, and JSON cannot carry them.
+"""Replaces bytes that are not UTF-8, which names on the host may contain and JSON cannot.
 
-Such bytes come in as lone surrogates (`os.listdir` has to put them somewhere). An encoder refuses them, and a name that
-somebody chose must neither end a turn of the loop nor keep a decision from being told.
+Python represents such bytes as lone surrogates (`os.listdir`), and an encoder refuses them. A chosen name must neither
+fail a sync nor prevent the record of a decision.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def writable(value: Any) -> Any:
-    """The same value with every lone surrogate spelled out (`\\udcff`), in keys and at any depth. NamedTuples stay
-    what they are. Slow: for values that an encoder has refused with UnicodeEncodeError."""
+    """The same value with every lone surrogate escaped (`\\udcff`), in keys and at any depth. NamedTuples keep their
+    type. Slow: for values that an encoder has refused with UnicodeEncodeError."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, tuple):

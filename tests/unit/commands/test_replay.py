@@ -142,7 +142,7 @@ def test_what_cannot_be_made_again_is_said_and_the_others_are(tmp_path: Path) ->
     assert [bool(row.trouble) for row in rows] == [True, False]
     page = text.render(replay.sections(rows, config_source="new.yaml"))
     assert "1 not repeatable" in page
-    assert "recorded without what it was made from" in page
+    assert "recorded without inputs" in page
 
 
 def test_the_command_shows_differences_for_people_and_for_programs(

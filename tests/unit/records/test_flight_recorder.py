@@ -1,4 +1,4 @@
-"""What was decided can be read back, and recording never stands in the way."""
+"""Recorded decisions can be read back, and a failed write never raises."""
 
 import base64
 import zlib
@@ -40,11 +40,11 @@ PLAN = Plan(
 )
 
 
-def test_a_decision_and_its_outcome_come_back_under_one_id(tmp_path: Path) -> None:
+def test_a_decision_and_its_outcome_have_one_id(tmp_path: Path) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path)
     assert recorder.decision(PLAN, wall_time=1.0) == ""
     assert recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.ACCEPTED, "201", 13.0), wall_time=2.0) == ""
-    decision, outcome = list(flight_recorder.FlightRecorder(tmp_path).read())
+    decision, outcome = list(flight_recorder.read_records(tmp_path))
     assert (decision["record"], outcome["record"]) == ("decision", "outcome")
     assert decision["id"] == outcome["planId"] == "abc-1"
     assert decision["actingOn"]["threshold"]["gracePeriodSeconds"] == 30.0
@@ -54,7 +54,7 @@ def test_a_decision_and_its_outcome_come_back_under_one_id(tmp_path: Path) -> No
     assert outcome["kind"] == "accepted"
 
 
-def test_the_files_stay_within_their_bound_and_keep_the_newest(
+def test_the_files_stay_within_their_limit_and_keep_the_newest_records(
     tmp_path: Path,
 ) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path)
@@ -63,22 +63,22 @@ def test_the_files_stay_within_their_bound_and_keep_the_newest(
         recorder.decision(big._replace(id=f"abc-{number}"), wall_time=float(number))
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert len(sizes) == 2
-    assert max(sizes) <= flight_recorder.MAX_BYTES
-    kept = [record["id"] for record in recorder.read()]
+    assert max(sizes) <= flight_recorder.MAX_FILE_BYTES
+    kept = [record["id"] for record in flight_recorder.read_records(tmp_path)]
     assert kept[-1] == "abc-29"
     assert kept == [f"abc-{number}" for number in range(30 - len(kept), 30)]
 
 
-def test_a_line_cut_by_a_crash_loses_only_itself(tmp_path: Path) -> None:
+def test_a_line_truncated_by_a_crash_is_the_only_loss(tmp_path: Path) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.decision(PLAN, wall_time=1.0)
     recorder.decision(PLAN._replace(id="abc-2"), wall_time=1.0)
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
-    assert [record["id"] for record in recorder.read()] == ["abc-1"]
+    assert [record["id"] for record in flight_recorder.read_records(tmp_path)] == ["abc-1"]
 
 
-def test_a_directory_that_cannot_be_written_is_said_not_raised(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path / "gone")
     assert "No such file" in recorder.decision(PLAN, wall_time=1.0)
 
@@ -88,10 +88,10 @@ def test_a_directory_that_cannot_be_written_is_said_not_raised(tmp_path: Path) -
     [("id", "id"), ("grace_period_s", "gracePeriodSeconds"), ("qos_class", "qosClass"), ("s", "s")],
 )
 def test_keys_are_spelled_as_in_kubernetes_objects(snake: str, camel: str) -> None:
-    assert flight_recorder.camel(snake) == camel
+    assert flight_recorder.camel_case(snake) == camel
 
 
-# --- what a decision was made from -----------------------------------------------------------------------------------
+# --- the inputs of a decision ----------------------------------------------------------------------------------------
 
 
 def made() -> tuple[Plan, flight_recorder.DecisionInputs]:
@@ -104,14 +104,14 @@ def made() -> tuple[Plan, flight_recorder.DecisionInputs]:
     return plan, flight_recorder.DecisionInputs(seen, after, nodes.NOW, thresholds.effective(config, seen.layout), 3)
 
 
-def test_what_a_decision_was_made_from_comes_back_equal(tmp_path: Path) -> None:
+def test_the_inputs_of_a_decision_come_back_equal(tmp_path: Path) -> None:
     plan, inputs = made()
     flight_recorder.FlightRecorder(tmp_path).decision(ranking.with_key_texts(plan), wall_time=1.0, inputs=inputs)
     (record,) = flight_recorder.read_records(tmp_path)
     assert flight_recorder.Packer().unpack(record["inputs"]) == (inputs, "")
 
 
-def test_infinity_and_a_name_that_is_no_utf8_do_not_keep_inputs_from_coming_back() -> None:
+def test_inputs_with_infinity_and_a_name_that_is_not_utf8_come_back() -> None:
     _, inputs = made()
     odd = inputs._replace(now=float("inf"), snapshot=inputs.snapshot._replace(node="n\udcffde"))
     packer = flight_recorder.Packer()
@@ -120,7 +120,7 @@ def test_infinity_and_a_name_that_is_no_utf8_do_not_keep_inputs_from_coming_back
     assert (back.now, back.snapshot.node) == (float("inf"), "n\\udcffde")
 
 
-def test_a_decision_about_a_name_that_is_no_utf8_is_recorded(tmp_path: Path) -> None:
+def test_a_decision_with_a_name_that_is_not_utf8_is_recorded(tmp_path: Path) -> None:
     odd = PLAN._replace(refusals=(Refusal(RefusalCode.FUTILE, "pod \udcff"),))
     assert flight_recorder.FlightRecorder(tmp_path).decision(odd, wall_time=1.0) == ""
     (record,) = flight_recorder.read_records(tmp_path)
@@ -135,12 +135,12 @@ def test_a_decision_about_a_name_that_is_no_utf8_is_recorded(tmp_path: Path) -> 
         ({"data": ""}, "cannot be unpacked"),
         ({"data": base64.b85encode(zlib.compress(b"\xc0")).decode()}, "cannot be unpacked"),
         (
-            {"data": base64.b85encode(zlib.compress(bytes(flight_recorder.MOST_UNPACKED + 1))).decode()},
+            {"data": base64.b85encode(zlib.compress(bytes(flight_recorder.MAX_UNPACKED_BYTES + 1))).decode()},
             "unpacks to more",
         ),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused_and_never_guessed_at(change: dict[str, str], trouble: str) -> None:
+def test_inputs_that_do_not_match_are_rejected_with_a_reason(change: dict[str, str], trouble: str) -> None:
     packer = flight_recorder.Packer()
     packed = packer.pack(made()[1]) | change
     unpacked = packer.unpack(packed)
@@ -148,7 +148,7 @@ def test_inputs_that_do_not_fit_are_refused_and_never_guessed_at(change: dict[st
     assert trouble in unpacked.trouble
 
 
-def test_the_record_for_people_names_each_pod_with_its_keys_and_refusals(tmp_path: Path) -> None:
+def test_the_readable_record_lists_each_pod_with_its_keys_and_refusals(tmp_path: Path) -> None:
     plan, inputs = made()
     flight_recorder.FlightRecorder(tmp_path).decision(ranking.with_key_texts(plan), wall_time=1.0, inputs=inputs)
     (record,) = flight_recorder.read_records(tmp_path)
@@ -160,7 +160,7 @@ def test_the_record_for_people_names_each_pod_with_its_keys_and_refusals(tmp_pat
     assert record["victims"][0]["threshold"]["signal"] == "memory.available"
 
 
-def test_measured_relief_is_recorded_under_the_decision_it_belongs_to(tmp_path: Path) -> None:
+def test_measured_relief_is_recorded_under_its_decision(tmp_path: Path) -> None:
     report = ReliefReport("abc-1", Signal.MEMORY, ("uid-1",), predicted=10, measured=9, took_s=1.5)
     flight_recorder.FlightRecorder(tmp_path).relief(report, wall_time=3.0)
     (record,) = flight_recorder.read_records(tmp_path)
@@ -177,7 +177,7 @@ def test_records_are_as_private_as_the_state(tmp_path: Path) -> None:
     assert (tmp_path / flight_recorder.FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_one_file_can_be_read_by_itself_and_a_missing_one_is_said(tmp_path: Path) -> None:
+def test_one_file_can_be_read_by_itself_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     flight_recorder.FlightRecorder(tmp_path).decision(PLAN, wall_time=1.0)
     assert [record["id"] for record in flight_recorder.read_records(tmp_path / flight_recorder.FILE)] == ["abc-1"]
     with pytest.raises(flight_recorder.RecordsError, match="no such file"):
@@ -185,10 +185,10 @@ def test_one_file_can_be_read_by_itself_and_a_missing_one_is_said(tmp_path: Path
 
 
 @pytest.mark.parametrize("other", [b"\x7fELF\0\n\1", b"kind: Pod\n", b'{"kind": "PodList"}\n', b"\n"])
-def test_a_file_of_something_else_is_said_and_an_empty_one_is_read(other: bytes, tmp_path: Path) -> None:
+def test_a_file_without_records_is_an_error_and_an_empty_one_is_not(other: bytes, tmp_path: Path) -> None:
     file = tmp_path / "other"
     file.write_bytes(other)
-    with pytest.raises(flight_recorder.RecordsError, match="is it the right one"):
+    with pytest.raises(flight_recorder.RecordsError, match="no record in this file"):
         list(flight_recorder.read_records(file))
     file.write_bytes(b"")
     assert list(flight_recorder.read_records(file)) == []

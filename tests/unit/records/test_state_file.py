@@ -1,4 +1,4 @@
-"""State comes back whole from the same boot and the same version, and not at all otherwise."""
+"""State is restored completely from the same boot and version, and otherwise not at all."""
 
 import os
 import shutil
@@ -43,14 +43,14 @@ def _file(directory: Path, *, boot_id: str = "boot-1", shape: type = State) -> S
     return StateFile(directory / "state", shape=shape, boot_id=boot_id)
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_a_saved_state_is_restored(tmp_path: Path) -> None:
     _file(tmp_path).save(STATE)
     loaded = _file(tmp_path).load()
     assert (loaded.trust, loaded.value) == (Trust.RESTORED, STATE)
     assert isinstance(loaded.value.buckets["node"], Bucket)
 
 
-def test_a_first_start_is_told_apart_from_a_state_that_was_lost_and_from_a_broken_one(tmp_path: Path) -> None:
+def test_a_first_start_a_lost_state_and_a_corrupt_one_are_distinct(tmp_path: Path) -> None:
     assert _file(tmp_path / "not-made-yet").load().trust is Trust.FIRST
     assert _file(tmp_path).load().trust is Trust.FIRST
     (tmp_path / "decisions.jsonl").touch()
@@ -75,19 +75,19 @@ def test_state_of_another_shape_is_not_used(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_every_damage_is_detected(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("damage")
     _file(directory).save(STATE)
     path = directory / "state"
-    whole = path.read_bytes()
+    saved = path.read_bytes()
     kind = data.draw(st.sampled_from(["cut", "flip", "append"]))
     if kind == "cut":
-        damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
+        damaged = saved[: data.draw(st.integers(0, len(saved) - 1))]
     elif kind == "append":
-        damaged = whole + data.draw(st.binary(min_size=1, max_size=40))
+        damaged = saved + data.draw(st.binary(min_size=1, max_size=40))
     else:
-        place = data.draw(st.integers(0, len(whole) - 1))
-        damaged = whole[:place] + bytes([whole[place] ^ data.draw(st.integers(1, 255))]) + whole[place + 1 :]
+        position = data.draw(st.integers(0, len(saved) - 1))
+        damaged = saved[:position] + bytes([saved[position] ^ data.draw(st.integers(1, 255))]) + saved[position + 1 :]
     path.write_bytes(damaged)
     loaded = _file(directory).load()
     assert loaded.trust in (Trust.CORRUPT, Trust.OTHER_BOOT) or not damaged
@@ -95,7 +95,7 @@ def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data
     assert str(path) in loaded.message
 
 
-def test_a_save_that_fails_keeps_the_old_state_and_leaves_no_litter(tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_old_state_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     _file(tmp_path).save(STATE)
     (tmp_path / "state.new").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -112,12 +112,19 @@ def test_a_process_killed_while_saving_leaves_the_old_or_the_new_state(tmp_path:
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from tests.unit.records.test_state_file import STATE, State, _file
-        file = _file(Path(sys.argv[1]))
+        from typing import NamedTuple
+        from nodeagent.records.state_file import StateFile
+        Bucket = NamedTuple("Bucket", [("tokens", float), ("at", float)])
+        class State(NamedTuple):
+            sequence: int
+            buckets: dict[str, Bucket] = {}
+            note: str | None = None
+        file = StateFile(Path(sys.argv[1]) / "state", shape=State, boot_id="boot-1")
+        buckets = {"node": Bucket(1.5, 1234.5)}
         sequence = 0
         while True:
             sequence += 1
-            file.save(STATE._replace(sequence=sequence, note="x" * (sequence % 5000)))
+            file.save(State(sequence, buckets, "x" * (sequence % 5000)))
             if sequence == 20:
                 print("going", flush=True)
     """)
@@ -133,13 +140,13 @@ def test_a_process_killed_while_saving_leaves_the_old_or_the_new_state(tmp_path:
         assert loaded.value.sequence >= 20
 
 
-def test_a_name_that_is_no_utf8_does_not_keep_the_state_from_being_saved(tmp_path: Path) -> None:
+def test_a_state_with_a_name_that_is_not_utf8_is_saved(tmp_path: Path) -> None:
     store = _file(tmp_path)
     store.save(STATE._replace(buckets={"namespace/n\udcff": Bucket(1.0, 2.0)}))
     assert store.load().value == STATE._replace(buckets={"namespace/n\\udcff": Bucket(1.0, 2.0)})
 
 
-def test_what_was_wiped_is_not_restored_and_is_not_taken_for_a_first_start(tmp_path: Path) -> None:
+def test_a_wiped_state_is_not_restored_and_is_no_first_start(tmp_path: Path) -> None:
     store = _file(tmp_path)
     store.save(STATE)
     assert store.wipe()
@@ -149,7 +156,7 @@ def test_what_was_wiped_is_not_restored_and_is_not_taken_for_a_first_start(tmp_p
     assert _file(tmp_path).load().trust is Trust.LOST
 
 
-def test_a_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_removed_directory_is_created_again(tmp_path: Path) -> None:
     store = _file(tmp_path / "run" / "nodeagent")
     store.save(STATE)
     shutil.rmtree(tmp_path / "run")
@@ -157,8 +164,8 @@ def test_a_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
     assert _file(tmp_path / "run" / "nodeagent").load().value.sequence == 8
 
 
-def test_a_directory_that_another_one_hid_comes_back_without_its_state(tmp_path: Path) -> None:
-    """As when something is mounted over it, and unmounted later."""
+def test_a_directory_that_was_hidden_by_a_mount_returns_without_its_state(tmp_path: Path) -> None:
+    """Another directory is mounted over it and unmounted later."""
     directory, hidden = tmp_path / "state", tmp_path / "hidden"
     store = _file(directory)
     store.save(STATE)
