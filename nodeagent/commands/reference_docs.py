@@ -24,7 +24,7 @@ from nodeagent.model import (
     refusals,
 )
 from nodeagent.policy import messages
-from nodeagent.telemetry import http_server as server
+from nodeagent.telemetry import http_server as http
 from nodeagent.telemetry import metric_families, metrics
 from nodeagent.telemetry.exposition import COUNTER, HISTOGRAM, Family, sample_name
 
@@ -35,51 +35,51 @@ _GENERATED: Final = (
 _METRICS: Final = f"""# Metrics and probes
 
 {_GENERATED.format(page="metrics", source="nodeagent/telemetry/metric_families.py")}
-`metrics.address` in the configuration (`127.0.0.1:9655`, `:9655`; empty: nowhere) serves
+`metrics.address` in the configuration (`127.0.0.1:9655`, `:9655`; empty: no endpoint) serves
 
 | path | answer |
 | --- | --- |
-| `/metrics` | Prometheus text format 0.0.4, or OpenMetrics 1.0 when the scraper asks for it |
-| `/healthz` | 200 while the loop turns and no worker has failed for 5 minutes; else 503 and why: restart the agent |
-| `/readyz` | 200 when it can decide (loop turning, samples and pods fresh); else 503 and all that is missing |
+| `/metrics` | Prometheus text format 0.0.4, or OpenMetrics 1.0 if the scraper accepts it |
+| `/healthz` | 200 while the loop syncs and no worker has failed for 5 minutes; else 503 with the reason: restart it |
+| `/readyz` | 200 if it can decide (loop syncs, samples and pods are fresh); else 503 with all reasons |
 
-Use `/healthz` as a liveness probe and `/readyz` as a readiness probe, never the other way round: an API server out of
-reach makes every agent not ready, and a restart would not mend it.
+Use `/healthz` as liveness probe and `/readyz` as readiness probe, never the reverse: an unreachable API server makes
+every agent not ready, and a restart does not help.
 
-The endpoint only reads: GET and HEAD, no names of pods, no authentication. Whoever reaches the port may read the
-figures; bind it to `127.0.0.1` or to the pod's address, and let a NetworkPolicy say who may ask. A scrape takes 0.4 ms
-with 110 pods. Limits hold for each address, so that a flood from one pod leaves the kubelet's probes and Prometheus
-their answers. A kubelet probes from an address of the node, which pods with `hostNetwork` share.
+The endpoint is read-only: GET and HEAD, no names of pods, no authentication. Every client of the port may read the
+metrics: bind it to `127.0.0.1` or to the pod's address, and restrict clients with a NetworkPolicy. Limits apply to each
+address, so that a flood from one pod does not block the kubelet's probes and Prometheus. A kubelet probes from an
+address of the node, which pods with `hostNetwork` share.
 
 | limit | one address | all addresses | beyond it |
 | --- | --- | --- | --- |
-| connections of {server.DEADLINE_S:g} s | {server.PEER_CONNECTIONS} | {server.CONNECTIONS} | the oldest is closed |
-| connections per second | {server.PEER_PER_S}; {server.FEW_PER_S} at {server.MANY_PER_S} in all | - | closed unread |
-| scrapes per second | {server.PEER_PAGES_PER_S} | {server.PAGES_PER_S} | 429 |
+| connections of {http.MAX_CONNECTION_S:g} s | {http.MAX_PEER_CONNECTIONS} | {http.MAX_CONNECTIONS} | oldest closed |
+| connections per second | {http.PEER_PER_S}; {http.FEW_PER_S} at {http.MANY_PER_S} in all | - | closed unread |
+| scrapes per second | {http.PEER_PAGES_PER_S} | {http.PAGES_PER_S} | 429 |
 
-No series is named after a pod, a namespace or an owner: which pods were evicted is in the Events, the log and
-`nodeagent explain`. What is not known has no series. Ages are reckoned at the scrape on the monotonic clock, so they
-grow while the loop stands still, and no clock jump moves them.
+No label contains a pod, a namespace or an owner: Events, the log and `nodeagent explain` list evicted pods. An unknown
+value has no series. Ages are computed at the scrape on CLOCK_BOOTTIME: they grow while the loop is stuck and ignore
+clock jumps.
 
 ## Series
 
 """
 
 _ALERTS: Final = """
-## Worth an alert
+## Alerts
 
 ```
-# it is about to be tight: the trend says that a resource is used up within two minutes
+# the trend predicts exhaustion of a resource within two minutes
 nodeagent_signal_time_to_exhaustion_seconds < 120 and nodeagent_signal_trend_confidence_ratio > 0.6
-# pressure, and nobody may go
-rate(nodeagent_refusals_total{code=~"futile|no-candidates|breaker"}[5m]) > 0
-# evictions that did not help
+# pressure without a pod that can be evicted
+rate(nodeagent_refusals_total{code=~"futile|no-candidates|circuit-breaker"}[5m]) > 0
+# evictions with too little relief
 increase(nodeagent_relief_shortfalls_total[1h]) > 0
 # the agent cannot work
 nodeagent_pods_view_age_seconds > 120 or nodeagent_sample_age_seconds > 30 or nodeagent_sync_age_seconds > 30
 # the configuration on disk is not the one in force
 nodeagent_config_last_reload_successful == 0
-# a kubelet contests our condition: how much of the wanted time it was True
+# the kubelet overwrites the condition: share of the wanted time in which it was True
 nodeagent_condition_true_seconds_total / nodeagent_condition_wanted_seconds_total < 0.999
 ```
 """
@@ -87,18 +87,17 @@ nodeagent_condition_true_seconds_total / nodeagent_condition_wanted_seconds_tota
 _REASONS: Final = f"""# Reasons
 
 {_GENERATED.format(page="reasons", source="nodeagent/model/refusals.py or the docstrings it names")}
-Everything that is done, and everything that is not, has a reason with a stable code: in the log (`code`), in the report
-(`protectedBy`, `refusals`), in the records (`nodeagent explain`) and in the metrics (`code`). The message beside it has
-the numbers. Codes are added, never renamed.
+Each act and each refusal has a reason with a stable code: in the log (`code`), in the report (`protectedBy`,
+`refusals`), in the records (`nodeagent explain`) and in the metrics (`code`). The message beside it contains the
+numbers. Codes are added, never renamed.
 """
 
 _EVENTS: Final = f"""# Events
 
 {_GENERATED.format(page="events", source="nodeagent/model/refusals.py")}
-`events.k8s.io/v1` (with a node's credentials, which may write no others, `v1`), by the controller
-`nodeagent.io/nodeagent`. They are a courtesy: bounded, dropped rather than waited for, and the same thing said again
-within six minutes is one Event whose series grows. In a dry run there are none. The annotation `nodeagent.io/plan` is
-the id that `nodeagent explain` takes.
+API group `events.k8s.io/v1`; node credentials can only write `v1`. The controller is `nodeagent.io/nodeagent`. Events
+are best effort: bounded, and dropped instead of delaying the agent. A repetition within six minutes extends the series
+of one Event. A dry run writes none. The annotation `nodeagent.io/plan` is the id for `nodeagent explain`.
 
 | reason | on | type | when |
 | --- | --- | --- | --- |

@@ -86,7 +86,7 @@ class Agent:
         self._alarms, self._holds, self._forks = means.wakeup_sources, means.brakes, means.forks
         self._hooks = means.reclaim_runner
         self._log, self._boottime = means.log, means.boottime
-        self._metrics = Metrics(self._config, boottime=means.boottime, figures=self._figures)
+        self._metrics = Metrics(self._config, boottime=means.boottime, runtime_counters=self._figures)
         unrecorded = functools.partial(self._metrics.observe_failure, Failure.RECORD)
         self._teller = DecisionLog(means.log, means.recorder, unrecorded=unrecorded)
         self._keeper = StateStore(
@@ -136,7 +136,7 @@ class Agent:
         own = (
             *means.startup_notes,
             *workers.stuck_notes(),
-            *condition_conflicts.notes(session.conflicts()),
+            *condition_conflicts.conflict_notes(session.conflicts()),
             *session.notes(),
         )
         if self._refused:
@@ -154,7 +154,7 @@ class Agent:
         disks = self._parts.disks.progress()
         return RuntimeCounters(
             pods_synced_at=counts.pods_synced_at,
-            contests=session.conflicts(),
+            condition_conflicts=session.conflicts(),
             asserted=frozenset(each.type for each in session.owned()),
             tainted=frozenset(kind.value for kind in ConditionType if session.tainted(kind)),
             watches=tuple(WatchCounters(*each) for each in counts.watches),
@@ -176,7 +176,7 @@ class Agent:
         act now and could not before, or the other way round."""
         if source := self._forks.source():
             wakeups.register(source.fd, source.name, source.drain, source.events)
-        self._teller.notes(self._means.startup_notes)
+        self._teller.log_notes(self._means.startup_notes)
         if self._config.mode is Mode.ENFORCE:
             self._keeper.prove(now=self._boottime())
         self._means.notifier.ready()
@@ -299,7 +299,7 @@ class Agent:
         if late_s >= LATE_S:
             # By powers of two, so that a node that crawls is one line and not one for each turn.
             at_least_s = 2.0 ** math.floor(math.log2(late_s))
-            self._teller.notes((Note(NoteKind.LOOP, f"sync started at least {at_least_s:g}s late"),))
+            self._teller.log_notes((Note(NoteKind.LOOP, f"sync started at least {at_least_s:g}s late"),))
 
     def _reload(self) -> None:
         """Promise 4."""
@@ -321,7 +321,7 @@ class Agent:
             self._parts.session.emit_node_event("ConfigurationRejected", self._refused, action="Reloading")
         else:
             self._refused = ""
-            self._teller.changes(config_changes(self._parts.loaded, loaded))
+            self._teller.log_config_changes(config_changes(self._parts.loaded, loaded))
             self._parts = parts
             self._metrics.observe_reload(parts.config)
             self._effective.clear()
@@ -346,7 +346,7 @@ class Agent:
             if verdict.trim:
                 own_cost.trim_memory()
             notes += verdict.notes
-        self._teller.notes(notes)
+        self._teller.log_notes(notes)
 
     def update_wakeup_sources(self, wakeups: Wakeups) -> None:
         """Have the wake-up sources for where the pods are now."""

@@ -98,7 +98,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.callback(writer.close)
         for problem in loaded.warnings:
-            log.warning("configuration", problem=str(problem))
+            log.warning("configuration warning", problem=str(problem))
         lock = _lock_of(loaded.config, host)
         stack.callback(lock.release)
         other = lock.take() if loaded.config.mode is Mode.ENFORCE and not host.recorded else ""
@@ -376,12 +376,11 @@ def _open_state(
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         recorder = FlightRecorder(directory)
     except OSError as error:
-        log.error("no state directory: the soft tier does not act, the hard tier late and with empty rate limits",
-                  directory=str(directory), reason=error.strerror)  # fmt: skip
+        log.error("no state directory, soft evictions are off", directory=str(directory), reason=error.strerror)
     store = StateFile(directory / STATE_FILE, shape=AgentState, boot_id=_boot_id(host))
     loaded = store.load()
     recalled = recall(loaded, instance=os.urandom(4).hex(), now=host.boottime(), beside_since=beside_since)
-    log.info("state", trust=loaded.trust, message=recalled.message)
+    log.info("state loaded", trust=loaded.trust, message=recalled.message)
     return store, recorder, recalled
 
 

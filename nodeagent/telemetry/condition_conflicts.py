@@ -1,36 +1,21 @@
-"""How the standard conditions fare against a kubelet that writes them as well, in words."""
+"""Notes about standard conditions that the kubelet also writes."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from nodeagent.actuators.conditions import ConditionConflict
 from nodeagent.model import Note, NoteKind
 
 
-class Contested(Protocol):
-    """What the cluster room says of one condition (`cluster.conditions.Contest`)."""
-
-    @property
-    def type(self) -> str: ...
-    @property
-    def overwrites(self) -> int: ...
-    @property
-    def wanted_s(self) -> float: ...
-    @property
-    def true_s(self) -> float: ...
-    @property
-    def true_by_other(self) -> bool: ...
+def conflict_notes(conflicts: Iterable[ConditionConflict]) -> tuple[Note, ...]:
+    """One note for each condition that another client also writes."""
+    return tuple(Note(NoteKind(str(each.type)), message) for each in conflicts if (message := _message(each)))
 
 
-def notes(contests: Iterable[Contested]) -> tuple[Note, ...]:
-    """Of the conditions that somebody else writes as well."""
-    return tuple(Note(NoteKind(str(each.type)), words) for each in contests if (words := _words(each)))
-
-
-def _words(each: Contested) -> str:
-    if each.overwrites and each.wanted_s > 0:
-        share = min(100.0, 100.0 * each.true_s / each.wanted_s)
+def _message(conflict: ConditionConflict) -> str:
+    if conflict.overwrites and conflict.wanted_s > 0:
+        share = min(100.0, 100.0 * conflict.true_s / conflict.wanted_s)
         return (
-            f"the kubelet owns this condition: it was reset {each.overwrites} times and read True {share:.2f}% of the "
-            f"{each.wanted_s:.0f}s in which it was to be"
+            f"the kubelet owns this condition: {conflict.overwrites} overwrites; it was True for {share:.2f}% of the "
+            f"{conflict.wanted_s:.0f}s it should have been"
         )
-    return "the kubelet owns this condition and holds it True itself" if each.true_by_other else ""
+    return "the kubelet owns this condition and has set it True" if conflict.true_by_other else ""

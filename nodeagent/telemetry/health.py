@@ -1,9 +1,8 @@
-"""What the probes say: whether the agent lives, and whether it can do its work, each with everything that is missing.
+"""The verdicts of the probes: whether the agent must be restarted, and whether it can decide, each with all reasons.
 
-`/healthz` fails when the loop stands still, or when a worker has failed again and again for five minutes
-(`workers.FAILED_S`): whoever restarts the agent then mends something. A worker that waits for a PID or hangs in the
-kernel is no reason, because a restart would not help it. `/readyz` also fails when the agent could not decide for want
-of facts: a restart would mend nothing, so it must never be a liveness probe.
+`/healthz` fails if the loop is stuck, or if a worker has kept failing for five minutes (`workers.FAILED_S`): then a
+restart helps. A worker that waits for a PID or hangs in the kernel is no reason, because a restart does not help it.
+`/readyz` also fails if samples or pods are missing. A restart does not help then, so it must never be a liveness probe.
 """
 
 from typing import Final
@@ -13,29 +12,29 @@ from nodeagent.telemetry.metrics import Liveness
 
 STUCK_SYNCS: Final = 3
 STUCK_S: Final = 10.0
-"""The loop is stuck when it has not turned for so many sampling intervals and this: a turn over 500 pods takes
-milliseconds, so this trades seconds of a stuck agent against restarts of a node that only crawls under pressure."""
+"""The loop is stuck if the last sync is older than STUCK_SYNCS sampling intervals plus STUCK_S. A sync takes some
+milliseconds: this trades seconds of a stuck agent against restarts on a node that is slow under pressure."""
 
 
-def not_alive(vitals: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
-    """Why the agent must be restarted; empty when it lives."""
+def not_alive(liveness: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
+    """Why the agent must be restarted; empty if it is alive."""
     limit_s = STUCK_SYNCS * config.sampling.interval_s + STUCK_S
-    stood_s = now - vitals.turned_at
-    stands = (f"loop: has not turned for {stood_s:.1f}s, at most {limit_s:g}s",) if stood_s > limit_s else ()
-    return (*stands, *vitals.workers_failed)
+    age_s = now - liveness.synced_at
+    stuck = (f"loop: last sync {age_s:.1f}s ago, at most {limit_s:g}s",) if age_s > limit_s else ()
+    return (*stuck, *liveness.workers_failed)
 
 
-def not_ready(vitals: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
-    """Everything that keeps the agent from deciding; empty when it can."""
-    missing = list(not_alive(vitals, now=now, config=config))
-    if vitals.sampled_at is None:
+def not_ready(liveness: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
+    """Why the agent cannot decide; empty if it can."""
+    missing = list(not_alive(liveness, now=now, config=config))
+    if liveness.sampled_at is None:
         missing.append("samples: none yet")
-    elif (age_s := now - vitals.sampled_at) > config.sampling.stale_after_s:
-        missing.append(f"samples: the last one is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s")
-    elif not vitals.signals_known:
-        missing.append("samples: no signal could be read")
-    if vitals.pods_synced_at is None:
-        missing.append("pods: the API has not told which pods run here")
-    elif (age_s := now - vitals.pods_synced_at) > config.cluster.pods_max_age_s:
-        missing.append(f"pods: the API's view is {age_s:.1f}s old, at most {config.cluster.pods_max_age_s:g}s")
+    elif (age_s := now - liveness.sampled_at) > config.sampling.stale_after_s:
+        missing.append(f"samples: the last is {age_s:.1f}s old, at most {config.sampling.stale_after_s:g}s")
+    elif not liveness.signals_known:
+        missing.append("samples: no signal is readable")
+    if liveness.pods_synced_at is None:
+        missing.append("pods: never listed by the API server")
+    elif (age_s := now - liveness.pods_synced_at) > config.cluster.pods_max_age_s:
+        missing.append(f"pods: last current {age_s:.1f}s ago, at most {config.cluster.pods_max_age_s:g}s")
     return tuple(missing)

@@ -147,7 +147,7 @@ def test_a_state_directory_of_special_files_stops_nobody(tmp_path: Path) -> None
     ran = nodeagent("run", "--once", "--dry-run", "--config", str(config))
     assert (ran.returncode, ran.stderr) == (0, "")
     events = [json.loads(line) for line in ran.stdout.splitlines()]
-    [loaded] = [event for event in events if event["event"] == "state"]
+    [loaded] = [event for event in events if event["event"] == "state loaded"]
     assert loaded["trust"] == "corrupt"
     assert "named pipe" in loaded["message"]
     assert (state / "state").is_file()

@@ -36,7 +36,7 @@ def _notes(agent: Run, subject: str) -> list[str]:
 
 
 def test_a_loop_that_was_kept_from_turning_says_so(agent: Run) -> None:
-    until(lambda: agent.said("signal"), "the first turn")
+    until(lambda: agent.said("signal changed"), "the first turn")
     agent.process.send_signal(signal.SIGSTOP)
     threading.Event().wait(2.0)
     agent.process.send_signal(signal.SIGCONT)

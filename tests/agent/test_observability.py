@@ -89,7 +89,7 @@ def test_a_running_agent_is_scraped_probed_explained_and_replayed(
 ) -> None:
     running.wait_for("nodeagent_refusals_total", 1, code="pods-never-synced")
     assert running.get("/healthz") == (200, "ok\n")
-    assert running.get("/readyz") == (503, "pods: the API has not told which pods run here\n")
+    assert running.get("/readyz") == (503, "pods: never listed by the API server\n")
     running.wait_for("nodeagent_signal_state", 1, signal="memory.available", state="hard")
     running.wait_for("nodeagent_stage_duration_seconds_count", 1, stage="decide")
     running.wait_for("nodeagent_stage_duration_seconds_count", 1, stage="save")

@@ -370,7 +370,7 @@ def test_a_machine_that_sleeps_in_the_middle_of_a_turn_keeps_nobody_from_turning
     with Wakeups((signal.SIGHUP,)) as wakeups:
         loop.agent.run(wakeups, turns=1)
     said = loop.said()
-    assert '"event":"condition"' in said
+    assert '"event":"condition changed"' in said
     assert ("sync started at least" in said) is (busy_s > 0.0)
 
 

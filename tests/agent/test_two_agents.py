@@ -57,7 +57,7 @@ def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
     until(lambda: len(second.said("started")) == 2, "and begins anew")
     assert [line["mode"] for line in second.said("started")] == ["dry-run", "enforce"]
     trust = "restored" if directory == "state" else "first"
-    assert [line["trust"] for line in second.heard("state")] == [trust]
+    assert [line["trust"] for line in second.heard("state loaded")] == [trust]
     until(
         lambda: any(line["code"].startswith("rate-limit-") for line in second.said("not evicting")[told:]),
         "what the first one has spent",
@@ -116,7 +116,7 @@ def test_a_rehearsal_keeps_no_agent_from_acting_and_does_not_become_one_beside_i
         rehearsal.kill()
     last = start_agent(**shared)
     until(lambda: any(line["code"].startswith("rate-limit-") for line in last.said("not evicting")), "what was spent")
-    assert [line["trust"] for line in last.heard("state")] == ["restored"]
+    assert [line["trust"] for line in last.heard("state loaded")] == ["restored"]
     assert len(api.sent("POST", "/eviction")) == 2
     assert last.stop() == 0
 

@@ -82,7 +82,7 @@ def test_what_was_held_though_it_could_not_be_saved_is_let_go_by_the_next_agent(
     filler.unlink()
     agent = start_agent(**{**changes, "escalation": {"brake": "none"}})
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    assert [line["trust"] for line in agent.heard("state")] == ["lost"]
+    assert [line["trust"] for line in agent.heard("state loaded")] == ["lost"]
     assert agent.stop() == 0
 
 

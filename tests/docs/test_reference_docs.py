@@ -87,7 +87,7 @@ def test_every_series_is_on_the_page_under_the_name_that_prometheus_has() -> Non
 
 def test_the_alerts_on_the_page_use_series_that_exist() -> None:
     names = {sample_name(family) for family in metric_families.FAMILIES}
-    alerts = reference_docs.metrics_page().partition("## Worth an alert")[2]
+    alerts = reference_docs.metrics_page().partition("## Alerts")[2]
     used = set(re.findall(r"\b(?:nodeagent|process)_\w+", alerts))
     assert used
     assert used <= names

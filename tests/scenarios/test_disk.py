@@ -72,7 +72,7 @@ def run(kubepods: Kubepods, disk: Disk, start_agent: StartAgent) -> StartAgent:
         sampling = {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}", **disk.sampling}
         settings = {"evictionSoft": {}, "evictionSoftGracePeriod": {}, "sampling": sampling, **changes}
         agent = start_agent(*arguments, **settings)
-        until(lambda: agent.said("signal"), "the first decision")
+        until(lambda: agent.said("signal changed"), "the first decision")
         return agent
 
     return start

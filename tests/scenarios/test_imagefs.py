@@ -119,7 +119,7 @@ def test_the_pod_that_fills_the_image_file_system_is_evicted_before_it_is_full(
             "podLogsDir": f"{tmp_path}/node/logs",
         },
     )
-    until(lambda: agent.said("signal"), "the first decision")
+    until(lambda: agent.said("signal changed"), "the first decision")
     filler.stdin.write("go\n")
     filler.stdin.flush()
     assert api.wait_for(lambda: up_at_eviction, 60), agent.events()

@@ -45,7 +45,10 @@ def test_a_hog_is_killed_through_its_cgroup_and_the_event_is_sent_when_the_api_s
     until(lambda: agent.said("eviction killed"), "the kill in the log")
     [line] = agent.said("eviction killed")
     calm = ["False"]
-    until(lambda: [c["status"] for c in agent.said("condition") if c["type"] == "MemoryPressure"][-1:] == calm, "calm")
+    until(
+        lambda: [c["status"] for c in agent.said("condition changed") if c["type"] == "MemoryPressure"][-1:] == calm,
+        "calm",
+    )
 
     api.come_back()
     assert api.wait_for(lambda: killed_events(api), 60), agent.events()
@@ -103,7 +106,7 @@ def test_the_rate_limit_of_kills_outlives_the_process(kubepods: Kubepods, api: A
     first.process.wait()
     api.come_back()
     second = run(**HARD, **once)
-    until(lambda: any(e["state"] == "ok" for e in second.said("signal")), "it sees the node")
+    until(lambda: any(e["state"] == "ok" for e in second.said("signal changed")), "it sees the node")
     api.go_down()
     kubepods.eat(again, 400)
     until(lambda: any(e["code"] == "rate-limit-last-resort" for e in second.said("not evicting")), "the empty bucket")

@@ -280,8 +280,8 @@ def test_an_agent_killed_while_it_brakes_a_pod_releases_it_after_a_restart_and_e
     api.delay_s = 0.0
     second = start_agent(**HARD)  # without a brake: it can only release the brakes of the saved state
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    until(lambda: second.said("state"), "the state is loaded")
-    [state] = second.said("state")
+    until(lambda: second.said("state loaded"), "the state is loaded")
+    [state] = second.said("state loaded")
     assert state["trust"] == "restored"
     assert second.stop() == 0
 

@@ -26,7 +26,7 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 def calm(agent: Run) -> bool:
     """The last condition that the agent logged for memory is False."""
-    reported = [line["status"] for line in agent.said("condition") if line["type"] == "MemoryPressure"]
+    reported = [line["status"] for line in agent.said("condition changed") if line["type"] == "MemoryPressure"]
     return reported[-1:] == ["False"]
 
 

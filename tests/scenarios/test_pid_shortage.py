@@ -104,7 +104,7 @@ def test_it_lives_without_pids_and_has_everything_when_there_are_some_again(
     agent = start_agent(procs=scarce.procs, metrics={"address": "127.0.0.1:0"}, evictionHard=thresholds)
     until(lambda: agent.said("started") or agent.process.poll() is not None, "the start")
     until(lambda: scarce.refused() or agent.process.poll() is not None, "a refusal")
-    until(lambda: agent.said("signal") or agent.process.poll() is not None, "the first decision")
+    until(lambda: agent.said("signal changed") or agent.process.poll() is not None, "the first decision")
     assert agent.process.poll() is None, agent.events()
 
     scarce.release()

@@ -164,7 +164,7 @@ def test_the_unit_is_started_when_it_is_ready_and_systemd_shows_its_status(runni
 
 @on_both
 def test_the_sandbox_hides_nothing_that_it_needs(running: Machine) -> None:
-    wait_for_log(running, '"event":"signal"')  # it has sampled everything
+    wait_for_log(running, '"event":"signal changed"')  # it has sampled everything
     log = journal(running)
     assert "Permission denied" not in log
     assert "Operation not permitted" not in log

@@ -46,7 +46,7 @@ def test_one_round_of_the_loop_decides_without_waiting_for_the_api(tmp_path: Pat
     ran = rehearse(tmp_path, "--host-root", str(root), "--config", str(config))
     ran.check_returncode()
     said = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
-    assert {line["type"] for line in said if line["event"] == "condition"} == {
+    assert {line["type"] for line in said if line["event"] == "condition changed"} == {
         "MemoryPressure",
         "DiskPressure",
         "PIDPressure",

@@ -125,7 +125,7 @@ def _keeper(policy: policy_state.PolicyState, store: StateFile | None, *, restor
     writer.close()
     config = load.load(None, overrides=()).config
     holds = ActiveBrakes(CgroupBrake(unified=None, freezer=None))
-    metrics = Metrics(config, boottime=lambda: 0.0, figures=_unasked)
+    metrics = Metrics(config, boottime=lambda: 0.0, runtime_counters=_unasked)
     rest: dict[str, Any] = {"holds": holds, "owned": tuple, "says": tuple, "metrics": metrics, "log": log}
     return StateStore(policy, store, restorable_until=restorable_until, **rest)
 

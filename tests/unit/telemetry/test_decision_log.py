@@ -11,7 +11,7 @@ from nodeagent.model import Note, NoteKind, Outcome, OutcomeKind, Plan, Refusal,
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
-from nodeagent.telemetry.decision_log import AWAITED, RECORD_AGAIN_S, DecisionLog
+from nodeagent.telemetry.decision_log import MAX_AWAITED, RECORD_AGAIN_S, DecisionLog
 from nodeagent.telemetry.log import open_log
 from tests.support.nodes import GI, NOW, config, hard, snapshot, view
 
@@ -82,9 +82,9 @@ def test_an_outcome_of_an_earlier_process_is_told_without_a_name(ear: Ear) -> No
 
 def test_names_of_victims_without_an_outcome_do_not_pile_up(ear: Ear) -> None:
     plan = acting()
-    for number in range(2 * AWAITED):
+    for number in range(2 * MAX_AWAITED):
         ear.teller.log_victims(plan._replace(id=f"x-{number}"), acts=True)
-    assert len(ear.teller._going) == AWAITED
+    assert len(ear.teller._awaited) == MAX_AWAITED
 
 
 def test_the_same_refusal_is_said_once_for_each_signal(ear: Ear) -> None:
@@ -103,7 +103,7 @@ def test_a_signal_that_swings_around_its_threshold_is_told_once_for_each_state(e
         seen = snapshot(at=NOW + number, available={Signal.MEMORY: (GI, 8 * GI)[number % 2]})
         plan, state = engine.decide(seen, state, now=NOW + number, config=CONFIG)
         ear.teller.log_plan(plan, acts=True, notes=())
-    lines = [line for line in ear.said() if line["event"] == "signal" and line["signal"] == "memory.available"]
+    lines = [line for line in ear.said() if line["event"] == "signal changed" and line["signal"] == "memory.available"]
     assert [line["state"] for line in lines] == ["hard", "ok"]
 
 
@@ -143,9 +143,9 @@ def test_a_trouble_whose_times_and_ports_differ_with_every_try_is_told_once(ear:
             f"read tcp 10.0.0.1:3924{again}->10.0.0.2:443: connection reset by peer",
             f"<Thing at 0x7f64c0513cd{again}> failed",
         ):
-            ear.teller.notes([Note(NoteKind.API, message)])
-    ear.teller.notes([Note(NoteKind.API, "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")])
-    ear.teller.notes([Note(NoteKind.POD, "cannot be read", about=name) for name in ("web-1", "web-2")])
+            ear.teller.log_notes([Note(NoteKind.API, message)])
+    ear.teller.log_notes([Note(NoteKind.API, "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")])
+    ear.teller.log_notes([Note(NoteKind.POD, "cannot be read", about=name) for name in ("web-1", "web-2")])
     assert [line["message"] for line in ear.said()] == [
         "no answer for 0.0s",
         "read tcp 10.0.0.1:39240->10.0.0.2:443: connection reset by peer",

@@ -45,7 +45,7 @@ class Ground:
         self.synced_at: float | None = NOW
         self.failures: list[str] = []
         self.metrics = Metrics(
-            CONFIG, boottime=self.clock, figures=lambda: RuntimeCounters(pods_synced_at=self.synced_at)
+            CONFIG, boottime=self.clock, runtime_counters=lambda: RuntimeCounters(pods_synced_at=self.synced_at)
         )
         self.served = threading.Event()
         made = dict(build_pages(self.metrics, config=lambda: CONFIG, boottime=self.clock))
@@ -93,7 +93,7 @@ def ground() -> Iterator[Ground]:
 
 
 def everything(sock: socket.socket) -> bytes:
-    """What comes until the other side ends the connection."""
+    """All bytes until the other side ends the connection."""
     parts = []
     try:
         while part := sock.recv(65536):
@@ -116,39 +116,39 @@ def test_metrics_come_in_the_format_that_is_asked_for(ground: Ground) -> None:
     assert text.endswith("# EOF\n")
 
 
-def test_alive_means_that_the_loop_has_turned_lately(ground: Ground) -> None:
+def test_alive_means_that_the_last_sync_is_recent(ground: Ground) -> None:
     assert ground.get("/healthz")[:2] == (200, "ok\n")
     ground.clock.now += 12.9
     assert ground.get("/healthz")[0] == 200
     ground.clock.now += 0.2
     status, text, _ = ground.get("/healthz")
-    assert (status, text) == (503, "loop: has not turned for 13.1s, at most 13s\n")
+    assert (status, text) == (503, "loop: last sync 13.1s ago, at most 13s\n")
     ground.metrics.observe_sync(at=ground.clock.now)
     assert ground.get("/healthz")[0] == 200
 
 
-def test_ready_says_everything_that_is_missing_until_nothing_is(ground: Ground) -> None:
+def test_ready_lists_everything_that_is_missing(ground: Ground) -> None:
     ground.synced_at = None
     status, text, _ = ground.get("/readyz")
     assert status == 503
-    assert text.splitlines() == ["samples: none yet", "pods: the API has not told which pods run here"]
+    assert text.splitlines() == ["samples: none yet", "pods: never listed by the API server"]
     ground.synced_at = NOW
     ground.sampled()
     assert ground.get("/readyz")[:2] == (200, "ok\n")
     ground.clock.now += 31.0
     ground.metrics.observe_sync(at=ground.clock.now)
-    assert ground.get("/readyz")[:2] == (503, "samples: the last one is 31.0s old, at most 30s\n")
+    assert ground.get("/readyz")[:2] == (503, "samples: the last is 31.0s old, at most 30s\n")
     ground.clock.now += 100.0
     ground.sampled()
-    assert ground.get("/readyz")[:2] == (503, "pods: the API's view is 131.0s old, at most 120s\n")
-    assert ground.get("/healthz")[0] == 200, "a restart would not mend the API"
+    assert ground.get("/readyz")[:2] == (503, "pods: last current 131.0s ago, at most 120s\n")
+    assert ground.get("/healthz")[0] == 200, "a restart does not help against an API server that does not answer"
 
 
 def test_a_sample_without_a_single_signal_is_not_ready(ground: Ground) -> None:
     seen = snapshot(available=dict.fromkeys(Signal))
     plan, _ = engine.decide(seen, initial("a", now=NOW), now=NOW, config=CONFIG)
     ground.metrics.observe_plan(plan, seen)
-    assert ground.get("/readyz")[:2] == (503, "samples: no signal could be read\n")
+    assert ground.get("/readyz")[:2] == (503, "samples: no signal is readable\n")
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_what_is_not_http_gets_an_answer_that_says_so(ground: Ground, line: byte
 
 def test_a_request_without_end_is_cut_off(ground: Ground) -> None:
     with ground.connect() as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nX: ".ljust(http_server.REQUEST_BYTES + 1, b"x"))
+        sock.sendall(b"GET / HTTP/1.1\r\nX: ".ljust(http_server.MAX_REQUEST_BYTES + 1, b"x"))
         assert everything(sock).startswith(b"HTTP/1.1 431 ")
 
 
@@ -204,13 +204,13 @@ def test_a_request_may_come_byte_by_byte(ground: Ground) -> None:
 
 
 def test_clients_that_never_finish_do_not_keep_a_probe_from_its_answer(ground: Ground) -> None:
-    dawdlers = [ground.connect() for _ in range(http_server.CONNECTIONS + 5)]
+    dawdlers = [ground.connect() for _ in range(http_server.MAX_CONNECTIONS + 5)]
     for sock in dawdlers:
         sock.sendall(b"GET /healthz HTTP/1.1\r\n")
     began = time.monotonic()
     assert ground.get("/healthz")[0] == 200
     assert everything(dawdlers[0]) == b"", "the one that dawdled longest made room"
-    assert time.monotonic() - began < http_server.DEADLINE_S / 2, "it did not wait for their deadline"
+    assert time.monotonic() - began < http_server.MAX_CONNECTION_S / 2, "it did not wait for their deadline"
     for sock in dawdlers:
         sock.close()
 
@@ -220,7 +220,7 @@ def test_a_client_that_never_finishes_is_shown_out(ground: Ground) -> None:
     with ground.connect() as sock:
         sock.sendall(b"GET ")
         assert everything(sock) == b""
-        assert http_server.DEADLINE_S * 0.9 < time.monotonic() - began < http_server.DEADLINE_S + 2.0
+        assert http_server.MAX_CONNECTION_S * 0.9 < time.monotonic() - began < http_server.MAX_CONNECTION_S + 2.0
 
 
 def test_a_client_that_does_not_read_its_answer_holds_up_nobody(ground: Ground) -> None:

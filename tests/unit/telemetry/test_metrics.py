@@ -50,7 +50,7 @@ NOTHING = RuntimeCounters()
 
 
 def make(figures: RuntimeCounters = NOTHING, *, conf: Config = CONFIG, at: float = NOW + 2.0) -> Metrics:
-    return Metrics(conf, boottime=lambda: at, figures=lambda: figures)
+    return Metrics(conf, boottime=lambda: at, runtime_counters=lambda: figures)
 
 
 def read(metrics: Metrics) -> dict[Any, float]:
@@ -92,7 +92,7 @@ def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
     )
     signals = (Signal.NODEFS, Signal.NODEFS_INODES)
     rest = UnattributedDisk(signals, 9 * GI, 4 * GI, 900, 1000, (), NOW)
-    walk = WalkCounters(running=True, places=30, done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
+    walk = WalkCounters(running=True, paths=30, paths_done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
     metrics = make(RuntimeCounters(walk=walk))
     metrics.observe_plan(plan, seen._replace(pods=pods, unattributed_disks=(rest,)))
     told = read(metrics)
@@ -220,7 +220,7 @@ def test_relief_is_summed_as_predicted_and_as_measured_and_a_shortfall_is_counte
 def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
     figures = RuntimeCounters(
         pods_synced_at=NOW - 5.0,
-        contests=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, true_by_other=False),),
+        condition_conflicts=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, true_by_other=False),),
         asserted=frozenset({"MemoryPressure"}),
         tainted=frozenset({"MemoryPressure"}),
         watches=(WatchCounters("pods", 3, 2),),
@@ -280,9 +280,9 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
         metrics.observe_sync(at=NOW, reasons=(f"reason-{number}",))
     told = read(metrics)
     refusals = {key: value for key, value in told.items() if key[0] == "nodeagent_refusals_total"}
-    assert len(refusals) <= module.MOST_SERIES + 1
+    assert len(refusals) <= module.MAX_SERIES + 1
     assert sum(refusals.values()) == 3000
-    assert len(metrics._awaited) <= module.REMEMBERED_VICTIMS
+    assert len(metrics._awaited) <= module.MAX_AWAITED_VICTIMS
     text = metrics.render().decode()
     for word in ("pod-0", "shop", "uid-", "node-1"):
         assert word not in text
