@@ -1,9 +1,9 @@
-"""The kubelet's eviction manager a second time, written as plainly as the contract tells it, to be compared with ours.
+"""A second, plain implementation of the kubelet's eviction manager, for comparison with `nodeagent.policy`.
 
-Written from the kubelet's contract alone (KUBELET-CONTRACT 3, 5 to 7, 11, 12): nothing of `nodeagent.policy` is
-imported. Slow, without defences, one function for each table of the contract. Where the contract marks a quirk that
-docs/kubelet-differences.md says we do otherwise, the line says which (Q7, Q8, Q9, Q11, Q13, Q14, Q4 for the order in
-which resources are served).
+It follows the kubelet's contract alone (KUBELET-CONTRACT 3, 5 to 7, 11, 12) and imports nothing of `nodeagent.policy`.
+It is slow, without defences, and has one function for each table of the contract. A line with a quirk that
+docs/kubelet-differences.md lists as a difference has its number (Q7, Q8, Q9, Q11, Q13, Q14, Q4 for the order of
+resources).
 """
 
 import ctypes
@@ -90,7 +90,7 @@ def all_thresholds(configured: Iterable[Threshold], layout: DiskLayout, *, enfor
 
 
 def aggregate(amounts: Iterable[tuple[ContainerKind, int | None]]) -> int | None:
-    """max(regular + sidecars, peak of the init containers); None when nobody names an amount."""
+    """max(regular + sidecars, peak of the init containers); None if no container has an amount."""
     listed = [(kind, amount) for kind, amount in amounts if amount is not None]
     if not listed:
         return None
@@ -106,7 +106,7 @@ def aggregate(amounts: Iterable[tuple[ContainerKind, int | None]]) -> int | None
 
 
 def allocated(container: Container, name: str) -> int | None:
-    """What the kubelet has allocated; the spec where it has not said."""
+    """The allocated amount; the spec where none is reported."""
     given: int | None = getattr(container.allocated, name) if container.allocated is not None else None
     own: int | None = getattr(container.requests, name)
     return own if given is None else given
@@ -138,7 +138,7 @@ def storage_limit(pod: Pod) -> int | None:
 
 
 def qos(pod: Pod) -> QOSClass:
-    """From the resources alone. Empty resources of the pod say nothing (Q13)."""
+    """From the resources alone. Empty resources of the pod do not count (Q13)."""
     pairs: list[tuple[Resources, Resources]] = [(c.requests, c.limits) for c in pod.containers]
     own = (pod.pod_requests or Resources(), pod.pod_limits or Resources())
     if own != (Resources(), Resources()):
@@ -208,7 +208,7 @@ def order(views: Iterable[PodView], signal: Signal, layout: DiskLayout) -> list[
             asks = request(pod, "memory")
         elif signal in BYTES:
             asks = request(pod, "ephemeral_storage")
-        # Inodes are held against no request: Q7.
+        # Inodes are compared with no request: Q7.
         exceeds = 2 if used is None else 0 if used > asks else 1
         return (exceeds, priority, 0 if used is None else asks - used, *name)
 

@@ -1,6 +1,7 @@
-"""Nodes for policy tests, from a few words: a pod, its usage, a snapshot, a configuration that acts at once.
+"""Nodes for policy tests in one line: a pod, its usage, a snapshot, a configuration that acts on the first sample.
 
-Everything that is not said is healthy and evictable: memory in plenty, pods of one ReplicaSet each, an hour old.
+The defaults are healthy and evictable: half of every resource is available, each pod has a ReplicaSet of its own and is
+an hour old.
 """
 
 from typing import Any
@@ -62,7 +63,7 @@ def soft(signal: Signal = Signal.MEMORY, value: int = GI, grace_s: float = 0.001
 
 
 def config(*thresholds: Threshold, **more: Any) -> Config:
-    """Thresholds that may act on the first sample, budgets that are no obstacle."""
+    """A configuration whose thresholds act on the first sample and whose rate limits are never reached."""
     settings: dict[str, Any] = {
         "thresholds": thresholds,
         "startup": StartupConfig(fresh_samples=1),
@@ -83,7 +84,7 @@ def pod(
     age_s: float = 3600.0,
     **more: Any,
 ) -> Pod:
-    """A running pod of a ReplicaSet of its own, which the API knows."""
+    """A running pod of a ReplicaSet of its own, which the API server lists."""
     uid = f"uid-{namespace}-{name}"
     settings: dict[str, Any] = {
         "source": PodSource.API,
@@ -100,7 +101,7 @@ def pod(
 
 
 def usage(of: Pod, memory: int | None = 0, *, at: float = NOW, **more: Any) -> PodUsage:
-    """Memory is all anonymous unless `memory_unreclaimable` says otherwise."""
+    """All memory is anonymous unless `memory_unreclaimable` is given."""
     settings: dict[str, Any] = {
         "memory_working_set": memory,
         "memory_usage": memory,
@@ -112,23 +113,23 @@ def usage(of: Pod, memory: int | None = 0, *, at: float = NOW, **more: Any) -> P
 
 
 def view(name: str, memory: int | None = 0, *, usage_more: dict[str, Any] | None = None, **more: Any) -> PodView:
-    """A pod and what it uses, in one go."""
+    """A pod with its usage."""
     of = pod(name, **more)
     return PodView(of, usage(of, memory, **(usage_more or {})))
 
 
 def not_started(of: Pod) -> Pod:
-    """The pod with containers that do not run yet."""
+    """The pod with no running container."""
     return of._replace(containers=tuple([each._replace(running=False) for each in of.containers]))
 
 
-def attributed(node: NodeSnapshot, *, but: int = 0) -> NodeSnapshot:
-    """The node with all memory that its pods do not hold in one of its services, but for so much."""
+def attributed(node: NodeSnapshot, *, unattributed: int = 0) -> NodeSnapshot:
+    """The node with all memory that its pods do not hold in a system service, except `unattributed` bytes."""
     seen = node.observations[Signal.MEMORY]
     assert seen.capacity is not None
     assert seen.available is not None
     held = sum(view.usage.memory_working_set or 0 for view in node.pods if view.usage is not None)
-    rest = seen.capacity - seen.available - held - but
+    rest = seen.capacity - seen.available - held - unattributed
     return node._replace(cgroups=(CgroupUsage("/system.slice/database.service", rest, 5),))
 
 
@@ -139,7 +140,7 @@ def snapshot(
     layout: DiskLayout = DiskLayout.SINGLE,
     **more: Any,
 ) -> NodeSnapshot:
-    """A node with half of everything available but for what `available` says."""
+    """A node with half of every resource available, except as in `available`."""
     read = {signal: capacity // 2 for signal, capacity in CAPACITY.items()} | (available or {})
     observations = {signal: Observation(signal, read[signal], CAPACITY[signal], at, "test") for signal in Signal}
     total = CAPACITY[Signal.MEMORY]

@@ -1,4 +1,4 @@
-"""The order of all pods is the same whether it is reckoned at once or brought up to date."""
+"""A ranking cache changes the speed of a decision, never the order, the usage or the refusals of a pod."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ MINIMUM = MinimumRelief(100 * MI, Refusal(RefusalCode.BELOW_MINIMUM_RELIEF, "too
 
 
 def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:
-    """These very views, which `snapshot` would make anew."""
+    """A snapshot with these very views, which `snapshot` would copy."""
     return snapshot(at=at, **more)._replace(pods=tuple(views))
 
 
-def lined(
+def ranked(
     seen: NodeSnapshot, settings: Config, cache: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
 ) -> RankedPods:
     return rank_pods(
@@ -35,7 +35,7 @@ def lined(
 
 
 def changed(before: PodView, what: str, number: int, at: float) -> PodView:
-    """The same pod after something happened to it."""
+    """The pod after a change."""
     pod, used = before
     match what:
         case "read":
@@ -107,7 +107,7 @@ def test_a_cache_never_changes_the_order(order: RankingConfig, protected: bool, 
         if step["prepares"]:
             cache.prepare(seen, config=settings)
         asked = {name: step[name] for name in ("signal", "tier", "minimum")}
-        assert lined(seen, settings, cache, **asked) == lined(seen, settings, RankingCache(), **asked)
+        assert ranked(seen, settings, cache, **asked) == ranked(seen, settings, RankingCache(), **asked)
 
 
 def test_the_facts_of_a_pod_are_computed_once_for_each_version_of_its_object() -> None:
@@ -123,24 +123,24 @@ def test_the_facts_of_a_pod_are_computed_once_for_each_version_of_its_object() -
 def test_a_reading_that_becomes_stale_counts_as_unknown() -> None:
     settings, cache = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
-    lined(node(views, at=NOW), settings, cache)
+    ranked(node(views, at=NOW), settings, cache)
     views[7] = PodView(views[7].pod, usage(views[7].pod, 7 * GI, at=NOW - 25.0))
-    assert lined(node(views, at=NOW), settings, cache).pods[0].usage == 7 * GI
-    last = lined(node(views, at=NOW + 10.0), settings, cache).pods[-1]
+    assert ranked(node(views, at=NOW), settings, cache).pods[0].usage == 7 * GI
+    last = ranked(node(views, at=NOW + 10.0), settings, cache).pods[-1]
     assert (last.view, last.usage) == (views[7], None)
 
 
 def test_a_pod_that_replaces_another_is_ranked_by_its_own_usage() -> None:
     settings, cache = config(), RankingCache()
     views = [view(f"p{number}", number * GI) for number in range(8)]
-    lined(node(views, at=NOW), settings, cache)
+    ranked(node(views, at=NOW), settings, cache)
     views[3] = view("new", 10 * GI)
-    names = [each.view.pod.name for each in lined(node(views, at=NOW), settings, cache).pods]
+    names = [each.view.pod.name for each in ranked(node(views, at=NOW), settings, cache).pods]
     assert names == ["new", "p7", "p6", "p5", "p4", "p2", "p1", "p0"]
 
 
 def test_another_configuration_empties_the_cache() -> None:
     cache, views = RankingCache(), [view("young", GI, priority=1), view("old", 2 * GI)]
-    assert [each.view.pod.name for each in lined(node(views, at=NOW), config(), cache).pods] == ["old", "young"]
+    assert [each.view.pod.name for each in ranked(node(views, at=NOW), config(), cache).pods] == ["old", "young"]
     kept = config(protection=ProtectionConfig(namespaces=("shop",)))
-    assert all(each.refusals for each in lined(node(views, at=NOW), kept, cache).pods)
+    assert all(each.refusals for each in ranked(node(views, at=NOW), kept, cache).pods)

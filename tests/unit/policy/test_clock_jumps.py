@@ -26,14 +26,14 @@ def _node(second: int, available: int, *, jump_s: float) -> NodeSnapshot:
 def _story(levels: list[int], jumps: list[float]) -> list[object]:
     """What is decided, second by second; victims are accepted at once."""
     remembered = state.initial("t", now=NOW)
-    told: list[object] = []
+    plans: list[object] = []
     for second, (level, jump_s) in enumerate(zip(levels, jumps, strict=True)):
         node = _node(second, level, jump_s=jump_s)
         plan, remembered = engine.decide(node, remembered, now=node.taken_at, config=SETTINGS)
         for victim in plan.victims:
             outcome = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", node.taken_at)
             remembered = outcomes.apply_outcome(remembered, outcome, now=node.taken_at, config=SETTINGS)
-        told.append(
+        plans.append(
             (
                 [(victim.pod.name, victim.tier) for victim in plan.victims],
                 [(condition.type, condition.status, condition.since) for condition in plan.conditions],
@@ -41,7 +41,7 @@ def _story(levels: list[int], jumps: list[float]) -> list[object]:
                 plan.deficit,
             )
         )
-    return told
+    return plans
 
 
 @given(

@@ -1,7 +1,7 @@
-"""A node that lives on while the agent decides, acts, is answered, dies and comes back: no budget is ever exceeded.
+"""No rate limit is exceeded on a node whose agent decides, acts, crashes and restarts at any step.
 
-The agent persists its state after each decision and before it acts; what `settle` adds afterwards is only on disk with
-the next decision, so a crash loses it.
+The agent persists its state after each decision and before it acts. What `apply_outcome` adds afterwards is persisted
+with the next decision, so a crash loses it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from nodeagent.policy import engine, outcomes, rate_limits, state
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, WALL, config, hard, snapshot, soft, view
 
-BUDGETS = RateLimits(
+LIMITS = RateLimits(
     node=TokenBucket(4, 60.0),
     namespace=TokenBucket(3, 40.0),
     owner=TokenBucket(2, 20.0),
@@ -43,8 +43,8 @@ answers = st.sampled_from([*evicting, *sparing, "crash before sending", "crash a
 
 
 class Node(RuleBasedStateMachine):
-    """Pods of three owners that are replaced as soon as they are gone, under memory and PID pressure that comes and
-    goes, served by an agent whose process dies at the worst moments."""
+    """Pods of three owners that are replaced as soon as they are gone, under changing memory and PID pressure, with an
+    agent whose process ends at the worst moments."""
 
     @initialize(spent=st.booleans(), kubelet=st.booleans(), hard_tier=st.booleans())
     def start(self, spent: bool, kubelet: bool, hard_tier: bool) -> None:
@@ -52,7 +52,7 @@ class Node(RuleBasedStateMachine):
         self.config = config(
             limit(),
             limit(Signal.PID, 1000),
-            rate_limits=BUDGETS,
+            rate_limits=LIMITS,
             ranking=RankingConfig(kubelet=kubelet),
             relief=ReliefConfig(failures_before_stop=10_000),
         )
@@ -116,7 +116,7 @@ class Node(RuleBasedStateMachine):
     def evict(self, victim: Victim) -> None:
         uid = victim.pod.uid
         assert uid in self.pods
-        assert uid not in self.uids, "nobody is evicted twice"
+        assert uid not in self.uids, "no pod is evicted twice"
         self.uids.append(uid)
         for key in rate_limits.bucket_keys(victim.pod, victim.threshold.signal):
             self.evicted.setdefault(key, []).append(self.now)
@@ -134,7 +134,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def no_window_has_more_than_burst_and_refill(self) -> None:
         for key, times in self.evicted.items():
-            bucket = rate_limits.bucket_of(key, BUDGETS)
+            bucket = rate_limits.bucket_of(key, LIMITS)
             interval_s = 3600.0 / bucket.per_hour
             for first in range(len(times)):
                 for last in range(first, len(times)):

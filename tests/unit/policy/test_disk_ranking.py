@@ -1,4 +1,4 @@
-"""Who goes for disk: by what was measured, by how old that is, and while nothing is measured by who writes."""
+"""Disk pressure evicts by disk usage, by its age, and by write rate while nothing is measured."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.support.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft, v
 def filler(
     name: str, held: int | None = None, *, rate: float | None = None, age_s: float = 1.0, **more: Any
 ) -> PodView:
-    """A pod that holds so much in its volumes, and wrote at this rate for ten seconds."""
+    """A pod with this disk usage in its volumes, which wrote at `rate` for ten seconds."""
     usage: dict[str, Any] = {}
     if held is not None:
         usage["disk"] = DiskUsage(volumes_bytes=held, volumes_inodes=held // 4096)
@@ -39,7 +39,7 @@ def filler(
 def decided(
     *pods: PodView, threshold: Any = None, signal: Signal = Signal.NODEFS, crossed_s: float = 10.0, **more: Any
 ) -> Any:
-    """The threshold was crossed so long ago: 100 MiB are missing, or of inodes 100."""
+    """The plan for a threshold that was crossed `crossed_s` ago; the deficit is 100 MiB, or 100 inodes."""
     value, left = (1000, 900) if signal is Signal.NODEFS_INODES else (GI, GI - 100 * MI)
     settings = config(threshold or hard(signal, value), **more)
     below: dict[Signal, int | None] = {signal: left}
@@ -109,17 +109,17 @@ def test_stale_write_counters_do_not_count() -> None:
     assert not decided(old).victims
 
 
-@pytest.mark.parametrize(("age_s", "goes"), [(500.0, True), (700.0, False)])
-def test_a_disk_measurement_counts_for_ten_minutes(age_s: float, goes: bool) -> None:
+@pytest.mark.parametrize(("age_s", "evicts"), [(500.0, True), (700.0, False)])
+def test_a_disk_measurement_counts_for_ten_minutes(age_s: float, evicts: bool) -> None:
     plan = decided(filler("holder", 2 * GI, age_s=age_s))
-    assert bool(plan.victims) is goes
-    if not goes:
+    assert bool(plan.victims) is evicts
+    if not evicts:
         assert [refusal.code for refusal in plan.ranking[0].refusals] == ["usage-unknown"]
 
 
 @pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.NODEFS_INODES])
 @pytest.mark.parametrize(
-    ("crossed_s", "ages_s", "goes"),
+    ("crossed_s", "ages_s", "evicts"),
     [
         (0.5, (0.6, 0.6), False),
         (0.5, (0.4, 0.6), False),
@@ -140,16 +140,16 @@ def test_a_disk_measurement_counts_for_ten_minutes(age_s: float, goes: bool) -> 
     ],
 )
 def test_a_measurement_from_before_the_crossing_decides_only_if_no_new_one_arrives(
-    signal: Signal, crossed_s: float, ages_s: tuple[float | None, ...], goes: bool
+    signal: Signal, crossed_s: float, ages_s: tuple[float | None, ...], evicts: bool
 ) -> None:
     pods = [
         filler(f"p{number}", 2 * GI, age_s=age_s) if age_s is not None else filler(f"p{number}", rate=150.0 * MI)
         for number, age_s in enumerate(ages_s)
     ]
     plan = decided(*pods, signal=signal, crossed_s=crossed_s)
-    by_writes = goes and signal is Signal.NODEFS
-    assert bool(plan.victims) is (by_writes if None in ages_s else goes)
-    assert any(refusal.code == "waits-for-recount" for refusal in plan.refusals) is not goes
+    by_writes = evicts and signal is Signal.NODEFS
+    assert bool(plan.victims) is (by_writes if None in ages_s else evicts)
+    assert any(refusal.code == "waits-for-recount" for refusal in plan.refusals) is not evicts
 
 
 def test_the_wait_for_a_measurement_is_shorter_if_the_disk_is_full_soon() -> None:
@@ -200,7 +200,7 @@ def inode_holder(
 def by_growth(
     growth: usage_growth.GrowthState, *pods: PodView, at: float, signal: Signal = Signal.NODEFS_INODES
 ) -> list[str]:
-    lined = candidates.rank_pods(
+    ranked = candidates.rank_pods(
         snapshot(*pods, at=at),
         Signal.NODEFS_INODES,
         tier=Tier.SOFT,
@@ -208,7 +208,7 @@ def by_growth(
         growth=growth,
         cache=candidates.RankingCache(),
     )
-    return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in lined.pods]
+    return [f"{pod.view.pod.name} {0 - pod.values[0]:g}" for pod in ranked.pods]
 
 
 def test_growth_of_inodes_is_measured_from_one_walk_to_the_next() -> None:
@@ -243,7 +243,7 @@ def test_a_pod_that_started_since_the_last_walk_has_grown_from_zero_inodes() -> 
 def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
     pods = [filler(name, rate=10.0 * MI) for name in "cab"]
     seen = snapshot(*pods)
-    lined = candidates.rank_pods(
+    ranked = candidates.rank_pods(
         seen,
         Signal.NODEFS,
         tier=Tier.HARD,
@@ -251,7 +251,7 @@ def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
         growth=usage_growth.GrowthState(),
         cache=candidates.RankingCache(),
     )
-    assert [pod.view.pod.name for pod in lined.pods] == ["a", "b", "c"]
+    assert [pod.view.pod.name for pod in ranked.pods] == ["a", "b", "c"]
 
 
 def test_a_futile_decision_lists_the_host_directories_that_hold_the_disk() -> None:

@@ -813,7 +813,7 @@ def test_stale_usage_of_a_pod_is_no_usage() -> None:
     assert stale.usage is not None
     node = pressed(view("hog", 2 * GI))
     node = node._replace(pods=(*node.pods, stale._replace(usage=stale.usage._replace(read_at=NOW - 31))))
-    plan, _ = decide(attributed(node, but=GI))
+    plan, _ = decide(attributed(node, unattributed=GI))
     assert victims(plan) == ["hog"]
     assert refused(plan, "stale") == ["usage-unknown"]
 
@@ -940,7 +940,7 @@ def test_with_a_lost_state_budgets_count_as_spent() -> None:
     assert victims(plan) == ["hog"]
 
 
-def test_a_memo_changes_the_speed_and_not_the_plan() -> None:
+def test_a_cache_changes_the_speed_and_not_the_plan() -> None:
     cache = candidates.RankingCache()
     pods = [view(f"p{number}", number * 100 * MI, request=GI) for number in range(8)]
     changed = [each._replace(pod=each.pod._replace(priority=7, labels={"keep": ""})) for each in pods]

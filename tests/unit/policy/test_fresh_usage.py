@@ -1,4 +1,4 @@
-"""Whom a disk's growth is put down to: to pods, or to nobody."""
+"""No pod is evicted for disk usage from before the crossing, or for growth that is in no pod."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.support.nodes import GI, MI, NOW, config, hard, snapshot
 VALUE = 10 * GI
 
 
-def innocent(name: str = "innocent", *, held: int = 4 * GI) -> PodView:
+def holder(name: str = "holder", *, held: int = 4 * GI) -> PodView:
     disk = DiskUsage(volumes_bytes=held, volumes_inodes=held // (1 << 20))
     return nodes.view(name, usage_more={"disk": disk, "disk_usage_quality": DiskUsageQuality(NOW - 1, complete=True)})
 
@@ -29,14 +29,14 @@ def trace(*points: DiskPoint) -> DiskTrace:
 
 
 def decided(seen: DiskTrace | None, *pods: PodView, available: int = VALUE - 100 * MI, **more: Any) -> Any:
-    """Crossed a minute ago."""
+    """The plan for a threshold that was crossed a minute ago."""
     settings = config(hard(Signal.NODEFS, VALUE), **more)
     state = initial("t", now=NOW - 60)
     for ago in (60, 40, 20, 10):
         then = snapshot(at=NOW - ago, available={Signal.NODEFS: available})
         _, state = engine.decide(then, state, now=NOW - ago, config=settings)
     found = (seen,) if seen is not None else ()
-    now = snapshot(*pods or [innocent()], available={Signal.NODEFS: available}, disk_traces=found)
+    now = snapshot(*pods or [holder()], available={Signal.NODEFS: available}, disk_traces=found)
     plan, _ = engine.decide(now, state, now=NOW, config=settings)
     return plan
 
@@ -92,36 +92,36 @@ def test_no_pod_is_evicted_while_the_growth_is_in_no_pod() -> None:
 def test_a_disk_whose_recent_growth_is_in_pods_or_absent_is_freed_by_evictions(
     seen: DiskTrace | None, why: str
 ) -> None:
-    assert names(decided(seen)) == ["innocent"], why
+    assert names(decided(seen)) == ["holder"], why
 
 
 def test_growth_before_the_agents_start_is_judged_by_what_fills_the_disk_now() -> None:
     filling = trace(point(-20, 50 * GI, 5 * GI), point(-20, 50 * GI, 5 * GI), point(-1, 51 * GI, 5 * GI))
     assert codes(decided(filling, available=VALUE - 4 * GI)) == ["unattributed"], "it will be full in 2 minutes"
     trickle = trace(point(-20, 50 * GI, 5 * GI), point(-20, 50 * GI, 5 * GI), point(-1, 50 * GI + 20 * MI, 5 * GI))
-    assert names(decided(trickle, available=VALUE - 4 * GI)) == ["innocent"], "it would be full in hours"
+    assert names(decided(trickle, available=VALUE - 4 * GI)) == ["holder"], "it would be full in hours"
 
 
 def test_pods_that_fill_what_the_host_has_left_are_evicted_before_the_disk_is_full() -> None:
     pulled = trace(point(-300, 50 * GI, 5 * GI), point(-30, 57 * GI, 5 * GI), point(-1, 58 * GI, 6 * GI))
-    large = innocent(held=8 * GI)
+    large = holder(held=8 * GI)
     assert codes(decided(pulled, large, available=VALUE - 2 * GI)) == ["unattributed"]
-    assert names(decided(pulled, large, available=VALUE - 6 * GI)) == ["innocent"]
+    assert names(decided(pulled, large, available=VALUE - 6 * GI)) == ["holder"]
 
 
 def test_a_filling_disk_waits_briefly_for_a_second_measurement() -> None:
     once = trace(*[point(-1, 50 * GI, 5 * GI)] * 3)
     settings = config(hard(Signal.NODEFS, VALUE))
-    for crossed_s, goes in ((1.0, False), (4.0, True)):
+    for crossed_s, evicts in ((1.0, False), (4.0, True)):
         state = initial("t", now=NOW - crossed_s)
         left: dict[Signal, int | None] = {Signal.NODEFS: VALUE - 100 * MI}
         then = snapshot(at=NOW - crossed_s, available=left)
         _, state = engine.decide(then, state, now=NOW - crossed_s, config=settings)
-        now = snapshot(innocent(), available=left, disk_traces=(once,))
+        now = snapshot(holder(), available=left, disk_traces=(once,))
         plan, _ = engine.decide(now, state, now=NOW, config=settings)
-        assert names(plan) == (["innocent"] if goes else []), crossed_s
-        assert ("waits-for-recount" in codes(plan)) is not goes
+        assert names(plan) == (["holder"] if evicts else []), crossed_s
+        assert ("waits-for-recount" in codes(plan)) is not evicts
 
 
 def test_the_kubelets_order_ignores_what_filled_the_disk() -> None:
-    assert names(decided(HIDDEN, ranking=RankingConfig(kubelet=True))) == ["innocent"]
+    assert names(decided(HIDDEN, ranking=RankingConfig(kubelet=True))) == ["holder"]

@@ -1,4 +1,4 @@
-"""docs/kubelet-differences.md is complete and true, and the decisions that it speaks of are made that way."""
+"""docs/kubelet-differences.md is complete, and the decisions that it describes are made that way."""
 
 import ast
 import random
@@ -48,7 +48,7 @@ QUIRKS = {
     "Q14": "requests of containers",
     "Q15": "overwrites",
 }
-"""Every behaviour of the kubelet that was found to be probably unintended but real, by a word of its row."""
+"""Every real but probably unintended behaviour of the kubelet, by a word of its row."""
 
 
 def test_every_quirk_of_the_kubelet_has_its_row() -> None:
@@ -121,7 +121,7 @@ def test_a_soft_threshold_that_is_not_due_evicts_no_pod_when_another_resource_ha
 
 
 def test_only_the_most_urgent_resource_is_decided_even_without_candidates() -> None:
-    """No difference: the kubelet, too, ends its sync there. Our own order goes on to the next resource."""
+    """No difference: the kubelet also ends its sync there. The default order continues with the next resource."""
     hog = view("hog", None, usage_more={"disk": DiskUsage(MI, 5, MI, 5, MI, 5)})
     starved = {Signal.MEMORY: 10, Signal.NODEFS: 10}
     thresholds = (hard(Signal.MEMORY, 1000), hard(Signal.NODEFS, 1000))
@@ -131,35 +131,35 @@ def test_only_the_most_urgent_resource_is_decided_even_without_candidates() -> N
 
 @pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.NODEFS_INODES])
 def test_the_next_pod_is_evicted_with_the_sample_in_which_the_last_victim_is_gone(signal: Signal) -> None:
-    """No difference: the kubelet waits for its victim, then looks at once. Our own order waits for one sample more, and
-    for the files."""
-    held = {"disk": DiskUsage(5000, 5000, 0, 0, 0, 0), "process_count": 5000, "thread_count": 5000}
-    a, b = view("a", 5000, usage_more=held, priority=-1), view("b", 4000, usage_more=held)
-    for kubelet, goes in ((True, ["b"]), (False, [])):
+    """No difference: the kubelet waits for its victim, then decides at once. The default order waits for one sample
+    more, and for the files."""
+    disk_usage = {"disk": DiskUsage(5000, 5000, 0, 0, 0, 0), "process_count": 5000, "thread_count": 5000}
+    a, b = view("a", 5000, usage_more=disk_usage, priority=-1), view("b", 4000, usage_more=disk_usage)
+    for kubelet, expected in ((True, ["b"]), (False, [])):
         made = config(hard(signal, 1000), ranking=RankingConfig(kubelet=kubelet))
         plan, state = decide(snapshot(a, b, available={signal: 10}), initial("t", now=NOW), now=NOW, config=made)
         assert [victim.pod.name for victim in plan.victims] == ["a"]
         second = snapshot(b, at=NOW + 10, available={signal: 10})
-        assert [victim.pod.name for victim in decide(second, state, now=NOW + 10, config=made)[0].victims] == goes
+        assert [victim.pod.name for victim in decide(second, state, now=NOW + 10, config=made)[0].victims] == expected
 
 
 def test_the_files_of_a_pod_whose_object_still_exists_are_waited_for_as_long_as_by_the_kubelet() -> None:
-    """A kubelet removes the object last of all: while it is there the files may be, too."""
-    held = {"disk": DiskUsage(5000, 5, 0, 0, 0, 0)}
-    a, b = view("a", usage_more=held, priority=-1), view("b", usage_more=held)
+    """A kubelet removes the object last: while it exists, the files may exist too."""
+    disk_usage = {"disk": DiskUsage(5000, 5, 0, 0, 0, 0)}
+    a, b = view("a", usage_more=disk_usage, priority=-1), view("b", usage_more=disk_usage)
     made = config(hard(Signal.NODEFS, 1000), ranking=KUBELET)
     plan, state = decide(snapshot(a, b, available={Signal.NODEFS: 10}), initial("t", now=NOW), now=NOW, config=made)
     assert [victim.pod.name for victim in plan.victims] == ["a"]
     stopped = PodView(not_started(a.pod), None)
-    for later_s, goes in ((2, []), (20, []), (33, ["b"])):
+    for later_s, expected in ((2, []), (20, []), (33, ["b"])):
         node = snapshot(stopped, b, at=NOW + later_s, available={Signal.NODEFS: 10})
         plan, state = decide(node, state, now=NOW + later_s, config=made)
-        assert [victim.pod.name for victim in plan.victims] == goes
+        assert [victim.pod.name for victim in plan.victims] == expected
     plan, state = decide(snapshot(a, b, available={Signal.NODEFS: 10}), initial("t", now=NOW), now=NOW, config=made)
-    for later_s, pods, goes in ((2, (stopped, b), []), (4, (b,), ["b"])):
+    for later_s, pods, expected in ((2, (stopped, b), []), (4, (b,), ["b"])):
         node = snapshot(*pods, at=NOW + later_s, available={Signal.NODEFS: 10})
         plan, state = decide(node, state, now=NOW + later_s, config=made)
-        assert [victim.pod.name for victim in plan.victims] == goes
+        assert [victim.pod.name for victim in plan.victims] == expected
 
 
 @pytest.mark.parametrize("signal", [Signal.MEMORY, Signal.PID, Signal.NODEFS, Signal.IMAGEFS_INODES])
@@ -170,17 +170,22 @@ def test_a_pod_that_seems_to_use_more_than_the_capacity_is_evicted_only_in_the_k
     assert capacity is not None
 
     def pod_with(name: str, amount: int) -> PodView:
-        held = {"disk": DiskUsage(amount, amount, 0, 0, 0, 0), "process_count": amount, "thread_count": amount}
-        return view(name, amount, usage_more=held)
+        disk_usage = {"disk": DiskUsage(amount, amount, 0, 0, 0, 0), "process_count": amount, "thread_count": amount}
+        return view(name, amount, usage_more=disk_usage)
 
-    for times, kubelet, goes in ((4, True, "much"), (4, False, "some"), (5000, True, "some"), (5000, False, "some")):
+    for times, kubelet, expected in (
+        (4, True, "much"),
+        (4, False, "some"),
+        (5000, True, "some"),
+        (5000, False, "some"),
+    ):
         made = config(hard(signal, 1000), ranking=RankingConfig(kubelet=kubelet))
         much, some = pod_with("much", times * capacity), pod_with("some", capacity // 4)
-        assert victims(made, much, some, available={signal: 10}) == [goes], (times, kubelet)
+        assert victims(made, much, some, available={signal: 10}) == [expected], (times, kubelet)
 
 
 def test_the_compatible_example_evicts_pod_after_pod_of_any_owner_and_of_any_relief() -> None:
-    """As a kubelet does: nothing but what is compiled in spares them, and nothing counts them."""
+    """As a kubelet does: only compiled-in protections apply, and no limit counts the evictions."""
     made = load(str(REPOSITORY / "examples" / "kubelet-compatible.yaml")).config
     daemon = Owner("DaemonSet", "d", "ds-d")
     pods = [view(f"{n:02}", GI, namespace="kube-system", owner=daemon, age_s=1.0) for n in range(12)]
@@ -195,12 +200,12 @@ def test_the_compatible_example_evicts_pod_after_pod_of_any_owner_and_of_any_rel
         at += 10
     assert gone == [f"{n:02}" for n in range(12)] + ["bare"]
     plan, _ = decide(snapshot(*pods, at=at, available={Signal.MEMORY: MI}), state, now=at, config=made)
-    assert not plan.victims, "but for the mirror of a static pod"
+    assert not plan.victims, "the rest is the mirror of a static pod"
 
 
 @pytest.mark.parametrize("freed", [True, False])
 def test_the_compatible_example_cleans_up_before_it_evicts_for_a_disk(freed: bool) -> None:
-    """Ended containers, then images, as a kubelet does (KUBELET-CONTRACT 4), and nobody goes if that is enough."""
+    """Ended containers, then images, as a kubelet does (KUBELET-CONTRACT 4), and no victim if that is enough."""
     made = load(str(REPOSITORY / "examples" / "kubelet-compatible.yaml")).config
     holder = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
     tried: list[str] = []

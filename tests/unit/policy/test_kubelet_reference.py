@@ -1,4 +1,4 @@
-"""With `ranking.order: kubelet` the engine decides as a second, plain writing of the kubelet's contract does."""
+"""With `ranking.order: kubelet` the engine decides like a second, plain implementation of the kubelet's contract."""
 
 from typing import Any
 
@@ -167,12 +167,12 @@ def usages(draw: st.DrawFn, of: Pod) -> PodUsage:
 
 def amounts(signal: Signal) -> st.SearchStrategy[Amount]:
     shares = st.sampled_from([10.0, 20.0, 50.0, 0.5, 12.5, 33.3, 70.0]).map(lambda p: Amount(None, p, f"{p:g}%"))
-    whole = st.sampled_from([100, 200, 500]) | st.integers(1, 900)
+    numbers = st.sampled_from([100, 200, 500]) | st.integers(1, 900)
     if SIGNAL_TABLE[signal].unit is not Unit.BYTES:
-        return shares | whole.map(lambda n: Amount(n, None, str(n)))
+        return shares | numbers.map(lambda n: Amount(n, None, str(n)))
     binary, decimal = (MI, "Mi"), (1_000_000, "M")
     return shares | st.builds(
-        lambda n, unit: Amount(n * unit[0], None, f"{n}{unit[1]}"), whole, st.sampled_from([binary, binary, decimal])
+        lambda n, unit: Amount(n * unit[0], None, f"{n}{unit[1]}"), numbers, st.sampled_from([binary, binary, decimal])
     )
 
 
@@ -182,7 +182,7 @@ CONFIGURABLE = [signal for signal in Signal if not signal.startswith("containerf
 
 @st.composite
 def threshold_maps(draw: st.DrawFn) -> tuple[Threshold, ...]:
-    """As the four maps of a kubelet's configuration: for a signal one hard and one soft, with one minimum reclaim."""
+    """Per signal one hard and one soft threshold and one minimum reclaim, like the four maps of a kubelet."""
     found = []
     for signal in draw(st.lists(st.sampled_from(CONFIGURABLE), min_size=1, max_size=5, unique=True)):
         reclaim = draw(maybe(amounts(signal)))
@@ -193,7 +193,7 @@ def threshold_maps(draw: st.DrawFn) -> tuple[Threshold, ...]:
 
 
 class Step:
-    """What a node shows at one sync."""
+    """The samples of one sync."""
 
     def __init__(self, at: float, observations: dict[Signal, Observation], views: tuple[PodView, ...]) -> None:
         self.at, self.observations, self.views = at, observations, views
@@ -205,7 +205,7 @@ class Step:
 
 @st.composite
 def episodes(draw: st.DrawFn, *, steps: int, pressed: bool = False) -> list[Step]:
-    """`pressed`: little of anything is available, and there are pods to go for it."""
+    """`pressed`: little of any resource is available, and there are pods to evict."""
     here = [draw(pods(name)) for name in "pqrs"[: draw(st.integers(2 if pressed else 0, 4))]]
     found: list[Step] = []
     at = NOW
@@ -219,7 +219,7 @@ def episodes(draw: st.DrawFn, *, steps: int, pressed: bool = False) -> list[Step
             available = None if available is None else available * unit
             if available is not None and signal is Signal.PID:
                 available -= draw(st.sampled_from([0, 0, 100]))  # more threads than pid_max: it was lowered
-            # A source that has not looked again shows its last sample, except for PIDs, which are counted at once.
+            # A source without a new reading shows its last sample, except for PIDs, which are counted at once.
             again = found and signal is not Signal.PID and draw(st.integers(0, 5)) == 0
             seen[signal] = (
                 found[-1].observations[signal] if again else Observation(signal, available, capacity, at, "test")
@@ -232,7 +232,7 @@ def episodes(draw: st.DrawFn, *, steps: int, pressed: bool = False) -> list[Step
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-def told(plan: Plan) -> dict[str, Any]:
+def decided(plan: Plan) -> dict[str, Any]:
     judged = [each for verdict in plan.signals for each in verdict.thresholds]
     acting = None if plan.acting_on is None else reference.identity(plan.acting_on.threshold)
     return {
@@ -270,15 +270,15 @@ def compare(
         eviction_pressure_transition_period_s=TRANSITION_S,
         eviction_max_pod_grace_period_s=MAX_GRACE_S,
     )
-    state, theirs = initial("t", now=NOW), reference.START
+    state, reference_state = initial("t", now=NOW), reference.START
     gone: set[str] = set()
     for number, step in enumerate(steps):
         seen = node(step, layout, without=gone)
         plan, state = engine.decide(seen, state, now=step.at, config=settings)
-        result, theirs = reference.sync(
+        result, reference_state = reference.sync(
             reference.all_thresholds(thresholds, layout, enforce=enforce),
             seen,
-            theirs,
+            reference_state,
             now=step.at,
             transition_s=TRANSITION_S,
             max_grace_s=MAX_GRACE_S,
@@ -287,9 +287,9 @@ def compare(
         if any(refusal.code == "out-of-reach" for refusal in plan.refusals):
             # K12: a pod without stats may hold all that is used of allocatable memory, where nothing but pods can.
             assert not plan.victims
-            assert told(plan) | {"evicted": {}} == expected(result) | {"evicted": {}}, f"at step {number}"
+            assert decided(plan) | {"evicted": {}} == expected(result) | {"evicted": {}}, f"at step {number}"
             return
-        assert told(plan) == expected(result), f"at step {number}"
+        assert decided(plan) == expected(result), f"at step {number}"
         gone.update(each.uid for each in result.evicted)  # cleaned up by the next sync, as the kubelet waits for it
 
 
@@ -300,7 +300,7 @@ def node(step: Step, layout: DiskLayout, *, without: set[str]) -> NodeSnapshot:
     )
     return snapshot(*views, at=step.at, layout=layout)._replace(
         observations=step.observations,
-        # What pods do not hold is held by others, so that a pod without stats is out of nobody's way (K12).
+        # Host processes hold all the rest, so that a pod without stats may hold nothing (K12).
         cgroups=(CgroupUsage("/system.slice", 1 << 60, 1 << 40),),
         unattributed_disks=(rest,),
     )

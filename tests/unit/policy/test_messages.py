@@ -80,12 +80,12 @@ def test_the_message_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, A
         usage(*(ContainerUsage("id", container["name"], int(each) * KI, None) for each in used)),
     )
     value = Amount(int(threshold) * MI, None, f"{threshold}Mi")
-    said = messages.eviction_text(
+    written = messages.eviction_text(
         view,
         verdict=met(Signal.MEMORY, value, resolved=int(threshold) * MI),
         observation=seen(Signal.MEMORY, int(available) * KI),
     )
-    assert said.message == text
+    assert written.message == text
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_the_message_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, A
 def test_the_event_of_a_pod_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, Any]) -> None:
     # That kubelet's threshold was pid.available 5% of 23167 PIDs.
     available = int(re.findall(r"available: (\d+)", recorded["note"])[0])
-    said = messages.eviction_text(
+    written = messages.eviction_text(
         PodView(pod(Container("c")), usage(ContainerUsage("id", "c", MI, 1700))),
         verdict=met(Signal.PID, Amount(None, 5.0, "5%"), resolved=1158),
         observation=seen(Signal.PID, available),
     )
-    assert said == (recorded["note"], recorded["annotations"])
+    assert written == (recorded["note"], recorded["annotations"])
 
 
 # --- containers that use more than they asked for ---------------------------------------------------------------------
@@ -121,13 +121,13 @@ def test_the_message_lists_every_container_over_its_request_in_the_order_of_usag
             ContainerUsage("4", "debugger", 900 * MI, None),
         ),
     )
-    said = memory_eviction(view)
-    assert said.message == (
+    written = memory_eviction(view)
+    assert written.message == (
         "The node was low on resource: memory. Threshold quantity: 300Mi, available: 174488Ki. "
         "Container app was using 200Mi, request is 128Mi, has larger consumption of memory. "
         "Container setup was using 2Mi, request is 1Mi, has larger consumption of memory. "
     )
-    assert said.annotations == {
+    assert written.annotations == {
         "offending_containers": "app,setup",
         "offending_containers_usage": "200Mi,2Mi",
         "starved_resource": "memory",
@@ -150,13 +150,13 @@ def test_a_pods_own_memory_request_is_in_the_message_with_its_usage() -> None:
         pod(Container("app"), pod_requests=Resources(memory=256 * MI)),
         usage(ContainerUsage("1", "app", 100 * MI, None), working_set=101 * MI),
     )
-    said = memory_eviction(view)
-    assert said.message.endswith(
+    written = memory_eviction(view)
+    assert written.message.endswith(
         "Pod web-0 was using 101Mi, request is 256Mi, has larger consumption of memory. "
         "Container app was using 100Mi, request is 0, has larger consumption of memory. "
     )
-    assert said.annotations["offending_pod"] == "web-0"
-    assert said.annotations["offending_pod_usage"] == "101Mi"
+    assert written.annotations["offending_pod"] == "web-0"
+    assert written.annotations["offending_pod_usage"] == "101Mi"
 
 
 def test_a_pods_own_request_is_not_in_the_message_for_other_resources() -> None:
@@ -171,7 +171,7 @@ def test_a_pods_own_request_is_not_in_the_message_for_other_resources() -> None:
 
 
 def test_disk_usage_of_a_container_needs_both_its_writable_layer_and_its_logs() -> None:
-    def said(disk: DiskUsage) -> messages.EvictionText:
+    def written(disk: DiskUsage) -> messages.EvictionText:
         view = PodView(
             pod(Container("app", requests=Resources(ephemeral_storage=10 * MI))),
             usage(ContainerUsage("1", "app", None, None, disk)),
@@ -181,23 +181,23 @@ def test_disk_usage_of_a_container_needs_both_its_writable_layer_and_its_logs() 
             view, verdict=met(Signal.IMAGEFS, value, resolved=5 * MI), observation=seen(Signal.IMAGEFS, 4 * MI)
         )
 
-    assert said(DiskUsage(rootfs_bytes=8 * MI, logs_bytes=3 * MI)).message == (
+    assert written(DiskUsage(rootfs_bytes=8 * MI, logs_bytes=3 * MI)).message == (
         "The node was low on resource: ephemeral-storage. Threshold quantity: 5Mi, available: 4Mi. "
         "Container app was using 11Mi, request is 10Mi, has larger consumption of ephemeral-storage. "
     )
-    assert "Container" not in said(DiskUsage(rootfs_bytes=80 * MI)).message
-    assert "Container" not in said(DiskUsage(rootfs_bytes=7 * MI, logs_bytes=3 * MI)).message
+    assert "Container" not in written(DiskUsage(rootfs_bytes=80 * MI)).message
+    assert "Container" not in written(DiskUsage(rootfs_bytes=7 * MI, logs_bytes=3 * MI)).message
 
 
 def test_a_message_about_inodes_lists_no_container() -> None:
     view = PodView(pod(Container("app")), usage(ContainerUsage("1", "app", MI, None, DiskUsage(MI, 9, MI, 9))))
-    said = messages.eviction_text(
+    written = messages.eviction_text(
         view,
         verdict=met(Signal.NODEFS_INODES, Amount(20000, None, "20k"), resolved=20000),
         observation=seen(Signal.NODEFS_INODES, 15000),
     )
-    assert said.message == "The node was low on resource: inodes. Threshold quantity: 20k, available: 15k. "
-    assert said.annotations == {
+    assert written.message == "The node was low on resource: inodes. Threshold quantity: 20k, available: 15k. "
+    assert written.annotations == {
         "offending_containers": "",
         "offending_containers_usage": "",
         "starved_resource": "inodes",
@@ -205,17 +205,17 @@ def test_a_message_about_inodes_lists_no_container() -> None:
 
 
 def test_a_pod_without_stats_has_the_base_message_and_no_annotations() -> None:
-    said = memory_eviction(PodView(pod(Container("app")), None))
-    assert said == ("The node was low on resource: memory. Threshold quantity: 300Mi, available: 174488Ki. ", {})
+    written = memory_eviction(PodView(pod(Container("app")), None))
+    assert written == ("The node was low on resource: memory. Threshold quantity: 300Mi, available: 174488Ki. ", {})
 
 
 def test_a_message_without_an_observation_has_no_quantities() -> None:
-    said = messages.eviction_text(
+    written = messages.eviction_text(
         PodView(pod(), None),
         verdict=met(Signal.MEMORY, Amount(1, None, "1"), resolved=1),
         observation=seen(Signal.MEMORY, None),
     )
-    assert said.message == "The node was low on resource: memory. "
+    assert written.message == "The node was low on resource: memory. "
 
 
 def test_messages_of_storage_limits_contain_the_limit() -> None:

@@ -1,4 +1,4 @@
-"""Nobody smaller is evicted in the place of somebody larger who is out of reach."""
+"""No smaller pod is evicted in the place of a larger one that is out of reach."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,34 +49,34 @@ KUBELET = RankingConfig(kubelet=True)
 STEP_S = 0.25
 
 
-class Seen(NamedTuple):
-    """What a simulated node shows of its hog, `for_s` seconds after the start."""
+class HogView(NamedTuple):
+    """What the agent reads of the hog of a simulated node, `for_s` seconds after the start."""
 
     view: Callable[[PodView, float], PodView | None] = lambda view, for_s: view
     answer: Callable[[float, int], OutcomeKind] = lambda for_s, times: OutcomeKind.ACCEPTED
     """To the n-th request for it."""
     dies: bool = True
-    """Whether an accepted eviction ends it."""
+    """True if an accepted eviction ends it."""
 
 
-class Life:
-    """A node on which a hog grows among innocents, with a policy that acts on it."""
+class SimulatedNode:
+    """A node on which a hog grows among other pods, with a policy that acts on it."""
 
     def __init__(
         self,
         settings: Config,
-        seen: Seen,
+        seen: HogView,
         *,
         rate: float = 30.0 * MI,
         hog: int = int(4.1 * GI),
         sibling: int = 0,
         burst_s: float = 0.0,
-        innocents: int = 6,
+        others: int = 6,
         each: int = 300 * MI,
         unaccounted: int = 0,
     ) -> None:
         self.settings, self.seen, self.rate, self.burst_s = settings, seen, rate, burst_s
-        self.sizes: dict[str, float] = {f"innocent-{n}": each for n in range(innocents)}
+        self.sizes: dict[str, float] = {f"other-{n}": each for n in range(others)}
         self.unaccounted = unaccounted
         self.seen_of_all: Callable[[PodView, float], PodView] = lambda view, for_s: view
         self.sizes["hog"] = hog
@@ -87,7 +87,7 @@ class Life:
         self.evicted: list[str] = []
         self.asked: dict[str, int] = {}
         self.plans: list[Plan] = []
-        self.state = initial("life", now=NOW)
+        self.state = initial("simulated", now=NOW)
 
     @property
     def for_s(self) -> float:
@@ -110,9 +110,7 @@ class Life:
             more: dict[str, Any] = {"owner": owner} if owner else {}
             if name in self.leaves:
                 more |= {"deletion_wall": WALL + self.leaves[name] - NOW, "deletion_grace_s": 1.0}
-            view: PodView | None = nodes.view(
-                name, self.size_of(name), namespace="hog" if owner else "innocent", **more
-            )
+            view: PodView | None = nodes.view(name, self.size_of(name), namespace="hog" if owner else "other", **more)
             assert view is not None
             if name == "hog":
                 view = self.seen.view(view, self.for_s)
@@ -136,19 +134,19 @@ class Life:
             if kind is OutcomeKind.ACCEPTED:
                 self.evicted.append(name)
                 self.leaves.setdefault(name, self.at + 1.0)
-            outcome = Outcome(plan.id, victim.pod.uid, kind, "as told", self.at + 0.01)
+            outcome = Outcome(plan.id, victim.pod.uid, kind, "simulated", self.at + 0.01)
             self.state = outcomes.apply_outcome(self.state, outcome, now=self.at + 0.01, config=self.settings)
         self.at += STEP_S
 
-    def run(self, seconds: float) -> "Life":
+    def run(self, seconds: float) -> "SimulatedNode":
         until = self.at + seconds
         while self.at < until:
             self.step()
         return self
 
     @property
-    def innocents(self) -> list[str]:
-        return [name for name in self.evicted if name.startswith("innocent")]
+    def others(self) -> list[str]:
+        return [name for name in self.evicted if name.startswith("other")]
 
     @property
     def reasons(self) -> set[str]:
@@ -169,7 +167,7 @@ def unreadable(view: PodView, until_s: float, for_s: float) -> PodView:
 
 
 def by_the_host(view: PodView, *, age_s: float) -> PodView:
-    """As the host alone shows it."""
+    """The pod as only the host knows it."""
     assert view.usage is not None
     pod = Pod(view.pod.uid, view.pod.uid, "hog", "hog", PodSource.HOST, QOSClass.BURSTABLE)
     return PodView(pod, view.usage._replace(started_at=view.usage.read_at - age_s))
@@ -184,27 +182,29 @@ def thrice(kind: OutcomeKind) -> Callable[[float, int], OutcomeKind]:
 
 
 NEVER = float("inf")
-FOR_EVER: dict[str, tuple[Tier, Seen]] = {
-    "its usage cannot be read": (Tier.HARD, Seen(lambda view, for_s: unreadable(view, NEVER, for_s))),
-    "its usage cannot be read, soft": (Tier.SOFT, Seen(lambda view, for_s: unreadable(view, NEVER, for_s))),
-    "only the host knows it": (Tier.HARD, Seen(lambda view, for_s: by_the_host(view, age_s=5 + for_s))),
-    "an old orphan": (Tier.HARD, Seen(lambda view, for_s: by_the_host(view, age_s=5000.0))),
-    "it has no cgroup": (Tier.HARD, Seen(lambda view, for_s: view._replace(usage=None))),
-    "429 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.BLOCKED_BY_PDB)),
-    "two budgets match": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.PDB_CONFLICT)),
-    "400 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.INVALID)),
-    "404 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.NOT_FOUND)),
-    "409 for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.CONFLICT)),
-    "time-outs for ever": (Tier.HARD, Seen(answer=lambda for_s, times: OutcomeKind.TIMED_OUT)),
-    "the kubelet is dead": (Tier.HARD, Seen(dies=False)),
-    "the kubelet is dead, soft": (Tier.SOFT, Seen(dies=False)),
+FOR_EVER: dict[str, tuple[Tier, HogView]] = {
+    "its usage cannot be read": (Tier.HARD, HogView(lambda view, for_s: unreadable(view, NEVER, for_s))),
+    "its usage cannot be read, soft": (Tier.SOFT, HogView(lambda view, for_s: unreadable(view, NEVER, for_s))),
+    "only the host knows it": (Tier.HARD, HogView(lambda view, for_s: by_the_host(view, age_s=5 + for_s))),
+    "an old orphan": (Tier.HARD, HogView(lambda view, for_s: by_the_host(view, age_s=5000.0))),
+    "it has no cgroup": (Tier.HARD, HogView(lambda view, for_s: view._replace(usage=None))),
+    "429 always": (Tier.HARD, HogView(answer=lambda for_s, times: OutcomeKind.BLOCKED_BY_PDB)),
+    "two PDBs match": (Tier.HARD, HogView(answer=lambda for_s, times: OutcomeKind.PDB_CONFLICT)),
+    "400 always": (Tier.HARD, HogView(answer=lambda for_s, times: OutcomeKind.INVALID)),
+    "404 always": (Tier.HARD, HogView(answer=lambda for_s, times: OutcomeKind.NOT_FOUND)),
+    "409 always": (Tier.HARD, HogView(answer=lambda for_s, times: OutcomeKind.CONFLICT)),
+    "timeouts always": (Tier.HARD, HogView(answer=lambda for_s, times: OutcomeKind.TIMED_OUT)),
+    "the kubelet is dead": (Tier.HARD, HogView(dies=False)),
+    "the kubelet is dead, soft": (Tier.SOFT, HogView(dies=False)),
     "no disruption is allowed": (
         Tier.SOFT,
-        Seen(lambda view, for_s: view._replace(pod=view.pod._replace(disruption_budgets=(DisruptionBudget("b", 0),)))),
+        HogView(
+            lambda view, for_s: view._replace(pod=view.pod._replace(disruption_budgets=(DisruptionBudget("b", 0),)))
+        ),
     ),
-    "its claim is not looked up": (Tier.SOFT, Seen(lambda view, for_s: claimed(view))),
+    "its claim is not looked up": (Tier.SOFT, HogView(lambda view, for_s: claimed(view))),
 }
-"""Reasons why a growing hog is out of reach for good."""
+"""Reasons for which a growing hog stays out of reach."""
 
 
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
@@ -212,41 +212,41 @@ FOR_EVER: dict[str, tuple[Tier, Seen]] = {
 def test_while_a_growing_hog_is_out_of_reach_no_other_pod_is_evicted(name: str, order: str) -> None:
     tier, seen = FOR_EVER[name]
     settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
-    life = Life(settings, seen).run(100)
-    assert life.innocents == []
-    last = " ".join(refusal.message for refusal in life.plans[-1].refusals)
-    assert "hog/hog" in last, "each decision says what it waits for"
+    simulated = SimulatedNode(settings, seen).run(100)
+    assert simulated.others == []
+    last = " ".join(refusal.message for refusal in simulated.plans[-1].refusals)
+    assert "hog/hog" in last, "each decision has the reason it waits for"
 
 
 def test_while_a_finished_pod_still_holds_the_memory_no_other_pod_is_evicted() -> None:
-    finished = Seen(lambda view, for_s: view._replace(pod=view.pod._replace(phase="Failed")))
-    assert Life(acting(), finished).run(60).innocents == []
+    finished = HogView(lambda view, for_s: view._replace(pod=view.pod._replace(phase="Failed")))
+    assert SimulatedNode(acting(), finished).run(60).others == []
 
 
-FOR_A_WHILE: dict[str, tuple[Tier, Seen, float]] = {
-    "usage unreadable for 20 s": (Tier.HARD, Seen(lambda view, for_s: unreadable(view, 20, for_s)), 30),
+FOR_A_WHILE: dict[str, tuple[Tier, HogView, float]] = {
+    "usage unreadable for 20 s": (Tier.HARD, HogView(lambda view, for_s: unreadable(view, 20, for_s)), 30),
     "not listed for 20 s": (
         Tier.HARD,
-        Seen(lambda view, for_s: by_the_host(view, age_s=5 + for_s) if for_s < 20 else view),
+        HogView(lambda view, for_s: by_the_host(view, age_s=5 + for_s) if for_s < 20 else view),
         30,
     ),
-    "claims never known, hard": (Tier.HARD, Seen(lambda view, for_s: claimed(view)), 30),
+    "claims never known, hard": (Tier.HARD, HogView(lambda view, for_s: claimed(view)), 30),
     "claims known after 20 s, soft": (
         Tier.SOFT,
-        Seen(lambda view, for_s: claimed(view) if for_s < 20 else view),
+        HogView(lambda view, for_s: claimed(view) if for_s < 20 else view),
         40,
     ),
     **{
         f"{kind.value} three times": (
             Tier.HARD,
-            Seen(answer=thrice(kind)),
+            HogView(answer=thrice(kind)),
             60,
         )
         for kind in (OutcomeKind.INVALID, OutcomeKind.NOT_FOUND, OutcomeKind.CONFLICT, OutcomeKind.UNREACHABLE)
     },
     "too young for a minute, soft": (
         Tier.SOFT,
-        Seen(
+        HogView(
             lambda view, for_s: view._replace(
                 usage=view.usage._replace(started_at=view.usage.read_at - for_s) if view.usage else None
             )
@@ -262,8 +262,8 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_no_pod_before_it(name: str, 
     tier, seen, seconds = FOR_A_WHILE[name]
     protection = ProtectionConfig(minimum_age_s=60.0 if name.startswith("too young") else 0.0)
     settings = acting(tier, protection=protection, ranking=KUBELET if order == "kubelet" else RankingConfig())
-    life = Life(settings, seen).run(seconds)
-    assert (life.innocents, "hog" in life.evicted) == ([], True)
+    simulated = SimulatedNode(settings, seen).run(seconds)
+    assert (simulated.others, "hog" in simulated.evicted) == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -278,23 +278,25 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_no_pod_before_it(name: str, 
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
 def test_the_second_replica_of_a_leak_is_evicted_later_and_no_pod_in_its_place(budgets: RateLimits, order: str) -> None:
     settings = acting(rate_limits=budgets, ranking=KUBELET if order == "kubelet" else RankingConfig())
-    life = Life(settings, Seen(), hog=2 * GI, sibling=int(2.1 * GI), rate=40.0 * MI).run(200)
-    assert life.innocents == []
-    assert sorted(life.evicted) == ["hog", "sibling"]
+    simulated = SimulatedNode(settings, HogView(), hog=2 * GI, sibling=int(2.1 * GI), rate=40.0 * MI).run(200)
+    assert simulated.others == []
+    assert sorted(simulated.evicted) == ["hog", "sibling"]
 
 
 def test_beside_a_stuck_pod_without_growth_other_pods_that_suffice_are_evicted() -> None:
-    life = Life(acting(), Seen(dies=False), rate=0.0, hog=int(4.4 * GI)).run(90)
-    assert len(life.innocents) == 1
-    assert life.evicted[0] == "hog"
+    simulated = SimulatedNode(acting(), HogView(dies=False), rate=0.0, hog=int(4.4 * GI)).run(90)
+    assert len(simulated.others) == 1
+    assert simulated.evicted[0] == "hog"
 
 
 def test_a_stuck_pod_that_grows_in_bursts_causes_at_most_one_replacement_in_ten_minutes() -> None:
-    life = Life(acting(), Seen(dies=False), rate=2.0 * MI, burst_s=60.0, hog=int(4.6 * GI), innocents=12, each=170 * MI)
-    life.run(selection.REPLACEMENT_INTERVAL_S - 60)
-    taken = [plan for plan in life.plans if any(str(v.pod.name).startswith("innocent") for v in plan.victims)]
+    simulated = SimulatedNode(
+        acting(), HogView(dies=False), rate=2.0 * MI, burst_s=60.0, hog=int(4.6 * GI), others=12, each=170 * MI
+    )
+    simulated.run(selection.REPLACEMENT_INTERVAL_S - 60)
+    taken = [plan for plan in simulated.plans if any(str(v.pod.name).startswith("other") for v in plan.victims)]
     assert len(taken) <= 1
-    assert "out-of-reach" in life.reasons
+    assert "out-of-reach" in simulated.reasons
 
 
 def test_a_replacement_that_evicted_nothing_may_be_repeated() -> None:
@@ -316,26 +318,28 @@ def test_after_a_lost_state_no_pod_is_replaced_for_a_while() -> None:
 
 
 def tiny_without_usage(view: PodView, for_s: float) -> PodView:
-    return unreadable(view, NEVER, for_s) if view.pod.name == "innocent-0" else view
+    return unreadable(view, NEVER, for_s) if view.pod.name == "other-0" else view
 
 
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
 @pytest.mark.parametrize("tier", Tier)
 def test_a_tiny_unreadable_pod_does_not_protect_a_pod_that_grows_fast(order: str, tier: Tier) -> None:
-    """Memory that nothing accounts for may be the tiny pod's; what is being used up is the hog's."""
+    """Unattributed memory may belong to the tiny pod, but the hog causes the loss."""
     settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
-    life = Life(settings, Seen(), rate=60.0 * MI, hog=int(1.1 * GI), unaccounted=3 * GI)
-    life.seen_of_all = tiny_without_usage
-    life.run(12)
-    assert life.evicted == ["hog"], "before the memory is used up"
+    simulated = SimulatedNode(settings, HogView(), rate=60.0 * MI, hog=int(1.1 * GI), unaccounted=3 * GI)
+    simulated.seen_of_all = tiny_without_usage
+    simulated.run(12)
+    assert simulated.evicted == ["hog"], "before the memory is used up"
 
 
 def test_two_replicas_that_grow_beside_a_tiny_unreadable_pod_are_both_evicted() -> None:
     settings = acting(rate_limits=RateLimits(owner_backoff_s=10.0))
-    life = Life(settings, Seen(), rate=30.0 * MI, hog=int(0.6 * GI), sibling=int(0.5 * GI), unaccounted=3 * GI)
-    life.seen_of_all = tiny_without_usage
-    life.run(60)
-    assert sorted(life.evicted) == ["hog", "sibling"]
+    simulated = SimulatedNode(
+        settings, HogView(), rate=30.0 * MI, hog=int(0.6 * GI), sibling=int(0.5 * GI), unaccounted=3 * GI
+    )
+    simulated.seen_of_all = tiny_without_usage
+    simulated.run(60)
+    assert sorted(simulated.evicted) == ["hog", "sibling"]
 
 
 @pytest.mark.parametrize("signal", [Signal.NODEFS, Signal.PID])
@@ -361,54 +365,56 @@ def test_a_used_up_resource_beside_an_unreadable_pod_gets_help_in_the_end(signal
 
 
 def test_a_resize_to_more_than_exists_does_not_put_a_pod_out_of_reach() -> None:
-    """Anybody who may edit the pod may ask for it, and the kubelet goes on with what it had allocated."""
+    """Any editor of the pod may request it, and the kubelet keeps the allocated amount."""
     hog = nodes.view("hog", 2 * GI, request=100 * MI)
     [container] = hog.pod.containers
     wanted = container._replace(requests=Resources(memory=9 * 10**18), allocated=Resources(memory=100 * MI))
     resized = hog._replace(pod=hog.pod._replace(containers=(wanted,)))
-    innocents = [nodes.view(name, 900 * MI) for name in ("a", "b")]
-    assert decide(pressed(resized, *innocents), config(hard()))[0] == ["hog"]
+    others = [nodes.view(name, 900 * MI) for name in ("a", "b")]
+    assert decide(pressed(resized, *others), config(hard()))[0] == ["hog"]
 
 
 def test_right_after_a_release_the_signal_still_falls_as_fast_as_before() -> None:
-    """The step up hides the fall from the trend, and others would be evicted in its place (random run 5029)."""
+    """The step up hides the loss from the trend, and other pods would replace it (random run 5029)."""
     history = tuple((NOW + at, left * MI) for at, left in enumerate((900, 870, 840, 1140, 1110, 1080)))
     assert selection.expected_loss(history, available=1080 * MI, value=GI) == 30 * MI * selection.LOSS_HORIZON_S
 
 
 def test_a_short_outage_of_the_usage_of_a_slow_hog_evicts_no_other_pod() -> None:
-    """Five of them alone would cure for a minute (random run 9198)."""
-    dark = Seen(lambda view, for_s: unreadable(view, 20, for_s))
-    life = Life(acting(), dark, rate=10.0 * MI, hog=int(4.2 * GI)).run(60)
-    assert life.evicted == ["hog"]
+    """Five of them alone would suffice for a minute (random run 9198)."""
+    dark = HogView(lambda view, for_s: unreadable(view, 20, for_s))
+    simulated = SimulatedNode(acting(), dark, rate=10.0 * MI, hog=int(4.2 * GI)).run(60)
+    assert simulated.evicted == ["hog"]
 
 
 def test_a_hog_that_stays_out_of_reach_is_waited_for_briefly() -> None:
-    dark = Seen(lambda view, for_s: unreadable(view, NEVER, for_s))
-    life = Life(acting(), dark, rate=0.0, hog=int(4.25 * GI))
-    life.run(selection.LARGER_WAIT_S - 1)
-    assert (life.innocents, "out-of-reach" in life.reasons) == ([], True)
-    life.run(3)
-    assert len(life.innocents) == 1
+    dark = HogView(lambda view, for_s: unreadable(view, NEVER, for_s))
+    simulated = SimulatedNode(acting(), dark, rate=0.0, hog=int(4.25 * GI))
+    simulated.run(selection.LARGER_WAIT_S - 1)
+    assert (simulated.others, "out-of-reach" in simulated.reasons) == ([], True)
+    simulated.run(3)
+    assert len(simulated.others) == 1
 
 
-def beside_a_dark_sibling(*, innocents: int, each: int, hog: int, sibling: int, hog_priority: int = 0) -> Life:
-    """Two replicas that grow, of which one has no cgroup that could be found."""
-    seen = Seen(lambda view, for_s: view._replace(pod=view.pod._replace(priority=hog_priority)))
-    life = Life(acting(), seen, rate=10.0 * MI, hog=hog, sibling=sibling, innocents=innocents, each=each)
-    life.seen_of_all = lambda view, for_s: view._replace(usage=None) if view.pod.name == "sibling" else view
-    return life.run(20)
+def beside_an_unreadable_replica(
+    *, others: int, each: int, hog: int, sibling: int, hog_priority: int = 0
+) -> SimulatedNode:
+    """Two replicas that grow, one of them without a readable cgroup."""
+    seen = HogView(lambda view, for_s: view._replace(pod=view.pod._replace(priority=hog_priority)))
+    simulated = SimulatedNode(acting(), seen, rate=10.0 * MI, hog=hog, sibling=sibling, others=others, each=each)
+    simulated.seen_of_all = lambda view, for_s: view._replace(usage=None) if view.pod.name == "sibling" else view
+    return simulated.run(20)
 
 
 def test_growth_of_a_pod_that_is_not_evicted_does_not_make_others_sufficient() -> None:
-    """It goes on growing (random run 9140)."""
+    """It continues to grow (random run 9140)."""
     sizes = {"hog": int(0.5 * GI), "sibling": int(3.7 * GI)}
-    assert beside_a_dark_sibling(innocents=6, each=300 * MI, **sizes, hog_priority=1).innocents == []
+    assert beside_an_unreadable_replica(others=6, each=300 * MI, **sizes, hog_priority=1).others == []
 
 
 def test_of_two_growing_pods_only_the_one_in_reach_is_evicted() -> None:
-    life = beside_a_dark_sibling(innocents=6, each=300 * MI, hog=int(0.3 * GI), sibling=int(3.9 * GI))
-    assert life.evicted == ["hog"]
+    simulated = beside_an_unreadable_replica(others=6, each=300 * MI, hog=int(0.3 * GI), sibling=int(3.9 * GI))
+    assert simulated.evicted == ["hog"]
 
 
 def test_a_signal_counts_as_used_up_from_the_moment_it_is_not_from_the_crossing() -> None:
@@ -418,7 +424,7 @@ def test_a_signal_counts_as_used_up_from_the_moment_it_is_not_from_the_crossing(
     when: list[float] = []
     for step in range(int(2 * selection.REPLACEMENT_INTERVAL_S) + 20):
         left = max(0, 700 * MI - step * MI)
-        node = attributed(pressed(dark, large, available=left, at=NOW + step), but=4 * GI)
+        node = attributed(pressed(dark, large, available=left, at=NOW + step), unattributed=4 * GI)
         if left:
             node = node._replace(pods=(node.pods[0],))
         plan, state = engine.decide(node, state, now=NOW + step, config=settings)
@@ -453,15 +459,17 @@ def no_usage(name: str, **more: Any) -> PodView:
 
 
 def test_one_tiny_unreadable_pod_does_not_protect_the_hog() -> None:
-    node = attributed(pressed(no_usage("tiny"), nodes.view("hog", 2 * GI)), but=GI)
+    node = attributed(pressed(no_usage("tiny"), nodes.view("hog", 2 * GI)), unattributed=GI)
     victims, _, _ = decide(
         node, config(hard(min_reclaim=quantity(8 * GI)), relief=ReliefConfig(on_futile=OnFutile.EVICT))
     )
-    assert victims == ["hog"], "although it does not cure: only 1 GiB is attributed to nobody"
+    assert victims == ["hog"], "although it does not suffice: only 1 GiB is unattributed"
 
 
 def test_an_unreadable_pod_that_may_hold_more_protects_others_only_while_they_do_not_suffice() -> None:
-    node = attributed(pressed(no_usage("dark"), nodes.view("a", 600 * MI), nodes.view("b", 500 * MI)), but=3 * GI)
+    node = attributed(
+        pressed(no_usage("dark"), nodes.view("a", 600 * MI), nodes.view("b", 500 * MI)), unattributed=3 * GI
+    )
     assert decide(node, config(hard()))[0] == ["a", "b"], "824 MiB are missing, and nothing more is used"
     settings = config(hard(), relief=ReliefConfig(max_victims=1))
     victims, codes, _ = decide(node, settings)
@@ -469,7 +477,7 @@ def test_an_unreadable_pod_that_may_hold_more_protects_others_only_while_they_do
 
 
 def test_the_rate_of_loss_must_be_known_before_a_replacement() -> None:
-    node = attributed(pressed(no_usage("dark"), nodes.view("a", 2 * GI)), but=3 * GI)
+    node = attributed(pressed(no_usage("dark"), nodes.view("a", 2 * GI)), unattributed=3 * GI)
     plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard()))
     assert plan.victims == ()
     assert "the rate at which the rest is used up is unknown" in plan.refusals[0].message
@@ -488,7 +496,7 @@ def test_the_refusal_contains_the_pod_its_amount_and_the_reason() -> None:
 
 
 def test_a_pod_ranked_before_the_pod_out_of_reach_is_evicted_as_usual() -> None:
-    """It does not take the place of the other: it would be the victim anyway."""
+    """It does not replace the other pod: it would be the victim anyway."""
     blocked = nodes.view(
         "database", 4 * GI, priority=1000, request=6 * GI, disruption_budgets=(DisruptionBudget("b", 0),)
     )
@@ -525,13 +533,13 @@ def test_a_configured_protection_does_not_put_a_pod_out_of_reach() -> None:
 
 @pytest.mark.parametrize(("asked_s", "expected"), [(1.9, []), (2.1, ["hog"]), (None, ["hog"])])
 def test_the_hard_tier_waits_briefly_for_claims(asked_s: float | None, expected: list[str]) -> None:
-    """None: known to have been asked before the threshold was met."""
+    """None: the lookup started before the crossing."""
     hog = claimed(nodes.view("hog", 2 * GI), asked_at=NOW - (9 if asked_s is None else asked_s))
-    innocents = [nodes.view(name, GI) for name in ("a", "b")]
+    others = [nodes.view(name, GI) for name in ("a", "b")]
     settings = config(hard())
     before = pressed(at=NOW - 2.5)
     _, state = engine.decide(before, initial("t", now=NOW - 2.5), now=NOW - 2.5, config=settings)
-    plan, state = engine.decide(pressed(hog, *innocents), state, now=NOW, config=settings)
+    plan, state = engine.decide(pressed(hog, *others), state, now=NOW, config=settings)
     assert [str(each.pod.name) for each in plan.victims] == expected
     if not expected:
         assert [each.code for each in plan.refusals] == ["claims-unknown"]
@@ -546,11 +554,11 @@ def test_the_hard_tier_waits_briefly_for_claims(asked_s: float | None, expected:
 
 def test_unknown_claims_only_delay_the_shortening_of_a_terminating_pod() -> None:
     leaving = claimed(nodes.view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0), asked_at=NOW)
-    innocents = [nodes.view(name, GI) for name in ("a", "b")]
+    others = [nodes.view(name, GI) for name in ("a", "b")]
     settings, state = config(hard()), initial("t", now=NOW)
     named = []
     for at in (NOW, NOW + 1, NOW + 2.5):
-        plan, state = engine.decide(pressed(leaving, *innocents, at=at), state, now=at, config=settings)
+        plan, state = engine.decide(pressed(leaving, *others, at=at), state, now=at, config=settings)
         named.append([str(each.pod.name) for each in plan.victims])
     assert named == [[], [], ["leaving"]]
 
@@ -652,7 +660,7 @@ def test_limits_never_add_a_victim(
 def test_a_pod_smaller_than_the_one_out_of_reach_is_selected_only_if_that_suffices(
     rows: list[tuple[int, int]], missing: int, falls: int
 ) -> None:
-    """Whatever else: the victims are those of the run in which everybody is in reach, or they suffice alone."""
+    """The victims are those of the run in which every pod is in reach, or they suffice alone."""
     settings = acting(rate_limits=PLENTY)
     seen, reachable, stuck = [], [], {}
     for number, (size, kind) in enumerate(rows):
@@ -686,7 +694,7 @@ def test_a_pod_smaller_than_the_one_out_of_reach_is_selected_only_if_that_suffic
 
 
 class Moment(NamedTuple):
-    """What is wrong with the hog for a stretch of its life."""
+    """Why the hog is out of reach for a period."""
 
     seconds: float
     trouble: str
@@ -744,9 +752,11 @@ def test_whatever_happens_to_a_growing_hog_no_other_pod_is_evicted(
         return view
 
     order = KUBELET if kubelet else RankingConfig()
-    life = Life(acting(tier, ranking=order), Seen(seen, lambda for_s, times: moment(for_s).answer, dies))
-    life.run(60)
-    assert life.innocents == []
+    simulated = SimulatedNode(
+        acting(tier, ranking=order), HogView(seen, lambda for_s, times: moment(for_s).answer, dies)
+    )
+    simulated.run(60)
+    assert simulated.others == []
 
 
 def test_the_constants_of_the_page_are_those_of_the_code() -> None:

@@ -1,4 +1,4 @@
-"""Which pods are never victims, and which switch changes that."""
+"""Which pods are protected, and which configuration key changes that."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ NOTHING = ProtectionConfig(
 )
 
 
-def scene(rules: ProtectionConfig, tier: Tier = Tier.SOFT) -> protection.RuleContext:
+def rule_context(rules: ProtectionConfig, tier: Tier = Tier.SOFT) -> protection.RuleContext:
     return protection.RuleContext(rules, tier, "memory", NOW, WALL)
 
 
@@ -32,8 +32,8 @@ def codes(
     used: PodUsage | None = None,
 ) -> list[str]:
     uses = used if used is not None else usage(of, 100)
-    here = scene(rules, tier)
-    momentary = protection.momentary_refusals(of, uses, uses.memory_working_set, here)
+    context = rule_context(rules, tier)
+    momentary = protection.momentary_refusals(of, uses, uses.memory_working_set, context)
     return [refusal.code for refusal in (*protection.object_refusals(of, rules), *momentary)]
 
 
@@ -141,16 +141,16 @@ def test_a_pdb_that_allows_a_disruption_does_not_protect() -> None:
     assert codes(pod("a", disruption_budgets=(DisruptionBudget("b", 1),))) == []
 
 
-@pytest.mark.parametrize("wish", ["never", "prefer", "avoid"])
-def test_a_preference_outside_the_trusted_namespaces_is_ignored(wish: str) -> None:
-    of = pod("a", annotations={"nodeagent.io/evict": wish})
+@pytest.mark.parametrize("preference", ["never", "prefer", "avoid"])
+def test_a_preference_outside_the_trusted_namespaces_is_ignored(preference: str) -> None:
+    of = pod("a", annotations={"nodeagent.io/evict": preference})
     assert codes(of) == []
     assert protection.eviction_preference(of, ProtectionConfig(), tier=Tier.SOFT) == 0.0
 
 
-@pytest.mark.parametrize(("wish", "value"), [("prefer", -1.0), ("avoid", 1.0), ("nonsense", 0.0)])
-def test_a_trusted_preference_moves_a_pod_except_in_the_hard_tier(wish: str, value: float) -> None:
-    of, rules = pod("a", annotations={"nodeagent.io/evict": wish}), ProtectionConfig(trusted_namespaces=("shop",))
+@pytest.mark.parametrize(("preference", "value"), [("prefer", -1.0), ("avoid", 1.0), ("nonsense", 0.0)])
+def test_a_trusted_preference_moves_a_pod_except_in_the_hard_tier(preference: str, value: float) -> None:
+    of, rules = pod("a", annotations={"nodeagent.io/evict": preference}), ProtectionConfig(trusted_namespaces=("shop",))
     assert protection.eviction_preference(of, rules, tier=Tier.SOFT) == value
     assert protection.eviction_preference(of, rules, tier=Tier.HARD) == 0.0
 
@@ -173,7 +173,9 @@ def test_a_pod_of_unknown_age_is_too_young(started: float | None) -> None:
 def test_unknown_usage_protects() -> None:
     of = pod("a")
     assert codes(of, used=usage(of, None)) == ["usage-unknown"]
-    assert [each.code for each in protection.momentary_refusals(of, None, None, scene(NOTHING))] == ["not-running"]
+    assert [each.code for each in protection.momentary_refusals(of, None, None, rule_context(NOTHING))] == [
+        "not-running"
+    ]
 
 
 def test_a_pod_has_all_its_refusals() -> None:

@@ -1,4 +1,4 @@
-"""The eviction order: total, stable, monotone, and the kubelet's where that is asked for."""
+"""The eviction order: total, stable, monotone, and the kubelet's if configured."""
 
 import random
 from typing import Any
@@ -30,7 +30,7 @@ KUBELET = RankingConfig(kubelet=True)
 BE, BURSTABLE, GUARANTEED = QOSClass.BEST_EFFORT, QOSClass.BURSTABLE, QOSClass.GUARANTEED
 
 
-def lined_up(
+def rank(
     node: NodeSnapshot,
     signal: Signal = Signal.MEMORY,
     rules: RankingConfig = RankingConfig(),  # noqa: B008 - immutable
@@ -45,7 +45,7 @@ def names(
     rules: RankingConfig = RankingConfig(),  # noqa: B008 - immutable
     layout: DiskLayout = DiskLayout.SINGLE,
 ) -> list[str | None]:
-    return [each.view.pod.name for each in lined_up(snapshot(*pods, layout=layout), signal, rules).pods]
+    return [each.view.pod.name for each in rank(snapshot(*pods, layout=layout), signal, rules).pods]
 
 
 def by(*keys: RankingKey) -> RankingConfig:
@@ -85,10 +85,10 @@ def test_a_missing_priority_counts_as_zero() -> None:
 
 def test_a_priority_that_only_the_api_knows_is_not_reported_as_zero() -> None:
     host, api = view("host", GI, priority=None, source=PodSource.HOST), view("api", GI, priority=None)
-    lineup = lined_up(snapshot(host, api))
-    assert len(lineup.pods) == 2
-    for pod in lineup.pods:
-        texts = [key.text for key in ranking.rank_keys(pod, lineup.order, unit=Unit.BYTES)]
+    ranked = rank(snapshot(host, api))
+    assert len(ranked.pods) == 2
+    for pod in ranked.pods:
+        texts = [key.text for key in ranking.rank_keys(pod, ranked.order, unit=Unit.BYTES)]
         assert ("priority unknown" if pod.view.pod.name == "host" else "priority 0") in texts
 
 
@@ -109,7 +109,7 @@ def test_a_priority_that_only_the_api_knows_is_not_reported_as_zero() -> None:
     ],
 )
 def test_each_key_puts_one_pod_before_the_other(key: RankingKey, first: PodView, last: PodView) -> None:
-    renamed = first._replace(pod=first.pod._replace(name="z"))  # so that the tie-break would say the opposite
+    renamed = first._replace(pod=first.pod._replace(name="z"))  # so that the tie-break gives the opposite order
     assert names(renamed, last, rules=by(key)) == ["z", "b"]
 
 
@@ -122,13 +122,13 @@ def test_a_pod_with_another_replica_on_the_node_is_evicted_before_an_only_replic
 def test_a_terminating_replica_does_not_count() -> None:
     owner = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [view("a-alone"), view("twin-1", owner=owner), view("twin-2", owner=owner, deletion_wall=1.0)]
-    lineup = lined_up(snapshot(*pods), rules=by(RankingKey.DUPLICATE_ON_NODE))
-    assert [each.values for each in lineup.pods] == [(1.0,), (1.0,), (1.0,)]
+    ranked = rank(snapshot(*pods), rules=by(RankingKey.DUPLICATE_ON_NODE))
+    assert [each.values for each in ranked.pods] == [(1.0,), (1.0,), (1.0,)]
 
 
 def test_an_invalid_deletion_cost_counts_as_zero() -> None:
     odd = view("odd", annotations={ranking.DELETION_COST: "١٢"})
-    assert lined_up(snapshot(odd), rules=by(RankingKey.POD_DELETION_COST)).pods[0].values == (0.0,)
+    assert rank(snapshot(odd), rules=by(RankingKey.POD_DELETION_COST)).pods[0].values == (0.0,)
 
 
 # --- totality, stability, monotony -----------------------------------------------------------------------------------
@@ -181,22 +181,22 @@ def test_more_usage_never_moves_a_pod_back(pods: list[PodView], rules: RankingCo
 def test_a_pod_of_unknown_usage_is_behind_all_that_equal_it_on_the_keys_before_usage(
     pods: list[PodView], rules: RankingConfig
 ) -> None:
-    lineup = lined_up(snapshot(*pods), rules=rules)
+    ranked = rank(snapshot(*pods), rules=rules)
     needs_usage = {RankingKey.EXCEEDS_REQUEST, RankingKey.USAGE_OVER_REQUEST, RankingKey.USAGE, RankingKey.GROWTH}
-    until = min(index for index, name in enumerate(lineup.order) if name in needs_usage)
+    until = min(index for index, name in enumerate(ranked.order) if name in needs_usage)
     known: dict[tuple[float, ...], list[int]] = {}
-    for each in lineup.pods:
+    for each in ranked.pods:
         if each.usage is not None:
             known.setdefault(each.values[:until], []).append(each.rank)
-    for each in lineup.pods:
+    for each in ranked.pods:
         if each.usage is None:
             assert all(rank < each.rank for rank in known.get(each.values[:until], []))
 
 
 def test_ranks_count_from_one_without_a_gap_and_protected_pods_keep_theirs() -> None:
-    lineup = lined_up(snapshot(view("b", GI), view("a", 2 * GI, namespace="kube-system"), view("c", MI)))
-    assert [(each.rank, each.view.pod.name) for each in lineup.pods] == [(1, "a"), (2, "b"), (3, "c")]
-    assert [refusal.code for refusal in lineup.pods[0].refusals] == ["namespace"]
+    ranked = rank(snapshot(view("b", GI), view("a", 2 * GI, namespace="kube-system"), view("c", MI)))
+    assert [(each.rank, each.view.pod.name) for each in ranked.pods] == [(1, "a"), (2, "b"), (3, "c")]
+    assert [refusal.code for refusal in ranked.pods[0].refusals] == ["namespace"]
 
 
 # --- PIDs ------------------------------------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ def processes(name: str, count: int, **more: Any) -> PodView:
 
 
 def test_a_fork_bomb_is_ranked_before_fifty_other_pods() -> None:
-    innocents = [processes(f"innocent-{number:02}", 10, qos=BE, priority=-1) for number in range(50)]
-    assert names(*innocents, processes("bomb", 4000, qos=GUARANTEED, priority=100), signal=Signal.PID)[0] == "bomb"
+    others = [processes(f"other-{number:02}", 10, qos=BE, priority=-1) for number in range(50)]
+    assert names(*others, processes("bomb", 4000, qos=GUARANTEED, priority=100), signal=Signal.PID)[0] == "bomb"
 
 
 def test_a_young_fork_bomb_is_ranked_first_by_its_growth() -> None:
@@ -216,20 +216,20 @@ def test_a_young_fork_bomb_is_ranked_first_by_its_growth() -> None:
     earlier = usage_growth.record_sample(
         usage_growth.GrowthState(), snapshot(steady, processes("bomb", 10), at=NOW - 6, wall_time=1.8e9)
     )
-    lineup = lined_up(snapshot(steady, processes("bomb", 600)), Signal.PID, growth=earlier)
-    assert [each.view.pod.name for each in lineup.pods] == ["bomb", "steady"]
+    ranked = rank(snapshot(steady, processes("bomb", 600)), Signal.PID, growth=earlier)
+    assert [each.view.pod.name for each in ranked.pods] == ["bomb", "steady"]
 
 
 def test_a_pod_that_the_kept_sample_does_not_contain_has_grown_from_zero() -> None:
     earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(processes("steady", 900), at=NOW - 6))
-    lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
-    assert lineup.pods[0].view.pod.name == "new"
+    ranked = rank(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
+    assert ranked.pods[0].view.pod.name == "new"
 
 
 def test_an_old_sample_is_no_base_for_growth() -> None:
     earlier = usage_growth.record_sample(usage_growth.GrowthState(), snapshot(at=NOW - 600))
-    lineup = lined_up(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
-    assert lineup.pods[0].view.pod.name == "steady"
+    ranked = rank(snapshot(processes("steady", 900), processes("new", 600)), Signal.PID, growth=earlier)
+    assert ranked.pods[0].view.pod.name == "steady"
 
 
 def test_growth_is_measured_over_at_least_half_the_sample_distance() -> None:
@@ -285,8 +285,8 @@ def test_kubelet_inode_order_is_any_use_then_priority_then_most_inodes() -> None
     ],
 )
 def test_measured_disk_depends_on_the_layout(layout: DiskLayout, signal: Signal, expected: int | None) -> None:
-    held = DiskUsage(rootfs_bytes=1, logs_bytes=10, volumes_bytes=100)
-    assert pod_usage.disk_usage(held, signal, layout) == expected
+    disk_usage = DiskUsage(rootfs_bytes=1, logs_bytes=10, volumes_bytes=100)
+    assert pod_usage.disk_usage(disk_usage, signal, layout) == expected
 
 
 def test_imagefs_of_a_split_layout_ranks_by_priority_and_name_not_by_the_smallest_request() -> None:
@@ -312,8 +312,8 @@ def test_a_starting_pod_without_stats_is_last_among_its_equals(signal: Signal, r
 
 
 def explained(*pods: PodView, signal: Signal = Signal.MEMORY, rules: RankingConfig) -> list[tuple[str, ...]]:
-    lineup = lined_up(snapshot(*pods), signal, rules)
-    plan = Plan("x-1", NOW, NOW, (), (), ranking=tuple(lineup.pods), ranked_for=signal, rank_order=lineup.order)
+    ranked = rank(snapshot(*pods), signal, rules)
+    plan = Plan("x-1", NOW, NOW, (), (), ranking=tuple(ranked.pods), ranked_for=signal, rank_order=ranked.order)
     explanation: tuple[RankedPod, ...] = ranking.with_key_texts(plan).ranking
     return [tuple(key.text for key in each.keys) for each in explanation]
 
@@ -353,7 +353,7 @@ def test_texts_of_pids_are_counts() -> None:
 
 
 def test_a_fork_bomb_of_short_lived_children_is_ranked_first_by_its_fork_rate() -> None:
-    innocents = [processes(f"innocent-{number:02}", 50, qos=BE) for number in range(50)]
+    others = [processes(f"other-{number:02}", 50, qos=BE) for number in range(50)]
     bomb = processes("bomb", 12, qos=GUARANTEED)
     assert bomb.usage is not None
     bomb = bomb._replace(usage=bomb.usage._replace(forks_per_s=2000.0))
@@ -361,8 +361,8 @@ def test_a_fork_bomb_of_short_lived_children_is_ranked_first_by_its_fork_rate() 
         usage_growth.GrowthState(),
         usage_growth.record_sample(usage_growth.GrowthState(), snapshot(bomb, at=NOW - 6)),
     ):
-        lineup = lined_up(snapshot(*innocents, bomb), Signal.PID, growth=growth)
-        assert lineup.pods[0].view.pod.name == "bomb"
+        ranked = rank(snapshot(*others, bomb), Signal.PID, growth=growth)
+        assert ranked.pods[0].view.pod.name == "bomb"
 
 
 @pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -1.0])

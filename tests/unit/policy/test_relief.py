@@ -1,4 +1,4 @@
-"""What evictions would free, and the least harmful set that covers what is missing."""
+"""What evictions free, and the least harmful set that covers a deficit."""
 
 from itertools import combinations
 from typing import Any
@@ -69,7 +69,7 @@ def test_the_minimum_relief_is_a_share_of_the_deficit_or_a_quantity_and_at_least
         ([10, 10], 10, (0,)),
         ([6, 1, 5], 10, (0, 2)),  # the middle one is superfluous
         ([4, 5, 6], 10, (0, 2)),  # two suffice; of all pairs that cover, the first in order
-        ([1, 2, 100, 900], 100, (2,)),  # the small ones are made superfluous by the third; nobody behind it is touched
+        ([1, 2, 100, 900], 100, (2,)),  # the third makes the small ones superfluous; no pod behind it is selected
         ([50, 50, 1000], 100, (0, 1)),  # the large one behind the cut is left alone
     ],
 )
@@ -110,7 +110,7 @@ def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
         assert sorted(reliefs[index] for index in chosen) == sorted(reliefs[:prefix], reverse=True)[:most][::-1]
 
 
-# --- where it is instead ---------------------------------------------------------------------------------------------
+# --- the other holders -----------------------------------------------------------------------------------------------
 
 
 def test_a_futile_refusal_lists_the_holders_of_memory_with_amounts() -> None:
@@ -136,8 +136,8 @@ def test_a_futile_refusal_lists_the_holders_of_memory_with_amounts() -> None:
 
 
 def test_a_futile_refusal_lists_how_much_disk_no_pod_holds() -> None:
-    held = view("a", usage_more={"disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=0)})
-    node = snapshot(held, available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
+    holder = view("a", usage_more={"disk": DiskUsage(rootfs_bytes=GI, logs_bytes=0, volumes_bytes=0)})
+    node = snapshot(holder, available={Signal.NODEFS: CAPACITY[Signal.NODEFS] // 100})
     where = relief.other_holders(Signal.NODEFS, node)
     assert where == ("pods 1Gi", "not attributed to pods 98Gi")
 

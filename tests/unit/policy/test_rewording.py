@@ -1,4 +1,4 @@
-"""A victim's text names what its containers use, which is read only after the decision."""
+"""The message of a victim lists the usage of its containers, which is read only after the decision."""
 
 from nodeagent.model import ContainerUsage, Plan, PodView, Signal
 from nodeagent.policy import engine, state
@@ -20,12 +20,12 @@ def test_the_message_lists_a_container_once_its_usage_is_known() -> None:
     assert view.usage is not None
     name = view.pod.containers[0].name
     container = ContainerUsage("id", name, memory_working_set=4 * GI, process_count=1)
-    told = engine.with_current_text(
+    current = engine.with_current_text(
         victim, view._replace(usage=view.usage._replace(containers=(container,))), plan=plan
     )
-    assert f"Container {name} was using 4Gi, request is 1Mi, has larger consumption of memory. " in told.message
-    assert told.annotations["offending_containers"] == name
-    assert told._replace(message=victim.message, annotations=victim.annotations) == victim
+    assert f"Container {name} was using 4Gi, request is 1Mi, has larger consumption of memory. " in current.message
+    assert current.annotations["offending_containers"] == name
+    assert current._replace(message=victim.message, annotations=victim.annotations) == victim
 
 
 def test_a_victim_for_another_reason_keeps_its_text() -> None:
