@@ -1,7 +1,7 @@
-"""Prints `docs/metrics.md`, `docs/reasons.md` or `docs/events.md`: `python -m nodeagent.commands.reference_docs NAME`.
+"""Generate the reference pages in `docs/`: `python -m nodeagent.commands.reference_docs NAME` prints one.
 
-Generated from the tables and the docstrings where the words are defined, so that they cannot lag behind; a test fails
-when a page is not what this prints.
+The pages are `metrics`, `reasons`, `events` and `state-machines`. They are generated from the tables and the docstrings
+that define the words. A test fails if a page is not current.
 """
 
 import ast
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from nodeagent.actuators import brakes
 from nodeagent.commands import exit_codes
 from nodeagent.model import (
     ConditionStatus,
@@ -21,8 +22,10 @@ from nodeagent.model import (
     Signal,
     SignalState,
     Tier,
+    machines,
     refusals,
 )
+from nodeagent.policy import machines as policy_machines
 from nodeagent.policy import messages
 from nodeagent.telemetry import http_server as http
 from nodeagent.telemetry import metric_families, metrics
@@ -104,6 +107,15 @@ of one Event. A dry run writes none. The annotation `nodeagent.io/plan` is the i
 """
 
 
+_STATE_MACHINES: Final = f"""# State machines
+
+{_GENERATED.format(page="state-machines", source="the TRANSITIONS table in the module named below each heading")}
+Each
+machine is one table in the code: a row is a state, a column is an event, a cell is the next state. `=` means that the
+state stays. Guards in the same module turn a sample or a result into an event, and no other code assigns a state.
+"""
+
+
 def metrics_page() -> str:
     """`docs/metrics.md`."""
     return "".join([_METRICS, *_families(), *_labels(), _ALERTS])
@@ -120,7 +132,15 @@ def events_page() -> str:
     return "".join([_EVENTS, *rows])
 
 
+def state_machines_page() -> str:
+    """`docs/state-machines.md`."""
+    tables = (*policy_machines.machines().values(), brakes.MACHINE)
+    parts = (f"\n## {table.name}\n\nCode: `{table.module}`\n\n{machines.to_markdown(table)}" for table in tables)
+    return "".join([_STATE_MACHINES, *parts])
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "state-machines": state_machines_page,
     "metrics": metrics_page,
     "reasons": reasons_page,
     "events": events_page,
@@ -155,7 +175,7 @@ def _labels() -> Iterator[str]:
         yield f"| `{label}` | {values} |\n"
     for title, words in (("stage", metrics.SyncStage), ("what", metrics.Failure)):
         yield f"\n`{title}`:\n\n| value | meaning |\n| --- | --- |\n"
-        yield from (f"| `{word}` | {meaning} |\n" for word, meaning in meanings(words).items())
+        yield from (f"| `{word}` | {meaning} |\n" for word, meaning in enum_docs(words).items())
 
 
 def _words(kind: type[enum.StrEnum]) -> str:
@@ -201,8 +221,8 @@ def _codes(kind: RefusalKind, *, otherwise: str) -> Iterator[str]:
 
 
 def _outcomes() -> Iterator[str]:
-    yield "\n## Outcomes\n\nWhat became of a victim.\n\n| outcome | meaning |\n| --- | --- |\n"
-    yield from (f"| `{word}` | {_cell(meaning)} |\n" for word, meaning in meanings(OutcomeKind).items())
+    yield "\n## Outcomes\n\nThe result for a victim.\n\n| outcome | meaning |\n| --- | --- |\n"
+    yield from (f"| `{word}` | {_cell(meaning)} |\n" for word, meaning in enum_docs(OutcomeKind).items())
 
 
 def _conditions() -> Iterator[str]:
@@ -218,8 +238,8 @@ def _exit_codes() -> Iterator[str]:
 # --- docstrings ------------------------------------------------------------------------------------------------------
 
 
-def meanings(kind: type[enum.StrEnum]) -> dict[str, str]:
-    """The values of an enumeration with the string that stands under each in its source; empty where there is none."""
+def enum_docs(kind: type[enum.StrEnum]) -> dict[str, str]:
+    """The values of an enumeration with the string below each in its source; empty if there is none."""
     tree = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(tree, ast.ClassDef)
     found = {str(member): "" for member in kind}
