@@ -57,7 +57,7 @@ def test_every_relative_link_leads_to_a_page_and_heading_that_exist(page: Path) 
 def test_a_broken_link_and_a_missing_heading_are_found(tmp_path: Path) -> None:
     page = REPOSITORY / "docs" / "reasons.md"
     assert links(page), "there is something to check"
-    assert {"outcomes", "why-a-pod-is-spared"} <= anchors(page)
+    assert {"outcomes", "why-a-pod-is-protected"} <= anchors(page)
     odd = tmp_path / "odd.md"
     odd.write_text(
         "# One `two` (three)\n\n# Same\n\n# Same\n\n[a](#one-two-three) [b](#same-1) [c](#none)\n"
