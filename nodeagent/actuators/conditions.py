@@ -38,10 +38,11 @@ from nodeagent.config.schema import StandardConditions
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeCondition, NodeView, NodeWatch
-from nodeagent.kube.timestamps import boottime, rfc3339
+from nodeagent.kube.timestamps import rfc3339
 from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 OWN_PREFIX: Final = "NodeAgent"
 """Prefix of the own condition types, and of every reason that is certainly the agent's."""

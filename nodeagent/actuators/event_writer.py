@@ -26,10 +26,11 @@ import msgspec
 
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
-from nodeagent.kube.timestamps import boottime, micro_stamp
+from nodeagent.kube.timestamps import rfc3339_micro
 from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 MAX_QUEUE: Final = 200
 """Events that wait to be written. A hard decision emits at most five, each 1 KiB."""
@@ -188,7 +189,7 @@ class EventWriter:
         series.last_at = now
         if now - series.written_at < REFRESH_S:
             return
-        body = {"series": {"count": series.count, "lastObservedTime": micro_stamp(wall)}}
+        body = {"series": {"count": series.count, "lastObservedTime": rfc3339_micro(wall)}}
         try:
             self._transport.request("PATCH", series.path, body=msgspec.json.encode(body), content_type=STRATEGIC_MERGE)
             series.written_at = now
@@ -220,7 +221,7 @@ class EventWriter:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
-            "eventTime": micro_stamp(wall),
+            "eventTime": rfc3339_micro(wall),
             "reportingController": CONTROLLER,
             "reportingInstance": self._node_name[:128],
             "action": event.action,

@@ -38,10 +38,11 @@ from nodeagent.kube import objects
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
-from nodeagent.kube.timestamps import boottime, micro_stamp
+from nodeagent.kube.timestamps import rfc3339_micro
 from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 PREFIX: Final = "nodeagent-evictions"
 KEEP_S: Final = 20.0
@@ -276,7 +277,7 @@ class EvictionSlots:
         """Write this holder, empty for none, into a Lease as it was read. False: another agent was faster, or the Lease
         is gone."""
         sent_at = self._clock()
-        stamp = micro_stamp(time.time())
+        stamp = rfc3339_micro(time.time())
         changes = lease.spec.holder_identity != holder
         metadata = {"name": lease.metadata.name, "namespace": self._namespace}
         if not new:

@@ -27,10 +27,11 @@ import msgspec
 from nodeagent.kube import api_errors, objects
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.api_responses import Response
-from nodeagent.kube.timestamps import boottime, rfc3339
+from nodeagent.kube.timestamps import rfc3339
 from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import MIN_GRACE_S, Method, Outcome, OutcomeKind, Victim
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 WORKERS: Final = 4
 """Requests in flight. A hard decision takes at most five victims; an eviction is answered in 3 to 20 ms."""

@@ -28,7 +28,6 @@ from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import NO_TAINT_RIGHTS, Identity, IdentityError
 from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_watch import PodsView, PodWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.kube.volume_lookup import VolumeLookup
 from nodeagent.model import (
@@ -48,6 +47,7 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 TAINT_WAIT_S: Final = 2.0
 """Longest wait of the soft tier for its taint. It is present 5 to 20 ms after the request; two seconds include a 409 or
@@ -232,7 +232,7 @@ class ClusterSession:
             return PodsView((), None, self._trouble, unreachable_since=unreachable_since)
         view = self._pods.view()
         pods = self._own_mirrors(view.pods)
-        pods = self._volumes.fill(pods) if self._volumes else pods
+        pods = self._volumes.with_claims(pods) if self._volumes else pods
         pods = self._pdbs.with_pdbs(pods) if self._pdbs else pods
         return view._replace(pods=pods, unreachable_since=unreachable_since)
 

@@ -25,10 +25,10 @@ from nodeagent.kube import objects
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeView, NodeWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
 from nodeagent.model import ConditionType, OutcomeKind
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 EFFECT: Final = "NoSchedule"
 KEYS: Final = {

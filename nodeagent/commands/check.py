@@ -273,7 +273,7 @@ class NodeChecker:
         from nodeagent.kube import pod_list_file
 
         try:
-            listed = pod_list_file.read(path, node_name=self._config.node_name)
+            listed = pod_list_file.read_pod_list(path, node_name=self._config.node_name)
         except pod_list_file.PodListError as error:
             raise CheckError(f"--pods {path}: {error}") from error
         claims = sum(bool(pod.claims) for pod in listed.pods)
@@ -308,7 +308,7 @@ class NodeChecker:
                 view = view._replace(pods=placed)
                 notes = (Note(NoteKind.VOLUMES, trouble),) if trouble else ()
             if self._config.mode is Mode.ENFORCE and self._config.conditions.taint:
-                me = node_identity.Identity(self._node_name, "", node_identity.whoami(self._transport))
+                me = node_identity.Identity(self._node_name, "", node_identity.fetch_user_name(self._transport))
                 notes += (Note(NoteKind.TAINTS, node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
         except (api_errors.ApiError, credentials.CredentialsError) as error:
             if self._options.api == "always":

@@ -15,7 +15,7 @@ from typing import Final
 from nodeagent.kube import kubernetes_client
 from nodeagent.model import OutcomeKind
 
-with kubernetes_client.without_ballast():
+with kubernetes_client.without_unused_modules():
     from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 MAX_MESSAGE: Final = 2048

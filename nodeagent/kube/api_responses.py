@@ -13,7 +13,7 @@ from nodeagent.kube import api_errors, kubernetes_client
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.model import OutcomeKind
 
-with kubernetes_client.without_ballast():
+with kubernetes_client.without_unused_modules():
     import urllib3
 
 CHUNK_BYTES: Final = 64 << 10

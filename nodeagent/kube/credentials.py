@@ -1,8 +1,7 @@
-"""Whether this process has credentials for an API server, and which: decided from files and the environment alone.
+"""Finds credentials for an API server in files and the environment.
 
-Nothing heavy is imported and nothing is connected to, so that a command on a machine without a cluster pays only for a
-few `stat` calls. What is found is loaded by `transport.connect`.
-"""
+It imports nothing heavy and opens no connection, so that a command on a machine without a cluster costs only a few
+`stat` calls. `transport.connect` loads the credentials."""
 
 import enum
 import os
@@ -13,7 +12,7 @@ SERVICE_ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class CredentialSource(enum.StrEnum):
-    """Where credentials come from, in the order in which they are looked for."""
+    """Where credentials come from, in the order of the search."""
 
     EXPLICIT = "kubeconfig"
     """`--kubeconfig` or the configuration's `cluster.kubeconfig`."""
@@ -28,7 +27,7 @@ class CredentialsError(Exception):
 
 
 class Credentials(NamedTuple):
-    """What was found. `source` NONE carries the reason why there is nothing to use."""
+    """The credentials. With `source` NONE, `reason` states why there are none."""
 
     source: CredentialSource
     kubeconfig: str = ""
@@ -36,7 +35,7 @@ class Credentials(NamedTuple):
     service_account_dir: str = ""
     """Directory with `token` and `ca.crt`; empty for a kubeconfig."""
     server: str = ""
-    """`host:port` of the API server, known beforehand for a service account only."""
+    """`host:port` of the API server, for a service account only."""
     reason: str = ""
     """Why there are none."""
 
@@ -53,7 +52,7 @@ def find_credentials(
 ) -> Credentials:
     """The first of: the kubeconfig given, $KUBECONFIG, the pod's service account, ~/.kube/config.
 
-    A file that was named but is not there ends the search: whoever names a cluster does not want another one.
+    A missing file that was configured ends the search: a configured cluster must not be replaced by another one.
     """
     if kubeconfig:
         return _from_files(CredentialSource.EXPLICIT, kubeconfig, environ)
@@ -66,23 +65,23 @@ def find_credentials(
     home = _expand("~/.kube/config", environ)
     if home and os.path.isfile(home):
         return Credentials(CredentialSource.HOME, kubeconfig=home)
-    why = "no --kubeconfig, no $KUBECONFIG, no service account, no ~/.kube/config"
+    reason = "no --kubeconfig, no $KUBECONFIG, no service account, no ~/.kube/config"
     if host and port:
-        why = f"the service account's token is missing in {service_account_dir}, and there is no kubeconfig"
-    return Credentials(CredentialSource.NONE, reason=why)
+        reason = f"the service account's token is missing in {service_account_dir}, and there is no kubeconfig"
+    return Credentials(CredentialSource.NONE, reason=reason)
 
 
 def _from_files(source: CredentialSource, paths: str, environ: Mapping[str, str]) -> Credentials:
     names = [_expand(path, environ) for path in paths.split(os.pathsep) if path]
     present = [name for name in names if os.path.isfile(name)]
     if not present:
-        what = "which is no regular file" if any(map(os.path.exists, names)) else "which is not there"
-        return Credentials(CredentialSource.NONE, reason=f"{source.value} names {paths}, {what}")
+        problem = "is no regular file" if any(map(os.path.exists, names)) else "does not exist"
+        return Credentials(CredentialSource.NONE, reason=f"{source.value}: {paths} {problem}")
     return Credentials(source, kubeconfig=os.pathsep.join(present))
 
 
 def _expand(path: str, environ: Mapping[str, str]) -> str:
-    """`~/` by $HOME of the given environment; "" when it has none (a systemd unit without a home)."""
+    """The path with $HOME for `~`; "" without $HOME (a systemd unit without a home)."""
     if not path.startswith("~/"):
         return path
     home = environ.get("HOME", "")

@@ -1,8 +1,7 @@
-"""Connections of `http.client` on which no read outlives the deadline of its request.
+"""Connections of `http.client` on which no read exceeds the deadline of its request.
 
-A socket's own time-out starts anew with every byte, so that a server which sends one now and then would hold a thread
-for as long as it likes. Here each read gets what is left of the request's time, whatever came before.
-"""
+A socket's own timeout restarts with every byte, so that a slow server could hold a thread without a limit. Here each
+read gets the rest of the request's time."""
 
 import io
 import socket
@@ -13,7 +12,7 @@ from typing import Any
 
 
 class RequestLimits:
-    """What the request that a thread is driving may take, and how far it got. Shared with its connection."""
+    """The limits and the progress of the request that a thread drives. Shared with its connection."""
 
     __slots__ = ("deadline", "handed_over", "idle_s", "socket", "uncertain")
 
@@ -23,17 +22,17 @@ class RequestLimits:
         self.idle_s = idle_s
         self.socket: socket.socket | None = None
         self.handed_over = False
-        """Bytes of the present try may have left this machine. False is a fact: the socket was given none."""
+        """True if bytes of the present try may have left this machine. False is certain: the socket was given none."""
         self.uncertain = False
-        """An earlier try was handed over and got no answer: the server may have carried it out."""
+        """True if an earlier try was handed over and got no answer: the server may have carried it out."""
 
 
 current = threading.local()
-"""Its `limits` are those of the request that the thread is driving."""
+"""`limits`: those of the request that the thread drives."""
 
 
 class DeadlineReader(io.RawIOBase):
-    """Reads a socket so that no read outlives the request's deadline."""
+    """Reads a socket until the request's deadline at most."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, limits: RequestLimits) -> None:
         self._raw = raw
@@ -44,11 +43,11 @@ class DeadlineReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left = self._limits.deadline - time.monotonic()
-        if left <= 0:
+        left_s = self._limits.deadline - time.monotonic()
+        if left_s <= 0:
             msg = "the request's deadline has passed"
             raise TimeoutError(msg)
-        self._sock.settimeout(min(left, self._limits.idle_s))
+        self._sock.settimeout(min(left_s, self._limits.idle_s))
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -57,7 +56,7 @@ class DeadlineReader(io.RawIOBase):
 
 
 class DeadlineResponse(HTTPResponse):
-    """http.client's response, reading its headers and its body through `BoundedReader`."""
+    """http.client's response, reading its headers and its body through `DeadlineReader`."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -68,11 +67,11 @@ class DeadlineResponse(HTTPResponse):
 
 
 def with_deadline(connection: Any) -> Any:
-    """The official package's kind of connection, with `BoundedResponse`, and with each request sent as one piece:
-    http.client sends head and body one after the other, and an agent that is stopped in between (killed, or by its own
-    CPU limit) leaves half a request with the server. It is no faster: 145 us to loopback and back either way."""
+    """The official package's class of connection, with `DeadlineResponse`, and with each request sent as one piece:
+    http.client sends head and body one after the other, and an agent that stops in between (killed, or throttled by its
+    CPU limit) leaves half a request with the server. The speed is the same: 145 us to loopback and back."""
 
-    class Bounded(connection):  # type: ignore[misc]
+    class DeadlineConnection(connection):  # type: ignore[misc]
         response_class = DeadlineResponse
         _pieces: list[bytes] | None = None
 
@@ -80,14 +79,14 @@ def with_deadline(connection: Any) -> Any:
             self._pieces = []
             try:
                 super().request(*args, **kwargs)
-                whole = b"".join(self._pieces)
+                content = b"".join(self._pieces)
             finally:
                 self._pieces = None
             if self.sock is None and self.auto_open:
-                # `send` would connect as well, but from here on a failure is no proof that nothing was sent.
+                # `send` would connect as well, but a failure of `send` does not prove that nothing was sent.
                 self.connect()
             current.limits.handed_over = True
-            super().send(whole)
+            super().send(content)
 
         def send(self, data: Any) -> None:
             if self._pieces is None:
@@ -95,4 +94,4 @@ def with_deadline(connection: Any) -> Any:
             else:
                 self._pieces.append(data)
 
-    return Bounded
+    return DeadlineConnection

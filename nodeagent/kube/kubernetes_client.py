@@ -1,14 +1,13 @@
-"""Loads the parts of the official `kubernetes` package that this room uses, without executing its parent packages.
+"""Imports the parts of the official `kubernetes` package that `kube` uses, without executing its parent packages.
 
 `import kubernetes` runs `kubernetes/__init__.py`, which pulls in the dynamic client, websockets, pydantic and more:
 170 ms of CPU and 43 MiB where configuration, authentication and transport alone cost 65 ms and 25 MiB (python 3.11,
-kubernetes 37.0.2, urllib3 included, which is most of it). The kubeconfig loader imports an OAuth stack, too, that only
+kubernetes 37.0.2, urllib3 included, which is most of it). The kubeconfig loader also imports an OAuth stack, which only
 the long-deprecated `auth-provider: oidc` uses: 102 ms and 32 MiB with it, 75 ms and 26 MiB without.
 
-How: while the wanted submodules are imported, bare module objects that only know their directory stand in `sys.modules`
-for the parents (and for the OAuth stack); afterwards they are taken out again, so that a later `import kubernetes`
-by anyone gets the whole package. If a release no longer imports this way, the whole package is imported instead:
-slower, never broken.
+How: during the import of the submodules, bare module objects with only a directory stand in `sys.modules` for the
+parents (and for the OAuth stack). Afterwards they are removed, so that a later `import kubernetes` gets the whole
+package. If a release cannot be imported this way, the whole package is imported instead: slower, never broken.
 """
 
 import importlib
@@ -24,7 +23,7 @@ _PARENTS: Final = ("kubernetes", "kubernetes.client", "kubernetes.config", "kube
 
 
 class KubernetesClient(NamedTuple):
-    """The official package's classes and functions that `transport` builds on."""
+    """The official package's classes and functions that `server_connection` uses."""
 
     configuration: Any
     """`kubernetes.client.Configuration`."""
@@ -33,20 +32,20 @@ class KubernetesClient(NamedTuple):
     in_cluster_loader: Any
     """`kubernetes.config.incluster_config.InClusterConfigLoader`."""
     load_kube_config: Any
-    """`kubernetes.config.kube_config.load_kube_config`; None when it was not asked for."""
+    """`kubernetes.config.kube_config.load_kube_config`; None if it was not loaded."""
     light: bool
-    """The parent packages were not executed."""
+    """True if the parent packages were not executed."""
 
 
-class _Later(types.ModuleType):
-    """Stands for a module until something else of it is wanted than what was given: then it is imported."""
+class _LazyModule(types.ModuleType):
+    """Stands for a module until another attribute than the given ones is read: then the module is imported."""
 
     def __init__(self, name: str, **given: Any) -> None:
         super().__init__(name)
         self.__dict__.update(given)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked for by every import
+        if name.startswith("__"):  # read by every import
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -61,40 +60,40 @@ def _version(distribution: str) -> str:
 
 @contextmanager
 def _standing_in(modules: Iterable[types.ModuleType]) -> Iterator[None]:
-    """While it lasts, these stand in `sys.modules` for the real ones that are not loaded yet."""
-    there = {module.__name__: module for module in modules if module.__name__ not in sys.modules}
-    sys.modules.update(there)
+    """Meanwhile, these stand in `sys.modules` for the real modules that are not loaded yet."""
+    stand_ins = {module.__name__: module for module in modules if module.__name__ not in sys.modules}
+    sys.modules.update(stand_ins)
     try:
         yield
     finally:
-        for name, module in there.items():
+        for name, module in stand_ins.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
 
 
-def without_ballast() -> AbstractContextManager[None]:
-    """While it lasts, two modules are not loaded that others want for one function each: 1.1 MiB of the running agent.
+def without_unused_modules() -> AbstractContextManager[None]:
+    """Meanwhile, two modules that are imported for one function each are not loaded: 1.1 MiB of the running agent.
 
-    urllib3 asks for the version of h2 (`importlib.metadata`, which loads zipfile and csv) before it speaks HTTP/2,
-    `kubernetes.client.configuration` counts CPUs (`multiprocessing`, which loads pickle). Both work as ever.
-    """
+    urllib3 reads the version of h2 (`importlib.metadata`, which loads zipfile and csv) before it uses HTTP/2, and
+    `kubernetes.client.configuration` counts CPUs (`multiprocessing`, which loads pickle). Both functions work as
+    before."""
     return _standing_in(
-        (_Later("importlib.metadata", version=_version), _Later("multiprocessing", cpu_count=os.cpu_count))
+        (_LazyModule("importlib.metadata", version=_version), _LazyModule("multiprocessing", cpu_count=os.cpu_count))
     )
 
 
 def load(*, kubeconfig: bool, light: bool = True) -> KubernetesClient:
-    """Import what is needed. `kubeconfig` also loads the kubeconfig loader (PyYAML); `light` False forces the whole
-    package, which kubeconfigs with an `auth-provider` need.
+    """Import the parts. `kubeconfig`: also the kubeconfig loader (PyYAML). `light` False imports the whole package,
+    which a kubeconfig with an `auth-provider` needs.
 
-    Raises ImportError when the package is not installed.
+    Raises ImportError if the package is not installed.
     """
     if light and not any(name in sys.modules for name in _PARENTS):
         try:
-            with without_ballast(), _bare_parents():
+            with without_unused_modules(), _bare_parents():
                 return _collect(kubeconfig=kubeconfig, light=True)
         except (ImportError, AttributeError, TypeError):
-            # This release does not import in parts. Forget the parts and take it whole.
+            # This release cannot be imported in parts. Drop the parts and import it whole.
             for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
                 del sys.modules[name]
     return _collect(kubeconfig=kubeconfig, light=False)
@@ -103,8 +102,8 @@ def load(*, kubeconfig: bool, light: bool = True) -> KubernetesClient:
 def _collect(*, kubeconfig: bool, light: bool) -> KubernetesClient:
     configuration = importlib.import_module("kubernetes.client.configuration")
     if light:
-        # `kubernetes.config.*` say `from kubernetes.client import Configuration, ApiClient`. The latter serves the
-        # auth-provider alone, for which the whole package is loaded.
+        # `kubernetes.config.*` imports Configuration and ApiClient from `kubernetes.client`. Only an auth-provider uses
+        # ApiClient, and it loads the whole package.
         client: Any = sys.modules["kubernetes.client"]
         client.Configuration = configuration.Configuration
         client.ApiClient = None
@@ -121,8 +120,8 @@ def _collect(*, kubeconfig: bool, light: bool) -> KubernetesClient:
 
 
 def _bare_parents() -> AbstractContextManager[None]:
-    """While it lasts, modules that only know their directory stand for the parents, and empty ones for the OAuth stack.
-    Raises ImportError when the package is not installed."""
+    """Meanwhile, modules with only a directory stand for the parents, and empty ones for the OAuth stack. Raises
+    ImportError if the package is not installed."""
     spec = importlib.util.find_spec("kubernetes")
     if spec is None or not spec.submodule_search_locations:
         msg = "the kubernetes package is not installed"

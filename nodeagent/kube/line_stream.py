@@ -7,7 +7,7 @@ from typing import Final
 from nodeagent.kube import api_errors, api_responses, kubernetes_client
 from nodeagent.kube.deadline_http import RequestLimits
 
-with kubernetes_client.without_ballast():
+with kubernetes_client.without_unused_modules():
     import urllib3
 
 MAX_LINE_BYTES: Final = 12 << 20

@@ -2,20 +2,20 @@
 
 Promises:
 
-1. Of a list one object is held at a time, and one chunk of the connection. A server that answers from its watch cache
-   ignores `limit` and sends everything at once: thirty pods of 1.2 MB were a body of 34 MiB.
-2. An object is at most `MOST_OBJECT_BYTES` long. In place of a longer one comes an empty one, which fails to decode as
-   any unreadable object does: no tenant can spoil the list of its neighbours.
-3. A list that is cut off, is no JSON or has no end raises after what came of it was yielded: whoever keeps the objects
-   replaces what it has only when the iteration has ended.
-4. A list has an end, whatever its pages name as the next one.
+1. Only one object of a list is in memory at a time, and one chunk of the connection. A server that answers from its
+   watch cache ignores `limit` and sends everything at once: thirty pods of 1.2 MB were a body of 34 MiB.
+2. An object has at most `MAX_OBJECT_BYTES`. A longer one is replaced by an empty one, which fails to decode as any
+   unreadable object does: no tenant can make the list of other tenants unreadable.
+3. A list that is cut off, is no JSON or has no end raises after its first objects were yielded. So the handler replaces
+   its objects only when the iteration has ended.
+4. A list has an end, whatever its pages refer to as the next page.
 
 Theory of operation. The API server writes a list as one JSON object:
 
     {"kind":"PodList","metadata":{"resourceVersion":"519"},"items":[{...},{...}]}
 
 The ends of the items are found by counting braces outside strings, in C (a regular expression): 13 ms for a MiB of
-pods. What is outside the items is small and parsed as a whole.
+pods. The text outside the items is small and parsed as a whole.
 """
 
 import re
@@ -31,30 +31,30 @@ from nodeagent.model import OutcomeKind
 
 PAGE: Final = 500
 """Objects per page of a list, as client-go asks for."""
-MOST_PAGES: Final = 50
-"""Of one list: 25,000 objects. The longest list that is asked for is that of a cluster's nodes, of 5,000 as a rule."""
-MOST_OBJECT_BYTES: Final = MAX_LINE_BYTES
-LONGEST_S: Final = 60.0
-"""For one page, as long as it comes: a server ends its own requests after that. The silence between two chunks is
-bounded by the transport's time-out."""
-MOST_ENVELOPE_BYTES: Final = 1 << 20
-"""What is outside the items: kind, version, metadata. Real ones have 200 bytes."""
+MAX_PAGES: Final = 50
+"""Of one list: 25,000 objects. The longest list is that of a cluster's nodes, normally up to 5,000."""
+MAX_OBJECT_BYTES: Final = MAX_LINE_BYTES
+PAGE_TIMEOUT_S: Final = 60.0
+"""For one whole page: a server ends its own requests after that. The wait between two chunks has the transport's
+timeout."""
+MAX_ENVELOPE_BYTES: Final = 1 << 20
+"""Of the text outside the items: kind, version, metadata. Real lists have 200 bytes."""
 _SCAN_BYTES: Final = 256 << 10
-"""Scanned at once: a string that goes on is scanned again from its beginning, so this is no small number."""
+"""Scanned at once: an incomplete string is scanned again from its start, so the number must not be small."""
 
 _BEGIN: Final = re.compile(rb'"items"\s*:\s*(\[|null)')
 _BRACE: Final = re.compile(rb'[^"{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}]*+)*+([{}])', re.DOTALL)
-"""Up to the next brace outside strings. Possessive, so that nothing is tried twice."""
+"""Up to the next brace outside strings. Possessive, so that it never backtracks."""
 _BETWEEN: Final = re.compile(rb"[\s,]*")
 
 _list_decoder = objects.Decoder(objects.ObjectList)
 
 
 class Listing:
-    """One list. Iterate over it once; `version` is known when the iteration has ended."""
+    """One list. Iterate over it once; `version` is set when the iteration has ended."""
 
     def __init__(self, transport: Transport, path: str, query: dict[str, str]) -> None:
-        """`query`: a selector and a resourceVersion, as they go into the first page's address."""
+        """`query`: a selector and a resourceVersion for the first page."""
         self._transport = transport
         self._path = path
         self._query = {"limit": str(PAGE), **query}
@@ -63,17 +63,17 @@ class Listing:
 
     def __iter__(self) -> Iterator[bytes]:
         """The JSON of each object. Raises `ApiError`."""
-        named: set[str] = set()
+        tokens: set[str] = set()
         while True:
             meta = yield from self._page()
             if not meta.continue_:
                 self.version = meta.resource_version
                 return
-            if meta.continue_ in named:
-                raise _unreadable("its pages go round in a circle")
-            named.add(meta.continue_)
-            if len(named) >= MOST_PAGES:
-                raise _unreadable(f"it has more than {MOST_PAGES} pages")
+            if meta.continue_ in tokens:
+                raise _unreadable("its pages form a cycle")
+            tokens.add(meta.continue_)
+            if len(tokens) >= MAX_PAGES:
+                raise _unreadable(f"it has more than {MAX_PAGES} pages")
             self._query["continue"] = meta.continue_
             self._query.pop("resourceVersion", None)
 
@@ -81,43 +81,43 @@ class Listing:
         splitter = _Splitter()
         transport = self._transport
         with transport.stream(
-            f"{self._path}?{urlencode(self._query)}", idle_s=transport.request_timeout_s, total_s=LONGEST_S
+            f"{self._path}?{urlencode(self._query)}", idle_s=transport.request_timeout_s, total_s=PAGE_TIMEOUT_S
         ) as stream:
             for chunk in stream.chunks():
-                yield from splitter.take(chunk)
+                yield from splitter.feed(chunk)
         yield from splitter.end()
         return splitter.meta()
 
 
 class _Splitter:
-    """Finds the items of one page in what has come of it."""
+    """Finds the items of one page in its chunks."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._envelope = bytearray()
-        """What is outside the items."""
-        self._inside = False
-        """Between the brackets of the items."""
+        """The text outside the items."""
+        self._in_items = False
+        """True between the brackets of the items."""
         self._item: int | None = None
-        """Where in the buffer the item begins that is being scanned."""
+        """Start of the current item in the buffer."""
         self._skipping = False
-        """That item is too long; its beginning is thrown away."""
+        """The current item is too long; its start is dropped."""
         self._depth = 0
         self._scanned = 0
-        """So far every brace was counted."""
-        self._seen = 0
-        """How much the buffer held after the last scan."""
+        """Up to here every brace was counted."""
+        self._buffered = 0
+        """Length of the buffer after the last scan."""
 
-    def take(self, chunk: bytes) -> Iterator[bytes]:
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
         self._buffer += chunk
-        if len(self._buffer) - self._seen >= _SCAN_BYTES:
+        if len(self._buffer) - self._buffered >= _SCAN_BYTES:
             yield from self._scan()
-            self._seen = len(self._buffer)
+            self._buffered = len(self._buffer)
 
     def end(self) -> Iterator[bytes]:
         yield from self._scan()
-        if self._inside or not self._envelope:
-            raise _unreadable("it ends in the middle" if self._inside else "it has no items")
+        if self._in_items or not self._envelope:
+            raise _unreadable("it ends in the middle" if self._in_items else "it has no items")
 
     def meta(self) -> objects.ListMeta:
         try:
@@ -127,13 +127,13 @@ class _Splitter:
 
     def _scan(self) -> Iterator[bytes]:
         if not self._envelope and (begin := _BEGIN.search(self._buffer)) is not None:
-            # A match reads from the buffer as it is now: first what it says, then the buffer.
-            self._inside = begin[1] == b"["
+            # A match refers to the buffer: read it before the buffer changes.
+            self._in_items = begin[1] == b"["
             self._envelope += self._buffer[: begin.end()]
             del self._buffer[: len(self._envelope)]
-        if self._inside:
+        if self._in_items:
             yield from self._items()
-        if not self._inside and len(self._envelope) + len(self._buffer) > MOST_ENVELOPE_BYTES:
+        if not self._in_items and len(self._envelope) + len(self._buffer) > MAX_ENVELOPE_BYTES:
             raise _unreadable("it is no list")
 
     def _items(self) -> Iterator[bytes]:
@@ -146,7 +146,7 @@ class _Splitter:
                 if at == len(buffer):
                     break
                 if buffer[at : at + 1] == b"]":
-                    self._inside = False
+                    self._in_items = False
                     break
                 if buffer[at : at + 1] != b"{":
                     raise _unreadable("an item is no object")
@@ -159,15 +159,15 @@ class _Splitter:
             if self._depth == 0:
                 yield b"{}" if self._skipping else bytes(buffer[self._item : at])
                 self._item, self._skipping, done = None, False, at
-        if self._item is not None and len(buffer) - self._item > MOST_OBJECT_BYTES:
-            # What is scanned of it is not needed any more; a string that has not ended is.
+        if self._item is not None and len(buffer) - self._item > MAX_OBJECT_BYTES:
+            # The scanned part is not needed any more; an incomplete string is.
             self._skipping, done = True, at
-            if len(buffer) - at > MOST_OBJECT_BYTES:
-                raise _unreadable(f"a string of it is larger than {MOST_OBJECT_BYTES >> 20} MiB")
+            if len(buffer) - at > MAX_OBJECT_BYTES:
+                raise _unreadable(f"a string of it is larger than {MAX_OBJECT_BYTES >> 20} MiB")
         del buffer[:done]
         self._scanned = at - done
         self._item = None if self._item is None else max(0, self._item - done)
 
 
-def _unreadable(why: str) -> ApiError:
-    return ApiError(OutcomeKind.SERVER_ERROR, f"the list cannot be read: {why}")
+def _unreadable(reason: str) -> ApiError:
+    return ApiError(OutcomeKind.SERVER_ERROR, f"the list cannot be read: {reason}")

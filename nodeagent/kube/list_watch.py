@@ -1,21 +1,20 @@
-"""Keeps a copy of some API objects current by list and watch, in a thread of its own.
+"""A copy of some API objects, kept current by list and watch in a thread.
 
-Theory of operation. LIST gives all objects and a resourceVersion; WATCH from that version gives every change after it.
-A bookmark (about once a minute, and just before the server ends the watch) says that nothing was missed so far.
-The server ends each watch after `timeoutSeconds`; the next one goes on from the last version seen. Only when the server
-no longer knows that version (410, as a status or as an event inside a 200), or says something that makes no sense, is
-everything listed again.
+Theory of operation. LIST returns all objects and a resourceVersion; WATCH from that version returns every later change.
+A bookmark (about once a minute, and just before the server ends the watch) means that no change was missed so far. The
+server ends each watch after `timeoutSeconds`; the next one continues from the last version. Everything is listed again
+only if the server no longer has that version (410, as a status or as an event inside a 200), or sends an invalid event.
 
 Promises:
 
-1. A connection that has gone silent is noticed: bookmarks come every minute, so `IDLE_S` without a byte ends the watch.
-2. `synced_at` is the latest moment at which the copy was known to be current: when the last list was asked for, or when
-   the last event or bookmark came. It does not move while nothing is heard.
-3. Failures wait longer each time, with jitter, and obey Retry-After. A success must last before it counts as one: a
-   server that answers every list and breaks every watch is not asked at full speed.
-4. What cannot be decoded costs its own object only; what the handler gets is either a whole list or one whole event.
-5. Where an empty list is probably wrong (`doubts_empty`), it is not believed for long: unless the watch brings an
-   object, it is asked for again, after `DOUBT_FIRST_S` at first and `DOUBT_LAST_S` in the end.
+1. A dead connection is noticed: bookmarks arrive every minute, so `IDLE_S` without a byte ends the watch.
+2. `synced_at` is the latest time at which the copy was current: when the last list was sent, or when the last event or
+   bookmark arrived. It does not change while nothing arrives.
+3. Each failure waits longer, with jitter, and obeys Retry-After. A success must last before it counts: a server that
+   answers every list and breaks every watch does not get requests at full speed.
+4. An unreadable object affects only itself; the handler gets either a complete list or one complete event.
+5. If an empty list is probably wrong (`doubts_empty`), it does not count for long: unless the watch delivers an object,
+   everything is listed again, after `DOUBT_FIRST_S` at first and `DOUBT_LAST_S` in the end.
 """
 
 import random
@@ -31,25 +30,25 @@ from nodeagent.kube.api_errors import ApiError, TooLargeError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.line_stream import LineStream
 from nodeagent.kube.list_stream import Listing
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 
 IDLE_S: Final = 80.0
-"""Longest silence of a watch. Bookmarks were seen 57 s after the start and then about every minute."""
+"""Longest time without a byte of a watch. Bookmarks arrive 57 s after the start and then about every minute."""
 WATCH_S: Final = 300.0
-"""`timeoutSeconds` of a watch: this to half as much again, so that a fleet does not come back at once."""
-LASTED_S: Final = 5.0
-"""A watch that held this long was a success. Below it the back-off goes on growing."""
+"""`timeoutSeconds` of a watch: this to 1.5 times as much, so that the watches of a fleet do not end together."""
+WATCH_SUCCESS_S: Final = 5.0
+"""A watch that lasted so long was a success. After a shorter one the back-off grows further."""
 
-LISTED_S: Final = 60.0
-"""A list that served this long was a success. Below it the back-off goes on growing: a server that lets every watch
-expire is asked for two to four lists a minute in the end."""
+LIST_SUCCESS_S: Final = 60.0
+"""A list that was used for so long was a success. After a shorter time the back-off grows further: a server that lets
+every watch expire gets two to four lists a minute in the end."""
 
 DOUBT_FIRST_S: Final = 2.0
 DOUBT_LAST_S: Final = 60.0
-"""How long an empty list is watched from where it is doubted: first and last. `timeoutSeconds` are whole seconds."""
+"""Length of the watch after a doubted empty list, first and last. `timeoutSeconds` are whole seconds."""
 
 _event_decoder = objects.Decoder(objects.WatchEvent)
 _status_decoder = objects.Decoder(objects.StatusObject)
@@ -57,21 +56,21 @@ _meta_decoder = objects.Decoder(objects.MetaOnly)
 
 
 class Handler(Protocol):
-    """Who keeps the objects. Called by the list-watch's thread."""
+    """Stores the objects. Called by the list-watch's thread."""
 
     def replace(self, items: Iterable[msgspec.Raw], /) -> None:
-        """These are all objects there are, once the iteration has ended; it may raise, and then nothing has changed.
-        They come from the network: hold no lock meanwhile."""
+        """Replace all objects, once the iteration has ended. If it raises, nothing may change. The items arrive from
+        the network: do not iterate under a lock."""
 
     def apply(self, kind: str, item: msgspec.Raw, /) -> None:
         """One object was ADDED, MODIFIED or DELETED."""
 
     def changed(self) -> None:
-        """Something about the copy or its age or its trouble is new; called after each of the above, too."""
+        """The copy, its age or its trouble has changed; also called after each of the above."""
 
 
 class _StartOverError(Exception):
-    """The version we have is of no use any more."""
+    """The stored resourceVersion cannot be used any more."""
 
 
 class ListWatch:
@@ -92,8 +91,8 @@ class ListWatch:
         spread_s: float = 0.0,
         doubts_empty: bool = False,
     ) -> None:
-        """`spread_s`: the first list waits for a random part of this, where a whole fleet may begin at once.
-        `doubts_empty`: there is at least one object, as a rule."""
+        """`spread_s`: the first list waits for a random part of this, because a whole fleet may start at once.
+        `doubts_empty`: at least one object normally exists."""
         self._transport = transport
         self._path = path
         self._handler = handler
@@ -108,20 +107,20 @@ class ListWatch:
         self._doubt = RetryBackoff(first_s=DOUBT_FIRST_S, last_s=DOUBT_LAST_S)
         self._doubt_s = 0.0
         self._empty = False
-        """The list that is watched from is doubted: it has no object, and the watch has brought none."""
+        """The last list is doubted: it had no object, and the watch has delivered none."""
         self._stopping = threading.Event()
         self._relisting = threading.Event()
-        """Set while the copy is known to lack an object."""
-        self._begun = False
+        """Set while an existing object is missing in the copy."""
+        self._started = False
         self._stream: LineStream | None = None
         self._version = ""
         self._from_cache = True
         self._listed_at: float | None = None
-        """When the list was complete that is watched from."""
+        """When the last list was complete."""
         self.synced_at: float | None = None
         """CLOCK_BOOTTIME; None before the first list."""
         self.reason = "not listed yet"
-        """What is wrong now; empty while all is well."""
+        """The trouble now; empty if there is none."""
         self.failures = 0
         """Failed lists and broken watches since the start, for the metrics."""
         self.relists = 0
@@ -129,16 +128,16 @@ class ListWatch:
         self._thread = workers.make_thread(self._run, name=name)
 
     def start(self) -> None:
-        """Begin. Returns at once; the handler hears of the first list. Where no PID is left for the thread, `reason`
-        says so, and the next call tries again; once begun, a call changes nothing."""
-        if not self._begun:
-            self._begun = workers.start(self._thread)
-            if not self._begun:
-                self.reason = "there is no PID left for its thread"
+        """Start; returns at once. If no PID is left for the thread, `reason` states that, and the next call tries
+        again. Once started, a call changes nothing."""
+        if not self._started:
+            self._started = workers.start(self._thread)
+            if not self._started:
+                self.reason = "no PID left for its thread"
 
     def relist(self) -> None:
-        """List everything again, now: the copy lacks an object that is known to exist. A watch in use ends, for it may
-        be silent because its connection is dead. Returns at once; a back-off after failures goes on."""
+        """List everything again now, because an existing object is missing in the copy. A watch in use ends: its
+        connection may be dead. Returns at once; a back-off after failures continues."""
         self._relisting.set()
         stream = self._stream
         if stream is not None:
@@ -158,7 +157,7 @@ class ListWatch:
         try:
             self._loop()
         except Exception as error:
-            # A defect of ours: the thread starts again, and what it knew is not built upon.
+            # A defect of the agent: the thread starts again and lists again.
             self._start_over()
             self.failures += 1
             self.reason = f"{type(error).__name__}: {error}"
@@ -171,10 +170,10 @@ class ListWatch:
     def _loop(self) -> None:
         self._stopping.wait(self._rng.uniform(0.0, self._spread_s))
         while not self._stopping.is_set():
-            began = self._clock()
+            started_at = self._clock()
             try:
                 if self._relisting.is_set():
-                    # Not from the server's cache, which may be what is behind.
+                    # Not from the server's cache, which may be outdated.
                     self._version, self._from_cache = "", False
                 if not self._version:
                     self._relisting.clear()
@@ -185,40 +184,40 @@ class ListWatch:
                 wait_s = 0.0
                 if self._empty:
                     self._start_over()
-                    wait_s = began + self._doubt_s - self._clock()
-                elif self._clock() - began >= LASTED_S:
-                    self._proven()
+                    wait_s = started_at + self._doubt_s - self._clock()
+                elif self._clock() - started_at >= WATCH_SUCCESS_S:
+                    self._count_success()
                 else:
-                    # The server ended the watch right after it began: do not spin.
+                    # The server ended the watch at once: wait, or this loop would spin.
                     wait_s = self._backoff.failed()
             except _StartOverError as error:
                 self._start_over()
-                wait_s = self._trouble(str(error), retry_after_s=None)
+                wait_s = self._report_failure(str(error), retry_after_s=None)
             except ApiError as error:
-                lasted_s = self._clock() - began
-                # From a version that the server has not reached (its data was set back) it says nothing at all.
-                silent = lasted_s >= self._idle_s and (self.synced_at is None or self.synced_at < began)
-                # An event that is too long is skipped by the next list.
+                lasted_s = self._clock() - started_at
+                # For a version in the server's future (its data was restored from a backup) it sends nothing at all.
+                silent = lasted_s >= self._idle_s and (self.synced_at is None or self.synced_at < started_at)
+                # The next list skips an event that is too long.
                 useless = error.expired or error.kind is OutcomeKind.INVALID or isinstance(error, TooLargeError)
                 if useless or silent or self._empty:
                     self._start_over()
-                elif lasted_s >= LASTED_S:
-                    self._proven()
-                wait_s = self._trouble(error.message, retry_after_s=error.retry_after_s)
+                elif lasted_s >= WATCH_SUCCESS_S:
+                    self._count_success()
+                wait_s = self._report_failure(error.message, retry_after_s=error.retry_after_s)
             if wait_s > 0.0:
                 self._stopping.wait(wait_s)
 
-    def _proven(self) -> None:
-        """The watch has lasted; if the list before it has, too, the next failure is a first one."""
-        if self._listed_at is not None and self._clock() - self._listed_at >= LISTED_S:
+    def _count_success(self) -> None:
+        """The watch has lasted. If the list before it has lasted, too, reset the back-off."""
+        if self._listed_at is not None and self._clock() - self._listed_at >= LIST_SUCCESS_S:
             self._backoff.succeeded()
 
     def _start_over(self) -> None:
-        """List again, and not from the cache that may be the one that is behind."""
-        self._proven()
+        """List again, and not from the server's cache, which may be outdated."""
+        self._count_success()
         self._version, self._from_cache, self._listed_at = "", False, None
 
-    def _trouble(self, reason: str, *, retry_after_s: float | None) -> float:
+    def _report_failure(self, reason: str, *, retry_after_s: float | None) -> float:
         if self._stopping.is_set():
             return 0.0
         self.reason = reason
@@ -227,12 +226,12 @@ class ListWatch:
         return self._backoff.failed(retry_after_s)
 
     def _list(self) -> None:
-        asked_at = self._clock()
+        sent_at = self._clock()
         query = {}
         if self._field_selector:
             query["fieldSelector"] = self._field_selector
-        # The first list may come from the server's cache, which is cheap for it. After a 410 that cache may be the one
-        # that is behind, so then the list is read consistently.
+        # The first list may come from the server's cache, which is cheap. After a 410 that cache may be outdated, so
+        # the list is then a consistent read.
         if self._from_cache:
             query["resourceVersion"] = "0"
         self.relists += 1
@@ -252,7 +251,7 @@ class ListWatch:
             self._doubt_s = self._doubt.failed()
         else:
             self._doubt.succeeded()
-        self._heard(asked_at)
+        self._mark_synced(sent_at)
 
     def _watch(self) -> None:
         timeout_s = int(self._doubt_s if self._empty else self._watch_s * self._rng.uniform(1.0, 1.5)) or 1
@@ -264,7 +263,7 @@ class ListWatch:
         }
         if self._field_selector:
             query["fieldSelector"] = self._field_selector
-        # The server ends the watch; the client's own limit is only for a server that drips bytes and never does.
+        # The server ends the watch; the limit here is only for a server that sends bytes for ever.
         with self._transport.stream(
             f"{self._path}?{urlencode(query)}", idle_s=self._idle_s, total_s=timeout_s + self._idle_s
         ) as stream:
@@ -281,7 +280,7 @@ class ListWatch:
         try:
             event = _event_decoder.decode(line)
         except objects.UnreadableError as error:
-            raise _StartOverError(f"the watch said something that is no event: {error}") from error
+            raise _StartOverError(f"the watch sent an unreadable event: {error}") from error
         if event.type == "ERROR":
             self._error(event.object)
         version = _version(event.object)
@@ -290,23 +289,23 @@ class ListWatch:
             self._empty = False
         if version:
             self._version = version
-        self._heard(self._clock())
+        self._mark_synced(self._clock())
 
     def _error(self, raw: msgspec.Raw) -> None:
         try:
             status = _status_decoder.decode(raw)
         except objects.UnreadableError as error:
-            raise _StartOverError(f"the watch failed and did not say why: {error}") from error
+            raise _StartOverError(f"the watch failed without a readable reason: {error}") from error
         raise _StartOverError(f"{status.code} {status.reason}: {status.message}")
 
-    def _heard(self, at: float) -> None:
+    def _mark_synced(self, at: float) -> None:
         self.synced_at = at
         self.reason = ""
         self._handler.changed()
 
 
 def _version(raw: msgspec.Raw) -> str:
-    """metadata.resourceVersion, or "" when not even that can be read."""
+    """metadata.resourceVersion; "" if it is unreadable."""
     try:
         return _meta_decoder.decode(raw).metadata.resource_version
     except objects.UnreadableError:

@@ -9,8 +9,8 @@ import msgspec
 from nodeagent.kube import objects
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_watch import IDLE_S, WATCH_S, ListWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
+from nodeagent.runtime.clock import boottime
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 

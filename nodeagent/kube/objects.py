@@ -1,10 +1,10 @@
-"""What is read of the API's objects, as msgspec structs: only the fields that a decision needs.
+"""The API's objects as msgspec structs, with only the fields that a decision needs.
 
-Decoding skips everything else, which makes it 110 times cheaper than the official models and keeps what is remembered
-small (MEASURED.md §3). A field with the wrong type fails its own object, never its neighbours: lists and watch events
-hold their objects as `Raw`.
+Decoding skips everything else, which makes it 110 times cheaper than the official models and keeps the stored objects
+small (MEASURED.md §3). A field with the wrong type fails its own object, never another one: lists and watch events
+contain their objects as `Raw`.
 
-Nothing here is imported by a command that does not talk to an API server.
+A command without an API server does not import this module.
 """
 
 from datetime import datetime
@@ -16,20 +16,20 @@ from msgspec import Raw, Struct
 T = TypeVar("T")
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""A number as the API has it. JSON sets no limit, and what is beyond it cannot become a float."""
-LONGEST_MESSAGE: Final = 500
-"""Of an `UnreadableError`, which may quote what somebody sent."""
+"""An integer of the API. JSON has no limit, and a larger number cannot become a float."""
+MAX_MESSAGE: Final = 500
+"""Characters of an `UnreadableError`, which may quote the body."""
 
 
 class UnreadableError(ValueError):
-    """A body that is not what it must be: no JSON, nested too deeply, a field of another type or out of its range."""
+    """An unreadable body: no JSON, nested too deeply, or a field of another type or out of its range."""
 
 
 class Decoder(Generic[T]):
-    """The one place where what an API server sends is parsed: whatever is the matter with it is an `UnreadableError`.
+    """The one place that parses bodies of the API server; every problem is an `UnreadableError`.
 
-    msgspec bounds the depth by the interpreter's recursion limit (1,000), refuses NaN, infinity, NUL and what is not
-    UTF-8; of a key that stands twice the last one counts, as for the API server.
+    msgspec limits the depth by the interpreter's recursion limit (1,000), and refuses NaN, infinity, NUL and invalid
+    UTF-8. If a key occurs twice, the last one counts, as for the API server.
     """
 
     def __init__(self, shape: type[T]) -> None:
@@ -40,8 +40,8 @@ class Decoder(Generic[T]):
         try:
             return self._decode(body)
         except Exception as error:
-            # Also RecursionError, OverflowError and MemoryError: the parser's, about what somebody else has written.
-            raise UnreadableError(str(error)[:LONGEST_MESSAGE] or type(error).__name__) from None
+            # Also RecursionError, OverflowError and MemoryError, which the parser raises for bodies of other clients.
+            raise UnreadableError(str(error)[:MAX_MESSAGE] or type(error).__name__) from None
 
 
 class OwnerReference(Struct, rename="camel", gc=False):
@@ -61,7 +61,7 @@ class Fields(Struct):
 
 
 class ManagedFields(Struct):
-    """Which fields somebody has set."""
+    """The fields that one client has set."""
 
     fields: Fields | None = msgspec.field(default=None, name="fieldsV1")
 
@@ -138,7 +138,7 @@ class NodeSelector(Struct, rename="camel"):
 
 
 class VolumeNodeAffinity(Struct):
-    """A volume's; a pod's has a longer name for the same."""
+    """Of a volume; a pod has a longer name for the same."""
 
     required: NodeSelector | None = None
 
@@ -192,7 +192,7 @@ class PodObject(Struct):
 
 
 class MetaOnly(Struct):
-    """Any object, when only its identity is wanted."""
+    """Any object, if only its identity matters."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
 
@@ -202,7 +202,7 @@ class Taint(Struct, rename="camel", omit_defaults=True):
     effect: str
     value: str = ""
     time_added: str = ""
-    """Kept as text: it goes back as it came."""
+    """As text: it is written back unchanged."""
 
 
 class NodeSpec(Struct):
@@ -252,19 +252,19 @@ class LabelSelector(Struct, rename="camel"):
     match_expressions: list[Requirement] | None = None
 
 
-class BudgetSpec(Struct):
+class PdbSpec(Struct):
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(Struct, rename="camel"):
+class PdbStatus(Struct, rename="camel"):
     disruptions_allowed: Int = 0
     observed_generation: Int = 0
 
 
-class BudgetObject(Struct):
+class PdbObject(Struct):
     metadata: Meta
-    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
-    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+    spec: PdbSpec = msgspec.field(default_factory=PdbSpec)
+    status: PdbStatus = msgspec.field(default_factory=PdbStatus)
 
 
 class LeaseSpec(Struct, rename="camel"):

@@ -1,10 +1,10 @@
-"""PodDisruptionBudgets of the namespaces that matter now, and which of our pods each of them holds.
+"""PodDisruptionBudgets of the namespaces that matter now, and which of them select which pod.
 
-A budget is looked at only when a decision may need it: every node of a fleet watching every budget would be a load that
-nobody asked for. `want` names the namespaces of the candidates; each is listed and watched until nobody has wanted it
-for `KEEP_S`.
+A PodDisruptionBudget is read only when a decision may need it: if every node of a fleet watched all of them, the load
+would be large and useless. `want` takes the namespaces of the candidates; each is listed and watched until it was not
+wanted for `KEEP_S`.
 
-The API server has the last word (429): this view only spares requests that would be refused.
+The API server has the last word (429): this view only spares requests that it would refuse.
 """
 
 import threading
@@ -15,22 +15,22 @@ import msgspec
 
 from nodeagent.kube import objects
 from nodeagent.kube.list_watch import ListWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.model import DisruptionBudget, Note, NoteKind, Pod
+from nodeagent.runtime.clock import boottime
 
 KEEP_S: Final = 600.0
-"""How long a namespace's budgets are watched after they were last wanted: longer than an episode of soft pressure."""
-MOST_NAMESPACES: Final = 32
-"""Watches at once. Beyond it budgets are unknown here and the API server alone decides."""
-ANSWER_S: Final = 15.0
-"""Longest wait for a first answer, after the spread: a request that is repeated once with the usual deadline of 5 s."""
+"""A namespace is watched for so long after it was last wanted: longer than an episode of soft pressure."""
+MAX_NAMESPACES: Final = 32
+"""Watches at once. The PodDisruptionBudgets of further namespaces are unknown, and the API server alone decides."""
+FIRST_LIST_S: Final = 15.0
+"""Longest wait for the first list, after the spread: a request that is repeated once with the usual deadline of 5 s."""
 
-_decoder = objects.Decoder(objects.BudgetObject)
+_decoder = objects.Decoder(objects.PdbObject)
 
 
 class PdbWatch:
-    """The budgets of the wanted namespaces."""
+    """The PodDisruptionBudgets of the wanted namespaces."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class PdbWatch:
         self._lock = threading.Lock()
         self._watched: dict[str, _Namespace] = {}
         self._changes = 0
-        self._filled: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
-        """The last answer of `fill`, for which pods and after how many changes."""
+        self._last_result: tuple[tuple[Pod, ...], int, tuple[Pod, ...]] = ((), -1, ())
+        """Pods and number of changes of the last call of `with_pdbs`, and its result."""
 
     def want(self, namespaces: Iterable[str]) -> None:
-        """These namespaces' budgets matter now. Returns at once; the first list follows."""
+        """List and watch these namespaces. Returns at once; the first list follows."""
         now = self._clock()
         with self._lock:
             for namespace in namespaces:
-                if namespace not in self._watched and len(self._watched) < MOST_NAMESPACES:
+                if namespace not in self._watched and len(self._watched) < MAX_NAMESPACES:
                     self._watched[namespace] = _Namespace(
-                        self._transport, namespace, self._news, self._clock, self._spread_s
+                        self._transport, namespace, self._count_change, self._clock, self._spread_s
                     )
                 if namespace in self._watched:
                     self._watched[namespace].wanted_at = now
@@ -70,43 +70,43 @@ class PdbWatch:
             entry.watch.stop(wait_s=0.0)
 
     def with_pdbs(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """The pods with their budgets as far as they are known. The same pods get the same answer, object by object,
-        until a budget changes, so that asking in every turn costs nothing."""
-        changes = self._changes  # before the budgets are read: what changes meanwhile is read again
-        known, at, answer = self._filled
-        if known is pods and at == changes:
-            return answer
-        answer = self._fill(pods)
-        self._filled = pods, changes, answer
-        return answer
+        """The pods with the known PodDisruptionBudgets that select them. The same pods give the same tuple until one
+        changes, so that a call in every sync costs nothing."""
+        changes = self._changes  # read first, so that a change meanwhile counts in the next call
+        last_pods, last_changes, result = self._last_result
+        if last_pods is pods and last_changes == changes:
+            return result
+        result = self._select(pods)
+        self._last_result = pods, changes, result
+        return result
 
-    def _news(self) -> None:
+    def _count_change(self) -> None:
         with self._lock:
             self._changes += 1
         self._wake()
 
-    def _fill(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    def _select(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         with self._lock:
             watched = dict(self._watched)
         if not watched:
             return pods
-        filled = []
+        result = []
         for pod in pods:
             entry = watched.get(pod.namespace or "")
-            held = entry.budgets_of(pod) if entry else ()
-            filled.append(pod._replace(disruption_budgets=held) if held else pod)
-        return tuple(filled)
+            pdbs = entry.pdbs_of(pod) if entry else ()
+            result.append(pod._replace(disruption_budgets=pdbs) if pdbs else pod)
+        return tuple(result)
 
     def unlisted_namespace(self) -> str:
-        """A wanted namespace whose budgets nobody has told of yet; empty when there is none. One that cannot be listed
-        is not waited for: the API server then decides alone."""
-        latest = self._clock() - self._spread_s - ANSWER_S
+        """A wanted namespace that is not listed yet; empty if there is none. A namespace that cannot be listed does not
+        count: the API server alone decides there."""
+        latest = self._clock() - self._spread_s - FIRST_LIST_S
         with self._lock:
-            waiting = (name for name, entry in self._watched.items() if entry.begun_at > latest and not entry.told)
+            waiting = (name for name, entry in self._watched.items() if entry.begun_at > latest and not entry.answered)
             return next(waiting, "")
 
     def notes(self) -> tuple[Note, ...]:
-        """Namespaces whose budgets are not known, and why."""
+        """The namespaces that are not listed, and why."""
         with self._lock:
             return tuple(
                 Note(NoteKind.PDBS, entry.watch.reason, about=name)
@@ -124,7 +124,7 @@ class PdbWatch:
 
 
 class _Namespace:
-    """The budgets of one namespace by UID."""
+    """The PodDisruptionBudgets of one namespace, by UID."""
 
     def __init__(
         self,
@@ -137,46 +137,46 @@ class _Namespace:
         self.wanted_at = 0.0
         self.begun_at = clock()
         self._wake = wake
-        self._budgets: dict[str, objects.BudgetObject] = {}
+        self._pdbs: dict[str, objects.PdbObject] = {}
         self.watch = ListWatch(
             transport,
             f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
             self,
-            name=f"budgets {namespace}",
+            name=f"pdbs {namespace}",
             clock=clock,
             spread_s=spread_s,
         )
 
     @property
-    def told(self) -> bool:
-        """The budgets were listed, or it is known that they cannot be."""
+    def answered(self) -> bool:
+        """True if the namespace was listed, or a list failed."""
         return self.watch.synced_at is not None or self.watch.failures > 0
 
-    def budgets_of(self, pod: Pod) -> tuple[DisruptionBudget, ...]:
-        # One assignment replaces the dictionary, so that this thread always sees a whole one.
+    def pdbs_of(self, pod: Pod) -> tuple[DisruptionBudget, ...]:
+        # One assignment replaces the dictionary, so that the reader always has a complete one.
         return tuple(
-            DisruptionBudget(budget.metadata.name, _allowed(budget))
-            for budget in self._budgets.values()
-            if selects(budget.spec.selector, pod)
+            DisruptionBudget(pdb.metadata.name, _allowed(pdb))
+            for pdb in self._pdbs.values()
+            if selects(pdb.spec.selector, pod)
         )
 
     def replace(self, items: Iterable[msgspec.Raw]) -> None:
-        budgets = (_decode(item) for item in items)
-        self._budgets = {budget.metadata.uid: budget for budget in budgets if budget}
+        pdbs = (_decode(item) for item in items)
+        self._pdbs = {pdb.metadata.uid: pdb for pdb in pdbs if pdb}
 
     def apply(self, kind: str, item: msgspec.Raw) -> None:
-        budget = _decode(item)
-        if budget is None:
+        pdb = _decode(item)
+        if pdb is None:
             return
-        rest = {uid: known for uid, known in self._budgets.items() if uid != budget.metadata.uid}
-        self._budgets = rest if kind == "DELETED" else {**rest, budget.metadata.uid: budget}
+        rest = {uid: known for uid, known in self._pdbs.items() if uid != pdb.metadata.uid}
+        self._pdbs = rest if kind == "DELETED" else {**rest, pdb.metadata.uid: pdb}
 
     def changed(self) -> None:
         self._wake()
 
 
 def selects(selector: objects.LabelSelector | None, pod: Pod) -> bool:
-    """Whether a policy/v1 selector takes in a pod's labels: a missing one takes none, an empty one all."""
+    """True if a policy/v1 selector selects a pod's labels: a missing one selects none, an empty one all."""
     if selector is None:
         return False
     if any(pod.labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
@@ -196,19 +196,19 @@ def _meets(requirement: objects.Requirement, pod: Pod) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-    # An operator of the future: rather hold a pod too many than evict one that somebody protects.
+    # An operator of the future: select too many pods rather than evict a protected one.
     return True
 
 
-def _allowed(budget: objects.BudgetObject) -> int:
-    """0 while the controller has not seen the latest version: the API server refuses then, too."""
-    if budget.status.observed_generation < budget.metadata.generation:
+def _allowed(pdb: objects.PdbObject) -> int:
+    """0 while the controller has not processed the latest version: the API server refuses then, too."""
+    if pdb.status.observed_generation < pdb.metadata.generation:
         return 0
-    return max(0, budget.status.disruptions_allowed)
+    return max(0, pdb.status.disruptions_allowed)
 
 
-def _decode(item: msgspec.Raw) -> objects.BudgetObject | None:
-    """None for one that cannot be read: the API server, which can, still enforces it."""
+def _decode(item: msgspec.Raw) -> objects.PdbObject | None:
+    """None for an unreadable object: the API server still enforces it."""
     try:
         return _decoder.decode(item)
     except objects.UnreadableError:

@@ -1,6 +1,6 @@
-"""Whether a pod's successor could run anywhere but on this node, as far as its own object tells.
+"""Whether a pod's replacement could run on another node, by the pod's own object.
 
-The volumes that it mounts tell the rest (`volumes.py`).
+Its volumes decide the rest (`volume_lookup`).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,9 @@ HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 
 
 def node_bound(pod: objects.PodObject) -> str:
-    """Why only this very node would do; empty when the pod itself leaves a choice.
+    """Why the pod can only run on this node; empty if its object allows another one.
 
-    A DaemonSet's pods are bound by their controller on every node alike; that they are a DaemonSet's is a protection of
-    its own.
+    A DaemonSet's pods do not count here: every one is bound to its node, and they have their own protection.
     """
     spec = pod.spec
     if any(
@@ -26,27 +25,27 @@ def node_bound(pod: objects.PodObject) -> str:
     if HOSTNAME_LABEL in (spec.node_selector or {}):
         return f"nodeSelector {HOSTNAME_LABEL}={(spec.node_selector or {})[HOSTNAME_LABEL]}"
     affinity = spec.affinity.node_affinity if spec.affinity else None
-    name = the_one_node(affinity.required if affinity else None)
+    name = single_node(affinity.required if affinity else None)
     if name:
         return f"node affinity to {name}"
     return f"nodeName {spec.node_name} in its template" if _created_with_node_name(pod.metadata) else ""
 
 
-def the_one_node(selector: objects.NodeSelector | None, *, node_name: str = "") -> str:
-    """The only node that a selector takes; empty when it leaves a choice.
+def single_node(selector: objects.NodeSelector | None, *, node_name: str = "") -> str:
+    """The only node that a selector selects; empty if it selects several.
 
-    `node_name`: any label whose one wanted value is this name counts as naming the node, because storage drivers have
-    labels of their own for it (`topology.topolvm.io/node`).
+    `node_name`: a label with this name as its only value counts as a node's name, because storage drivers have their
+    own labels for it (`topology.topolvm.io/node`).
     """
     terms = (selector.node_selector_terms or []) if selector else []
-    # The terms are alternatives: one that leaves a choice is enough to go elsewhere.
+    # The terms are alternatives: one term that allows another node is enough.
     named = [_named_nodes(term, node_name) for term in terms]
     names = {name for each in named for name in each}
     return names.pop() if named and all(len(each) == 1 for each in named) and len(names) == 1 else ""
 
 
 def _named_nodes(term: objects.NodeSelectorTerm, node_name: str) -> Sequence[str]:
-    """The shortest list of node names among the term's expressions, which all must hold."""
+    """The shortest list of node names among the term's expressions, which must all be met."""
     named = [
         r.values or []
         for r in (
@@ -59,8 +58,8 @@ def _named_nodes(term: objects.NodeSelectorTerm, node_name: str) -> Sequence[str
 
 
 def _created_with_node_name(meta: objects.Meta) -> bool:
-    """The scheduler's choice goes in by a Binding, which leaves no trace in managedFields (seen in recorded pods); a
-    `nodeName` that was there from the start belongs to whoever created the pod."""
+    """True if the creator of the pod set `nodeName`. The scheduler sets it with a Binding, which leaves no entry in
+    managedFields (recorded pods)."""
     return any(
         entry.fields is not None and entry.fields.spec is not None and entry.fields.spec.node_name is not None
         for entry in meta.managed_fields or ()

@@ -1,4 +1,5 @@
-"""Pods from a file: a PodList in JSON as `kubectl get pods -o json` prints it, for reports made offline."""
+"""Reads pods from a file: a PodList in JSON as `kubectl get pods -o json` prints it, for reports without an API
+server."""
 
 from typing import Final, NamedTuple
 
@@ -8,7 +9,7 @@ from nodeagent.kube import objects, pod_decoder
 from nodeagent.model import Note, NoteKind, Pod
 from nodeagent.runtime import regular_files
 
-MAX_BYTES: Final = 256 << 20
+MAX_POD_LIST_BYTES: Final = 256 << 20
 """A pod is about 20 KiB: some 10,000 pods, a whole cluster's list. More is a wrong file."""
 
 
@@ -25,22 +26,22 @@ class PodList(NamedTuple):
 
     pods: tuple[Pod, ...]
     node_name: str
-    """spec.nodeName of them all; empty when there are none or they differ."""
+    """spec.nodeName of them all; empty if there are no pods."""
     notes: tuple[Note, ...]
-    """Pods that could not be read."""
+    """Unreadable pods."""
 
 
-def read(path: str, *, node_name: str = "") -> PodList:
-    """The pods in this file that run on `node_name`; empty: all of them, which must then be one node's.
+def read_pod_list(path: str, *, node_name: str = "") -> PodList:
+    """The pods in this file that run on `node_name`; if that is empty, all of them, which must be of one node.
 
     Raises PodListError.
     """
     try:
-        data = regular_files.read_file(path, max_bytes=MAX_BYTES + 1)
+        data = regular_files.read_file(path, max_bytes=MAX_POD_LIST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PodListError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > MAX_BYTES:
-        raise PodListError(f"is larger than {MAX_BYTES >> 20} MiB")
+    if len(data) > MAX_POD_LIST_BYTES:
+        raise PodListError(f"is larger than {MAX_POD_LIST_BYTES >> 20} MiB")
     try:
         listed = msgspec.json.decode(data, type=_List)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -51,18 +52,18 @@ def read(path: str, *, node_name: str = "") -> PodList:
 
 
 def _of_one_node(items: list[msgspec.Raw], node_name: str) -> PodList:
-    found: list[Pod] = []
+    pods: list[Pod] = []
     notes: list[Note] = []
     nodes: set[str] = set()
     for number, item in enumerate(items):
         try:
-            where = msgspec.json.decode(item, type=objects.PodObject).spec.node_name
-            if where and (not node_name or where == node_name):
-                found.append(pod_decoder.decode_pod(item))
-                nodes.add(where)
+            pod_node = msgspec.json.decode(item, type=objects.PodObject).spec.node_name
+            if pod_node and (not node_name or pod_node == node_name):
+                pods.append(pod_decoder.decode_pod(item))
+                nodes.add(pod_node)
         except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
             notes.append(Note(NoteKind.PODS, f"item {number} of the file cannot be read: {error}"))
     if len(nodes) > 1:
         names = ", ".join(sorted(nodes)[:3])
-        raise PodListError(f"holds pods of {len(nodes)} nodes ({names}...): say which with --node-name")
-    return PodList(tuple(found), nodes.pop() if nodes else "", tuple(notes))
+        raise PodListError(f"has pods of {len(nodes)} nodes ({names}...): choose one with --node-name")
+    return PodList(tuple(pods), nodes.pop() if nodes else "", tuple(notes))

@@ -19,9 +19,9 @@ from nodeagent.kube import objects, pod_decoder
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.list_watch import IDLE_S, WATCH_S, ListWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.model import Note, NoteKind, Pod
+from nodeagent.runtime.clock import boottime
 
 RELIST_S: Final = 2.0
 """Least time between two lists because of a missing pod. The wait doubles for each pod that stays missing (an orphan's

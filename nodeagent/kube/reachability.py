@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from nodeagent.kube.timestamps import boottime
 from nodeagent.model import MIN_SUSPEND_S
+from nodeagent.runtime.clock import boottime
 
 
 class ApiReachability:

@@ -21,7 +21,7 @@ from nodeagent.kube.credentials import Credentials, CredentialsError, Credential
 from nodeagent.kube.deadline_http import DeadlineResponse, with_deadline
 from nodeagent.runtime import regular_files, workers
 
-with kubernetes_client.without_ballast():
+with kubernetes_client.without_unused_modules():
     import urllib3
 
 RELOAD_CREDENTIALS_S: Final = 60.0

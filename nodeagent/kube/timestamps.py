@@ -1,12 +1,6 @@
-"""The two clocks: CLOCK_BOOTTIME for everything that is compared, wall time for stamps that API objects carry."""
+"""Wall time in the form of the API's objects."""
 
-import time
 from datetime import UTC, datetime
-
-
-def boottime() -> float:
-    """Seconds on CLOCK_BOOTTIME: monotonic, counts suspend, the same across restarts of the process."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def rfc3339(epoch_s: float) -> str:
@@ -14,6 +8,6 @@ def rfc3339(epoch_s: float) -> str:
     return datetime.fromtimestamp(int(epoch_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def micro_stamp(epoch_s: float) -> str:
-    """`metav1.MicroTime`: RFC 3339 in UTC with microseconds, as events.k8s.io wants its eventTime."""
+def rfc3339_micro(epoch_s: float) -> str:
+    """`metav1.MicroTime`: RFC 3339 in UTC with microseconds, as eventTime and the times of a Lease require."""
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

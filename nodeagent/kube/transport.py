@@ -33,7 +33,7 @@ from nodeagent.kube.server_connection import EXEC_PLUGIN_TIMEOUT_S, ServerConnec
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 
-with kubernetes_client.without_ballast():
+with kubernetes_client.without_unused_modules():
     import urllib3
     from urllib3.exceptions import HTTPError, ProtocolError
 

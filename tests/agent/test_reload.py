@@ -92,7 +92,7 @@ def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: R
     ("line", "key", "why"),
     [
         ("mode: enforce", "mode", "no credentials"),
-        ("cluster: {kubeconfig: /nowhere}", "cluster.kubeconfig", "/nowhere, which is not there"),
+        ("cluster: {kubeconfig: /nowhere}", "cluster.kubeconfig", "/nowhere does not exist"),
     ],
     ids=["mode", "kubeconfig"],
 )

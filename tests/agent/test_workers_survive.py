@@ -22,11 +22,11 @@ from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.pod_watch import PodWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport
 from nodeagent.kube.volume_lookup import VolumeLookup
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict, OutcomeKind
 from nodeagent.runtime import workers
+from nodeagent.runtime.clock import boottime
 from nodeagent.runtime.periodic import Periodic
 from nodeagent.sampling.disk.attribution import PodDiskMeter
 from nodeagent.sampling.disk.walk_worker import DiskWorker, WalkRequest
@@ -137,7 +137,7 @@ def _volumes(transport: FaultyTransport, api: ApiServer) -> Running:
     mounting = decode_pod(json.dumps(pod("one", spec={"volumes": volumes})).encode())
     # A claim that could not be told is asked about again after a minute, on this clock at once.
     lookup = VolumeLookup(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1), clock=_hurried())
-    return Running(lambda: lookup.fill((mounting,))[0].node_bound, lookup.stop)
+    return Running(lambda: lookup.with_claims((mounting,))[0].node_bound, lookup.stop)
 
 
 def _hurried() -> Callable[[], float]:

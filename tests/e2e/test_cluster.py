@@ -24,7 +24,6 @@ from nodeagent.kube.node_identity import Identity, IdentityError, confirm_identi
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.pod_watch import PodWatch, list_pods
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import connect
 from nodeagent.model import (
     Amount,
@@ -39,6 +38,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
+from nodeagent.runtime.clock import boottime
 from tests.e2e.cluster import SCHEDULER, Cluster, Json, with_token
 from tests.e2e.this_node import at_work, wipe
 from tests.e2e.watch_log import WatchLog

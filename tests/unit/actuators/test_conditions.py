@@ -12,9 +12,9 @@ from nodeagent.config.schema import StandardConditions
 from nodeagent.kube.backoff import BURST
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_watch import NodeWatch
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import connect
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
+from nodeagent.runtime.clock import boottime
 from tests.fake_kube import KUBELET_FALSE, ApiServer, Request
 
 MEMORY = ConditionType.MEMORY_PRESSURE

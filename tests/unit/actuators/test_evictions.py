@@ -12,9 +12,9 @@ import pytest
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_decoder import decode_pod
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
+from nodeagent.runtime.clock import boottime
 from tests.fake_kube import ApiServer, Request, pod
 from tests.support.rawserver import RawServer
 

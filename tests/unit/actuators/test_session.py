@@ -238,7 +238,7 @@ def test_with_node_credentials_there_is_no_fence_and_it_says_so(
     agent = session()
     agent.publish([TRUE])
     assert waits_for(agent) != "waits-for-taint"
-    assert any("NodeRestriction" in note.message for note in agent.notes())
+    assert any("cannot change taints" in note.message for note in agent.notes())
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
     assert not api.sent("PATCH", "/nodes/lab-node")
 

@@ -61,4 +61,4 @@ pdbs.want(["default"])
 while "no PID" in str(pdbs.notes()): pass
 print("started")
 """
-    assert _run(program, tmp_path) == ["there is no PID left for its thread", "started"]
+    assert _run(program, tmp_path) == ["no PID left for its thread", "started"]

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.kube import objects
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pdb_watch import ANSWER_S, KEEP_S, PdbWatch, selects
+from nodeagent.kube.pdb_watch import FIRST_LIST_S, KEEP_S, PdbWatch, selects
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import connect
 from nodeagent.model import DisruptionBudget, Pod
@@ -71,9 +71,9 @@ def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: 
     assert budgets.unlisted_namespace() == ""
     budgets.want(["default"])
     assert budgets.unlisted_namespace() == "default"
-    now[0] += ANSWER_S + 1.0
+    now[0] += FIRST_LIST_S + 1.0
     assert budgets.unlisted_namespace() == ""
-    now[0] -= ANSWER_S
+    now[0] -= FIRST_LIST_S
     assert budgets.unlisted_namespace() == "default"
     answered.set()
     eventually(lambda: budgets.unlisted_namespace() == "")

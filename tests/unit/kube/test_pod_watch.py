@@ -17,12 +17,12 @@ from msgspec import DecodeError
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.list_stream import MOST_PAGES
+from nodeagent.kube.list_stream import MAX_PAGES
 from nodeagent.kube.pod_decoder import decode_pod, with_mirrors_of
 from nodeagent.kube.pod_watch import DELETED_S, SPREAD_S, PodsView, PodWatch, list_pods
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import ContainerKind, Owner, Pod, PodSource, QOSClass, Resources
+from nodeagent.runtime.clock import boottime
 from tests.fake_kube import ApiServer, Request, pod
 from tests.support.livenode import until
 from tests.support.paths import RECORDINGS
@@ -478,7 +478,7 @@ def test_pods_that_a_wrong_list_lacked_are_listed_again_while_the_node_runs_them
     assert len(script.lists) == lists + 1
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(2, 3), (10**6, MOST_PAGES)], ids=["a circle", "no end"])
+@pytest.mark.parametrize(("tokens", "most"), [(2, 3), (10**6, MAX_PAGES)], ids=["a circle", "no end"])
 def test_a_list_without_an_end_is_given_up(tokens: int, most: int, tmp_path: Path) -> None:
     asked: list[bytes] = []
 

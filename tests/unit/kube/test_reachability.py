@@ -9,8 +9,8 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_watch import PodWatch
 from nodeagent.kube.reachability import ApiReachability
-from nodeagent.kube.timestamps import boottime
 from nodeagent.kube.transport import Transport, connect
+from nodeagent.runtime.clock import boottime
 from tests.fake_kube import ApiServer
 from tests.support.rawserver import RawServer
 

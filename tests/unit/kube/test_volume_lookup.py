@@ -16,7 +16,7 @@ from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
-from nodeagent.kube.volume_lookup import AGAIN_S, VolumeLookup, look_up_all
+from nodeagent.kube.volume_lookup import RETRY_S, VolumeLookup, look_up_all
 from nodeagent.model import Pod
 from nodeagent.policy import protection
 from tests.fake_kube import ApiServer, pod
@@ -74,8 +74,8 @@ def lookup(transport: Transport, now: list[float]) -> Iterator[VolumeLookup]:
 
 
 def known(lookup: VolumeLookup, *pods: Pod) -> tuple[Pod, ...]:
-    eventually(lambda: not any(pod.claims_unknown.endswith(volume_lookup.NOT_YET) for pod in lookup.fill(pods)))
-    return lookup.fill(pods)
+    eventually(lambda: not any(pod.claims_unknown.endswith(volume_lookup.NOT_YET) for pod in lookup.with_claims(pods)))
+    return lookup.with_claims(pods)
 
 
 def refused(pod: Pod, **rules: Any) -> str:
@@ -105,7 +105,7 @@ def test_a_volume_that_only_this_node_can_mount_binds_the_pod(
     assert bool(seen.node_bound) is binds
     assert seen.claims_unknown == ""
     if binds:
-        told = "could only come back to this node: its claim data is on the local PersistentVolume pv-data"
+        told = "can only run on this node: its claim data is on the local PersistentVolume pv-data"
         assert refused(seen) == told
         assert refused(seen, node_bound=False) == ""
 
@@ -121,8 +121,8 @@ def test_one_local_volume_among_several_is_enough(api: ApiServer, lookup: Volume
 def test_nobody_is_asked_and_no_thread_is_made_for_pods_without_claims(api: ApiServer, lookup: VolumeLookup) -> None:
     before = threading.enumerate()
     pods = (read(a_pod("web")), read(pod("plain")))
-    assert lookup.fill(pods) == pods
-    assert lookup.fill(pods) is lookup.fill(pods)
+    assert lookup.with_claims(pods) == pods
+    assert lookup.with_claims(pods) is lookup.with_claims(pods)
     assert not api.requests
     assert "volumes" not in {thread.name for thread in threading.enumerate() if thread not in before}
 
@@ -130,7 +130,7 @@ def test_nobody_is_asked_and_no_thread_is_made_for_pods_without_claims(api: ApiS
 def test_a_pod_that_is_bound_anyway_is_not_asked_about(api: ApiServer, lookup: VolumeLookup) -> None:
     entry = a_pod("db", "data")
     entry["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "lab-node"}
-    (seen,) = lookup.fill((read(entry),))
+    (seen,) = lookup.with_claims((read(entry),))
     assert seen.node_bound.startswith("nodeSelector")
     assert not api.requests
 
@@ -141,8 +141,8 @@ def test_a_claim_is_asked_about_once_and_its_pods_stay_the_same_objects(api: Api
     seen = known(lookup, one, two)
     assert all(each.node_bound for each in seen)
     pods = (two, one)
-    assert all(each.node_bound for each in lookup.fill(pods))
-    assert lookup.fill(pods) is lookup.fill(pods)
+    assert all(each.node_bound for each in lookup.with_claims(pods))
+    assert lookup.with_claims(pods) is lookup.with_claims(pods)
     assert [r.path for r in api.requests] == [
         "/api/v1/namespaces/default/persistentvolumeclaims/data",
         "/api/v1/persistentvolumes/pv-data",
@@ -153,13 +153,13 @@ def test_until_it_is_known_the_pod_may_be_bound_and_is_protected(api: ApiServer,
     api.forbid("get", "persistentvolumeclaims")
     (seen,) = known(lookup, read(a_pod("db", "data")))
     assert seen.node_bound == ""
-    assert "may be bound to this node: whether its claim data is a local PersistentVolume is not known" in refused(seen)
+    assert "may be bound to this node: its claim data may be a local PersistentVolume" in refused(seen)
     assert "forbidden" in refused(seen)
     assert "forbidden" in lookup.reason
     api.set_volume("data", NETWORK)
     api.allow("get", "persistentvolumeclaims")
     pods = (read(a_pod("db", "data")),)
-    eventually(lambda: refused(lookup.fill(pods)[0]) == "")
+    eventually(lambda: refused(lookup.with_claims(pods)[0]) == "")
     assert lookup.reason == ""
 
 
@@ -175,12 +175,12 @@ def test_a_claim_that_cannot_be_told_yet_is_asked_about_again_a_minute_later(
     assert ("not found" if bound else "not bound to a volume yet") in seen.claims_unknown
     asked = len(api.requests)
     api.set_volume("data", LOCAL)
-    now[0] += AGAIN_S / 2
+    now[0] += RETRY_S / 2
     pods = (read(a_pod("db", "data")), other)
-    assert lookup.fill(pods)[0].claims_unknown
+    assert lookup.with_claims(pods)[0].claims_unknown
     assert len(api.requests) == asked
-    now[0] += AGAIN_S
-    eventually(lambda: lookup.fill((read(a_pod("db", "data")), other))[0].node_bound)
+    now[0] += RETRY_S
+    eventually(lambda: lookup.with_claims((read(a_pod("db", "data")), other))[0].node_bound)
 
 
 def test_what_cannot_be_read_is_not_known(api: ApiServer, lookup: VolumeLookup) -> None:
@@ -190,9 +190,9 @@ def test_what_cannot_be_read_is_not_known(api: ApiServer, lookup: VolumeLookup) 
 
 
 def test_claims_beyond_the_bound_are_not_asked_about(api: ApiServer, transport: Transport) -> None:
-    many = tuple(read(a_pod(f"p{n}", f"c{n}")) for n in range(volume_lookup.MOST_CLAIMS + 1))
+    many = tuple(read(a_pod(f"p{n}", f"c{n}")) for n in range(volume_lookup.MAX_CLAIMS + 1))
     lookup = VolumeLookup(transport, "lab-node", spread_s=3600.0)
-    seen = lookup.fill(many)
+    seen = lookup.with_claims(many)
     lookup.stop()
     assert "not looked up yet" in seen[-2].claims_unknown
     assert "more than 1024 claims" in seen[-1].claims_unknown
@@ -212,19 +212,19 @@ def test_near_pressure_claims_are_looked_up_within_a_moment(
         spread_s=3600.0 if trouble == "spread" else 0.0,
     )
     db = read(a_pod("db", "data"))
-    lookup.fill((db,))
+    lookup.with_claims((db,))
     if trouble == "forbidden":
         api.forbid("get", "persistentvolumeclaims")
     if trouble != "spread":
-        eventually(lambda: trouble in lookup.fill((db,))[0].claims_unknown)
+        eventually(lambda: trouble in lookup.with_claims((db,))[0].claims_unknown)
     now[0] += volume_lookup.HURRY_S
-    (unknown,) = lookup.fill((db,))
+    (unknown,) = lookup.with_claims((db,))
     assert unknown.claims_asked_at == 100.0, "since when it is asked, whatever was answered"
     api.allow("get", "persistentvolumeclaims")
     api.set_volume("data", NETWORK)
     lookup.hurry()
-    eventually(lambda: not lookup.fill((db,))[0].claims_unknown)
-    assert lookup.fill((db,))[0].claims_asked_at is None
+    eventually(lambda: not lookup.with_claims((db,))[0].claims_unknown)
+    assert lookup.with_claims((db,))[0].claims_asked_at is None
     lookup.stop()
 
 
@@ -236,7 +236,7 @@ def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
         transport, "lab-node", clock=lambda: now[0], backoff=RetryBackoff(first_s=3600.0, last_s=3600.0)
     )
     began = time.monotonic()
-    lookup.fill(tuple(read(a_pod(f"db-{n}", f"data-{n}")) for n in range(20)))
+    lookup.with_claims(tuple(read(a_pod(f"db-{n}", f"data-{n}")) for n in range(20)))
     while time.monotonic() - began < 3.0:
         lookup.hurry()
         threading.Event().wait(0.05)
@@ -248,8 +248,8 @@ def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
 def test_what_is_remembered_goes_with_the_pods(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("data", LOCAL)
     assert known(lookup, read(a_pod("db", "data")))[0].node_bound
-    assert lookup.fill(()) == ()
-    assert "not looked up yet" in lookup.fill((read(a_pod("db", "data")),))[0].claims_unknown
+    assert lookup.with_claims(()) == ()
+    assert "not looked up yet" in lookup.with_claims((read(a_pod("db", "data")),))[0].claims_unknown
 
 
 def test_a_kubelets_credentials_may_ask_what_is_asked(api: ApiServer, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_report_looks_up_as_much_as_there_is_time_for_and_says_so(api: ApiServ
     pods = (read(a_pod("db", "data")),)
     places: dict[volume_lookup.Claim, volume_lookup.ClaimLocation] = {}
     seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=0.0)
-    assert trouble == "there are more claims than there was time to look up"
+    assert trouble == "not all claims could be looked up in time"
     assert seen[0].claims_unknown
     seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
     assert (bool(seen[0].node_bound), trouble) == (True, "")

@@ -59,4 +59,4 @@ def test_a_kubeconfig_that_was_named_and_is_not_there_is_an_error_in_a_rehearsal
     config.write_text(f"{head}stateDir: {tmp_path / 's'}\n")
     ran = rehearse(tmp_path, "--config", str(config), "--kubeconfig", str(tmp_path / "nowhere"))
     assert ran.returncode == exit_codes.CONFIG
-    assert f"kubeconfig names {tmp_path / 'nowhere'}, which is not there" in ran.stderr
+    assert f"kubeconfig: {tmp_path / 'nowhere'} does not exist" in ran.stderr
