@@ -201,7 +201,7 @@ def test_a_reclaim_action_frees_the_disk_and_no_pod_is_evicted(
     assert "brought back 256Mi" in gain["message"]
     assert list(dict.fromkeys(line["code"] for line in agent.said("not evicting"))) == [
         "waits-for-kubelet",
-        "reclaim started",
+        "waits-for-reclaim",
     ]
     assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
@@ -358,7 +358,7 @@ def test_no_pod_is_evicted_for_a_disk_that_fills_with_unreadable_files(
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
     notes = [note["message"] for note in agent.said("note")]
-    assert any("deleted files" in note and "not attributed" in note for note in notes)
+    assert any("deleted files" in note and "unknown" in note for note in notes)
 
 
 def test_no_pod_is_evicted_for_usage_older_than_the_agent(

@@ -148,7 +148,7 @@ def test_the_report_lists_what_passed_and_why_the_rest_did_not(tmp_path: Path) -
     with ApiServer(node=ready_node("")) as api:
         # Whoever may write no Events: the administrator of this cluster.
         api.forbid("create", "events")
-        code, lines = report(tmp_path, "-k", "recognised or event_is_told or pods_uid_is_refused", api=api)
+        code, lines = report(tmp_path, "-k", "recognised or event_is_written or pods_uid_is_refused", api=api)
     assert code == 1
     passed, unknown, failed = [line for line in lines if line.startswith("  ")]
     assert passed == "  passed     the node is recognised and a wrong name refused"
