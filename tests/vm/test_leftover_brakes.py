@@ -62,7 +62,7 @@ def test_the_next_agent_releases_what_is_marked_and_nothing_else(node: Node, bra
             assert read(machine, bloated) == RUNS, log
             assert '"trust":"lost"' in log
             assert read(machine, others) == "no mark | max 1"
-            assert "is frozen, and not by this agent" in log
+            assert "frozen by another program" in log
             assert bloated.cgroup not in log
     finally:
         machine.run(f"rm {FORGETFUL}; systemctl daemon-reload")
