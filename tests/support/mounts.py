@@ -1,4 +1,4 @@
-"""Real file systems for a test: loop-mounted ext4, overlay, tmpfs, and a FUSE mount whose server never answers."""
+"""Real file systems for tests: loop-mounted ext4, overlay, tmpfs, and a FUSE mount whose server never replies."""
 
 import contextlib
 import ctypes
@@ -17,16 +17,16 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 
 @contextlib.contextmanager
-def mounted(place: Path, *arguments: str | Path) -> Iterator[Path]:
-    """`mount ARGUMENTS PLACE`, undone at the end."""
-    place.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", *arguments, place], capture_output=True, check=False)
+def mounted(path: Path, *arguments: str | Path) -> Iterator[Path]:
+    """`mount ARGUMENTS PATH`, unmounted at the end."""
+    path.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", *arguments, path], capture_output=True, check=False)
     if done.returncode:
         pytest.skip(f"mount does not work here: {done.stderr.decode().strip()}")
     try:
-        yield place
+        yield path
     finally:
-        subprocess.run(["umount", "-l", place], check=True)
+        subprocess.run(["umount", "-l", path], check=True)
 
 
 @contextlib.contextmanager
@@ -38,65 +38,65 @@ def ext4(scratch: Path, *, size_mb: int = 16, inodes: int = 256, options: str = 
     with image.open("wb") as file:
         file.truncate(size_mb << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-N", str(inodes), image], check=True, capture_output=True)
-    with mounted(scratch / "ext4", "-o", options, image) as place:
-        yield place
+    with mounted(scratch / "ext4", "-o", options, image) as path:
+        yield path
 
 
 @contextlib.contextmanager
-def silent_fuse(place: Path) -> Iterator[Path]:
-    """A FUSE mount whose server never answers: whoever asks it anything waits. The end of the `with` lets them go."""
-    with _fuse(place):
-        yield place
+def silent_fuse(path: Path) -> Iterator[Path]:
+    """A FUSE mount whose server never replies, so that every request blocks until the end of the `with`."""
+    with _fuse(path):
+        yield path
 
 
 @contextlib.contextmanager
-def dying_fuse(place: Path) -> Iterator[int]:
-    """A FUSE mount with one open file that has no name any more: its descriptor. The server is dead by then; the end of
-    the `with` lets those go who wait for it."""
-    held = -1
+def dying_fuse(path: Path) -> Iterator[int]:
+    """The descriptor of an open, deleted file on a FUSE mount with a dead server. Requests block until the end of the
+    `with`."""
+    fd = -1
     try:
-        with _fuse(place) as device:
+        with _fuse(path) as device:
             server = threading.Thread(target=_serve_until_unlink, args=(device,), daemon=True)
             server.start()
-            held = os.open(place / "file", os.O_CREAT | os.O_EXCL | os.O_RDWR)
-            os.unlink(place / "file")
+            fd = os.open(path / "file", os.O_CREAT | os.O_EXCL | os.O_RDWR)
+            os.unlink(path / "file")
             server.join(10)
-            yield held
-    finally:  # after the end of the connection: closing the file asks the server as well
-        if held >= 0:
+            yield fd
+    finally:  # after the end of the connection, because closing the file sends a request as well
+        if fd >= 0:
             with contextlib.suppress(OSError):
-                os.close(held)
+                os.close(fd)
 
 
 @contextlib.contextmanager
-def _fuse(place: Path) -> Iterator[int]:
-    """A mounted FUSE file system: the descriptor of its server's end, which is closed at the end."""
-    place.mkdir(parents=True, exist_ok=True)
+def _fuse(path: Path) -> Iterator[int]:
+    """The server's descriptor of a mounted FUSE file system, closed at the end."""
+    path.mkdir(parents=True, exist_ok=True)
     try:
         device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         pytest.skip(f"no FUSE here: {error}")
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(b"silent", os.fsencode(place), b"fuse", 0, options):
+    if libc.mount(b"silent", os.fsencode(path), b"fuse", 0, options):
         os.close(device)
         pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
     try:
         yield device
     finally:
         os.close(device)
-        subprocess.run(["umount", "-l", place], check=True)
+        subprocess.run(["umount", "-l", path], check=True)
 
 
 _LOOKUP, _FORGET, _GETATTR, _UNLINK, _INIT, _CREATE = 1, 2, 3, 10, 26, 35
 
 
 def _serve_until_unlink(device: int) -> None:
-    """As little of the FUSE protocol (include/uapi/linux/fuse.h, 7.19) as it takes to make one file and unlink it."""
+    """The part of the FUSE protocol (include/uapi/linux/fuse.h, 7.19) that creates one file and unlinks it."""
     root = struct.pack("=6Q10I", 1, *[0] * 8, 0o40755, 2, *[0] * 5)
     file = struct.pack("=6Q10I", 2, *[0] * 8, 0o100644, 1, *[0] * 5)
     entry = struct.pack("=4QII", 2, 1, 3600, 0, 0, 0) + file
-    answers = {
+    replies = {
         _LOOKUP: None,
         _GETATTR: struct.pack("=QII", 0, 0, 0) + root,
         _UNLINK: b"",
@@ -109,6 +109,6 @@ def _serve_until_unlink(device: int) -> None:
         _, kind, unique = struct.unpack_from("=IIQ", request)
         if kind == _FORGET:
             continue
-        body = answers.get(kind)
+        body = replies.get(kind)
         error = 0 if body is not None else -(errno.ENOENT if kind == _LOOKUP else errno.ENOSYS)
         os.write(device, struct.pack("=IiQ", 16 + len(body or b""), error, unique) + (body or b""))

@@ -1,4 +1,4 @@
-"""Whose bytes: pods in a tree like the kubelet's, with real overlay and tmpfs mounts where they are the subject."""
+"""Disk usage of pods in a tree like the kubelet's, with real overlay and tmpfs mounts."""
 
 import itertools
 import json
@@ -34,18 +34,18 @@ real_pids = pytest.mark.skipif(
 )
 
 
-def until_settled(place: Path) -> None:
-    """A younger directory is not remembered."""
-    while time.time() < os.stat(place).st_ctime + SETTLED_S + 0.1:
+def until_settled(path: Path) -> None:
+    """Wait until a directory may be cached."""
+    while time.time() < os.stat(path).st_ctime + SETTLED_S + 0.1:
         os.sched_yield()
 
 
 # --- against the kubelet
 
 
-def test_a_recorded_node_is_attributed_as_its_kubelet_did(tmp_path: Path) -> None:
-    """The recording has the names and sizes under the kubelet's directory and the log directory, and the mount table;
-    layers are laid as they were: the three files that the runtime mounts over, in one directory."""
+def test_a_recorded_node_has_the_numbers_of_its_kubelet(tmp_path: Path) -> None:
+    """The recording contains the names and sizes below the kubelet's directory and the log directory, and the mount
+    table. Layers are built as they were: one directory with the three files that the runtime mounts over."""
     recorded = json.loads((DISK_DATA / "imagefs-pressure.json").read_text())
     node(tmp_path)
     (tmp_path / "proc/1/mountinfo").write_bytes((DISK_DATA / "imagefs-pressure.mountinfo").read_bytes())
@@ -75,7 +75,7 @@ def test_a_recorded_node_is_attributed_as_its_kubelet_did(tmp_path: Path) -> Non
         assert found[truth["uid"]].complete, found[truth["uid"]].unknown
         (container,) = truth["containers"]
         assert (mine.disk.logs_bytes, mine.disk.logs_inodes) == (container["logsBytes"], container["logsInodes"])
-        if container["rootfsInodes"] == 5:  # the others had written something that was not recorded
+        if container["rootfsInodes"] == 5:  # the other pods had written files that were not recorded
             assert mine.containers[0].disk.rootfs_bytes == container["rootfsBytes"]
             assert mine.containers[0].disk.rootfs_inodes == container["rootfsInodes"]
             other = found[truth["uid"]]
@@ -85,7 +85,7 @@ def test_a_recorded_node_is_attributed_as_its_kubelet_did(tmp_path: Path) -> Non
 
 
 def ephemeral(found: PodDisk) -> tuple[int, int]:
-    """What the kubelet calls ephemeral-storage of a pod."""
+    """The kubelet's ephemeral-storage of a pod."""
     disk = found.disk
     assert disk.rootfs_bytes is not None
     assert disk.rootfs_inodes is not None
@@ -99,10 +99,10 @@ def ephemeral(found: PodDisk) -> tuple[int, int]:
 
 
 def test_only_volumes_that_are_the_pods_own_count(tmp_path: Path) -> None:
-    place = node(tmp_path) / "var/lib/kubelet/pods/u1/volumes"
+    path = node(tmp_path) / "var/lib/kubelet/pods/u1/volumes"
     for plugin in ("empty-dir", "configmap", "git-repo", "secret", "projected", "host-path", "csi", "nfs"):
-        (place / f"kubernetes.io~{plugin}" / "v").mkdir(parents=True)
-        (place / f"kubernetes.io~{plugin}" / "v" / "file").write_bytes(b"x" * 5000)
+        (path / f"kubernetes.io~{plugin}" / "v").mkdir(parents=True)
+        (path / f"kubernetes.io~{plugin}" / "v" / "file").write_bytes(b"x" * 5000)
     found = measure(tmp_path, pod("u1"))["u1"]
     assert [volume.name for volume in found.volumes] == ["v", "v", "v"]
     assert found.disk.volumes_bytes == 3 * (4096 + 8192)
@@ -112,12 +112,12 @@ def test_only_volumes_that_are_the_pods_own_count(tmp_path: Path) -> None:
 
 @root_only
 def test_a_memory_backed_volume_is_memory_and_never_disk(tmp_path: Path) -> None:
-    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}"
-    (place / "disk").mkdir(parents=True)
-    with mounted(place / "ram", "-t", "tmpfs", "tmpfs") as ram:
+    path = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}"
+    (path / "disk").mkdir(parents=True)
+    with mounted(path / "ram", "-t", "tmpfs", "tmpfs") as ram:
         (ram / "file").write_bytes(b"x" * 100_000)
-        measuring = live_meter(tmp_path)
-        found = measuring.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+        pod_meter = live_meter(tmp_path)
+        found = pod_meter.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
     by_name = {volume.name: volume for volume in found.volumes}
     assert by_name["ram"].memory_backed
     assert by_name["ram"].used_bytes == 102_400
@@ -126,11 +126,11 @@ def test_a_memory_backed_volume_is_memory_and_never_disk(tmp_path: Path) -> None
 
 
 @root_only
-def test_something_else_mounted_on_a_volume_is_not_the_pods_own(tmp_path: Path) -> None:
-    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}"
+def test_another_file_system_mounted_on_a_volume_is_not_the_pods_own(tmp_path: Path) -> None:
+    path = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_bytes(b"x" * 100_000)
-    with mounted(place / "v", "--bind", tmp_path / "other"):
+    with mounted(path / "v", "--bind", tmp_path / "other"):
         found = live_meter(tmp_path).measure([pod("u1")], until=time.monotonic() + 60)["u1"]
     assert found.volumes == ()
     assert not found.complete
@@ -173,7 +173,7 @@ def test_a_writable_layer_is_found_through_the_mount_table(tmp_path: Path, runti
     assert "snapshotter" in found.unknown[0]
 
 
-def test_a_pod_none_of_whose_layers_is_known_has_no_number_for_them(tmp_path: Path) -> None:
+def test_a_pod_without_a_known_layer_has_no_layer_usage(tmp_path: Path) -> None:
     node(tmp_path)
     usage = pod("u1", (ID, "main"))
     found = measure(tmp_path, usage)["u1"]
@@ -182,7 +182,7 @@ def test_a_pod_none_of_whose_layers_is_known_has_no_number_for_them(tmp_path: Pa
     assert found.disk.logs_bytes == 0
 
 
-def test_paths_with_commas_and_relative_paths_of_overlays_are_understood() -> None:
+def test_overlay_paths_may_be_relative_and_contain_commas() -> None:
     line = rb"1 1 0:45 / %s rw - overlay overlay rw,lowerdir=/l,upperdir=%s,workdir=/w"
     (comma,) = parse_mounts(line % (b"/m", rb"/a\054b/fs"))
     assert pod_paths.upper_directory(comma) == "/a,b/fs"
@@ -236,46 +236,46 @@ def test_the_administrators_own_symlinks_are_followed_inside_the_root(tmp_path: 
 # --- time
 
 
-def after(looks: int) -> Callable[[], bool]:
-    """Says stop from the look after this many on."""
-    answers = itertools.chain([False] * looks, itertools.repeat(True))
-    return lambda: next(answers)
+def stop_after(calls: int) -> Callable[[], bool]:
+    """Returns True from the next call after this many on."""
+    results = itertools.chain([False] * calls, itertools.repeat(True))
+    return lambda: next(results)
 
 
-def test_a_tree_that_was_not_counted_in_time_is_a_lower_bound_and_goes_on_in_the_next_call(tmp_path: Path) -> None:
-    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+def test_an_unfinished_tree_is_a_lower_bound_and_continues_in_the_next_call(tmp_path: Path) -> None:
+    path = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
     for number in range(200):
-        (place / f"{number}" / "below").mkdir(parents=True)
+        (path / f"{number}" / "below").mkdir(parents=True)
         for name in range(300):
-            (place / f"{number}" / f"{name}").touch()
-    measuring = meter(tmp_path)
-    first = measuring.measure([pod("u1")], until=time.monotonic() + 60, stop=after(2))["u1"]
+            (path / f"{number}" / f"{name}").touch()
+    pod_meter = meter(tmp_path)
+    first = pod_meter.measure([pod("u1")], until=time.monotonic() + 60, stop=stop_after(2))["u1"]
     assert first.disk.volumes_inodes is not None
     assert 0 < first.disk.volumes_inodes < 60_401
     assert not first.complete
     assert any("lower bound" in reason for reason in first.unknown)
     between = time.clock_gettime(time.CLOCK_BOOTTIME)
-    second = measuring.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
+    second = pod_meter.measure([pod("u1")], until=time.monotonic() + 60)["u1"]
     assert second.disk.volumes_inodes == 60_401
     assert second.complete
-    assert second.read_at < between, "it is the same walk, and as old as its first number"
+    assert second.read_at < between, "the same walk is as old as its first number"
 
 
-def test_every_pod_has_its_turn_even_if_there_is_never_time_for_all(tmp_path: Path) -> None:
+def test_every_pod_is_measured_even_if_the_time_never_suffices_for_all(tmp_path: Path) -> None:
     node(tmp_path)
     uids = [f"u{number}" for number in range(20)]
     for uid in uids:
         (tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v").mkdir(parents=True)
-    measuring = meter(tmp_path)
-    seen: set[str] = set()
+    pod_meter = meter(tmp_path)
+    measured: set[str] = set()
     for _ in range(20):
-        found = measuring.measure([pod(uid) for uid in uids], until=time.monotonic() + 60, stop=after(6))
-        seen |= {uid for uid, disk in found.items() if disk.disk.volumes_bytes}
-    assert seen == set(uids)
-    measuring.close()
+        found = pod_meter.measure([pod(uid) for uid in uids], until=time.monotonic() + 60, stop=stop_after(6))
+        measured |= {uid for uid, disk in found.items() if disk.disk.volumes_bytes}
+    assert measured == set(uids)
+    pod_meter.close()
 
 
-def test_no_time_at_all_is_no_numbers_and_no_error(tmp_path: Path) -> None:
+def test_without_time_there_are_no_numbers_and_no_error(tmp_path: Path) -> None:
     node(tmp_path)
     (tmp_path / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v").mkdir(parents=True)
     found = measure(tmp_path, pod("u1"), timeout_s=-1.0)["u1"]
@@ -284,24 +284,24 @@ def test_no_time_at_all_is_no_numbers_and_no_error(tmp_path: Path) -> None:
 
 
 def test_inodes_alone_are_counted_without_bytes(tmp_path: Path) -> None:
-    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
-    (place / "a").mkdir(parents=True)
+    path = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+    (path / "a").mkdir(parents=True)
     found = meter(tmp_path).measure([pod("u1")], until=time.monotonic() + 60, count=CountMode.INODES)["u1"]
     assert found.disk.volumes_bytes is None
     assert found.disk.volumes_inodes == 2
 
 
-def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Path) -> None:
+def test_a_recount_uses_no_cache_and_keeps_the_caches_of_other_pods(tmp_path: Path) -> None:
     top = node(tmp_path)
     for uid in ("u1", "u2"):
-        place = top / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
-        place.mkdir(parents=True)
-        (place / "file").write_bytes(b"x" * 9000)
-    measuring = meter(top)
+        path = top / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
+        path.mkdir(parents=True)
+        (path / "file").write_bytes(b"x" * 9000)
+    pod_meter = meter(top)
     deadline = time.monotonic() + 60
-    until_settled(place)
-    measuring.measure([pod("u1"), pod("u2")], until=deadline)
-    cache = set(measuring._trees)
+    until_settled(path)
+    pod_meter.measure([pod("u1"), pod("u2")], until=deadline)
+    cache = set(pod_meter._trees)
     assert len(cache) == 2
     with open(top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v/file", "r+b") as file:
         file.truncate(1)
@@ -309,15 +309,15 @@ def test_counting_anew_takes_nothing_over_and_forgets_no_other_pod(tmp_path: Pat
     def unwritten(_uid: str, _since: float) -> bool:
         return True
 
-    taken_over = measuring.measure([pod("u1"), pod("u2")], until=deadline, unwritten=unwritten)
-    assert taken_over["u1"].disk.volumes_bytes == 4096 + 12288
-    recount = measuring.measure([pod("u1")], until=deadline, unwritten=unwritten, recount=True)
+    reused = pod_meter.measure([pod("u1"), pod("u2")], until=deadline, unwritten=unwritten)
+    assert reused["u1"].disk.volumes_bytes == 4096 + 12288
+    recount = pod_meter.measure([pod("u1")], until=deadline, unwritten=unwritten, recount=True)
     assert recount["u1"].disk.volumes_bytes == 4096 + 4096
-    assert set(measuring._trees) == cache
-    measuring.close()
+    assert set(pod_meter._trees) == cache
+    pod_meter.close()
 
 
-def test_usage_without_a_measurement_stays_as_it_is() -> None:
+def test_usage_without_a_measurement_is_unchanged() -> None:
     usage = pod("u1", (ID, "main"))
     assert with_disk_usage(usage, None) is usage
     assert usage.disk == DiskUsage()
@@ -331,7 +331,7 @@ def test_usage_without_a_measurement_stays_as_it_is() -> None:
         (DeletedFiles(4096, 1, 7, complete=False), 4096),
     ],
 )
-def test_open_files_that_nobody_lets_us_see_are_unknown_and_not_none(deleted: DeletedFiles, known: int | None) -> None:
+def test_unreadable_open_files_are_unknown_and_not_zero(deleted: DeletedFiles, known: int | None) -> None:
     found = PodDisk("u1", DiskUsage(), {}, {}, (), 0, 0, 1.0, True, (), deleted)
     sight = with_disk_usage(pod("u1"), found).disk_usage_quality
     assert sight is not None
@@ -341,14 +341,14 @@ def test_open_files_that_nobody_lets_us_see_are_unknown_and_not_none(deleted: De
 # --- the word that a pod wrote nothing
 
 
-def test_a_quiet_pods_files_are_taken_over_and_another_pods_are_asked_for(tmp_path: Path) -> None:
+def test_a_quiet_pods_files_come_from_the_cache_and_another_pods_are_read(tmp_path: Path) -> None:
     node(tmp_path)
     for uid in ("u1", "u2"):
-        place = tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
-        place.mkdir(parents=True)
-        (place / "file").write_bytes(b"x")
-    until_settled(place)
-    measuring = meter(tmp_path)
+        path = tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
+        path.mkdir(parents=True)
+        (path / "file").write_bytes(b"x")
+    until_settled(path)
+    pod_meter = meter(tmp_path)
     asked: list[tuple[str, float]] = []
 
     def quiet(uid: str, since: float) -> bool:
@@ -357,11 +357,11 @@ def test_a_quiet_pods_files_are_taken_over_and_another_pods_are_asked_for(tmp_pa
 
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     for _ in range(2):
-        found = measuring.measure([pod("u1"), pod("u2")], until=time.monotonic() + 60, unwritten=quiet)
+        found = pod_meter.measure([pod("u1"), pod("u2")], until=time.monotonic() + 60, unwritten=quiet)
         for uid in ("u1", "u2"):
             with open(tmp_path / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v/file", "ab") as file:
                 file.write(b"x" * 100_000)
-    assert found["u1"].disk.volumes_bytes == 4096 + 4096, "it was said that it wrote nothing"
+    assert found["u1"].disk.volumes_bytes == 4096 + 4096, "`unwritten` was True for it"
     assert found["u2"].disk.volumes_bytes == 4096 + 102_400
     assert {uid for uid, _ in asked} == {"u1", "u2"}
     assert all(since >= before for _, since in asked)
@@ -370,7 +370,7 @@ def test_a_quiet_pods_files_are_taken_over_and_another_pods_are_asked_for(tmp_pa
 # --- deleted files and the rest
 
 
-def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
+def test_a_deleted_open_file_is_found(tmp_path: Path) -> None:
     device = os.stat(tmp_path).st_dev
     gone, stays = tmp_path / "gone", tmp_path / "stays"
     gone.write_bytes(b"x" * 100_000)
@@ -387,7 +387,7 @@ def test_a_deleted_file_that_is_held_open_is_found(tmp_path: Path) -> None:
     assert ended == DeletedFiles(0, 0, None, complete=True), "the process has ended"
 
 
-LOOK = """
+SCAN = """
 import os
 from tests.support.disk_trees import scan_deleted
 {become}
@@ -404,12 +404,12 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 @root_only
 @pytest.mark.parametrize(
     "command",
-    [["-c", LOOK.format(become="os.setuid(65534)")], ["-c", WITHOUT_PTRACE, LOOK.format(become="")]],
+    [["-c", SCAN.format(become="os.setuid(65534)")], ["-c", WITHOUT_PTRACE, SCAN.format(become="")]],
     ids=["another user", "root without CAP_SYS_PTRACE"],
 )
-def test_open_files_that_may_not_be_looked_at_are_not_passed_off_as_none(command: list[str]) -> None:
-    told = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
-    assert told.stdout == "False\n"
+def test_a_scan_that_the_kernel_refuses_is_not_complete(command: list[str]) -> None:
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
 
 
 def held_open(file: BinaryIO) -> "subprocess.Popen[bytes]":
@@ -417,13 +417,13 @@ def held_open(file: BinaryIO) -> "subprocess.Popen[bytes]":
 
 
 @real_pids
-def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> None:
+def test_the_deleted_open_files_of_a_pods_processes_count(tmp_path: Path) -> None:
     node(tmp_path)
     gone = tmp_path / "var/lib/kubelet/gone"
     gone.write_bytes(b"x" * 100_000)
     group = PIDS / f"nodeagent-test-{os.getpid()}"
     (group / "podu1" / ID).mkdir(parents=True)
-    measuring = PodDiskMeter(
+    pod_meter = PodDiskMeter(
         Host("/"), kubelet_dir=f"{tmp_path}/var/lib/kubelet", pod_logs_dir=f"{tmp_path}/var/log/pods",
         cgroups=str(PIDS),
     )  # fmt: skip
@@ -432,7 +432,7 @@ def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> Non
             (group / "podu1" / ID / "cgroup.procs").write_text(str(holder.pid))
             gone.unlink()
             usage = pod("u1")._replace(cgroup=f"/{group.name}/podu1")
-            found = measuring.measure([usage], until=time.monotonic() + 60)["u1"]
+            found = pod_meter.measure([usage], until=time.monotonic() + 60)["u1"]
             holder.communicate(b"")
     finally:
         for directory in (group / "podu1" / ID, group / "podu1", group):
@@ -442,12 +442,12 @@ def test_the_open_files_of_a_pods_processes_are_looked_at(tmp_path: Path) -> Non
 
 
 @root_only
-def test_what_is_in_no_pod_is_told_with_its_largest_directories(tmp_path: Path) -> None:
+def test_unattributed_usage_has_its_largest_directories(tmp_path: Path) -> None:
     with mounted(tmp_path / "root", "-t", "tmpfs", "tmpfs") as top:
         node(top)
-        place = top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
-        place.mkdir(parents=True)
-        (place / "file").write_bytes(b"x" * 400_000)
+        path = top / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+        path.mkdir(parents=True)
+        (path / "file").write_bytes(b"x" * 400_000)
         (top / "var/log/journal").mkdir()
         (top / "var/log/journal/old").write_bytes(b"x" * 800_000)
         (top / "home").mkdir()
@@ -465,4 +465,4 @@ def test_what_is_in_no_pod_is_told_with_its_largest_directories(tmp_path: Path) 
     assert rest.largest[0].bytes == 802_816
     by_path = {directory.path: directory.bytes for directory in rest.largest}
     assert by_path["/home"] == 40_960
-    assert by_path["/var/lib/kubelet"] == 0, "all that is in it is the pod's (directories are free on a tmpfs)"
+    assert by_path["/var/lib/kubelet"] == 0, "all its files belong to the pod (directories are free on a tmpfs)"

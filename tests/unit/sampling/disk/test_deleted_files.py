@@ -1,4 +1,4 @@
-"""Deleted files that are held, with real processes: by descriptors, by threads of their own, by mappings."""
+"""Deleted files of real processes: held by descriptors, by a thread's own table, by mappings."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def ready():
     sys.stdin.readline()
 """
 OPEN = "file = made(); ready()"
-MAPPED = "file = made(); held = mmap.mmap(file.fileno(), 1 << 20); file.close(); ready()"
+MAPPED = "file = made(); mapping = mmap.mmap(file.fileno(), 1 << 20); file.close(); ready()"
 # mmap in Python keeps a descriptor of its own: this one has none.
 ONLY_MAPPED = """
 libc = ctypes.CDLL(None, use_errno=True)
@@ -47,11 +47,11 @@ def hold():
     global file
     file = made()
     os.dup(file.fileno())
-    told.set()
+    ready_event.set()
     threading.Event().wait()
-told = threading.Event()
+ready_event = threading.Event()
 threading.Thread(target=hold, daemon=True).start()
-told.wait()
+ready_event.wait()
 ready()
 """
 FIRST_THREAD_ENDED = """
@@ -78,10 +78,10 @@ ready()
 
 
 @contextmanager
-def holder(program: str, place: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    place.mkdir(exist_ok=True)
+def holder(program: str, path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    path.mkdir(exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN + program, str(place)],
+        [sys.executable, "-c", BEGIN + program, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -95,8 +95,8 @@ def holder(program: str, place: Path) -> "Iterator[subprocess.Popen[bytes]]":
         process.communicate()
 
 
-def device(place: Path) -> int:
-    return os.stat(place).st_dev
+def device(path: Path) -> int:
+    return os.stat(path).st_dev
 
 
 @pytest.mark.parametrize(
@@ -107,35 +107,35 @@ def device(place: Path) -> int:
         pytest.param(ONLY_MAPPED, id="only mapped", marks=root_only),
         pytest.param(OWN_TABLE, id="in the table of one thread", marks=root_only),
         pytest.param(FIRST_THREAD_ENDED, id="the first thread has ended", marks=root_only),
-        pytest.param(FAR_BELOW, id="its path was longer than the kernel says"),
+        pytest.param(FAR_BELOW, id="its path is longer than PATH_MAX"),
     ],
 )
-def test_a_deleted_file_counts_once_however_it_is_held(program: str, tmp_path: Path) -> None:
+def test_a_deleted_file_counts_once_for_every_kind_of_holder(program: str, tmp_path: Path) -> None:
     with holder(program, tmp_path / "data") as process:
         found = scan_deleted([process.pid], frozenset({device(tmp_path)}))
     assert found == DeletedFiles(MIB, 1, process.pid, complete=True)
 
 
-def test_memory_is_no_disk(tmp_path: Path) -> None:
+def test_memory_does_not_count(tmp_path: Path) -> None:
     with holder(MEMORY, tmp_path) as process:
         found = scan_deleted([process.pid], frozenset({device(tmp_path)}))
     assert found == DeletedFiles(0, 0, None, complete=True)
 
 
 @root_only
-def test_a_file_on_a_tmpfs_is_no_disk(tmp_path: Path) -> None:
+def test_a_file_on_a_tmpfs_does_not_count(tmp_path: Path) -> None:
     with mounted(tmp_path / "memory", "-t", "tmpfs", "tmpfs") as memory, holder(OPEN, memory) as process:
         found = scan_deleted([process.pid], frozenset({device(tmp_path)}))
     assert found == DeletedFiles(0, 0, None, complete=True)
 
 
 @root_only
-def test_a_file_in_a_layer_is_told_from_one_in_a_volume(tmp_path: Path) -> None:
+def test_files_in_layers_and_in_volumes_are_distinct(tmp_path: Path) -> None:
     for name in ("lower", "upper", "work"):
         (tmp_path / name).mkdir()
     options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     with mounted(tmp_path / "merged", "-t", "overlay", "-o", options, "overlay") as merged, ExitStack() as started:
-        pids = [started.enter_context(holder(OPEN, place)).pid for place in (merged, tmp_path / "volume")]
+        pids = [started.enter_context(holder(OPEN, path)).pid for path in (merged, tmp_path / "volume")]
         layers = frozenset({device(merged)})
         target = Target("u1", lambda: (pids, True), layers, frozenset({device(tmp_path)}))
         found = DeletedScan(Host("/")).scan([target], until=time.monotonic() + 60)["u1"]
@@ -143,12 +143,12 @@ def test_a_file_in_a_layer_is_told_from_one_in_a_volume(tmp_path: Path) -> None:
     assert (found.layer_bytes, found.layer_files) == (MIB, 1)
 
 
-def test_a_file_that_pods_have_handed_on_counts_for_the_one_that_had_it(tmp_path: Path) -> None:
-    place = tmp_path / "data"
+def test_a_file_that_several_pods_hold_counts_for_the_first_holder(tmp_path: Path) -> None:
+    path = tmp_path / "data"
     scan, disks = DeletedScan(Host("/")), frozenset({device(tmp_path)})
-    with holder(OPEN, place) as first, ExitStack() as handed:
+    with holder(OPEN, path) as first, ExitStack() as handed:
 
-        def look(*holders: tuple[str, int]) -> dict[str, int]:
+        def scan_pods(*holders: tuple[str, int]) -> dict[str, int]:
             targets = [Target(uid, lambda pid=pid: ([pid], True), frozenset(), disks) for uid, pid in holders]  # type: ignore[misc]
             found = scan.scan(targets, until=time.monotonic() + 60)
             return {uid: deleted.bytes for uid, deleted in found.items()}
@@ -162,27 +162,27 @@ def test_a_file_that_pods_have_handed_on_counts_for_the_one_that_had_it(tmp_path
         second = handed.enter_context(
             subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file.fileno(), stderr=subprocess.DEVNULL)
         )
-        assert look(("u2", first.pid)) == {"u2": MIB}
-        assert look(("u1", second.pid), ("u2", first.pid)) == {"u1": 0, "u2": MIB}
-        assert look(("u1", second.pid)) == {"u1": MIB}, "the other has gone"
+        assert scan_pods(("u2", first.pid)) == {"u2": MIB}
+        assert scan_pods(("u1", second.pid), ("u2", first.pid)) == {"u1": 0, "u2": MIB}
+        assert scan_pods(("u1", second.pid)) == {"u1": MIB}, "the other pod has ended"
         second.communicate(b"")
 
 
-def test_each_pod_has_its_turn_and_keeps_what_was_seen_until_the_next_one(tmp_path: Path) -> None:
+def test_each_pod_is_scanned_and_keeps_its_result_until_its_next_scan(tmp_path: Path) -> None:
     with holder(OPEN, tmp_path / "data") as process:
-        disks, asked = frozenset({device(tmp_path)}), []
+        disks, scanned = frozenset({device(tmp_path)}), []
 
         def target(uid: str) -> Target:
             def processes() -> tuple[list[int], bool]:
-                asked.append(uid)
+                scanned.append(uid)
                 return ([process.pid] if uid == "u2" else [], True)
 
             return Target(uid, processes, frozenset(), disks)
 
         scan, targets = DeletedScan(Host("/")), [target("u1"), target("u2")]
-        for turn in (1, 2):  # time for one pod each
-            scan.scan(targets, until=time.monotonic() + 60, stop=lambda turn=turn: len(asked) >= turn)  # type: ignore[misc]
-        assert asked == ["u1", "u2"]
+        for limit in (1, 2):  # time for one pod each
+            scan.scan(targets, until=time.monotonic() + 60, stop=lambda limit=limit: len(scanned) >= limit)  # type: ignore[misc]
+        assert scanned == ["u1", "u2"]
         found = scan.scan(targets, until=time.monotonic() - 1)
     assert found["u2"].bytes == MIB
 

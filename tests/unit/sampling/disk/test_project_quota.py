@@ -1,4 +1,4 @@
-"""Which quotas may be taken for what a pod holds. Real quotas are read in the machine of tests/vm (test_quota.py)."""
+"""Which quotas may be used as the usage of a pod. tests/vm/test_quota.py reads real quotas."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ OWN = "         0     131072      65536\n"
         "no process", "too many to tell",
     ],
 )  # fmt: skip
-def test_a_pod_is_confined_when_all_its_processes_are_in_a_user_namespace_of_their_own(
+def test_a_pod_is_confined_if_all_its_processes_are_in_a_user_namespace_of_its_own(
     tmp_path: Path, maps: list[str | None], confined: bool
 ) -> None:
     for pid, text in enumerate(maps, start=1):
@@ -48,7 +48,7 @@ def test_a_pod_is_confined_when_all_its_processes_are_in_a_user_namespace_of_the
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
-def test_the_kernel_says_who_is_in_the_hosts_user_namespace() -> None:
+def test_the_kernel_shows_which_processes_are_in_the_hosts_user_namespace() -> None:
     process = subprocess.Popen(
         ["unshare", "--user", "--map-root-user", "sh", "-c", "echo up; read _"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -65,7 +65,7 @@ def test_the_kernel_says_who_is_in_the_hosts_user_namespace() -> None:
             process.kill()
 
 
-def test_only_file_systems_that_are_mounted_with_project_quotas_are_asked() -> None:
+def test_only_file_systems_mounted_with_project_quotas_are_read() -> None:
     table = b"""\
 1 0 8:1 / / rw - ext4 /dev/sda1 rw,errors=remount-ro
 2 1 8:2 / /a rw - xfs /dev/sda2 rw,attr2,inode64,prjquota
@@ -78,12 +78,12 @@ def test_only_file_systems_that_are_mounted_with_project_quotas_are_asked() -> N
 
 @root_only
 def test_a_file_system_whose_quota_cannot_be_read_is_walked(tmp_path: Path) -> None:
-    with ext4(tmp_path, options="loop") as place:
-        node(place)
-        volume = place / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+    with ext4(tmp_path, options="loop") as path:
+        node(path)
+        volume = path / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
         volume.mkdir(parents=True)
         (volume / "file").write_bytes(b"x" * 9000)
-        meter = live_meter(place)
+        meter = live_meter(path)
         found = meter.measure([pod("u1")], until=time.monotonic() + 30)
         assert found["u1"].disk.volumes_inodes == 2
         assert meter.progress.entries > 0

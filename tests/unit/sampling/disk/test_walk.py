@@ -1,4 +1,4 @@
-"""The walker on real directories: it agrees with `du`, and nobody can lead it astray."""
+"""Walks of real directories: they agree with `du`, and no owner of a tree can redirect them."""
 
 import contextlib
 import os
@@ -20,9 +20,9 @@ from tests.support.disk_trees import SETTLED_S, du, walk
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
 
-def let_settle(place: Path) -> None:
-    """Until the last change of any directory is older than what the walks here take as settled."""
-    newest = max(os.lstat(directory).st_ctime for directory, _, _ in os.walk(place))
+def let_settle(path: Path) -> None:
+    """Wait until every directory may be cached by the walks of these tests."""
+    newest = max(os.lstat(directory).st_ctime for directory, _, _ in os.walk(path))
     while time.time() < newest + 1.5 * SETTLED_S:
         os.sched_yield()
 
@@ -41,7 +41,7 @@ ENTRY = st.tuples(st.integers(0, 10**6), NAME, KIND, st.integers(0, 20000))
 
 @given(st.lists(ENTRY, max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_any_tree_is_counted_as_du_counts_it(entries: list[tuple[int, bytes, str, int]]) -> None:
+def test_any_tree_has_the_numbers_of_du(entries: list[tuple[int, bytes, str, int]]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         top = os.fsencode(scratch)
         directories, files = [top], [b"/etc/passwd"]
@@ -117,32 +117,32 @@ def test_memory_does_not_grow_with_the_tree(tmp_path: Path, count: CountMode, ca
     peaks = []
     for directories in (100, 1000):
         for number in range(made, directories):
-            place = tmp_path / f"{number % 40}" / f"{number}"
-            place.mkdir(parents=True)
+            path = tmp_path / f"{number % 40}" / f"{number}"
+            path.mkdir(parents=True)
             for name in range(50):
-                os.mknod(place / f"file-{name}")
+                os.mknod(path / f"file-{name}")
         made = directories
         tracemalloc.start()
-        with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count, cache_bytes=cache_bytes, settled_s=0.0) as walking:
-            assert walking.step()
-            assert walking.usage.inodes == 1 + 40 + directories * 51
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count, cache_bytes=cache_bytes, settled_s=0.0) as tree_walk:
+            assert tree_walk.step()
+            assert tree_walk.usage.inodes == 1 + 40 + directories * 51
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < cache_bytes + (1 << 19), f"{peaks} bytes for 45,000 files more"
 
 
-def test_what_is_remembered_of_a_directory_of_directories_is_bounded(tmp_path: Path) -> None:
+def test_the_cache_of_a_directory_of_directories_is_bounded(tmp_path: Path) -> None:
     here = os.open(tmp_path, os.O_RDONLY)
     peaks = []
     for made, directories in ((0, 20_000), (20_000, 40_000)):
         for number in range(made, directories):
             os.mkdir(f"directory-{number}", dir_fd=here)
         tracemalloc.start()
-        with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=1 << 18, settled_s=0.0) as walking:
-            assert walking.step()
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=1 << 18, settled_s=0.0) as tree_walk:
+            assert tree_walk.step()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert walking.usage.directories == directories + 1
+        assert tree_walk.usage.directories == directories + 1
     os.close(here)
     assert peaks[1] - peaks[0] < 1 << 19, f"{peaks} bytes"
 
@@ -161,10 +161,10 @@ def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Pa
     before = descriptors()
     most = 0
     try:
-        with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=MAX_CACHE_BYTES) as walking:
-            while not walking.step(entries=50):
+        with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=MAX_CACHE_BYTES) as tree_walk:
+            while not tree_walk.step(entries=50):
                 most = max(most, descriptors())
-            usage = walking.usage
+            usage = tree_walk.usage
     finally:
         subprocess.run(["rm", "-rf", tmp_path / "down"], check=True)
     assert usage.inodes == 1 + depth + len(range(0, depth, 7))
@@ -173,7 +173,7 @@ def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(tmp_path: Pa
     assert descriptors() == before
 
 
-def test_wide_directories_on_a_deep_way_are_read_to_their_end_before_they_are_let_go(tmp_path: Path) -> None:
+def test_wide_directories_above_a_deep_one_are_read_to_their_end_before_they_are_closed(tmp_path: Path) -> None:
     here = tmp_path
     for level in range(80):
         if level in (0, 1, 2):
@@ -189,39 +189,39 @@ def test_wide_directories_on_a_deep_way_are_read_to_their_end_before_they_are_le
 # --- pausing
 
 
-def test_a_walk_stops_at_its_budget_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_walk_pauses_at_its_limit_and_continues_from_there(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}").mkdir()
         for name in range(20):
             (tmp_path / f"{number}" / f"{name}").touch()
     seen = []
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
-        while not walking.step(entries=50):
-            assert not walking.usage.complete
-            seen.append(walking.usage.inodes)
-    assert walking.usage.complete
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as tree_walk:
+        while not tree_walk.step(entries=50):
+            assert not tree_walk.usage.complete
+            seen.append(tree_walk.usage.inodes)
+    assert tree_walk.usage.complete
     assert len(seen) >= 9
     assert seen == sorted(seen)
-    assert (walking.usage.bytes, walking.usage.inodes) == du(tmp_path)
+    assert (tree_walk.usage.bytes, tree_walk.usage.inodes) == du(tmp_path)
 
 
-def test_a_walk_whose_time_is_over_does_nothing_more(tmp_path: Path) -> None:
+def test_a_walk_after_its_deadline_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
-        assert not walking.step(until=time.monotonic() - 1)
-        assert not walking.usage.complete
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as tree_walk:
+        assert not tree_walk.step(until=time.monotonic() - 1)
+        assert not tree_walk.usage.complete
 
 
 def test_a_closed_walk_holds_no_descriptor(tmp_path: Path) -> None:
     for name in ("a/b/c", "d/e"):
         (tmp_path / name).mkdir(parents=True)
     before = descriptors()
-    walking = TreeWalk(os.open(tmp_path, os.O_RDONLY))
-    walking.step(entries=1)
+    tree_walk = TreeWalk(os.open(tmp_path, os.O_RDONLY))
+    tree_walk.step(entries=1)
     assert descriptors() > before
-    walking.close()
+    tree_walk.close()
     assert descriptors() == before
-    assert not walking.usage.complete
+    assert not tree_walk.usage.complete
 
 
 def test_a_file_is_no_root_and_its_descriptor_is_closed(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_file_is_no_root_and_its_descriptor_is_closed(tmp_path: Path) -> None:
 # --- traps
 
 
-def test_a_symlink_is_an_inode_and_never_followed(tmp_path: Path) -> None:
+def test_a_symlink_is_an_inode_and_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "out").symlink_to("/usr")
     (tmp_path / "tree" / "up").symlink_to("..")
@@ -243,7 +243,7 @@ def test_a_symlink_is_an_inode_and_never_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", list(CountMode))
-def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_path: Path, count: CountMode) -> None:
+def test_a_directory_replaced_by_a_symlink_during_the_walk_is_not_followed(tmp_path: Path, count: CountMode) -> None:
     outside = tmp_path / "outside"
     (outside / "much").mkdir(parents=True)
     for number in range(10):
@@ -251,19 +251,19 @@ def test_a_directory_swapped_for_a_symlink_during_the_walk_leads_nowhere(tmp_pat
     tree = tmp_path / "tree"
     (tree / "victim").mkdir(parents=True)
     (tree / "victim" / "much").mkdir()
-    with TreeWalk(os.open(tree, os.O_RDONLY), count=count) as walking:
-        while walking.usage.directories != 2:
-            walking.step(entries=1)
+    with TreeWalk(os.open(tree, os.O_RDONLY), count=count) as tree_walk:
+        while tree_walk.usage.directories != 2:
+            tree_walk.step(entries=1)
         (tree / "victim").rename(tmp_path / "gone")
         (tree / "victim").symlink_to(outside)
-        assert walking.step()
-        usage = walking.usage
+        assert tree_walk.step()
+        usage = tree_walk.usage
     assert usage.inodes == 2
     assert usage.vanished == 1
 
 
-def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_path: Path) -> None:
-    """The parents of a deep directory are closed, and found again through `..`: which must be the same."""
+def test_a_subtree_moved_away_during_the_walk_is_not_followed(tmp_path: Path) -> None:
+    """The parents of a deep directory are closed and opened again through `..`, if it is the same directory."""
     tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
     middle = tree.joinpath(*["d"] * 5)
     deep = middle.joinpath(*["d"] * 100)
@@ -272,35 +272,35 @@ def test_a_subtree_moved_away_during_the_walk_does_not_take_the_walk_along(tmp_p
     for name in siblings:
         (middle.parent / name).mkdir()
         (elsewhere / name / "treasure").mkdir(parents=True)
-    with TreeWalk(os.open(tree, os.O_RDONLY)) as walking:
+    with TreeWalk(os.open(tree, os.O_RDONLY)) as tree_walk:
         while os.path.lexists(middle):
-            assert not walking.step(entries=1)
-            if walking.usage.directories > 40 + 90:
+            assert not tree_walk.step(entries=1)
+            if tree_walk.usage.directories > 40 + 90:
                 middle.rename(elsewhere / "moved")
-        assert walking.step()
-        usage = walking.usage
+        assert tree_walk.step()
+        usage = tree_walk.usage
     assert usage.complete
     assert usage.inodes == 1 + 5 + 100 + 40, "it counted what is elsewhere"
     assert usage.unknown_reason in ("", "moved during the walk")
 
 
-def test_what_vanishes_during_the_walk_is_gone_and_not_unknown(tmp_path: Path) -> None:
+def test_an_entry_that_vanishes_during_the_walk_is_not_unknown(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name / "below").mkdir(parents=True)
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as walking:
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY)) as tree_walk:
         subprocess.run(["rm", "-r", tmp_path / "a", tmp_path / "b", tmp_path / "c"], check=True)
-        assert walking.step()
-        usage = walking.usage
+        assert tree_walk.step()
+        usage = tree_walk.usage
     assert usage.vanished == 3
     assert usage.unknown == 0
 
 
 @pytest.fixture
 def mount_point(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tree" / "mounted"
-    place.mkdir(parents=True)
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    path = tmp_path / "tree" / "mounted"
+    path.mkdir(parents=True)
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
 
 
 @root_only
@@ -320,8 +320,8 @@ def test_a_mount_is_not_entered_even_if_it_is_of_the_same_device(
 
 
 @contextlib.contextmanager
-def as_nobody() -> Iterator[None]:
-    """Root may read everything; so be somebody else for a moment."""
+def as_other_user() -> Iterator[None]:
+    """Become another user for a moment, because root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -333,22 +333,22 @@ def as_nobody() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", list(CountMode))
-def test_what_may_not_be_read_is_unknown_with_its_reason(tmp_path: Path, count: CountMode) -> None:
+def test_an_unreadable_directory_is_unknown_with_its_reason(tmp_path: Path, count: CountMode) -> None:
     for name, mode in (("closed", 0), ("open", 0o755)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
         (tmp_path / name).chmod(mode)
     tmp_path.chmod(0o755)
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count) as walking, as_nobody():
-        assert walking.step()
-        usage = walking.usage
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), count=count) as tree_walk, as_other_user():
+        assert tree_walk.step()
+        usage = tree_walk.usage
     (tmp_path / "closed").chmod(0o755)
     assert usage.inodes == 4
     assert (usage.unknown, usage.unknown_reason) == (1, "Permission denied")
 
 
 @root_only
-def test_a_file_with_another_one_mounted_on_it_does_not_count(tmp_path: Path) -> None:
+def test_a_file_below_a_mount_point_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 1_000_000)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").touch()
@@ -364,12 +364,12 @@ def test_a_file_with_another_one_mounted_on_it_does_not_count(tmp_path: Path) ->
 # --- the second walk
 
 
-def grown(place: Path, size: int) -> None:
-    with open(place, "ab") as file:
+def grown(path: Path, size: int) -> None:
+    with open(path, "ab") as file:
         file.write(b"x" * size)
 
 
-def test_a_second_walk_sees_a_file_grow_in_a_directory_that_did_not_change(tmp_path: Path) -> None:
+def test_a_second_walk_counts_a_file_that_grew_in_an_unchanged_directory(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "log").write_bytes(b"x")
     let_settle(tmp_path)
@@ -382,7 +382,7 @@ def test_a_second_walk_sees_a_file_grow_in_a_directory_that_did_not_change(tmp_p
     assert (second.bytes, second.inodes) == du(tmp_path)
 
 
-def test_a_second_walk_sees_what_came_and_went(tmp_path: Path) -> None:
+def test_a_second_walk_counts_new_files_and_not_removed_ones(tmp_path: Path) -> None:
     for name in ("a", "b", "b/c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"x" * 9000)
@@ -396,7 +396,7 @@ def test_a_second_walk_sees_what_came_and_went(tmp_path: Path) -> None:
         assert (again.bytes, again.inodes) == du(tmp_path)
 
 
-def test_a_directory_that_was_replaced_by_another_of_its_name_is_read_again(tmp_path: Path) -> None:
+def test_a_replaced_directory_of_the_same_name_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x").mkdir()
     let_settle(tmp_path)
@@ -408,7 +408,7 @@ def test_a_directory_that_was_replaced_by_another_of_its_name_is_read_again(tmp_
     assert (again.bytes, again.inodes) == du(tmp_path)
 
 
-def test_files_are_taken_over_only_on_the_word_that_nobody_wrote(tmp_path: Path) -> None:
+def test_files_come_from_the_cache_only_if_they_are_unwritten(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"x" * 9000)
@@ -423,7 +423,7 @@ def test_files_are_taken_over_only_on_the_word_that_nobody_wrote(tmp_path: Path)
     assert asking.bytes == du(tmp_path)[0]
 
 
-def test_what_is_taken_over_counts_for_what_is_remembered(tmp_path: Path) -> None:
+def test_reused_directories_count_for_the_cache_limit(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"{number % 5}/{number}").mkdir(parents=True)
         (tmp_path / f"{number % 5}/{number}/file").write_bytes(b"x")
@@ -435,7 +435,7 @@ def test_what_is_taken_over_counts_for_what_is_remembered(tmp_path: Path) -> Non
     assert (usage.reused, second.size) == (50, first.size)
 
 
-def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path) -> None:
+def test_a_directory_with_links_is_read_even_if_unwritten(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "a" / "file").write_bytes(b"x" * 9000)
@@ -447,22 +447,22 @@ def test_a_directory_with_links_is_asked_for_even_if_nobody_wrote(tmp_path: Path
     assert (again.bytes, again.inodes) == (first.bytes, first.inodes) == du(tmp_path)
 
 
-def test_a_directory_that_changed_just_before_it_was_read_is_not_remembered(tmp_path: Path) -> None:
+def test_a_directory_changed_just_before_it_was_read_is_not_cached(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=MAX_CACHE_BYTES) as walking:
-        walking.step()
-        assert walking.usage.complete
-        assert walking.cache is None
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=MAX_CACHE_BYTES) as tree_walk:
+        tree_walk.step()
+        assert tree_walk.usage.complete
+        assert tree_walk.cache is None
 
 
-def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
+def test_the_cache_is_bounded(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "a-name-of-thirty-two-characters-").touch()
     let_settle(tmp_path)
-    with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=20_000, settled_s=0.02) as walking:
-        walking.step()
-        cache = walking.cache
+    with TreeWalk(os.open(tmp_path, os.O_RDONLY), cache_bytes=20_000, settled_s=0.02) as tree_walk:
+        tree_walk.step()
+        cache = tree_walk.cache
     assert cache is not None
     assert cache.size < 20_000 + 400 + 100 * 300
     again, _ = walk(tmp_path, previous=cache, unwritten=True)

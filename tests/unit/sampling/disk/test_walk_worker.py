@@ -1,4 +1,4 @@
-"""The worker: never waited for, one measurement at a time, the newest request wins."""
+"""The disk worker: no waits, one measurement at a time, the newest request first."""
 
 import os
 import threading
@@ -17,81 +17,81 @@ def worker(top: Path, ended: threading.Event) -> DiskWorker:
     )
 
 
-def test_a_measurement_is_published_with_the_time_it_was_read(tmp_path: Path) -> None:
-    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
-    place.mkdir(parents=True)
+def test_a_measurement_is_published_with_its_time(tmp_path: Path) -> None:
+    path = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+    path.mkdir(parents=True)
     ended = threading.Event()
-    working = worker(tmp_path, ended)
-    assert working.latest().finished_at is None
-    assert working.latest().pods == {}
+    disk_worker = worker(tmp_path, ended)
+    assert disk_worker.latest().finished_at is None
+    assert disk_worker.latest().pods == {}
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    working.request(WalkRequest((pod("u1"),), timeout_s=30.0))
+    disk_worker.request(WalkRequest((pod("u1"),), timeout_s=30.0))
     assert ended.wait(30)
-    latest = working.latest()
+    latest = disk_worker.latest()
     assert latest.pods["u1"].disk.volumes_bytes == 4096
     assert latest.finished_at is not None
     assert before <= latest.pods["u1"].read_at <= latest.finished_at
     assert (latest.running, latest.trouble) == (False, "")
     assert latest.progress.done == latest.progress.paths == 2
     ended.clear()
-    (place / "new").mkdir()
-    working.request(WalkRequest((pod("u1"),), timeout_s=30.0, mode=CountMode.INODES))
+    (path / "new").mkdir()
+    disk_worker.request(WalkRequest((pod("u1"),), timeout_s=30.0, mode=CountMode.INODES))
     assert ended.wait(30)
-    assert working.latest().pods["u1"].disk.volumes_inodes == 2
-    working.close()
+    assert disk_worker.latest().pods["u1"].disk.volumes_inodes == 2
+    disk_worker.close()
 
 
 def test_a_closed_worker_leaves_no_thread_and_no_descriptor(tmp_path: Path) -> None:
     node(tmp_path)
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     ended = threading.Event()
-    working = worker(tmp_path, ended)
-    working.request(WalkRequest((pod("u1"),), timeout_s=30.0))
+    disk_worker = worker(tmp_path, ended)
+    disk_worker.request(WalkRequest((pod("u1"),), timeout_s=30.0))
     assert ended.wait(30)
-    working.close(timeout_s=30.0)
-    assert threading.active_count() <= threads, "one of an earlier test may have ended meanwhile"
+    disk_worker.close(timeout_s=30.0)
+    assert threading.active_count() <= threads, "a thread of an earlier test may have ended meanwhile"
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_a_measurement_that_fails_is_told_and_the_next_one_is_made(tmp_path: Path) -> None:
+def test_a_failed_measurement_is_reported_and_the_next_one_runs(tmp_path: Path) -> None:
     ended = threading.Event()
-    made = []
+    calls = []
 
-    def word(uid: str, since: float) -> bool:
-        made.append(uid)
-        raise ValueError("the ledger is broken")
+    def unwritten(uid: str, since: float) -> bool:
+        calls.append(uid)
+        raise ValueError("the history is broken")
 
-    place = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
-    (place / "x").mkdir(parents=True)
-    while time.time() < os.stat(place).st_ctime + 2.1:  # only then it is remembered, and the word is asked for
+    path = node(tmp_path) / f"var/lib/kubelet/pods/u1/{EMPTY_DIR}/v"
+    (path / "x").mkdir(parents=True)
+    while time.time() < os.stat(path).st_ctime + 2.1:  # only then it is cached, and `unwritten` is called
         os.sched_yield()
-    working = DiskWorker(
+    disk_worker = DiskWorker(
         lambda: meter(tmp_path),
         wake=ended.set,
-        unwritten=word,
+        unwritten=unwritten,
     )
     for _ in range(2):
         ended.clear()
-        working.request(WalkRequest((pod("u1"),), timeout_s=30.0))
+        disk_worker.request(WalkRequest((pod("u1"),), timeout_s=30.0))
         assert ended.wait(30)
-    assert made == ["u1"]
-    latest = working.latest()
-    assert "the ledger is broken" in latest.trouble
-    assert latest.pods["u1"].disk.volumes_inodes == 2, "the last good numbers stay, with their age"
-    working.close()
+    assert calls == ["u1"]
+    latest = disk_worker.latest()
+    assert "the history is broken" in latest.trouble
+    assert latest.pods["u1"].disk.volumes_inodes == 2, "the last numbers stay, with their age"
+    disk_worker.close()
 
 
-def test_the_walking_thread_alone_is_idle_for_the_disks() -> None:
+def test_only_the_walking_thread_has_idle_io_priority() -> None:
     import psutil
 
     classes: list[object] = []
 
-    def ask() -> None:
+    def change() -> None:
         classes.append(set_idle_io_priority())
         classes.append(psutil.Process(threading.get_native_id()).ionice().ioclass)
 
     before = psutil.Process().ionice()
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=change)
     thread.start()
     thread.join()
     assert classes == [True, psutil.IOPRIO_CLASS_IDLE]
