@@ -27,7 +27,6 @@ from nodeagent.model import (
     Unit,
 )
 from nodeagent.policy import plausibility, pod_usage, protection, ranking, relief, requests, usage_growth
-from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S, plausible
 
 # --- what depends on the pod's object alone --------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ def _cached_facts(known: PodFacts | None, view: PodView, signal: Signal, config:
 
 def _pod_facts(view: PodView, signal: Signal, config: Config) -> PodFacts:
     request = requests.ranking_request(view, signal=signal)
-    believed = plausible(request)
+    believed = plausibility.plausible(request)
     implausible = believed != request or _has_implausible_request(view.pod)
     return PodFacts(view.pod, protection.object_refusals(view.pod, config.protection), believed, implausible)
 
@@ -97,7 +96,7 @@ def _has_implausible_request(pod: Pod) -> bool:
         desired, allocated = container.requests, container.allocated or NO_RESOURCES
         memory = desired.memory if allocated.memory is None else allocated.memory
         storage = desired.ephemeral_storage if allocated.ephemeral_storage is None else allocated.ephemeral_storage
-        if any(request is not None and plausible(request) is None for request in (memory, storage)):
+        if any(request is not None and plausibility.plausible(request) is None for request in (memory, storage)):
             return True
     return False
 
@@ -231,7 +230,7 @@ def _believed_usage(context: _RankingContext, view: PodView, facts: PodFacts) ->
     usage, at = view.usage, context.snapshot.taken_at
     if usage is None or facts.implausible_request:
         return None
-    if not at - context.config.sampling.stale_after_s <= usage.read_at <= at + MAX_CLOCK_SKEW_S:
+    if not at - context.config.sampling.stale_after_s <= usage.read_at <= at + plausibility.MAX_CLOCK_SKEW_S:
         return None
     if context.signal in DISK_SIGNALS and pod_usage.disk_usage_expired(usage, at=at):
         return None

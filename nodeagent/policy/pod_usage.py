@@ -7,7 +7,7 @@ makes a pod a victim.
 from typing import Final
 
 from nodeagent.model import DISK_INODE_SIGNALS, MEMORY_SIGNALS, DiskLayout, DiskUsage, PodUsage, Signal, units
-from nodeagent.policy.plausibility import plausible
+from nodeagent.policy import plausibility
 
 DISK_MAX_AGE_S: Final = 600.0
 """Older disk usage counts as unknown. Five times the kubelet's limit, because the walk of a full disk with millions of
@@ -33,15 +33,17 @@ def signal_usage(
         return None
     if signal in MEMORY_SIGNALS:
         working_set = usage.memory_working_set
-        return plausible(working_set if working_set is not None else _containers_memory(usage), limit=limit)
+        return plausibility.plausible(
+            working_set if working_set is not None else _containers_memory(usage), limit=limit
+        )
     if signal is Signal.PID:
-        return plausible(usage.process_count, limit=limit)
+        return plausibility.plausible(usage.process_count, limit=limit)
     return disk_usage(usage.disk, signal, layout, limit=limit)
 
 
 def _containers_memory(usage: PodUsage) -> int | None:
     """The working set of a pod whose own cgroup could not be read; None unless every container's was read."""
-    each = [plausible(container.memory_working_set) for container in usage.containers]
+    each = [plausibility.plausible(container.memory_working_set) for container in usage.containers]
     return sum(size for size in each if size is not None) if each and None not in each else None
 
 
@@ -66,8 +68,8 @@ def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: in
     parts: tuple[int | None, ...] = layers + others
     if layout is DiskLayout.DEDICATED_IMAGEFS:
         parts = others if signal in _NODE_SIGNALS else layers
-    measured = [part for part in (plausible(part, limit=limit) for part in parts) if part is not None]
-    return plausible(sum(measured), limit=limit) if measured else None
+    measured = [part for part in (plausibility.plausible(part, limit=limit) for part in parts) if part is not None]
+    return plausibility.plausible(sum(measured), limit=limit) if measured else None
 
 
 def disk_usage_expired(usage: PodUsage, *, at: float, max_age_s: float = DISK_MAX_AGE_S) -> bool:
@@ -85,4 +87,4 @@ def written_bytes(
     writing = usage.writing if usage is not None else None
     if writing is None or not writing.written > 0 or at - writing.read_at > max_age_s:
         return None
-    return plausible(min(writing.written, limit))
+    return plausibility.plausible(min(writing.written, limit))

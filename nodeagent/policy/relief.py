@@ -16,7 +16,7 @@ pod is left out if the others cover the deficit without it.
 from collections.abc import Sequence
 from typing import Final
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.config.schema import ReliefConfig
 from nodeagent.model import (
     MEMORY_SIGNALS,
@@ -31,8 +31,7 @@ from nodeagent.model import (
     Unit,
     units,
 )
-from nodeagent.policy import pod_usage
-from nodeagent.policy.plausibility import plausible
+from nodeagent.policy import plausibility, pod_usage
 
 UNREAD_SHARE: Final = 0.5
 """Share of the working set that counts as relief if memory.stat of a pod could not be read. The working set contains
@@ -58,20 +57,20 @@ def predicted_relief(
     if usage is None:
         return None
     if signal in MEMORY_SIGNALS:
-        unreclaimable = plausible(usage.memory_unreclaimable, limit=limit)
+        unreclaimable = plausibility.plausible(usage.memory_unreclaimable, limit=limit)
         if unreclaimable is not None:
             return unreclaimable
-        working_set = plausible(usage.memory_working_set, limit=limit)
+        working_set = plausibility.plausible(usage.memory_working_set, limit=limit)
         return int(working_set * UNREAD_SHARE) if working_set is not None else None
     if signal is Signal.PID:
-        threads = plausible(usage.thread_count, limit=limit)
-        return threads if threads is not None else plausible(usage.process_count, limit=limit)
+        threads = plausibility.plausible(usage.thread_count, limit=limit)
+        return threads if threads is not None else plausibility.plausible(usage.process_count, limit=limit)
     return pod_usage.disk_usage(usage.disk, signal, layout, limit=limit)
 
 
 def minimum_relief(rules: ReliefConfig, deficit: int) -> int:
     """The least relief that counts for this deficit, at least 1."""
-    return max(1, resolve(rules.minimum_relief, capacity=deficit) or 0)
+    return max(1, resolve.resolve(rules.minimum_relief, capacity=deficit) or 0)
 
 
 def unseen_pids(snapshot: NodeSnapshot) -> int:
@@ -81,7 +80,7 @@ def unseen_pids(snapshot: NodeSnapshot) -> int:
     count of their pod.
     """
     observation = snapshot.observations[Signal.PID]
-    if type(observation.available) is not int or (capacity := plausible(observation.capacity)) is None:
+    if type(observation.available) is not int or (capacity := plausibility.plausible(observation.capacity)) is None:
         return 0
     pods = [predicted_relief(usage, Signal.PID, snapshot.layout) for _, usage in snapshot.pods]
     attributed = _plausible_sum([*pods, *(group.process_count for group in snapshot.cgroups)])
@@ -92,7 +91,7 @@ def unattributed_amount(signal: Signal, snapshot: NodeSnapshot) -> int:
     """What is in use and attributed to no pod and no other known part of the node: the most that a pod of unknown usage
     may hold. `units.MAX_PLAUSIBLE` if even that is unknown."""
     observation = snapshot.observations[signal]
-    if type(observation.available) is not int or (capacity := plausible(observation.capacity)) is None:
+    if type(observation.available) is not int or (capacity := plausibility.plausible(observation.capacity)) is None:
         return units.MAX_PLAUSIBLE
     if signal is Signal.PID:
         return unseen_pids(snapshot)
@@ -173,7 +172,7 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
         return (*_top_cgroups(snapshot), *_node_memory(snapshot))
     if signal is Signal.PID:
         pods = _plausible_sum([usage.process_count for _, usage in snapshot.pods if usage is not None])
-        groups = [(plausible(group.process_count) or 0, group.path) for group in snapshot.cgroups]
+        groups = [(plausibility.plausible(group.process_count) or 0, group.path) for group in snapshot.cgroups]
         groups.sort(key=lambda row: (-row[0], row[1]))
         return (*(f"{path} {count}" for count, path in groups[:TOP_CGROUPS] if count), f"all pods {pods} processes")
     return _disk_holders(signal, snapshot)
@@ -181,13 +180,13 @@ def other_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
 
 def _disk_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
     observation, unit = snapshot.observe(signal), SIGNAL_TABLE[signal].unit
-    capacity, available = plausible(observation.capacity), plausible(observation.available)
+    capacity, available = plausibility.plausible(observation.capacity), plausibility.plausible(observation.available)
     if capacity is None or available is None:
         return ()
     usages = _disk_usages(signal, snapshot)
     pods = _plausible_sum(usages)
     rest = units.format_amount(max(0, capacity - available - pods), unit)
-    if usages and all(plausible(each) is None for each in usages):
+    if usages and all(plausibility.plausible(each) is None for each in usages):
         holders = [f"{rest} in use, disk usage of pods unknown"]
     else:
         holders = [f"pods {units.format_amount(pods, unit)}", f"not attributed to pods {rest}"]
@@ -196,7 +195,7 @@ def _disk_holders(signal: Signal, snapshot: NodeSnapshot) -> tuple[str, ...]:
         holders.append(f"{directory.path} {at_least}{units.format_amount(size, unit)}")
     deleted, pod = max(
         [
-            (plausible(usage.disk_usage_quality.deleted_bytes) or 0, pod.key)
+            (plausibility.plausible(usage.disk_usage_quality.deleted_bytes) or 0, pod.key)
             for pod, usage in snapshot.pods
             if usage and usage.disk_usage_quality
         ],
@@ -218,12 +217,12 @@ def _host_directories(signal: Signal, snapshot: NodeSnapshot) -> list[tuple[int,
     if disk is None:
         return []
     in_bytes = SIGNAL_TABLE[signal].unit is Unit.BYTES
-    sizes = [(plausible(each.bytes if in_bytes else each.inodes) or 0, each) for each in disk.largest]
+    sizes = [(plausibility.plausible(each.bytes if in_bytes else each.inodes) or 0, each) for each in disk.largest]
     return sorted([row for row in sizes if row[0]], key=lambda row: (-row[0], row[1].path))
 
 
 def _top_cgroups(snapshot: NodeSnapshot) -> tuple[str, ...]:
-    groups = [(plausible(group.memory_working_set) or 0, group.path) for group in snapshot.cgroups]
+    groups = [(plausibility.plausible(group.memory_working_set) or 0, group.path) for group in snapshot.cgroups]
     groups.sort(key=lambda row: (-row[0], row[1]))
     return tuple([f"{path} {units.format_amount(size)}" for size, path in groups[:TOP_CGROUPS] if size])
 
@@ -234,7 +233,10 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
         return ()
     pods = _plausible_sum([usage.memory_working_set for _, usage in snapshot.pods if usage is not None])
     groups = _plausible_sum([group.memory_working_set for group in snapshot.cgroups])
-    total, available = plausible(memory.total), plausible(snapshot.observations[Signal.MEMORY].available)
+    total, available = (
+        plausibility.plausible(memory.total),
+        plausibility.plausible(snapshot.observations[Signal.MEMORY].available),
+    )
     parts = [("pods", pods), ("shmem", _plausible_sum([memory.shmem]))]
     parts.append(("slab", _plausible_sum([memory.slab_reclaimable, memory.slab_unreclaimable])))
     parts.append(("hugepages", _plausible_sum([memory.hugetlb])))
@@ -244,4 +246,4 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
 
 
 def _plausible_sum(values: Sequence[int | None]) -> int:
-    return sum(plausible(value) or 0 for value in values)
+    return sum(plausibility.plausible(value) or 0 for value in values)

@@ -6,7 +6,7 @@ nearest hard threshold. The state that this decision returns is dropped.
 
 from typing import Final, NamedTuple
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
 from nodeagent.policy import candidates, engine, thresholds
@@ -63,7 +63,7 @@ def _nearest_threshold(snapshot: NodeSnapshot, config: Config) -> _NearestThresh
         if not threshold.hard or threshold.signal not in MEMORY_SIGNALS:
             continue
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
-        available, value = observation.available, resolve(threshold.value, capacity=observation.capacity)
+        available, value = observation.available, resolve.resolve(threshold.value, capacity=observation.capacity)
         if available is not None and value is not None and available >= value:
             ahead.append(_NearestThreshold(threshold, observation, value, available - value))
     return min(ahead, key=lambda each: each.headroom, default=None)
