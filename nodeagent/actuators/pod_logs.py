@@ -1,12 +1,12 @@
-"""Removes logs of containers that have ended, below a directory of pod logs.
+"""Removes old logs of ended containers below a directory of pod logs.
 
-In `<directory>/<pod>/<container>/` the log of each start of a container is `<n>.log`, and what was rotated away
-`<n>.log.<stamp>`, with or without `.gz`. Whatever has a smaller number than the newest start is of a container that has
-ended, and is removed; of the pods in `ended` all but the newest log of each container, so that its last words stay.
+In `<directory>/<pod>/<container>/` the log of each start of a container is `<n>.log`, and a rotated one is
+`<n>.log.<stamp>`, with or without `.gz`. A log with a smaller number than the newest start belongs to an ended
+container and is removed. Of a pod in `ended`, all but the newest log of each container are removed, so that its last
+output stays.
 
-Nothing outside that directory can be removed: every step down is an open of one name with O_NOFOLLOW, and only plain
-files with such names are unlinked.
-"""
+Nothing outside that directory can be removed: every step down opens one name with O_NOFOLLOW, and only regular files
+with such names are unlinked."""
 
 import contextlib
 import os
@@ -20,19 +20,19 @@ _LOG: Final = re.compile(r"([0-9]{1,9})\.log(\.[0-9A-Za-z-]+(\.gz)?)?", re.ASCII
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Removed(NamedTuple):
-    """What was removed."""
+class RemovedLogs(NamedTuple):
+    """The removed files."""
 
     files: int
     bytes: int
     """Allocated, st_blocks * 512."""
     complete: bool
-    """False: the deadline cut it short."""
+    """False if the deadline passed first."""
 
 
-def remove_old_logs(directory: str, *, ended: Callable[[str], bool], until: float) -> Removed:
-    """Remove old logs until time.monotonic() `until`. `ended` tells of a pod's directory name whether its containers
-    have all ended.
+def remove_old_logs(directory: str, *, ended: Callable[[str], bool], until: float) -> RemovedLogs:
+    """Remove old logs until `until` on time.monotonic(). `ended` returns True for a pod's directory name if all its
+    containers have ended.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -41,21 +41,21 @@ def remove_old_logs(directory: str, *, ended: Callable[[str], bool], until: floa
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for pod in sorted(os.listdir(top)):
-            with _opened(top, pod) as below:
+            with _open_directory(top, pod) as below:
                 for container in sorted(os.listdir(below)) if below is not None else ():
                     if time.monotonic() >= until:
-                        return Removed(files, size, complete=False)
-                    with _opened(below, container) as place:
-                        for blocks in _remove(place, newest_only=ended(pod)) if place is not None else ():
+                        return RemovedLogs(files, size, complete=False)
+                    with _open_directory(below, container) as logs:
+                        for blocks in _remove(logs, newest_only=ended(pod)) if logs is not None else ():
                             files, size = files + 1, size + blocks * 512
     finally:
         os.close(top)
-    return Removed(files, size, complete=True)
+    return RemovedLogs(files, size, complete=True)
 
 
 @contextlib.contextmanager
-def _opened(parent: int | None, name: str) -> Iterator[int | None]:
-    """A directory of that name; None when it is none, or has gone."""
+def _open_directory(parent: int | None, name: str) -> Iterator[int | None]:
+    """The directory of that name; None if it is no directory, or is gone."""
     try:
         fd = os.open(name, _FLAGS, dir_fd=parent)
     except OSError:
@@ -67,20 +67,20 @@ def _opened(parent: int | None, name: str) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _remove(place: int, *, newest_only: bool) -> Iterator[int]:
+def _remove(directory: int, *, newest_only: bool) -> Iterator[int]:
     """Remove the old logs of one container; yields the blocks of each."""
-    found = [
-        (int(match[1]), name, match[2] is not None) for name in os.listdir(place) if (match := _LOG.fullmatch(name))
+    logs = [
+        (int(match[1]), name, match[2] is not None) for name in os.listdir(directory) if (match := _LOG.fullmatch(name))
     ]
-    newest = max((number for number, _, _ in found), default=0)
-    for number, name, rotated in found:
+    newest = max((number for number, _, _ in logs), default=0)
+    for number, name, rotated in logs:
         if number == newest and not (newest_only and rotated):
             continue
         try:
-            seen = os.stat(name, dir_fd=place, follow_symlinks=False)
-            if not stat.S_ISREG(seen.st_mode):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
                 continue
-            os.unlink(name, dir_fd=place)
+            os.unlink(name, dir_fd=directory)
         except OSError:
-            continue  # somebody else removed it, or it is not ours to remove
-        yield seen.st_blocks if seen.st_nlink == 1 else 0
+            continue  # another program removed it, or the agent has no right to
+        yield status.st_blocks if status.st_nlink == 1 else 0

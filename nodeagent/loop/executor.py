@@ -211,7 +211,7 @@ class Executor:
             job = jobs.build_job(
                 actions[order.name],
                 order,
-                pod_logs=lambda: self._hooks.local_path(config.sampling.pod_logs_dir),
+                pod_logs_dir=lambda: self._hooks.local_path(config.sampling.pod_logs_dir),
                 # Where no pod is seen at all it is our sight that has ended.
                 ended=lambda name: bool(running) and name.rpartition("_")[2] not in running,
                 stop=self._hooks.closing,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.actuators.pod_logs import Removed, remove_old_logs
+from nodeagent.actuators.pod_logs import RemovedLogs, remove_old_logs
 
 
-def remove(top: Path, *ended: str, until: float | None = None) -> Removed:
+def remove(top: Path, *ended: str, until: float | None = None) -> RemovedLogs:
     deadline = time.monotonic() + 60 if until is None else until
     return remove_old_logs(str(top), ended=lambda pod: pod in ended, until=deadline)
 

@@ -15,7 +15,7 @@ from nodeagent.actuators.reclaim_runner import (
     build_job,
     command,
     missing_programs,
-    run,
+    run_command,
 )
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
 from nodeagent.model import Note, NoteKind, ReclaimOrder, ReclaimResult, Signal, Tier
@@ -36,7 +36,7 @@ def no_logs() -> str:
 
 
 def job(action: ReclaimAction) -> ReclaimJob:
-    return build_job(action, ORDER, pod_logs=no_logs, ended=lambda _: False)
+    return build_job(action, ORDER, pod_logs_dir=no_logs, ended=lambda _: False)
 
 
 def test_a_command_gets_resource_signal_deficit_and_what_is_available() -> None:
@@ -68,7 +68,7 @@ def test_a_program_that_is_not_there_is_told_before_it_is_needed(tmp_path: Path)
 
 
 def test_a_failure_is_told_with_its_code_and_its_last_words() -> None:
-    ended = run(script("import sys; print('x' * 9000 + 'the end'); sys.exit(3)"), {}, until=soon())
+    ended = run_command(script("import sys; print('x' * 9000 + 'the end'); sys.exit(3)"), {}, until=soon())
     assert ended.result is ReclaimResult.FAILED
     assert ended.message.startswith("exit code 3: x")
     assert ended.message.endswith("the end")
@@ -77,7 +77,7 @@ def test_a_failure_is_told_with_its_code_and_its_last_words() -> None:
 
 @pytest.mark.parametrize("words", [("/no/such/program",), ("/etc/hostname",), ("a\0b",)])
 def test_what_cannot_be_started_has_failed(words: tuple[str, ...]) -> None:
-    ended = run(words, {}, until=soon())
+    ended = run_command(words, {}, until=soon())
     assert ended.result is ReclaimResult.FAILED
     assert ended.message
 
@@ -92,7 +92,7 @@ def test_at_the_deadline_the_command_and_all_that_it_started_are_ended(tmp_path:
         "while True: time.sleep(60)\n"
     )
     began = time.monotonic()
-    ended = run(script(text), {}, until=soon(6.0))
+    ended = run_command(script(text), {}, until=soon(6.0))
     assert ended.result is ReclaimResult.TIMED_OUT
     assert time.monotonic() - began < 14
     [one, other] = [int(word) for word in pids.read_text().split()]
@@ -106,7 +106,7 @@ def test_at_the_deadline_the_command_and_all_that_it_started_are_ended(tmp_path:
 def test_what_a_command_leaves_running_is_ended_with_it_and_does_not_hold_it_up() -> None:
     text = "import os, time\npid = os.fork()\nif pid: print(pid)\nelse: time.sleep(300)"
     began = time.monotonic()
-    ended = run(script(text), {}, until=soon(60.0))
+    ended = run_command(script(text), {}, until=soon(60.0))
     assert time.monotonic() - began < 30, "the child holds the pipe open, nobody waits for it"
     assert ended.result is ReclaimResult.DONE
     until = time.monotonic() + 20
@@ -125,7 +125,7 @@ def _lives(pid: int) -> bool:
 
 def test_endless_output_neither_blocks_nor_is_kept() -> None:
     text = "import sys\nfor _ in range(200): sys.stdout.write('y' * 65536)\nprint('done')"
-    ended = run(script(text), {}, until=soon(60))
+    ended = run_command(script(text), {}, until=soon(60))
     assert ended.result is ReclaimResult.DONE
     assert ended.message.endswith("ydone")
 
@@ -136,7 +136,7 @@ def test_a_command_is_not_protected_from_the_oom_killer_and_has_no_watchdog(monk
         "import os, sys\nsys.stdin.read()\n"
         "print(os.environ.get('NOTIFY_SOCKET'), os.getsid(0) == os.getpid(), sorted(os.listdir('/proc/self/fd')))\n"
     )
-    ended = run(script(text), {}, until=soon())
+    ended = run_command(script(text), {}, until=soon())
     assert ended.message == "None True ['0', '1', '2', '3']", "3 is the listing itself"
 
 
