@@ -22,7 +22,7 @@ from nodeagent.model import (
     Tier,
     Unit,
 )
-from nodeagent.policy import pod_usage, ranking, usage_growth
+from nodeagent.policy import ranking, usage_growth
 from nodeagent.policy.candidates import RankedPods, RankingCache, rank_pods
 from tests.support.nodes import GI, MI, NOW, config, snapshot, usage, view
 
@@ -232,15 +232,6 @@ def test_an_old_sample_is_no_base_for_growth() -> None:
     assert ranked.pods[0].view.pod.name == "steady"
 
 
-def test_growth_is_measured_over_at_least_half_the_sample_distance() -> None:
-    growth = usage_growth.GrowthState()
-    for second in range(8):
-        growth = usage_growth.record_sample(growth, snapshot(processes("one", 100 + second), at=NOW + second))
-    rate = usage_growth.growth_rate(growth, Signal.PID, DiskLayout.SINGLE, at=NOW + 8)
-    now = processes("one", 108).usage
-    assert rate(now, 108) == pytest.approx(1.0)
-
-
 # --- the kubelet's order ---------------------------------------------------------------------------------------------
 
 
@@ -269,35 +260,10 @@ def test_kubelet_inode_order_is_any_use_then_priority_then_most_inodes() -> None
     assert names(*pods, signal=Signal.NODEFS_INODES, rules=KUBELET) == ["many", "few", "high", "none"]
 
 
-@pytest.mark.parametrize(
-    ("layout", "signal", "expected"),
-    [
-        (DiskLayout.SINGLE, Signal.NODEFS, 111),
-        (DiskLayout.SINGLE, Signal.IMAGEFS, 111),
-        (DiskLayout.SINGLE, Signal.CONTAINERFS, 111),
-        (DiskLayout.DEDICATED_IMAGEFS, Signal.NODEFS, 110),
-        (DiskLayout.DEDICATED_IMAGEFS, Signal.IMAGEFS, 1),
-        (DiskLayout.DEDICATED_IMAGEFS, Signal.CONTAINERFS, 1),
-        (DiskLayout.SPLIT, Signal.NODEFS, 111),
-        (DiskLayout.SPLIT, Signal.IMAGEFS, 0),
-        (DiskLayout.SPLIT, Signal.CONTAINERFS, 111),
-        (DiskLayout.UNKNOWN, Signal.NODEFS, None),
-    ],
-)
-def test_measured_disk_depends_on_the_layout(layout: DiskLayout, signal: Signal, expected: int | None) -> None:
-    disk_usage = DiskUsage(rootfs_bytes=1, logs_bytes=10, volumes_bytes=100)
-    assert pod_usage.disk_usage(disk_usage, signal, layout) == expected
-
-
 def test_imagefs_of_a_split_layout_ranks_by_priority_and_name_not_by_the_smallest_request() -> None:
     pods = [view("b", priority=1), view("a", priority=1), view("c", priority=0)]
     order = names(*pods, signal=Signal.IMAGEFS, rules=KUBELET, layout=DiskLayout.SPLIT)
     assert order == ["c", "a", "b"]
-
-
-def test_disk_usage_with_an_unmeasured_part_is_the_sum_of_the_rest() -> None:
-    assert pod_usage.disk_usage(DiskUsage(logs_bytes=10), Signal.NODEFS, DiskLayout.SINGLE) == 10
-    assert pod_usage.disk_usage(DiskUsage(), Signal.NODEFS, DiskLayout.SINGLE) is None
 
 
 @pytest.mark.parametrize("rules", [RankingConfig(), KUBELET])
