@@ -27,7 +27,7 @@ from nodeagent.model import (
     SignalState,
     Threshold,
 )
-from nodeagent.policy import engine, ranking, stall
+from nodeagent.policy import chosen_victims, engine, ranking, stall
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.report import node_report, sections, text
 from nodeagent.report.node_report import Report
@@ -190,7 +190,7 @@ class NodeChecker:
             view = views[victim.pod.uid]
             if view.usage is not None:
                 view = view._replace(usage=self._sampler.with_container_memory(view.usage))
-            victims.append(engine.with_current_text(victim, view, plan=plan))
+            victims.append(chosen_victims.with_current_text(victim, view, plan=plan))
         return plan._replace(victims=tuple(victims))
 
     def _walk_reason(self, plan: Plan) -> str:

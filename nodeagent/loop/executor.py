@@ -42,7 +42,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import engine, outcomes, recheck
+from nodeagent.policy import chosen_victims, outcomes, recheck
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.metrics import Metrics, SyncStage
@@ -230,4 +230,4 @@ def _reworded(victim: Victim, plan: Plan, fresh: NodeSnapshot, parts: Components
     if view.usage is None:
         return victim
     usage = parts.sampler.with_container_memory(view.usage)
-    return engine.with_current_text(victim, view._replace(usage=usage), plan=plan)
+    return chosen_victims.with_current_text(victim, view._replace(usage=usage), plan=plan)

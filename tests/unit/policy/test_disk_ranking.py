@@ -67,7 +67,7 @@ def test_without_usage_and_writes_the_note_does_not_claim_a_ranking_by_writes() 
     plan = decided(filler("unseen"), filler("other"))
     assert not plan.victims
     assert [note.message for note in plan.notes if note.subject == "disks"] == [
-        "neither what the pods hold nor how fast they write is known"
+        "neither disk usage nor write rates of the pods are known"
     ]
 
 

@@ -39,7 +39,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import candidates, engine, outcomes, rate_limits, recheck, state
+from nodeagent.policy import candidates, chosen_victims, engine, outcomes, rate_limits, recheck, state
 from nodeagent.policy.in_flight import EvictionStage
 from nodeagent.policy.state import PolicyState
 from tests.support.nodes import GI, MI, NOW, PLENTY, WALL, attributed, config, hard, not_started, snapshot, soft, view
@@ -261,7 +261,7 @@ def test_a_hard_victim_gets_the_short_grace_and_the_kubelets_words() -> None:
 )
 def test_a_soft_victim_gets_its_own_grace_up_to_the_maximum(own_s: float, most_s: float, expected: float) -> None:
     of = view("a", termination_grace_s=own_s).pod
-    assert engine.grace_s(of, Tier.SOFT, config=config(eviction_max_pod_grace_period_s=most_s)) == expected
+    assert chosen_victims.grace_s(of, Tier.SOFT, config=config(eviction_max_pod_grace_period_s=most_s)) == expected
 
 
 def test_the_record_is_complete() -> None:

@@ -67,7 +67,7 @@ def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> N
     assert plan.recount == (counted.pod.cgroup_uid,)
     [refusal] = plan.refusals
     assert refusal.code == "waits-for-recount"
-    assert "shop/counted exceeds emptydirfs.limit: counted 50s ago" in refusal.message
+    assert "shop/counted exceeds emptydirfs.limit: disk usage is 50s old; measuring again" in refusal.message
 
 
 def test_nobody_is_counted_anew_who_would_stay_anyway() -> None:

@@ -1,0 +1,124 @@
+"""What the actuators get: a `Victim` with its text, method and grace, and its eviction in flight."""
+
+import math
+
+from nodeagent.config.schema import Config, OnBlocked
+from nodeagent.model import (
+    MIN_GRACE_S,
+    Amount,
+    Method,
+    Observation,
+    Plan,
+    Pod,
+    PodView,
+    RankedPod,
+    Signal,
+    Threshold,
+    ThresholdVerdict,
+    Tier,
+    Victim,
+    units,
+)
+from nodeagent.policy import backoffs, in_flight, messages, rate_limits
+from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
+from nodeagent.policy.local_storage_limits import Violation
+from nodeagent.policy.rate_limits import RateLimitState
+
+
+def from_ranked(
+    ranked: RankedPod, verdict: ThresholdVerdict, observation: Observation, limit_state: RateLimitState, config: Config
+) -> Victim:
+    """The victim of a threshold. A PodDisruptionBudget that refused lately is overridden only by the hard tier with
+    `onBlocked: delete`."""
+    pod, usage = ranked.view
+    tier = Tier.HARD if verdict.threshold.hard else Tier.SOFT
+    text = messages.eviction_text(ranked.view, verdict=verdict, observation=observation)
+    backoff = limit_state.pods.get(pod.uid)
+    refused = backoff is not None and backoff.code in backoffs.BLOCKED
+    overrides = refused and tier is Tier.HARD and config.escalation.on_blocked is OnBlocked.DELETE
+    return Victim(
+        pod=pod,
+        cgroup=usage.cgroup if usage is not None else "",
+        threshold=verdict.threshold,
+        tier=tier,
+        method=Method.DELETE if overrides else Method.EVICT,
+        grace_period_s=grace_s(pod, tier, config=config),
+        message=text.message,
+        annotations=text.annotations,
+        predicted_relief=ranked.relief,
+    )
+
+
+def over_limit(violation: Violation, config: Config) -> Victim:
+    """The victim of a limit of its own, as the kubelet evicts it: without event annotations, the limit as threshold."""
+    pod, usage = violation.view
+    limit = Amount(violation.allowed, None, units.format_spec_quantity(violation.allowed))
+    return Victim(
+        pod=pod,
+        cgroup=usage.cgroup if usage is not None else "",
+        threshold=Threshold(Signal.NODEFS, limit),
+        tier=Tier.HARD,
+        method=Method.EVICT,
+        grace_period_s=grace_s(pod, Tier.HARD, config=config),
+        message=violation.message,
+        annotations={},
+        predicted_relief=None,
+        limit=violation.limit.value,
+    )
+
+
+def planned_eviction(
+    chosen: Victim,
+    observation: Observation,
+    *,
+    plan_id: str,
+    sample_at: float,
+    now: float,
+    config: Config,
+    spends_tokens: bool,
+) -> InFlightEviction:
+    """The eviction in flight of a victim. A pod that is only shortened spends no token and starts no back-off."""
+    pod, threshold = chosen.pod, chosen.threshold
+    buckets: tuple[str, ...] = ()
+    if chosen.method is Method.KILL:
+        buckets = (rate_limits.LAST_RESORT,)
+    elif spends_tokens:
+        buckets = rate_limits.bucket_keys(pod, chosen.limit or threshold.signal)
+    return InFlightEviction(
+        plan_id=plan_id,
+        pod_uid=pod.uid,
+        cgroup_uid=pod.cgroup_uid,
+        pod=pod.key,
+        owner=rate_limits.owner_of(pod),
+        signal=threshold.signal,
+        memory_model=threshold.memory_model,
+        tier=chosen.tier,
+        stage=EvictionStage.PLANNED,
+        planned_at=now,
+        sample_at=sample_at,
+        available=observation.available or 0,
+        predicted=chosen.predicted_relief or 0,
+        grace_s=chosen.grace_period_s,
+        until=now + config.cluster.request_timeout_s + chosen.grace_period_s + in_flight.SLACK_S,
+        buckets=buckets,
+        limit=chosen.limit,
+    )
+
+
+def with_current_text(chosen: Victim, view: PodView, *, plan: Plan) -> Victim:
+    """The victim with its text made from `view`, because the containers' own usage, which the message names, is read
+    for victims only. A victim of a limit of its own keeps its text."""
+    verdict = plan.acting_on
+    if verdict is None or verdict.threshold != chosen.threshold:
+        return chosen
+    observation = next(each.observation for each in plan.signals if each.signal is chosen.threshold.signal)
+    text = messages.eviction_text(view, verdict=verdict, observation=observation)
+    return chosen._replace(message=text.message, annotations=text.annotations)
+
+
+def grace_s(pod: Pod, tier: Tier, *, config: Config) -> float:
+    """The grace to request, in whole seconds: the configured one (hard) or the maximum (soft), or the pod's own if that
+    is shorter."""
+    limit_s = config.escalation.hard_grace_period_s if tier is Tier.HARD else config.eviction_max_pod_grace_period_s
+    own_s = pod.termination_grace_s if 0 <= pod.termination_grace_s < units.MAX_PLAUSIBLE else MIN_GRACE_S
+    return float(math.ceil(max(MIN_GRACE_S, min(limit_s, own_s))))

@@ -1,0 +1,361 @@
+"""The plan for one due threshold: deficit, ranking, reclaim, blocks, victims.
+
+Theory of operation. `plan_signal` stops at the first reason not to evict: a reclaim action that comes first, a deficit
+that is covered by pending release, a block of all evictions, an eviction whose release is awaited, disk usage older
+than the crossing. Then terminating pods are shortened (hard tier), and the least harmful victims are chosen within rate
+limits and back-offs, unless all candidates together cannot cover the deficit.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodeagent.config.resolve import resolve
+from nodeagent.config.schema import Config, OnFutile
+from nodeagent.model import (
+    SIGNAL_TABLE,
+    Deficit,
+    Method,
+    NodeSnapshot,
+    Note,
+    NoteKind,
+    Observation,
+    RankedPod,
+    ReclaimOrder,
+    Refusal,
+    RefusalCode,
+    Signal,
+    ThresholdVerdict,
+    Tier,
+    Trend,
+    Victim,
+    units,
+)
+from nodeagent.policy import (
+    backoffs,
+    candidates,
+    chosen_victims,
+    fresh_usage,
+    in_flight,
+    last_resort,
+    out_of_reach,
+    pending_release,
+    preconditions,
+    reclaim,
+    relief,
+    selection,
+    thresholds,
+    usage_growth,
+)
+from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache
+from nodeagent.policy.in_flight import InFlightEviction, InFlightState
+from nodeagent.policy.pending_release import PendingRelease
+from nodeagent.policy.rate_limits import RateLimitState
+
+_BY_WRITES: Final = Note(
+    NoteKind.DISKS,
+    "disk usage of the pods is not measured yet: ranked by write rate, and what they wrote lately counts as usage",
+)
+_UNMEASURED: Final = Note(NoteKind.DISKS, "neither disk usage nor write rates of the pods are known")
+
+
+class DecisionContext(NamedTuple):
+    """The inputs of one decision, for all its thresholds."""
+
+    plan_id: str
+    snapshot: NodeSnapshot
+    now: float
+    config: Config
+    in_flight: InFlightState
+    growth: usage_growth.GrowthState
+    reclaims: reclaim.ReclaimState
+    trends: Mapping[Signal, Trend | None]
+    thresholds: thresholds.ThresholdState
+    """After the judgement of this snapshot."""
+    cache: RankingCache
+
+    def rank_pods(self, signal: Signal, *, tier: Tier, minimum: MinimumRelief | None = None) -> RankedPods:
+        return candidates.rank_pods(
+            self.snapshot,
+            signal,
+            tier=tier,
+            config=self.config,
+            growth=self.growth,
+            cache=self.cache,
+            minimum=minimum,
+        )
+
+
+class SignalPlan(NamedTuple):
+    """The part of a plan that one signal gives."""
+
+    signal: Signal
+    order: tuple[str, ...] = ()
+    ranking: tuple[RankedPod, ...] = ()
+    verdict: ThresholdVerdict | None = None
+    deficit: Deficit | None = None
+    victims: tuple[Victim, ...] = ()
+    entries: tuple[InFlightEviction, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[Note, ...] = ()
+    reclaims: tuple[ReclaimOrder, ...] = ()
+    reclaim_state: reclaim.ReclaimState | None = None
+    """None: unchanged."""
+    recount: tuple[str, ...] = ()
+
+
+class _Target(NamedTuple):
+    """The threshold of a signal plan, and what is computed for it."""
+
+    verdict: ThresholdVerdict
+    observation: Observation
+    signal: Signal
+    tier: Tier
+    deficit: int
+    minimum: MinimumRelief
+    pending: PendingRelease
+    trend: Trend | None
+    kill: bool
+    """Victims are killed: the last resort is due."""
+
+
+def plan_signal(
+    context: DecisionContext, verdict: ThresholdVerdict, limit_state: RateLimitState
+) -> tuple[SignalPlan, RateLimitState]:
+    """The plan for a threshold that is due. The rate limits change only if there are victims."""
+    snapshot, now, config = context.snapshot, context.now, context.config
+    threshold = verdict.threshold
+    signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
+    observation = snapshot.observe(signal, threshold.memory_model)
+    shortage = _shortage(verdict, observation)
+    pending = pending_release.pending(context.in_flight, snapshot, signal, tier=tier, now=now, config=config)
+    deficit = Deficit(signal, max(0, shortage - pending.amount), pending.amount)
+    minimum = _minimum_relief(deficit, config)
+    has_minimum = deficit.amount > 0 and not config.ranking.kubelet
+    ranked_pods = context.rank_pods(signal, tier=tier, minimum=minimum if has_minimum else None)
+    plan = SignalPlan(signal, ranked_pods.order, (), verdict, deficit, notes=_disk_notes(ranked_pods))
+    kill, limits_reached = last_resort.kill_due(snapshot, tier, limit_state, now=now, config=config)
+    target = _Target(
+        verdict,
+        observation,
+        signal,
+        tier,
+        deficit.amount,
+        minimum,
+        pending,
+        context.trends.get(signal),
+        kill,
+    )
+    if deficit.amount:
+        attempt = reclaim.attempt(
+            context.reclaims,
+            verdict,
+            observation,
+            deficit,
+            layout=snapshot.layout,
+            trend=target.trend,
+            plan_id=context.plan_id,
+            now=now,
+            config=config,
+        )
+        plan = plan._replace(reclaims=attempt.orders, reclaim_state=attempt.state)
+        if attempt.waits is not None:
+            return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(attempt.waits,)), limit_state
+    block = _block(context, target, limit_state, shortage=shortage)
+    if block is not None:
+        return plan._replace(ranking=tuple(ranked_pods.pods), refusals=(block, *limits_reached)), limit_state
+    chosen, refusals, after = _choose(context, target, ranked_pods, limit_state)
+    return (
+        plan._replace(
+            ranking=tuple(ranked_pods.pods),
+            victims=tuple([victim for victim, _ in chosen]),
+            entries=tuple([entry for _, entry in chosen]),
+            refusals=(*limits_reached, *refusals),
+        ),
+        after,
+    )
+
+
+def _disk_notes(ranked_pods: RankedPods) -> tuple[Note, ...]:
+    if not ranked_pods.by_writes:
+        return ()
+    return (_BY_WRITES if any(ranked.usage is not None for ranked in ranked_pods.pods) else _UNMEASURED,)
+
+
+def _shortage(verdict: ThresholdVerdict, observation: Observation) -> int:
+    """value + minimum reclaim - available, before pending release; 0 if one of them is unknown."""
+    if verdict.value is None or type(observation.available) is not int:
+        return 0
+    min_reclaim = verdict.threshold.min_reclaim
+    extra = resolve(min_reclaim, capacity=observation.capacity) if min_reclaim is not None else 0
+    return max(0, verdict.value + (extra or 0) - observation.available)
+
+
+def _minimum_relief(deficit: Deficit, config: Config) -> MinimumRelief:
+    amount = relief.minimum_relief(config.relief, deficit.amount)
+    unit = SIGNAL_TABLE[deficit.signal].unit
+    message = (
+        f"relief below {units.format_amount(amount, unit)}, the minimum for a deficit of "
+        f"{units.format_amount(deficit.amount, unit)}"
+    )
+    return MinimumRelief(amount, Refusal(RefusalCode.BELOW_MINIMUM_RELIEF, message))
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def _block(context: DecisionContext, target: _Target, limit_state: RateLimitState, *, shortage: int) -> Refusal | None:
+    """Why no pod is evicted for the threshold now, or None."""
+    covered = None if target.deficit else _covered(shortage, target.pending, target.signal)
+    return (
+        _signal_block(context, limit_state, target.signal, kill=target.kill)
+        or covered
+        or _wait_for_release(context, target.signal, target.tier)
+        or fresh_usage.wait_for_recount(
+            context.snapshot, target.verdict, target.trend, now=context.now, config=context.config
+        )
+    )
+
+
+def _signal_block(
+    context: DecisionContext, limit_state: RateLimitState, signal: Signal, *, kill: bool
+) -> Refusal | None:
+    """What forbids every eviction for this signal now. The last resort needs neither the API server nor a current list
+    of the pods."""
+    now, config = context.now, context.config
+    breaker = in_flight.circuit_breaker(context.in_flight, signal, now=now, config=config)
+    if kill:
+        return preconditions.snapshot_too_old(context.snapshot, now=now, config=config) or breaker
+    return (
+        preconditions.blocks_all_evictions(context.snapshot, now=now, config=config)
+        or breaker
+        or backoffs.remaining(limit_state.api, now=now)
+    )
+
+
+def _covered(shortage: int, pending: PendingRelease, signal: Signal) -> Refusal:
+    unit = SIGNAL_TABLE[signal].unit
+    if not pending.amount:
+        return Refusal(RefusalCode.NO_DEFICIT, f"{signal.value}: the deficit is zero")
+    return Refusal(
+        RefusalCode.PENDING_RELEASE,
+        f"{signal.value}: the deficit of {units.format_amount(shortage, unit)} is covered by the pending release of "
+        f"{units.format_amount(pending.amount, unit)} by {', '.join(pending.pods)}",
+    )
+
+
+def _wait_for_release(context: DecisionContext, signal: Signal, tier: Tier) -> Refusal | None:
+    """The soft tier evicts one pod and decides again when it is gone; so does the kubelet, in every tier."""
+    kubelet = context.config.ranking.kubelet
+    if tier is Tier.HARD and not kubelet:
+        return None
+    return pending_release.wait_for_release(
+        context.in_flight, context.snapshot, now=context.now, signal=None if kubelet else signal
+    )
+
+
+# --- victims ---------------------------------------------------------------------------------------------------------
+
+
+def _choose(
+    context: DecisionContext, target: _Target, ranked_pods: RankedPods, limit_state: RateLimitState
+) -> tuple[list[tuple[Victim, InFlightEviction]], tuple[Refusal, ...], RateLimitState]:
+    """The victims with their evictions in flight, the refusals, and the rate limits after them."""
+    snapshot, now, config = context.snapshot, context.now, context.config
+    out_of_reach.end_claims_wait(
+        ranked_pods, target.verdict, target.trend, minimum=target.minimum, now=now, config=config
+    )
+    shortened: tuple[RankedPod, ...] = ()
+    if not target.kill:
+        shortened = selection.select_to_shorten(
+            ranked_pods,
+            target.pending,
+            target.deficit,
+            minimum=target.minimum.relief,
+            tier=target.tier,
+            config=config,
+        )
+    selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state)
+    if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
+        selected, refusals, after = (), (*refusals, block), limit_state
+    chosen = []
+    for position, ranked in enumerate((*shortened, *selected)):
+        victim = chosen_victims.from_ranked(ranked, target.verdict, target.observation, after, config)
+        if target.kill:
+            victim = victim._replace(method=Method.KILL)
+        entry = chosen_victims.planned_eviction(
+            victim,
+            target.observation,
+            plan_id=context.plan_id,
+            sample_at=snapshot.taken_at,
+            now=now,
+            config=config,
+            spends_tokens=position >= len(shortened),
+        )
+        chosen.append((victim, entry))
+    return chosen, refusals, after
+
+
+def _select(
+    context: DecisionContext,
+    target: _Target,
+    ranked_pods: RankedPods,
+    shortened: tuple[RankedPod, ...],
+    limit_state: RateLimitState,
+) -> tuple[tuple[RankedPod, ...], tuple[Refusal, ...], RateLimitState]:
+    """The pods to evict for what the shortened ones leave of the deficit."""
+    left = target.deficit - sum(pod.relief or 0 for pod in shortened)
+    if left <= 0:
+        return (), (), limit_state
+    snapshot, now, config = context.snapshot, context.now, context.config
+    releasing = target.pending.uids | {pod.view.pod.uid for pod in shortened}
+    reach = out_of_reach.ReachContext(
+        snapshot, target.tier, target.kill, target.minimum, releasing, context.in_flight, limit_state, now, config
+    )
+    evictable, beyond = out_of_reach.split_candidates(ranked_pods, reach)
+    limited = [each.pod for each in beyond if each.replacement is out_of_reach.Replacement.NEVER]
+    refusals: tuple[Refusal, ...] = ()
+    futile = _futile(context, target.signal, left, [*evictable, *limited])
+    if futile is not None:
+        refusals = (futile, *selection.larger_out_of_reach(ranked_pods, evictable, beyond))
+        if target.tier is not Tier.HARD or config.relief.on_futile is not OnFutile.EVICT:
+            return (), refusals, limit_state
+    terms = _selection_terms(context, target, left, limit_state, shortened=len(shortened))
+    pods, after, limits = selection.select_victims(ranked_pods, evictable, beyond, terms, limit_state=limit_state)
+    return pods, (*refusals, *limits), after
+
+
+def _selection_terms(
+    context: DecisionContext, target: _Target, left: int, limit_state: RateLimitState, *, shortened: int
+) -> selection.SelectionTerms:
+    now, verdict, available = context.now, target.verdict, target.observation.available
+    history = thresholds.history_of(context.thresholds, verdict.threshold)
+    loss = selection.expected_loss(history, available=available, value=verdict.value)
+    used_up_at = context.thresholds.used_up_since.get(thresholds.identity(verdict.threshold), now)
+    return selection.selection_terms(
+        left,
+        signal=target.signal,
+        tier=target.tier,
+        kill=target.kill,
+        shortened=shortened,
+        limit_state=limit_state,
+        loss=loss,
+        growth_rate=usage_growth.certain_growth_rate(context.growth, target.signal, at=context.snapshot.taken_at),
+        used_up=target.trend is not None and now - used_up_at >= selection.REPLACEMENT_INTERVAL_S,
+        wait_for_larger=selection.should_wait_for_larger(
+            loss, verdict.active_since, available=available, value=verdict.value, now=now
+        ),
+        plan_id=context.plan_id,
+        now=now,
+        config=context.config,
+    )
+
+
+def _futile(context: DecisionContext, signal: Signal, deficit: int, pods: Sequence[RankedPod]) -> Refusal | None:
+    """Why evicting all these pods would not cover the deficit, or None. With the kubelet's order only the lack of any
+    candidate stops."""
+    evictable = sum(pod.relief or 0 for pod in pods)
+    if pods and (context.config.ranking.kubelet or evictable >= deficit):
+        return None
+    return relief.futility_refusal(
+        signal, deficit=deficit, evictable=evictable, candidates=len(pods), snapshot=context.snapshot
+    )
