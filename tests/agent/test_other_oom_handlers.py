@@ -86,7 +86,7 @@ def test_the_agent_does_not_take_a_kubelets_defaults_for_a_fact(node: Path, tmp_
     agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
     try:
         until(lambda: len(_neighbours(agent)) == 2, "who else kills")
-        assert _neighbours(agent)[1].startswith("whether the kubelet evicts is not known (/not/mounted.yaml: ")
+        assert _neighbours(agent)[1].startswith("kubelet eviction unknown (/not/mounted.yaml: ")
         assert agent.stop() == 0
     finally:
         agent.kill()

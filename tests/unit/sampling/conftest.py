@@ -1,4 +1,4 @@
-"""What tests of sampling share: scratch cgroups that are taken away again."""
+"""Fixtures of the tests of sampling: scratch cgroups that are removed again."""
 
 import uuid
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kubelet_cgroups import KubeletCgroups, reason_against
 from tests.support.livenode import HIERARCHIES, remove_cgroup
 from tests.support.pod_cgroups import PodCgroups
 
@@ -27,3 +28,15 @@ def pods() -> Iterator[PodCgroups]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[KubeletCgroups]:
+    reason = reason_against()
+    if reason:
+        pytest.skip(reason)
+    made = KubeletCgroups(tmp_path / "log")
+    try:
+        yield made
+    finally:
+        made.remove()

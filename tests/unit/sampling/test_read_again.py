@@ -1,4 +1,4 @@
-"""The second look sees the node as it is now, and of the pods only those that were asked for."""
+"""The recheck reads the node as it is now, with the requested pods alone."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def _api(pod: TreePod) -> Pod:
     return Pod(pod.cgroup_uid, pod.cgroup_uid, namespace, name, PodSource.API, QOSClass.BURSTABLE)
 
 
-def test_the_signals_are_new_and_only_the_asked_pods_are_there(tmp_path: Path) -> None:
+def test_a_recheck_has_new_signals_and_only_the_requested_pods(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(A, B)))
     with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:
         before = sampler.sample([_api(A), _api(B)], 1.0)
@@ -26,25 +26,25 @@ def test_the_signals_are_new_and_only_the_asked_pods_are_there(tmp_path: Path) -
     assert again.pods[0].usage is not None
     assert again.pods[0].usage.memory_working_set == 200 * MI
     assert again.pods_synced_at == 2.0
-    seen = again.observations[Signal.PID]
-    assert seen.available is not None
-    assert seen.capacity is not None
-    assert seen.capacity - seen.available == 7777
+    pids = again.observations[Signal.PID]
+    assert pids.available is not None
+    assert pids.capacity is not None
+    assert pids.capacity - pids.available == 7777
 
 
-def test_a_node_that_was_given_memory_since_the_decision_has_it_in_the_second_look(tmp_path: Path) -> None:
+def test_memory_that_was_added_since_the_decision_is_in_the_recheck(tmp_path: Path) -> None:
     node = Node(memory_total=8 * GI, memory_available=100 * MI, allocatable_limit=7 * GI, pods=(A,))
     with Sampler(open_host(write_node(tmp_path, node)), SamplingConfig(), node_name="n") as sampler:
         before = sampler.sample([_api(A)], 1.0)
         more = node._replace(memory_total=9 * GI, memory_available=GI + 100 * MI, allocatable_limit=8 * GI)
         write_node(tmp_path, more)
         again = sampler.read_again(before, [_api(A)], 1.0, pod_uids=frozenset({A.cgroup_uid}), disks=False)
-    seen = again.observations
-    assert (seen[Signal.MEMORY].available, seen[Signal.MEMORY].capacity) == (GI + 100 * MI, 9 * GI)
-    assert seen[Signal.ALLOCATABLE_MEMORY].capacity == 8 * GI
+    after = again.observations
+    assert (after[Signal.MEMORY].available, after[Signal.MEMORY].capacity) == (GI + 100 * MI, 9 * GI)
+    assert after[Signal.ALLOCATABLE_MEMORY].capacity == 8 * GI
 
 
-def test_a_pod_whose_cgroup_went_has_no_usage_and_one_that_the_api_lost_is_not_there(tmp_path: Path) -> None:
+def test_in_a_recheck_a_pod_without_a_cgroup_has_no_usage_and_an_unlisted_pod_is_left_out(tmp_path: Path) -> None:
     root = write_node(tmp_path, Node(pods=(A, B)))
     both = frozenset({A.cgroup_uid, B.cgroup_uid})
     with Sampler(open_host(root), SamplingConfig(), node_name="n") as sampler:

@@ -1,27 +1,21 @@
 """Real processes in real v1 cgroups, laid out as a kubelet does."""
 
 import os
-import select
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import NodeSnapshot, PodUsage, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.processes import processes_below
 from nodeagent.sampling.sampler import Sampler
+from tests.support.kubelet_cgroups import MEMORY, PIDS, KubeletCgroups
 from tests.support.livenode import remove_cgroup
 
 MI = 1 << 20
-MEMORY: Final = Path("/sys/fs/cgroup/memory")
-PIDS: Final = Path("/sys/fs/cgroup/pids")
 
 pytestmark = pytest.mark.real_cgroup
 
@@ -52,114 +46,8 @@ print('ready', flush=True); sys.stdin.read()
 """
 
 
-def _why_not() -> str:
-    if os.geteuid() != 0:
-        return "needs root"
-    for top in (MEMORY, PIDS):
-        if not (top / "cgroup.procs").exists():
-            return f"needs a cgroup v1 hierarchy at {top}"
-        if not os.access(top, os.W_OK):
-            return f"{top} is not writable"
-    return ""
-
-
-class Kubelet:
-    """Makes pod-shaped cgroups below a scratch cgroup, and processes in them."""
-
-    def __init__(self, logs: Path) -> None:
-        self.root = f"/nodeagent-test-{uuid.uuid4().hex[:8]}"
-        self.logs = logs
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.made: list[Path] = []
-        (logs / "containers").mkdir(parents=True)
-        (logs / "pods").mkdir()
-        for path in ("", "/kubepods", "/kubepods/burstable", "/kubepods/besteffort"):
-            self.mkdir(self.root + path)
-
-    def config(self) -> SamplingConfig:
-        return SamplingConfig(cgroup_root=self.root, pod_logs_dir=str(self.logs / "pods"))
-
-    def mkdir(self, path: str) -> None:
-        for top in (MEMORY, PIDS):
-            (top / path.lstrip("/")).mkdir()
-            self.made.append(top / path.lstrip("/"))
-
-    def pod(self, name: str, qos: QOSClass = QOSClass.BURSTABLE) -> str:
-        """The new pod's UID."""
-        uid = str(uuid.uuid4())
-        self.mkdir(self.path(uid, qos))
-        (self.logs / "pods" / f"default_{name}_{uid}").mkdir()
-        return uid
-
-    def path(self, uid: str, qos: QOSClass = QOSClass.BURSTABLE) -> str:
-        middle = {QOSClass.GUARANTEED: "", QOSClass.BURSTABLE: "burstable/", QOSClass.BEST_EFFORT: "besteffort/"}[qos]
-        return f"{self.root}/kubepods/{middle}pod{uid}"
-
-    def container(self, uid: str, code: str, *, name: str, inner: str = "", score: int | None = None) -> str:
-        """A container of a Burstable pod that runs `code`; returns when that says it is ready. Its cgroup's path."""
-        identity = uuid.uuid4().hex * 2
-        path = f"{self.path(uid)}/{identity}"
-        self.mkdir(path)
-        if inner:
-            self.mkdir(f"{path}/{inner}")
-        (self.logs / "containers" / f"x_default_{name}-{identity}.log").symlink_to("nowhere")
-
-        def join() -> None:
-            for top in (MEMORY, PIDS):
-                with open(f"{top}{path}/{inner}/cgroup.procs", "w") as file:
-                    file.write(f"{os.getpid()}\n")
-            if score is not None:
-                with open("/proc/self/oom_score_adj", "w") as file:
-                    file.write(f"{score}\n")
-
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            preexec_fn=join,  # noqa: PLW1509 - no threads here, and it must be in the cgroup before it takes memory
-            env={"MALLOC_ARENA_MAX": "1"},
-        )
-        self.processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        return path
-
-    def stop(self) -> None:
-        """End the processes (their children end with their standard input) and wait until they are gone."""
-        for process in self.processes:
-            descriptor = os.pidfd_open(process.pid)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            assert select.select([descriptor], [], [], 60)[0], "a test process did not end"
-            os.close(descriptor)
-            process.stdout.read()  # to the end: every child that inherited it is gone, too
-            process.stdout.close()
-            process.wait()
-        self.processes.clear()
-
-    def remove(self) -> None:
-        self.stop()
-        for path in reversed(self.made):
-            if path.exists():
-                remove_cgroup(path)
-        self.made.clear()
-
-
 @pytest.fixture
-def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
-    reason = _why_not()
-    if reason:
-        pytest.skip(reason)
-    made = Kubelet(tmp_path / "log")
-    try:
-        yield made
-    finally:
-        made.remove()
-
-
-@pytest.fixture
-def sampler(kubelet: Kubelet) -> Iterator[Sampler]:
+def sampler(kubelet: KubeletCgroups) -> Iterator[Sampler]:
     with Sampler(Host("/"), kubelet.config(), node_name="n") as made:
         yield made
 
@@ -168,16 +56,16 @@ def _usages(snapshot: NodeSnapshot) -> dict[str, PodUsage]:
     return {view.pod.name or view.pod.uid: view.usage for view in snapshot.pods if view.usage is not None}
 
 
-def test_a_memory_hog_holds_what_it_wrote(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_written_memory_is_in_the_working_set(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     kubelet.container(kubelet.pod("hog"), HOG.format(size=64 * MI), name="c")
     usage = _usages(sampler.sample())["hog"]
     # 64 MiB of its own; an interpreter beside it takes less than 16 MiB.
-    for held in (usage.memory_working_set, usage.memory_unreclaimable):
-        assert held is not None
-        assert 64 * MI <= held <= 80 * MI
+    for amount in (usage.memory_working_set, usage.memory_unreclaimable):
+        assert amount is not None
+        assert 64 * MI <= amount <= 80 * MI
 
 
-def test_a_containers_memory_is_read_when_asked_for(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_containers_memory_is_read_on_request(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     uid = kubelet.pod("b")
     kubelet.container(uid, HOG.format(size=32 * MI), name="large")
     kubelet.container(uid, HOG.format(size=MI), name="small")
@@ -188,8 +76,8 @@ def test_a_containers_memory_is_read_when_asked_for(kubelet: Kubelet, sampler: S
     assert MI <= sets["small"] <= 17 * MI
 
 
-def test_page_cache_read_once_is_usage_but_neither_working_set_nor_held(
-    kubelet: Kubelet, sampler: Sampler, tmp_path: Path
+def test_page_cache_read_once_is_usage_but_neither_working_set_nor_unreclaimable(
+    kubelet: KubeletCgroups, sampler: Sampler, tmp_path: Path
 ) -> None:
     big = tmp_path / "big"
     with big.open("wb") as file:
@@ -213,7 +101,7 @@ def test_page_cache_read_once_is_usage_but_neither_working_set_nor_held(
     assert reader.memory_unreclaimable < 24 * MI
 
 
-def test_processes_are_counted_threads_apart(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_processes_and_threads_are_counted_separately(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     forks, threads = kubelet.pod("forks"), kubelet.pod("threads")
     kubelet.container(forks, FORKS.format(number=9), name="a")
     kubelet.container(forks, FORKS.format(number=4), name="b", inner="init.scope")
@@ -224,7 +112,7 @@ def test_processes_are_counted_threads_apart(kubelet: Kubelet, sampler: Sampler)
     assert (usages["threads"].process_count, usages["threads"].thread_count) == (1, 8)
 
 
-def test_the_pods_cgroup_and_its_limit_are_a_signal(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_the_pods_cgroup_and_its_limit_are_a_signal(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     (MEMORY / kubelet.root.lstrip("/") / "kubepods/memory.limit_in_bytes").write_text(str(256 * MI))
     kubelet.container(kubelet.pod("hog"), HOG.format(size=64 * MI), name="c")
     observation = sampler.sample().observations[Signal.ALLOCATABLE_MEMORY]
@@ -233,7 +121,7 @@ def test_the_pods_cgroup_and_its_limit_are_a_signal(kubelet: Kubelet, sampler: S
     assert (256 - 80) * MI <= observation.available <= (256 - 64) * MI
 
 
-def test_a_request_is_estimated_from_the_score_of_a_real_process(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_request_is_estimated_from_the_score_of_a_real_process(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     uid = kubelet.pod("b")
     kubelet.container(uid, HOG.format(size=MI), name="c", score=990)
     snapshot = sampler.sample()
@@ -242,7 +130,7 @@ def test_a_request_is_estimated_from_the_score_of_a_real_process(kubelet: Kubele
     assert _usages(snapshot)["b"].memory_request_estimate == 10 * capacity // 1000
 
 
-def test_a_pods_start_is_on_the_clock_that_stamps_samples(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_pods_start_is_on_the_clock_of_the_samples(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     before = Host("/").boottime()
     kubelet.container(kubelet.pod("b"), HOG.format(size=MI), name="c")
     snapshot = sampler.sample()
@@ -252,7 +140,7 @@ def test_a_pods_start_is_on_the_clock_that_stamps_samples(kubelet: Kubelet, samp
     assert before - 0.02 <= started <= snapshot.taken_at
 
 
-def test_a_kept_descriptor_follows_the_cgroup(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_kept_descriptor_follows_the_cgroup(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     uid = kubelet.pod("b")
     kubelet.container(uid, HOG.format(size=8 * MI), name="c")
     first = _usages(sampler.sample())["b"].memory_usage
@@ -264,18 +152,20 @@ def test_a_kept_descriptor_follows_the_cgroup(kubelet: Kubelet, sampler: Sampler
     assert len(second.containers) == 2
 
 
-def test_a_cgroup_that_goes_leaves_the_sample_and_its_descriptors(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_removed_cgroup_leaves_the_sample_and_its_descriptors_are_closed(
+    kubelet: KubeletCgroups, sampler: Sampler
+) -> None:
     stays, goes = kubelet.pod("stays"), kubelet.pod("goes")
     kubelet.container(stays, HOG.format(size=MI), name="c")
     assert set(_usages(sampler.sample())) == {"stays", "goes"}
-    held = sampler.kept_descriptors
+    kept = sampler.kept_descriptors
     for top in (MEMORY, PIDS):
         remove_cgroup(top / kubelet.path(goes).lstrip("/"))
     assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
-    assert sampler.kept_descriptors == held - 1
+    assert sampler.kept_descriptors == kept - 1
 
 
-def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     place = f"{kubelet.root}/kubepods"
     limit = MEMORY / place.lstrip("/") / "memory.limit_in_bytes"
     limit.write_text(str(256 * MI))
@@ -288,7 +178,7 @@ def test_a_pods_cgroup_made_again_is_read_through_new_descriptors(kubelet: Kubel
     assert sampler.sample_node().observations[Signal.ALLOCATABLE_MEMORY].capacity == 128 * MI
 
 
-def test_a_cgroup_made_again_under_its_old_name_is_read_anew(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_a_cgroup_made_again_under_its_old_name_is_read_again(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     uid = kubelet.pod("b")
     path = kubelet.container(uid, HOG.format(size=64 * MI), name="c")
     large = _usages(sampler.sample())["b"].memory_usage
@@ -321,7 +211,7 @@ def _gone(path: str) -> None:
         remove_cgroup(top / path.lstrip("/"))
 
 
-def test_while_the_same_pods_are_there_the_tree_is_not_listed_again(kubelet: Kubelet) -> None:
+def test_the_tree_is_not_listed_again_while_the_pods_are_the_same(kubelet: KubeletCgroups) -> None:
     moves = kubelet.pod("moves")
     for number in range(4):
         kubelet.pod(f"still-{number}", QOSClass.BEST_EFFORT if number % 2 else QOSClass.GUARANTEED)
@@ -356,7 +246,7 @@ class _RecordingHost(Host):
         return super().read(path)
 
 
-def test_the_first_process_of_a_container_is_read_again_only_while_it_is_young(kubelet: Kubelet) -> None:
+def test_the_first_process_of_a_container_is_read_again_only_while_it_is_young(kubelet: KubeletCgroups) -> None:
     host, now = _RecordingHost(), 100.0
     uid = kubelet.pod("web")
     kubelet.container(uid, HOG.format(size=1), name="POD")
@@ -375,8 +265,8 @@ def test_the_first_process_of_a_container_is_read_again_only_while_it_is_young(k
 
 @pytest.mark.parametrize("old", list(QOSClass))
 @pytest.mark.parametrize("new", list(QOSClass))
-def test_a_pod_that_took_the_place_of_another_is_seen_at_the_next_look(
-    kubelet: Kubelet, sampler: Sampler, old: QOSClass, new: QOSClass
+def test_a_pod_that_replaces_another_is_in_the_next_sample(
+    kubelet: KubeletCgroups, sampler: Sampler, old: QOSClass, new: QOSClass
 ) -> None:
     kubelet.pod("stays")
     goes = kubelet.pod("goes", old)
@@ -390,9 +280,7 @@ def test_a_pod_that_took_the_place_of_another_is_seen_at_the_next_look(
     assert set(_usages(sampler.sample(fresh=False))) == {"stays", "goes"}
 
 
-def test_a_pod_that_took_the_place_of_what_is_no_pod_is_seen_at_the_next_look(
-    kubelet: Kubelet, sampler: Sampler
-) -> None:
+def test_a_pod_that_replaces_another_cgroup_is_in_the_next_sample(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     kubelet.pod("stays")
     kubelet.mkdir(f"{kubelet.root}/kubepods/burstable/stranger")
     for _ in range(2):
@@ -402,7 +290,7 @@ def test_a_pod_that_took_the_place_of_what_is_no_pod_is_seen_at_the_next_look(
     assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
 
 
-def test_pods_are_found_in_a_class_that_was_made_again(kubelet: Kubelet, sampler: Sampler) -> None:
+def test_pods_are_found_in_a_qos_cgroup_that_was_made_again(kubelet: KubeletCgroups, sampler: Sampler) -> None:
     kubelet.pod("stays")
     for _ in range(2):
         assert set(_usages(sampler.sample(fresh=False))) == {"stays"}
@@ -428,7 +316,7 @@ class _Removing(Host):
         return super().read(path)
 
 
-def test_a_cgroup_removed_while_it_is_read_is_not_in_the_sample(kubelet: Kubelet) -> None:
+def test_a_cgroup_removed_while_it_is_read_is_not_in_the_sample(kubelet: KubeletCgroups) -> None:
     stays, goes = kubelet.pod("stays"), kubelet.pod("goes")
 
     def remove() -> None:
@@ -443,7 +331,7 @@ def test_a_cgroup_removed_while_it_is_read_is_not_in_the_sample(kubelet: Kubelet
     assert stays != goes
 
 
-def test_a_container_removed_while_its_pod_is_read_is_left_out(kubelet: Kubelet) -> None:
+def test_a_container_removed_while_its_pod_is_read_is_left_out(kubelet: KubeletCgroups) -> None:
     uid = kubelet.pod("b")
     kubelet.container(uid, HOG.format(size=MI), name="stays")
     empty = f"{kubelet.path(uid)}/{'ab' * 32}"
@@ -465,7 +353,7 @@ DEEP: Final = 1100
 
 
 @pytest.fixture
-def nested(kubelet: Kubelet) -> Iterator[Callable[[str], Path]]:
+def nested(kubelet: KubeletCgroups) -> Iterator[Callable[[str], Path]]:
     """Makes a chain of cgroups below a container, in both hierarchies; the last of them in that of the PIDs."""
     made: list[Path] = []
 
@@ -484,8 +372,8 @@ def nested(kubelet: Kubelet) -> Iterator[Callable[[str], Path]]:
         remove_cgroup(place)
 
 
-def test_cgroups_that_a_container_nests_hide_no_process_and_hold_nobody_up(
-    kubelet: Kubelet, nested: Callable[[str], Path]
+def test_nested_cgroups_of_a_container_neither_hide_processes_nor_delay_the_sample(
+    kubelet: KubeletCgroups, nested: Callable[[str], Path]
 ) -> None:
     uid = kubelet.pod("nests")
     deepest = nested(kubelet.container(uid, FORKS.format(number=3), name="c"))
@@ -505,4 +393,4 @@ def test_cgroups_that_a_container_nests_hide_no_process_and_hold_nobody_up(
     assert notes == ["more than 256 cgroups below its containers: each thread counts as a process"]
     assert took_s < 2.0
     found = processes_below(Host(), f"{PIDS}{kubelet.path(uid)}")
-    assert (len(found.pids), found.complete) == (4, True), "these are all looked into"
+    assert (len(found.pids), found.complete) == (4, True), "all of them are read"

@@ -1,4 +1,4 @@
-"""The recorded nodes, read by us, against what their kubelet reckoned then (`kubelet/stats-summary.json`).
+"""The recorded nodes, read by us, against the numbers of their kubelet (`kubelet/stats-summary.json`).
 
 Tolerances. The kubelet's node and pods samples are forced fresh at most 10 s before the recording, its pod samples are
 up to 15 s older (KUBELET-CONTRACT, signals). What cannot change in that time (capacities, limits, process counts of
@@ -55,18 +55,18 @@ def _known(observation: Observation) -> tuple[int, int]:
     return observation.available, observation.capacity
 
 
-def test_the_three_recordings_are_there() -> None:
+def test_the_three_recordings_exist() -> None:
     assert len(NODES) == 3
 
 
-def test_memory_available_is_the_kubelets(node: Path) -> None:
+def test_memory_available_equals_the_kubelets(node: Path) -> None:
     theirs = _summary(node)["node"]["memory"]
     available, capacity = _known(_sample(node).observations[Signal.MEMORY])
     assert capacity == theirs["availableBytes"] + theirs["workingSetBytes"]
     assert available == pytest.approx(theirs["availableBytes"], abs=DRIFT)
 
 
-def test_allocatable_memory_is_what_the_pods_cgroup_leaves(node: Path) -> None:
+def test_allocatable_memory_is_the_rest_of_the_pods_cgroup(node: Path) -> None:
     containers = _summary(node)["node"]["systemContainers"]
     theirs = next(container["memory"] for container in containers if container["name"] == "pods")
     available, capacity = _known(_sample(node).observations[Signal.ALLOCATABLE_MEMORY])
@@ -81,7 +81,7 @@ def test_pids_are_counted_as_threads_against_the_smaller_limit(node: Path) -> No
     assert capacity - available == pytest.approx(theirs["curproc"], abs=5)
 
 
-def test_nodefs_is_the_kubelets(node: Path) -> None:
+def test_nodefs_equals_the_kubelets(node: Path) -> None:
     theirs, observations = _summary(node)["node"]["fs"], _sample(node).observations
     available, capacity = _known(observations[Signal.NODEFS])
     assert capacity == theirs["capacityBytes"]
@@ -98,7 +98,9 @@ def test_nodefs_is_the_kubelets(node: Path) -> None:
         (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES, "containerFs"),
     ],
 )
-def test_imagefs_and_containerfs_are_the_runtimes(node: Path, signal: Signal, inodes: Signal, which: str) -> None:
+def test_imagefs_and_containerfs_equal_the_container_runtimes(
+    node: Path, signal: Signal, inodes: Signal, which: str
+) -> None:
     theirs, observations = _summary(node)["node"]["runtime"][which], _sample(node).observations
     available, capacity = _known(observations[signal])
     assert capacity == theirs["capacityBytes"]
@@ -127,7 +129,7 @@ def test_every_pod_the_kubelet_counts_is_found_and_named(node: Path) -> None:
         assert view.pod.source is PodSource.HOST
 
 
-def test_a_pods_working_set_is_the_kubelets(node: Path) -> None:
+def test_a_pods_working_set_equals_the_kubelets(node: Path) -> None:
     ours = _by_uid(_sample(node))
     for pod in _summary(node)["pods"]:
         usage = ours[pod["podRef"]["uid"]].usage
@@ -150,7 +152,7 @@ def test_a_pods_processes_are_counted_without_its_sandbox(node: Path) -> None:
     assert counted >= 4
 
 
-def test_containers_are_named_and_the_sandbox_is_none_of_them(node: Path) -> None:
+def test_containers_are_named_and_the_sandbox_is_left_out(node: Path) -> None:
     ours = _by_uid(_sample(node))
     for pod in _summary(node)["pods"]:
         usage = ours[pod["podRef"]["uid"]].usage
@@ -158,16 +160,16 @@ def test_containers_are_named_and_the_sandbox_is_none_of_them(node: Path) -> Non
         assert [c.name for c in usage.containers] == [c["name"] for c in pod["containers"]]
 
 
-def test_the_node_stalls_as_the_kubelet_says(node: Path) -> None:
+def test_the_stalls_of_the_node_equal_the_kubelets(node: Path) -> None:
     theirs = _summary(node)["node"]["memory"]["psi"]
     stall = next(s for s in _sample(node).stalls if s.scope is StallScope.NODE and s.resource == "memory")
-    # Totals only grow, and by no more than the time between the two looks (15 s).
+    # Totals only grow, and by no more than the time between the two readings (15 s).
     assert 0 <= stall.some_total_us - theirs["some"]["total"] <= 15_000_000
     assert stall.full_total_us is not None
     assert 0 <= stall.full_total_us - theirs["full"]["total"] <= 15_000_000
 
 
-def test_requests_are_estimated_and_qos_and_start_are_told_without_the_api(node: Path) -> None:
+def test_requests_qos_class_and_start_are_known_without_the_api_server(node: Path) -> None:
     ours, summary = _by_uid(_sample(node)), json.loads((node / "api/pods.json").read_text())
     total = _sample(node).observations[Signal.MEMORY].capacity
     assert total is not None
@@ -200,7 +202,7 @@ def test_a_note_reports_that_the_node_is_recorded_and_when(node: Path) -> None:
     assert snapshot.taken_at == float((node / "proc/uptime").read_text().split()[0])
 
 
-def test_the_services_of_the_node_are_named_beside_its_pods(node: Path) -> None:
+def test_the_services_of_the_node_are_listed_beside_its_pods(node: Path) -> None:
     snapshot = _sample(node)
     containers = _summary(node)["node"]["systemContainers"]
     theirs = next(container["memory"] for container in containers if container["name"] == "kubelet")

@@ -1,4 +1,4 @@
-"""The machine sleeps in the middle of a sample."""
+"""The machine is suspended in the middle of a sample."""
 
 from pathlib import Path
 
@@ -12,38 +12,38 @@ from nodeagent.sampling.sampler import Sampler
 from tests.support import nodes
 from tests.support.trees import GI, Node, TreePod, write_node
 
-GRACE_S, SEEN_S, SLEEP_S = 20.0, 5.0, 25.0
+GRACE_S, MET_S, SUSPEND_S = 20.0, 5.0, 25.0
 
 
-class Sleepy(RecordedHost):
+class SuspendingHost(RecordedHost):
     """A recorded host with a clock."""
 
-    awake_s, slept_s = 1000.0, 0.0
-    sleeps_s = 0.0
-    """At the next question for a file system."""
+    awake_s, suspended_s = 1000.0, 0.0
+    suspends_for_s = 0.0
+    """During the next statvfs."""
 
     def clocks(self) -> Clocks:
-        return Clocks(self.awake_s + self.slept_s, self.slept_s)
+        return Clocks(self.awake_s + self.suspended_s, self.suspended_s)
 
     def statvfs(self, path: str) -> FileSystem:
-        self.slept_s, self.sleeps_s = self.slept_s + self.sleeps_s, 0.0
+        self.suspended_s, self.suspends_for_s = self.suspended_s + self.suspends_for_s, 0.0
         return super().statvfs(path)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Sleepy:
-    return Sleepy(str(write_node(tmp_path, Node(memory_available=GI, pods=(TreePod("default/web"),)))))
+def host(tmp_path: Path) -> SuspendingHost:
+    return SuspendingHost(str(write_node(tmp_path, Node(memory_available=GI, pods=(TreePod("default/web"),)))))
 
 
-def test_what_a_sample_says_of_sleep_is_of_the_instant_that_it_names(host: Sleepy) -> None:
+def test_the_suspended_time_of_a_sample_is_read_with_its_time(host: SuspendingHost) -> None:
     with Sampler(host, SamplingConfig(), node_name="n") as sampler:
         sampler.sample_node()
-        host.sleeps_s = SLEEP_S
-        seen = [sampler.sample_node() for _ in range(2)]
-    assert [(each.taken_at, each.suspended_s) for each in seen] == [(1000.0, 0.0), (1000.0 + SLEEP_S, SLEEP_S)]
+        host.suspends_for_s = SUSPEND_S
+        samples = [sampler.sample_node() for _ in range(2)]
+    assert [(each.taken_at, each.suspended_s) for each in samples] == [(1000.0, 0.0), (1000.0 + SUSPEND_S, SUSPEND_S)]
 
 
-def test_no_grace_period_passes_in_it(host: Sleepy) -> None:
+def test_no_grace_period_elapses_during_a_suspend(host: SuspendingHost) -> None:
     config = nodes.config(nodes.soft(grace_s=GRACE_S, value=2 * GI))
     after = state.initial("t", now=host.awake_s)
 
@@ -55,10 +55,10 @@ def test_no_grace_period_passes_in_it(host: Sleepy) -> None:
 
     with Sampler(host, SamplingConfig(), node_name="n") as sampler:
         assert met_for_s(sampler.sample()) == 0.0
-        host.awake_s += SEEN_S
-        host.sleeps_s = SLEEP_S
-        assert met_for_s(sampler.sample()) == SEEN_S
-        assert host.slept_s == SLEEP_S, "while it looked"
+        host.awake_s += MET_S
+        host.suspends_for_s = SUSPEND_S
+        assert met_for_s(sampler.sample()) == MET_S
+        assert host.suspended_s == SUSPEND_S, "during the sample"
         host.awake_s += 1.0
-        assert met_for_s(sampler.sample()) == pytest.approx(SEEN_S + 1.0)
+        assert met_for_s(sampler.sample()) == pytest.approx(MET_S + 1.0)
         assert sampler.sample_node().observations[Signal.MEMORY].available == GI

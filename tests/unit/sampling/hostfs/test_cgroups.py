@@ -1,4 +1,4 @@
-"""Which hierarchy, where the pods are, and what a cgroup's files say."""
+"""The hierarchies, the place of the pods in them, and the numbers in a cgroup's files."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ V2_STAT = b"anon 100\nfile 70\nkernel 30\nsock 5\nshmem 7\nfile_dirty 3\nfile_wr
 
 
 @pytest.mark.parametrize("version", ["v1", "v2", "hybrid"])
-def test_each_kind_of_hierarchy_is_told(tmp_path: Path, version: str) -> None:
+def test_each_kind_of_hierarchy_is_detected(tmp_path: Path, version: str) -> None:
     hierarchy = cgroups.detect_hierarchy(open_host(write_node(tmp_path, Node(cgroup=version))))
     assert hierarchy.version == version
     assert hierarchy.memory == ("/sys/fs/cgroup" if version == "v2" else "/sys/fs/cgroup/memory")
@@ -79,7 +79,9 @@ def _kubepods(root: str, cgroup_root: str = "") -> tuple[cgroups.Kubepods | None
         (False, "/docker/0123/kubelet", "/docker/0123/kubelet/kubepods"),
     ],
 )
-def test_kubepods_is_found_by_itself(tmp_path: Path, version: str, systemd: bool, root: str, path: str) -> None:
+def test_kubepods_is_found_without_configuration(
+    tmp_path: Path, version: str, systemd: bool, root: str, path: str
+) -> None:
     found, reason = _kubepods(write_node(tmp_path, Node(cgroup=version, systemd=systemd, cgroup_root=root)))
     assert found is not None, reason
     assert (found.path, found.systemd) == (path, systemd)
@@ -94,13 +96,13 @@ def test_a_configured_cgroup_root_is_found_in_either_drivers_spelling(tmp_path: 
     assert found.path.count("/") > 1
 
 
-def test_a_configured_cgroup_root_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_configured_cgroup_root_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     found, reason = _kubepods(write_node(tmp_path, Node()), "/elsewhere")
     assert found is None
     assert "/elsewhere" in reason
 
 
-def test_of_two_kubepods_the_one_with_pods_is_taken_and_the_choice_is_said(tmp_path: Path) -> None:
+def test_of_two_kubepods_the_one_with_pods_is_used_and_the_choice_is_reported(tmp_path: Path) -> None:
     write_node(tmp_path, Node(systemd=False))
     host = open_host(write_node(tmp_path, Node(systemd=True, pods=(TreePod("a/b"), TreePod("a/c")))))
     hierarchy = cgroups.detect_hierarchy(host)
@@ -112,7 +114,7 @@ def test_of_two_kubepods_the_one_with_pods_is_taken_and_the_choice_is_said(tmp_p
     assert any("several kubepods" in note.message for note in cgroups.hierarchy_notes(hierarchy, found))
 
 
-def test_a_machine_without_kubepods_is_said(tmp_path: Path) -> None:
+def test_a_machine_without_kubepods_is_reported(tmp_path: Path) -> None:
     found, reason = _kubepods(write_node(tmp_path, Node(kubepods=False)))
     assert found is None
     assert "no kubelet" in reason
@@ -162,7 +164,7 @@ def test_a_containers_id_is_in_its_cgroups_name(name: str, identity: str | None)
 
 
 @given(st.text())
-def test_any_name_is_a_pod_a_class_a_container_or_nothing(name: str) -> None:
+def test_any_name_is_parsed_without_an_exception(name: str) -> None:
     for result in (cgroups.pod_uid(name), cgroups.qos_of(name), cgroups.container_id(name)):
         assert result is None or result
 
@@ -170,7 +172,7 @@ def test_any_name_is_a_pod_a_class_a_container_or_nothing(name: str) -> None:
 # --- memory files
 
 
-def test_v2_memory_is_split_into_working_set_and_what_only_a_kill_frees() -> None:
+def test_v2_memory_is_split_into_working_set_and_unreclaimable_memory() -> None:
     numbers = MemoryV2().numbers(b"200\n", V2_STAT)
     assert numbers == (200, 160, 100 + (30 - 10) + 7 + 5 + 3 + 1, "")
 
@@ -186,14 +188,14 @@ def test_a_root_without_inactive_file_leaves_the_signal_unknown(files: cgroups.M
     assert "inactive_file" in reason
 
 
-def test_v2_of_an_older_kernel_sums_up_the_kernel_memory() -> None:
+def test_v2_of_an_older_kernel_sums_the_kernel_memory() -> None:
     stat = (
         b"anon 100\nfile 70\nkernel_stack 4\npagetables 3\nslab_unreclaimable 2\ninactive_file 40\nslab_reclaimable 9\n"
     )
     assert MemoryV2().numbers(b"200\n", stat).unreclaimable == 109
 
 
-def test_v1_memory_is_the_hierarchys() -> None:
+def test_v1_memory_includes_the_descendants() -> None:
     stat = b"inactive_file 1\nrss 1\nshmem 1\ntotal_inactive_file 40\ntotal_rss 100\ntotal_shmem 7\ntotal_dirty 3\n"
     assert MemoryV1().numbers(b"200\n", stat) == (200, 160, 110, "")
 
@@ -207,7 +209,7 @@ def test_more_inactive_than_used_is_a_working_set_of_zero(files: cgroups.MemoryF
     "usage", [b"", b"\n", b"-5\n", b"1e9\n", b"12 13\n", b"max\n", b"0x10", b"9" * 19, b"9" * 4000]
 )
 @pytest.mark.parametrize("files", [MemoryV1(), MemoryV2()])
-def test_an_absurd_usage_is_unknown_with_a_reason_never_zero(files: cgroups.MemoryFiles, usage: bytes) -> None:
+def test_an_implausible_usage_is_unknown_with_a_reason_never_zero(files: cgroups.MemoryFiles, usage: bytes) -> None:
     numbers = files.numbers(usage, V2_STAT)
     assert numbers.usage is None
     assert numbers.working_set is None
@@ -222,7 +224,7 @@ def test_a_stat_without_inactive_file_leaves_the_working_set_unknown(files: cgro
 
 
 @given(st.binary(), st.binary())
-def test_any_bytes_are_memory_numbers_or_none(usage: bytes, stat: bytes) -> None:
+def test_any_bytes_give_memory_numbers_or_none(usage: bytes, stat: bytes) -> None:
     for files in (MemoryV1(), MemoryV2()):
         numbers = files.numbers(usage, stat)
         assert all(value is None or value >= 0 for value in numbers[:3])
@@ -240,7 +242,7 @@ def test_what_the_kernel_writes_is_read_back(usage: int, inactive: int) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_are_a_number_or_none(data: bytes) -> None:
+def test_any_bytes_give_a_number_or_none(data: bytes) -> None:
     number, share = parse_count(data), parse_percent(data)
     assert number is None or 0 <= number < 1 << 62
     assert share is None or 0.0 <= share <= 100.0
@@ -257,12 +259,12 @@ def test_each_field_is_the_number_of_its_own_line(lines: list[tuple[str, int]], 
 
 
 @given(st.binary())
-def test_any_bytes_have_a_field_or_not(data: bytes) -> None:
+def test_any_bytes_give_a_field_or_none(data: bytes) -> None:
     [found] = parse_keyed(data, line_starts("anon"))
     assert found is None or b"anon " in data
 
 
-def test_the_cgroups_below_one_are_bounded_and_say_whether_they_are_all(tmp_path: Path) -> None:
+def test_the_descendants_of_a_cgroup_are_bounded_and_marked_as_complete_or_not(tmp_path: Path) -> None:
     for index in range(30):
         (tmp_path / f"top/wide/{index}").mkdir(parents=True)
     (tmp_path / "top/next").mkdir()
@@ -275,7 +277,7 @@ def test_the_cgroups_below_one_are_bounded_and_say_whether_they_are_all(tmp_path
     assert cgroups.cgroups_below(host, "/gone", most=32) == (["/gone"], True)
 
 
-def test_names_that_no_path_can_hold_are_left_out_and_said(tmp_path: Path) -> None:
+def test_names_too_long_for_a_path_are_left_out_and_reported(tmp_path: Path) -> None:
     deep = "import os\nfor _ in range(30): os.mkdir('d' * 200); os.chdir('d' * 200)"
     (tmp_path / "top").mkdir()
     subprocess.run([sys.executable, "-c", deep], cwd=tmp_path / "top", check=True)

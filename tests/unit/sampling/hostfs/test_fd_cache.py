@@ -1,4 +1,4 @@
-"""Files kept open say what is true now, within their bounds."""
+"""Files that are kept open are read as they are now, within their bounds."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 
-def test_a_kept_file_says_what_is_in_it_now(tmp_path: Path) -> None:
+def test_a_kept_file_is_read_as_it_is_now(tmp_path: Path) -> None:
     file = tmp_path / "level"
     kept = FdCache(Host(str(tmp_path)), limit=4)
     for content in (b"1\n", b"22222\n", b"", b"x" * 8191, b"y" * 8192, b"z" * 100_000, b"3\n"):
@@ -34,7 +34,7 @@ def test_beyond_the_limit_files_are_read_but_not_kept(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_that_cannot_be_read_holds_no_descriptor(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_takes_no_descriptor(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     before = len(os.listdir("/proc/self/fd"))
     kept = FdCache(Host(str(tmp_path)), limit=3)
@@ -44,7 +44,7 @@ def test_a_file_that_cannot_be_read_holds_no_descriptor(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_proc_is_read_anew_through_one_descriptor() -> None:
+def test_proc_is_read_again_through_one_descriptor() -> None:
     kept = FdCache(Host("/"), limit=3)
     first = kept.read("/proc/uptime")
     while kept.read("/proc/uptime") == first:
@@ -53,7 +53,7 @@ def test_proc_is_read_anew_through_one_descriptor() -> None:
     kept.close()
 
 
-def test_a_row_of_numbers_is_read_anew_each_time_and_only_while_all_of_it_is_kept(tmp_path: Path) -> None:
+def test_numbers_are_read_again_each_time_and_only_while_all_files_are_kept(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(f"1{name}\n")
     kept, row = FdCache(Host(str(tmp_path)), limit=2), ["/a", "/b"]

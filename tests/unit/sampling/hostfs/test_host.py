@@ -1,4 +1,4 @@
-"""An injected root: never another machine's facts, always a reason."""
+"""An injected root: never the facts of another machine, always a reason."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from nodeagent.sampling.hostfs.mounts import covering_mount, parse_mounts
 from tests.support.trees import Node, TreeDisk, write_node
 
 
-def test_what_cannot_be_read_is_an_error_with_path_and_reason(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error_with_path_and_reason(tmp_path: Path) -> None:
     with pytest.raises(Unreadable) as caught:
         Host(str(tmp_path)).read("/proc/meminfo")
     assert (caught.value.path, caught.value.errno) == ("/proc/meminfo", errno.ENOENT)
@@ -32,14 +32,14 @@ def test_a_directory_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EISDIR
 
 
-def test_a_named_pipe_in_place_of_a_file_does_not_hold_the_reader(tmp_path: Path) -> None:
+def test_a_named_pipe_in_place_of_a_file_does_not_block_the_reader(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     os.mkfifo(tmp_path / "proc/meminfo")
     assert Host(str(tmp_path)).read("/proc/meminfo") == b""
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 4095, 4096, 4097, 65536, 300_000])
-def test_a_file_of_any_length_is_read_whole(tmp_path: Path, size: int) -> None:
+def test_a_file_of_any_length_is_read_completely(tmp_path: Path, size: int) -> None:
     content = bytes(i % 251 for i in range(size))
     (tmp_path / "file").write_bytes(content)
     assert Host(str(tmp_path)).read("/file") == content
@@ -78,14 +78,14 @@ def test_a_copied_tree_never_shows_the_disk_of_this_machine(tmp_path: Path) -> N
         open_host(root).statvfs("/var/lib/kubelet")
 
 
-def test_the_live_root_answers_for_its_file_systems() -> None:
+def test_the_live_root_returns_its_own_file_systems() -> None:
     numbers, expected = Host("/").statvfs("/"), os.statvfs("/")
     assert numbers.capacity == expected.f_blocks * expected.f_frsize
     assert numbers.inodes == expected.f_files
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
-def test_the_real_root_mounted_elsewhere_answers_as_itself(tmp_path: Path) -> None:
+def test_the_real_root_mounted_elsewhere_returns_its_own_file_systems(tmp_path: Path) -> None:
     """The DaemonSet: `/` of the host, with its mounts, at `/host`."""
     mount = shutil.which("mount")
     assert mount is not None
@@ -115,7 +115,7 @@ def test_a_mount_that_was_not_propagated_is_unknown_not_the_disk_below_it(tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
-def test_a_host_path_that_is_a_link_on_the_host_answers_as_what_was_mounted(tmp_path: Path) -> None:
+def test_a_host_path_that_is_a_link_on_the_host_is_the_mounted_file_system(tmp_path: Path) -> None:
     """A narrow DaemonSet: /proc and one directory, which the host reaches through a link to another disk."""
     if not os.path.ismount("/dev/shm"):
         pytest.skip("needs a tmpfs at /dev/shm")

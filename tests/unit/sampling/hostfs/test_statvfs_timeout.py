@@ -1,4 +1,4 @@
-"""A file system that does not answer is unknown in time, and costs one outstanding call."""
+"""A file system that does not answer is unknown after the deadline, with one outstanding call."""
 
 import errno
 import threading
@@ -41,14 +41,14 @@ def mount() -> Iterator[Mount]:
     made.open.set()
 
 
-def test_an_answer_in_time_is_handed_on() -> None:
+def test_a_result_in_time_is_returned() -> None:
     patient = StatvfsWithTimeout(Host("/").statvfs, deadline_s=20)
     assert patient("/").capacity == Host("/").statvfs("/").capacity
     assert patient.hanging == ()
     patient.close()
 
 
-def test_an_error_is_handed_on() -> None:
+def test_an_error_is_raised() -> None:
     patient = StatvfsWithTimeout(Host("/").statvfs, deadline_s=20)
     for _ in range(2):
         with pytest.raises(Unreadable) as caught:
@@ -57,7 +57,7 @@ def test_an_error_is_handed_on() -> None:
     patient.close()
 
 
-def test_no_answer_is_an_error_and_no_second_call(mount: Mount) -> None:
+def test_a_missing_answer_is_an_error_and_makes_no_second_call(mount: Mount) -> None:
     patient = StatvfsWithTimeout(mount.statvfs, deadline_s=0.01)
     for _ in range(3):
         with pytest.raises(Unreadable, match="has not answered") as caught:
@@ -67,7 +67,7 @@ def test_no_answer_is_an_error_and_no_second_call(mount: Mount) -> None:
     assert patient.hanging == ("/dead",)
 
 
-def test_one_dead_mount_does_not_keep_another_from_answering(mount: Mount) -> None:
+def test_a_dead_mount_does_not_block_another_mount(mount: Mount) -> None:
     def statvfs(path: str) -> FileSystem:
         return mount.statvfs(path) if path == "/dead" else ANSWER
 
@@ -77,7 +77,7 @@ def test_one_dead_mount_does_not_keep_another_from_answering(mount: Mount) -> No
     assert StatvfsWithTimeout(statvfs, deadline_s=20)("/alive") == ANSWER
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_a_new_one(mount: Mount) -> None:
+def test_a_late_result_is_not_returned_as_a_new_one(mount: Mount) -> None:
     patient = StatvfsWithTimeout(mount.statvfs, deadline_s=0.01)
     with pytest.raises(Unreadable):
         patient("/slow")
@@ -98,7 +98,7 @@ def dead_fuse(tmp_path: Path) -> Iterator[Path]:
         yield point
 
 
-def test_a_sample_of_a_node_with_a_dead_mount_is_whole_but_for_its_signals(dead_fuse: Path) -> None:
+def test_a_sample_of_a_node_with_a_dead_mount_lacks_only_its_signals(dead_fuse: Path) -> None:
     host = Host("/")
     patient = StatvfsWithTimeout(host.statvfs, deadline_s=1.0)
     config = SamplingConfig(kubelet_dir="/", image_dir=str(dead_fuse))
