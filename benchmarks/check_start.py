@@ -1,10 +1,10 @@
-"""What `nodeagent check` costs from the start of the process to the last line of its report, against `python -c pass`.
+"""Compares the CPU time of `nodeagent check`, from process start to the end of its report, with `python -c pass`.
 
-    python benchmarks/check_start.py [--rounds 41] [--pods 110]
+    python -m benchmarks.check_start [--rounds 41] [--pods 110]
 
-Both are run alternately in this one run, so that whatever else the machine does hits both. Measured is the child's user
-and system CPU time (`os.wait4`), with bytecode cached as after an installation. The node is a written tree with that
-many pods, read without the API, through what the console script runs. Goal: at most 6 times `python -c pass`.
+Both run alternately, so that other load affects both. The figure is the child's user and system CPU time (`os.wait4`),
+with cached bytecode as after an installation. The node is a generated tree with that many pods. `check` reads it
+without the API, through the entry point of the console script. Bound: 6 times `python -c pass`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ GOAL = 6.0
 
 
 def tree(where: Path, pods: int) -> str:
-    """A node with this many pods, of all QoS classes; read as a live host, not as a recording."""
+    """A node with this many pods of all QoS classes, to be read as a live host."""
     classes = list(QOSClass)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     root = write_node(
@@ -55,7 +55,7 @@ def tree(where: Path, pods: int) -> str:
 
 
 def cpu_ms(*arguments: str, environment: dict[str, str]) -> float:
-    """User and system CPU of one child, milliseconds."""
+    """User and system CPU time of one child."""
     silence = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     child = os.posix_spawn(sys.executable, [sys.executable, *arguments], environment, file_actions=silence)
     _, status, usage = os.wait4(child, 0)
@@ -64,8 +64,8 @@ def cpu_ms(*arguments: str, environment: dict[str, str]) -> float:
     return (usage.ru_utime + usage.ru_stime) * 1000
 
 
-def proved(arguments: tuple[str, ...], *, pods: int, environment: dict[str, str]) -> None:
-    """One run whose report is read: what is measured has to be the whole report. Fills the caches as well."""
+def verify_report(arguments: tuple[str, ...], *, pods: int, environment: dict[str, str]) -> None:
+    """Check that a run prints the complete report. Fills the caches as well."""
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -75,10 +75,10 @@ def proved(arguments: tuple[str, ...], *, pods: int, environment: dict[str, str]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, default=41)
-    options.add_argument("--pods", type=int, default=110)
-    chosen = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--pods", type=int, default=110)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -93,19 +93,19 @@ def main() -> None:
             "import argparse, typing": ("-c", "import argparse, typing"),
             "nodeagent version": ("-c", ENTRY, "version"),
             "nodeagent check, no pods": (*check, str(empty)),
-            f"nodeagent check, {chosen.pods} pods": (*check, tree(Path(scratch, "node"), chosen.pods)),
+            f"nodeagent check, {parser.pods} pods": (*check, tree(Path(scratch, "node"), options.pods)),
         }
         *_, (_, bare), (_, full) = commands.items()
-        proved(bare, pods=0, environment=environment)
-        proved(full, pods=chosen.pods, environment=environment)
+        verify_report(bare, pods=0, environment=environment)
+        verify_report(full, pods=options.pods, environment=environment)
         spent: dict[str, list[float]] = {name: [] for name in commands}
-        for number in range(chosen.rounds + 1):
+        for number in range(options.rounds + 1):
             for name, command in commands.items():
                 cost = cpu_ms(*command, environment=environment)
                 if number:  # the first round fills the caches
                     spent[name].append(cost)
     base = statistics.median(spent["python -c pass"])
-    print(f"{'command':<30} {'median ms':>10} {'lowest':>8} {'times':>7}   ({chosen.rounds} rounds, CPU of the child)")
+    print(f"{'command':<30} {'median ms':>10} {'lowest':>8} {'times':>7}   ({parser.rounds} rounds, CPU of the child)")
     for name, costs in spent.items():
         median = statistics.median(costs)
         print(f"{name:<30} {median:>10.1f} {min(costs):>8.1f} {median / base:>7.2f}")

@@ -1,13 +1,14 @@
-"""CPU of one decision, by number of pods: `python -m benchmarks.decision [pods...]`.
+"""CPU time of one decision, by number of pods: `python -m benchmarks.decision [pods...]`.
 
-Every pod has three containers with requests; the node is under hard memory pressure, so that each decision judges,
-ranks, protects, chooses victims and writes the whole plan. Three columns:
+Every pod has three containers with requests. The node is under hard memory pressure, so that each decision judges
+thresholds, ranks and protects pods, selects victims and writes the plan. Three columns:
 
-* `decision`: a later decision of a running agent, whose cache contains the pods, because their objects did not change;
-* `first`: the same without a cache: a decision of `check`, or of an agent whose pods are all new;
-* `calm`: plenty of memory, nothing to rank for.
+* `decision`: a decision of a running agent, whose cache contains the pods;
+* `first`: the same without a cache, as in `check`, or in an agent with new pods alone;
+* `calm`: enough memory, no ranking.
 
-CPU time of this process, best of several; the ratio to the time per pod at 500 shows how growth departs from linear.
+Each figure is the least CPU time of several runs. The ratio to the time per pod at 500 shows a growth that is not
+linear. Bound: 10 ms at 500 pods.
 """
 
 import random
@@ -129,7 +130,7 @@ def settings() -> Config:
 
 
 def best_ms(decision: Callable[[], object]) -> float:
-    """The least CPU milliseconds of one call."""
+    """The least CPU time of one call."""
     best = float("inf")
     for _ in range(REPEATS):
         start = time.process_time_ns()
@@ -141,20 +142,20 @@ def best_ms(decision: Callable[[], object]) -> float:
 def measure(pods: int) -> tuple[float, float, float]:
     """CPU ms of (decision, first, calm)."""
     config, cache = settings(), candidates.RankingCache()
-    # Ten samples before the one that counts, so that trends and growth have something to reckon with.
-    remembered = state.initial("benchmark", now=NOW)
+    # Ten samples before the measured one, so that trends and growth have data.
+    policy_state = state.initial("benchmark", now=NOW)
     for second in range(10):
         calm = node(pods, available=GI * 100, at=NOW + second)
-        _, remembered = engine.decide(calm, remembered, now=NOW + second, config=config, cache=cache)
+        _, policy_state = engine.decide(calm, policy_state, now=NOW + second, config=config, cache=cache)
     at = NOW + 10
     pressed, calm = node(pods, available=600 * MI, at=at), node(pods, available=GI * 100, at=at)
-    plan, _ = engine.decide(pressed, remembered, now=at, config=config, cache=cache)
+    plan, _ = engine.decide(pressed, policy_state, now=at, config=config, cache=cache)
     if len(plan.victims) != 2 or len(plan.ranking) != pods:
-        raise SystemExit(f"not the decision that was meant to be measured: {len(plan.victims)} victims")
+        raise SystemExit(f"unexpected decision: {len(plan.victims)} victims")
     return (
-        best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config, cache=cache)),
-        best_ms(lambda: engine.decide(pressed, remembered, now=at, config=config)),
-        best_ms(lambda: engine.decide(calm, remembered, now=at, config=config, cache=cache, always_rank=False)),
+        best_ms(lambda: engine.decide(pressed, policy_state, now=at, config=config, cache=cache)),
+        best_ms(lambda: engine.decide(pressed, policy_state, now=at, config=config)),
+        best_ms(lambda: engine.decide(calm, policy_state, now=at, config=config, cache=cache, always_rank=False)),
     )
 
 
@@ -165,7 +166,7 @@ def main(arguments: list[str]) -> None:
     sizes = [int(each) for each in arguments] or list(SIZES)
     rows = {pods: measure(pods) for pods in sizes}
     base = rows.get(500, rows[sizes[0]])[0] / (500 if 500 in rows else sizes[0])
-    print(f"one decision, {CONTAINERS} containers a pod, CPU ms (python {sys.version.split()[0]})")
+    print(f"one decision, {CONTAINERS} containers per pod, CPU ms (python {sys.version.split()[0]})")
     print(f"{'pods':>6} {'decision':>9} {'first':>9} {'calm':>9} {'us/pod':>7} {'ratio':>6}")
     for pods, (known, first, calm) in rows.items():
         each = known / pods

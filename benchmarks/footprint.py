@@ -1,17 +1,17 @@
-"""What the agent takes of what daemonset.yaml gives it: `python -m benchmarks.footprint [pods...]`.
+"""CPU and memory of the agent within the limits of daemonset.yaml: `python -m benchmarks.footprint [pods...]`.
 
-The running agent (`nodeagent run`, with its defaults, against an API double) in v1 cgroups of its own that have exactly
-the memory and CPU limits of the DaemonSet's container, on a node of pods in real cgroups (110, then 500; needs root):
+The agent (`nodeagent run` with its defaults, against an API double) runs in v1 cgroups with the memory and CPU limits
+of the DaemonSet's container, on a node of pods in real cgroups (110, then 500; needs root):
 
-* `start`: until it has published its first conditions;
+* `start`: until its first conditions are published;
 * `calm`: nothing is near a threshold;
-* `near`: a pod grows slowly to just above the hard threshold, so that the loop samples as often as it ever does;
-* `pressure`: three pods in turn grow fast through it; each is evicted and ended.
+* `near`: a pod grows slowly to just above the hard threshold, so that the loop samples at its highest rate;
+* `pressure`: three pods, one after the other, grow fast through the threshold; each is evicted and ended.
 
-For each: CPU as a share of one core, and for how much of the time the CPU limit held the agent up. Then the most memory
-that was ever charged to it, kernel memory and page cache included, what of that was kernel memory, and how often the
-limit was hit. Files that others have read before are not charged: a fresh node charges some MiB of page cache more,
-which goes when it is needed.
+For each phase the output has the CPU share of one core, and the share of time in which the CPU limit throttled the
+agent. Then follow the peak of the charged memory, including kernel memory and page cache, its part of kernel memory,
+and the number of limit hits. Files that other processes have read before are not charged: a new node charges several
+MiB of page cache more, which the kernel reclaims when necessary.
 """
 
 import signal
@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from nodeagent.config.quantity import parse_milli, parse_quantity
+from nodeagent.config import quantity
 from tests.fake_kube import ApiServer, Json, pod
 from tests.support.livenode import MIB, Kubepods, configuration, until
 
@@ -36,7 +36,7 @@ CALM_S: Final = 20.0
 NEAR_S: Final = 8.0
 HARD_MIB: Final = 300
 LIMIT_MIB: Final = 900
-"""Of all pods together: what is left of it is the signal."""
+"""Limit of all pods together. The rest of it is the signal."""
 HOGS: Final = ("first", "second", "third")
 PERIOD_US: Final = 100_000
 """Of a kubelet's CFS quota."""
@@ -44,7 +44,7 @@ START_S: Final = 60.0
 
 
 class Limits(NamedTuple):
-    """Of the DaemonSet's container."""
+    """The limits of the DaemonSet's container."""
 
     memory: int
     """Bytes."""
@@ -53,24 +53,24 @@ class Limits(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One part of the run."""
+    """One phase of a run."""
 
     name: str
     seconds: float
     core: float
     """Share of one core."""
     throttled: float
-    """Share of the time that the CPU limit held it up."""
+    """Share of time in which the CPU limit throttled it."""
 
 
 class Footprint(NamedTuple):
-    """What one run took."""
+    """The result of one run."""
 
     phases: tuple[Phase, ...]
     peak: int
-    """Bytes charged at most."""
+    """Most bytes charged."""
     peak_kernel: int
-    """Bytes of kernel memory at most."""
+    """Most bytes of kernel memory."""
     resident: int
     """Bytes resident at the end."""
     limit_hits: int
@@ -78,56 +78,56 @@ class Footprint(NamedTuple):
     """Names of the pods, in order."""
 
 
-def limits() -> Limits:
-    """As daemonset.yaml has them."""
+def container_limits() -> Limits:
+    """The limits in daemonset.yaml."""
     documents = yaml.safe_load_all(DAEMONSET.read_text(encoding="utf-8"))
     [spec] = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "DaemonSet"]
     [container] = spec["containers"]
-    told = container["resources"]["limits"]
-    return Limits(parse_quantity(told["memory"]), parse_milli(told["cpu"]) / 1000)
+    values = container["resources"]["limits"]
+    return Limits(quantity.parse_quantity(values["memory"]), quantity.parse_milli(values["cpu"]) / 1000)
 
 
-class Cage:
-    """Cgroups with the limits."""
+class LimitedCgroups:
+    """Cgroups with the limits of the container."""
 
-    def __init__(self, most: Limits) -> None:
+    def __init__(self, limits: Limits) -> None:
         name = f"nodeagent-test-{uuid.uuid4().hex[:12]}"
         self.memory, self.cpu, self.account = (
             Path("/sys/fs/cgroup", each).resolve(strict=True) / name for each in ("memory", "cpu", "cpuacct")
         )
-        self._places = sorted({self.memory, self.cpu, self.account})  # cpu and cpuacct are one hierarchy on most hosts
-        for place in self._places:
-            place.mkdir()
-        (self.memory / "memory.limit_in_bytes").write_text(str(most.memory))
+        self._paths = sorted({self.memory, self.cpu, self.account})  # cpu and cpuacct are one hierarchy on most hosts
+        for path in self._paths:
+            path.mkdir()
+        (self.memory / "memory.limit_in_bytes").write_text(str(limits.memory))
         (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (self.cpu / "cpu.cfs_quota_us").write_text(str(int(most.cpu * PERIOD_US)))
+        (self.cpu / "cpu.cfs_quota_us").write_text(str(int(limits.cpu * PERIOD_US)))
 
     def number(self, name: str) -> int:
         return int((self.memory / name).read_text())
 
     def spent_s(self) -> tuple[float, float]:
-        """(CPU time, time held up by the limit)."""
-        held = dict(line.split() for line in (self.cpu / "cpu.stat").read_text().splitlines())
-        return int((self.account / "cpuacct.usage").read_text()) / 1e9, int(held["throttled_time"]) / 1e9
+        """(CPU time, time throttled by the limit)."""
+        stat = dict(line.split() for line in (self.cpu / "cpu.stat").read_text().splitlines())
+        return int((self.account / "cpuacct.usage").read_text()) / 1e9, int(stat["throttled_time"]) / 1e9
 
     def command(self, *arguments: str) -> list[str]:
-        """What runs Python with these arguments in here from its first instruction on."""
-        places = " ".join(f"{place}/cgroup.procs" for place in self._places)
-        return ["sh", "-c", f'for f in {places}; do echo $$ >$f; done; exec "$@"', "sh", sys.executable, *arguments]
+        """A command that runs Python with these arguments in the cgroups from its first instruction."""
+        paths = " ".join(f"{path}/cgroup.procs" for path in self._paths)
+        return ["sh", "-c", f'for f in {paths}; do echo $$ >$f; done; exec "$@"', "sh", sys.executable, *arguments]
 
     def close(self) -> None:
-        for place in self._places:
-            place.rmdir()
+        for path in self._paths:
+            path.rmdir()
 
 
 def measure(size: int, *, calm_s: float = CALM_S) -> Footprint:
-    """One run on so many pods."""
-    kubepods, cage = Kubepods(limit=LIMIT_MIB * MIB), Cage(limits())
+    """One run with this many pods."""
+    kubepods, cgroups = Kubepods(limit=LIMIT_MIB * MIB), LimitedCgroups(container_limits())
     names = {name: str(uuid.uuid4()) for name in HOGS} | {f"calm-{number}": str(uuid.uuid4()) for number in range(size)}
-    told = [pod(name, uid=uid, owner=("ReplicaSet", name), requests={"memory": "8Mi"}) for name, uid in names.items()]
+    pods = [pod(name, uid=uid, owner=("ReplicaSet", name), requests={"memory": "8Mi"}) for name, uid in names.items()]
     evicted: list[str] = []
     try:
-        with tempfile.TemporaryDirectory() as directory, ApiServer(node="lab-node", pods=told, linger_s=None) as api:
+        with tempfile.TemporaryDirectory() as directory, ApiServer(node="lab-node", pods=pods, linger_s=None) as api:
             for name, uid in names.items():
                 if name not in HOGS:
                     sleeper = subprocess.Popen(
@@ -140,17 +140,17 @@ def measure(size: int, *, calm_s: float = CALM_S) -> Footprint:
                 Path(directory), kubepods, **CONFIGURATION, sampling={"cgroupRoot": f"/{kubepods.root}"}
             )
             with (Path(directory) / "log").open("wb") as log:
-                command = cage.command("-m", "nodeagent", "run", "--config", str(config), "--kubeconfig", kubeconfig,
+                command = cgroups.command("-m", "nodeagent", "run", "--config", str(config), "--kubeconfig", kubeconfig,
                                        "--node-name", "lab-node")  # fmt: skip
                 agent = subprocess.Popen(command, stdout=log, stderr=log)
             try:
-                return _watch(agent, cage, kubepods, api, {name: names[name] for name in HOGS}, evicted, calm_s)
+                return _watch(agent, cgroups, kubepods, api, {name: names[name] for name in HOGS}, evicted, calm_s)
             finally:
                 agent.send_signal(signal.SIGTERM)
                 agent.wait(30)
     finally:
         kubepods.close()
-        cage.close()
+        cgroups.close()
 
 
 CONFIGURATION: Final[dict[str, Any]] = {
@@ -163,7 +163,7 @@ CONFIGURATION: Final[dict[str, Any]] = {
 
 def _watch(
     agent: subprocess.Popen[bytes],
-    cage: Cage,
+    cgroups: LimitedCgroups,
     kubepods: Kubepods,
     api: ApiServer,
     hogs: dict[str, str],
@@ -173,12 +173,12 @@ def _watch(
     phases = []
 
     def during(name: str, work: Callable[[], object]) -> None:
-        began, (cpu, held) = time.monotonic(), cage.spent_s()
+        began, (cpu, throttled) = time.monotonic(), cgroups.spent_s()
         work()
-        passed, (cpu_after, held_after) = time.monotonic() - began, cage.spent_s()
-        phases.append(Phase(name, passed, (cpu_after - cpu) / passed, (held_after - held) / passed))
+        passed, (cpu_after, throttled_after) = time.monotonic() - began, cgroups.spent_s()
+        phases.append(Phase(name, passed, (cpu_after - cpu) / passed, (throttled_after - throttled) / passed))
 
-    def own(status: str) -> bool:
+    def condition_is(status: str) -> bool:
         found: Json | None = api.condition("NodeAgentMemoryPressure")
         return found is not None and found["status"] == status
 
@@ -199,17 +199,17 @@ def _watch(
             kubepods.kill(uid)
             api.delete_pod("default", name)
 
-    during("start", lambda: until(lambda: own("False"), "the first condition", START_S))
+    during("start", lambda: until(lambda: condition_is("False"), "the first condition", START_S))
     during("calm", lambda: time.sleep(calm_s))
     during("near", grow_slowly)
     during("pressure", crash_through)
     pages = int(Path(f"/proc/{agent.pid}/statm").read_text().split()[1])
     return Footprint(
         phases=tuple(phases),
-        peak=cage.number("memory.max_usage_in_bytes"),
-        peak_kernel=cage.number("memory.kmem.max_usage_in_bytes"),
+        peak=cgroups.number("memory.max_usage_in_bytes"),
+        peak_kernel=cgroups.number("memory.kmem.max_usage_in_bytes"),
         resident=pages * 4096,
-        limit_hits=cage.number("memory.failcnt"),
+        limit_hits=cgroups.number("memory.failcnt"),
         evicted=tuple(evicted),
     )
 
@@ -218,15 +218,16 @@ def main(arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return
-    most = limits()
-    print(f"limits: {most.memory / MIB:.0f} MiB, {most.cpu:g} of a core")
+    limits = container_limits()
+    print(f"limits: {limits.memory / MIB:.0f} MiB, {limits.cpu:g} of a core")
     for size in [int(each) for each in arguments] or SIZES:
-        seen = measure(size)
-        print(f"{size} pods: at most {seen.peak / MIB:.1f} MiB charged, {seen.peak_kernel / MIB:.1f} of them kernel "
-              f"memory; resident {seen.resident / MIB:.1f}; limit hit {seen.limit_hits} times")  # fmt: skip
-        for phase in seen.phases:
+        result = measure(size)
+        print(f"{size} pods: at most {result.peak / MIB:.1f} MiB charged, {result.peak_kernel / MIB:.1f} of them "
+              f"kernel memory; resident {result.resident / MIB:.1f}; limit hit {result.limit_hits} times")  # fmt: skip
+        for phase in result.phases:
             print(
-                f"  {phase.name:<9} {phase.seconds:5.1f} s  {phase.core:7.2%} of a core, held up {phase.throttled:6.2%}"
+                f"  {phase.name:<9} {phase.seconds:5.1f} s  {phase.core:7.2%} of a core, "
+                f"throttled {phase.throttled:6.2%}"
             )
 
 

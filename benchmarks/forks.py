@@ -1,14 +1,14 @@
-"""CPU of the fork meter during a storm: `python -m benchmarks.forks [forks per second...]`.
+"""CPU time of the fork meter during a storm: `python -m benchmarks.forks [forks per second...]`.
 
-A C program (compiled here; without a compiler Python's os.fork, which is slower) makes processes at a steady rate, each
-by vfork, exit and wait. Three readers, one after the other, each through its own storm:
+A C program (compiled here; without a compiler Python's os.fork, which is slower) creates processes at a steady rate,
+each with vfork, exit and wait. Three readers run one after the other, each during its own storm:
 
-* `meter`: `ForkMeter` behind an epoll, as the agent's loop has it: batches, charged to pods;
-* `recv`: the same socket with one `recv` for each message and nothing done with it;
-* `C`: recvmmsg every 0.1 s and nothing done with it: the limit.
+* `meter`: `ConnectorMeter` behind an epoll, as in the agent's loop: batches, attributed to pods;
+* `recv`: the same socket with one `recv` per message, without further work;
+* `C`: recvmmsg every 0.1 s, without further work: the lower limit.
 
-CPU time of the reader as percent of one core, user and system; what the forking side pays for making the events is not
-in it. `lost` is what the kernel could not queue.
+The figure is the CPU time of the reader (user and system) in percent of one core, without the cost of the forking
+side. `lost` is the number of events that the kernel could not queue.
 """
 
 import os
@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nodeagent.sampling.events.fork_meter import STORM_S, ConnectorMeter
-from nodeagent.sampling.events.process_connector import ConnectorError, open_connector
+from nodeagent.sampling.events import fork_meter, process_connector
+from nodeagent.sampling.events.fork_meter import ConnectorMeter
+from nodeagent.sampling.events.process_connector import ConnectorError
 from nodeagent.sampling.hostfs.host import Host
 
 RATES = (5_000, 23_000)
@@ -115,7 +116,7 @@ int main(int argc, char **argv) {
 
 
 class Result(NamedTuple):
-    seen: int
+    events: int
     lost: int
     cpu_s: float
 
@@ -125,7 +126,7 @@ Reader = Callable[[Maker], Result]
 
 
 class Storm(NamedTuple):
-    """How to make one, and how to compile what else is in C (None without a compiler)."""
+    """The command of the storm, and of the C reader (None without a compiler)."""
 
     command: list[str]
     drain: str | None
@@ -141,57 +142,57 @@ def prepare(directory: Path) -> Storm:
     return Storm([str(directory / "storm")], str(directory / "drain"))
 
 
-def through(storm: subprocess.Popen[str], look: Callable[[], None]) -> float:
-    """Look until the storm is over. CPU seconds of this process."""
+def read_storm(storm: subprocess.Popen[str], read_events: Callable[[], None]) -> float:
+    """Read until the storm is over. Returns the CPU seconds of this process."""
     begin = time.process_time()
     while storm.poll() is None:
-        look()
-    look()
+        read_events()
+    read_events()
     return time.process_time() - begin
 
 
 def by_meter(storm: Maker) -> Result:
-    meter = ConnectorMeter(open_connector(), Host("/"))
+    meter = ConnectorMeter(process_connector.open_connector(), Host("/"))
     source, poll = meter.source(), select.epoll()
     assert source is not None
     poll.register(source.fd, source.events)
 
-    def look() -> None:
+    def read_events() -> None:
         if poll.poll(1.0):
             source.drain()
 
     try:
         source.drain()
-        before, cpu = meter.events, through(storm(), look)
+        before, cpu = meter.events, read_storm(storm(), read_events)
         after = meter.events
     finally:
         poll.close()
         meter.close()
-    seen = after.forks + after.threads - before.forks - before.threads
-    return Result(seen, after.lost - before.lost, cpu)
+    events = after.forks + after.threads - before.forks - before.threads
+    return Result(events, after.lost - before.lost, cpu)
 
 
 def by_recv(storm: Maker) -> Result:
-    connector = open_connector()
+    connector = process_connector.open_connector()
     raw = socket.socket(fileno=os.dup(connector.fileno()))
-    seen = 0
+    events = 0
 
-    def look() -> None:
-        nonlocal seen
-        time.sleep(STORM_S)
+    def read_events() -> None:
+        nonlocal events
+        time.sleep(fork_meter.STORM_S)
         try:
             while raw.recv(4096, socket.MSG_DONTWAIT):
-                seen += 1
+                events += 1
         except BlockingIOError:
             return
 
     try:
-        cpu = through(storm(), look)
+        cpu = read_storm(storm(), read_events)
         lost = connector.drain().lost
     finally:
         raw.close()
         connector.close()
-    return Result(seen, lost, cpu)
+    return Result(events, lost, cpu)
 
 
 def by_c(drain: str, storm: Maker) -> Result:
@@ -201,10 +202,10 @@ def by_c(drain: str, storm: Maker) -> Result:
     making = storm()
     making.wait()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seen, lost = reader.stdout.read().split()
+    events, lost = reader.stdout.read().split()
     reader.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Result(int(seen), int(lost), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return Result(int(events), int(lost), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def main(arguments: list[str]) -> None:
@@ -218,9 +219,8 @@ def main(arguments: list[str]) -> None:
         if ready.drain is not None:
             drain = ready.drain
             readers["C"] = lambda storm: by_c(drain, storm)
-        print(
-            f"{'asked/s':>8} {'made/s':>8} {'reader':>7} {'seen':>8} {'lost':>6} {'us each':>8} {'core':>7} {'to C':>6}"
-        )
+        columns = "wanted/s", "made/s", "reader", "events", "lost", "us each", "core", "to C"
+        print(" ".join(f"{name:>8}" for name in columns))
         for rate in rates:
             measure(rate, ready, readers)
 
@@ -242,10 +242,11 @@ def measure(rate: int, ready: Storm, readers: dict[str, Reader]) -> None:
         rows.append((name, int(forks) / float(seconds), result, result.cpu_s / float(seconds)))
     limit = rows[-1][3] if rows[-1][0] == "C" else None
     for name, per_s, result, core in rows:
-        each = 1e6 * result.cpu_s / max(1, result.seen)
+        each = 1e6 * result.cpu_s / max(1, result.events)
         ratio = f"{core / limit:.2f}" if limit else "-"
         print(
-            f"{rate:>8} {per_s:>8.0f} {name:>7} {result.seen:>8} {result.lost:>6} {each:>8.2f} {core:>7.2%} {ratio:>6}"
+            f"{rate:>8} {per_s:>8.0f} {name:>8} {result.events:>8} {result.lost:>8} {each:>8.2f} {core:>8.2%} "
+            f"{ratio:>8}"
         )
 
 

@@ -1,12 +1,12 @@
-"""Memory ramps in the virtual machine, stopped by nodeagent and by Debian's earlyoom in turns.
+"""Memory ramps in the virtual machine, stopped by nodeagent and by Debian's earlyoom alternately.
 
     python -m benchmarks.ramps [--runs 2] [--speeds 50 100 1024]
 
-Needs what tests/vm needs (QEMU, and root for the image's first build). Every contender has the same limit, 300 MiB of
-MemAvailable, in the same machine, on the same ramp; the kubelet's part of an eviction takes 1.5 s. Shown are, for each
-ramp and contender, how often the OOM killer was faster, the lowest MemAvailable of all runs as a share of the limit,
-the median time from the crossing until memory was back, and how fast the last 200 MiB before the limit really went.
-Nothing is asserted: an emulated machine on a busy host is no place for that. What carries over is who is better.
+Needs the same as tests/vm (QEMU, and root for the first build of the image). Every contender has the same limit, 300
+MiB of MemAvailable, in the same machine, on the same ramp; the kubelet's part of an eviction takes 1.5 s. For each ramp
+and contender the output has the number of runs in which the OOM killer was faster, the lowest MemAvailable of all runs
+as a share of the limit, the median time from the crossing to the recovery, and the actual speed of the last 200 MiB
+before the limit. Nothing is asserted, because the machine is emulated; the order of the contenders is the result.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
 LEAVE_MIB: Final = {10: 560, 50: 700, 100: 1200}
 """MemAvailable before the start; faster ramps begin at 1,500 MiB."""
 EARLYOOM: Final = f"earlyoom -M {HARD_MIB * 1024},{HARD_MIB * 512} -r 0"
-"""SIGTERM below the limit, SIGKILL below half of it, as its default ratio is."""
+"""SIGTERM below the limit, SIGKILL below half of it, which is its default ratio."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--speeds", type=int, nargs="+", default=[50, 100, 1024], metavar="MIB_PER_S")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if reason := why_not():
         print(f"needs a virtual machine: {reason}", file=sys.stderr)
         return 1
@@ -45,13 +45,13 @@ def main() -> int:
     ):
         install(machine, Path(scratch))
         node = Node(machine, api, api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8"))
-        compare(node, runs=given.runs, speeds=given.speeds)
+        compare(node, runs=options.runs, speeds=options.speeds)
         node.close()
     return 0
 
 
 def install(machine: Machine, scratch: Path) -> None:
-    """The project from its wheel, as in tests/vm."""
+    """Install the project from its wheel, as in tests/vm."""
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={scratch}", str(REPOSITORY)]
     subprocess.run(wheel, check=True)
     [built] = scratch.glob("*.whl")
@@ -62,7 +62,7 @@ def install(machine: Machine, scratch: Path) -> None:
 
 
 def compare(node: Node, *, runs: int, speeds: list[int]) -> None:
-    """Run and print."""
+    """Run all contenders and print the table."""
     contenders: dict[str, Callable[[Ramp], Result]] = {
         "evict": functools.partial(by_agent, node),
         "throttle, evict, kill": functools.partial(by_agent, node, brake="throttle", hardKill="cgroup"),
@@ -76,19 +76,19 @@ def compare(node: Node, *, runs: int, speeds: list[int]) -> None:
         for _ in range(runs):
             for name, run in contenders.items():
                 results[name].append(run(ramp))
-        for name, seen in results.items():
-            print(f"{speed:>6}  {name:<22} {row(seen)}", flush=True)
+        for name, found in results.items():
+            print(f"{speed:>6}  {name:<22} {row(found)}", flush=True)
 
 
-def row(seen: list[Result]) -> str:
+def row(found: list[Result]) -> str:
     """One line of the table."""
-    lost = sum(result.oom_kills > 0 or result.alive != {"chill"} for result in seen)
-    lowest = min(result.lowest for result in seen) / (HARD_MIB * MIB)
-    back = [result.back_s for result in seen if result.back_s is not None]
-    real = [result.mib_per_s for result in seen if result.mib_per_s is not None]
-    told = f"{lost}/{len(seen)}"
+    lost = sum(result.oom_kills > 0 or result.alive != {"chill"} for result in found)
+    lowest = min(result.lowest for result in found) / (HARD_MIB * MIB)
+    back = [result.back_s for result in found if result.back_s is not None]
+    real = [result.mib_per_s for result in found if result.mib_per_s is not None]
+    share = f"{lost}/{len(found)}"
     return (
-        f"{told:>5}  {lowest:>12.2f}  {statistics.median(back) if back else 0:>8.2f}  "
+        f"{share:>5}  {lowest:>12.2f}  {statistics.median(back) if back else 0:>8.2f}  "
         f"{statistics.median(real) if real else 0:>10.0f}"
     )
 

@@ -1,6 +1,6 @@
-"""A full node for benchmarks: pods in real v1 cgroups, each with a sandbox and one container that hold a process.
+"""A full node for benchmarks: pods in real v1 cgroups, each with a process in its sandbox and in one container.
 
-Needs root and cgroup v1. Everything lies below one scratch cgroup and is removed at the end.
+Needs root and cgroup v1. All cgroups are below one scratch cgroup and are removed at the end.
 """
 
 import os
@@ -27,7 +27,7 @@ class PodIds(NamedTuple):
     container: str
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         return f"kubepods/burstable/pod{self.uid}"
 
     @property
@@ -45,7 +45,7 @@ class RealNode(NamedTuple):
         return SamplingConfig(cgroup_root=f"/{self.root}", pod_logs_dir=str(self.logs / "pods"))
 
     def api_pods(self) -> tuple[Pod, ...]:
-        """The pods as the API would tell them."""
+        """The pods as the API server would list them."""
         return tuple(
             Pod(
                 pod.uid,
@@ -70,7 +70,7 @@ class RealNode(NamedTuple):
 
 @contextmanager
 def real_node(pods: int) -> Iterator[RealNode]:
-    """Make it; raises PermissionError where cgroups may not be made."""
+    """Create the node. Raises PermissionError if cgroups cannot be created."""
     directory = Path(tempfile.mkdtemp())
     node = RealNode(
         f"nodeagent-bench-{uuid.uuid4().hex[:8]}",
@@ -88,15 +88,15 @@ def real_node(pods: int) -> Iterator[RealNode]:
             process.kill()
         for process in processes:
             process.wait()
-        for place in reversed(made):
-            _remove(place)
+        for path in reversed(made):
+            _remove(path)
         shutil.rmtree(directory)
 
 
 def _make(node: RealNode, made: list[Path]) -> None:
     below = ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"]
     for pod in node.pods:
-        below += [pod.place, f"{pod.place}/{pod.sandbox}", f"{pod.place}/{pod.container}"]
+        below += [pod.path, f"{pod.path}/{pod.sandbox}", f"{pod.path}/{pod.container}"]
     for hierarchy in HIERARCHIES:
         for path in below:
             (hierarchy / node.root / path).mkdir()
@@ -114,16 +114,16 @@ def _fill(node: RealNode, processes: list[subprocess.Popen[bytes]]) -> None:
             process = subprocess.Popen(["sleep", "3600"])
             processes.append(process)
             for hierarchy in HIERARCHIES:
-                (hierarchy / node.root / pod.place / identity / "cgroup.procs").write_text(str(process.pid))
-            # A sandbox's -998 would need CAP_SYS_RESOURCE; it is told by having no log link.
+                (hierarchy / node.root / pod.path / identity / "cgroup.procs").write_text(str(process.pid))
+            # A sandbox's -998 would need CAP_SYS_RESOURCE; a sandbox is recognized by its missing log link.
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("990")
 
 
-def _remove(place: Path) -> None:
+def _remove(path: Path) -> None:
     deadline = time.monotonic() + 20
-    while place.exists():
+    while path.exists():
         try:
-            place.rmdir()
+            path.rmdir()
         except OSError:
             if time.monotonic() > deadline:
                 raise

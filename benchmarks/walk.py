@@ -1,13 +1,13 @@
-"""How the disk walk compares with GNU `du`: ratios of CPU time (user + system), all measured in turns in one run.
+"""Compares the disk walk with GNU `du`: ratios of CPU time (user + system), alternating in one run.
 
-    python benchmarks/walk.py [--files 200000] [--per-directory 100] [--rounds 7] [--cold] [--keep DIR]
-    python benchmarks/walk.py --memory 1000000 10000000
+    python -m benchmarks.walk [--files 200000] [--per-directory 100] [--rounds 7] [--cold] [--keep DIR]
+    python -m benchmarks.walk --memory 1000000 10000000
 
-Each round runs `du -s --block-size=512` and every kind of walk once, so that what disturbs the machine disturbs all.
-Shown are the medians of the ratios within a round. `--cold` (root) empties the kernel's caches before each run.
+Each round runs `du -s --block-size=512` and every kind of walk once, so that other load affects all of them. The output
+has the medians of the ratios within a round. `--cold` (root) drops the kernel's caches before each run.
 
-`--memory` (root) makes trees of so many empty files, each on an ext4 image of its own (10 million take 4 GB and some
-minutes), and shows how much memory a walk of each takes at its peak.
+`--memory` (root) creates a tree of that many empty files on its own ext4 image (10 million take 4 GB and several
+minutes), and prints the peak memory of a walk.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from nodeagent.sampling.disk.walk import CountMode, TreeUsage, TreeWalk
 from nodeagent.sampling.disk.walk_cache import MAX_CACHE_BYTES, WalkCache
 from tests.support.mounts import ext4
 
-REMEMBER = 64 << 20
+CACHE_BYTES = 64 << 20
 GOALS = {
     "first walk": "1.45",
-    "first walk, remembering": "1.45",
+    "first walk with cache": "1.45",
     "inodes only": "0.45",
     "second walk": "1.1",
-    "second walk, nobody wrote": "",
+    "second walk, unwritten": "",
     "1% of the files changed": "1.1",
-    "1% changed, the rest known to be unwritten": "0.1",
+    "1% changed, the rest unwritten": "0.1",
 }
 
 
@@ -43,78 +43,78 @@ def main() -> int:
     parser.add_argument("--per-directory", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cold", action="store_true", help="drop the kernel's caches before each run (root)")
-    parser.add_argument("--keep", type=Path, help="make the tree here, or use the one that is there, and leave it")
-    parser.add_argument("--memory", type=int, nargs="+", metavar="FILES", help="only: memory of walks of so many files")
-    given = parser.parse_args()
+    parser.add_argument("--keep", type=Path, help="create the tree here, or use an existing one, and keep it")
+    parser.add_argument("--memory", type=int, nargs="+", metavar="FILES", help="only: memory of a walk")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="walk-") as scratch:
-        if given.memory:
-            for files in given.memory:
-                memory(Path(scratch) / str(files), files=files, per_directory=given.per_directory)
+        if options.memory:
+            for files in options.memory:
+                memory(Path(scratch) / str(files), files=files, per_directory=options.per_directory)
             return 0
-        top = given.keep or Path(scratch) / "tree"
+        top = options.keep or Path(scratch) / "tree"
         if not top.exists():
-            make_tree(top, files=given.files, per_directory=given.per_directory)
-            time.sleep(2.1)  # only directories that are left alone for 2 s are remembered
-        run(top, rounds=given.rounds, cold=given.cold)
+            make_tree(top, files=options.files, per_directory=options.per_directory)
+            time.sleep(2.1)  # only directories unchanged for 2 s are cached
+        run(top, rounds=options.rounds, cold=options.cold)
     return 0
 
 
 def make_tree(top: Path, *, files: int, per_directory: int, content: bytes = b"x" * 100) -> None:
-    """Directories of files, 40 directories in each directory above; every tenth file has this content."""
-    made = number = 0
-    while made < files:
-        place = top / f"branch-{number // 40}" / f"directory-{number % 40}"
-        place.mkdir(parents=True)
-        directory = os.open(place, os.O_RDONLY)
-        for index in range(min(per_directory, files - made)):
+    """Directories with files, 40 in each parent directory. Every tenth file has this content."""
+    created = number = 0
+    while created < files:
+        path = top / f"branch-{number // 40}" / f"directory-{number % 40}"
+        path.mkdir(parents=True)
+        directory = os.open(path, os.O_RDONLY)
+        for index in range(min(per_directory, files - created)):
             file = os.open(f"file-{index}.dat", os.O_CREAT | os.O_WRONLY | os.O_EXCL, dir_fd=directory)
             if index % 10 == 0 and content:
                 os.write(file, content)
             os.close(file)
-            made += 1
+            created += 1
         os.close(directory)
         number += 1
 
 
 def memory(scratch: Path, *, files: int, per_directory: int) -> None:
-    """Prints the peak of each kind of walk over a tree of so many files."""
+    """Print the peak memory of each kind of walk over a tree of this many files."""
     scratch.mkdir()
     inodes = files + files // per_directory * 2 + 10_000
-    with ext4(scratch, size_mb=256 + inodes // 1500, inodes=inodes) as place:
-        make_tree(place / "tree", files=files, per_directory=per_directory, content=b"")
+    with ext4(scratch, size_mb=256 + inodes // 1500, inodes=inodes) as path:
+        make_tree(path / "tree", files=files, per_directory=per_directory, content=b"")
         time.sleep(2.1)
         kinds: dict[str, Callable[[], TreeUsage]] = {
-            "first walk": lambda: walk(place)[0],
-            "first walk, remembering 8 MiB": lambda: walk(place, cache_bytes=MAX_CACHE_BYTES)[0],
-            "inodes only": lambda: walk(place, count=CountMode.INODES)[0],
+            "first walk": lambda: walk(path)[0],
+            "first walk, 8 MiB cache": lambda: walk(path, cache_bytes=MAX_CACHE_BYTES)[0],
+            "inodes only": lambda: walk(path, count=CountMode.INODES)[0],
         }
         for name, action in kinds.items():
-            seen, grown, cpu_s = peak(action)
+            inodes, grown, cpu_s = peak(action)
             print(
-                f"{seen:10} inodes: {name:32} {grown / 2**20:6.1f} MiB more than before, {cpu_s:6.1f} s CPU", flush=True
+                f"{inodes:10} inodes: {name:32} {grown / 2**20:6.1f} MiB more than before, {cpu_s:6.1f} s CPU",
+                flush=True,
             )
 
 
 def peak(action: Callable[[], TreeUsage]) -> tuple[int, int, float]:
-    """(inodes, bytes that the largest resident set exceeded the one before, CPU seconds) of a walk in a process of its
-    own."""
+    """(inodes, growth of the resident set at its peak, CPU seconds) of a walk in a process of its own."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         before, began = status("VmRSS"), cpu()
         usage = action()
         os.write(writing, f"{usage.inodes} {status('VmHWM') - before} {cpu() - began}".encode())
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as answer:
-        inodes, grown, cpu_s = answer.read().split()
+    with os.fdopen(reading) as result:
+        inodes, grown, cpu_s = result.read().split()
     os.waitpid(child, 0)
     return int(inodes), int(grown), float(cpu_s)
 
 
 def status(name: str) -> int:
-    """Bytes, from /proc/self/status."""
+    """Bytes of this line in /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) << 10
 
@@ -129,13 +129,13 @@ def walk(
 ) -> tuple[TreeUsage, WalkCache | None]:
     with TreeWalk(
         os.open(top, os.O_RDONLY), count=count, previous=previous, unwritten=unwritten, cache_bytes=cache_bytes
-    ) as walking:
-        walking.step()
-        return walking.usage, walking.cache
+    ) as tree_walk:
+        tree_walk.step()
+        return tree_walk.usage, tree_walk.cache
 
 
 def change(top: Path, share: float) -> int:
-    """Adds a file to this share of the leaf directories."""
+    """Add a file to this share of the leaf directories."""
     leaves = sorted(top.glob("branch-*/directory-*"))
     step = max(1, round(1 / share))
     for leaf in leaves[::step]:
@@ -148,18 +148,18 @@ def run(top: Path, *, rounds: int, cold: bool) -> None:
     expected = int(
         subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True).stdout.split()[0]
     )
-    usage, cache = walk(top, cache_bytes=REMEMBER)
+    usage, cache = walk(top, cache_bytes=CACHE_BYTES)
     if usage.bytes != expected * 512 or cache is None:
-        raise SystemExit(f"the walk says {usage.bytes} bytes, du {expected * 512}")
+        raise SystemExit(f"the walk counts {usage.bytes} bytes, du {expected * 512}")
     known = cache
-    print(f"{usage.inodes} inodes, {usage.directories} of them directories; {known.size >> 10} KiB remembered")
+    print(f"{usage.inodes} inodes, {usage.directories} of them directories; {known.size >> 10} KiB cached")
 
     runs: dict[str, Callable[[], object]] = {
         "first walk": lambda: walk(top),
-        "first walk, remembering": lambda: walk(top, cache_bytes=REMEMBER),
+        "first walk with cache": lambda: walk(top, cache_bytes=CACHE_BYTES),
         "inodes only": lambda: walk(top, count=CountMode.INODES),
-        "second walk": lambda: walk(top, previous=known, cache_bytes=REMEMBER),
-        "second walk, nobody wrote": lambda: walk(top, previous=known, unwritten=True, cache_bytes=REMEMBER),
+        "second walk": lambda: walk(top, previous=known, cache_bytes=CACHE_BYTES),
+        "second walk, unwritten": lambda: walk(top, previous=known, unwritten=True, cache_bytes=CACHE_BYTES),
     }
     ratios: dict[str, list[float]] = {name: [] for name in GOALS}
     base = []
@@ -171,9 +171,9 @@ def run(top: Path, *, rounds: int, cold: bool) -> None:
         for name, action in runs.items():
             ratios[name].append(measure(action, cold) / du)
     for _ in range(rounds):
-        du, asking, trusting, known = changed_round(top, known, cold)
-        ratios["1% of the files changed"].append(asking / du)
-        ratios["1% changed, the rest known to be unwritten"].append(trusting / du)
+        du, reading, reusing, known = changed_round(top, known, cold)
+        ratios["1% of the files changed"].append(reading / du)
+        ratios["1% changed, the rest unwritten"].append(reusing / du)
     print(f"{'du':45} {statistics.median(base) * 1000:7.0f} ms CPU ({'cold' if cold else 'warm'}, {rounds} rounds)")
     for name, values in ratios.items():
         goal = f"  goal {GOALS[name]}" if GOALS[name] else ""
@@ -182,12 +182,12 @@ def run(top: Path, *, rounds: int, cold: bool) -> None:
 
 
 def changed_round(top: Path, known: WalkCache, cold: bool) -> tuple[float, float, float, WalkCache]:
-    """CPU seconds of `du`, of a second walk and of one that trusts, after a change; and what to remember from it."""
+    """CPU seconds of `du`, of a second walk and of an unwritten one, after a change; and the new cache."""
     change(top, 0.01)
     du = measure(lambda: subprocess.run(["du", "-s", "--block-size=512", top], capture_output=True, check=True), cold)
-    asking = measure(lambda: walk(top, previous=known, cache_bytes=REMEMBER), cold)
-    trusting = measure(lambda: walk(top, previous=known, unwritten=True), cold)
-    return du, asking, trusting, walk(top, cache_bytes=REMEMBER)[1] or known
+    reading = measure(lambda: walk(top, previous=known, cache_bytes=CACHE_BYTES), cold)
+    reusing = measure(lambda: walk(top, previous=known, unwritten=True), cold)
+    return du, reading, reusing, walk(top, cache_bytes=CACHE_BYTES)[1] or known
 
 
 def measure(action: Callable[[], object], cold: bool) -> float:
@@ -201,7 +201,7 @@ def measure(action: Callable[[], object], cold: bool) -> float:
 
 
 def cpu() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.footprint import HOGS, Footprint, limits, measure
+from benchmarks.footprint import HOGS, Footprint, container_limits, measure
 from tests.support.livenode import needs_cgroup_v1
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
@@ -23,7 +23,7 @@ def seen() -> Footprint:
 
 def test_the_memory_limit_is_never_reached_and_leaves_a_reserve(seen: Footprint) -> None:
     assert seen.limit_hits == 0, seen
-    assert seen.peak < MOST * limits().memory, seen
+    assert seen.peak < MOST * container_limits().memory, seen
 
 
 def test_it_is_ready_before_a_probe_could_end_it(seen: Footprint) -> None:
