@@ -51,14 +51,13 @@ from nodeagent.records.state_file import StateFile
 from nodeagent.runtime import self_protection
 from nodeagent.runtime.wakeups import Wakeups
 from nodeagent.sampling.disk.monitor import DiskMonitor
-from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.telemetry.log import open_log
 from tests.fake_kube import ApiServer, pod
 from tests.support.livenode import HIERARCHIES, MIB, Kubepods, configuration
-from tests.support.runtime import bare_means
+from tests.support.runtime import bare_runtime
 
 LIMIT = 600 * MIB
 THRESHOLD = 300 * MIB
@@ -250,14 +249,13 @@ class Bench:
             link = transport.connect(credentials.find_credentials(str(self.kubeconfig)))
             guess = node_identity.local_name(given="lab-node")
             session = StampedSession(link, loaded.config, guess, wake=wakeups.wake)
-            alarms = WakeupSources(host)
             kept = AgentState(policy_state.initial("bench", now=_now()))
             (self.directory / "state").mkdir()
             store = StampedStore(self.directory / "state" / "state", shape=AgentState, boot_id="bench")
-            holds = ActiveBrakes(open_cgroup_brake(host))
-            means = bare_means(host, file=file, alarms=alarms, holds=holds, log=log)._replace(store=store)
+            brakes = ActiveBrakes(open_cgroup_brake(host))
+            runtime = bare_runtime(host, file=file, brakes=brakes, log=log)._replace(store=store)
             parts = Components(loaded, sampler, session, DiskMonitor(host, loaded.config.sampling))
-            agent = Agent(parts, means, rebuild=lambda parts, _: parts, policy=kept.policy)
+            agent = Agent(parts, runtime, rebuild=lambda parts, _: parts, policy=kept.policy)
             session.start()
             for note in self_protection.protect_process():
                 print(f"{note.subject}: {note.message}")
@@ -268,7 +266,7 @@ class Bench:
                 if self.waiter is not None:
                     limits.append(self._limit(self.waiter))
             agent.stop()
-            alarms.close()
+            runtime.wakeup_sources.close()
         writer.close()
         return stages[2:], limits[2:]
 

@@ -34,10 +34,12 @@ from nodeagent.report.node_report import Report
 from nodeagent.sampling.hostfs.host import Host, Unreadable, open_host
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
 from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
 
 if TYPE_CHECKING:
     from nodeagent.kube.transport import Transport
     from nodeagent.kube.volume_lookup import Claim, ClaimLocation
+    from nodeagent.sampling.disk.measurement import DiskMeasurement
     from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
 WALK_TIMEOUT_S: Final = 1.0
@@ -157,7 +159,9 @@ class NodeChecker:
     def make_report(self) -> Report:
         """Sample, decide and report. Raises CheckError if `--api always` gets no answer."""
         listing = self._list_pods()
-        snapshot = self._sampler.sample(listing.pods, listing.synced_at)
+        node = self._sampler.sample_node()
+        parts = SnapshotParts(node, self._sampler.read_pods(node, listing.pods), pods_synced_at=listing.synced_at)
+        snapshot = assemble_snapshot(parts)
         now = self._host.boottime()
         before = self._state if self._state is not None else initial("check", now=now)
         plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
@@ -166,7 +170,7 @@ class NodeChecker:
             message = f"{walk_reason}: disk usage cannot be measured, a recording contains no files of pods"
             listing = listing._replace(notes=(*listing.notes, Note(NoteKind.DISKS, message)))
         elif walk_reason:
-            snapshot = self._with_disk_usage(snapshot)
+            snapshot = assemble_snapshot(parts._replace(disks=self._measure_disks(snapshot)))
             now = self._host.boottime()
             plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
         if self._options.signal is not None:
@@ -203,7 +207,7 @@ class NodeChecker:
         short = [verdict.signal for verdict in plan.signals if verdict.signal in DISK_SIGNALS and verdict.state in met]
         return f"{short[0]} is short" if short else ""
 
-    def _with_disk_usage(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+    def _measure_disks(self, snapshot: NodeSnapshot) -> "DiskMeasurement":
         if self._disks is None:
             from nodeagent.sampling.disk.one_shot import OneShotMeasurement
 
@@ -212,12 +216,12 @@ class NodeChecker:
                 self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout
             )
         if not self._options.disk:
-            return self._disks.measured(snapshot, for_s=WALK_TIMEOUT_S)
+            return self._disks.measure(snapshot, for_s=WALK_TIMEOUT_S)
         from nodeagent.report.progress import ProgressLine
 
         line = ProgressLine()
         try:
-            return self._disks.measured(
+            return self._disks.measure(
                 snapshot, for_s=WALK_TIMEOUT_ON_REQUEST_S, rest_s=UNATTRIBUTED_TIMEOUT_S, tell=line.show
             )
         finally:

@@ -23,8 +23,9 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
-from nodeagent.loop.agent import STARTUP_API_WAIT_S, Agent
+from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.observe import STARTUP_API_WAIT_S
 from nodeagent.loop.state_store import AgentState, Recalled, recall
 from nodeagent.model import Note, NoteKind
 from nodeagent.policy import stall
@@ -111,9 +112,9 @@ def run(
         )
         anew = False
         try:
-            anew = agent.run(wakeups, turns=1 if once else None)
+            anew = agent.run(wakeups, syncs=1 if once else None)
         finally:
-            agent.stop(anew=anew)
+            agent.stop(restarting=anew)
     if anew:
         if other:
             os.environ[BESIDE_SINCE] = began

@@ -1,4 +1,4 @@
-"""What the loop is put together from: parts that a new configuration replaces, and means that last as long as the
+"""What the loop works with: components that a new configuration replaces, and a runtime that lasts as long as the
 process."""
 
 import time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Components(NamedTuple):
-    """What a configuration makes, and a new one makes anew."""
+    """What is made from a configuration, and made again from a new one."""
 
     loaded: LoadedConfig
     sampler: Sampler
@@ -41,7 +41,7 @@ class Components(NamedTuple):
 
 
 class Runtime(NamedTuple):
-    """What the process has to work with, whatever its configuration is."""
+    """What lasts as long as the process, whatever the configuration."""
 
     file: ConfigFile
     wakeup_sources: WakeupSources
@@ -49,24 +49,23 @@ class Runtime(NamedTuple):
     reclaim_runner: ReclaimRunner
     forks: ForkMeter
     other_oom_handlers: Callable[[], tuple[Note, ...]]
-    """Who else kills on this node."""
+    """Notes on other programs that kill on this node."""
     store: StateFile | None
-    """None for an agent that keeps nothing."""
+    """None for an agent that stores nothing."""
     recorder: FlightRecorder | None
-    """None where there is no directory to write to."""
+    """None without a state directory."""
     startup_notes: tuple[Note, ...]
-    """What was found at the start that the reader should know."""
     log: "FilteringBoundLogger"
     lines_dropped: Callable[[], int]
-    """Of the log."""
+    """Log lines that were dropped."""
     notifier: Notifier
     boottime: Callable[[], float]
     lock: AgentLock | None = None
-    """None where nothing is ever sent nor kept."""
+    """None for an agent that sends and stores nothing."""
     standby: bool = False
-    """Another agent acts on this node: this one only watches, until it may take its place."""
+    """Another agent acts on this node. This one only decides, until it may take over."""
     restorable_until: float = float("-inf")
-    """See `keeper.recall`."""
+    """See `state_store.recall`."""
     own_pod_uid: str = ""
     monotonic: Callable[[], float] = time.monotonic
-    """The process' own time: `boottime` is the host's, and that of a recording stands still."""
+    """The clock of the process. `boottime` is the host's, and that of a recorded node stands still."""

@@ -1,30 +1,26 @@
-"""Does what a plan says: hold, look again, hand over, end, reclaim; and takes in what came of it.
+"""Acts on a plan: brakes, rechecks, evicts or kills, reclaims; and applies the outcomes.
 
 Promises:
 
-1. What an act costs and what it leaves behind (tokens, entries of the ledger, holds) is on disk before the act, but for
-   a hold that says itself whose it is. Where that cannot be, only the hard tier's evictions are done, and those only
-   when no later process can restore the tokens that they cost (see `keeper`).
-2. Nobody is evicted on an old sight of things: right before a victim is handed over, the node is sampled again and the
-   policy asked again.
+1. What an act costs and leaves behind (tokens, evictions in flight, brakes) is on disk before the act, except a brake
+   that is marked on its cgroup. If the save fails, only hard evictions through the API are sent, and those only if no
+   later process can restore the tokens that they cost (see `state_store`).
+2. No pod is evicted on the decision's sample alone: right before a victim is handed over, the node is sampled again and
+   the policy decides again.
 3. Every victim and every reclaim order has exactly one outcome, and every outcome reaches the policy, the metrics and
    the log.
-4. A victim that is not on its way is not held: whatever the outcome, or its lack, its hold ends (see `host.holds`).
+4. A victim that is not evicted keeps no brake: whatever the outcome, or without one, its brake ends (see
+   `actuators.brakes`).
 5. In a dry run nothing outside this process changes.
 
-Theory of operation. All calls come from the loop's thread and none waits for the API server. In a turn:
-
-    settle      first: what has come of earlier turns
-    guard       when a hard threshold of memory is about to be crossed
-    hold        as soon as there is a plan with victims; saves
-    evict       after the plan was published; `hold`'s answer says whether the state could be saved
-    reclaim     where the plan orders it; saves
+Theory of operation. All calls come from the loop's thread and none waits for the API server. `loop.sync` has their
+order and the reasons for it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from nodeagent.actuators import reclaim_runner as jobs
+from nodeagent.actuators import reclaim_runner
 from nodeagent.actuators.brakes import THAW_AFTER_GRACE_S
 from nodeagent.actuators.cgroup_brake import BrakeKind
 from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
@@ -37,6 +33,7 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Plan,
+    ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
     Tier,
@@ -44,190 +41,234 @@ from nodeagent.model import (
 )
 from nodeagent.policy import chosen_victims, outcomes, recheck
 from nodeagent.policy.victim_preview import PredictedVictim
+from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.metrics import Metrics, SyncStage
 
 GROWTH_CAP_S: Final = 1.0
-"""For how long a pod is kept from growing past a threshold that was about to be crossed and then was not."""
-SIGHT_S: Final = 5.0
-"""A second look is good for so long: as long as an eviction may wait for its answer. A process that was stopped after
-it, or a node that stood still, acts on what it sees next."""
+"""How long a growth cap stays on a pod if the crossing that was near does not come."""
+RECHECK_VALID_S: Final = 5.0
+"""A recheck is valid this long, as long as an eviction may wait for its response. A process that was stopped after it,
+or a node that was suspended, acts on its next sample."""
 
 
 class Executor:
-    """The hands of one agent. `parts` are handed in at each call, for a reload replaces them."""
+    """The actuators of one agent, as the loop uses them."""
 
-    def __init__(self, means: Runtime, *, keeper: StateStore, teller: DecisionLog, metrics: Metrics) -> None:
-        self._holds, self._hooks = means.brakes, means.reclaim_runner
-        self._boottime, self._own_pod_uid = means.boottime, means.own_pod_uid
-        self._keeper = keeper
-        self._teller = teller
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        components: Callable[[], Components],
+        store: StateStore,
+        decision_log: DecisionLog,
+        metrics: Metrics,
+    ) -> None:
+        """`components` returns those in force: a reload replaces them."""
+        self._brakes, self._reclaim_runner = runtime.brakes, runtime.reclaim_runner
+        self._boottime, self._own_pod_uid = runtime.boottime, runtime.own_pod_uid
+        self._components = components
+        self._store = store
+        self._decision_log = decision_log
         self._metrics = metrics
-        self._victims: dict[str, Victim] = {}
-        """Handed over and not answered yet, by UID."""
+        self._submitted: dict[str, Victim] = {}
+        """Victims without an outcome, by UID."""
 
-    def apply_outcomes(self, parts: Components) -> None:
-        """Take in what came of earlier turns, and let go what is held beyond its deadline."""
-        self._settle(parts.session.outcomes(), config=parts.config)
-        self._settle_reclaims(self._hooks.finished())
-        self._holds.expire(now=self._boottime())
+    @property
+    def _config(self) -> Config:
+        return self._components().config
+
+    @property
+    def _acts(self) -> bool:
+        return self._config.mode is Mode.ENFORCE
+
+    def apply_outcomes(self) -> None:
+        """Apply the outcomes since the last sync, and release the brakes whose deadline has passed."""
+        self._apply(self._components().session.outcomes())
+        self._apply_reclaims(self._reclaim_runner.finished())
+        self._brakes.expire(now=self._boottime())
 
     # --- victims -----------------------------------------------------------------------------------------------------
 
-    def brake(self, plan: Plan, parts: Components) -> bool:
-        """Hold the victims, where that is wanted, and save the tokens that they cost, and what is held. False when that
-        could not be."""
-        held = self._plan_holds(plan, parts.config) if parts.config.mode is Mode.ENFORCE else []
-        unmarked = [victim for victim in held if not self._holds.apply(victim.pod.uid, saved=False)]
-        saved = self._keeper.save(now=plan.made_at, at_once=True)
+    def brake(self, plan: Plan) -> bool:
+        """Brake the victims, if that is configured, and save the tokens that they cost and the brakes. False if the
+        save failed."""
+        if not plan.victims:
+            return True
+        braked = self._plan_brakes(plan) if self._acts else []
+        unmarked = [victim for victim in braked if not self._brakes.apply(victim.pod.uid, saved=False)]
+        saved = self._store.save(now=plan.made_at, urgent=True)
         for victim in unmarked if saved else ():
-            self._holds.apply(victim.pod.uid, saved=True)
+            self._brakes.apply(victim.pod.uid, saved=True)
         return saved
 
-    def cap_growth(self, victims: Sequence[PredictedVictim], config: Config, *, now: float) -> None:
-        """Keep the memory of those who would have to go from passing the threshold before we see it crossed. Others who
-        were guarded are let go."""
-        self._holds.uncap_others(keep=[each.pod_uid for each in victims])
-        for each in victims:
-            until = now + min(GROWTH_CAP_S, config.escalation.brake_deadline_s)
-            self._holds.cap_growth(each.cgroup, each.limit, pod_uid=each.pod_uid, until=until)
+    def can_cap_growth(self) -> bool:
+        """True if `cap_growth` has an effect."""
+        brakes = self._acts and self._config.escalation.brake is not BrakeMode.NONE
+        return brakes and self._brakes.can_cap_growth
 
-    def can_cap_growth(self, config: Config) -> bool:
-        """Whether `guard` may be asked for."""
-        brakes = config.mode is Mode.ENFORCE and config.escalation.brake is not BrakeMode.NONE
-        return brakes and self._holds.can_cap_growth
+    def cap_growth(self, victims: Sequence[PredictedVictim], *, now: float) -> None:
+        """Lower memory.high of the predicted victims, so that none passes the threshold before the next sample. The
+        growth caps of other pods are released."""
+        deadline_s = min(GROWTH_CAP_S, self._config.escalation.brake_deadline_s)
+        self._brakes.uncap_others(keep=[victim.pod_uid for victim in victims])
+        for victim in victims:
+            self._brakes.cap_growth(victim.cgroup, victim.limit, pod_uid=victim.pod_uid, until=now + deadline_s)
 
-    def evict(self, plan: Plan, fresh: NodeSnapshot, parts: Components, *, saved: bool) -> None:
-        """Judge the victims a second time and hand them over. `fresh` is the answer of `look_again`, `saved` that of
-        `hold`."""
-        config = parts.config
-        if config.mode is Mode.DRY_RUN:
-            outcomes = [self._outcome(plan, victim, OutcomeKind.DRY_RUN) for victim in plan.victims]
-            self._settle(outcomes, config=config)
+    def recheck(self, plan: Plan, snapshot: NodeSnapshot) -> NodeSnapshot:
+        """The second sample: the node now and the victims of the plan. `snapshot` is the plan's, and the result if it
+        has no victims."""
+        if not plan.victims:
+            return snapshot
+        components = self._components()
+        with self._metrics.timed(SyncStage.RECHECK):
+            # Read again, in the order of the first sample: an eviction slot or a taint may be gone since then.
+            soft_tier_block = components.session.soft_tier_block()
+            view = components.session.pods()
+            uids = frozenset(victim.pod.uid for victim in plan.victims)
+            pods = components.sampler.read_again(snapshot.pods, view.pods, pod_uids=uids)
+            disks = any(victim.threshold.signal in DISK_SIGNALS for victim in plan.victims)
+            node = components.sampler.sample_node(disks=disks)
+            return assemble_snapshot(
+                SnapshotParts(
+                    node,
+                    pods,
+                    pods_synced_at=view.synced_at,
+                    disks=components.disks.usage(node.taken_at),
+                    api_unreachable_since=view.unreachable_since,
+                    soft_tier_blocked_by=soft_tier_block,
+                    own_pod_uid=self._own_pod_uid,
+                )
+            )
+
+    def evict(self, plan: Plan, sample: NodeSnapshot, *, saved: bool) -> None:
+        """Decide on each victim again and hand it over. `sample` is the result of `recheck`, `saved` that of
+        `brake`."""
+        if not self._acts:
+            self._apply([self._outcome(plan, victim, OutcomeKind.DRY_RUN) for victim in plan.victims])
             return
         for victim in plan.victims:
-            refusal = recheck.recheck(victim, fresh, self._keeper.policy, now=fresh.taken_at, config=config)
-            why = refusal.message if refusal else ""
-            if not why and self._boottime() - fresh.taken_at > SIGHT_S:
-                why = "the second look at the node is too old: this process stood still since"
-            if not why and not saved:
-                why = self._unsaved(victim)
-            if why:
-                self._settle([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, why)], config=config)
+            if reason := self._refusal(victim, sample, saved=saved):
+                self._apply([self._outcome(plan, victim, OutcomeKind.RECHECK_REFUSED, reason)])
             elif victim.method is Method.KILL:
-                self._kill(plan, _reworded(victim, plan, fresh, parts), parts)
+                self._kill(plan, self._with_current_text(victim, plan, sample))
             else:
-                self._victims[victim.pod.uid] = victim
-                parts.session.evict(plan.id, _reworded(victim, plan, fresh, parts))
+                self._submitted[victim.pod.uid] = victim
+                self._components().session.evict(plan.id, self._with_current_text(victim, plan, sample))
+
+    def _refusal(self, victim: Victim, sample: NodeSnapshot, *, saved: bool) -> str:
+        """Why this victim is not evicted after all; empty if it is."""
+        refusal = recheck.recheck(victim, sample, self._store.policy_state, now=sample.taken_at, config=self._config)
+        if refusal:
+            return refusal.message
+        if self._boottime() - sample.taken_at > RECHECK_VALID_S:
+            return f"recheck is older than {RECHECK_VALID_S:.0f}s: the process was stopped since"
+        return "" if saved else self._unsaved(victim)
 
     def _unsaved(self, victim: Victim) -> str:
-        """Why this victim stays while the state cannot be saved: rate limits must hold across crashes. Without a saved
-        state only what cannot wait is done; empty for that."""
+        """Why this victim is not evicted while the state cannot be saved; empty if it is. Rate limits must hold across
+        crashes, so only an act that cannot wait is done."""
         if victim.tier is Tier.SOFT or victim.method is Method.KILL:
-            return "the state could not be saved"
-        if not self._keeper.may_act_unsaved(now=self._boottime()):
-            return "the state could not be saved, and another agent could still restore the tokens of the last one"
+            return "state not saved: only hard evictions through the API may act"
+        if not self._store.may_act_unsaved(now=self._boottime()):
+            return "state not saved: another process could still restore the tokens of the last one"
         return ""
 
-    def recheck(self, plan: Plan, snapshot: NodeSnapshot, parts: Components) -> NodeSnapshot:
-        """The node and the victims once more. `snapshot` is what the plan was made on."""
-        with self._metrics.timed(SyncStage.RECHECK):
-            # Read anew, and in the order of the first sample: a seat may be lost, or a taint taken away, since then.
-            soft_waits_for = parts.session.soft_tier_block()
-            view = parts.session.pods()
-            uids = frozenset(victim.pod.uid for victim in plan.victims)
-            disks = any(victim.threshold.signal in DISK_SIGNALS for victim in plan.victims)
-            again = parts.sampler.read_again(snapshot, view.pods, view.synced_at, pod_uids=uids, disks=disks)
-            again = parts.disks.apply(again, whole=False)
-        return again.with_surroundings(
-            own_pod_uid=self._own_pod_uid,
-            api_unreachable_since=view.unreachable_since,
-            soft_tier_blocked_by=soft_waits_for,
-        )
+    def _with_current_text(self, victim: Victim, plan: Plan, sample: NodeSnapshot) -> Victim:
+        """The victim with what each of its containers uses in its message; a sample does not read that."""
+        view = next(view for view in sample.pods if view.pod.uid == victim.pod.uid)
+        if view.usage is None:
+            return victim
+        usage = self._components().sampler.with_container_memory(view.usage)
+        return chosen_victims.with_current_text(victim, view._replace(usage=usage), plan=plan)
 
-    def _plan_holds(self, plan: Plan, config: Config) -> list[Victim]:
-        escalation = config.escalation
+    def _plan_brakes(self, plan: Plan) -> list[Victim]:
+        escalation = self._config.escalation
         if escalation.brake is BrakeMode.NONE:
             return []
         kind = BrakeKind(escalation.brake.value)
         hard = [victim for victim in plan.victims if victim.tier is Tier.HARD and victim.cgroup]
         for victim in hard:
             until = plan.made_at + escalation.brake_deadline_s
-            if kind is BrakeKind.FREEZE and self._holds.frozen_cannot_die:
+            if kind is BrakeKind.FREEZE and self._brakes.frozen_cannot_die:
                 until = min(until, plan.made_at + victim.grace_period_s + THAW_AFTER_GRACE_S)
-            self._holds.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
+            self._brakes.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
         return hard
 
-    def _kill(self, plan: Plan, victim: Victim, parts: Components) -> None:
-        """The last resort. What the kernel says is the outcome; the API server hears of it when it is back."""
-        trouble = self._end(victim)
-        kind = OutcomeKind.NOT_KILLED if trouble else OutcomeKind.KILLED
-        self._settle([self._outcome(plan, victim, kind, trouble)], config=parts.config)
-        if not trouble:
-            parts.session.announce_kill(plan.id, victim)
+    def _kill(self, plan: Plan, victim: Victim) -> None:
+        """The last resort. The result of the kernel is the outcome; the Event is sent when the API server is back."""
+        failure = self._kill_processes(victim)
+        kind = OutcomeKind.NOT_KILLED if failure else OutcomeKind.KILLED
+        self._apply([self._outcome(plan, victim, kind, failure)])
+        if not failure:
+            self._components().session.announce_kill(plan.id, victim)
 
-    def _end(self, victim: Victim) -> str:
-        """End its processes. Returns why that was not possible; empty when it was."""
-        if self._holds.plan_kill(victim.cgroup, pod_uid=victim.pod.uid):
-            self._keeper.save(now=self._boottime(), at_once=True)
-        return self._holds.kill(victim.cgroup, pod_uid=victim.pod.uid)
+    def _kill_processes(self, victim: Victim) -> str:
+        """Returns why that failed; empty on success."""
+        if self._brakes.plan_kill(victim.cgroup, pod_uid=victim.pod.uid):
+            self._store.save(now=self._boottime(), urgent=True)
+        return self._brakes.kill(victim.cgroup, pod_uid=victim.pod.uid)
+
+    # --- outcomes ----------------------------------------------------------------------------------------------------
 
     def _outcome(self, plan: Plan, victim: Victim, kind: OutcomeKind, message: str = "") -> Outcome:
         return Outcome(plan.id, victim.pod.uid, kind, message, self._boottime())
 
-    def _settle(self, results: Iterable[Outcome], *, config: Config) -> None:
+    def _apply(self, results: Iterable[Outcome]) -> None:
         for outcome in results:
-            self._release_or_end(outcome, config)
-            self._keeper.policy = outcomes.apply_outcome(self._keeper.policy, outcome, now=outcome.at, config=config)
+            self._kill_or_release(outcome)
+            self._store.apply(outcomes.apply_outcome, outcome, now=outcome.at, config=self._config)
             self._metrics.observe_outcome(outcome)
-            self._teller.log_outcome(outcome)
+            self._decision_log.log_outcome(outcome)
 
-    def _release_or_end(self, outcome: Outcome, config: Config) -> None:
-        """A victim that is on its way is ended at once where that was asked for; one that is not is let go."""
-        victim = self._victims.pop(outcome.pod_uid, None)
+    def _kill_or_release(self, outcome: Outcome) -> None:
+        """Kill an accepted victim if that is configured; release the brake of one that is not evicted. After a timeout
+        the pod may be terminating, so the deadline of the brake decides."""
+        victim = self._submitted.pop(outcome.pod_uid, None)
         if outcome.kind is OutcomeKind.ACCEPTED:
-            kill = config.escalation.hard_kill is HardKill.CGROUP
+            kill = self._config.escalation.hard_kill is HardKill.CGROUP
             if kill and victim is not None and victim.tier is Tier.HARD and victim.cgroup:
-                self._end(victim)
-        elif outcome.kind is not OutcomeKind.TIMED_OUT:  # after a time-out it may be terminating: the deadline decides
-            self._holds.release(outcome.pod_uid)
+                self._kill_processes(victim)
+        elif outcome.kind is not OutcomeKind.TIMED_OUT:
+            self._brakes.release(outcome.pod_uid)
 
     # --- reclaim -----------------------------------------------------------------------------------------------------
 
-    def start_reclaim(self, plan: Plan, snapshot: NodeSnapshot, parts: Components) -> None:
-        """Begin what is tried before anybody is evicted."""
-        config = parts.config
-        acts = config.mode is Mode.ENFORCE
-        self._teller.log_reclaim_orders(plan, acts=acts)
-        saved = self._keeper.save(now=plan.made_at, at_once=True)
-        actions = {action.name: action for action in config.reclaim.actions}
-        running = frozenset(view.usage.cgroup_uid for view in snapshot.pods if view.usage is not None)
+    def start_reclaim(self, plan: Plan, snapshot: NodeSnapshot) -> None:
+        """Start the reclaim actions that the plan orders."""
+        if not plan.reclaims:
+            return
+        self._decision_log.log_reclaim_orders(plan, acts=self._acts)
+        saved = self._store.save(now=plan.made_at, urgent=True)
+        pod_cgroups = frozenset(view.usage.cgroup_uid for view in snapshot.pods if view.usage is not None)
         for order in plan.reclaims:
-            if not acts or not (saved or order.tier is Tier.HARD):
-                result = ReclaimResult.FAILED if acts else ReclaimResult.DRY_RUN
-                why = "the state could not be saved" if acts else ""
-                self._settle_reclaims([ReclaimOutcome(plan.id, order.name, result, why, self._boottime())])
-                continue
-            job = jobs.build_job(
-                actions[order.name],
-                order,
-                pod_logs_dir=lambda: self._hooks.local_path(config.sampling.pod_logs_dir),
-                # Where no pod is seen at all it is our sight that has ended.
-                ended=lambda name: bool(running) and name.rpartition("_")[2] not in running,
-                stop=self._hooks.closing,
-            )
-            self._hooks.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
+            if not self._acts:
+                self._apply_reclaims([self._reclaim_outcome(plan, order, ReclaimResult.DRY_RUN)])
+            elif not saved and order.tier is not Tier.HARD:
+                failed = self._reclaim_outcome(plan, order, ReclaimResult.FAILED, "state not saved")
+                self._apply_reclaims([failed])
+            else:
+                self._start_job(plan, order, pod_cgroups)
 
-    def _settle_reclaims(self, results: Iterable[ReclaimOutcome]) -> None:
+    def _start_job(self, plan: Plan, order: ReclaimOrder, pod_cgroups: frozenset[str]) -> None:
+        config, runner = self._config, self._reclaim_runner
+        action = next(action for action in config.reclaim.actions if action.name == order.name)
+        job = reclaim_runner.build_job(
+            action,
+            order,
+            pod_logs_dir=lambda: runner.local_path(config.sampling.pod_logs_dir),
+            # Without any pod cgroup the reading has failed, and no pod counts as ended.
+            ended=lambda name: bool(pod_cgroups) and name.rpartition("_")[2] not in pod_cgroups,
+            stop=runner.closing,
+        )
+        runner.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
+
+    def _reclaim_outcome(
+        self, plan: Plan, order: ReclaimOrder, result: ReclaimResult, message: str = ""
+    ) -> ReclaimOutcome:
+        return ReclaimOutcome(plan.id, order.name, result, message, self._boottime())
+
+    def _apply_reclaims(self, results: Iterable[ReclaimOutcome]) -> None:
         for outcome in results:
-            self._keeper.policy = outcomes.apply_reclaim(self._keeper.policy, outcome)
-            self._teller.log_reclaim_outcome(outcome)
-
-
-def _reworded(victim: Victim, plan: Plan, fresh: NodeSnapshot, parts: Components) -> Victim:
-    """Samples leave out what each container uses; the message names it."""
-    view = next(view for view in fresh.pods if view.pod.uid == victim.pod.uid)
-    if view.usage is None:
-        return victim
-    usage = parts.sampler.with_container_memory(view.usage)
-    return chosen_victims.with_current_text(victim, view._replace(usage=usage), plan=plan)
+            self._store.apply(outcomes.apply_reclaim, outcome)
+            self._decision_log.log_reclaim_outcome(outcome)

@@ -181,17 +181,6 @@ class NodeSnapshot(NamedTuple):
     suspended_s: float = 0.0
     """For how long the machine was suspended since it booted, in all."""
 
-    def with_surroundings(
-        self, *, own_pod_uid: str, api_unreachable_since: float | None, soft_tier_blocked_by: Refusal | None
-    ) -> "NodeSnapshot":
-        """The snapshot with what only the loop knows. Every sample that is judged goes through here, so that the second
-        one right before acting cannot leave anything out."""
-        return self._replace(
-            own_pod_uid=own_pod_uid,
-            api_unreachable_since=api_unreachable_since,
-            soft_tier_blocked_by=soft_tier_blocked_by,
-        )
-
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation that a threshold with this memory model looks at."""
         if signal is Signal.MEMORY and model is MemoryModel.MEM_AVAILABLE:

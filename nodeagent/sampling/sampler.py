@@ -27,6 +27,7 @@ from nodeagent.sampling.node import filesystems, memory, pids, psi, signals
 from nodeagent.sampling.pods import pod_join, pod_names
 from nodeagent.sampling.pods.pod_cache import PodCache
 from nodeagent.sampling.pods.pod_cgroups import PodCgroup
+from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot
 
 # A detection takes 0.2 ms.
 _LAYOUT_S: Final = 60.0
@@ -180,60 +181,56 @@ class Sampler:
         fresh: bool = True,
         node: NodeSnapshot | None = None,
     ) -> NodeSnapshot:
-        """The whole node.
+        """The node and its pods, without the parts that only a running agent has.
+
+        Args:
+            api_pods: as in `read_pods`.
+            pods_synced_at: the time at which that list was current.
+            fresh: as in `read_pods`.
+            node: the result of `sample_node`; None: the node is read.
+        """
+        node = node if node is not None else self.sample_node()
+        pods = self.read_pods(node, api_pods, fresh=fresh)
+        synced_at = pods_synced_at if api_pods is not None else None
+        return assemble_snapshot(SnapshotParts(node, pods, pods_synced_at=synced_at))
+
+    def read_pods(self, node: NodeSnapshot, api_pods: Sequence[Pod] | None = None, *, fresh: bool = True) -> PodReading:
+        """The pods, and what is read together with them, right after `node`.
 
         Args:
             api_pods: the pods of this node as the API server lists them; None: all pods come from the host.
-            pods_synced_at: the time at which that list was current.
             fresh: read every pod now; else a pod that barely moved keeps its last reading, with its time
                 (`pod_ages.AGES`).
-            node: the result of `sample_node`; None: the node is read.
         """
-        snapshot = node if node is not None else self.sample_node()
-        now = snapshot.taken_at
+        now = node.taken_at
         layout = self._detected(now)
         stalls, stall_notes = psi.read_psi(self._files, layout.stall_files, now=now)
-        usages, notes = self._read_pods(layout, snapshot, api_pods, fresh=fresh)
+        usages, notes = self._read_pods(layout, node, api_pods, fresh=fresh)
         if usages and self._names.reason and api_pods is None:
             notes += (Note(NoteKind.PODS, f"pods have no names: {self._names.reason}"),)
-        return snapshot._replace(
+        return PodReading(
+            pods=self._join(usages, self._confirmed(api_pods), node),
             memory=memory.read_node_memory(self._host, self._files),
             stalls=stalls,
-            pods=self._join(usages, self._confirmed(api_pods), snapshot),
-            pods_synced_at=pods_synced_at if api_pods is not None else None,
             cgroups=self._top_cgroups(layout, now),
-            notes=snapshot.notes + stall_notes + notes,
+            notes=stall_notes + notes,
         )
 
-    def node_last(self, snapshot: NodeSnapshot) -> NodeSnapshot:
-        """The snapshot with the node's signals read now, after its pods: memory that a pod frees meanwhile is counted
-        twice rather than not at all. The later time counts: reading the pods of a node in trouble may take a second,
-        and a value newer than its snapshot is rejected."""
-        return assemble_snapshot(snapshot, self.sample_node())
-
-    def read_again(
-        self,
-        before: NodeSnapshot,
-        api_pods: Sequence[Pod],
-        pods_synced_at: float | None,
-        *,
-        pod_uids: frozenset[str],
-        disks: bool,
-    ) -> NodeSnapshot:
-        """The node now, with these pods alone: for the recheck right before acting, at a fraction of a sample's price.
+    def read_again(self, before: Sequence[PodView], api_pods: Sequence[Pod], *, pod_uids: frozenset[str]) -> PodReading:
+        """These pods alone: for the recheck right before acting, at a fraction of a sample's price.
 
         A pod's object is the newest of the API server (`api_pods`); its usage is that of `before`, or None if its
-        cgroup is gone. A pod that the API server does not list is left out. `disks` as in `sample_node`.
+        cgroup is gone. A pod that the API server does not list is left out.
         """
         root = self.host_layout().hierarchy.memory
-        usages = {view.pod.uid: view.usage for view in before.pods if view.pod.uid in pod_uids}
+        usages = {view.pod.uid: view.usage for view in before if view.pod.uid in pod_uids}
         views = []
         for pod in self._confirmed(api_pods) or ():
             if pod.uid in usages:
                 usage = usages[pod.uid]
                 exists = usage is not None and root is not None and self._host.exists(root + usage.cgroup)
                 views.append(PodView(pod, usage if exists else None))
-        return self.sample_node(disks=disks)._replace(pods=tuple(views), pods_synced_at=pods_synced_at)
+        return PodReading(tuple(views))
 
     # --- parts
 
@@ -341,17 +338,6 @@ class Sampler:
             self._top = cgroups.largest_outside(self._host, layout.hierarchy, layout.kubepods, most=_TOP_CGROUPS)
             self._top_at = now
         return self._top
-
-
-def assemble_snapshot(snapshot: NodeSnapshot, node: NodeSnapshot) -> NodeSnapshot:
-    """The snapshot with the signals, and the time, of a later reading of the node alone."""
-    return snapshot._replace(
-        taken_at=node.taken_at,
-        wall_time=node.wall_time,
-        observations=node.observations,
-        mem_available=node.mem_available,
-        suspended_s=node.suspended_s,
-    )
 
 
 def _max_descriptors() -> int:

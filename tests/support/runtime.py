@@ -1,4 +1,4 @@
-"""What an agent in this process works with, for tests and benchmarks of its loop."""
+"""The runtime of an agent in this process, for tests and benchmarks of its loop."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import Host
 
 
-def bare_means(host: Host, *, file: ConfigFile, alarms: WakeupSources, holds: ActiveBrakes, log: Any) -> Runtime:
-    """The means of an agent that keeps no state, records nothing and knows of no neighbours."""
+def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any) -> Runtime:
+    """The runtime of an agent that stores and records nothing."""
     return Runtime(
         file=file,
-        wakeup_sources=alarms,
-        brakes=holds,
+        wakeup_sources=WakeupSources(host),
+        brakes=brakes,
         reclaim_runner=ReclaimRunner(boottime=host.boottime),
         forks=NoForks(),
         other_oom_handlers=tuple,

@@ -2,13 +2,13 @@
 
 Promises:
 
-1. `tick` and `apply` never wait for a disk: walks run in `DiskWorker`'s thread, of files only those of /proc and
-   /sys/fs/cgroup are read here.
+1. No call waits for a disk: walks run in the thread of `DiskWorker`, and this thread reads only files of /proc and
+   /sys/fs/cgroup. `usage` reads and changes nothing; `set_targets` alone chooses the pods of the next walk.
 2. Nothing is walked while no disk is near a threshold and no limit applies.
 3. Every number says when it was read and whether it is whole (`PodUsage.disk_sight`); a pod that was not measured keeps
    its unknown disk.
 
-Theory of operation. `tick` comes with each look at the node. What it does depends on how urgent disks are:
+Theory of operation. `request_walks` is called in every sync. What it does depends on how urgent disks are:
 
     calm       nothing
     limits     `localStorageLimits` is on: a walk every `_LIMITS_S`, as often as a kubelet walks volumes
@@ -38,8 +38,9 @@ from nodeagent.model import (
     UnattributedDisk,
     Unit,
 )
-from nodeagent.sampling.disk import pod_disk, pod_paths, unattributed, write_rates
+from nodeagent.sampling.disk import pod_paths, unattributed, write_rates
 from nodeagent.sampling.disk.attribution import PodDiskMeter
+from nodeagent.sampling.disk.measurement import DiskMeasurement
 from nodeagent.sampling.disk.pod_disk import DiskAmount, PodDisk
 from nodeagent.sampling.disk.pod_paths import PodPart
 from nodeagent.sampling.disk.traces import Traces
@@ -118,6 +119,8 @@ class DiskMonitor:
         """Take in a look at the node: sample the writers and ask for a walk where that is due."""
         if self._host.recorded:
             return
+        if self._worker is not None:
+            self._traces.add(self._worker.latest().file_systems)
         disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISK_SIGNALS
         urgent = disks | need.near
         now = node.taken_at
@@ -133,22 +136,23 @@ class DiskMonitor:
         """These pods alone are counted next, as soon as the walk under way has ended; at the next look at the node."""
         self._anew = frozenset(uids)
 
-    def apply(self, snapshot: NodeSnapshot, *, whole: bool = True) -> NodeSnapshot:
-        """The snapshot with what is known of its pods' disks. The pods of a `whole` one are those that the next walk
-        measures; without it only some pods may be in it."""
-        if whole:
-            self._pods = tuple([view.usage for view in snapshot.pods if view.usage is not None])
-        if snapshot.taken_at - self._needed_at > _REMEMBER_S or self._host.recorded:
-            return snapshot
-        known = self._worker.latest() if self._worker is not None else None
-        found = known.pods if known is not None else {}
-        self._traces.add(known.file_systems if known is not None else ())
-        pods = tuple([self._with_disk(view, found.get(view.usage.cgroup_uid)) if view.usage else view
-                      for view in snapshot.pods])  # fmt: skip
-        rests = known.unattributed if known is not None else ()
-        traces = self._traces.latest(deleted_known=not _deleted_unknown(found.values()))
-        return snapshot._replace(
-            pods=pods, unattributed_disks=rests, disk_traces=traces, notes=snapshot.notes + self._notes()
+    def set_targets(self, pods: Iterable[PodView]) -> None:
+        """The pods that the next walk measures."""
+        self._pods = tuple([view.usage for view in pods if view.usage is not None])
+
+    def usage(self, now: float) -> DiskMeasurement | None:
+        """What is known of the disks. None if nothing needed it for `_REMEMBER_S`."""
+        if now - self._needed_at > _REMEMBER_S or self._host.recorded:
+            return None
+        latest = self._worker.latest() if self._worker is not None else None
+        pods = latest.pods if latest is not None else {}
+        rates = {usage.cgroup_uid: self._writes.rate(usage.cgroup_uid) for usage in self._pods}
+        return DiskMeasurement(
+            pods=pods,
+            write_rates={uid: rate for uid, rate in rates.items() if rate is not None},
+            unattributed=latest.unattributed if latest is not None else (),
+            traces=self._traces.latest(deleted_known=not _deleted_unknown(pods.values())),
+            notes=self._notes(),
         )
 
     def progress(self) -> WalkResult | None:
@@ -157,13 +161,6 @@ class DiskMonitor:
         return worker.progress() if worker is not None else None
 
     # --- parts
-
-    def _with_disk(self, view: PodView, found: PodDisk | None) -> PodView:
-        usage = view.usage
-        assert usage is not None
-        return view._replace(
-            usage=pod_disk.with_disk_usage(usage, found)._replace(writing=self._writes.rate(usage.cgroup_uid))
-        )
 
     def _notes(self) -> tuple[Note, ...]:
         notes: tuple[Note, ...] = ()

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DISK_SIGNALS, NodeSnapshot, Note, NoteKind, Signal, UnattributedDisk
-from nodeagent.sampling.disk import monitor, pod_disk, unattributed
+from nodeagent.sampling.disk import monitor, unattributed
 from nodeagent.sampling.disk.attribution import PodDiskMeter
+from nodeagent.sampling.disk.measurement import DiskMeasurement
 from nodeagent.sampling.disk.pod_disk import PodDisk
 from nodeagent.sampling.disk.unattributed import PodDirectories
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
@@ -34,16 +35,16 @@ class OneShotMeasurement:
         """Close the descriptors of unfinished walks."""
         self._meter.close()
 
-    def measured(
+    def measure(
         self,
         snapshot: NodeSnapshot,
         *,
         for_s: float,
         rest_s: float = 0.0,
         tell: Callable[[str], None] = lambda _words: None,
-    ) -> NodeSnapshot:
-        """The snapshot with the disk usage of its pods, measured for at most `for_s` seconds. With `rest_s` also what
-        each file system holds outside of pods, for at most that long each. `tell` is called often with the progress."""
+    ) -> DiskMeasurement:
+        """The disk usage of the pods of a snapshot, measured for at most `for_s` seconds. With `rest_s` also what each
+        file system holds outside of pods, for at most that long each. `tell` is called often with the progress."""
 
         def report_progress() -> bool:
             done = self._meter.progress
@@ -53,18 +54,10 @@ class OneShotMeasurement:
         usages = [view.usage for view in snapshot.pods if view.usage is not None]
         found = self._meter.measure(usages, until=time.monotonic() + for_s, stop=report_progress) if usages else {}
         found = {uid: disk._replace(periodic=False) for uid, disk in found.items()}
-        pods = tuple(
-            [
-                view._replace(usage=pod_disk.with_disk_usage(view.usage, found.get(view.usage.cgroup_uid)))
-                if view.usage
-                else view
-                for view in snapshot.pods
-            ]
-        )
         partial = sum(not each.complete for each in found.values())
         notes = (Note(NoteKind.DISKS, f"disk usage of {partial} pods is partial"),) if partial else ()
         rests = self._rests(snapshot, found, rest_s, tell) if rest_s > 0 else ()
-        return snapshot._replace(pods=pods, unattributed_disks=rests, notes=snapshot.notes + notes)
+        return DiskMeasurement(found, unattributed=rests, notes=notes)
 
     def _rests(
         self, snapshot: NodeSnapshot, found: dict[str, PodDisk], rest_s: float, tell: Callable[[str], None]

@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.model import NodeSnapshot, Note, NoteKind
+from nodeagent.model import Note, NoteKind
 from nodeagent.sampling.events import process_connector
 from nodeagent.sampling.events.fork_attribution import ForkAttribution
 from nodeagent.sampling.events.kernel_events import EventSource
@@ -226,19 +226,6 @@ class ConnectorMeter:
             for pod, number in counts(drained).items():
                 sums[pod] = sums.get(pod, 0.0) + share * number / window_s
         return sums
-
-
-def apply(snapshot: NodeSnapshot, rates: Mapping[str, float]) -> NodeSnapshot:
-    """The snapshot with the rate of each pod that has one (`ForkMeter.sustained`)."""
-    if not rates:
-        return snapshot
-    pods = [
-        view._replace(usage=view.usage._replace(forks_per_s=rates[view.usage.cgroup_uid]))
-        if view.usage is not None and view.usage.cgroup_uid in rates
-        else view
-        for view in snapshot.pods
-    ]
-    return snapshot._replace(pods=tuple(pods))
 
 
 class _Timer:

@@ -1,9 +1,10 @@
-"""A victim that the second look spares is let go, and a rehearsal touches nobody: the acts without a cluster."""
+"""Brakes, growth caps and evictions of one node, without an API server."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.schema import BrakeMode, Mode
 from nodeagent.kube.pod_watch import PodsView
 from nodeagent.loop.components import Components
-from nodeagent.loop.executor import GROWTH_CAP_S, SIGHT_S, Executor
+from nodeagent.loop.executor import GROWTH_CAP_S, RECHECK_VALID_S, Executor
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import (
     Amount,
@@ -37,28 +38,34 @@ from nodeagent.policy import in_flight
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.sampling.disk.monitor import DiskMonitor
-from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.telemetry.decision_log import DecisionLog
 from nodeagent.telemetry.log import open_log
 from nodeagent.telemetry.metrics import Metrics
-from tests.support.runtime import bare_means
+from tests.support.runtime import bare_runtime
 from tests.support.trees import Node, TreePod, write_node
 
 POD = TreePod("default/web")
 
 
-class Scene(NamedTuple):
-    """A written node with cgroup v2, and the hands of an agent on it."""
+@dataclasses.dataclass
+class Scene:
+    """A written node with cgroup v2, and an executor on it."""
 
-    actor: Executor
-    keeper: StateStore
-    parts: Components
-    holds: ActiveBrakes
+    store: StateStore
+    components: Components
+    brakes: ActiveBrakes
     high: Path
     """memory.high of the pod."""
     cgroup: str
+    executor: Executor = dataclasses.field(init=False)
+
+    def configure(self, **escalation: Any) -> None:
+        """Change keys of `escalation`."""
+        loaded, config = self.components.loaded, self.components.config
+        config = config._replace(escalation=config.escalation._replace(**escalation))
+        self.components = self.components._replace(loaded=loaded._replace(config=config))
 
     def plan(self) -> Plan:
         pod = Pod(POD.cgroup_uid, POD.cgroup_uid, "default", "web", PodSource.API, QOSClass.BURSTABLE)
@@ -78,69 +85,75 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     loaded = loaded._replace(config=loaded.config._replace(mode=request.param, escalation=escalation))
     config = loaded.config
     log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
-    holds = ActiveBrakes(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
-    means = bare_means(host, file=ConfigFile(None, overrides=()), alarms=WakeupSources(host), holds=holds, log=log)
+    brakes = ActiveBrakes(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
+    runtime = bare_runtime(host, file=ConfigFile(None, overrides=()), brakes=brakes, log=log)
     metrics = Metrics(config, boottime=host.boottime)
     policy = policy_state.initial("i", now=0.0)
-    keeper = StateStore(policy, None, holds=holds, owned=tuple, says=tuple, metrics=metrics, log=log)
-    actor = Executor(means, keeper=keeper, teller=DecisionLog(log, None), metrics=metrics)
+    store = StateStore(policy, None, brakes=brakes, owned=tuple, status_notes=tuple, metrics=metrics, log=log)
     with Sampler(host, config.sampling, node_name="n") as sampler:
-        parts = Components(loaded, sampler, NoCluster("none here"), DiskMonitor(host, config.sampling))
+        components = Components(loaded, sampler, NoCluster("none here"), DiskMonitor(host, config.sampling))
         cgroup = "/" + str(pod.relative_to(tmp_path / "sys/fs/cgroup"))
-        yield Scene(actor, keeper, parts, holds, pod / "memory.high", cgroup)
+        made = Scene(store, components, brakes, pod / "memory.high", cgroup)
+        made.executor = Executor(
+            runtime,
+            components=lambda: made.components,
+            store=store,
+            decision_log=DecisionLog(log, None),
+            metrics=metrics,
+        )
+        yield made
     writer.close()
 
 
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
-def test_a_victim_that_the_second_look_spares_is_let_go(scene: Scene) -> None:
+def test_the_brake_of_a_victim_that_the_recheck_refuses_is_released(scene: Scene) -> None:
     plan = scene.plan()
-    assert not scene.actor.brake(plan, scene.parts), "there is no state to save"
-    assert scene.high.read_text().strip().isdigit(), "it is held"
-    snapshot = scene.parts.sampler.sample(None, None)
-    scene.actor.evict(plan, snapshot, scene.parts, saved=False)  # nobody knows the pods: no ground for an eviction
+    assert not scene.executor.brake(plan), "there is no state to save"
+    assert scene.high.read_text().strip().isdigit(), "the brake is set"
+    snapshot = scene.components.sampler.sample(None, None)
+    scene.executor.evict(plan, snapshot, saved=False)  # no pod is listed: the recheck refuses it
     assert scene.high.read_text().startswith("max")  # a kernel's file has no rest of what was written before
-    assert scene.holds.active == ()
+    assert scene.brakes.active == ()
 
 
 @pytest.mark.parametrize("scene", [Mode.DRY_RUN], indirect=True)
-def test_a_rehearsal_holds_nobody_and_hands_nobody_over(scene: Scene) -> None:
+def test_a_dry_run_neither_brakes_nor_submits_a_victim(scene: Scene) -> None:
     plan = scene.plan()
-    scene.actor.brake(plan, scene.parts)
+    scene.executor.brake(plan)
     assert scene.high.read_text() == "max\n"
-    scene.actor.evict(plan, scene.parts.sampler.sample(None, None), scene.parts, saved=True)  # NoCluster would raise
+    scene.executor.evict(plan, scene.components.sampler.sample(None, None), saved=True)  # NoCluster would raise
     assert scene.high.read_text() == "max\n"
 
 
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
-def test_who_would_have_to_go_is_guarded_for_a_moment_and_no_longer_than_a_hold(scene: Scene) -> None:
-    config, victim = scene.parts.config, PredictedVictim(POD.cgroup_uid, scene.cgroup, 1 << 40)
-    assert scene.actor.can_cap_growth(config)
-    scene.actor.cap_growth([victim], config, now=50.0)
+def test_the_growth_cap_of_a_predicted_victim_is_short_and_never_outlasts_a_brake(scene: Scene) -> None:
+    victim = PredictedVictim(POD.cgroup_uid, scene.cgroup, 1 << 40)
+    assert scene.executor.can_cap_growth()
+    scene.executor.cap_growth([victim], now=50.0)
     assert scene.high.read_text().strip() == str(1 << 40)
-    assert [hold.until for hold in scene.holds.active] == [50.0 + GROWTH_CAP_S]
-    brief = config._replace(escalation=config.escalation._replace(brake_deadline_s=0.25))
-    scene.actor.cap_growth([victim], brief, now=51.0)
-    assert [hold.until for hold in scene.holds.active] == [51.25]
-    scene.actor.cap_growth([], config, now=51.1)
+    assert [brake.until for brake in scene.brakes.active] == [50.0 + GROWTH_CAP_S]
+    scene.configure(brake_deadline_s=0.25)
+    scene.executor.cap_growth([victim], now=51.0)
+    assert [brake.until for brake in scene.brakes.active] == [51.25]
+    scene.executor.cap_growth([], now=51.1)
     assert scene.high.read_text().startswith("max")
-    assert scene.holds.active == ()
+    assert scene.brakes.active == ()
 
 
 @pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
-def test_nobody_is_guarded_in_a_rehearsal_or_without_a_brake(scene: Scene) -> None:
-    config = scene.parts.config
-    without = config._replace(escalation=config.escalation._replace(brake=BrakeMode.NONE))
-    assert scene.actor.can_cap_growth(config) is (config.mode is Mode.ENFORCE)
-    assert not scene.actor.can_cap_growth(without)
+def test_no_growth_cap_in_a_dry_run_or_without_a_configured_brake(scene: Scene) -> None:
+    assert scene.executor.can_cap_growth() is (scene.components.config.mode is Mode.ENFORCE)
+    scene.configure(brake=BrakeMode.NONE)
+    assert not scene.executor.can_cap_growth()
 
 
 class OnePod(NoCluster):
-    """A cluster that lists one pod, may have the soft tier wait, and takes what is handed over."""
+    """A cluster that lists one pod, may block the soft tier, and records submitted victims."""
 
     def __init__(self, pod: Pod, host: Host) -> None:
         super().__init__("")
         self._pod, self._host = pod, host
-        self.wait: Refusal | None = None
+        self.block: Refusal | None = None
         self.unreachable_since: float | None = None
         self.evicted: list[str] = []
 
@@ -148,7 +161,7 @@ class OnePod(NoCluster):
         return PodsView((self._pod,), self._host.boottime(), "", unreachable_since=self.unreachable_since)
 
     def soft_tier_block(self) -> Refusal | None:
-        return self.wait
+        return self.block
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         self.evicted.append(f"{plan_id} {victim.pod.key}")
@@ -159,7 +172,7 @@ LOST_SLOT = Refusal(RefusalCode.WAITS_FOR_LEASE, "the soft tier waits for a slot
 
 @pytest.mark.parametrize("scene", [Mode.ENFORCE], indirect=True)
 @pytest.mark.parametrize(
-    ("tier", "wait", "stood_s", "evicted"),
+    ("tier", "block", "stopped_s", "evicted"),
     [
         (Tier.SOFT, LOST_SLOT, 0.0, []),
         (Tier.SOFT, None, 0.0, ["plan-1 default/web"]),
@@ -169,12 +182,12 @@ LOST_SLOT = Refusal(RefusalCode.WAITS_FOR_LEASE, "the soft tier waits for a slot
             0.0,
             ["plan-1 default/web"],
         ),
-        (Tier.HARD, None, SIGHT_S, []),
+        (Tier.HARD, None, RECHECK_VALID_S, []),
     ],
-    ids=["soft, and has to wait", "soft", "hard", "hard, and the process was stopped after its second look"],
+    ids=["soft and blocked", "soft", "hard", "hard, and the process was stopped after its recheck"],
 )
-def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
-    scene: Scene, tier: Tier, wait: Refusal | None, stood_s: float, evicted: list[str]
+def test_a_victim_is_submitted_only_if_a_recent_recheck_allows_it(
+    scene: Scene, tier: Tier, block: Refusal | None, stopped_s: float, evicted: list[str]
 ) -> None:
     plan = scene.plan()
     threshold = Threshold(Signal.MEMORY, Amount(1 << 60, None, "1Ei"), 0.0 if tier is Tier.HARD else 30.0)
@@ -183,9 +196,9 @@ def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
     plan = plan._replace(victims=(victim,))
     host = Host(str(scene.high.parents[5]))
     session = OnePod(victim.pod, host)
-    parts = scene.parts._replace(session=session)
+    scene.components = scene.components._replace(session=session)
     view = session.pods()
-    snapshot = parts.sampler.sample(view.pods, view.synced_at)
+    snapshot = scene.components.sampler.sample(view.pods, view.synced_at)
     at = snapshot.taken_at - 1
     entry = in_flight.InFlightEviction(
         plan_id=plan.id,
@@ -205,9 +218,11 @@ def test_a_victim_is_handed_over_only_while_its_second_look_says_so(
         until=at + 60,
         buckets=("node",),
     )
-    scene.keeper.policy = scene.keeper.policy._replace(in_flight=in_flight.InFlightState((entry,)))
-    session.wait, session.unreachable_since = wait, 12.5
-    fresh = scene.actor.recheck(plan, snapshot, parts)
-    assert (fresh.soft_tier_blocked_by, fresh.api_unreachable_since) == (wait, 12.5), "read anew, not carried over"
-    scene.actor.evict(plan, fresh._replace(taken_at=fresh.taken_at - stood_s), parts, saved=True)
+    scene.store.apply(lambda state: state._replace(in_flight=in_flight.InFlightState((entry,))))
+    session.block, session.unreachable_since = block, 12.5
+    recheck = scene.executor.recheck(plan, snapshot)
+    assert (recheck.soft_tier_blocked_by, recheck.api_unreachable_since) == (block, 12.5), (
+        "read again, not carried over"
+    )
+    scene.executor.evict(plan, recheck._replace(taken_at=recheck.taken_at - stopped_s), saved=True)
     assert session.evicted == evicted

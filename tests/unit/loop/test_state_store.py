@@ -1,4 +1,4 @@
-"""Rate limits hold over any number of processes, whatever becomes of the state on disk meanwhile."""
+"""Rate limits hold over any number of processes, whatever happens to the state on disk meanwhile."""
 
 import errno
 import shutil
@@ -23,7 +23,7 @@ from nodeagent.telemetry.log import open_log
 from nodeagent.telemetry.metrics import Metrics
 
 NODE = TokenBucket(burst=2, per_hour=30.0)
-BUDGETS = load.load(None, overrides=()).config.rate_limits._replace(node=NODE)
+RATE_LIMITS = load.load(None, overrides=()).config.rate_limits._replace(node=NODE)
 REFILL_S = 3600.0 / NODE.per_hour
 STEPS = (
     "evict",
@@ -31,7 +31,7 @@ STEPS = (
     "kill",
     "kill",
     "wait",
-    "routine",
+    "periodic",
     "full",
     "read-only",
     "unreadable",
@@ -42,7 +42,7 @@ STEPS = (
 
 
 class FailingDisk(StateFile):
-    """A state file on a disk that fails as it is told."""
+    """A state file on a disk that fails with `failure`."""
 
     failure = "well"
 
@@ -70,7 +70,7 @@ class FailingDisk(StateFile):
 
 
 class Node:
-    """One node over many lives of its agent, which evicts whenever it may."""
+    """One node over many processes of its agent, which evicts whenever it may."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -80,57 +80,61 @@ class Node:
         self.start()
 
     def start(self, *, beside_since: float = float("-inf")) -> None:
-        self.store = FailingDisk(self.home / "state" / "state", shape=AgentState, boot_id="boot")
-        self.store.failure = self.failure
-        recalled = recall(self.store.load(), instance="i", now=self.now, beside_since=beside_since)
-        self.keeper = _keeper(recalled.state.policy, self.store, restorable_until=recalled.restorable_until)
-        self.keeper.prove(now=self.now)
+        self.file = FailingDisk(self.home / "state" / "state", shape=AgentState, boot_id="boot")
+        self.file.failure = self.failure
+        recalled = recall(self.file.load(), instance="i", now=self.now, beside_since=beside_since)
+        self.store = _state_store(recalled.state.policy, self.file, restorable_until=recalled.restorable_until)
+        self.store.save_first(now=self.now)
 
     def evict(self) -> None:
-        """As the loop does: the token is taken, saved, and only then spent."""
+        """As the loop does: take the token, save, evict."""
         taken = rate_limits.take_tokens(
-            self.keeper.policy.rate_limits, (rate_limits.NODE,), now=self.now, limits=BUDGETS
+            self.store.policy_state.rate_limits, (rate_limits.NODE,), now=self.now, limits=RATE_LIMITS
         )
         if isinstance(taken, Refusal):
             return
-        self.keeper.policy = self.keeper.policy._replace(rate_limits=taken)
-        if self.keeper.save(now=self.now, at_once=True) or self.keeper.may_act_unsaved(now=self.now):
+        self.store.apply(_with_rate_limits, taken)
+        if self.store.save(now=self.now, urgent=True) or self.store.may_act_unsaved(now=self.now):
             self.evicted_at.append(self.now)
         else:
-            given = rate_limits.return_tokens(taken, (rate_limits.NODE,), now=self.now, limits=BUDGETS)
-            self.keeper.policy = self.keeper.policy._replace(rate_limits=given)
+            given = rate_limits.return_tokens(taken, (rate_limits.NODE,), now=self.now, limits=RATE_LIMITS)
+            self.store.apply(_with_rate_limits, given)
 
     def step(self, name: str) -> None:
         if name == "evict":
             self.evict()
         elif name == "kill":
             self.start()
-        elif name == "routine":
-            self.keeper.save(now=self.now, at_once=False)
+        elif name == "periodic":
+            self.store.save(now=self.now, urgent=False)
         elif name == "replace":
             if self.failure == "well" and not (self.home / "other").exists():
                 (self.home / "state").rename(self.home / "other")
                 (self.home / "state").mkdir()
-                self.keeper.save(now=self.now, at_once=True)
+                self.store.save(now=self.now, urgent=True)
         elif name == "back":
             if (self.home / "other").exists() and self.failure == "well":
                 shutil.rmtree(self.home / "state", ignore_errors=True)
                 (self.home / "other").rename(self.home / "state")
         elif name != "wait":
-            self.failure = self.store.failure = name
+            self.failure = self.file.failure = name
 
 
-def _keeper(policy: policy_state.PolicyState, store: StateFile | None, *, restorable_until: float) -> StateStore:
+def _state_store(policy: policy_state.PolicyState, store: StateFile | None, *, restorable_until: float) -> StateStore:
     log, writer = open_log(level="error", style="json")
     writer.close()
     config = load.load(None, overrides=()).config
-    holds = ActiveBrakes(CgroupBrake(unified=None, freezer=None))
-    metrics = Metrics(config, boottime=lambda: 0.0, runtime_counters=_unasked)
-    rest: dict[str, Any] = {"holds": holds, "owned": tuple, "says": tuple, "metrics": metrics, "log": log}
+    brakes = ActiveBrakes(CgroupBrake(unified=None, freezer=None))
+    metrics = Metrics(config, boottime=lambda: 0.0, runtime_counters=_unread)
+    rest: dict[str, Any] = {"brakes": brakes, "owned": tuple, "status_notes": tuple, "metrics": metrics, "log": log}
     return StateStore(policy, store, restorable_until=restorable_until, **rest)
 
 
-def _unasked() -> Any:
+def _with_rate_limits(state: policy_state.PolicyState, limits: rate_limits.RateLimitState) -> policy_state.PolicyState:
+    return state._replace(rate_limits=limits)
+
+
+def _unread() -> Any:
     raise AssertionError
 
 
@@ -138,7 +142,7 @@ def _unasked() -> Any:
 @given(
     st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from([0.0, 0.1, 1.0, 11.0, 60.0, 130.0, 400.0])), max_size=40)
 )
-def test_no_stretch_of_time_sees_more_evictions_than_its_rate_limit(steps: list[tuple[str, float]]) -> None:
+def test_no_period_has_more_evictions_than_its_rate_limit(steps: list[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as home:
         node = Node(Path(home))
         for name, pause_s in steps:
@@ -150,7 +154,7 @@ def test_no_stretch_of_time_sees_more_evictions_than_its_rate_limit(steps: list[
 
 
 @pytest.mark.parametrize("failure", ["full", "read-only"])
-def test_five_lives_with_a_disk_that_fails_spend_what_one_has(failure: str, tmp_path: Path) -> None:
+def test_five_processes_with_a_failing_disk_spend_the_tokens_of_one(failure: str, tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.step(failure)
     for _ in range(5):
@@ -163,7 +167,9 @@ def test_five_lives_with_a_disk_that_fails_spend_what_one_has(failure: str, tmp_
     assert len(node.evicted_at) <= NODE.burst
 
 
-def test_a_hard_threshold_waits_for_a_read_only_directory_no_longer_than_its_state_is_good(tmp_path: Path) -> None:
+def test_a_hard_threshold_waits_for_a_read_only_directory_only_while_its_state_could_be_restored(
+    tmp_path: Path,
+) -> None:
     node = Node(tmp_path)
     node.step("read-only")
     node.evict()
@@ -173,20 +179,20 @@ def test_a_hard_threshold_waits_for_a_read_only_directory_no_longer_than_its_sta
     assert node.evicted_at
 
 
-def test_a_hard_threshold_does_not_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
+def test_a_hard_threshold_does_not_wait_for_a_full_disk(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.step("full")
     node.evict()
     assert node.evicted_at == [node.now]
     node.start()
     node.evict()
-    assert node.evicted_at == [node.now], "the next life begins with empty rate limits"
+    assert node.evicted_at == [node.now], "the next process begins with empty rate limits"
     node.now += REFILL_S
     node.evict()
     assert len(node.evicted_at) == 2, "and they are refilled"
 
 
-def test_what_was_spent_while_the_directory_was_read_only_does_not_come_back_with_it(tmp_path: Path) -> None:
+def test_tokens_spent_while_the_directory_was_read_only_are_not_restored_with_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.step("read-only")
     node.now += TRUSTED_S
@@ -200,7 +206,7 @@ def test_what_was_spent_while_the_directory_was_read_only_does_not_come_back_wit
 
 
 @pytest.mark.parametrize("away_s", [0.0, 5.0, 300.0])
-def test_a_restart_with_a_state_that_is_whole_keeps_its_tokens(away_s: float, tmp_path: Path) -> None:
+def test_a_restart_with_a_complete_state_keeps_its_tokens(away_s: float, tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.evict()
     node.now += away_s
@@ -209,11 +215,11 @@ def test_a_restart_with_a_state_that_is_whole_keeps_its_tokens(away_s: float, tm
     assert len(node.evicted_at) == 2
 
 
-@pytest.mark.parametrize(("watched_s", "evicted"), [(20.0, 2), (5.0, 1)], ids=["the same state", "another one"])
-def test_who_has_watched_beside_another_agent_has_what_that_one_left(
+@pytest.mark.parametrize(("watched_s", "evicted"), [(20.0, 2), (5.0, 1)], ids=["the same state", "another state"])
+def test_a_process_that_ran_beside_another_agent_has_the_tokens_that_it_left(
     watched_s: float, evicted: int, tmp_path: Path
 ) -> None:
-    """The state was last written 10 s ago: by the other one, if we watched since then."""
+    """The state was last written 10 s ago: by the other agent, if this process ran beside it since then."""
     node = Node(tmp_path)
     node.evict()
     node.now += 10.0
@@ -222,7 +228,7 @@ def test_who_has_watched_beside_another_agent_has_what_that_one_left(
     assert len(node.evicted_at) == evicted
 
 
-def test_who_has_watched_beside_an_agent_with_another_directory_begins_empty(tmp_path: Path) -> None:
+def test_a_process_that_ran_beside_an_agent_with_another_directory_begins_without_tokens(tmp_path: Path) -> None:
     node = Node(tmp_path)
     shutil.rmtree(tmp_path / "state")
     node.start(beside_since=node.now - 1.0)

@@ -9,6 +9,7 @@ from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Pod, PodSource, PodUsage, PodView, Signal
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
+from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
 from tests.support.trees import GI, MI, Node, TreePod, write_node
 
 
@@ -46,9 +47,11 @@ def test_the_node_can_be_read_after_its_pods(tmp_path: Path) -> None:
     pod, now = TreePod("a/pod", working_set=300 * MI), 100.0
     root = write_node(tmp_path, Node(memory_available=GI, pods=(pod,)))
     with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=lambda: now) as sampler:
-        snapshot, now = sampler.sample(), 101.0
+        node = sampler.sample_node()
+        parts = SnapshotParts(node, sampler.read_pods(node))
+        snapshot, now = assemble_snapshot(parts), 101.0
         write_node(tmp_path, Node(memory_available=GI + 300 * MI, pods=(pod._replace(working_set=0),)))
-        after = sampler.node_last(snapshot)
+        after = assemble_snapshot(parts._replace(node=sampler.sample_node()))
         memory = [each.observations[Signal.MEMORY] for each in (snapshot, after)]
         assert [each.read_at for each in memory] == [100.0, 101.0]
         assert (memory[1].available or 0) - (memory[0].available or 0) == 300 * MI

@@ -14,6 +14,7 @@ from nodeagent.sampling.disk.monitor import DiskMonitor, DiskUrgency
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, MemoryV1, MemoryV2
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
+from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot
 from tests.support import nodes
 from tests.support.disk_trees import EMPTY_DIR, ID, node
 from tests.support.disk_trees import pod as usage_of
@@ -43,7 +44,9 @@ class Scene:
     def tick(self, need: DiskUrgency, at: float | None = None) -> NodeSnapshot:
         snapshot = self.snapshot(at)
         self.watch.request_walks(snapshot, need, hierarchy=self.hierarchy, layout=LAYOUT)
-        return self.watch.apply(snapshot)
+        self.watch.set_targets(snapshot.pods)
+        parts = SnapshotParts(snapshot, PodReading(snapshot.pods), disks=self.watch.usage(snapshot.taken_at))
+        return assemble_snapshot(parts)
 
     def measured(self, need: DiskUrgency) -> NodeSnapshot:
         """After the walk that is due now has ended."""

@@ -16,11 +16,11 @@ from nodeagent.sampling.events.fork_meter import (
     SUSTAINED_S,
     ConnectorMeter,
     NoForks,
-    apply,
     open_meter,
 )
 from nodeagent.sampling.events.process_connector import open_connector
 from nodeagent.sampling.hostfs.host import Host, open_host
+from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot
 from tests.support.paths import RECORDED_NODES
 from tests.support.pod_cgroups import NEEDS, PodCgroups, usable
 
@@ -151,8 +151,8 @@ def _joined(uids: tuple[str, ...], rates: Mapping[str, float]) -> tuple[PodView,
     usages = [PodUsage(uid, QOSClass.BEST_EFFORT, f"/{uid}", 0.0) for uid in uids]
     pods = [Pod(each.cgroup_uid, each.cgroup_uid, "n", "p", PodSource.API, each.qos_class) for each in usages]
     unread = Observation(Signal.MEMORY, None, None, 0.0, "", "not read")
-    snapshot = NodeSnapshot("n", 0.0, 0.0, {}, unread, pods=tuple(map(PodView, pods, usages)))
-    return apply(snapshot, rates).pods
+    node, reading = NodeSnapshot("n", 0.0, 0.0, {}, unread), PodReading(tuple(map(PodView, pods, usages)))
+    return assemble_snapshot(SnapshotParts(node, reading, fork_rates=rates)).pods
 
 
 @real

@@ -189,7 +189,7 @@ def test_a_sample_and_the_recheck_reject_forged_claims(tmp_path: Path) -> None:
         snapshot = sampler.sample(pods, 1.0)
         newer = (*pods[:1], pods[1]._replace(ready=True), *pods[2:])
         uids = frozenset(pod.uid for pod in pods)
-        again = sampler.read_again(snapshot, newer, 2.0, pod_uids=uids, disks=False)
+        again = sampler.read_again(snapshot.pods, newer, pod_uids=uids)
     for views in (snapshot.pods, again.pods):
         assert {view.pod.key: codes(view.pod) for view in views if view.usage is not None} == {
             "evil/hog": set(),
