@@ -116,7 +116,7 @@ def test_pressure_is_published_on_both_types_in_one_write(api: ApiServer, start:
     assert written["lastHeartbeatTime"]
 
 
-def test_calm_is_published_on_our_own_type_only(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_no_pressure_is_published_on_the_own_type_only(api: ApiServer, start: Callable[..., Publisher]) -> None:
     before = api.condition("MemoryPressure")
     publisher = start()
     publisher.publish(verdict(CALM, reason="NodeAgentEnough"))
@@ -124,7 +124,7 @@ def test_calm_is_published_on_our_own_type_only(api: ApiServer, start: Callable[
     assert api.condition("MemoryPressure") == before
 
 
-def test_the_end_of_pressure_clears_what_we_set(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_the_end_of_pressure_clears_the_own_true(api: ApiServer, start: Callable[..., Publisher]) -> None:
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads("MemoryPressure", "True")
@@ -135,7 +135,7 @@ def test_the_end_of_pressure_clears_what_we_set(api: ApiServer, start: Callable[
     eventually(lambda: publisher.conditions.owned == ())
 
 
-def test_a_reset_is_answered_at_once_by_one_write(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_an_overwrite_is_answered_at_once_by_one_write(api: ApiServer, start: Callable[..., Publisher]) -> None:
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads("MemoryPressure", "True")
@@ -163,7 +163,7 @@ def test_asserting_again_is_not_a_transition(api: ApiServer, start: Callable[...
     assert first["lastTransitionTime"] == again["lastTransitionTime"]
 
 
-def test_the_condition_is_true_nearly_all_the_time_against_a_kubelet_that_resets_it(
+def test_the_condition_is_true_nearly_all_the_time_against_a_kubelet_that_overwrites_it(
     api: ApiServer, start: Callable[..., Publisher]
 ) -> None:
     publisher = start()
@@ -181,9 +181,7 @@ def test_the_condition_is_true_nearly_all_the_time_against_a_kubelet_that_resets
     assert len(publisher.patches()) <= 2 * publisher.conditions.conflicts()[0].overwrites + 1
 
 
-def test_somebody_who_resets_without_end_is_not_fought_without_end(
-    api: ApiServer, start: Callable[..., Publisher]
-) -> None:
+def test_an_endless_conflict_is_answered_less_and_less_often(api: ApiServer, start: Callable[..., Publisher]) -> None:
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads("MemoryPressure", "True")
@@ -198,7 +196,7 @@ def test_somebody_who_resets_without_end_is_not_fought_without_end(
     assert publisher.conditions.reason == CONFLICT_REASON
 
 
-def test_who_takes_our_own_types_away_is_answered_at_once_and_not_for_ever(
+def test_own_types_that_another_client_removes_return_at_once_but_not_for_ever(
     api: ApiServer, start: Callable[..., Publisher]
 ) -> None:
     """As a webhook does, or a controller that replaces the status."""
@@ -226,7 +224,9 @@ def test_who_takes_our_own_types_away_is_answered_at_once_and_not_for_ever(
     assert "'MemoryPressure'" in str(publisher.patches()[before])
 
 
-def test_versions_that_go_back_bring_no_flood_of_writes(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_resource_versions_that_decrease_cause_no_flood_of_writes(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
     publisher = start()
     eventually(publisher.node.view)
     api.store.version = 1  # as after a restored backup
@@ -235,7 +235,7 @@ def test_versions_that_go_back_bring_no_flood_of_writes(api: ApiServer, start: C
     assert 1 <= len(publisher.patches()) <= 1 + BURST + 5
 
 
-def test_once_means_once(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_mode_once_asserts_once_per_verdict(api: ApiServer, start: Callable[..., Publisher]) -> None:
     publisher = start(standard=StandardConditions.ONCE)
     publisher.publish(verdict(PRESSURE))
     publisher.reads("MemoryPressure", "True")
@@ -249,7 +249,7 @@ def test_once_means_once(api: ApiServer, start: Callable[..., Publisher]) -> Non
     publisher.reads("MemoryPressure", "True")
 
 
-def test_off_leaves_the_standard_types_alone(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_mode_off_never_writes_the_standard_types(api: ApiServer, start: Callable[..., Publisher]) -> None:
     publisher = start(standard=StandardConditions.OFF)
     publisher.publish(verdict(PRESSURE))
     publisher.reads(OWN, "True")
@@ -271,7 +271,9 @@ def test_a_kubelets_true_is_neither_overwritten_nor_cleared(api: ApiServer, star
     assert (left["status"], left["reason"]) == ("True", "KubeletHasInsufficientMemory")
 
 
-def test_when_the_kubelet_lets_go_while_we_hold_on_we_assert(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_when_the_kubelet_clears_its_true_the_agent_asserts_its_own(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
     api.write_condition("MemoryPressure", "True", "KubeletHasInsufficientMemory", "kubelet")
     publisher = start()
     publisher.publish(verdict(PRESSURE))
@@ -280,7 +282,7 @@ def test_when_the_kubelet_lets_go_while_we_hold_on_we_assert(api: ApiServer, sta
     publisher.reads("MemoryPressure", "True")
 
 
-def test_what_an_earlier_process_set_is_cleared_by_the_next(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_a_true_of_an_earlier_process_is_cleared_by_the_next(api: ApiServer, start: Callable[..., Publisher]) -> None:
     api.write_condition("MemoryPressure", "True", "LowMemory", "from before")
     publisher = start(owned=[OwnedCondition("MemoryPressure", "LowMemory", "from before")])
     publisher.publish(verdict(CALM, reason="Enough"))
@@ -300,7 +302,9 @@ def test_unchanged_verdicts_are_written_by_the_heartbeat_only(api: ApiServer, st
     assert api.wait_for(lambda: len(publisher.patches()) >= 3, 30)
 
 
-def test_a_clean_exit_removes_ours_and_clears_what_we_set(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_a_clean_exit_removes_the_own_types_and_clears_the_own_true(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
     publisher = start()
     publisher.publish(verdict(PRESSURE))
     publisher.reads("MemoryPressure", "True")
@@ -312,7 +316,7 @@ def test_a_clean_exit_removes_ours_and_clears_what_we_set(api: ApiServer, start:
 
 
 @pytest.mark.parametrize("end", [{"clear": True}, {"clear": False, "mark": True}], ids=["clear", "keep"])
-def test_a_clean_exit_gives_the_words_of_a_pressure_that_is_over_back_to_the_kubelet(
+def test_a_clean_exit_restores_the_kubelets_reason_and_message(
     api: ApiServer, start: Callable[..., Publisher], end: dict[str, bool]
 ) -> None:
     publisher = start()
@@ -331,7 +335,7 @@ def test_a_clean_exit_gives_the_words_of_a_pressure_that_is_over_back_to_the_kub
     assert left["lastTransitionTime"] == ours["lastTransitionTime"], "that is no transition"
 
 
-def test_a_clean_exit_says_so_where_the_kubelets_words_were_never_seen(
+def test_a_clean_exit_marks_a_false_without_a_known_kubelet_reason(
     api: ApiServer, start: Callable[..., Publisher]
 ) -> None:
     """As an agent that was killed leaves them."""
@@ -366,7 +370,7 @@ def test_after_an_outage_the_newest_verdict_is_written(api: ApiServer, start: Ca
     assert all(c["status"] != "True" for c in api.node()["status"]["conditions"])
 
 
-def test_a_missing_right_is_said_and_not_asked_for_again_soon(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_a_missing_right_is_reported_and_not_tried_again_soon(api: ApiServer, start: Callable[..., Publisher]) -> None:
     api.forbid("patch", "nodes/status")
     publisher = start()
     publisher.publish(verdict(PRESSURE))

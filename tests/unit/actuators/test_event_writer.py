@@ -45,7 +45,7 @@ def _wait(event: threading.Event) -> None:
     event.wait(60)
 
 
-def test_an_event_on_a_pod_stands_in_its_namespace(api: ApiServer, writer: EventWriter) -> None:
+def test_an_event_about_a_pod_is_in_its_namespace(api: ApiServer, writer: EventWriter) -> None:
     writer.emit(EVICTED)
     assert api.wait_for(lambda: api.sent("POST"), 30)
     (request,) = api.sent("POST")
@@ -64,7 +64,7 @@ def test_an_event_on_a_pod_stands_in_its_namespace(api: ApiServer, writer: Event
     assert len(api.store.objects["events"]) == 1
 
 
-def test_an_event_on_the_node_stands_in_default(api: ApiServer, writer: EventWriter) -> None:
+def test_an_event_about_the_node_is_in_default(api: ApiServer, writer: EventWriter) -> None:
     writer.emit(
         KubernetesEvent("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
     )
@@ -72,7 +72,7 @@ def test_an_event_on_the_node_stands_in_default(api: ApiServer, writer: EventWri
     assert "namespace" not in api.sent("POST")[0].body["regarding"]
 
 
-def test_a_repetition_is_not_another_event(api: ApiServer, writer: EventWriter) -> None:
+def test_a_repetition_extends_the_series(api: ApiServer, writer: EventWriter) -> None:
     for _ in range(10):
         writer.emit(EVICTED)
     writer.emit(EVICTED._replace(uid="uid-2"))
@@ -81,7 +81,7 @@ def test_a_repetition_is_not_another_event(api: ApiServer, writer: EventWriter) 
     assert not api.sent("PATCH"), "a series is written at most once in 30 s"
 
 
-def test_an_api_server_that_hangs_never_makes_the_teller_wait(api: ApiServer, writer: EventWriter) -> None:
+def test_emit_never_waits_for_an_api_server_that_hangs(api: ApiServer, writer: EventWriter) -> None:
     answered = threading.Event()
     api.at_request = lambda _request, _done: _wait(answered)
     began = time.monotonic()
@@ -93,7 +93,7 @@ def test_an_api_server_that_hangs_never_makes_the_teller_wait(api: ApiServer, wr
     answered.set()
 
 
-def test_a_refused_event_is_counted_and_the_next_is_told(api: ApiServer, writer: EventWriter) -> None:
+def test_a_refused_event_is_counted_and_the_next_one_is_written(api: ApiServer, writer: EventWriter) -> None:
     api.forbid("create", "events")
     writer.emit(EVICTED)
     assert api.wait_for(lambda: api.sent("POST"), 30)
@@ -108,13 +108,13 @@ def test_a_refused_event_is_counted_and_the_next_is_told(api: ApiServer, writer:
     assert api.wait_for(lambda: api.store.objects["events"], 30)
 
 
-def test_a_note_is_cut_to_what_the_server_takes(api: ApiServer, writer: EventWriter) -> None:
+def test_a_note_is_cut_to_the_servers_limit(api: ApiServer, writer: EventWriter) -> None:
     writer.emit(EVICTED._replace(note="ä" * 2000))
     assert api.wait_for(lambda: api.sent("POST"), 30)
     assert len(api.sent("POST")[0].body["note"].encode()) == 1024
 
 
-def test_with_a_nodes_credentials_the_same_is_told_in_the_core_group(
+def test_with_a_nodes_credentials_events_are_in_the_core_group(
     api: ApiServer, writer: EventWriter, tmp_path: Path
 ) -> None:
     """The Node authorizer knows no events.k8s.io."""
@@ -148,7 +148,7 @@ def test_with_a_nodes_credentials_the_same_is_told_in_the_core_group(
 
 
 @pytest.mark.parametrize("last", ["a", "-", ".", "-.-"])
-def test_the_name_of_an_event_is_one_wherever_a_long_pods_name_is_cut(
+def test_the_name_of_an_event_is_valid_wherever_a_long_pod_name_is_cut(
     api: ApiServer, writer: EventWriter, last: str
 ) -> None:
     name = "a" * (200 - len(last)) + last + "b" * 50
@@ -167,13 +167,13 @@ def _storm(writer: EventWriter) -> None:
         threading.Event().wait(0.01)
 
 
-def test_a_storm_of_events_is_a_burst_and_then_one_in_a_second(api: ApiServer, writer: EventWriter) -> None:
+def test_a_storm_of_events_is_a_burst_and_then_one_per_second(api: ApiServer, writer: EventWriter) -> None:
     began = time.monotonic()
     _storm(writer)
     assert BURST <= len(api.sent("POST", "/events")) <= BURST + PER_S * (time.monotonic() - began) + 1
 
 
-def test_a_server_that_refuses_events_is_asked_less_and_less(api: ApiServer, writer: EventWriter) -> None:
+def test_a_server_that_refuses_events_gets_fewer_and_fewer_requests(api: ApiServer, writer: EventWriter) -> None:
     api.forbid("create", "events")
     _storm(writer)
     assert 2 <= len(api.sent("POST", "/events")) <= 8

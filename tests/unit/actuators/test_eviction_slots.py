@@ -68,14 +68,14 @@ def leases(api: ApiServer) -> dict[str, str]:
         return {name: entry["spec"]["holderIdentity"] for (_, name), entry in api.store.objects["leases"].items()}
 
 
-def test_nothing_is_asked_before_the_soft_tier_would_act(api: ApiServer, node: Make) -> None:
+def test_nothing_is_sent_before_the_soft_tier_would_act(api: ApiServer, node: Make) -> None:
     agent = node("a")
     threading.Event().wait(0.1)
     assert not api.requests
     assert not agent.held()
 
 
-def test_a_seat_is_made_in_the_nodes_zone_and_renewed(api: ApiServer, node: Make) -> None:
+def test_a_slot_is_created_in_the_nodes_zone_and_renewed(api: ApiServer, node: Make) -> None:
     agent = node("a", zone="EU_West/1a", duration_s=1.0)
     agent.want()
     eventually(agent.held)
@@ -85,14 +85,14 @@ def test_a_seat_is_made_in_the_nodes_zone_and_renewed(api: ApiServer, node: Make
     eventually(lambda: not agent.reason)
 
 
-def test_a_node_without_a_zone_shares_the_seats_of_those_without(api: ApiServer, node: Make) -> None:
+def test_nodes_without_a_zone_share_slots(api: ApiServer, node: Make) -> None:
     agent = node("a", zone="")
     agent.want()
     eventually(agent.held)
     assert list(leases(api)) == ["nodeagent-evictions-nozone-0"]
 
 
-def test_as_long_as_the_zone_is_not_known_there_is_no_seat(api: ApiServer, node: Make) -> None:
+def test_while_the_zone_is_unknown_there_is_no_slot(api: ApiServer, node: Make) -> None:
     agent = node("a", zone=None)
     agent.want()
     eventually(lambda: "zone" in agent.reason)
@@ -100,7 +100,7 @@ def test_as_long_as_the_zone_is_not_known_there_is_no_seat(api: ApiServer, node:
     assert not agent.held()
 
 
-def test_the_next_node_has_its_turn_when_a_seat_is_given_back(api: ApiServer, node: Make) -> None:
+def test_the_next_node_acquires_a_slot_that_is_released(api: ApiServer, node: Make) -> None:
     first, second = node("a", keep_s=0.3), node("b")
     eventually(lambda: wants(first))
     second.want()
@@ -110,7 +110,7 @@ def test_the_next_node_has_its_turn_when_a_seat_is_given_back(api: ApiServer, no
     assert leases(api) == {"nodeagent-evictions-eu-1a-0": "b"}
 
 
-def test_a_clean_exit_gives_the_seat_back(api: ApiServer, node: Make) -> None:
+def test_a_clean_exit_releases_the_slot(api: ApiServer, node: Make) -> None:
     agent = node("a")
     agent.want()
     eventually(agent.held)
@@ -118,7 +118,7 @@ def test_a_clean_exit_gives_the_seat_back(api: ApiServer, node: Make) -> None:
     assert leases(api) == {"nodeagent-evictions-eu-1a-0": ""}
 
 
-def test_a_restarted_agent_finds_its_seat_again_and_takes_no_second_one(api: ApiServer, node: Make) -> None:
+def test_a_restarted_agent_finds_its_slot_again_and_acquires_no_second_one(api: ApiServer, node: Make) -> None:
     first = node("a", slots=3)
     first.want()
     eventually(first.held)
@@ -130,7 +130,7 @@ def test_a_restarted_agent_finds_its_seat_again_and_takes_no_second_one(api: Api
 
 
 @pytest.mark.parametrize("renewed", ["1970-01-01T00:00:00.000000Z", "2100-01-01T00:00:00.000000Z"])
-def test_a_dead_nodes_seat_is_taken_after_its_time_on_our_clock_whatever_its_stamps_say(
+def test_a_dead_nodes_slot_is_taken_over_after_its_duration_on_the_local_clock(
     api: ApiServer, node: Make, renewed: str
 ) -> None:
     spec = {"holderIdentity": "dead", "leaseDurationSeconds": 1, "renewTime": renewed, "acquireTime": renewed}
@@ -144,7 +144,7 @@ def test_a_dead_nodes_seat_is_taken_after_its_time_on_our_clock_whatever_its_sta
     assert time.monotonic() - began >= 1.0, "a whole duration from when we saw it first"
 
 
-def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last(api: ApiServer, node: Make) -> None:
+def test_a_holder_of_every_lease_counts_only_for_the_last_written_one(api: ApiServer, node: Make) -> None:
     spec = {"holderIdentity": "greedy", "leaseDurationSeconds": 3600}
     for name in ("eu-1a-0", "eu-1a-1", "eu-1b-0"):
         api.store.put(
@@ -160,7 +160,7 @@ def test_whoever_is_written_into_every_lease_holds_the_one_that_was_written_last
     assert leases(api)["nodeagent-evictions-eu-1b-0"] == "greedy"
 
 
-def test_a_lease_that_a_holder_has_left_in_another_zone_costs_it_nothing(api: ApiServer, node: Make) -> None:
+def test_a_stale_lease_in_another_zone_does_not_cost_its_holder_the_new_one(api: ApiServer, node: Make) -> None:
     spec = {"holderIdentity": "a", "leaseDurationSeconds": 3600}
     left = {"metadata": {"name": "nodeagent-evictions-eu-1z-0", "namespace": "nodeagent"}, "spec": spec}
     api.store.put("leases", left, "ADDED")
@@ -174,9 +174,7 @@ def test_a_lease_that_a_holder_has_left_in_another_zone_costs_it_nothing(api: Ap
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_a_living_holder_is_left_alone_by_a_node_whose_clock_is_an_hour_off(
-    transport: Transport, ahead_s: float
-) -> None:
+def test_a_node_with_a_clock_an_hour_off_takes_no_slot_of_a_live_holder(transport: Transport, ahead_s: float) -> None:
     # Stepped in this thread, through ten durations of 15 s.
     now = [10_000.0]
     holder, other = (
@@ -208,7 +206,7 @@ def test_a_living_holder_is_left_alone_by_a_node_whose_clock_is_an_hour_off(
     assert looked > 200, "the other has tried all the time"
 
 
-def test_a_node_that_is_cut_off_stops_believing_before_another_may_take_its_seat(api: ApiServer, node: Make) -> None:
+def test_a_node_without_connection_gives_up_its_slot_before_another_may_take_it(api: ApiServer, node: Make) -> None:
     cut_off, other = node("a", duration_s=1.0), node("b", duration_s=1.0)
     cut_off.want()
     eventually(cut_off.held)
@@ -227,7 +225,7 @@ def test_a_node_that_is_cut_off_stops_believing_before_another_may_take_its_seat
     assert not cut_off.held(), "asked after the other had taken it"
 
 
-def test_of_two_that_reach_for_one_seat_the_slower_is_refused_and_looks_on(api: ApiServer, node: Make) -> None:
+def test_of_two_writers_of_one_slot_the_slower_is_refused_and_tries_the_next(api: ApiServer, node: Make) -> None:
     slow, fast = node("a"), node("b")
     slow.stop(clear=False)
     fast.stop(clear=False)
@@ -241,7 +239,7 @@ def test_of_two_that_reach_for_one_seat_the_slower_is_refused_and_looks_on(api: 
     assert leases(api) == {name: "b"}
 
 
-def test_no_more_nodes_hold_seats_at_once_than_there_are(api: ApiServer, node: Make) -> None:
+def test_never_more_nodes_have_a_slot_than_there_are_slots(api: ApiServer, node: Make) -> None:
     api.delay_s = 0.01
     agents = [node(f"node-{n}", slots=2, keep_s=0.15) for n in range(6)]
     had: set[int] = set()
@@ -260,7 +258,7 @@ def test_no_more_nodes_hold_seats_at_once_than_there_are(api: ApiServer, node: M
     assert set(leases(api)) <= {"nodeagent-evictions-eu-1a-0", "nodeagent-evictions-eu-1a-1"}
 
 
-def test_without_the_right_there_is_no_seat_and_it_says_why(api: ApiServer, node: Make) -> None:
+def test_without_the_right_there_is_no_slot_and_the_reason_states_it(api: ApiServer, node: Make) -> None:
     api.forbid("list", "leases")
     agent = node("a")
     agent.want()

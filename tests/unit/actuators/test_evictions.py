@@ -87,7 +87,7 @@ def evicting(api: ApiServer, tmp_path: Path) -> Iterator[Evicting]:
     evicting.evictor.stop()
 
 
-def test_what_waited_through_a_suspend_is_not_sent(api: ApiServer, tmp_path: Path) -> None:
+def test_a_request_from_before_a_suspend_is_not_sent(api: ApiServer, tmp_path: Path) -> None:
     suspended_s, asked, go_on = [0.0], threading.Event(), threading.Event()
     evicting = Evicting(connected(api, tmp_path), threads=1, clock=lambda: boottime() + suspended_s[0])
 
@@ -110,7 +110,7 @@ def test_what_waited_through_a_suspend_is_not_sent(api: ApiServer, tmp_path: Pat
     ]
 
 
-def test_an_eviction_carries_uid_and_grace_in_its_body(api: ApiServer, evicting: Evicting) -> None:
+def test_an_eviction_contains_uid_and_grace_period(api: ApiServer, evicting: Evicting) -> None:
     target = victim(api, "p0", grace_s=2.2)
     outcome = evicting.one(target)
     assert (outcome.kind, outcome.plan_id, outcome.pod_uid) == (OutcomeKind.ACCEPTED, "plan-1", target.pod.uid)
@@ -122,14 +122,14 @@ def test_an_eviction_carries_uid_and_grace_in_its_body(api: ApiServer, evicting:
     assert stored["metadata"]["deletionGracePeriodSeconds"] == 3
 
 
-def test_no_grace_ever_becomes_zero_which_would_orphan_the_containers(api: ApiServer, evicting: Evicting) -> None:
+def test_no_grace_period_becomes_zero_which_would_orphan_the_containers(api: ApiServer, evicting: Evicting) -> None:
     for name, method in (("p0", Method.EVICT), ("p1", Method.DELETE)):
         evicting.one(victim(api, name, grace_s=0.0, method=method))
     assert api.sent("POST", "/eviction")[0].body["deleteOptions"]["gracePeriodSeconds"] == 1
     assert api.sent("DELETE")[0].body["gracePeriodSeconds"] == 1
 
 
-def test_a_successor_of_the_same_name_is_not_evicted(api: ApiServer, evicting: Evicting) -> None:
+def test_a_new_pod_of_the_same_name_is_not_evicted(api: ApiServer, evicting: Evicting) -> None:
     for method in Method:
         outcome = evicting.one(victim(api, "p0", uid="00000000-0000-0000-0000-000000000000", method=method))
         assert outcome.kind is OutcomeKind.CONFLICT
@@ -138,7 +138,7 @@ def test_a_successor_of_the_same_name_is_not_evicted(api: ApiServer, evicting: E
     assert "deletionTimestamp" not in stored["metadata"]
 
 
-def test_a_budget_blocks_and_its_retry_after_is_passed_on(api: ApiServer, evicting: Evicting) -> None:
+def test_a_pdb_blocks_and_its_retry_after_is_passed_on(api: ApiServer, evicting: Evicting) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=0)
     blocked = evicting.one(victim(api, "p0"))
     assert (blocked.kind, blocked.retry_after_s, blocked.http_status) == (OutcomeKind.BLOCKED_BY_PDB, None, 429)
@@ -149,7 +149,7 @@ def test_a_budget_blocks_and_its_retry_after_is_passed_on(api: ApiServer, evicti
     assert evicting.one(victim(api, "p0")).kind is OutcomeKind.PDB_CONFLICT
 
 
-def test_refusals_of_the_server_are_told_apart(api: ApiServer, evicting: Evicting) -> None:
+def test_each_refusal_of_the_server_has_its_outcome(api: ApiServer, evicting: Evicting) -> None:
     assert evicting.one(victim(None, "gone")).kind is OutcomeKind.NOT_FOUND
     api.throttle(2, path="eviction")
     throttled = evicting.one(victim(api, "p0"))
@@ -174,7 +174,7 @@ def test_a_pod_without_a_name_is_refused_before_it_is_sent(api: ApiServer, evict
     assert not api.sent("POST")
 
 
-def test_a_delete_marks_the_pod_first_and_asks_no_budget(api: ApiServer, evicting: Evicting) -> None:
+def test_a_delete_adds_disruption_target_first_and_ignores_pdbs(api: ApiServer, evicting: Evicting) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=0)
     target = victim(api, "p0", method=Method.DELETE)
     assert evicting.one(target).kind is OutcomeKind.ACCEPTED
@@ -186,7 +186,7 @@ def test_a_delete_marks_the_pod_first_and_asks_no_budget(api: ApiServer, evictin
     assert stored["metadata"]["deletionGracePeriodSeconds"] == 1
 
 
-def test_a_mark_that_is_not_allowed_does_not_save_the_pod(api: ApiServer, evicting: Evicting) -> None:
+def test_a_forbidden_disruption_target_does_not_stop_the_delete(api: ApiServer, evicting: Evicting) -> None:
     api.forbid("patch", "pods/status")
     assert evicting.one(victim(api, "p0", method=Method.DELETE)).kind is OutcomeKind.ACCEPTED
     assert evicting.one(victim(None, "gone", method=Method.DELETE)).kind is OutcomeKind.NOT_FOUND
@@ -208,7 +208,7 @@ def test_several_evictions_are_in_flight_at_once(api: ApiServer, evicting: Evict
     assert evicting.evictor.in_flight == 0
 
 
-def test_what_could_not_be_sent_in_time_is_not_sent_later(tmp_path: Path) -> None:
+def test_a_request_past_its_deadline_is_never_sent(tmp_path: Path) -> None:
     with ApiServer(pods=[pod("p0"), pod("p1")], linger_s=None) as api:
         late = threading.Event()
         evictor = EvictionSender(connected(api, tmp_path), wake=lambda: _wait(late), threads=1, timeout_s=0.5)
@@ -221,7 +221,7 @@ def test_what_could_not_be_sent_in_time_is_not_sent_later(tmp_path: Path) -> Non
         assert not api.sent("POST", "/p1/eviction")
 
 
-def test_a_partition_gives_outcomes_in_time_and_afterwards_all_is_well(tmp_path: Path) -> None:
+def test_outcomes_arrive_in_time_during_a_partition_and_evictions_work_after_it(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: server.over.wait()) as server:
         evicting = Evicting(connected(server, tmp_path), timeout_s=1.0)
         began = time.monotonic()

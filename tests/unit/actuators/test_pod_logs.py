@@ -22,7 +22,7 @@ def container(top: Path, pod: str, name: str, *files: str) -> Path:
     return place
 
 
-def test_logs_of_earlier_starts_go_and_those_of_the_newest_stay(tmp_path: Path) -> None:
+def test_logs_of_earlier_starts_are_removed_and_those_of_the_newest_stay(tmp_path: Path) -> None:
     files = ("0.log", "1.log", "1.log.20261121-010203.gz", "2.log", "2.log.20261121-020304", "12.log", "notes.txt")
     place = container(tmp_path, "shop_web_u1", "web", *files)
     assert remove(tmp_path) == (5, 5 * 8192, True)
@@ -36,13 +36,13 @@ def test_of_a_running_container_even_rotated_logs_stay(tmp_path: Path) -> None:
     assert len(os.listdir(place)) == 2
 
 
-def test_of_an_ended_pod_only_the_last_words_stay(tmp_path: Path) -> None:
+def test_of_an_ended_pod_only_the_newest_log_stays(tmp_path: Path) -> None:
     place = container(tmp_path, "shop_job_u2", "job", "0.log", "0.log.20261121-010203", "0.log.20261121-010203.gz")
     assert remove(tmp_path, "shop_job_u2") == (2, 2 * 8192, True)
     assert os.listdir(place) == ["0.log"]
 
 
-def test_links_and_other_things_are_left_alone_and_not_followed(tmp_path: Path) -> None:
+def test_links_and_special_files_are_neither_followed_nor_removed(tmp_path: Path) -> None:
     outside = container(tmp_path / "outside", "pod", "c", "0.log", "1.log")
     top = tmp_path / "pods"
     place = container(top, "shop_web_u1", "web", "5.log")
@@ -56,18 +56,18 @@ def test_links_and_other_things_are_left_alone_and_not_followed(tmp_path: Path) 
     assert sorted(os.listdir(place)) == ["1.log", "2.log", "3.log", "5.log"]
 
 
-def test_a_log_with_a_second_name_frees_nothing(tmp_path: Path) -> None:
+def test_a_log_with_a_second_hard_link_frees_nothing(tmp_path: Path) -> None:
     place = container(tmp_path, "shop_web_u1", "web", "0.log", "1.log")
     os.link(place / "0.log", tmp_path / "kept")
     assert remove(tmp_path) == (1, 0, True)
 
 
-def test_the_deadline_is_kept_and_said(tmp_path: Path) -> None:
+def test_the_deadline_is_kept_and_reported(tmp_path: Path) -> None:
     place = container(tmp_path, "shop_web_u1", "web", "0.log", "1.log")
     assert remove(tmp_path, until=time.monotonic() - 1) == (0, 0, False)
     assert len(os.listdir(place)) == 2
 
 
-def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         remove(tmp_path / "none")

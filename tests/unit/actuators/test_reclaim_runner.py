@@ -39,7 +39,7 @@ def job(action: ReclaimAction) -> ReclaimJob:
     return build_job(action, ORDER, pod_logs_dir=no_logs, ended=lambda _: False)
 
 
-def test_a_command_gets_resource_signal_deficit_and_what_is_available() -> None:
+def test_a_command_gets_resource_signal_deficit_and_available() -> None:
     names = "RESOURCE SIGNAL DEFICIT AVAILABLE"
     text = f"import os; print([os.environ['NODEAGENT_' + n] for n in '{names}'.split()])"
     ended = job(ReclaimAction("a", command=script(text)))(soon())
@@ -51,7 +51,7 @@ def test_a_built_in_command_can_be_replaced() -> None:
     assert ended.message == "mine"
 
 
-def test_a_program_that_is_not_there_is_told_before_it_is_needed(tmp_path: Path) -> None:
+def test_a_missing_program_is_reported_before_it_is_needed(tmp_path: Path) -> None:
     plain = tmp_path / "no-program"
     plain.touch(mode=0o644)
     actions = [
@@ -67,7 +67,7 @@ def test_a_program_that_is_not_there_is_told_before_it_is_needed(tmp_path: Path)
     assert notes[0] == Note(NoteKind.RECLAIM, "gone will fail: no program no-such-program where the agent runs")
 
 
-def test_a_failure_is_told_with_its_code_and_its_last_words() -> None:
+def test_a_failure_has_its_exit_code_and_its_last_output() -> None:
     ended = run_command(script("import sys; print('x' * 9000 + 'the end'); sys.exit(3)"), {}, until=soon())
     assert ended.result is ReclaimResult.FAILED
     assert ended.message.startswith("exit code 3: x")
@@ -76,13 +76,13 @@ def test_a_failure_is_told_with_its_code_and_its_last_words() -> None:
 
 
 @pytest.mark.parametrize("words", [("/no/such/program",), ("/etc/hostname",), ("a\0b",)])
-def test_what_cannot_be_started_has_failed(words: tuple[str, ...]) -> None:
+def test_a_command_that_cannot_start_has_failed(words: tuple[str, ...]) -> None:
     ended = run_command(words, {}, until=soon())
     assert ended.result is ReclaimResult.FAILED
     assert ended.message
 
 
-def test_at_the_deadline_the_command_and_all_that_it_started_are_ended(tmp_path: Path) -> None:
+def test_at_the_deadline_the_command_and_its_children_are_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     text = (
         "import os, signal, sys, time\n"
@@ -103,7 +103,7 @@ def test_at_the_deadline_the_command_and_all_that_it_started_are_ended(tmp_path:
             os.sched_yield()
 
 
-def test_what_a_command_leaves_running_is_ended_with_it_and_does_not_hold_it_up() -> None:
+def test_processes_that_a_command_leaves_running_are_killed_and_do_not_delay_it() -> None:
     text = "import os, time\npid = os.fork()\nif pid: print(pid)\nelse: time.sleep(300)"
     began = time.monotonic()
     ended = run_command(script(text), {}, until=soon(60.0))
@@ -140,7 +140,7 @@ def test_a_command_is_not_protected_from_the_oom_killer_and_has_no_watchdog(monk
     assert ended.message == "None True ['0', '1', '2', '3']", "3 is the listing itself"
 
 
-def test_nobody_waits_for_a_job_and_its_outcome_wakes_the_loop() -> None:
+def test_no_call_waits_for_a_job_and_its_outcome_wakes_the_loop() -> None:
     woken, go = threading.Event(), threading.Event()
     hooks = ReclaimRunner(boottime=lambda: 7.0, wake=woken.set)
 
@@ -172,7 +172,7 @@ def test_a_job_that_fails_is_an_outcome() -> None:
     assert hooks.finished()[0].message == "KeyError: 'x'"
 
 
-def test_a_command_can_be_a_job_of_the_hooks() -> None:
+def test_a_command_runs_as_a_job() -> None:
     woken = threading.Event()
     hooks = ReclaimRunner(boottime=time.monotonic, wake=woken.set)
     hooks.start("p-1", "echo", command(script("print(1)"), {}), timeout_s=20)
@@ -180,7 +180,7 @@ def test_a_command_can_be_a_job_of_the_hooks() -> None:
     assert hooks.finished()[0].message == "1"
 
 
-def test_what_runs_is_ended_with_the_agent() -> None:
+def test_running_jobs_end_with_the_agent() -> None:
     hooks = ReclaimRunner(boottime=time.monotonic)
     text = "import sys, time; print('up', flush=True); time.sleep(300)"
     hooks.start("p-1", "long", command(script(text), {}, stop=hooks.closing), timeout_s=300)

@@ -154,7 +154,9 @@ def events(api: ApiServer) -> dict[str, Any]:
 # --- the fence -------------------------------------------------------------------------------------------------------
 
 
-def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+def test_the_soft_tier_waits_until_the_taint_is_on_the_node(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
     agent = session(clock=lambda: 100.0)
     with kept_waiting(api, "/nodes/lab-node"):
         agent.publish([TRUE])
@@ -165,7 +167,9 @@ def test_the_soft_tier_waits_until_the_taint_was_seen(api: ApiServer, session: C
     assert taints(api) == [TAINT]
 
 
-def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+def test_the_soft_tier_waits_two_seconds_at_most_for_its_taint(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
     api.forbid("patch", "nodes")
     now = [100.0]
     agent = session(ENFORCE._replace(protection=ProtectionConfig(disruption_budgets=False)), clock=lambda: now[0])
@@ -179,7 +183,7 @@ def test_it_waits_for_two_seconds_at_most(api: ApiServer, session: Callable[...,
     eventually(lambda: any(note.kind is NoteKind.TAINTS and "forbidden" in note.message for note in agent.notes()))
 
 
-def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
+def test_a_taint_of_an_earlier_process_is_removed_when_the_verdict_is_false(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     first = session()
@@ -194,7 +198,7 @@ def test_a_fence_of_an_earlier_process_comes_down_when_the_verdict_is_false(
     assert api.wait_for(lambda: taints(api) == [], 30)
 
 
-def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+def test_a_clean_exit_removes_the_taint(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session()
     agent.publish([TRUE])
     eventually(lambda: agent.tainted(MEMORY))
@@ -202,7 +206,7 @@ def test_a_clean_exit_takes_it_down(api: ApiServer, session: Callable[..., Clust
     assert taints(api) == []
 
 
-def test_a_process_that_is_stopped_before_it_has_seen_its_node_takes_down_what_an_earlier_one_left(
+def test_a_process_that_stops_before_it_has_read_its_node_removes_leftover_taints(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     with api.store.changed:
@@ -220,7 +224,7 @@ def test_a_process_that_is_stopped_before_it_has_seen_its_node_takes_down_what_a
     assert taints(api) == []
 
 
-def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
+def test_with_taint_false_none_is_added_and_a_leftover_one_is_removed(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     with api.store.changed:
@@ -231,7 +235,7 @@ def test_without_the_fence_no_taint_is_put_up_and_one_from_before_comes_down(
     assert api.wait_for(lambda: taints(api) == [], 30)
 
 
-def test_with_node_credentials_there_is_no_fence_and_it_says_so(
+def test_with_node_credentials_there_is_no_taint_and_a_note_states_it(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.tokens[api.token] = "system:node:lab-node"
@@ -257,9 +261,7 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
 # --- disruption budgets ----------------------------------------------------------------------------------------------
 
 
-def test_budgets_are_not_asked_for_before_pressure_is_near(
-    api: ApiServer, session: Callable[..., ClusterSession]
-) -> None:
+def test_pdbs_are_not_listed_before_pressure_is_near(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
     agent = session()
     assert agent.pods().pods[0].disruption_budgets == ()
@@ -272,7 +274,7 @@ def test_budgets_are_not_asked_for_before_pressure_is_near(
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_the_soft_tier_waits_until_the_budgets_are_known(
+def test_the_soft_tier_waits_until_the_pdbs_are_listed(
     api: ApiServer, session: Callable[..., ClusterSession], mode: Mode
 ) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
@@ -286,7 +288,7 @@ def test_the_soft_tier_waits_until_the_budgets_are_known(
     assert agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),)
 
 
-def test_budgets_that_cannot_be_listed_are_not_waited_for(
+def test_the_soft_tier_does_not_wait_for_pdbs_that_cannot_be_listed(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.forbid("list", "poddisruptionbudgets")
@@ -296,9 +298,7 @@ def test_budgets_that_cannot_be_listed_are_not_waited_for(
     eventually(lambda: waits_for(agent) is None)
 
 
-def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
-    api: ApiServer, session: Callable[..., ClusterSession]
-) -> None:
+def test_the_pdbs_of_a_later_pod_are_listed_at_once(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session(ENFORCE._replace(conditions=ConditionsConfig(taint=False)))
     agent.prewarm()
     eventually(lambda: waits_for(agent) is None)
@@ -315,9 +315,7 @@ def test_the_budgets_of_a_pod_that_came_later_are_asked_for_at_once(
     )
 
 
-def test_budgets_are_never_asked_for_when_they_protect_nobody(
-    api: ApiServer, session: Callable[..., ClusterSession]
-) -> None:
+def test_pdbs_are_never_listed_when_they_protect_no_pod(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session(ENFORCE._replace(protection=ProtectionConfig(disruption_budgets=False)))
     agent.prewarm()
     agent.publish([FALSE])
@@ -349,7 +347,7 @@ def test_lists_and_failures_of_the_nodes_watch_are_counted_as_those_of_the_pods(
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_mirror_pod_names_our_node_object_where_its_uid_is_known(
+def test_a_mirror_pod_must_refer_to_the_own_node_object_once_its_uid_is_known(
     dry_run: bool, api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     for name, uid in (("ours", api.node()["metadata"]["uid"]), ("forged", "another-uid")):
@@ -380,7 +378,9 @@ def test_a_pod_with_a_local_volume_is_bound_to_the_node(api: ApiServer, session:
     assert agent.pods().pods is agent.pods().pods
 
 
-def test_nobody_asks_about_volumes_that_protect_nobody(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+def test_volumes_are_not_looked_up_when_they_protect_no_pod(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
     api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
     api.add_pod(mounting("db"))
     agent = session(ENFORCE._replace(protection=ProtectionConfig(node_bound=False)))
@@ -392,7 +392,7 @@ def test_nobody_asks_about_volumes_that_protect_nobody(api: ApiServer, session: 
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
+def test_an_eviction_has_events_on_pod_and_node_with_the_plans_id(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     agent = session()
@@ -410,7 +410,7 @@ def test_an_eviction_is_told_on_pod_and_node_under_the_plans_id(
     assert met["metadata"]["annotations"] == {"nodeagent.io/plan": "run-7"}
 
 
-def test_with_node_credentials_an_eviction_is_told_as_well(
+def test_with_node_credentials_an_eviction_has_events_as_well(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.tokens[api.token] = "system:node:lab-node"
@@ -423,9 +423,7 @@ def test_with_node_credentials_an_eviction_is_told_as_well(
     assert api.wait_for(lambda: wanted <= {event["reason"] for event in api.store.objects["events"].values()}, 10)
 
 
-def test_an_eviction_that_is_refused_is_not_told_as_done(
-    api: ApiServer, session: Callable[..., ClusterSession]
-) -> None:
+def test_a_refused_eviction_has_no_event_evicted(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
     agent = session()
     agent.evict("run-7", victim(agent))
@@ -434,9 +432,7 @@ def test_an_eviction_that_is_refused_is_not_told_as_done(
     assert "Evicted" not in events(api)
 
 
-def test_conditions_that_change_are_told_as_a_kubelet_would(
-    api: ApiServer, session: Callable[..., ClusterSession]
-) -> None:
+def test_changed_conditions_have_the_kubelets_events(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
     agent = session()
     for each in (UNKNOWN, FALSE, TRUE, TRUE, FALSE):
         agent.publish([each])
@@ -446,7 +442,9 @@ def test_conditions_that_change_are_told_as_a_kubelet_would(
     assert "NodeHasSufficientMemory" in events(api)
 
 
-def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+def test_the_event_of_a_kill_is_written_when_the_api_server_is_reachable_again(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
     agent = session()
     chosen = victim(agent, tier=Tier.HARD)._replace(method=Method.KILL)
     api.go_down()
@@ -464,7 +462,7 @@ def test_a_kill_is_told_when_the_api_server_is_back(api: ApiServer, session: Cal
 # --- seats -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
+def test_a_slot_is_acquired_when_the_soft_tier_would_act_and_not_before(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
     api.store.objects["nodes"]["", "lab-node"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "b"
@@ -483,7 +481,7 @@ def test_a_seat_is_taken_when_the_soft_tier_would_act_and_not_before(
 
 
 @pytest.mark.parametrize("content", ["one\ntwo", "t\u00f6ken", "to\u20acken", ""])
-def test_a_token_file_that_cannot_be_used_ends_no_thread_and_is_told_until_it_is_mended(
+def test_an_unusable_token_file_ends_no_thread_and_is_a_note_until_it_is_fixed(
     api: ApiServer, tmp_path: Path, content: str
 ) -> None:
     path, token = api.kubeconfig(tmp_path / "kubeconfig"), tmp_path / "token"

@@ -57,13 +57,13 @@ def somebody_taints(api: ApiServer, *entries: dict[str, str]) -> None:
         api.patch_node({"spec": {"taints": list(entries)}})
 
 
-def test_nothing_is_touched_until_somebody_wants_something(api: ApiServer, fence: NodeTaints) -> None:
+def test_nothing_is_written_before_the_first_want(api: ApiServer, fence: NodeTaints) -> None:
     somebody_taints(api, FOREIGN)
     threading.Event().wait(0.1)
     assert not api.sent("PATCH")
 
 
-def test_a_taint_goes_up_beside_others_and_comes_down_alone(api: ApiServer, fence: NodeTaints) -> None:
+def test_a_taint_is_added_beside_others_and_removed_alone(api: ApiServer, fence: NodeTaints) -> None:
     somebody_taints(api, FOREIGN)
     fence.want([MEMORY])
     assert api.wait_for(lambda: taints(api) == [FOREIGN, OURS], 30), taints(api)
@@ -73,7 +73,7 @@ def test_a_taint_goes_up_beside_others_and_comes_down_alone(api: ApiServer, fenc
     eventually(lambda: fence.present() == frozenset())
 
 
-def test_a_conflict_is_resolved_with_the_others_change_kept(api: ApiServer, fence: NodeTaints) -> None:
+def test_a_conflict_is_resolved_and_the_other_clients_change_kept(api: ApiServer, fence: NodeTaints) -> None:
     # The watch ends, so that the fence does not hear of the other's write before its own is refused.
     api.forbid("list", "nodes")
     api.forbid("watch", "nodes")
@@ -86,7 +86,7 @@ def test_a_conflict_is_resolved_with_the_others_change_kept(api: ApiServer, fenc
     assert len(api.sent("PATCH")) == 2
 
 
-def test_a_taint_that_somebody_removed_is_put_back(api: ApiServer, fence: NodeTaints) -> None:
+def test_a_taint_that_another_client_removed_is_added_again(api: ApiServer, fence: NodeTaints) -> None:
     fence.want([MEMORY])
     assert api.wait_for(lambda: taints(api) == [OURS], 30)
     eventually(lambda: fence.present() == {MEMORY})
@@ -94,7 +94,7 @@ def test_a_taint_that_somebody_removed_is_put_back(api: ApiServer, fence: NodeTa
     assert api.wait_for(lambda: taints(api) == [OURS], 30)
 
 
-def test_without_the_right_it_says_so_and_does_not_hammer(api: ApiServer, fence: NodeTaints) -> None:
+def test_without_the_right_the_reason_states_it_and_requests_are_rare(api: ApiServer, fence: NodeTaints) -> None:
     api.forbid("patch", "nodes")
     fence.want([MEMORY])
     eventually(lambda: "cannot patch" in fence.reason)
@@ -105,7 +105,7 @@ def test_without_the_right_it_says_so_and_does_not_hammer(api: ApiServer, fence:
     assert fence.present() == frozenset()
 
 
-def test_a_clean_exit_takes_the_fence_down(api: ApiServer, fence: NodeTaints) -> None:
+def test_a_clean_exit_removes_the_taints(api: ApiServer, fence: NodeTaints) -> None:
     somebody_taints(api, FOREIGN)
     fence.want([MEMORY, DISK])
     eventually(lambda: fence.present() == {MEMORY, DISK})
@@ -113,7 +113,7 @@ def test_a_clean_exit_takes_the_fence_down(api: ApiServer, fence: NodeTaints) ->
     assert taints(api) == [FOREIGN]
 
 
-def test_who_takes_the_taint_away_each_time_is_not_fought_without_end(api: ApiServer, fence: NodeTaints) -> None:
+def test_a_taint_that_is_removed_each_time_is_added_less_and_less_often(api: ApiServer, fence: NodeTaints) -> None:
     def strip(request: Request, done: bool) -> None:
         if done and request.method == "PATCH":
             entry = api.node()

@@ -37,7 +37,7 @@ def find(places: Path, given: str, *names: str) -> tuple[CredentialSource, str]:
 ALL = ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
 
-def test_the_order_is_given_then_environment_then_service_account_then_home(places: Path) -> None:
+def test_the_order_is_option_then_environment_then_service_account_then_home(places: Path) -> None:
     given = str(places / "given.yaml")
     assert find(places, given, *ALL) == (CredentialSource.EXPLICIT, given)
     assert find(places, "", *ALL) == (CredentialSource.ENVIRONMENT, str(places / "env.yaml"))
@@ -46,7 +46,7 @@ def test_the_order_is_given_then_environment_then_service_account_then_home(plac
     assert find(places, "", "HOME") == (CredentialSource.HOME, str(places / "home/.kube/config"))
 
 
-def test_a_named_file_that_is_missing_ends_the_search_with_its_name(places: Path) -> None:
+def test_a_configured_file_that_is_missing_ends_the_search(places: Path) -> None:
     found = find_credentials(str(places / "nope"), environ=environment(places, *ALL))
     assert not found.found
     assert str(places / "nope") in found.reason
@@ -70,7 +70,7 @@ def test_an_ipv6_service_address_is_put_in_brackets(places: Path) -> None:
     assert find_credentials(environ=environ, service_account_dir=str(places / "sa")).server == "[fd00::1]:443"
 
 
-def test_deciding_imports_nothing_heavy() -> None:
+def test_finding_credentials_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from nodeagent.kube.credentials import find_credentials\n"

@@ -35,7 +35,7 @@ def test_the_whole_package_can_still_be_imported_afterwards() -> None:
     )
 
 
-def test_what_is_wanted_for_one_function_alone_is_loaded_when_more_of_it_is_wanted() -> None:
+def test_a_module_that_is_used_for_one_function_is_loaded_when_more_of_it_is_used() -> None:
     run(
         "import os, sys\n"
         "from nodeagent.kube import kubernetes_client, transport\n"
@@ -53,7 +53,7 @@ def test_what_is_wanted_for_one_function_alone_is_loaded_when_more_of_it_is_want
     )
 
 
-def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
+def test_a_release_that_cannot_be_imported_in_parts_is_imported_whole() -> None:
     # A finder that hides one submodule as long as the parent is a bare module: as if a release had moved it.
     run(
         "import sys\n"
@@ -70,7 +70,7 @@ def test_a_release_that_does_not_load_in_parts_is_imported_whole() -> None:
     )
 
 
-def test_the_package_is_taken_whole_when_someone_has_it_already() -> None:
+def test_the_whole_package_is_used_if_it_is_imported_already() -> None:
     run(
         "import kubernetes\n"
         "from nodeagent.kube import kubernetes_client\n"

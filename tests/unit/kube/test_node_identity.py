@@ -42,30 +42,30 @@ def test_a_name_that_no_node_can_have_is_refused(name: str) -> None:
         local_name(given=name)
 
 
-def test_a_given_name_is_confirmed(transport: Transport) -> None:
+def test_a_configured_name_is_confirmed(transport: Transport) -> None:
     found = confirm_identity(transport, Identity("node-1", "--node-name"), addresses=here())
     assert (found.name, found.user) == ("node-1", "system:serviceaccount:kube-system:nodeagent")
     assert not found.node_credentials
 
 
-def test_a_given_name_that_is_no_node_is_not_replaced_by_a_guess(transport: Transport) -> None:
+def test_a_configured_name_without_a_node_is_not_replaced_by_a_guess(transport: Transport) -> None:
     with pytest.raises(IdentityError, match="no such Node"):
         confirm_identity(transport, Identity("node-9", "--node-name"), addresses=here("10.0.0.1"))
 
 
-def test_a_hostname_that_is_no_node_is_found_by_address(transport: Transport) -> None:
+def test_a_host_without_a_node_of_its_name_is_found_by_address(transport: Transport) -> None:
     found = confirm_identity(transport, Identity("my-host", "hostname"), addresses=here("192.168.1.1", "10.0.0.2"))
     assert found.name == "node-2"
     assert "10.0.0.2" in found.source
 
 
-def test_no_matching_address_or_two_is_not_sure(transport: Transport) -> None:
+def test_no_matching_address_or_two_is_an_error(transport: Transport) -> None:
     for addresses, word in ((here("10.9.9.9"), "none has"), (here("10.0.0.1", "10.0.0.2"), "several")):
         with pytest.raises(IdentityError, match=word):
             confirm_identity(transport, Identity("my-host", "hostname"), addresses=addresses)
 
 
-def test_node_credentials_must_belong_to_the_node_that_was_named(api: ApiServer, transport: Transport) -> None:
+def test_node_credentials_must_belong_to_the_configured_node(api: ApiServer, transport: Transport) -> None:
     api.tokens[api.token] = "system:node:node-2"
     with pytest.raises(IdentityError, match="belong to node-2"):
         confirm_identity(transport, Identity("node-1", "--node-name"), addresses=here("10.0.0.1"))
@@ -73,14 +73,16 @@ def test_node_credentials_must_belong_to_the_node_that_was_named(api: ApiServer,
     assert found.node_credentials
 
 
-def test_node_credentials_name_the_node_only_if_its_address_is_ours(api: ApiServer, transport: Transport) -> None:
+def test_node_credentials_decide_the_node_only_if_its_address_is_this_hosts(
+    api: ApiServer, transport: Transport
+) -> None:
     api.tokens[api.token] = "system:node:node-2"
     assert confirm_identity(transport, Identity("my-host", "hostname"), addresses=here("10.0.0.2")).name == "node-2"
     with pytest.raises(IdentityError, match="belong to node-2"):
         confirm_identity(transport, Identity("my-host", "hostname"), addresses=here("10.0.0.1"))
 
 
-def test_this_hosts_addresses_are_asked_of_the_kernel() -> None:
+def test_this_hosts_addresses_come_from_the_kernel() -> None:
     pytest.importorskip("pyroute2")
     addresses = host_addresses()
     assert "127.0.0.1" not in addresses

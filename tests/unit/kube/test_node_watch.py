@@ -34,7 +34,7 @@ def seen(watch: NodeWatch) -> str:
     return view.conditions["MemoryPressure"].status
 
 
-def test_what_the_watch_brings_late_does_not_undo_what_a_write_was_answered_with(watch: NodeWatch) -> None:
+def test_a_late_event_of_the_watch_does_not_undo_the_answer_to_a_write(watch: NodeWatch) -> None:
     watch.replace([Raw(node(9, "False"))])
     watch.update(node(12, "True"))
     watch.apply("MODIFIED", Raw(node(11, "False")))
@@ -43,19 +43,19 @@ def test_what_the_watch_brings_late_does_not_undo_what_a_write_was_answered_with
     assert seen(watch) == "False"
 
 
-def test_a_new_list_is_believed_even_if_its_versions_are_smaller(watch: NodeWatch) -> None:
+def test_a_new_list_counts_even_if_its_versions_are_smaller(watch: NodeWatch) -> None:
     watch.update(node(100, "True"))
     watch.replace([Raw(node(5, "False"))])
     assert seen(watch) == "False"
 
 
-def test_versions_are_compared_as_numbers_where_they_are_numbers() -> None:
+def test_resource_versions_are_compared_as_numbers_if_they_are_numbers() -> None:
     assert is_older("9", "10")
     assert not is_older("10", "9")
     assert not is_older("a", "b")
 
 
-def test_a_node_that_cannot_be_read_keeps_the_last_view_and_says_so(watch: NodeWatch) -> None:
+def test_an_unreadable_node_keeps_the_last_view_and_sets_the_reason(watch: NodeWatch) -> None:
     watch.replace([Raw(node(5, "False"))])
     watch.apply("MODIFIED", Raw(b'{"metadata": 3}'))
     assert seen(watch) == "False"
@@ -92,7 +92,7 @@ def test_one_empty_list_does_not_hide_the_node_until_its_next_change(tmp_path: P
             watch.stop()
 
 
-def test_a_node_that_is_not_there_is_asked_for_more_and_more_seldom_and_seen_at_once(tmp_path: Path) -> None:
+def test_a_missing_node_is_listed_less_and_less_often_and_found_at_once(tmp_path: Path) -> None:
     with ApiServer(node="another") as api:
         watch = NodeWatch(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))), "lab-node")
         watch.start()

@@ -57,7 +57,7 @@ def held(budgets: PdbWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
     return budgets.with_pdbs((candidate,))[0].disruption_budgets
 
 
-def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: PdbWatch) -> None:
+def test_nothing_is_listed_before_a_namespace_is_wanted(api: ApiServer, budgets: PdbWatch) -> None:
     assert held(budgets, a_pod(app="a")) == ()
     assert not api.requests
     budgets.want(["default"])
@@ -65,7 +65,7 @@ def test_nobody_is_asked_until_a_namespace_is_wanted(api: ApiServer, budgets: Pd
     assert {r.path for r in api.requests} == {"/apis/policy/v1/namespaces/default/poddisruptionbudgets"}
 
 
-def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: PdbWatch, now: list[float]) -> None:
+def test_a_first_list_is_waited_for_but_not_for_ever(api: ApiServer, budgets: PdbWatch, now: list[float]) -> None:
     answered = threading.Event()
     api.at_request = lambda _request, _done: _wait(answered)
     assert budgets.unlisted_namespace() == ""
@@ -79,7 +79,7 @@ def test_a_first_answer_is_waited_for_and_not_for_ever(api: ApiServer, budgets: 
     eventually(lambda: budgets.unlisted_namespace() == "")
 
 
-def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, budgets: PdbWatch) -> None:
+def test_a_pod_has_the_pdbs_that_select_it_and_their_changes(api: ApiServer, budgets: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=1)
     api.set_pdb("elsewhere", {"app": "a"}, allowed=1, namespace="other")
     budgets.want(["default"])
@@ -93,13 +93,15 @@ def test_a_pod_has_the_budgets_that_select_it_and_their_changes(api: ApiServer, 
     eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 
-def test_a_budget_that_is_not_observed_yet_allows_nothing(api: ApiServer, budgets: PdbWatch) -> None:
+def test_a_pdb_that_is_not_observed_yet_allows_nothing(api: ApiServer, budgets: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=3, observed=False)
     budgets.want(["default"])
     eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 
-def test_a_namespace_that_nobody_wants_any_more_is_let_go(api: ApiServer, budgets: PdbWatch, now: list[float]) -> None:
+def test_a_namespace_that_is_not_wanted_any_more_is_dropped(
+    api: ApiServer, budgets: PdbWatch, now: list[float]
+) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=1)
     budgets.want(["default"])
     eventually(lambda: held(budgets, a_pod(app="a")))
@@ -131,6 +133,6 @@ def test_missing_rights_are_a_note(api: ApiServer, budgets: PdbWatch) -> None:
         ({"matchExpressions": [{"key": "a", "operator": "Later"}]}, {}, True),
     ],
 )
-def test_selectors_mean_what_policy_v1_says(selector: Any, labels: dict[str, str], selected: bool) -> None:
+def test_selectors_work_as_policy_v1_defines(selector: Any, labels: dict[str, str], selected: bool) -> None:
     decoded = None if selector is None else msgspec.convert(selector, objects.LabelSelector)
     assert selects(decoded, a_pod(**labels)) is selected

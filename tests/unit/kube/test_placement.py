@@ -32,7 +32,7 @@ def read(*, owner: tuple[str, str] = ("ReplicaSet", "r"), **fields: Any) -> Pod:
         ([[("matchFields", "metadata.name", "In", ["a"])], [("matchFields", "metadata.name", "In", ["b"])]], False),
     ],
 )
-def test_a_pod_that_could_only_come_back_here_says_why(spec: Any, bound: bool) -> None:
+def test_a_pod_that_can_only_run_on_this_node_has_the_reason(spec: Any, bound: bool) -> None:
     if isinstance(spec, list):
         terms = []
         for term in spec:

@@ -98,7 +98,7 @@ def recorded_pods() -> dict[str, Pod]:
     return {p["metadata"]["name"]: decode_pod(json.dumps(p).encode()) for p in items}
 
 
-def test_real_pods_are_read_as_recorded() -> None:
+def test_recorded_pods_are_decoded() -> None:
     pods = recorded_pods()
     quiet = pods["quiet"]
     assert (quiet.namespace, quiet.qos_class, quiet.phase) == ("default", QOSClass.BEST_EFFORT, "Running")
@@ -134,7 +134,7 @@ def mirror(owner: Json | None = None, **annotations: str) -> Pod:
     return decode_pod(json.dumps(entry).encode())
 
 
-def test_a_mirror_pod_is_one_with_the_owner_and_the_hashes_that_a_kubelet_writes() -> None:
+def test_a_mirror_pod_has_the_owner_and_the_hashes_that_a_kubelet_writes() -> None:
     assert (mirror().mirror_of, mirror().cgroup_uid) == (HASH, "u"), "which the host has to confirm"
     for change in ({"config.hash": ""}, {"config.hash": "other"}, {"config.mirror": ""}, {"config.mirror": "other"}):
         assert mirror(None, **change).mirror_of == "", change
@@ -144,14 +144,14 @@ def test_a_mirror_pod_is_one_with_the_owner_and_the_hashes_that_a_kubelet_writes
     assert read(annotations={"kubernetes.io/config.mirror": HASH, "kubernetes.io/config.hash": HASH}).mirror_of == ""
 
 
-def test_a_mirror_pod_of_another_node_object_is_none_where_the_uid_of_ours_is_known() -> None:
+def test_a_mirror_pod_of_another_node_object_is_an_ordinary_pod_once_the_uid_is_known() -> None:
     ours, earlier, other = mirror(), mirror({"uid": "earlier"}), read(uid="o")
     assert [each.mirror_of for each in with_mirrors_of((ours, earlier, other), "node-uid")] == [HASH, "", ""]
     pods = (ours, other)
     assert with_mirrors_of(pods, "node-uid") is pods
 
 
-def test_a_kubelets_own_list_names_its_static_pods_and_an_api_servers_does_not() -> None:
+def test_static_pods_are_in_a_kubelets_list_and_not_in_an_api_servers() -> None:
     """From the `/pods` of a real kubelet."""
     items = json.loads((RECORDINGS.parent / "cluster" / "kubelet-pods.json").read_text())["items"]
     listed = {p["metadata"]["name"]: decode_pod(json.dumps(p).encode()) for p in items}
@@ -163,7 +163,7 @@ def test_a_kubelets_own_list_names_its_static_pods_and_an_api_servers_does_not()
     assert decode_pod(json.dumps(static).encode()).static == ""
 
 
-def test_a_qos_class_that_the_server_left_out_follows_from_the_resources() -> None:
+def test_a_missing_qos_class_follows_from_the_resources() -> None:
     """An empty `resources` of the pod says nothing: its containers decide (docs/kubelet-differences.md, Q13)."""
     asks = {"cpu": "100m", "memory": "1Mi"}
     spec = {"containers": [{"name": "c", "resources": {"requests": asks, "limits": asks}}]}
@@ -196,19 +196,19 @@ def test_amounts_are_whole_numbers_rounded_up() -> None:
     assert read(requests=requests).containers[0].requests == Resources(500, 1536 << 20, 1000, others=True)
 
 
-def test_containers_of_every_kind_are_told_apart() -> None:
+def test_every_kind_of_container_is_distinguished() -> None:
     spec = {"initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}]}
     kinds = {c.name: c.kind for c in read(spec=spec).containers}
     assert kinds == {"c": ContainerKind.REGULAR, "i": ContainerKind.INIT, "s": ContainerKind.SIDECAR}
 
 
 @pytest.mark.parametrize("spec", [{}, {"hostPID": False}, {"hostPID": True}])
-def test_a_pod_that_sees_the_nodes_processes_says_so(spec: dict[str, bool]) -> None:
+def test_a_pod_with_host_pid_is_decoded(spec: dict[str, bool]) -> None:
     told = decode_pod(json.dumps(pod("web", spec=spec)).encode())
     assert told.host_pid == spec.get("hostPID", False)
 
 
-def test_a_pod_with_ephemeral_containers_says_so() -> None:
+def test_a_pod_with_ephemeral_containers_is_decoded() -> None:
     one = pod("web", spec={"ephemeralContainers": [{"name": "debugger", "image": "x"}]})
     told = decode_pod(json.dumps(one).encode())
     assert told.ephemeral
@@ -216,7 +216,7 @@ def test_a_pod_with_ephemeral_containers_says_so() -> None:
     assert not decode_pod(json.dumps(pod("web")).encode()).ephemeral
 
 
-def test_what_a_resize_has_reached_is_read() -> None:
+def test_the_state_of_a_resize_is_decoded() -> None:
     status = {
         "containerStatuses": [
             {"name": "c", "allocatedResources": {"memory": "2Mi"}, "resources": {"requests": {"memory": "3Mi"}}}
@@ -231,7 +231,7 @@ def test_what_a_resize_has_reached_is_read() -> None:
     assert found.resize_infeasible
 
 
-def test_volumes_in_memory_are_told_from_those_on_disk() -> None:
+def test_volumes_in_memory_are_distinguished_from_those_on_disk() -> None:
     volumes = [
         {"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
         {"name": "d", "emptyDir": {}},
@@ -249,7 +249,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.sampled_from(["metadata", "spec", "status"]), st.data())
-def test_whatever_a_field_holds_a_pod_is_read_or_refused(section: str, data: st.DataObject) -> None:
+def test_whatever_a_field_contains_a_pod_is_decoded_or_refused(section: str, data: st.DataObject) -> None:
     entry = pod("p", owner=("ReplicaSet", "r"), requests={"memory": "1Mi"})
     key = data.draw(st.sampled_from(sorted(entry[section])))
     entry[section][key] = data.draw(JSON_VALUES)
@@ -270,7 +270,7 @@ def test_a_single_list_has_this_nodes_pods_and_its_time(api: ApiServer, tmp_path
     assert view.synced_at is not None
 
 
-def test_pods_come_change_and_go_as_the_watch_tells(api: ApiServer, watched: Watched) -> None:
+def test_pods_are_added_changed_and_removed_by_the_watch(api: ApiServer, watched: Watched) -> None:
     api.add_pod(pod("three"))
     watched.until(lambda view: names(view) == {"one", "two", "three"})
     api.modify_pod("default", "one", lambda p: p["status"].update(phase="Failed"))
@@ -280,7 +280,7 @@ def test_pods_come_change_and_go_as_the_watch_tells(api: ApiServer, watched: Wat
     assert watched.watch.relists == 1
 
 
-def test_a_successor_with_the_same_name_is_another_pod(api: ApiServer, watched: Watched) -> None:
+def test_a_new_pod_with_the_same_name_is_another_pod(api: ApiServer, watched: Watched) -> None:
     before = watched.watch.view().pods
     api.delete_pod("default", "one")
     api.add_pod(pod("one"))
@@ -288,7 +288,7 @@ def test_a_successor_with_the_same_name_is_another_pod(api: ApiServer, watched: 
     assert names(after) == {"one", "two"}
 
 
-def test_a_watch_that_the_server_ends_goes_on_where_it_was(api: ApiServer, watched: Watched) -> None:
+def test_a_watch_that_the_server_ends_continues_from_its_version(api: ApiServer, watched: Watched) -> None:
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
     api.end_watches()
     assert api.wait_for(lambda: len([r for r in api.requests if "watch" in r.query]) == 2)
@@ -319,7 +319,7 @@ def test_long_lists_come_in_pages(api: ApiServer, tmp_path: Path) -> None:
     assert page["metadata"]["continue"]
 
 
-def test_a_bookmark_keeps_an_unchanged_view_young(tmp_path: Path) -> None:
+def test_a_bookmark_keeps_an_unchanged_view_current(tmp_path: Path) -> None:
     with ApiServer(pods=[pod("one")], bookmark_s=0.05) as api:
         watched = Watched(connected(api, tmp_path))
         first = watched.until(lambda view: view.synced_at).synced_at
@@ -328,7 +328,7 @@ def test_a_bookmark_keeps_an_unchanged_view_young(tmp_path: Path) -> None:
         watched.watch.stop()
 
 
-def test_an_unreadable_pod_is_left_out_with_a_note_and_its_neighbours_stay(api: ApiServer, watched: Watched) -> None:
+def test_an_unreadable_pod_is_left_out_with_a_note_and_other_pods_stay(api: ApiServer, watched: Watched) -> None:
     bad = pod("bad")
     bad["spec"]["priority"] = "high"
     api.add_pod(bad)
@@ -339,7 +339,7 @@ def test_an_unreadable_pod_is_left_out_with_a_note_and_its_neighbours_stay(api: 
     assert names(watched.until(lambda view: not view.notes)) == {"one", "two", "bad"}
 
 
-def test_an_unreadable_pod_in_a_list_spoils_nothing_else(api: ApiServer, tmp_path: Path) -> None:
+def test_an_unreadable_pod_in_a_list_affects_no_other_pod(api: ApiServer, tmp_path: Path) -> None:
     for n, (section, key, value) in enumerate([("metadata", "uid", ""), ("status", "qosClass", "Best")]):
         bad = pod(f"bad-{n}")
         bad[section][key] = value
@@ -352,7 +352,7 @@ def test_an_unreadable_pod_in_a_list_spoils_nothing_else(api: ApiServer, tmp_pat
 # --- trouble ---------------------------------------------------------------------------------------------------------
 
 
-def test_missing_rights_are_said_and_mended_when_granted(api: ApiServer, tmp_path: Path) -> None:
+def test_missing_rights_are_reported_until_they_are_granted(api: ApiServer, tmp_path: Path) -> None:
     api.forbid("list", "pods")
     watched = Watched(connected(api, tmp_path))
     view = watched.until(lambda view: "forbidden" in view.reason)
@@ -362,7 +362,7 @@ def test_missing_rights_are_said_and_mended_when_granted(api: ApiServer, tmp_pat
     watched.watch.stop()
 
 
-def test_a_silent_watch_is_noticed_and_taken_up_again(tmp_path: Path) -> None:
+def test_a_silent_watch_is_noticed_and_restarted(tmp_path: Path) -> None:
     def silent(connection: socket.socket, number: int) -> None:
         while request := read_request(connection):
             if b"watch=1" not in request:
@@ -416,7 +416,7 @@ def behind(tmp_path: Path) -> Iterator[tuple[Behind, Watched, list[float]]]:
         watched.watch.stop()
 
 
-def test_a_pod_that_the_node_runs_and_a_silent_watch_does_not_tell_of_is_listed_at_once(
+def test_a_running_pod_that_a_silent_watch_lacks_is_listed_at_once(
     behind: tuple[Behind, Watched, list[float]],
 ) -> None:
     script, watched, now = behind
@@ -430,7 +430,7 @@ def test_a_pod_that_the_node_runs_and_a_silent_watch_does_not_tell_of_is_listed_
     assert b"resourceVersion" not in script.lists[1], "the server's cache may be what is behind"
 
 
-def test_an_orphan_that_no_list_has_is_asked_for_ever_more_rarely(
+def test_an_orphan_that_no_list_contains_causes_fewer_and_fewer_lists(
     behind: tuple[Behind, Watched, list[float]],
 ) -> None:
     script, watched, now = behind
@@ -446,7 +446,7 @@ def test_an_orphan_that_no_list_has_is_asked_for_ever_more_rarely(
     assert 3 <= len(script.lists) <= 21
 
 
-def test_a_pod_that_was_deleted_is_not_asked_for_while_its_cgroup_stays(api: ApiServer, watched: Watched) -> None:
+def test_a_deleted_pod_causes_no_list_while_its_cgroup_stays(api: ApiServer, watched: Watched) -> None:
     uid = next(each.uid for each in watched.watch.view().pods if each.name == "one")
     api.delete_pod("default", "one")
     watched.until(lambda view: names(view) == {"two"})
@@ -457,7 +457,7 @@ def test_a_pod_that_was_deleted_is_not_asked_for_while_its_cgroup_stays(api: Api
     assert watched.watch.relists == lists
 
 
-def test_pods_that_a_wrong_list_lacked_are_listed_again_while_the_node_runs_them(
+def test_running_pods_that_a_wrong_list_lacked_are_listed_again(
     behind: tuple[Behind, Watched, list[float]],
 ) -> None:
     script, watched, now = behind
@@ -479,7 +479,7 @@ def test_pods_that_a_wrong_list_lacked_are_listed_again_while_the_node_runs_them
 
 
 @pytest.mark.parametrize(("tokens", "most"), [(2, 3), (10**6, MAX_PAGES)], ids=["a circle", "no end"])
-def test_a_list_without_an_end_is_given_up(tokens: int, most: int, tmp_path: Path) -> None:
+def test_an_endless_list_is_given_up(tokens: int, most: int, tmp_path: Path) -> None:
     asked: list[bytes] = []
 
     def endless(connection: socket.socket, number: int) -> None:
@@ -523,7 +523,9 @@ EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expir
         pytest.param(CHUNKED + chunk(b""), id="ended at once"),
     ],
 )
-def test_a_watch_that_always_fails_is_asked_ever_more_slowly_and_the_pods_are_kept(tmp_path: Path, said: bytes) -> None:
+def test_a_watch_that_always_fails_is_retried_less_and_less_often_and_the_pods_are_kept(
+    tmp_path: Path, said: bytes
+) -> None:
     watches = [0]
     enough = threading.Event()
 
@@ -577,9 +579,7 @@ def test_a_server_that_lets_every_watch_expire_is_not_listed_without_end(api: Ap
     assert 2 <= watch.relists <= 6, "after 0.25 s, 0.5 s, 1 s, 2 s at least"
 
 
-def test_a_version_that_the_server_has_not_reached_is_given_up_when_it_stays_silent(
-    api: ApiServer, tmp_path: Path
-) -> None:
+def test_a_future_version_is_given_up_when_the_watch_stays_silent(api: ApiServer, tmp_path: Path) -> None:
     """As after a restored backup: the watch says nothing, and a new one from the same version says nothing again."""
     before = api.store.version
     api.store.version += 1_000_000

@@ -23,12 +23,12 @@ def ask(transport: Transport) -> None:
     transport.request("GET", "/version")
 
 
-def test_a_server_that_nobody_has_asked_is_not_out_of_reach(tmp_path: Path) -> None:
+def test_a_server_without_requests_is_not_unreachable(tmp_path: Path) -> None:
     with ApiServer() as api:
         assert transport_to(api, tmp_path).reach.unreachable_since is None
 
 
-def test_it_is_lost_since_the_first_request_that_went_unanswered_and_found_with_any_answer(tmp_path: Path) -> None:
+def test_the_server_is_unreachable_from_the_first_unanswered_request_to_any_answer(tmp_path: Path) -> None:
     with ApiServer() as api:
         transport = transport_to(api, tmp_path)
         ask(transport)
@@ -50,7 +50,7 @@ def test_it_is_lost_since_the_first_request_that_went_unanswered_and_found_with_
         assert transport.reach.unreachable_since is None, "a refusal is an answer"
 
 
-def test_a_server_that_accepts_and_never_answers_is_out_of_reach(tmp_path: Path) -> None:
+def test_a_server_that_accepts_and_never_answers_is_unreachable(tmp_path: Path) -> None:
     with RawServer(lambda _connection, _number: server.over.wait()) as server:
         transport = transport_to(server, tmp_path, timeout_s=0.3)
         with pytest.raises(ApiError):
@@ -58,7 +58,7 @@ def test_a_server_that_accepts_and_never_answers_is_out_of_reach(tmp_path: Path)
         assert transport.reach.unreachable_since is not None
 
 
-def test_one_lost_request_beside_one_that_was_answered_says_nothing() -> None:
+def test_one_lost_request_beside_an_answered_one_does_not_count() -> None:
     now = [0.0]
     reach = ApiReachability(lambda: now[0], boot=lambda: now[0])
     now[0] = 3.0
@@ -71,7 +71,7 @@ def test_one_lost_request_beside_one_that_was_answered_says_nothing() -> None:
     assert seen == [None, 3.5, 3.5]
 
 
-def test_the_time_that_the_machine_was_suspended_is_no_outage() -> None:
+def test_the_time_of_a_suspend_is_no_outage() -> None:
     awake_s, suspended_s = [100.0], [0.0]
     reach = ApiReachability(lambda: awake_s[0], boot=lambda: awake_s[0] + suspended_s[0])
     begun_at = reach.clock()

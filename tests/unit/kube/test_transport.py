@@ -58,7 +58,7 @@ def failure(call: Callable[[], object]) -> ApiError:
         ("node-status-patch-422", OutcomeKind.INVALID, None),
     ],
 )
-def test_each_recorded_refusal_has_its_own_meaning(name: str, kind: OutcomeKind, retry_after_s: float | None) -> None:
+def test_each_recorded_refusal_has_its_kind(name: str, kind: OutcomeKind, retry_after_s: float | None) -> None:
     recorded = json.loads((RECORDINGS / f"{name}.json").read_text())["response"]
     error = api_errors.from_response(recorded["status"], dict(recorded["headers"]), recorded["body"].encode())
     assert (error.kind, error.retry_after_s, error.status) == (kind, retry_after_s, recorded["status"])
@@ -78,9 +78,7 @@ def test_each_recorded_refusal_has_its_own_meaning(name: str, kind: OutcomeKind,
         (504, "Timeout", 'Timeout: couldn\'t update PodDisruptionBudget "web" due to conflicts'),
     ],
 )
-def test_a_budget_that_cannot_be_counted_refuses_for_itself_and_not_for_the_server(
-    status: int, reason: str, message: str
-) -> None:
+def test_a_pdb_that_cannot_be_computed_is_no_error_of_the_server(status: int, reason: str, message: str) -> None:
     """Not recorded: they take a thousand evictions at once."""
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
     error = api_errors.from_response(status, {"Retry-After": "10"}, json.dumps(body).encode())
@@ -88,7 +86,7 @@ def test_a_budget_that_cannot_be_counted_refuses_for_itself_and_not_for_the_serv
     assert "web" in error.message
 
 
-def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
+def test_a_missing_right_on_pdbs_is_no_refusal_of_a_pdb() -> None:
     message = 'poddisruptionbudgets.policy is forbidden: User "x" cannot list resource "poddisruptionbudgets"'
     assert api_errors.from_response(403, {}, json.dumps({"message": message}).encode()).kind is OutcomeKind.FORBIDDEN
 
@@ -110,14 +108,14 @@ def test_a_missing_right_on_budgets_is_no_refusal_of_a_budget() -> None:
         ),
     ],
 )
-def test_what_admission_refuses_is_one_request_and_not_a_missing_right(message: str, kind: OutcomeKind) -> None:
+def test_a_refusal_by_admission_is_no_missing_right(message: str, kind: OutcomeKind) -> None:
     """The texts of k8s.io/apiserver: plugin/policy/validating/dispatcher.go, plugin/webhook/errors/statuserror.go."""
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
     error = api_errors.from_response(403, {}, json.dumps(body).encode())
     assert (error.kind, error.status, error.message) == (kind, 403, message)
 
 
-def test_a_refused_budget_says_which_and_why() -> None:
+def test_a_refusal_by_a_pdb_has_its_name_and_reason() -> None:
     recorded = json.loads((RECORDINGS / "eviction-pdb-429.json").read_text())["response"]
     assert "pdb-hog needs 2 healthy pods" in api_errors.from_response(429, {}, recorded["body"].encode()).message
 
@@ -149,7 +147,7 @@ def test_a_request_arrives_in_one_piece(tmp_path: Path) -> None:
     assert all(piece.startswith(b"POST /api/v1/") and piece.endswith(body) for piece in pieces)
 
 
-def test_nobody_listening_is_unreachable(tmp_path: Path) -> None:
+def test_a_closed_port_is_unreachable(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: None) as server:
         transport = transport_to(server, tmp_path)
     assert failure(lambda: transport.request("GET", "/version")).kind is OutcomeKind.UNREACHABLE
@@ -163,7 +161,7 @@ def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
         assert time.monotonic() - began < 3
 
 
-def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Path) -> None:
+def test_a_request_far_past_its_deadline_is_reported_as_stuck(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: server.over.wait()) as server:
         transport = transport_to(server, tmp_path, timeout_s=5.0)
         thread = workers.start_thread(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="asking")
@@ -178,7 +176,7 @@ def test_a_request_that_outlasted_its_deadline_by_far_would_be_told(tmp_path: Pa
 
 
 @pytest.mark.parametrize("what", ["headers", "body"])
-def test_a_server_that_drips_bytes_cannot_outlast_the_deadline(tmp_path: Path, what: str) -> None:
+def test_a_slow_server_cannot_exceed_the_deadline(tmp_path: Path, what: str) -> None:
     def drip(connection: socket.socket, number: int) -> None:
         read_request(connection)
         if what == "body":
@@ -231,7 +229,7 @@ def test_an_endless_refusal_is_cut_off_and_still_a_refusal(tmp_path: Path, statu
     assert sent[0] < 32 << 20
 
 
-def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
+def test_an_endless_line_is_cut_off(tmp_path: Path) -> None:
     def flood(connection: socket.socket, number: int) -> None:
         read_request(connection)
         connection.sendall(CHUNKED)
@@ -287,7 +285,7 @@ def test_a_silent_stream_is_noticed(tmp_path: Path) -> None:
         assert failure(lambda: next(lines)).kind is OutcomeKind.TIMED_OUT
 
 
-def test_a_stream_that_drips_without_end_is_ended(tmp_path: Path) -> None:
+def test_an_endless_slow_stream_is_ended(tmp_path: Path) -> None:
     def watch(connection: socket.socket, number: int) -> None:
         read_request(connection)
         connection.sendall(CHUNKED)
@@ -316,7 +314,7 @@ def test_a_stream_can_be_aborted_from_another_thread(tmp_path: Path) -> None:
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
-def test_connections_are_kept_open_and_warming_opens_as_many_as_asked(tmp_path: Path) -> None:
+def test_connections_are_kept_open_and_prewarm_opens_as_many_as_requested(tmp_path: Path) -> None:
     with ApiServer() as api:
         transport = transport_to(api, tmp_path)
         for _ in range(5):
@@ -345,7 +343,7 @@ def test_a_kept_connection_that_the_server_closed_costs_one_new_one_and_no_failu
         assert server.connections == 2
 
 
-def test_a_server_that_closes_every_connection_is_asked_only_twice(tmp_path: Path) -> None:
+def test_a_server_that_closes_every_connection_gets_two_requests(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: read_request(connection)) as server:
         transport = transport_to(server, tmp_path)
         assert failure(lambda: transport.request("POST", "/a", body=b"{}")).kind is OutcomeKind.TIMED_OUT
@@ -365,7 +363,7 @@ def test_a_rotated_token_is_read_again_after_a_401(tmp_path: Path) -> None:
         assert [r.headers["authorization"] for r in api.requests][-1] == "Bearer second"
 
 
-def test_a_token_that_stays_wrong_is_refused_without_hammering(tmp_path: Path) -> None:
+def test_a_token_that_stays_wrong_causes_no_flood_of_requests(tmp_path: Path) -> None:
     with ApiServer() as api:
         transport = transport_to(api, tmp_path)
         api.tokens = {}
@@ -374,7 +372,7 @@ def test_a_token_that_stays_wrong_is_refused_without_hammering(tmp_path: Path) -
         assert len(api.requests) == 5
 
 
-def test_a_token_file_is_read_again_every_minute_and_its_newline_stays_out(tmp_path: Path) -> None:
+def test_a_token_file_is_read_again_every_minute_and_its_newline_removed(tmp_path: Path) -> None:
     now = [0.0]
     token = tmp_path / "token"
     token.write_text("agent-token\n")
@@ -394,7 +392,7 @@ def test_a_token_file_is_read_again_every_minute_and_its_newline_stays_out(tmp_p
         assert seen == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
 
 
-def test_a_token_file_caught_while_it_is_replaced_does_no_harm(tmp_path: Path) -> None:
+def test_a_token_file_that_is_being_replaced_does_no_harm(tmp_path: Path) -> None:
     now = [0.0]
     token = tmp_path / "token"
     token.write_text("agent-token")
@@ -425,7 +423,7 @@ def with_plugin(api: ApiServer, tmp_path: Path, script: Path) -> Credentials:
     return find_credentials(str(path))
 
 
-def test_an_exec_plugin_gives_the_token_and_runs_again_only_after_a_401(tmp_path: Path) -> None:
+def test_an_exec_plugin_returns_the_token_and_runs_again_only_after_a_401(tmp_path: Path) -> None:
     answer = '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"%s"}}'
     script = plugin(tmp_path, f"echo x >> {tmp_path}/runs; printf '{answer}' \"$(cat {tmp_path}/token)\"")
     (tmp_path / "token").write_text("agent-token")
@@ -440,7 +438,7 @@ def test_an_exec_plugin_gives_the_token_and_runs_again_only_after_a_401(tmp_path
         assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
-def test_an_exec_plugin_that_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
+def test_an_exec_plugin_that_fails_is_an_error_with_its_source(tmp_path: Path) -> None:
     with ApiServer() as api, pytest.raises(CredentialsError, match="exec plugin"):
         connect(with_plugin(api, tmp_path, plugin(tmp_path, "exit 1")))
 
@@ -509,7 +507,7 @@ def test_every_request_reads_a_rotated_token_at_its_first_401_and_is_sent_again(
         assert sent == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
 
 
-def test_many_threads_that_are_refused_at_once_read_the_token_and_go_on(tmp_path: Path) -> None:
+def test_many_threads_with_a_401_at_once_read_the_token_and_continue(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("agent-token")
     with ApiServer() as api:
@@ -585,7 +583,7 @@ def service_account(tmp_path: Path) -> Iterator[tuple[ApiServer, Credentials]]:
 
 
 @pytest.mark.parametrize(("how", "flaw"), UNUSABLE)
-def test_a_token_file_that_cannot_be_used_leaves_the_old_token_in_use_and_says_so(
+def test_an_unusable_token_file_leaves_the_old_token_in_use_and_is_reported(
     service_account: tuple[ApiServer, Credentials], tmp_path: Path, how: bytes | Callable[[Path], None], flaw: str
 ) -> None:
     api, credentials = service_account
@@ -615,7 +613,7 @@ def test_a_token_file_that_cannot_be_used_leaves_the_old_token_in_use_and_says_s
 
 
 @pytest.mark.parametrize(("how", "flaw"), UNUSABLE)
-def test_an_agent_that_starts_with_such_a_token_file_is_told_which_and_why(
+def test_a_start_with_an_unusable_token_file_fails_with_its_path_and_reason(
     tmp_path: Path, how: bytes | Callable[[Path], None], flaw: str
 ) -> None:
     (tmp_path / "ca.crt").write_text("not read before a connection is made")
@@ -628,7 +626,7 @@ def test_an_agent_that_starts_with_such_a_token_file_is_told_which_and_why(
 
 
 @pytest.mark.parametrize("content", [b"one\ntwo", "t\u00f6ken".encode(), b"\xff\xfetoken", b"", b"to\0ken"])
-def test_a_kubeconfigs_token_file_that_cannot_be_used_leaves_the_old_token_in_use_as_well(
+def test_an_unusable_token_file_of_a_kubeconfig_leaves_the_old_token_in_use_as_well(
     tmp_path: Path, content: bytes
 ) -> None:
     token, now = tmp_path / "token", [0.0]
@@ -647,7 +645,7 @@ def test_a_kubeconfigs_token_file_that_cannot_be_used_leaves_the_old_token_in_us
         assert not transport.trouble
 
 
-def test_a_token_that_is_rotated_as_the_kubelet_does_is_read_whole(
+def test_a_token_that_is_rotated_as_by_the_kubelet_is_read_complete(
     service_account: tuple[ApiServer, Credentials], tmp_path: Path
 ) -> None:
     """`token` -> `..data/token`, and `..data` is a link that is replaced."""
@@ -667,7 +665,7 @@ def test_a_token_that_is_rotated_as_the_kubelet_does_is_read_whole(
     assert transport.request("GET", "/version").status == 200
 
 
-def test_an_exec_plugin_that_fails_later_costs_no_thread(tmp_path: Path) -> None:
+def test_an_exec_plugin_that_fails_later_ends_no_thread(tmp_path: Path) -> None:
     answer = (
         '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential",'
         '"status":{"token":"%s","expirationTimestamp":"2020-01-01T00:00:00Z"}}'
@@ -683,7 +681,7 @@ def test_an_exec_plugin_that_fails_later_costs_no_thread(tmp_path: Path) -> None
             assert transport.request("GET", "/version").status == 200
 
 
-def test_the_whole_package_serves_as_well_as_its_parts(tmp_path: Path) -> None:
+def test_the_whole_package_works_like_its_parts(tmp_path: Path) -> None:
     with ApiServer() as api:
         path = api.kubeconfig(tmp_path / "kubeconfig")
         transport = connect(find_credentials(str(path)), light=False)

@@ -118,7 +118,7 @@ def test_one_local_volume_among_several_is_enough(api: ApiServer, lookup: Volume
     assert seen.claims_unknown == ""
 
 
-def test_nobody_is_asked_and_no_thread_is_made_for_pods_without_claims(api: ApiServer, lookup: VolumeLookup) -> None:
+def test_pods_without_claims_cause_no_request_and_no_thread(api: ApiServer, lookup: VolumeLookup) -> None:
     before = threading.enumerate()
     pods = (read(a_pod("web")), read(pod("plain")))
     assert lookup.with_claims(pods) == pods
@@ -127,7 +127,7 @@ def test_nobody_is_asked_and_no_thread_is_made_for_pods_without_claims(api: ApiS
     assert "volumes" not in {thread.name for thread in threading.enumerate() if thread not in before}
 
 
-def test_a_pod_that_is_bound_anyway_is_not_asked_about(api: ApiServer, lookup: VolumeLookup) -> None:
+def test_the_claims_of_a_bound_pod_are_not_looked_up(api: ApiServer, lookup: VolumeLookup) -> None:
     entry = a_pod("db", "data")
     entry["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "lab-node"}
     (seen,) = lookup.with_claims((read(entry),))
@@ -135,7 +135,7 @@ def test_a_pod_that_is_bound_anyway_is_not_asked_about(api: ApiServer, lookup: V
     assert not api.requests
 
 
-def test_a_claim_is_asked_about_once_and_its_pods_stay_the_same_objects(api: ApiServer, lookup: VolumeLookup) -> None:
+def test_a_claim_is_looked_up_once_and_its_pods_stay_the_same_objects(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("data", LOCAL)
     one, two = read(a_pod("one", "data")), read(a_pod("two", "data"))
     seen = known(lookup, one, two)
@@ -149,7 +149,7 @@ def test_a_claim_is_asked_about_once_and_its_pods_stay_the_same_objects(api: Api
     ]
 
 
-def test_until_it_is_known_the_pod_may_be_bound_and_is_protected(api: ApiServer, lookup: VolumeLookup) -> None:
+def test_while_a_claim_is_unknown_the_pod_may_be_bound_and_is_protected(api: ApiServer, lookup: VolumeLookup) -> None:
     api.forbid("get", "persistentvolumeclaims")
     (seen,) = known(lookup, read(a_pod("db", "data")))
     assert seen.node_bound == ""
@@ -164,7 +164,7 @@ def test_until_it_is_known_the_pod_may_be_bound_and_is_protected(api: ApiServer,
 
 
 @pytest.mark.parametrize("bound", [True, False], ids=["no claim", "not bound yet"])
-def test_a_claim_that_cannot_be_told_yet_is_asked_about_again_a_minute_later(
+def test_an_unbound_claim_is_looked_up_again_a_minute_later(
     api: ApiServer, lookup: VolumeLookup, now: list[float], bound: bool
 ) -> None:
     if not bound:
@@ -183,13 +183,13 @@ def test_a_claim_that_cannot_be_told_yet_is_asked_about_again_a_minute_later(
     eventually(lambda: lookup.with_claims((read(a_pod("db", "data")), other))[0].node_bound)
 
 
-def test_what_cannot_be_read_is_not_known(api: ApiServer, lookup: VolumeLookup) -> None:
+def test_an_unreadable_claim_is_unknown(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("data", {"local": "a string"})
     (seen,) = known(lookup, read(a_pod("db", "data")))
     assert "cannot be read" in seen.claims_unknown
 
 
-def test_claims_beyond_the_bound_are_not_asked_about(api: ApiServer, transport: Transport) -> None:
+def test_claims_beyond_the_limit_are_not_looked_up(api: ApiServer, transport: Transport) -> None:
     many = tuple(read(a_pod(f"p{n}", f"c{n}")) for n in range(volume_lookup.MAX_CLAIMS + 1))
     lookup = VolumeLookup(transport, "lab-node", spread_s=3600.0)
     seen = lookup.with_claims(many)
@@ -228,7 +228,7 @@ def test_near_pressure_claims_are_looked_up_within_a_moment(
     lookup.stop()
 
 
-def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
+def test_near_pressure_a_refusing_server_gets_few_requests(
     api: ApiServer, transport: Transport, now: list[float]
 ) -> None:
     api.forbid("get", "persistentvolumeclaims")
@@ -245,14 +245,14 @@ def test_near_pressure_a_refusing_server_is_not_asked_at_full_speed(
     assert 2 <= len(api.requests) <= 6
 
 
-def test_what_is_remembered_goes_with_the_pods(api: ApiServer, lookup: VolumeLookup) -> None:
+def test_stored_claims_are_dropped_with_their_pods(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("data", LOCAL)
     assert known(lookup, read(a_pod("db", "data")))[0].node_bound
     assert lookup.with_claims(()) == ()
     assert "not looked up yet" in lookup.with_claims((read(a_pod("db", "data")),))[0].claims_unknown
 
 
-def test_a_kubelets_credentials_may_ask_what_is_asked(api: ApiServer, tmp_path: Path) -> None:
+def test_a_kubelets_credentials_allow_every_look_up(api: ApiServer, tmp_path: Path) -> None:
     """The Node authorizer: single claims and volumes of the node's own pods, no lists."""
     api.tokens["node-token"] = "system:node:lab-node"
     kubelet = connect(find_credentials(str(api.kubeconfig(tmp_path / "node", token="node-token"))))
@@ -265,7 +265,7 @@ def test_a_kubelets_credentials_may_ask_what_is_asked(api: ApiServer, tmp_path: 
     assert "forbidden" in trouble
 
 
-def test_a_report_looks_up_as_much_as_there_is_time_for_and_says_so(api: ApiServer, transport: Transport) -> None:
+def test_a_report_looks_up_claims_within_its_time_and_states_the_rest(api: ApiServer, transport: Transport) -> None:
     api.set_volume("data", LOCAL)
     pods = (read(a_pod("db", "data")),)
     places: dict[volume_lookup.Claim, volume_lookup.ClaimLocation] = {}

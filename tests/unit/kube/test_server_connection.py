@@ -43,13 +43,13 @@ def trusted(api: ApiServer, certificates: Path, tmp_path: Path, *, ca: str = "ca
     return connect(find_credentials(str(path)), request_timeout_s=10.0)
 
 
-def test_a_server_that_the_kubeconfigs_ca_signed_is_talked_to(certificates: Path, tmp_path: Path) -> None:
+def test_a_server_with_a_certificate_of_the_kubeconfigs_ca_is_accepted(certificates: Path, tmp_path: Path) -> None:
     with serve(certificates) as api:
         transport = trusted(api, certificates, tmp_path)
         assert transport.request("GET", "/version").status == 200
 
 
-def test_a_server_that_nobody_vouches_for_is_unreachable(certificates: Path, tmp_path: Path) -> None:
+def test_a_server_with_an_unknown_certificate_is_unreachable(certificates: Path, tmp_path: Path) -> None:
     with serve(certificates) as api:
         transport = trusted(api, certificates, tmp_path, ca="")
         with pytest.raises(ApiError, match="certificate") as refused:
@@ -58,7 +58,7 @@ def test_a_server_that_nobody_vouches_for_is_unreachable(certificates: Path, tmp
         assert not api.requests, "the token has not left this machine"
 
 
-def test_a_client_certificate_is_shown_and_read_again_when_renewed(certificates: Path, tmp_path: Path) -> None:
+def test_a_client_certificate_is_sent_and_read_again_when_renewed(certificates: Path, tmp_path: Path) -> None:
     def install(name: str) -> None:
         for kind in ("crt", "key"):
             shutil.copy(certificates / f"{name}.{kind}", tmp_path / f"current.{kind}")

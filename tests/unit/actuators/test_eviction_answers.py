@@ -193,7 +193,7 @@ def test_an_eviction_is_accepted_only_by_the_answer_that_the_api_defines(
         (http(302), UNKNOWN),
     ],
 )
-def test_a_deletion_is_accepted_by_a_status_or_by_the_very_pod(
+def test_a_deletion_is_accepted_by_a_status_or_by_the_pod_itself(
     tmp_path: Path, answer: bytes, kind: OutcomeKind
 ) -> None:
     with RawServer(always(http(200, b'{"kind":"Pod"}'), answer)) as server:
@@ -219,7 +219,7 @@ def test_no_redirect_is_ever_followed(tmp_path: Path, status: str, method: str) 
     "answer",
     [http(200, HTML, kind="text/html"), http(200, b'{"kind":"Node"}', kind="text/html"), http(204), http(304)],
 )
-def test_a_proxys_page_is_never_taken_for_an_object(tmp_path: Path, method: str, answer: bytes) -> None:
+def test_a_proxys_page_never_counts_as_an_object(tmp_path: Path, method: str, answer: bytes) -> None:
     with RawServer(always(answer)) as server:
         transport = transport_to(server, tmp_path)
         with pytest.raises(ApiError, match="no answer of the Kubernetes API"):
@@ -270,7 +270,7 @@ STATUSES = st.one_of(st.sampled_from([200, 201, 202, 204, 302, 304, 404, 409]), 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(status=STATUSES, headers=HEADERS, body=BODIES, length=st.booleans(), raw=st.none() | st.binary(max_size=300))
-def test_no_bytes_whatever_make_an_eviction_accepted_but_those_of_the_api(
+def test_only_an_answer_of_the_api_makes_an_eviction_accepted(
     status: int, headers: list[tuple[str, str]], body: bytes, length: bool, raw: bytes | None, tmp_path: Path
 ) -> None:
     head = f"HTTP/1.1 {status} X\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers)
@@ -351,7 +351,9 @@ def reset(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("breaks", ["silence", "alert", "reset", "no TLS"])
-def test_what_fails_before_tls_stands_was_not_sent(certificates: Path, tmp_path: Path, breaks: str) -> None:
+def test_a_failure_before_the_end_of_the_tls_handshake_is_not_sent(
+    certificates: Path, tmp_path: Path, breaks: str
+) -> None:
     def drive(connection: socket.socket, number: int) -> None:
         if breaks == "silence":
             server.over.wait()
@@ -400,7 +402,7 @@ def test_a_second_try_that_cannot_connect_does_not_undo_the_first(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["eviction-pdb-429", "eviction-404", "eviction-403", "eviction-two-pdbs-500"])
-def test_a_refusal_of_the_second_try_proves_nothing_of_the_first(tmp_path: Path, name: str) -> None:
+def test_a_refusal_of_the_second_try_proves_nothing_about_the_first(tmp_path: Path, name: str) -> None:
     def drive(connection: socket.socket, number: int) -> None:
         read_request(connection)
         if number > 1:
@@ -412,7 +414,7 @@ def test_a_refusal_of_the_second_try_proves_nothing_of_the_first(tmp_path: Path,
     assert "sent again" in outcome.message
 
 
-def test_a_second_try_that_is_accepted_is_accepted_and_both_name_the_same_uid(tmp_path: Path) -> None:
+def test_an_accepted_second_try_counts_and_both_contain_the_same_uid(tmp_path: Path) -> None:
     seen: list[bytes] = []
 
     def drive(connection: socket.socket, number: int) -> None:
@@ -467,7 +469,7 @@ def refusing(api: ApiServer, *answers: bytes, then: Callable[[], object] = lambd
         http(404, HTML, kind="text/html"),
     ],
 )
-def test_a_pod_that_is_still_there_is_asked_for_once_more(
+def test_the_eviction_of_a_listed_pod_is_sent_once_more(
     api: ApiServer, tmp_path: Path, answer: bytes, method: Method
 ) -> None:
     with refusing(api, answer) as server:
@@ -489,7 +491,7 @@ def test_a_pod_that_is_still_there_is_asked_for_once_more(
         (422, "Invalid", OutcomeKind.INVALID),
     ],
 )
-def test_the_second_refusal_is_reported_and_no_pod_that_is_there_counts_as_gone(
+def test_the_second_refusal_is_reported_and_no_listed_pod_counts_as_gone(
     api: ApiServer, tmp_path: Path, status: int, reason: str, kind: OutcomeKind
 ) -> None:
     answer = http(status, refusal(status, reason))
@@ -500,7 +502,7 @@ def test_the_second_refusal_is_reported_and_no_pod_that_is_there_counts_as_gone(
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 422])
-def test_a_pod_that_has_gone_meanwhile_is_not_asked_for_again(api: ApiServer, tmp_path: Path, status: int) -> None:
+def test_the_eviction_of_a_pod_that_is_gone_is_not_repeated(api: ApiServer, tmp_path: Path, status: int) -> None:
     answer = http(status, refusal(status, "X"))
     with refusing(api, answer, then=lambda: api.delete_pod("default", "hog")) as server:
         outcome = outcome_of(transport_to(server, tmp_path), victim(name="hog"))
@@ -509,7 +511,7 @@ def test_a_pod_that_has_gone_meanwhile_is_not_asked_for_again(api: ApiServer, tm
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, OutcomeKind.NOT_FOUND), (409, OutcomeKind.CONFLICT)])
-def test_a_successor_of_the_same_name_is_not_asked_for(
+def test_a_new_pod_of_the_same_name_gets_no_eviction(
     api: ApiServer, tmp_path: Path, status: int, kind: OutcomeKind
 ) -> None:
     with refusing(api, http(status, refusal(status, "X"))) as server:
@@ -518,23 +520,21 @@ def test_a_successor_of_the_same_name_is_not_asked_for(
     assert not api.sent("POST")
 
 
-def test_a_page_of_a_proxy_that_passed_the_eviction_on_stays_uncertain_when_the_pod_is_gone(
-    api: ApiServer, tmp_path: Path
-) -> None:
+def test_a_proxys_page_leaves_the_eviction_uncertain_when_the_pod_is_gone(api: ApiServer, tmp_path: Path) -> None:
     page = http(404, HTML, kind="text/html")
     with refusing(api, page, then=lambda: api.delete_pod("default", "hog")) as server:
         outcome = outcome_of(transport_to(server, tmp_path), victim(name="hog"))
     assert outcome.kind is UNKNOWN, outcome
 
 
-def test_a_page_of_a_proxy_is_not_undone_by_a_refusal_of_the_api(api: ApiServer, tmp_path: Path) -> None:
+def test_a_refusal_of_the_api_does_not_undo_a_proxys_page(api: ApiServer, tmp_path: Path) -> None:
     blocked = http(*recorded("eviction-pdb-429"))
     with refusing(api, http(404, HTML, kind="text/html"), blocked) as server:
         outcome = outcome_of(transport_to(server, tmp_path), victim(name="hog"))
     assert outcome.kind is UNKNOWN, outcome
 
 
-def test_without_the_right_to_list_pods_it_is_asked_again_all_the_same(api: ApiServer, tmp_path: Path) -> None:
+def test_without_the_right_to_list_pods_the_eviction_is_repeated_all_the_same(api: ApiServer, tmp_path: Path) -> None:
     api.forbid("list", "pods")
     with refusing(api, http(404, refusal(404, "NotFound"))) as server:
         outcome = outcome_of(transport_to(server, tmp_path), victim(name="hog"))
@@ -554,7 +554,7 @@ def test_an_eviction_that_is_accepted_costs_one_request(api: ApiServer, tmp_path
     [{"grace_period_s": float("nan")}, {"grace_period_s": float("inf")}, {"pod": victim().pod._replace(uid="\ud800")}],
     ids=["nan", "inf", "surrogate"],
 )
-def test_a_victim_that_cannot_be_written_down_has_an_outcome_and_nothing_is_sent(
+def test_a_victim_that_cannot_be_encoded_has_an_outcome_and_nothing_is_sent(
     api: ApiServer, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     outcome = outcome_of(transport_to(api, tmp_path), victim(name="hog")._replace(**change))
@@ -584,7 +584,7 @@ def test_a_loop_that_cannot_be_woken_costs_no_worker(api: ApiServer, tmp_path: P
     evictor.stop()
 
 
-def test_a_name_that_no_request_line_can_carry_is_not_sent(api: ApiServer, tmp_path: Path) -> None:
+def test_a_name_that_no_request_line_can_contain_is_not_sent(api: ApiServer, tmp_path: Path) -> None:
     target = victim(name="hog")
     for name in ("a b", "a\r\nX: y", "\u2028", "../../../secrets"):
         outcome = outcome_of(transport_to(api, tmp_path), target._replace(pod=target.pod._replace(name=name)))

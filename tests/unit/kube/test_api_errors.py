@@ -133,7 +133,7 @@ def texts(server: Server, tmp_path: Path) -> tuple[list[ApiError], list[str]]:
         (lambda: a_proxy_that_answers(b""), "through its proxy: "),
     ],
 )
-def test_a_server_that_cannot_be_reached_is_told_in_words_that_stay_the_same(
+def test_an_unreachable_server_has_a_constant_message(
     tmp_path: Path, trouble: Callable[[], contextlib.AbstractContextManager[Server]], words: str
 ) -> None:
     with trouble() as server:
@@ -159,9 +159,7 @@ def test_a_server_that_cannot_be_reached_is_told_in_words_that_stay_the_same(
         b"HTTP/1.1 302 Away\r\nLocation: /login?id=%d\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-def test_an_answer_that_breaks_or_is_a_proxys_is_told_in_words_that_stay_the_same(
-    tmp_path: Path, answer: bytes
-) -> None:
+def test_a_broken_answer_and_a_proxys_page_have_constant_messages(tmp_path: Path, answer: bytes) -> None:
     tries = [0]
 
     def drive(connection: socket.socket, number: int) -> None:
