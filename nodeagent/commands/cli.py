@@ -121,7 +121,8 @@ def _run(options: Options) -> int:
 def _explain(options: Options) -> int:
     from pathlib import Path
 
-    from nodeagent.report import explain, printing
+    from nodeagent.commands import printing
+    from nodeagent.report import explain
 
     directory = Path(options.state_dir or _load_config(options.config).config.state_dir)
     try:
@@ -147,8 +148,7 @@ def _explain(options: Options) -> int:
 def _replay(options: Options) -> int:
     from pathlib import Path
 
-    from nodeagent.commands import replay
-    from nodeagent.report import printing
+    from nodeagent.commands import printing, replay
 
     config = _load_config(options.config).config
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodeagent.config.schema import API_VERSION, Config, Mode
-from nodeagent.model import Plan, RankedPod, Victim
+from nodeagent.model import Plan, RankedPod, Victim, units
 from nodeagent.policy import engine, ranking, thresholds
 from nodeagent.policy.state import PolicyState
 from nodeagent.records import flight_recorder
@@ -201,7 +201,7 @@ def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section
 
 
 def _row(row: Replayed) -> tuple[Cell, ...]:
-    time = wording.rfc3339(row.wall_time) if row.wall_time is not None else wording.UNKNOWN
+    time = wording.rfc3339(row.wall_time) if row.wall_time is not None else units.UNKNOWN
     recorded = f"{row.recorded_signal or '?'}: {_named([each.key for each in row.recorded_victims])}"
     if row.plan is None:
         return (

@@ -6,7 +6,6 @@ refusals and the sort key of each pod.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.config.schema import Config, RankingKey
@@ -104,17 +103,24 @@ def _has_implausible_request(pod: Pod) -> bool:
 # --- the ranked pods -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class RankedPods:
-    """The order for one signal. Later steps of the same decision replace the refusals of single pods."""
+    """The order for one signal. Later steps of the same decision replace the refusals of single pods.
 
-    signal: Signal
-    order: tuple[str, ...]
-    """Names of the keys."""
-    pods: list[RankedPod]
-    """In eviction order; rank 1 is at index 0."""
-    by_writes: bool = False
-    """No disk usage is measured yet: the fastest writer is first, and usage is what a pod wrote recently."""
+    Not a dataclass: `check` would pay 10 ms to import `dataclasses`.
+    """
+
+    __slots__ = ("by_writes", "order", "pods", "signal")
+
+    def __init__(
+        self, signal: Signal, order: tuple[str, ...], pods: list[RankedPod], *, by_writes: bool = False
+    ) -> None:
+        self.signal = signal
+        self.order = order
+        """Names of the keys."""
+        self.pods = pods
+        """In eviction order; rank 1 is at index 0."""
+        self.by_writes = by_writes
+        """No disk usage is measured yet: the fastest writer is first, and usage is what a pod wrote recently."""
 
     def set_refusals(self, ranked: RankedPod, refusals: tuple[Refusal, ...]) -> RankedPod:
         """Replace the refusals of one pod, and return the pod with them."""
@@ -176,7 +182,7 @@ def rank_pods(
         _ranked_pod(context, rank, inputs[index], facts[index], keys[index].values, by_writes=by_writes)
         for rank, index in enumerate(sorted(range(len(keys)), key=keys.__getitem__), 1)
     ]
-    return RankedPods(signal, order, pods, by_writes)
+    return RankedPods(signal, order, pods, by_writes=by_writes)
 
 
 def _ranking_context(

@@ -1,8 +1,7 @@
-"""What one report is made of, and what can be said from it without looking at anything again.
+"""The values of one report, and what text and JSON derive from them.
 
-A `Report` is one snapshot with the plan that policy made of it. Text, terminal and JSON are three ways of writing the
-same report; whatever more than one of them says (headroom, which signals share a file system, how a kubelet compares)
-is worked out here.
+A `Report` is one snapshot with its plan. Text, terminal and JSON are three forms of the same report. Whatever more than
+one of them contains (shared file systems, the comparison with the kubelet) is computed here, without new samples.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +37,7 @@ _IMAGEFS: Final = (Signal.IMAGEFS, Signal.IMAGEFS_INODES)
 
 
 class Report(NamedTuple):
-    """One look at one node."""
+    """One sample of one node with its plan."""
 
     snapshot: NodeSnapshot
     plan: Plan
@@ -47,35 +46,35 @@ class Report(NamedTuple):
     config_source: str
     """`built-in defaults`, or the file."""
     pods_source: str
-    """Where the pods come from: the API server's address, a file, or this host alone with the reason."""
+    """The source of the pods: the API server's address, a file, or this host alone with the reason."""
     kubelet: "KubeletThresholds | None" = None
     notes: tuple[Note, ...] = ()
-    """All notes: those of the snapshot, of the plan, and of making this report."""
+    """All notes: of the snapshot, the plan and the report itself."""
 
 
 # --- the state of the whole node -------------------------------------------------------------------------------------
 
 
 def state(report: Report) -> SignalState:
-    """The worst state that a configured threshold gives: hard, then soft, then unknown, then ok.
+    """The worst state of a signal with a threshold: hard, then soft, then unknown, then ok.
 
-    A signal counts as unknown only when a threshold looks at it and there is something to be known: see `blind`.
+    An unknown signal counts only if `is_blind`.
     """
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
     states = {verdict.state for verdict in verdicts.values()}
     for worst in (SignalState.HARD, SignalState.SOFT):
         if worst in states:
             return worst
-    if any(blind(verdict, verdicts, report.snapshot) for verdict in verdicts.values()):
+    if any(is_blind(verdict, verdicts, report.snapshot) for verdict in verdicts.values()):
         return SignalState.UNKNOWN
     return SignalState.OK
 
 
-def blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], snapshot: NodeSnapshot) -> bool:
-    """The signal is unknown, and that leaves the node partly unjudged.
+def is_blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], snapshot: NodeSnapshot) -> bool:
+    """True if the signal is unknown and no other signal covers it.
 
-    Not so: containerfs, whose thresholds are copies of nodefs' or imagefs'; allocatableMemory where memory could be
-    read (it is missing when the pods' cgroup has no limit); imagefs on a machine without container runtime and pods.
+    Covered are: containerfs, whose thresholds are copies of those of nodefs or imagefs; allocatableMemory if memory is
+    known (it is missing if the pods' cgroup has no limit); imagefs on a machine without container runtime and pods.
     """
     if verdict.state is not SignalState.UNKNOWN or not verdict.thresholds or verdict.signal in _CONTAINERFS:
         return False
@@ -90,7 +89,7 @@ def blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], snap
 
 
 def shared_file_systems(snapshot: NodeSnapshot) -> Mapping[Signal, Signal]:
-    """For every disk signal on a file system that an earlier one already stands for: that earlier signal."""
+    """For every disk signal on the file system of an earlier disk signal: that earlier signal."""
     shared: dict[Signal, Signal] = {}
     for group in _DISK_SIGNALS:
         first_on: dict[int, Signal] = {}
@@ -105,14 +104,14 @@ def shared_file_systems(snapshot: NodeSnapshot) -> Mapping[Signal, Signal]:
 
 
 class SourcedValue(NamedTuple):
-    """A number with who said so; `source` is empty when the number is None."""
+    """A number with its source, which is empty if the number is None."""
 
     value: int | None
     source: str
 
 
 def memory_request(view: PodView) -> SourcedValue:
-    """The pod's memory request in bytes, from the API or else the host's estimate."""
+    """The pod's memory request in bytes, from the API server or estimated by the host."""
     request = requests.ranking_request(view, signal=Signal.MEMORY)
     if request is None:
         return SourcedValue(None, "")
@@ -120,7 +119,7 @@ def memory_request(view: PodView) -> SourcedValue:
 
 
 def counts(ranking: Iterable[RankedPod]) -> tuple[int, int]:
-    """How many pods are candidates, and how many are protected."""
+    """(candidates, protected pods)."""
     total = protected = 0
     for ranked in ranking:
         total += 1
@@ -128,79 +127,79 @@ def counts(ranking: Iterable[RankedPod]) -> tuple[int, int]:
     return total - protected, protected
 
 
-# --- beside the kubelet ----------------------------------------------------------------------------------------------
+# --- comparison with the kubelet -------------------------------------------------------------------------------------
 
 
 class Comparison(NamedTuple):
-    """One threshold of the kubelet, and whether we act before it."""
+    """One threshold of the kubelet, and whether the agent acts before it."""
 
     threshold: Threshold
     value: int | None
     """In the signal's unit; None for a percentage of an unknown capacity."""
     answer: ThresholdVerdict | None
-    """Our highest threshold on the same signal with no longer grace, else the highest; None when there is none."""
+    """The agent's highest threshold on the signal with no longer grace period, else its highest; None: none."""
     verdict: str
-    """One of the six words below."""
+    """One of the six verdicts below."""
     message: str = ""
-    """The numbers, where the kubelet is not later than we are."""
+    """The numbers, if the kubelet acts first or at the same level."""
     soft: ThresholdVerdict | None = None
-    """Our highest threshold that is met before the kubelet's, but has to be for longer; None when there is none, or
-    `answer` is it, or is in time."""
+    """The agent's highest threshold that is met before the kubelet's, but has a longer grace period; None: none, or
+    `answer` is in time."""
     without_soft: str = ""
-    """The verdict if it had none; empty unless `verdict` is SOFT_FIRST."""
+    """The verdict without `soft`; empty unless `verdict` is SOFT_FIRST."""
 
 
 OURS_FIRST: Final = "ours first"
 SOFT_FIRST: Final = "soft first"
-"""Our soft threshold is met before the kubelet's: who acts first is a matter of its grace period."""
+"""The agent's soft threshold is met before the kubelet's: its grace period decides which acts first."""
 KUBELET_FIRST: Final = "kubelet first"
 SAME_LEVEL: Final = "same level"
 NEVER_MET: Final = "never met"
-"""The kubelet's threshold is zero: this is how its eviction is switched off."""
+"""The kubelet's threshold is zero, which disables its eviction."""
 UNKNOWN: Final = "unknown"
-"""A percentage and a quantity, and the capacity is not known."""
+"""A percentage and a quantity cannot be compared, because the capacity is unknown."""
 
 
 def compare_with_kubelet(report: Report) -> tuple[Comparison, ...]:
-    """Every threshold of the kubelet beside ours. Who is sooner is judged by `config.kubelet`."""
+    """Every threshold of the kubelet beside the agent's. `config.kubelet` finds the earlier one."""
     if report.kubelet is None:
         return ()
     from nodeagent.config import kubelet
 
     capacities = {signal: seen.capacity for signal, seen in report.snapshot.observations.items()}
     ours = [each for verdict in report.plan.signals for each in verdict.thresholds]
-    sooner = {
+    earlier = {
         each.kubelet: each
         for each in kubelet.find_earlier_thresholds(
             [each.threshold for each in ours],
             report.kubelet.thresholds,
             capacities=capacities,
-            enforce_node_allocatable=False,  # the verdicts have the copies already
+            enforce_node_allocatable=False,  # the verdicts already contain the copies
         )
     }
     return tuple(
-        _compared(theirs, sooner.get(theirs), ours, capacities[theirs.signal]) for theirs in report.kubelet.thresholds
+        _compared(theirs, earlier.get(theirs), ours, capacities[theirs.signal]) for theirs in report.kubelet.thresholds
     )
 
 
 def _compared(
-    theirs: Threshold, sooner: "EarlierThreshold | None", ours: Iterable[ThresholdVerdict], capacity: int | None
+    theirs: Threshold, earlier: "EarlierThreshold | None", ours: Iterable[ThresholdVerdict], capacity: int | None
 ) -> Comparison:
     value = resolve(theirs.value, capacity=capacity)
     mine = [each for each in ours if each.threshold.signal is theirs.signal]
-    # What answers a hard threshold is a hard one, however much higher a soft one may be.
+    # Only a hard threshold acts in time before a hard one, however high a soft one is.
     in_time = [each for each in mine if each.threshold.grace_period_s <= theirs.grace_period_s]
     answer = max(in_time or mine, key=lambda each: each.value or 0, default=None)
     level = answer.value if answer else None
     if value == 0 or theirs.value.percentage == 0:
         return Comparison(theirs, value, answer, NEVER_MET)
-    if sooner is None:
+    if earlier is None:
         comparable = value is not None and level is not None
         return Comparison(theirs, value, answer, OURS_FIRST if comparable else UNKNOWN)
     same = bool(in_time) and value is not None and level == value
     verdict = SAME_LEVEL if same else KUBELET_FIRST
     above = [each for each in mine if each not in in_time and value is not None and (each.value or 0) > value]
     if not above:
-        return Comparison(theirs, value, answer, verdict, sooner.message)
+        return Comparison(theirs, value, answer, verdict, earlier.message)
     soft = max(above, key=lambda each: each.value or 0) if in_time else None
-    return Comparison(theirs, value, answer, SOFT_FIRST, sooner.message, soft, verdict)
+    return Comparison(theirs, value, answer, SOFT_FIRST, earlier.message, soft, verdict)

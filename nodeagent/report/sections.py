@@ -1,7 +1,7 @@
-"""The report as sections of text: what stands where, before anything is known of colours, widths or terminals.
+"""The report as sections of text, independent of colours, widths and terminals.
 
-`text.py` aligns the sections for a pipe, `terminal.py` draws them in colour. Every cell that holds words from outside
-this program (names, paths, messages) has been through `words.harmless`.
+`text.py` aligns the sections for a pipe, `terminal.py` draws them in colour. Every cell with text from outside this
+program (names, paths, messages) has passed `wording.escape_terminal`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,15 +22,16 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
     Unit,
+    units,
 )
 from nodeagent.policy import headroom
 from nodeagent.report import node_report, wording
 from nodeagent.report.node_report import Report
 
-DISKS_SHOWN: Final = 30
-"""Rows of the pods' disks in text; JSON has all."""
-CGROUPS_SHOWN: Final = 5
-"""Cgroups outside the pods that are worth a line; JSON has all."""
+MAX_DISK_ROWS: Final = 30
+"""Rows of pods' disk usage in text; JSON has all."""
+MAX_CGROUP_ROWS: Final = 5
+"""Rows of cgroups outside the pods in text; JSON has all."""
 
 GOOD: Final = "good"
 WARN: Final = "warn"
@@ -39,8 +40,8 @@ DIM: Final = "dim"
 STRONG: Final = "strong"
 
 _HOST_ONLY: Final = frozenset({RefusalCode.UNKNOWN_POD, RefusalCode.UNNAMED_POD})
-"""Refusals (policy/protection.py) that say no more than that the API has not told about the pod."""
-_UNLISTED: Final = "not seen through the API"
+"""Refusals (policy/protection.py) that only mean that the API server does not list the pod."""
+_UNLISTED: Final = "not listed by the API server"
 
 _STATE_STYLE: Final = {
     SignalState.OK: GOOD,
@@ -51,12 +52,12 @@ _STATE_STYLE: Final = {
 
 
 class Cell(NamedTuple):
-    """One piece of text and how much it matters."""
+    """One text with its style."""
 
     text: str
     style: str = ""
     share: float | None = None
-    """Set for a cell that a terminal may draw as a bar: 0 (empty) to 1 (full)."""
+    """For a cell that a terminal may draw as a bar: 0 (empty) to 1 (full)."""
 
 
 class Column(NamedTuple):
@@ -66,7 +67,7 @@ class Column(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table, or only lines when it has no columns."""
+    """A table, or only lines if it has no columns."""
 
     title: str
     columns: tuple[Column, ...] = ()
@@ -76,7 +77,7 @@ class Section(NamedTuple):
 
 
 def sections(report: Report) -> tuple[Section, ...]:
-    """Everything the report says, in reading order. Sections without content are left out."""
+    """All sections with content, in reading order."""
     every = (
         _head(report),
         _signals(report),
@@ -85,7 +86,7 @@ def sections(report: Report) -> tuple[Section, ...]:
         _conditions(report),
         _pods(report),
         _disks(report),
-        *_rests(report),
+        *_unattributed_disks(report),
         _outside(report),
         _kubelet(report),
         _notes(report),
@@ -97,23 +98,25 @@ def sections(report: Report) -> tuple[Section, ...]:
 
 
 def summary(report: Report) -> str:
-    """The first line: the worst state, and the numbers behind it, as monitoring plugins do."""
+    """The first line, as of a monitoring plugin: the worst state and its numbers."""
     worst = node_report.state(report)
     node = wording.escape_terminal(report.snapshot.node)
     if worst is SignalState.OK:
         return f"OK {node}: every signal is above its thresholds"
     verdicts = {verdict.signal: verdict for verdict in report.plan.signals}
-    shared = _repeated(report)
-    bad = [verdict for verdict in verdicts.values() if verdict.state is worst and verdict.signal not in shared]
+    shared = _same_file_system(report)
+    worst_verdicts = [
+        verdict for verdict in verdicts.values() if verdict.state is worst and verdict.signal not in shared
+    ]
     if worst is not SignalState.UNKNOWN:
-        return f"{worst.upper()} {node}: " + "; ".join([_cause(report, verdict) for verdict in bad])
-    blind: dict[str, list[str]] = {}
-    for verdict in bad:
-        if node_report.blind(verdict, verdicts, report.snapshot):
-            blind.setdefault(verdict.observation.reason, []).append(verdict.signal)
+        return f"{worst.upper()} {node}: " + "; ".join([_cause(report, verdict) for verdict in worst_verdicts])
+    unknown: dict[str, list[str]] = {}
+    for verdict in worst_verdicts:
+        if node_report.is_blind(verdict, verdicts, report.snapshot):
+            unknown.setdefault(verdict.observation.reason, []).append(verdict.signal)
     return f"{worst.upper()} {node}: " + "; ".join(
         f"{' and '.join(signals)} {'is' if len(signals) == 1 else 'are'} unknown ({wording.escape_terminal(reason)})"
-        for reason, signals in blind.items()
+        for reason, signals in unknown.items()
     )
 
 
@@ -122,17 +125,17 @@ def _cause(report: Report, verdict: SignalVerdict) -> str:
     leading = headroom.leading_threshold(report.snapshot, verdict)
     if leading is None:
         return str(verdict.signal)
-    seen = headroom.available_amount(report.snapshot, leading.threshold)
-    room = headroom.threshold_headroom(report.snapshot, leading)
-    relation = "is below" if room is not None and room < 0 else "has not yet regained its minimum reclaim above"
+    available = headroom.available_amount(report.snapshot, leading.threshold)
+    margin = headroom.threshold_headroom(report.snapshot, leading)
+    relation = "is below" if margin is not None and margin < 0 else "is still within the minimum reclaim of"
     return (
-        f"{verdict.signal} {wording.quantity(seen, unit=unit)} {relation} "
-        f"{wording.quantity(leading.value, unit=unit)} ({_tier(leading.threshold)})"
+        f"{verdict.signal} {units.format_amount(available, unit)} {relation} "
+        f"{units.format_amount(leading.value, unit)} ({_tier(leading.threshold)})"
     )
 
 
-def _repeated(report: Report) -> set[Signal]:
-    """Signals on a file system that an earlier one of the same state stands for already."""
+def _same_file_system(report: Report) -> set[Signal]:
+    """Signals that share a file system and a state with an earlier signal."""
     states = {verdict.signal: verdict.state for verdict in report.plan.signals}
     shared = node_report.shared_file_systems(report.snapshot)
     return {signal for signal, first in shared.items() if states.get(first) is states.get(signal)}
@@ -170,16 +173,17 @@ def _signals(report: Report) -> Section:
 
 
 def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> Iterable[tuple[Cell, ...]]:
-    """One row for the signal with its leading threshold, one more for each further threshold."""
+    """One row for the signal with its leading threshold, and one for each other threshold."""
     leading = headroom.leading_threshold(report.snapshot, verdict)
     thresholds = sorted(verdict.thresholds, key=lambda each: (each is not leading, each.threshold.hard))
-    seen, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
-    share = None if seen.available is None or not seen.capacity else max(0.0, seen.available / seen.capacity)
+    observation, unit = verdict.observation, SIGNAL_TABLE[verdict.signal].unit
+    available, capacity = observation.available, observation.capacity
+    share = None if available is None or not capacity else max(0.0, available / capacity)
     first = thresholds[0] if thresholds else None
     yield (
         Cell(str(verdict.signal), STRONG),
-        Cell(wording.quantity(seen.available, unit=unit), share=None if same_as else share),
-        Cell(wording.quantity(seen.capacity, unit=unit)),
+        Cell(units.format_amount(observation.available, unit), share=None if same_as else share),
+        Cell(units.format_amount(observation.capacity, unit)),
         *_threshold_cells(report, first, unit),
         Cell(str(verdict.state), _STATE_STYLE[verdict.state]),
         Cell(_remark(verdict, first, same_as), DIM),
@@ -198,35 +202,35 @@ def _signal_rows(report: Report, verdict: SignalVerdict, same_as: Signal | None)
 def _threshold_cells(report: Report, verdict: ThresholdVerdict | None, unit: Unit) -> tuple[Cell, Cell]:
     if verdict is None:
         return Cell("none", DIM), Cell("")
-    room = headroom.threshold_headroom(report.snapshot, verdict)
-    style = BAD if room is not None and room < 0 else ""
+    margin = headroom.threshold_headroom(report.snapshot, verdict)
+    style = BAD if margin is not None and margin < 0 else ""
     return Cell(_threshold_text(verdict.threshold, verdict.value, unit)), Cell(
-        wording.quantity(room, unit=unit, signed=True), style
+        units.format_amount(margin, unit, signed=True), style
     )
 
 
 def _tier(threshold: Threshold) -> str:
-    return "hard" if threshold.hard else f"soft for {wording.duration(threshold.grace_period_s)}"
+    return "hard" if threshold.hard else f"soft for {units.format_duration(threshold.grace_period_s)}"
 
 
 def _threshold_text(threshold: Threshold, value: int | None, unit: Unit) -> str:
     """`hard 300Mi`, `soft for 30s 15% = 2.7Gi, memavailable`."""
     amount = threshold.value.text
     if threshold.value.percentage is not None and value is not None:
-        amount += f" = {wording.quantity(value, unit=unit)}"
+        amount += f" = {units.format_amount(value, unit)}"
     if threshold.memory_model is not MemoryModel.WORKING_SET:
         amount += f", {threshold.memory_model}"
     return f"{_tier(threshold)} {amount}"
 
 
 def _remark(verdict: SignalVerdict, leading: ThresholdVerdict | None, same_as: Signal | None) -> str:
-    seen = verdict.observation
-    if seen.available is None:
-        return wording.escape_terminal(seen.reason or "could not be read")
+    observation = verdict.observation
+    if observation.available is None:
+        return wording.escape_terminal(observation.reason or "could not be read")
     remarks = [leading.not_due_reason] if leading and leading.met and leading.not_due_reason else []
     if (trend := verdict.trend) is not None:
         remarks.append(wording.trend_text(trend.to_threshold_s, trend.to_exhaustion_s, trend.confidence))
-    remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else seen.source)
+    remarks.append(f"same file system as {same_as.split('.')[0]}" if same_as else observation.source)
     return wording.escape_terminal("; ".join(filter(None, remarks)))
 
 
@@ -237,20 +241,23 @@ def _memory(report: Report) -> Section:
     rows = [
         (
             Cell(name),
-            Cell(wording.quantity(seen.available)),
-            Cell(wording.escape_terminal(seen.reason or seen.source), DIM),
+            Cell(units.format_amount(observation.available)),
+            Cell(wording.escape_terminal(observation.reason or observation.source), DIM),
         )
-        for name, seen in (("workingset (as the kubelet)", working_set), ("memavailable (the kernel's)", by_kernel))
+        for name, observation in (
+            ("workingset (as the kubelet)", working_set),
+            ("memavailable (the kernel's)", by_kernel),
+        )
     ]
     memory = report.snapshot.memory
     if memory is None:
         return Section("MEMORY", columns, tuple(rows))
-    swap = f"of {wording.quantity(memory.swap_total)}" if memory.swap_total else "no swap"
-    rows.append((Cell("swap free"), Cell(wording.quantity(memory.swap_free)), Cell(swap, DIM)))
+    swap = f"of {units.format_amount(memory.swap_total)}" if memory.swap_total else "no swap"
+    rows.append((Cell("swap free"), Cell(units.format_amount(memory.swap_free)), Cell(swap, DIM)))
     for pool in memory.hugepages:
         if pool.total:
-            told = f"of {pool.total} pages of {wording.quantity(pool.page_size)} free; invisible to both models"
-            rows.append((Cell("HugeTLB"), Cell(str(pool.free)), Cell(told, DIM)))
+            remark = f"of {pool.total} pages of {units.format_amount(pool.page_size)} free; invisible to both models"
+            rows.append((Cell("HugeTLB"), Cell(str(pool.free)), Cell(remark, DIM)))
     return Section("MEMORY", columns, tuple(rows))
 
 
@@ -327,20 +334,20 @@ def _pod_row(ranked: RankedPod, unit: Unit, signal: Signal) -> tuple[Cell, ...]:
         Cell(wording.escape_terminal(pod.key), DIM if protected else STRONG),
         Cell(str(pod.qos_class)),
         Cell("-" if pod.priority is None else str(pod.priority)),
-        Cell(wording.quantity(ranked.usage, unit=unit)),
+        Cell(units.format_amount(ranked.usage, unit)),
         Cell(_request_text(ranked, unit, signal)),
-        Cell(wording.quantity(ranked.relief, unit=unit)),
+        Cell(units.format_amount(ranked.relief, unit)),
         Cell(wording.escape_terminal(_why(ranked, reasons)), DIM if protected else ""),
     )
 
 
 def _unlisted(ranked: RankedPod) -> bool:
-    """It is not evicted because nobody but this host knows it, and for no other reason."""
+    """True if its only refusals are that the API server does not list it."""
     return bool(ranked.refusals) and all(each.code in _HOST_ONLY for each in ranked.refusals)
 
 
 def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
-    """The reasons of a protected pod, else the keys that put it there."""
+    """The reasons of a protected pod, otherwise its ranking keys."""
     if reasons:
         return "protected: " + "; ".join(reasons)
     keys = "; ".join([key.text for key in ranked.keys])
@@ -348,10 +355,10 @@ def _why(ranked: RankedPod, reasons: Sequence[str]) -> str:
 
 
 def _request_text(ranked: RankedPod, unit: Unit, signal: Signal) -> str:
-    """`-` where the resource has no request, `?` where it is not known, `~` before an estimate."""
+    """`-` if the resource has no request, `?` if it is unknown, `~` before an estimate."""
     if unit is not Unit.BYTES:
         return "-"
-    text = wording.quantity(ranked.request, unit=unit)
+    text = units.format_amount(ranked.request, unit)
     return f"~{text}" if ranked.request and _estimated(ranked, signal) else text
 
 
@@ -366,19 +373,19 @@ def _pod_legend(report: Report) -> tuple[Cell, ...]:
         f"({victim.tier}, grace {victim.grace_period_s:.0f}s)."
         for victim in report.plan.victims
     ]
-    nobody = "Nobody more" if report.plan.victims else "Nobody"
-    lines += [f"{nobody} would be evicted: {wording.escape_terminal(each.message)}." for each in report.plan.refusals]
+    which = "No other pod" if report.plan.victims else "No pod"
+    lines += [f"{which} would be evicted: {wording.escape_terminal(each.message)}." for each in report.plan.refusals]
     if from_host:
         which = "These pods" if from_host == len(report.plan.ranking) else f"{from_host} of these pods"
         lines.append(
-            f"{which} are known from this host alone, and none of those is evicted: names are from the log directory, "
-            "QoS from the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
+            f"{which} are known from this host alone and are not evicted: names are from the log directory, QoS from "
+            "the cgroup path, requests marked ~ estimated from oom_score_adj; priority and owner are unknown."
         )
     return tuple(Cell(line, DIM) for line in lines)
 
 
 def _disks(report: Report) -> Section:
-    """What each pod holds on disk, largest first; only where that was measured."""
+    """Measured disk usage of each pod, largest first."""
     columns = (
         Column("POD"),
         Column("LAYERS", right=True),
@@ -386,26 +393,26 @@ def _disks(report: Report) -> Section:
         Column("VOLUMES", right=True),
         Column("INODES", right=True),
         Column("DELETED, OPEN", right=True),
-        Column("NOT KNOWN"),
+        Column("UNKNOWN"),
     )
     measured = [
         (view, view.usage)
         for view in report.snapshot.pods
         if view.usage is not None and view.usage.disk_usage_quality is not None
     ]
-    measured.sort(key=lambda each: (-_held(each[1].disk), each[0].pod.key))
+    measured.sort(key=lambda each: (-_disk_bytes(each[1].disk), each[0].pod.key))
     rows = []
-    for view, usage in measured[:DISKS_SHOWN]:
-        disk, sight = usage.disk, usage.disk_usage_quality
-        assert sight is not None
+    for view, usage in measured[:MAX_DISK_ROWS]:
+        disk, quality = usage.disk, usage.disk_usage_quality
+        assert quality is not None
         inodes = [part for part in (disk.rootfs_inodes, disk.logs_inodes, disk.volumes_inodes) if part is not None]
         rows.append(
             (
                 Cell(wording.escape_terminal(view.pod.key), STRONG),
-                *(Cell(wording.quantity(part)) for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes)),
-                Cell(wording.quantity(sum(inodes) if inodes else None, unit=Unit.INODES)),
-                Cell(wording.quantity(sight.deleted_bytes) if sight.deleted_bytes else ""),
-                Cell(wording.escape_terminal("; ".join(sight.unknown)), DIM),
+                *(Cell(units.format_amount(part)) for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes)),
+                Cell(units.format_amount(sum(inodes) if inodes else None, Unit.INODES)),
+                Cell(units.format_amount(quality.deleted_bytes) if quality.deleted_bytes else ""),
+                Cell(wording.escape_terminal("; ".join(quality.unknown)), DIM),
             )
         )
     more = len(measured) - len(rows)
@@ -413,38 +420,38 @@ def _disks(report: Report) -> Section:
     return Section("ON DISK", columns, tuple(rows), lines)
 
 
-def _held(disk: DiskUsage) -> int:
+def _disk_bytes(disk: DiskUsage) -> int:
     return sum(part or 0 for part in (disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes))
 
 
-def _rests(report: Report) -> Iterable[Section]:
-    """What of each file system is in no pod."""
+def _unattributed_disks(report: Report) -> Iterable[Section]:
+    """Usage of each file system that is in no pod."""
     columns = (Column("HOST DIRECTORY"), Column("BYTES", right=True), Column("INODES", right=True), Column(""))
-    for rest in report.snapshot.unattributed_disks:
+    for disk in report.snapshot.unattributed_disks:
         rows = tuple(
             (
                 Cell(wording.escape_terminal(each.path)),
-                Cell(wording.quantity(each.bytes)),
-                Cell(wording.quantity(each.inodes, unit=Unit.INODES)),
+                Cell(units.format_amount(each.bytes)),
+                Cell(units.format_amount(each.inodes, Unit.INODES)),
                 Cell("" if each.complete else "at least", DIM),
             )
-            for each in rest.largest
+            for each in disk.largest
         )
-        names = ", ".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
-        bytes_ = f"{wording.quantity(rest.unattributed_bytes)} of {wording.quantity(rest.used_bytes)} used"
-        title = f"IN NO POD ON {names} ({bytes_}, {rest.unattributed_inodes} inodes)"
-        lines = () if rows else (Cell("No host directory of it was found in time.", DIM),)
+        names = ", ".join(dict.fromkeys(signal.partition(".")[0] for signal in disk.signals))
+        bytes_ = f"{units.format_amount(disk.unattributed_bytes)} of {units.format_amount(disk.used_bytes)} used"
+        title = f"IN NO POD ON {names} ({bytes_}, {disk.unattributed_inodes} inodes)"
+        lines = () if rows else (Cell("No host directory was measured before the timeout.", DIM),)
         yield Section(title, columns, rows, lines)
 
 
 def _outside(report: Report) -> Section:
     columns = (Column("CGROUP"), Column("WORKING SET", right=True), Column("PROCESSES", right=True))
-    heaviest = sorted(report.snapshot.cgroups, key=lambda each: -(each.memory_working_set or 0))[:CGROUPS_SHOWN]
+    heaviest = sorted(report.snapshot.cgroups, key=lambda each: -(each.memory_working_set or 0))[:MAX_CGROUP_ROWS]
     rows = tuple(
         (
             Cell(wording.escape_terminal(cgroup.path)),
-            Cell(wording.quantity(cgroup.memory_working_set)),
-            Cell(wording.quantity(cgroup.process_count, unit=Unit.PIDS)),
+            Cell(units.format_amount(cgroup.memory_working_set)),
+            Cell(units.format_amount(cgroup.process_count, Unit.PIDS)),
         )
         for cgroup in heaviest
     )
@@ -457,7 +464,7 @@ def _outside(report: Report) -> Section:
 def _kubelet(report: Report) -> Section:
     if report.kubelet is None:
         return Section("KUBELET")
-    columns = (Column("SIGNAL"), Column("KUBELET'S"), Column("OURS"), Column("WHO ACTS FIRST"))
+    columns = (Column("SIGNAL"), Column("KUBELET'S"), Column("OURS"), Column("FIRST TO ACT"))
     styles = {node_report.OURS_FIRST: GOOD, node_report.NEVER_MET: GOOD, node_report.KUBELET_FIRST: BAD}
     unread = report.kubelet.unread
     rows = []
@@ -469,24 +476,24 @@ def _kubelet(report: Report) -> Section:
                 Cell(str(each.threshold.signal), STRONG),
                 Cell(_threshold_text(each.threshold, each.value, unit)),
                 Cell("; ".join(ours) or "none"),
-                Cell(_who_first(each), styles.get(each.verdict, WARN)),
+                Cell(_first_to_act(each), styles.get(each.verdict, WARN)),
             )
         )
-    lines = () if rows else (Cell("The kubelet's own eviction is off."),)
+    lines = () if rows else (Cell("The kubelet's own eviction is disabled."),)
     if unread:
-        told = f"Not known, defaults assumed: whether the kubelet evicts, and when ({wording.escape_terminal(unread)})."
-        lines = (Cell(told, WARN),)
+        message = f"Unknown, defaults assumed: whether and when the kubelet evicts ({wording.escape_terminal(unread)})."
+        lines = (Cell(message, WARN),)
     path = wording.escape_terminal(report.kubelet.path)
-    title = f"KUBELET ({path}, not known, defaults assumed)" if unread else f"KUBELET ({path})"
+    title = f"KUBELET ({path}, unknown, defaults assumed)" if unread else f"KUBELET ({path})"
     return Section(title, columns, tuple(rows), lines)
 
 
-def _who_first(each: node_report.Comparison) -> str:
+def _first_to_act(each: node_report.Comparison) -> str:
     soft = each.soft or each.answer
     if each.verdict != node_report.SOFT_FIRST or soft is None:
         return each.verdict
-    patience = wording.duration(soft.threshold.grace_period_s)
-    return f"{each.verdict}, if it falls for more than {patience}; else {each.without_soft}"
+    grace = units.format_duration(soft.threshold.grace_period_s)
+    return f"{each.verdict}, if it falls for more than {grace}; else {each.without_soft}"
 
 
 def _notes(report: Report) -> Section:

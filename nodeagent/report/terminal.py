@@ -1,4 +1,4 @@
-"""The report on a terminal: colours, bars, tables that fit the width. The only module that imports rich, and late."""
+"""The report on a terminal: colours, bars and tables that fit the width. The only module that imports rich."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -23,20 +23,20 @@ _STYLES: Final = {
 
 _BAR_WIDTH: Final = 8
 _GAP: Final = 2
-_REMARK: Final = 30
-"""The last column stands beside the others if it has this many columns of the terminal, else below each row."""
+_MIN_LAST_WIDTH: Final = 30
+"""With less width than this, the last column is printed below each row."""
 _INDENT: Final = 4
 
 _FULL, _EMPTY = "\u2588", "\u2591"
 
 
 def console(*, force: bool) -> "Console":
-    """A console on standard output. `force`: colours although it is no terminal, or although NO_COLOR is set."""
+    """A console on standard output. `force`: colours also without a terminal or with NO_COLOR."""
     from rich.console import Console
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - called where the error is handled; rich would exit with 1, which reads as `soft`
+            raise  # noqa: PLE0704 - called in an except block; rich itself exits with 1, which means `soft`
 
     if force:
         return Terminal(force_terminal=True, no_color=False, highlight=False, color_system="standard")
@@ -64,11 +64,11 @@ def _parts(section: Section, width: int) -> Iterable["RenderableType"]:
 
 
 def _table(section: Section, width: int) -> Iterable["RenderableType"]:
-    """The rows, with bars where there is room for them. A last column of texts is folded in what the others leave;
-    where that is too little it stands below."""
+    """The rows, with bars if they fit. A last column of texts is folded into the remaining width, or printed below each
+    row if that is too narrow."""
     for bars in (True, False):
         widths = _widths(section, bars=bars)
-        last = widths[-1] if section.columns[-1].right else min(widths[-1], _REMARK)
+        last = widths[-1] if section.columns[-1].right else min(widths[-1], _MIN_LAST_WIDTH)
         if _total([*widths[:-1], last]) <= width:
             grid = _grid(section.columns, widths[:-1])
             for row in section.rows:
@@ -79,7 +79,7 @@ def _table(section: Section, width: int) -> Iterable["RenderableType"]:
 
 
 def _stacked(section: Section, widths: list[int]) -> Iterable["RenderableType"]:
-    """Each row without its last cell, and that cell below; where rows without a first cell follow, below those."""
+    """Each row without its last cell, and that cell below the row and its continuation rows (empty first cell)."""
     from rich.padding import Padding
 
     columns = section.columns[:-1]
@@ -98,7 +98,7 @@ def _stacked(section: Section, widths: list[int]) -> Iterable["RenderableType"]:
 
 
 def _grid(columns: Sequence[Column], widths: Sequence[int], *, header: bool = True) -> "Table":
-    """An empty table with columns of these widths; one more column takes what is left."""
+    """An empty table with columns of these widths; one more column gets the remaining width."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_header=header)
@@ -112,15 +112,14 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _widths(section: Section, *, bars: bool) -> list[int]:
-    """What each column needs to show all of it on one line."""
+    """The width of each column that needs no folding."""
     table = [[column.title for column in section.columns]]
     table += [[_text(cell, bars=bars).plain for cell in row] for row in section.rows]
     return [max(map(len, column)) for column in zip(*table, strict=True)]
 
 
 def _folded(section: Section, widths: list[int], width: int) -> list[int]:
-    """The widths for a terminal that is narrower still: the widest column of texts is folded, one of several words
-    rather than one of names."""
+    """Widths for a narrower terminal: the widest column of texts is folded, preferably one whose cells have spaces."""
     excess = _total(widths) - width
     if excess <= 0:
         return widths
@@ -142,5 +141,5 @@ def _text(cell: Cell, *, bars: bool) -> "Text":
 
 
 def _bar_style(share: float) -> str:
-    """Bars show what is left: short is dangerous. The threshold's own verdict stands in the state column."""
+    """Bars show the available share. The verdict of the thresholds is in the state column."""
     return "red" if share < 0.05 else "yellow" if share < 0.15 else "green"

@@ -1,4 +1,4 @@
-"""The report for a pipe, a file or a pager: plain aligned lines, nothing cut, no escape sequence."""
+"""The report for a pipe, a file or a pager: aligned lines, nothing truncated, no escape sequences."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ _GAP = "  "
 
 
 def render(sections: Iterable[Section]) -> str:
-    """All sections, a blank line between them, ending in a newline."""
+    """All sections with a blank line between them and a newline at the end."""
     return "\n\n".join("\n".join(_lines(section)) for section in sections) + "\n"
 
 

@@ -97,8 +97,8 @@ def test_a_running_agent_is_scraped_probed_explained_and_replayed(
 
     assert cli.main(["explain", "last", "--state-dir", str(running.state)]) == 0
     told = capsys.readouterr().out
-    assert "memory.available (hard): nobody to evict" in told
-    assert "pods-never-synced: the API has not told which pods run here" in told
+    assert "memory.available (hard): no pod to evict" in told
+    assert "pods-never-synced: the API server has not listed the pods of this node yet" in told
     assert cli.main(["replay", str(running.state), "--config", str(running.config), "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["decisions"]
     assert rows

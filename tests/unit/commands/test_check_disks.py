@@ -122,7 +122,7 @@ def test_a_long_look_at_disks_says_on_a_terminal_how_far_it_is_and_leaves_no_tra
     written = os.read(ours, 1 << 16).decode()
     os.close(ours)
     first, *_, last, nothing = written.split("\x1b[K")
-    assert re.fullmatch(r"\rcounting pods on disk: \d+ of \d+ places, \d+ files", first)
+    assert re.fullmatch(r"\rmeasuring pods on disk: \d+ of \d+ paths, \d+ files", first)
     assert all(len(line) <= 60 for line in written.split("\x1b[K"))
     assert (last, nothing) == ("\r", "")
     assert json.loads(done.stdout)["kind"] == "NodeReport"

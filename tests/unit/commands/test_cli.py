@@ -220,7 +220,8 @@ def test_a_terminal_gets_colours_and_bars_in_its_width() -> None:
 
 def test_a_report_says_why_nobody_would_be_evicted_under_pressure(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--host-root", str(FULL)]) == exit_codes.HARD
-    assert "\nNobody would be evicted: the API has not told which pods run here.\n" in capsys.readouterr().out
+    reason = "the API server has not listed the pods of this node yet"
+    assert f"\nNo pod would be evicted: {reason}.\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])

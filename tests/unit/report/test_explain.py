@@ -48,8 +48,8 @@ def test_a_decision_is_told_with_its_numbers_ages_pods_outcome_and_relief(tmp_pa
         "accepted (HTTP 201)",
         "17ms",
         "+3Gi measured of 3Gi predicted, 2s after the decision",
-        "goes: Burstable; over its request of 0; priority 0; uses 3Gi over its request",
-        "spared: namespace kube-system is protected",
+        "evicted: Burstable; over its request of 0; priority 0; uses 3Gi over its request",
+        "protected: namespace kube-system is protected",
         "not needed: Burstable",
         "The node was low on resource: memory.",
     ):
@@ -59,8 +59,8 @@ def test_a_decision_is_told_with_its_numbers_ages_pods_outcome_and_relief(tmp_pa
 def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
     run(tmp_path)
     story = told(tmp_path, "last")
-    assert "nobody to evict" in story
-    assert "WHY NOBODY\nfutile: " in story
+    assert "no pod to evict" in story
+    assert "WHY NO POD\nfutile: " in story
     assert "candidate: Burstable" in story
 
 
@@ -78,8 +78,8 @@ def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path:
     assert "evict shop/big" in rows[1]
     assert "accepted" in rows[1]
     assert rows[1].split()[-2:] == ["3Gi", "+3Gi"]
-    assert "nobody: " in rows[2]
-    assert "nobody: futile" in rows[3]
+    assert "no pod: " in rows[2]
+    assert "no pod: futile" in rows[3]
 
 
 def test_an_id_may_be_cut_short_while_it_is_the_only_one(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_id_may_be_cut_short_while_it_is_the_only_one(tmp_path: Path) -> None
     Run(tmp_path, CONFIG, instance="fourth").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
     every = explain.read_decisions(tmp_path)
     assert explain.find_decision(every, "fi").id == "first-1"
-    with pytest.raises(explain.ExplainError, match="2 decisions begin so"):
+    with pytest.raises(explain.ExplainError, match="2 decisions start with it"):
         explain.find_decision(every, "f")
     with pytest.raises(explain.ExplainError, match="no such decision"):
         explain.find_decision(every, "zzz")
@@ -104,7 +104,7 @@ def test_what_is_left_of_a_decision_that_is_not_kept_any_more_is_told(tmp_path: 
     recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_PDB, "budget web", NOW), wall_time=1.0)
     story = told(tmp_path, "abc-1")
-    assert "not kept any more" in story
+    assert "dropped with an older file" in story
     assert "blocked-by-pdb" in story
 
 
@@ -125,7 +125,7 @@ def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: 
     for name, result, gained in (("images", ReclaimResult.DONE, 3 * GI), ("bad\x1b[2J", ReclaimResult.TIMED_OUT, -MI)):
         made.recorder.reclaim(ReclaimReport(plan.id, name, Signal.NODEFS, result, gained, 2.5), wall_time=1.0)
     story = told(tmp_path, "last")
-    assert "TRIED BEFORE PODS\nimages (done): +3Gi in 2s" in story
+    assert "RECLAIM ACTIONS\nimages (done): +3Gi in 2s" in story
     assert "(timed-out): -1Mi in 2s" in story
     assert "\x1b" not in story
     [reclaim, _] = explain.to_json(explain.find_decision(explain.read_decisions(tmp_path), "last"))["reclaims"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.report.progress import EVERY_S, ProgressLine
+from nodeagent.report.progress import UPDATE_EVERY_S, ProgressLine
 
 
 class Terminal:
@@ -42,7 +42,7 @@ def test_the_line_is_written_over_now_and_then_and_taken_away(terminal: Terminal
     line = ProgressLine(terminal.stream, monotonic=lambda: now)
     line.show("one")
     line.show("too soon")
-    now += EVERY_S
+    now += UPDATE_EVERY_S
     line.show("two")
     line.clear()
     assert terminal.read() == "\rone\x1b[K\rtwo\x1b[K\r\x1b[K"

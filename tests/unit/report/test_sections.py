@@ -135,10 +135,8 @@ def test_a_soft_threshold_that_is_met_before_the_kubelets_is_shown_with_its_grac
 def test_a_kubelet_whose_configuration_could_not_be_read_is_not_said_to_evict() -> None:
     view = KubeletThresholds("command line", (reports.HARD_MEMORY,), "/etc/k.yaml: Permission denied")
     output = printed(reports.report(kubelet=view))
-    assert "KUBELET (command line, not known, defaults assumed)" in output
-    assert (
-        "Not known, defaults assumed: whether the kubelet evicts, and when (/etc/k.yaml: Permission denied)." in output
-    )
+    assert "KUBELET (command line, unknown, defaults assumed)" in output
+    assert "Unknown, defaults assumed: whether and when the kubelet evicts (/etc/k.yaml: Permission denied)." in output
 
 
 def test_without_the_api_the_header_and_each_row_say_that_nobody_is_evicted() -> None:
@@ -149,9 +147,9 @@ def test_without_the_api_the_header_and_each_row_say_that_nobody_is_evicted() ->
         reports.ranked(reports.pod_view("db", working_set=MIB), 2, refusals=(unlisted, bare)),
     )
     output = printed(reports.report(pods=rows))
-    assert "(0 candidates, 1 protected, 1 not evicted: not seen through the API)" in output
+    assert "(0 candidates, 1 protected, 1 not evicted: not listed by the API server)" in output
     web, db = (next(line for line in output.splitlines() if f"default/{name}" in line) for name in ("web", "db"))
-    assert "  not evicted: not seen through the API; " in web
+    assert "  not evicted: not listed by the API server; " in web
     assert "  protected: no controller owns it" in db
 
 

@@ -107,7 +107,7 @@ def test_an_unreadable_configuration_is_assumed_and_never_a_fact(tmp_path: Path,
     document = to_json(report)
     assert (document["kubelet"]["assumed"], document["kubelet"]["reason"]) == (True, view.unread)
     assert list(schemas.strict().iter_errors(document)) == []
-    assert "not known, defaults assumed)" in text.render(sections.sections(report))
+    assert "unknown, defaults assumed)" in text.render(sections.sections(report))
 
 
 def test_a_usual_file_that_cannot_be_read_is_unknown_too(tmp_path: Path) -> None:

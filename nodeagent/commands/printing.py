@@ -1,4 +1,4 @@
-"""Prints sections for people, or the same facts as an object for programs, on standard output."""
+"""Prints sections as text, or the same facts as JSON, on standard output."""
 
 import os
 import sys
@@ -9,13 +9,15 @@ from nodeagent.commands import standard_streams
 from nodeagent.report.sections import Section
 
 
-def show(sections: Sequence[Section], as_object: Callable[[], dict[str, Any]], *, output: str, color: str) -> None:
-    """`output` is `text` or `json`; `color` is `auto` (on a terminal), `always` or `never`. Only what is printed is
-    made: `as_object` is called for JSON alone."""
+def show(sections: Sequence[Section], to_json: Callable[[], dict[str, Any]], *, output: str, color: str) -> None:
+    """`output` is `text` or `json`; `color` is `auto` (on a terminal), `always` or `never`.
+
+    `to_json` is called only for JSON. Raises OutputError.
+    """
     if output == "json":
         import json
 
-        standard_streams.write_output(json.dumps(as_object(), indent=2) + "\n")
+        standard_streams.write_output(json.dumps(to_json(), indent=2) + "\n")
     elif color == "always" or (color == "auto" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
         from nodeagent.report import terminal
 
