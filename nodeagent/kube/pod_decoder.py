@@ -175,7 +175,6 @@ def _container(spec: objects.ContainerSpec, kind: ContainerKind, status: objects
     return container._replace(
         allocated=None if status.allocated_resources is None else _resources(status.allocated_resources),
         # A container without resources has `resources: {}`: reported, and empty.
-        actual=None if actual is None else _resources(actual.requests),
         actual_limits=None if actual is None else _resources(actual.limits),
         container_id=status.container_id.partition("://")[2],
         restart_count=status.restart_count,

@@ -156,9 +156,8 @@ class Container(NamedTuple):
     limits: Resources = NO_RESOURCES
     allocated: Resources | None = None
     """status.containerStatuses[].allocatedResources; None when not reported."""
-    actual: Resources | None = None
-    """status.containerStatuses[].resources.requests; None when not reported."""
     actual_limits: Resources | None = None
+    """status.containerStatuses[].resources.limits; None when not reported."""
     container_id: str = ""
     """Without the runtime's prefix (`containerd://`); empty before the container was made."""
     restart_count: int = 0

@@ -219,7 +219,7 @@ def test_a_pod_with_ephemeral_containers_is_decoded() -> None:
 def test_the_state_of_a_resize_is_decoded() -> None:
     status = {
         "containerStatuses": [
-            {"name": "c", "allocatedResources": {"memory": "2Mi"}, "resources": {"requests": {"memory": "3Mi"}}}
+            {"name": "c", "allocatedResources": {"memory": "2Mi"}, "resources": {"limits": {"memory": "3Mi"}}}
         ],
         "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}],
     }
@@ -227,7 +227,7 @@ def test_the_state_of_a_resize_is_decoded() -> None:
     container = found.containers[0]
     assert container.requests.memory == 1 << 20
     assert container.allocated == Resources(memory=2 << 20)
-    assert container.actual == Resources(memory=3 << 20)
+    assert container.actual_limits == Resources(memory=3 << 20)
     assert found.resize_infeasible
 
 

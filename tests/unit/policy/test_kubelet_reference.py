@@ -87,7 +87,6 @@ def containers(draw: st.DrawFn) -> tuple[Container, ...]:
             requests=draw(RESOURCES),
             limits=draw(RESOURCES),
             allocated=draw(maybe(RESOURCES)),
-            actual=draw(maybe(RESOURCES)),
         )
         for number, kind in enumerate(kinds)
     )

@@ -94,8 +94,8 @@ def test_an_init_container_cannot_be_resized() -> None:
 
 
 def test_ranking_uses_the_allocated_request() -> None:
-    growing = Container("c", requests=memory(300), allocated=memory(100), actual=memory(100))
-    shrinking = Container("d", requests=memory(50), allocated=memory(100), actual=memory(100))
+    growing = Container("c", requests=memory(300), allocated=memory(100))
+    shrinking = Container("d", requests=memory(50), allocated=memory(100))
     assert ranked(pod(growing, shrinking)) == 200
 
 
