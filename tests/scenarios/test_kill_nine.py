@@ -176,7 +176,7 @@ def test_a_pod_left_frozen_is_released_also_when_the_state_is(
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     assert [line["trust"] for line in agent.heard("state loaded")] == ["lost" if state is None else "corrupt"]
-    until(lambda: "not by this agent" in str(agent.events()), "the other one is logged")
+    until(lambda: "another program" in str(agent.events()), "the other one is logged")
     assert kubepods.frozen(OTHERS, qos="besteffort")
 
 
