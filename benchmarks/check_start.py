@@ -93,7 +93,7 @@ def main() -> None:
             "import argparse, typing": ("-c", "import argparse, typing"),
             "nodeagent version": ("-c", ENTRY, "version"),
             "nodeagent check, no pods": (*check, str(empty)),
-            f"nodeagent check, {parser.pods} pods": (*check, tree(Path(scratch, "node"), options.pods)),
+            f"nodeagent check, {options.pods} pods": (*check, tree(Path(scratch, "node"), options.pods)),
         }
         *_, (_, bare), (_, full) = commands.items()
         verify_report(bare, pods=0, environment=environment)
