@@ -1,22 +1,20 @@
-"""What the agent costs a node: `python -m benchmarks.loop [--rss] [pods...]`.
+"""CPU and memory of the agent's loop: `python -m benchmarks.loop [--rss] [pods...]`.
 
-On pods in real v1 cgroups (110, 500 and 1,000 of them; needs root), each with a sandbox and a container:
+On pods in real v1 cgroups (110, 500 and 1,000; needs root), each with a sandbox and a container:
 
-* `node`: the cheap look that the loop takes most often, the node's signals and the pace, CPU us, again and again;
-* `turn`: a turn of the loop at 1 Hz on a calm node, CPU ms, mean over 60 s: in each the look, in every tenth also the
-  node's limits and its disk, and all pods, joined, judged and decided; of each pod the usage is read 6 times, its
-  memory 3 times and its threads once. (Its containers, once in five minutes, are not in it: 0.1 ms a pod.)
-  Between two turns a second passes, in which others have the caches: without it they would be four times as fast;
-* `C same`: a C program (compiled here, where there is a compiler) in the same seconds, half a second apart, that reads
-  the same files as often and in the same way, descriptors kept where we keep them, looks for one number in each and
-  does nothing with it: the limit;
-* `C all`: the same that reads everything of the node and usage and threads of every pod in every turn, through kept
-  descriptors;
-* `pressed`: a turn with every pod read in full and ranked, again and again, which is more than a threshold that is
-  crossed asks for, and C for that.
+* `node`: the node sample and the schedule, the most frequent part of a sync, CPU us;
+* `sync`: a sync at 1 Hz on a calm node, CPU ms, mean over 60 s. Each contains a node sample, every tenth also limits,
+  disk, all pods and a decision. In that time the usage of a pod is read 6 times, its memory 3 times, its threads once.
+  (Its containers, read every five minutes, are not included: 0.1 ms per pod.) One second passes between two syncs,
+  in which other processes use the CPU caches; without it a sync is four times as fast;
+* `C same`: a C program (compiled here if there is a compiler) in the same seconds, which reads the same files as often
+  and in the same way, and searches one number in each: the lower limit;
+* `C all`: the same, but it reads all files of the node and usage and threads of every pod in every pass;
+* `pressed`: a sync with every pod read completely and ranked, which is more than a crossed threshold requires, and the
+  C program for that.
 
-With `--rss`: the running agent (`nodeagent run` against an API double in a process of its own): memory, its share of
-kernel memory, descriptors, CPU and wake-ups on a calm node.
+With `--rss`: memory, kernel memory, descriptors, CPU and wake-ups of the running agent (`nodeagent run` against an API
+double in another process) on a calm node. Bound: 0.3% of a core with 110 pods.
 """
 
 import json
@@ -44,15 +42,15 @@ from nodeagent.sampling.sampler import Sampler
 
 SIZES = (110, 500, 1000)
 SECONDS: Final = 60
-"""Calm turns of a run: in so many a pod's threads are read once (sampling/pods.py)."""
+"""Calm syncs of a run: in this many a pod's threads are read once (`pod_ages.AGES`)."""
 SETTLED: Final = 85
-"""Turns after which it is calm: what the first reading, which takes nothing over, left open is known."""
+"""Syncs until the caches of the first sample are complete and the loop is calm."""
 PRESSED: Final = 11
 WHOLE, MEMORY, THREADS = int(schedule.CALM_S), int(pod_ages.AGES["memory"].max_age_s), SECONDS
-"""How many calm turns there are for each of these."""
+"""Calm syncs for one full sample, for one read of a pod's memory, and of its threads."""
 RUNS: Final = 3
 WARM_S: Final = 3.0
-WATCHED_S: Final = 10.0
+OBSERVED_S: Final = 10.0
 GI = 1 << 30
 
 READER_C = r"""
@@ -115,7 +113,7 @@ int main(int argc, char **argv) {
 """
 API = """
 import json, sys, time
-from tests.apiserver import ApiServer, pod
+from tests.fake_kube import ApiServer, pod
 small, started = {"memory": "16Mi"}, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 def running(name, uid, container):
     state = {"name": "c", "state": {"running": {}}, "containerID": f"containerd://{container}"}
@@ -130,7 +128,7 @@ with ApiServer(node="bench-node", pods=pods) as api:
 """
 
 
-class Turn(NamedTuple):
+class SyncCost(NamedTuple):
     """CPU ms."""
 
     node: float
@@ -151,7 +149,7 @@ def thresholds() -> tuple[Threshold, ...]:
 
 
 class Loop:
-    """What `Agent.turn` does, without its session, journal and log."""
+    """The reads and decisions of a sync, without actuators, records and log."""
 
     def __init__(self, node: RealNode) -> None:
         self.now = Host("/").boottime()
@@ -161,41 +159,43 @@ class Loop:
             node.config(),
             node_name="bench-node",
             boottime=lambda: self.now,
-            pod_stalls=False,  # as the agent reads without a threshold that asks for them
+            pod_stalls=False,  # as in an agent without a threshold that needs them
         )
         self.pods: Sequence[Pod] = node.api_pods()
-        self.cache, self.pace = candidates.RankingCache(), schedule.ScheduleState()
+        self.cache, self.schedule_state = candidates.RankingCache(), schedule.ScheduleState()
         self.policy = state.initial("benchmark", now=self.now)
         self.effective: tuple[Threshold, ...] | None = None
 
-    def look(self) -> tuple[NodeSnapshot, bool]:
-        """The node, and whether a whole sample is due."""
-        before = self.pace
+    def sample_node(self) -> tuple[NodeSnapshot, bool]:
+        """The node sample, and whether a full sample is due."""
+        before = self.schedule_state
         node = self.sampler.sample_node(disks=self.now >= before.filesystems_at, limits=self.now >= before.limits_at)
         if self.effective is None:
             self.effective = policy_thresholds.effective(self.config, node.layout)
         inputs = schedule.ScheduleInputs(node, self.effective, interval_s=1.0)
-        verdict, self.pace = schedule.plan_next(inputs, self.pace)
+        verdict, self.schedule_state = schedule.plan_next(inputs, self.schedule_state)
         return node, verdict.full_sample
 
-    def turn(self, *, fresh: bool = False) -> bool:
-        """A second later. Returns whether it was a whole one."""
+    def sync(self, *, fresh: bool = False) -> bool:
+        """A sync one second later. Returns True if it took a full sample."""
         self.now += 1.0
-        node, whole = self.look()
-        if not (whole or fresh):
+        node, full = self.sample_node()
+        if not (full or fresh):
             return False
         snapshot = self.sampler.sample(self.pods, self.now, fresh=fresh, node=node)
         plan, self.policy = engine.decide(
             snapshot, self.policy, now=self.now, config=self.config, cache=self.cache, always_rank=fresh
         )
-        seen = [view for view in snapshot.pods if view.usage is not None and view.usage.memory_working_set is not None]
-        if len(seen) != len(self.pods) or bool(plan.ranking) is not fresh:
-            raise SystemExit("not the turn that was meant to be measured")
+        measured = [
+            view for view in snapshot.pods if view.usage is not None and view.usage.memory_working_set is not None
+        ]
+        if len(measured) != len(self.pods) or bool(plan.ranking) is not fresh:
+            raise SystemExit("unexpected sync: pods are missing, or the ranking")
         return True
 
 
 def mean_ms(work: Callable[[], object], times: int) -> float:
-    """The least mean of some runs."""
+    """The least mean of several runs, CPU ms."""
     best = float("inf")
     for _ in range(RUNS):
         begin = time.process_time()
@@ -205,38 +205,38 @@ def mean_ms(work: Callable[[], object], times: int) -> float:
     return 1000 * best
 
 
-def a_second_each(loop: Loop) -> float:
-    """Mean CPU ms of calm turns at 1 Hz."""
-    spent = wholes = 0.0
+def calm_syncs(loop: Loop) -> float:
+    """Mean CPU ms of calm syncs at 1 Hz."""
+    spent = full_samples = 0.0
     for _ in range(SECONDS):
         time.sleep(1.0)
         begin = time.process_time()
-        wholes += loop.turn()
+        full_samples += loop.sync()
         spent += time.process_time() - begin
-    if wholes != SECONDS / WHOLE:
-        raise SystemExit(f"{wholes} whole turns in {SECONDS}")
+    if full_samples != SECONDS / WHOLE:
+        raise SystemExit(f"{full_samples} full samples in {SECONDS} syncs")
     return 1000 * spent / SECONDS
 
 
-def measure(node: RealNode, readers: "Readers | None") -> Turn:
+def measure(node: RealNode, readers: "Readers | None") -> SyncCost:
     import gc
 
     loop = Loop(node)
     with loop.sampler:
-        loop.turn(fresh=True)
+        loop.sync(fresh=True)
         gc.collect()
-        gc.freeze()  # as the agent does after its start
+        gc.freeze()  # as the agent after its start
         for _ in range(SETTLED):
-            loop.turn()
-        beside = readers.start(node) if readers else None
-        calm = a_second_each(loop)
-        same, every = beside() if beside else (None, None)
-        result = Turn(
-            node=mean_ms(loop.look, 200),
+            loop.sync()
+        figures = readers.start(node) if readers else None
+        calm = calm_syncs(loop)
+        same, every = figures() if figures else (None, None)
+        result = SyncCost(
+            node=mean_ms(loop.sample_node, 200),
             calm=calm,
             same=same,
             every=every,
-            pressed=mean_ms(lambda: loop.turn(fresh=True), PRESSED),
+            pressed=mean_ms(lambda: loop.sync(fresh=True), PRESSED),
             pressed_c=readers.pressed(node) if readers else None,
         )
         gc.unfreeze()
@@ -244,23 +244,23 @@ def measure(node: RealNode, readers: "Readers | None") -> Turn:
 
 
 def files(node: RealNode, kind: str) -> list[str]:
-    """The list for the C reader: what a turn reads, `calm`, `pressed`, or of `all` pods usage and threads."""
+    """The list for the C reader: the files of a `calm` or `pressed` sync, or usage and threads of `all` pods."""
     memory, pids = (f"{top}/{node.root}" for top in HIERARCHIES)
     kubepods, top = f"{memory}/kubepods", str(HIERARCHIES[0])
-    looks, memories, rarely = (WHOLE, MEMORY, THREADS) if kind == "calm" else (1, 1, 1)
-    rows = [f"k 1 {place}/{name}" for place in (top, kubepods) for name in ("memory.usage_in_bytes", "memory.stat")]
+    samples, memory_syncs, thread_syncs = (WHOLE, MEMORY, THREADS) if kind == "calm" else (1, 1, 1)
+    rows = [f"k 1 {path}/{name}" for path in (top, kubepods) for name in ("memory.usage_in_bytes", "memory.stat")]
     limits = ("/proc/meminfo", "/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
-    rows += [f"k {looks} {path}" for path in (*limits, f"{kubepods}/memory.limit_in_bytes")]
-    rows += ["k 1 /proc/loadavg", f"s {looks} /"]
+    rows += [f"k {samples} {path}" for path in (*limits, f"{kubepods}/memory.limit_in_bytes")]
+    rows += ["k 1 /proc/loadavg", f"s {samples} /"]
     for pod in node.pods:
-        place, threads = f"{memory}/{pod.place}", f"{pids}/{pod.place}/pids.current"
-        rows += [f"k {looks} {place}/memory.usage_in_bytes"]
+        path, threads = f"{memory}/{pod.path}", f"{pids}/{pod.path}/pids.current"
+        rows += [f"k {samples} {path}/memory.usage_in_bytes"]
         if kind == "all":
             rows.append(f"k 1 {threads}")
             continue
-        rows += [f"o {memories} {place}/memory.stat", f"o {rarely} {threads}"]
+        rows += [f"o {memory_syncs} {path}/memory.stat", f"o {thread_syncs} {threads}"]
         if kind == "pressed":
-            rows += [f"d 1 {place}", *[f"o 1 {place}/{each}/cgroup.procs" for each in (pod.sandbox, pod.container)]]
+            rows += [f"d 1 {path}", *[f"o 1 {path}/{each}/cgroup.procs" for each in (pod.sandbox, pod.container)]]
     return rows
 
 
@@ -274,7 +274,7 @@ class Readers:
         subprocess.run([compiler, "-O2", "-o", str(self._program), str(directory / "reader.c")], check=True)
 
     def start(self, node: RealNode) -> Callable[[], tuple[float, float]]:
-        """Begin what reads the same and what reads all, in the seconds from now on; the answer waits for both."""
+        """Start both readers. The result waits for their figures: (same files, all files)."""
         same, every = (self._run(node, kind, after_s=after_s) for kind, after_s in (("calm", 0.3), ("all", 0.3)))
         return lambda: (float(same.communicate()[0]), float(every.communicate()[0]))
 
@@ -290,31 +290,31 @@ class Readers:
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def turns(sizes: Sequence[int]) -> None:
+def syncs(sizes: Sequence[int]) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     with tempfile.TemporaryDirectory() as directory:
         readers = Readers(Path(directory), compiler) if compiler else None
         print(
-            f"{'pods':>5} {'node us':>8} {'turn ms':>8} {'C same':>6} {'ratio':>6} {'C all':>6} {'ratio':>6} "
+            f"{'pods':>5} {'node us':>8} {'sync ms':>8} {'C same':>6} {'ratio':>6} {'C all':>6} {'ratio':>6} "
             f"{'pressed ms':>11} {'C':>6} {'ratio':>6}"
         )
         for size in sizes:
             with real_node(size) as node:
-                ours = measure(node, readers)
-            cells = f"{ours.calm:>8.2f} {beside(ours.calm, ours.same)} {beside(ours.calm, ours.every)} "
-            pressed = f"{ours.pressed:>11.2f} {beside(ours.pressed, ours.pressed_c)}"
-            print(f"{size:>5} {1000 * ours.node:>8.0f} {cells}{pressed}", flush=True)
+                cost = measure(node, readers)
+            cells = f"{cost.calm:>8.2f} {limit_and_ratio(cost.calm, cost.same)} "
+            cells += f"{limit_and_ratio(cost.calm, cost.every)} "
+            pressed = f"{cost.pressed:>11.2f} {limit_and_ratio(cost.pressed, cost.pressed_c)}"
+            print(f"{size:>5} {1000 * cost.node:>8.0f} {cells}{pressed}", flush=True)
 
 
-def beside(ours: float, limit: float | None) -> str:
-    """A limit and the ratio to it."""
-    return f"{limit:>6.2f} {ours / limit:>6.2f}" if limit else f"{'-':>6} {'-':>6}"
+def limit_and_ratio(figure: float, limit: float | None) -> str:
+    return f"{limit:>6.2f} {figure / limit:>6.2f}" if limit else f"{'-':>6} {'-':>6}"
 
 
 # --- the running agent -----------------------------------------------------------------------------------------------
 
 
-class Running(NamedTuple):
+class AgentCost(NamedTuple):
     rss: int
     kernel: int | None
     """Bytes of kernel memory charged to the agent's cgroup."""
@@ -334,19 +334,19 @@ def status(pid: int, key: str) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of all its threads: /proc/PID/stat has only ticks of 10 ms."""
+    """User and system time of all threads, not from /proc/PID/stat, which has ticks of 10 ms."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def switches(pid: int) -> int:
-    """Times that any of its threads went to sleep."""
+    """Voluntary context switches of all threads."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     texts = [(task / "status").read_text() for task in tasks]
     return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
 
 
-def watch(node: RealNode) -> Running:
+def run_agent(node: RealNode) -> AgentCost:
     work = node.logs
     config, kubeconfig = work / "config.yaml", work / "kubeconfig"
     config.write_text(
@@ -368,14 +368,14 @@ def watch(node: RealNode) -> Running:
         api.stdin.close()
         if api.stdout.readline() != "ready\n":
             raise SystemExit("the API double did not start")
-        return _run(config, kubeconfig, own, work / "log")
+        return _observe(config, kubeconfig, own, work / "log")
     finally:
         api.send_signal(signal.SIGTERM)
         api.wait()
         api.stdout.close()
 
 
-def _run(config: Path, kubeconfig: Path, own: Path, log: Path) -> Running:
+def _observe(config: Path, kubeconfig: Path, own: Path, log: Path) -> AgentCost:
     join = f"open({str(own / 'cgroup.procs')!r}, 'w').write('0')\nimport runpy, sys\nsys.argv[0] = 'nodeagent'\n"
     code = join + "runpy.run_module('nodeagent', run_name='__main__')"
     arguments = ["run", "--config", str(config), "--kubeconfig", str(kubeconfig)]
@@ -387,10 +387,10 @@ def _run(config: Path, kubeconfig: Path, own: Path, log: Path) -> Running:
             raise SystemExit(f"the agent ended:\n{log.read_text()}")
         start = cpu_s(agent.pid)
         before, slept, begin = cpu_s(agent.pid), switches(agent.pid), time.monotonic()
-        time.sleep(WATCHED_S)
+        time.sleep(OBSERVED_S)
         passed = time.monotonic() - begin
         kernel = own / "memory.kmem.usage_in_bytes"
-        return Running(
+        return AgentCost(
             rss=status(agent.pid, "VmRSS") * 1024,
             kernel=int(kernel.read_text()) if kernel.exists() else None,
             descriptors=len(os.listdir(f"/proc/{agent.pid}/fd")),
@@ -410,11 +410,11 @@ def agents(sizes: Sequence[int]) -> None:
     )
     for size in sizes:
         with real_node(size) as node:
-            seen = watch(node)
-        kernel = "-" if seen.kernel is None else f"{seen.kernel / 2**20:.2f}"
+            cost = run_agent(node)
+        kernel = "-" if cost.kernel is None else f"{cost.kernel / 2**20:.2f}"
         print(
-            f"{size:>5} {seen.rss / 2**20:>8.1f} {kernel:>11} {seen.descriptors:>5} {seen.core:>7.2%} "
-            f"{seen.wakeups_per_s:>11.1f} {seen.start_cpu_s:>12.2f}"
+            f"{size:>5} {cost.rss / 2**20:>8.1f} {kernel:>11} {cost.descriptors:>5} {cost.core:>7.2%} "
+            f"{cost.wakeups_per_s:>11.1f} {cost.start_cpu_s:>12.2f}"
         )
 
 
@@ -428,7 +428,7 @@ def main(arguments: list[str]) -> None:
     if "--rss" in arguments:
         agents(sizes or SIZES[:2])
     else:
-        turns(sizes or SIZES)
+        syncs(sizes or SIZES)
 
 
 if __name__ == "__main__":
