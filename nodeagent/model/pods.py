@@ -103,17 +103,17 @@ class PodUsage(NamedTuple):
     """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty
     file pages."""
     memory_limit: int | None = None
-    """The pod cgroup's own limit; None when it has none, it could not be read, or nobody needs it."""
+    """The pod cgroup's own limit; None: no limit, or not readable."""
     memory_stall_some_avg10: float | None = None
     memory_request_estimate: int | None = None
-    """Bytes, reckoned from oom_score_adj (Burstable, to 0.1% of the node) or the cgroup limit (Guaranteed); 0 for
-    BestEffort. Of a pod that the API tells of it may be None because nobody asked: nothing goes by it there."""
+    """Bytes, computed from oom_score_adj (Burstable, to 0.1% of the node) or the cgroup limit (Guaranteed); 0 for
+    BestEffort. None: unknown. Used only for a pod that the API server does not list."""
     process_count: int | None = None
     """Sum of cgroup.procs over the pod's cgroups: processes, not threads."""
     thread_count: int | None = None
     """pids.current of the pod cgroup."""
     started_at: float | None = None
-    """When the pod's sandbox was made; for a pod that the API tells of it may be status.startTime, a little earlier."""
+    """When the pod's sandbox started, on CLOCK_BOOTTIME; None if its process is not visible."""
     forks_per_s: float | None = None
     """New processes and threads a second over the last few, however short they live. None: none, or not known."""
     disk: DiskUsage = DiskUsage()

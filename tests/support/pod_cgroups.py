@@ -14,13 +14,13 @@ NEEDS: Final = "needs root and a writable cgroup v1 pids hierarchy"
 
 
 def usable() -> bool:
-    """Whether this machine lets us make them."""
+    """True if this machine permits it."""
     return os.geteuid() == 0 and os.access(PIDS / "cgroup.procs", os.W_OK)
 
 
 class PodCgroups:
-    """Makes pods, runs Python in them, takes everything away. At most `limit` processes in each: a storm that gets out
-    of hand stays small."""
+    """Makes pods, runs Python in them, removes all of it. At most `limit` processes in each, so that a fork storm stays
+    small."""
 
     def __init__(self, *, limit: int = 600) -> None:
         self._top = PIDS / f"nodeagent-test-{uuid.uuid4().hex[:8]}"
@@ -39,8 +39,8 @@ class PodCgroups:
         return uid
 
     def run(self, uid: str, code: str) -> subprocess.Popen[str]:
-        """Start `code` in the pod. It says a line when it is there, and does its work after a line of standard
-        input."""
+        """Start `code` in the pod. The process prints a line when it is in the cgroup, and waits for a line on standard
+        input before it runs the code."""
         join = f"open({str(self._top / f'pod{uid}' / 'cgroup.procs')!r}, 'w').write('0')\n"
         ready = "import os, sys, threading\nprint(os.getpid(), flush=True)\nsys.stdin.readline()\n"
         process = subprocess.Popen(
@@ -55,7 +55,7 @@ class PodCgroups:
         return process
 
     def go(self, process: subprocess.Popen[str]) -> None:
-        """Let it work."""
+        """Let the process run its code."""
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()

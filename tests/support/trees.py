@@ -5,11 +5,11 @@
 
 The tree is a recording (it has `listing/`), so file system numbers and the clock come from the literal and never from
 the machine that runs the test. Writing another literal into the same directory changes the node in place: files keep
-their inodes, pods that are no longer there are removed. For a cgroup that was removed and made again, write once
+their inodes, and pods that the new literal lacks are removed. For a cgroup that was removed and made again, write once
 without it.
 
-Contents have the form of a Linux 6.1 kernel's, reduced to the lines that matter; whatever this writes can be broken
-afterwards with `Path.write_bytes`.
+Contents have the form of a Linux 6.1 kernel's, reduced to the lines that matter. A test breaks a file afterwards with
+`Path.write_bytes`.
 """
 
 import json
@@ -30,28 +30,28 @@ _V1_MAX: Final = 9223372036854771712
 
 
 class TreeContainer(NamedTuple):
-    """A container: `processes` PIDs are made up, the first carries `oom_score_adj`."""
+    """A container with `processes` invented PIDs; the first has `oom_score_adj`."""
 
     name: str = "c"
     processes: int = 1
     oom_score_adj: int | None = None
-    """None: what the kubelet would set for the pod's QoS class and an equal share of its request."""
+    """None: the kubelet's value for the pod's QoS class and an equal share of its request."""
 
 
 class TreePod(NamedTuple):
-    """A pod. `key` is `namespace/name`; the UID is made from it unless given."""
+    """A pod. `key` is `namespace/name`; the UID is derived from it unless given."""
 
     key: str
     qos: QOSClass = QOSClass.BURSTABLE
     working_set: int = 10 * MI
     inactive_file: int = 0
     request: int = 0
-    """Memory request in bytes, spread over the containers; for Guaranteed pods also the cgroup's limit."""
+    """Memory request in bytes, divided over the containers; for Guaranteed pods also the cgroup's limit."""
     containers: tuple[TreeContainer, ...] = (TreeContainer(),)
     uid: str = ""
     sandbox: bool = True
     logs: bool = True
-    """Whether it has a log directory, which gives it a name."""
+    """True: it has a log directory, which gives it a name."""
     stall: float = 0.0
     started_s_ago: float = 3600.0
 
@@ -71,7 +71,7 @@ class TreeDisk(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node. `memory_available` is the signal: everything else of memory follows from it."""
+    """A node. `memory_available` is the signal; all other memory numbers follow from it."""
 
     cgroup: str = "v2"
     """`v2`, `v1`, or `hybrid`: v1 controllers and a v2 tree that has only pressure files."""
@@ -257,7 +257,7 @@ class _Writer:
             self.put(f"{self.unified}{path}/io.pressure", _psi(0.0))
 
     def remove_others(self, parents: list[str], wanted: set[str]) -> None:
-        """Take away pods that an earlier literal had."""
+        """Remove pods of an earlier literal."""
         for top in {self.memory, self.pids, self.unified or self.memory}:
             for parent in parents:
                 for child in list((self.root / f"{top}{parent}".lstrip("/")).glob("*")):
@@ -289,7 +289,7 @@ class _Writer:
         self.put("/listing/capture.json", json.dumps({"start": node.wall}))
 
 
-# --- what a kubelet would do -----------------------------------------------------------------------------------------
+# --- the conventions of a kubelet -------------------------------------------------------------------------------------
 
 
 def cgroup_path(cgroup_root: str, *parts: str, systemd: bool) -> str:
@@ -302,7 +302,7 @@ def cgroup_path(cgroup_root: str, *parts: str, systemd: bool) -> str:
 
 
 def pod_cgroup(node: Node, pod: TreePod) -> str:
-    """Where the kubelet puts a pod, below the hierarchy's root."""
+    """Path of a pod below the hierarchy's root, as the kubelet makes it."""
     between = {QOSClass.GUARANTEED: [], QOSClass.BURSTABLE: ["burstable"], QOSClass.BEST_EFFORT: ["besteffort"]}
     return cgroup_path(node.cgroup_root, "kubepods", *between[pod.qos], f"pod{pod.cgroup_uid}", systemd=node.systemd)
 
