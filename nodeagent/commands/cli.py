@@ -99,12 +99,13 @@ def _check(options: Options) -> int:
 
 
 def _run(options: Options) -> int:
+    from nodeagent.commands import run
     from nodeagent.config.problems import ConfigError
     from nodeagent.kube.node_identity import IdentityError
-    from nodeagent.loop import assembly
+    from nodeagent.loop.assembly import CannotRunError, CannotRunKind
 
     try:
-        return assembly.run(
+        return run.run(
             config_path=options.config,
             host_root=options.host_root,
             node_name=options.node_name,
@@ -112,8 +113,9 @@ def _run(options: Options) -> int:
             dry_run=options.dry_run,
             once=options.once,
         )
-    except assembly.CannotRunError as error:
-        raise _FailureError(str(error), error.code) from error
+    except CannotRunError as error:
+        usage = error.kind is CannotRunKind.USAGE
+        raise _FailureError(str(error), exit_codes.USAGE if usage else exit_codes.CONFIG) from error
     except (ConfigError, IdentityError) as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
 
