@@ -105,7 +105,7 @@ def main() -> None:
                 if number:  # the first round fills the caches
                     spent[name].append(cost)
     base = statistics.median(spent["python -c pass"])
-    print(f"{'command':<30} {'median ms':>10} {'lowest':>8} {'times':>7}   ({parser.rounds} rounds, CPU of the child)")
+    print(f"{'command':<30} {'median ms':>10} {'lowest':>8} {'times':>7}   ({options.rounds} rounds, CPU of the child)")
     for name, costs in spent.items():
         median = statistics.median(costs)
         print(f"{name:<30} {median:>10.1f} {min(costs):>8.1f} {median / base:>7.2f}")

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.actuators.api_writers import SPREAD_EVENTS_S
+from nodeagent.actuators.api_writers import EVENT_SPREAD_S
 from nodeagent.actuators.conditions import NodeConditions
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.session import PDB_SPREAD_S, TAINT_WAIT_S, ClusterSession
@@ -396,7 +396,7 @@ class Node:
             self.world.at(self.pumping_at, self.pump)
 
     def tell(self) -> None:
-        self.world.at(self.world.now + self.chance.uniform(0.0, SPREAD_EVENTS_S), self.write_event)
+        self.world.at(self.world.now + self.chance.uniform(0.0, EVENT_SPREAD_S), self.write_event)
 
     def write_event(self) -> None:
         """A courtesy, not repeated."""
