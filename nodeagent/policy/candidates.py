@@ -177,7 +177,7 @@ def rank_pods(
     if by_writes:
         order = (ranking.WRITE_RATE, *order)
         inputs = [each._replace(usage=_written_bytes(context, each.view)) for each in inputs]
-    keys = [ranking.sort_key(each, order) for each in inputs]
+    keys = ranking.sort_keys(inputs, order)
     pods = [
         _ranked_pod(context, rank, inputs[index], facts[index], keys[index].values, by_writes=by_writes)
         for rank, index in enumerate(sorted(range(len(keys)), key=keys.__getitem__), 1)

@@ -251,10 +251,18 @@ def order_for(ranking: RankingConfig, signal: Signal, layout: DiskLayout, *, pre
     return (EVICTION_PREFERENCE, *order) if preferences else order
 
 
-def sort_key(ranked: RankingInput, order: Sequence[str]) -> SortKey:
-    """The pod's place by the keys in `order`."""
-    pod = ranked.pod
-    return SortKey(tuple([KEYS[name].value(ranked) for name in order]), pod.namespace or "", pod.name or "", pod.uid)
+def sort_keys(inputs: Iterable[RankingInput], order: Sequence[str]) -> list[SortKey]:
+    """The place of each pod by the keys in `order`."""
+    functions = [KEYS[name].value for name in order]
+    return [
+        SortKey(
+            tuple([function(each) for function in functions]),
+            each.pod.namespace or "",
+            each.pod.name or "",
+            each.pod.uid,
+        )
+        for each in inputs
+    ]
 
 
 def count_replicas(pods: Iterable[PodView]) -> Mapping[str, int]:
