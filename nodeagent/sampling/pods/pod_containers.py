@@ -100,40 +100,24 @@ class ContainerReader:
         # Every container but the sandbox has a log link. The score is read all the same: a container that was just
         # made has no link yet, or none at the time of the last listing.
         likely_sandbox = unnamed[0] if len(unnamed) == 1 and len(found) > 1 else None
-        containers: list[ContainerUsage] = []
-        scores: list[int | None] = []
-        processes: dict[str, FirstProcess] = {}
-        has_processes, complete, sandbox_start, cgroups_left = False, True, None, MAX_CGROUPS
-        for name, identity in found:
-            members = self._processes(f"{directory}/{name}", max_cgroups=max(1, cgroups_left))
-            if members is None:
-                continue
-            cgroups_left -= members.cgroups
-            complete = complete and members.complete
-            has_processes = has_processes or bool(members.pids)
-            # Where the sandbox is likely, it alone gives the pod's start, and only the scores of a Burstable pod give
-            # a request: each file of a process that is read takes 0.9 KiB of kernel memory while the process runs.
-            start = likely_sandbox is None or name == likely_sandbox
-            process = first_processes.get(name)
-            if (start or qos is QOSClass.BURSTABLE) and (process is None or _is_outdated(process, now)):
-                first_listed_at = process.first_listed_at if process is not None else now
-                process = self._first_process(members.pids, first_listed_at, now, start=start)
-            if process is not None:
-                processes[name] = process
-                if _is_sandbox(process, likely=name == likely_sandbox):
-                    sandbox_start = process.started_at
-                    continue
-            scores.append(process.oom_score_adj if process is not None else None)
-            containers.append(ContainerUsage(identity, names.get(identity), None, len(members.pids)))
+        members = self._members(directory, [name for name, _ in found])
+        processes = self._first_processes(members, qos, likely_sandbox, first_processes, now)
+        sandboxes = {name for name, process in processes.items() if _is_sandbox(process, likely=name == likely_sandbox)}
+        containers = [(name, identity) for name, identity in found if name in members and name not in sandboxes]
         return PodContainers(
             read_at=now,
             version=version,
-            containers=tuple(containers),
-            scores=tuple(scores),
-            started_at=sandbox_start if sandbox_start is not None else _earliest(processes.values()),
+            containers=tuple(
+                [
+                    ContainerUsage(identity, names.get(identity), None, len(members[name].pids))
+                    for name, identity in containers
+                ]
+            ),
+            scores=tuple([processes[name].oom_score_adj if name in processes else None for name, _ in containers]),
+            started_at=_earliest(processes[name] for name in sandboxes) or _earliest(processes.values()),
             limit=self._limit(directory),
-            has_processes=has_processes,
-            complete=complete,
+            has_processes=any(each.pids for each in members.values()),
+            complete=all(each.complete for each in members.values()),
             first_processes=processes,
         )
 
@@ -164,6 +148,17 @@ class ContainerReader:
         names = sorted([name for name in self._host.listdir(directory) if len(name) >= cgroups.CONTAINER_ID_LENGTH])
         return [(name, identity) for name in names if (identity := cgroups.container_id(name)) is not None]
 
+    def _members(self, directory: str, names: Sequence[str]) -> dict[str, _Processes]:
+        """The processes of each container, by the name of its cgroup; a container that is gone is left out."""
+        members: dict[str, _Processes] = {}
+        cgroups_left = MAX_CGROUPS
+        for name in names:
+            found = self._processes(f"{directory}/{name}", max_cgroups=max(1, cgroups_left))
+            if found is not None:
+                members[name] = found
+                cgroups_left -= found.cgroups
+        return members
+
     def _processes(self, directory: str, *, max_cgroups: int) -> _Processes | None:
         """None if the container is gone."""
         try:
@@ -177,6 +172,30 @@ class ContainerReader:
             except Unreadable:
                 continue  # threaded (the parent lists its processes), or gone
         return _Processes(pids, len(below.directories), below.complete)
+
+    def _first_processes(
+        self,
+        members: Mapping[str, _Processes],
+        qos: QOSClass,
+        likely_sandbox: str | None,
+        before: Mapping[str, FirstProcess],
+        now: float,
+    ) -> dict[str, FirstProcess]:
+        """The first process of each container, as far as it is of use.
+
+        Where the sandbox is likely, it alone gives the pod's start, and only the scores of a Burstable pod give a
+        request: each file of a process that is read takes 0.9 KiB of kernel memory while the process runs.
+        """
+        processes: dict[str, FirstProcess] = {}
+        for name, found in members.items():
+            start = likely_sandbox is None or name == likely_sandbox
+            process = before.get(name)
+            if (start or qos is QOSClass.BURSTABLE) and (process is None or _is_outdated(process, now)):
+                first_listed_at = process.first_listed_at if process is not None else now
+                process = self._first_process(found.pids, first_listed_at, now, start=start)
+            if process is not None:
+                processes[name] = process
+        return processes
 
     def _first_process(self, pids: Sequence[bytes], first_listed_at: float, now: float, *, start: bool) -> FirstProcess:
         """The facts of a container's first process; None in both if there is none. `start`: read its start time too."""
