@@ -1,14 +1,12 @@
-"""The log: structlog events, one line each, that can never hold up a decision.
+"""The log: structlog events, one line each, that never delay a decision.
 
-Promises:
-
-1. Logging never waits for its reader. Lines go to a bounded queue which a thread writes out; when the reader (a full
-   disk, a stopped pipe) does not take them, new lines are dropped, counted, and the count is told when it flows again.
-   While there is no PID for that thread lines are written as they come, as far as the reader takes them at once.
-2. A line is one line: values are encoded as JSON (or quoted on a console), so text from pods cannot forge a line or
-   move a terminal's cursor, and no text keeps a line from being written.
-3. What would repeat in a loop is said once, and again every `REPEAT_S` with the number of times it was held back: give
-   the event a `once=` key. A changed key is a new event.
+1. Logging never waits for its reader. Lines go to a bounded queue, which a thread writes out. If the reader (a full
+   disk, a stopped pipe) does not accept them, new lines are dropped and counted, and the count is logged later. While
+   there is no PID for that thread, the caller writes as much as the reader accepts at once.
+2. A line is one line: values are encoded as JSON (or quoted on a console), so that text from pods cannot forge a line
+   or move a terminal's cursor, and no text prevents a line from being written.
+3. An event with a `once=` key is logged once, and again every `REPEAT_S` with the number of repetitions. A changed key
+   is a new event.
 """
 
 import collections
@@ -28,14 +26,14 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 QUEUE_LINES: Final = 2000
-"""Lines kept for a reader that is slow: about 1 MiB at the usual 500 bytes, some minutes of a busy node."""
+"""Queued lines for a slow reader: about 1 MiB at the usual 500 bytes, some minutes of a busy node."""
 REPEAT_S: Final = 300.0
-"""How often a lasting fact is said again. Rare enough to be read, often enough to be found in a log's last hour."""
+"""How often a lasting fact is logged again: rare enough to keep the log readable, and in every hour of it."""
 REPEAT_KEYS: Final = 2000
-"""Bound on remembered keys: a few for each of 500 pods. What does not fit is counted, not written: forgetting a key
-that still repeats would write all of them in every turn of the loop."""
+"""Bound of the stored keys: a few for each of 500 pods. Further events are counted, not written: dropping a key that
+still repeats would write all of them in every sync."""
 UNREAD_S: Final = 30.0
-"""A reader that does not read for so long is no pause any more: it is told where it can be, which is not the log."""
+"""A reader that does not read for this long makes the log thread a stuck worker, which metrics and `check` report."""
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 LogEvent = MutableMapping[str, Any]
@@ -56,12 +54,12 @@ class LineWriter:
 
     @property
     def dropped(self) -> int:
-        """Lines dropped and not yet told."""
+        """Dropped lines that are not logged yet."""
         return self._dropped
 
     @property
     def dropped_total(self) -> int:
-        """Lines dropped since the start, for the metrics."""
+        """Dropped lines since the start, for the metrics."""
         return self._lost
 
     def line(self, text: bytes) -> None:
@@ -74,29 +72,29 @@ class LineWriter:
             self._lines.append(text)
             self._wake.notify()
             if self._thread.ident is None:
-                self._write_taken(0.0)
+                self._write_accepted(0.0)
 
-    debug = info = warning = error = critical = line  # structlog hands a rendered event to the method of its level
+    debug = info = warning = error = critical = line  # structlog calls the method of the level
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write out what is queued, but do not wait longer than this for a reader that does not read."""
+        """Write out the queue, waiting at most this long for the reader."""
         with self._wake:
             self._closing.set()
             self._wake.notify()
         workers.join(self._thread, timeout_s)
         if self._thread.ident is None:
             with self._wake:
-                self._write_taken(timeout_s)
+                self._write_accepted(timeout_s)
 
-    def _write_taken(self, timeout_s: float) -> None:
-        """While there is no PID for the thread: write what the reader takes without waiting, or within this time."""
+    def _write_accepted(self, timeout_s: float) -> None:
+        """Write what the reader accepts within this time. Used while there is no PID for the thread."""
         until, ready = time.monotonic() + timeout_s, select.poll()
         with contextlib.suppress(OSError):  # as in `_write_out`
             ready.register(self._fd, select.POLLOUT)
             while self._lines:
                 left = self._lines.popleft() + b"\n"
                 while left:
-                    # What poll promises of a pipe is room for PIPE_BUF bytes.
+                    # For a pipe, poll guarantees space for PIPE_BUF bytes.
                     if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
                         self._lines.appendleft(left.removesuffix(b"\n"))
                         return
@@ -113,15 +111,12 @@ class LineWriter:
                 self._lines.clear()
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                batch.append(
-                    b'{"event":"log lines dropped: the reader did not take them","count":%d,"level":"warning"}'
-                    % dropped
-                )
+                batch.append(b'{"event":"log lines dropped","count":%d,"level":"warning"}' % dropped)
             try:
                 with workers.step("writing the log", limit_s=UNREAD_S):
                     _write_all(self._fd, b"\n".join(batch) + b"\n")
             except OSError:
-                # The reader is gone or the disk is full. There is nowhere left to say so but the counter.
+                # The reader is gone or the disk is full: only the counter can show it.
                 with self._wake:
                     self._dropped += len(batch) - bool(dropped) + dropped
                     self._lost += len(batch) - bool(dropped)
@@ -134,8 +129,8 @@ class RepeatFilter:
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seen: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
-        """By key, longest ago first: when it was said, how often it was held back since."""
+        self._repeats: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
+        """By key, oldest first: when it was logged, and how often it was suppressed since."""
         self._overflow = 0
 
     def __call__(self, _logger: object, _method: str, event: LogEvent) -> LogEvent:
@@ -146,29 +141,29 @@ class RepeatFilter:
             return event
         key = f"{event.get('event')}\0{once}"
         now = self._clock()
-        said_at, held_back = self._seen.get(key, (None, 0))
-        if said_at is not None and now - said_at < REPEAT_S:
-            self._seen[key] = (said_at, held_back + 1)
+        logged_at, suppressed = self._repeats.get(key, (None, 0))
+        if logged_at is not None and now - logged_at < REPEAT_S:
+            self._repeats[key] = (logged_at, suppressed + 1)
             raise structlog.DropEvent
-        if said_at is None and not self._room(now):
+        if logged_at is None and not self._has_space(now):
             self._overflow += 1
             raise structlog.DropEvent
-        self._seen[key] = (now, 0)
-        self._seen.move_to_end(key)
-        if held_back:
-            event["repeated"] = held_back
+        self._repeats[key] = (now, 0)
+        self._repeats.move_to_end(key)
+        if suppressed:
+            event["repeated"] = suppressed
         if self._overflow:
-            event["others_held_back"], self._overflow = self._overflow, 0
+            event["others_suppressed"], self._overflow = self._overflow, 0
         return event
 
-    def _room(self, now: float) -> bool:
-        """Whether a new key can be remembered: the one that was said longest ago goes if it is silent by now."""
-        if len(self._seen) < REPEAT_KEYS:
+    def _has_space(self, now: float) -> bool:
+        """True if a new key can be stored. The oldest key is dropped if it did not repeat within `REPEAT_S`."""
+        if len(self._repeats) < REPEAT_KEYS:
             return True
-        oldest, (said_at, _) = next(iter(self._seen.items()))
-        if now - said_at < REPEAT_S:
+        oldest, (logged_at, _) = next(iter(self._repeats.items()))
+        if now - logged_at < REPEAT_S:
             return False
-        del self._seen[oldest]
+        del self._repeats[oldest]
         return True
 
 
@@ -181,7 +176,7 @@ def open_log(
         level: debug, info, warning or error.
         style: json, console, or auto: console when `fd` is a terminal.
         fd: where lines go; stdout for a daemon, as both systemd and Kubernetes collect it.
-        clock: seconds, for `Repeats`.
+        clock: seconds, for `RepeatFilter`.
     """
     structlog = _import_structlog()
     console = style == "console" or (style == "auto" and os.isatty(fd))
@@ -211,7 +206,7 @@ def open_log(
 
 
 def _import_structlog() -> Any:
-    """Import structlog without rich, which it would load for tracebacks we never print: 98 -> 50 ms, 27 -> 22 MiB."""
+    """Import structlog without rich, which it imports for tracebacks that are never printed: saves 50 ms and 5 MiB."""
     if "structlog" not in sys.modules and "rich" not in sys.modules:
         sys.modules["rich"] = None  # type: ignore[assignment]
         try:
@@ -224,7 +219,7 @@ def _import_structlog() -> Any:
 
 
 def _json_line() -> Callable[..., bytes]:
-    """A serializer to one line of JSON that is harmless on a terminal as well, as `kubectl logs` would print it."""
+    """A serializer to one line of JSON that is also safe on a terminal, for `kubectl logs`."""
     import msgspec
 
     encode = msgspec.json.Encoder(enc_hook=str).encode

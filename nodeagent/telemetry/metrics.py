@@ -138,16 +138,16 @@ class RuntimeCounters(NamedTuple):
 
 
 class Liveness(NamedTuple):
-    """What the probes look at; instants on CLOCK_BOOTTIME."""
+    """The values that the probes judge; instants on CLOCK_BOOTTIME."""
 
     synced_at: float
-    """When the loop last turned; when the agent was made, before the first turn."""
+    """End of the last sync; before the first, the start of the agent."""
     sampled_at: float | None
     signals_known: int
-    """Signals of the last whole sample that could be read."""
+    """Known signals of the last full sample."""
     pods_synced_at: float | None
     workers_failed: Sequence[str] = ()
-    """Workers that only a fresh process may mend, with the reason."""
+    """Workers that only a new process may repair, with the reason."""
 
 
 class _Awaited(NamedTuple):

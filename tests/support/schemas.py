@@ -1,4 +1,4 @@
-"""The published schema of the report, and a stricter one that holds the code to it."""
+"""The published schema of the report, and a strict one for tests of the code."""
 
 import json
 from typing import Any

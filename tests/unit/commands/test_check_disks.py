@@ -1,4 +1,4 @@
-"""Who holds the disks, in the report: pods, what is in no pod, and how well it is known."""
+"""Disk usage in the report: of pods, of host directories, and its completeness."""
 
 import fcntl
 import json
@@ -46,7 +46,7 @@ def disks_report() -> Report:
     return made._replace(snapshot=snapshot)
 
 
-def test_the_document_tells_what_is_held_how_old_it_is_and_what_is_not_known() -> None:
+def test_the_document_has_disk_usage_its_age_and_its_unknown_parts() -> None:
     document = json.loads(json.dumps(to_json(disks_report()), allow_nan=False))
     assert list(schemas.strict().iter_errors(document)) == []
     [pod] = document["pods"]
@@ -69,7 +69,7 @@ def test_the_text_has_a_table_of_pods_and_one_of_each_file_systems_rest() -> Non
     assert [line for line in shown.splitlines() if "/var/log/jour" in line and "at least" in line]
 
 
-def test_without_a_look_at_the_disks_nothing_is_said_of_them() -> None:
+def test_without_a_walk_the_report_has_no_disk_usage() -> None:
     shown = text.render(sections(reports.report()))
     assert "ON DISK" not in shown
     assert "IN NO POD" not in shown
@@ -77,7 +77,7 @@ def test_without_a_look_at_the_disks_nothing_is_said_of_them() -> None:
 
 @pytest.fixture
 def holder(tmp_path: Path, kubepods: Kubepods) -> Path:
-    """A pod that holds 1 MiB on disk; the configuration that finds it."""
+    """A pod with 1 MiB on disk, and the configuration that finds it."""
     uid = "6f1c2f6e-0f6e-4b52-9d3a-111111111111"
     volume = tmp_path / f"kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
     volume.mkdir(parents=True)
@@ -100,7 +100,7 @@ def holder(tmp_path: Path, kubepods: Kubepods) -> Path:
 @pytest.mark.real_cgroup
 @needs_cgroup_v1
 @pytest.mark.parametrize(("arguments", "measured"), [(("--signal", "nodefs.available"), True), ((), False)])
-def test_a_check_measures_disks_only_when_somebody_wants_to_know(
+def test_a_check_measures_disks_only_with_a_reason(
     holder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], measured: bool
 ) -> None:
     code = cli.main(["check", "--no-api", "-o", "json", "--config", str(holder), *arguments])
@@ -112,7 +112,7 @@ def test_a_check_measures_disks_only_when_somebody_wants_to_know(
 
 @pytest.mark.real_cgroup
 @needs_cgroup_v1
-def test_a_long_look_at_disks_says_on_a_terminal_how_far_it_is_and_leaves_no_trace(holder: Path) -> None:
+def test_a_long_walk_shows_its_progress_on_a_terminal_and_erases_it(holder: Path) -> None:
     command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "-o", "json", "--disk", "--config", str(holder)]
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.parametrize("node", NODES, ids=[node.name for node in N
 
 
 @pytest.mark.parametrize("pods", [False, True], ids=["host alone", "with the API's pods"])
-def test_every_recorded_nodes_report_is_what_the_schema_says(node: Path, pods: bool) -> None:
+def test_the_report_of_every_recorded_node_matches_the_schema(node: Path, pods: bool) -> None:
     made = document(node, pods=pods)
     assert list(schemas.strict().iter_errors(made)) == []
     assert made["node"] == "lab-node"
@@ -113,7 +113,7 @@ def test_the_state_is_the_recordings(node: Path) -> None:
     assert document(node)["state"] == state
 
 
-def test_a_kubelet_whose_eviction_is_off_is_reported_as_such(node: Path) -> None:
+def test_a_kubelet_with_disabled_eviction_is_reported_as_such(node: Path) -> None:
     kubelet = document(node)["kubelet"]
     assert kubelet["configuration"] == "/kubelet/configz.json"
     assert [each for each in kubelet["thresholds"] if each["verdict"] != "never met"] == []

@@ -97,7 +97,7 @@ def test_check_of_a_calm_node_is_0_and_of_one_with_a_full_disk_2(calm: list[str]
     assert cli.main(["check", "--host-root", str(FULL)]) == 2
 
 
-def test_check_of_a_root_with_nothing_in_it_is_3_and_says_what_it_could_not_read(
+def test_check_of_an_empty_root_is_3_and_lists_what_is_unreadable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", "--no-api", "--host-root", str(tmp_path), "--node-name", "empty"]) == 3
@@ -124,7 +124,7 @@ def test_real_requests_come_from_a_pod_list(calm: list[str], capsys: pytest.Capt
     assert pods["hog-guaranteed"]["sources"]["memoryRequestBytes"] == "api"
 
 
-def test_check_with_text_output_pays_for_nothing_it_does_not_use() -> None:
+def test_check_with_text_output_imports_no_heavy_module() -> None:
     script = (
         "import sys\n"
         "from nodeagent.commands import cli\n"
@@ -156,7 +156,7 @@ def test_watching_prints_one_json_object_a_line_until_ctrl_c() -> None:
     assert first["node"] == second["node"] == "lab-node"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_closes_the_pipe_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "nodeagent", "check", "--host-root", str(CALM)]
@@ -218,7 +218,7 @@ def test_a_terminal_gets_colours_and_bars_in_its_width() -> None:
     assert max(map(len, plain.splitlines())) <= 160
 
 
-def test_a_report_says_why_nobody_would_be_evicted_under_pressure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_under_pressure_has_the_reason_why_no_pod_would_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--host-root", str(FULL)]) == exit_codes.HARD
     reason = "the API server has not listed the pods of this node yet"
     assert f"\nNo pod would be evicted: {reason}.\n" in capsys.readouterr().out
@@ -243,7 +243,7 @@ def test_no_color_and_dumb_terminals_are_respected() -> None:
     assert "\x1b" not in on_terminal("check", "--host-root", str(FULL), "--color", "never")
 
 
-def test_colour_can_be_asked_for_in_a_pipe() -> None:
+def test_colour_can_be_forced_in_a_pipe() -> None:
     assert "\x1b[1;31m" in run("check", "--host-root", str(FULL), "--color", "always", NO_COLOR="1").stdout
     assert "\x1b" not in run("check", "--host-root", str(FULL)).stdout
 
@@ -269,7 +269,7 @@ def test_colour_can_be_asked_for_in_a_pipe() -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_64_and_never_looks_like_hard_pressure(arguments: list[str]) -> None:
+def test_wrong_usage_is_64_and_never_the_code_of_hard_pressure(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == exit_codes.USAGE
     assert done.stdout == ""
@@ -289,7 +289,7 @@ def test_a_wrong_configuration_is_78_and_names_file_line_and_key(tmp_path: Path)
         assert "evictionHard" in line  # the suggestion
 
 
-def test_a_missing_configuration_and_a_broken_pod_list_are_told_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_configuration_and_a_broken_pod_list_are_reported_in_one_line(tmp_path: Path) -> None:
     done = run("check", "--config", str(tmp_path / "none.yaml"))
     assert (done.returncode, len(done.stderr.splitlines())) == (exit_codes.CONFIG, 1)
     broken = tmp_path / "pods.json"
@@ -334,7 +334,7 @@ def test_an_api_that_does_not_answer_leaves_a_report_of_the_host_with_a_note(tmp
     assert run("check", "--kubeconfig", str(config), "--api", "always").returncode == exit_codes.UNKNOWN
 
 
-def test_a_defect_is_70_with_its_traceback_and_never_looks_like_soft_pressure(tmp_path: Path) -> None:
+def test_a_defect_is_70_with_its_traceback_and_never_the_code_of_soft_pressure(tmp_path: Path) -> None:
     # A room that cannot be imported, as in a broken installation.
     broken = tmp_path / "nodeagent"
     shutil.copytree(REPOSITORY / "nodeagent", broken)
@@ -344,7 +344,7 @@ def test_a_defect_is_70_with_its_traceback_and_never_looks_like_soft_pressure(tm
     assert done.stderr.endswith("RuntimeError: broken\n")
 
 
-def test_in_the_kubelets_mode_a_check_says_what_a_kubelet_would_do_and_write(tmp_path: Path) -> None:
+def test_in_the_kubelets_mode_a_check_reports_what_a_kubelet_would_do_and_write(tmp_path: Path) -> None:
     recorded = REPOSITORY / "tests" / "data" / "nodes" / "cgroupv2-memory-pressure"
     config = (REPOSITORY / "examples" / "kubelet-compatible.yaml").read_text(encoding="utf-8")
     (tmp_path / "kubelet.yaml").write_text(config.replace("100Mi", "900Mi", 1), encoding="utf-8")
@@ -398,7 +398,7 @@ def test_with_an_api_pods_have_real_requests_and_every_fact_its_source(api: ApiS
     assert api.requests[0].query["fieldSelector"] == "spec.nodeName=lab-node"
 
 
-def test_a_check_tells_who_is_bound_by_a_volume_and_what_could_not_be_found_out(api: ApiServer, tmp_path: Path) -> None:
+def test_a_check_reports_node_bound_pods_and_failed_volume_lookups(api: ApiServer, tmp_path: Path) -> None:
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     api.set_volume("data", {"local": {"path": "/mnt/disk1"}})
     api.modify_pod("default", "hog-guaranteed", lambda pod: pod["spec"].setdefault("volumes", []).append(volume))
@@ -414,7 +414,7 @@ def test_a_check_tells_who_is_bound_by_a_volume_and_what_could_not_be_found_out(
     assert re.search(r"^volumes: .*mount claims: 1$", told, re.MULTILINE)
 
 
-def test_with_node_credentials_a_check_says_that_there_will_be_no_fence(api: ApiServer, tmp_path: Path) -> None:
+def test_with_node_credentials_a_check_reports_that_taints_cannot_be_changed(api: ApiServer, tmp_path: Path) -> None:
     config = tmp_path / "nodeagent.yaml"
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\nmode: enforce\n", encoding="utf-8"
@@ -537,7 +537,7 @@ def test_the_picture_in_the_readme_is_a_real_report(calm: list[str], capsys: pyt
         ([], FULL, "imagefs.available is short"),
     ],
 )
-def test_what_cannot_be_measured_on_a_recording_is_said_in_one_line(
+def test_a_recording_reports_in_one_line_that_disks_cannot_be_measured(
     options: list[str], node: Path, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", "--host-root", str(node), *options]) in (0, 2)
@@ -550,6 +550,6 @@ def test_what_cannot_be_measured_on_a_recording_is_said_in_one_line(
         assert f"PODS IN EVICTION ORDER FOR {options[1]} (" in shown
 
 
-def test_a_recording_whose_disks_nobody_asks_about_says_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_a_reason_for_a_walk_has_no_disk_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--host-root", str(CALM), "--signal", "memory.available"]) == 0
     assert "cannot be measured" not in capsys.readouterr().out

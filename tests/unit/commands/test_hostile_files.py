@@ -1,4 +1,4 @@
-"""Files that a user names and somebody else wrote: every one of them ends in a documented exit code."""
+"""Files from untrusted writers on the command line: each ends with a documented exit code."""
 
 import base64
 import copy
@@ -152,7 +152,7 @@ def test_a_record_with_any_value_anywhere_is_explained_and_replayed_or_passed_ov
 
 @EVERY
 @given(data=st.data())
-def test_inputs_with_any_value_anywhere_are_replayed_or_said_not_to_be(
+def test_inputs_with_any_value_are_replayed_or_reported_as_not_repeatable(
     data: st.DataObject, recorded: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = recorded[0]["inputs"]

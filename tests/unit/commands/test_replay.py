@@ -1,4 +1,4 @@
-"""`nodeagent replay` makes decisions again: the same with the same configuration, and it says what differs else."""
+"""`nodeagent replay` repeats decisions: equal with the same configuration, otherwise it reports the differences."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def shown(row: replay.Replayed) -> str:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 6)), min_size=1, max_size=12), st.integers(1, 3))
-def test_with_the_configuration_of_the_time_nothing_differs(
+def test_with_the_recorded_configuration_nothing_differs(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], fresh: int
 ) -> None:
     place = tmp_path_factory.mktemp("records")
@@ -52,7 +52,7 @@ def test_with_the_configuration_of_the_time_nothing_differs(
         assert not [row for row in rows if row.trouble or row.differs or row.assumed]
 
 
-def test_a_rehearsal_that_was_recorded_does_not_differ_from_the_file_that_says_enforce(tmp_path: Path) -> None:
+def test_a_recorded_dry_run_equals_the_replay_in_enforce_mode(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG)
     [victim] = made.decide(HARD).victims
     named = Outcome("abc-1", victim.pod.uid, OutcomeKind.DRY_RUN, "", NOW)
@@ -75,7 +75,7 @@ def test_with_the_kubelets_order_the_decision_is_the_kubelets(tmp_path: Path) ->
     assert [key.name for key in row.plan.ranking[0].keys] == ["exceedsRequest", "priority", "usageOverRequest"]
 
 
-def test_another_order_sends_another_pod_and_both_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_another_order_selects_another_victim_and_both_are_listed_with_the_reason(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG._replace(ranking=RankingConfig((RankingKey.USAGE,))))
     assert [victim.pod.name for victim in made.decide(HARD).victims] == ["huge"]
     row = replayed(tmp_path, CONFIG)
@@ -88,7 +88,7 @@ def test_another_order_sends_another_pod_and_both_are_named_with_the_reason(tmp_
     assert page.startswith("1 decisions with new.yaml: 0 the same, 1 different")
 
 
-def test_a_protection_that_is_lifted_lets_the_pod_go(tmp_path: Path) -> None:
+def test_without_a_protection_the_pod_is_evicted(tmp_path: Path) -> None:
     Run(tmp_path, CONFIG).decide(HARD)
     bare = CONFIG._replace(
         protection=CONFIG.protection._replace(namespaces=("shop",)), ranking=RankingConfig((RankingKey.USAGE,))
@@ -98,14 +98,14 @@ def test_a_protection_that_is_lifted_lets_the_pod_go(tmp_path: Path) -> None:
     assert "- shop/best-effort: rank 3: namespace shop is protected" in shown(row)
 
 
-def test_a_threshold_that_is_lower_spares_everybody(tmp_path: Path) -> None:
+def test_with_a_lower_threshold_no_pod_is_evicted(tmp_path: Path) -> None:
     Run(tmp_path, CONFIG).decide(HARD)
     row = replayed(tmp_path, config(hard(value=GI // 2)))
     assert row.differs
     assert "- shop/best-effort: nothing is due" in shown(row)
 
 
-def test_the_grace_of_a_threshold_that_was_not_in_force_is_taken_as_over_and_said(tmp_path: Path) -> None:
+def test_the_grace_period_of_a_threshold_that_was_not_in_force_counts_as_over_and_is_marked(tmp_path: Path) -> None:
     Run(tmp_path, config(hard(value=2 * GI), hard(Signal.PID, value=20_000))).decide(
         snapshot(*PODS, available={Signal.MEMORY: 3 * GI})
     )
@@ -116,7 +116,7 @@ def test_the_grace_of_a_threshold_that_was_not_in_force_is_taken_as_over_and_sai
     assert "counts as over" in shown(row)
 
 
-def test_a_grace_that_was_running_then_is_running_now(tmp_path: Path) -> None:
+def test_a_recorded_grace_period_continues_in_the_replay(tmp_path: Path) -> None:
     made = Run(tmp_path, config(soft(value=4 * GI, grace_s=30.0), hard(Signal.PID, value=20_000)))
     made.decide(snapshot(*PODS, available={Signal.MEMORY: 3 * GI}))
     row = replayed(tmp_path, config(soft(value=4 * GI, grace_s=30.0)))
@@ -125,7 +125,7 @@ def test_a_grace_that_was_running_then_is_running_now(tmp_path: Path) -> None:
     assert row.plan.victims == ()
 
 
-def test_a_longer_start_up_does_not_hold_back_an_agent_that_had_been_running(tmp_path: Path) -> None:
+def test_a_longer_startup_does_not_delay_an_agent_that_had_started(tmp_path: Path) -> None:
     Run(tmp_path, CONFIG).decide(HARD)
     made = Run(tmp_path, CONFIG, instance="later")
     made.decide(snapshot(*PODS, available={Signal.MEMORY: 8 * GI}))
@@ -134,7 +134,7 @@ def test_a_longer_start_up_does_not_hold_back_an_agent_that_had_been_running(tmp
     assert not rows[-1].differs
 
 
-def test_what_cannot_be_made_again_is_said_and_the_others_are(tmp_path: Path) -> None:
+def test_a_decision_that_cannot_be_repeated_is_reported_and_the_others_are_replayed(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG)
     made.decide(HARD, with_inputs=False)
     made.decide(snapshot(*PODS, at=NOW + 100, available={Signal.MEMORY: GI}))
@@ -163,7 +163,7 @@ def test_the_command_shows_differences_for_people_and_for_programs(
     ]
 
 
-def test_the_command_says_when_there_is_nothing_or_the_configuration_is_wrong(
+def test_the_command_fails_without_records_or_with_a_wrong_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"

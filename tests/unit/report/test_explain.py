@@ -1,4 +1,4 @@
-"""`nodeagent explain` tells why, from what was recorded, whatever is in the records."""
+"""`nodeagent explain` prints the reasons of a decision from any records."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def told(place: Path, wanted: str) -> str:
     return text.render(explain.sections(explain.find_decision(explain.read_decisions(place), wanted)))
 
 
-def test_a_decision_is_told_with_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path) -> None:
+def test_a_decision_has_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path) -> None:
     run(tmp_path)
     story = told(tmp_path, "abc-1")
     for part in (
@@ -56,7 +56,7 @@ def test_a_decision_is_told_with_its_numbers_ages_pods_outcome_and_relief(tmp_pa
         assert part in story, story
 
 
-def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_refusal_has_its_reason(tmp_path: Path) -> None:
     run(tmp_path)
     story = told(tmp_path, "last")
     assert "no pod to evict" in story
@@ -64,7 +64,7 @@ def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
     assert "candidate: Burstable" in story
 
 
-def test_where_a_signal_was_heading_is_told(tmp_path: Path) -> None:
+def test_a_signal_has_its_trend(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG._replace(relief=ReliefConfig(minimum_relief=Amount(100 * GI, None, "100Gi"))))
     for n in range(6):
         made.decide(snapshot(PODS[0], at=NOW + n, available={Signal.MEMORY: 6 * GI - n * GI}))
@@ -100,7 +100,7 @@ def test_an_outcome_that_was_written_before_its_decision_belongs_to_it(tmp_path:
     assert "dry-run" in told(tmp_path, "abc-1")
 
 
-def test_what_is_left_of_a_decision_that_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
+def test_the_later_records_of_a_dropped_decision_are_listed(tmp_path: Path) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_PDB, "budget web", NOW), wall_time=1.0)
     story = told(tmp_path, "abc-1")
@@ -115,7 +115,7 @@ def test_text_from_pods_cannot_move_the_cursor(tmp_path: Path) -> None:
     assert all(line.isprintable() for line in story.splitlines())
 
 
-def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: Path) -> None:
+def test_a_reclaim_action_has_its_gain(tmp_path: Path) -> None:
     actions = (ReclaimAction("images", timeout_s=20.0), ReclaimAction("bad\x1b[2J", timeout_s=20.0))
     made = Run(tmp_path, config(hard(Signal.NODEFS, GI), reclaim=ReclaimConfig(actions, 0.0)))
     held = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
@@ -132,7 +132,7 @@ def test_what_was_tried_before_pods_is_told_with_what_it_brought_back(tmp_path: 
     assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
 
 
-def test_a_gain_whose_decision_is_not_kept_any_more_is_told(tmp_path: Path) -> None:
+def test_the_gain_of_a_dropped_decision_is_listed(tmp_path: Path) -> None:
     report = ReclaimReport("abc-1", "journal", Signal.NODEFS, ReclaimResult.DONE, GI, 1.0)
     flight_recorder.FlightRecorder(tmp_path).reclaim(report, wall_time=1.0)
     assert "journal (done): +1Gi in 1s" in told(tmp_path, "abc-1")
@@ -150,7 +150,7 @@ FIELDS = (
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
-def test_a_record_of_another_version_is_told_as_far_as_it_goes(decision: dict[str, object], outcome: object) -> None:
+def test_a_record_of_another_version_is_printed(decision: dict[str, object], outcome: object) -> None:
     after = (outcome,)
     story = explain.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
     assert text.render(explain.sections(story))
@@ -161,7 +161,7 @@ def test_a_record_of_another_version_is_told_as_far_as_it_goes(decision: dict[st
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_lists_and_tells_and_gives_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_explains_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path)
     assert cli.main(["explain", "--state-dir", str(tmp_path), "-n", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
@@ -185,7 +185,7 @@ def test_the_command_takes_the_state_directory_of_a_configuration(
     assert "futile" in capsys.readouterr().out
 
 
-def test_the_command_says_when_there_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_that_no_decision_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--state-dir", str(tmp_path)]) == 0
     assert "no decision is recorded" in capsys.readouterr().out
     assert cli.main(["explain", "last", "--state-dir", str(tmp_path)]) == 3

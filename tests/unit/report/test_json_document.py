@@ -33,7 +33,7 @@ FULL = reports.report(
 )
 
 
-def test_a_report_is_what_the_schema_says_and_nothing_more() -> None:
+def test_a_report_matches_the_strict_schema() -> None:
     document = json.loads(json.dumps(to_json(FULL), allow_nan=False))
     assert list(schemas.strict().iter_errors(document)) == []
     assert (document["apiVersion"], document["kind"], document["node"]) == (
@@ -74,7 +74,7 @@ def test_signals_on_one_device_name_the_first_that_reads_it() -> None:
     assert shared["imagefs.inodesFree"] == "nodefs.inodesFree"
 
 
-def test_a_pods_facts_say_who_told_them() -> None:
+def test_the_facts_of_a_pod_have_their_source() -> None:
     web, db = to_json(FULL)["pods"]
     assert (web["name"], web["rank"], web["memoryRequestBytes"], web["protectedBy"]) == ("web", 1, 64 * MIB, [])
     assert web["sources"]["memoryRequestBytes"] == "estimate"
@@ -102,7 +102,7 @@ def test_a_report_of_a_node_without_meminfo_psi_pods_or_kubelet_is_still_valid()
     assert document["memory"]["swap"] is None
 
 
-def test_the_headroom_of_a_memavailable_threshold_is_reckoned_from_memavailable() -> None:
+def test_the_headroom_of_a_memavailable_threshold_is_computed_from_memavailable() -> None:
     seen = reports.observations()
     verdict = reports.judged(seen[Signal.MEMORY], SignalState.OK, (reports.MEMAVAILABLE, MIB))
     signal = to_json(reports.report(signals=(verdict,)))["signals"][0]

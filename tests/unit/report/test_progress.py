@@ -1,4 +1,4 @@
-"""The line that says how far a long look is."""
+"""The progress line of a long measurement."""
 
 import io
 import os
@@ -58,7 +58,7 @@ def test_where_nothing_was_shown_nothing_is_taken_away(terminal: Terminal) -> No
     assert terminal.read() == ""
 
 
-def test_nobody_watches_a_file_or_a_dumb_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_or_a_dumb_terminal_gets_no_progress_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setenv("TERM", "dumb")
     for stream in (file, terminal.stream):

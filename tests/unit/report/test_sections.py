@@ -29,7 +29,7 @@ def row(output: str, start: str) -> str:
     return found[0]
 
 
-def test_the_first_line_tells_the_state_as_monitoring_plugins_do() -> None:
+def test_the_first_line_has_the_state_as_of_a_monitoring_plugin() -> None:
     assert printed(reports.report()).splitlines()[0] == "OK node-1: every signal is above its thresholds"
 
 
@@ -51,17 +51,17 @@ def test_a_signal_shows_its_nearest_threshold_first_and_the_others_below() -> No
     assert "hard 200Mi" in lines[at + 1]
 
 
-def test_an_unknown_signal_says_why() -> None:
+def test_an_unknown_signal_has_its_reason() -> None:
     line = row(printed(reports.report()), "allocatableMemory.available")
     assert "unknown" in line
     assert "no kubepods cgroup" in line
 
 
-def test_signals_on_one_file_system_say_so() -> None:
+def test_signals_on_one_file_system_are_marked() -> None:
     assert "same file system as nodefs" in row(printed(reports.report()), "imagefs.available")
 
 
-def test_a_signal_that_is_being_used_up_says_when_it_reaches_its_threshold_and_its_end() -> None:
+def test_a_falling_signal_has_the_predicted_times_of_threshold_and_exhaustion() -> None:
     verdicts = {each.signal: each for each in reports.report().plan.signals}
 
     def remark(trend: Trend | None) -> str:
@@ -78,7 +78,7 @@ def test_a_percentage_is_shown_with_what_it_amounts_to() -> None:
     assert "hard 12% = 2.4Gi" in row(printed(reports.report()), "nodefs.available")
 
 
-def test_a_machine_without_pods_says_so_and_still_reports_the_node() -> None:
+def test_a_machine_without_pods_still_has_a_report_of_the_node() -> None:
     output = printed(reports.report())
     assert "No pods on this machine." in output
     assert "memavailable (the kernel's)" in output
@@ -132,14 +132,14 @@ def test_a_soft_threshold_that_is_met_before_the_kubelets_is_shown_with_its_grac
     assert second[-1] == "soft first, if it falls for more than 30s; else same level"
 
 
-def test_a_kubelet_whose_configuration_could_not_be_read_is_not_said_to_evict() -> None:
+def test_a_kubelet_with_an_unreadable_configuration_is_reported_as_unknown() -> None:
     view = KubeletThresholds("command line", (reports.HARD_MEMORY,), "/etc/k.yaml: Permission denied")
     output = printed(reports.report(kubelet=view))
     assert "KUBELET (command line, unknown, defaults assumed)" in output
     assert "Unknown, defaults assumed: whether and when the kubelet evicts (/etc/k.yaml: Permission denied)." in output
 
 
-def test_without_the_api_the_header_and_each_row_say_that_nobody_is_evicted() -> None:
+def test_without_the_api_the_header_and_each_row_report_that_no_pod_is_evicted() -> None:
     unlisted = Refusal(RefusalCode.UNKNOWN_POD, "the API has not told about this pod")
     bare = Refusal(RefusalCode.BARE_POD, "no controller owns it")
     rows = (

@@ -1,4 +1,4 @@
-"""What is told: a line for each act before its outcome, what lasts once, and records that are worth their room."""
+"""The decision log: a line for each act before its outcome, lasting facts once, and a bounded number of records."""
 
 import json
 import os
@@ -18,27 +18,27 @@ from tests.support.nodes import GI, NOW, config, hard, snapshot, view
 CONFIG = config(hard(value=2 * GI))
 
 
-class Ear:
-    """A teller with its records, and what it said."""
+class LoggedAgent:
+    """A decision log with its records and lines."""
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
         self.unrecorded = 0
         self.directory = directory
-        self._reader, self._writing = os.pipe()
-        logger, self._writer = open_log(level="info", style="json", fd=self._writing)
-        self.teller = DecisionLog(
+        self._file = os.memfd_create("log")  # never full, unlike a pipe: a blocked writer is a stuck worker
+        logger, self._writer = open_log(level="info", style="json", fd=self._file)
+        self.decision_log = DecisionLog(
             logger, flight_recorder.FlightRecorder(directory), unrecorded=self._count, clock=lambda: self.now
         )
 
     def _count(self) -> None:
         self.unrecorded += 1
 
-    def said(self) -> list[dict[str, Any]]:
-        """Every line; nothing can be said afterwards."""
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines; nothing can be logged afterwards."""
         self._writer.close(timeout_s=10)
-        os.close(self._writing)
-        with os.fdopen(self._reader, "rb") as file:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        with os.fdopen(self._file, "rb") as file:
             return [json.loads(line) for line in file]
 
     def recorded(self) -> list[dict[str, Any]]:
@@ -46,8 +46,8 @@ class Ear:
 
 
 @pytest.fixture
-def ear(tmp_path: Path) -> Ear:
-    return Ear(tmp_path)
+def logged(tmp_path: Path) -> LoggedAgent:
+    return LoggedAgent(tmp_path)
 
 
 def acting() -> Plan:
@@ -57,96 +57,105 @@ def acting() -> Plan:
     return plan
 
 
-def test_an_act_is_told_before_its_outcome_once_and_both_name_the_pod_and_the_id(ear: Ear) -> None:
+def test_an_act_is_logged_once_before_its_outcome_and_both_have_the_pod_and_the_id(logged: LoggedAgent) -> None:
     plan = acting()
-    ear.teller.log_victims(plan, acts=False)
-    ear.teller.log_outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW))
-    ear.teller.log_plan(plan, acts=False, notes=())
-    lines = [line for line in ear.said() if line.get("id")]
+    logged.decision_log.log_victims(plan, acts=False)
+    logged.decision_log.log_outcome(Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW))
+    logged.decision_log.log_plan(plan, acts=False, notes=())
+    lines = [line for line in logged.lines() if line.get("id")]
     assert [(line["event"], line["id"], line["pod"]) for line in lines] == [
         ("would evict", "abc-1", "shop/big"),
         ("eviction dry-run", "abc-1", "shop/big"),
     ]
 
 
-def test_a_plan_that_was_not_announced_is_told_with_its_decision(ear: Ear) -> None:
-    ear.teller.log_plan(acting(), acts=True, notes=())
-    assert [line["pod"] for line in ear.said() if line["event"] == "evicting"] == ["shop/big"]
+def test_a_plan_whose_victims_were_not_logged_before_is_logged_with_its_decision(logged: LoggedAgent) -> None:
+    logged.decision_log.log_plan(acting(), acts=True, notes=())
+    assert [line["pod"] for line in logged.lines() if line["event"] == "evicting"] == ["shop/big"]
 
 
-def test_an_outcome_of_an_earlier_process_is_told_without_a_name(ear: Ear) -> None:
-    ear.teller.log_outcome(Outcome("old-1", "uid-1", OutcomeKind.ACCEPTED, "", NOW))
-    [line] = ear.said()
+def test_an_outcome_of_an_earlier_process_is_logged_without_a_name(logged: LoggedAgent) -> None:
+    logged.decision_log.log_outcome(Outcome("old-1", "uid-1", OutcomeKind.ACCEPTED, "", NOW))
+    [line] = logged.lines()
     assert (line["pod"], line["uid"]) == (None, "uid-1")
 
 
-def test_names_of_victims_without_an_outcome_do_not_pile_up(ear: Ear) -> None:
+def test_names_of_victims_without_an_outcome_do_not_pile_up(logged: LoggedAgent) -> None:
     plan = acting()
     for number in range(2 * MAX_AWAITED):
-        ear.teller.log_victims(plan._replace(id=f"x-{number}"), acts=True)
-    assert len(ear.teller._awaited) == MAX_AWAITED
+        logged.decision_log.log_victims(plan._replace(id=f"x-{number}"), acts=True)
+    assert len(logged.decision_log._awaited) == MAX_AWAITED
 
 
-def test_the_same_refusal_is_said_once_for_each_signal(ear: Ear) -> None:
+def test_the_same_refusal_is_logged_once_for_each_signal(logged: LoggedAgent) -> None:
     plan = acting()._replace(victims=(), refusals=(Refusal(RefusalCode.FUTILE, "nothing helps"),))
     for _ in range(100):
-        ear.teller.log_plan(plan, acts=True, notes=(Note(NoteKind.PSI, "missing"),))
-        ear.teller.log_plan(plan._replace(ranked_for=Signal.PID), acts=True, notes=())
-    said = ear.said()
-    assert [line["signal"] for line in said if line["event"] == "not evicting"] == ["memory.available", "pid.available"]
-    assert len([line for line in said if line["event"] == "note"]) == 1
+        logged.decision_log.log_plan(plan, acts=True, notes=(Note(NoteKind.PSI, "missing"),))
+        logged.decision_log.log_plan(plan._replace(ranked_for=Signal.PID), acts=True, notes=())
+    lines = logged.lines()
+    assert [line["signal"] for line in lines if line["event"] == "not evicting"] == [
+        "memory.available",
+        "pid.available",
+    ]
+    assert len([line for line in lines if line["event"] == "note"]) == 1
 
 
-def test_a_signal_that_swings_around_its_threshold_is_told_once_for_each_state(ear: Ear) -> None:
+def test_a_signal_that_oscillates_around_its_threshold_is_logged_once_for_each_state(logged: LoggedAgent) -> None:
     state = initial("abc", now=NOW - 60)
     for number in range(100):
         seen = snapshot(at=NOW + number, available={Signal.MEMORY: (GI, 8 * GI)[number % 2]})
         plan, state = engine.decide(seen, state, now=NOW + number, config=CONFIG)
-        ear.teller.log_plan(plan, acts=True, notes=())
-    lines = [line for line in ear.said() if line["event"] == "signal changed" and line["signal"] == "memory.available"]
+        logged.decision_log.log_plan(plan, acts=True, notes=())
+    lines = [
+        line for line in logged.lines() if line["event"] == "signal changed" and line["signal"] == "memory.available"
+    ]
     assert [line["state"] for line in lines] == ["hard", "ok"]
 
 
-def test_refusals_that_alternate_fifty_times_a_second_do_not_push_everything_else_out_of_the_records(ear: Ear) -> None:
+def test_refusals_that_alternate_fifty_times_a_second_do_not_fill_the_records(
+    logged: LoggedAgent,
+) -> None:
     one = acting()._replace(victims=(), refusals=(Refusal(RefusalCode.FUTILE, ""),))
     other = one._replace(refusals=(Refusal(RefusalCode.PENDING_RELEASE, ""),))
     for number in range(100):
-        ear.now = number * 0.02
-        ear.teller.log_plan((one, other)[number % 2], acts=True, notes=())
-    assert len(ear.recorded()) == 2
-    ear.now = RECORD_AGAIN_S + 2.0
-    ear.teller.log_plan(one, acts=True, notes=())
-    assert [record["refusals"][0]["code"] for record in ear.recorded()] == ["futile", "pending-release", "futile"]
+        logged.now = number * 0.02
+        logged.decision_log.log_plan((one, other)[number % 2], acts=True, notes=())
+    assert len(logged.recorded()) == 2
+    logged.now = RECORD_AGAIN_S + 2.0
+    logged.decision_log.log_plan(one, acts=True, notes=())
+    assert [record["refusals"][0]["code"] for record in logged.recorded()] == ["futile", "pending-release", "futile"]
 
 
-def test_every_decision_that_acts_is_recorded_with_its_relief(ear: Ear) -> None:
+def test_every_decision_that_acts_is_recorded_with_its_relief(logged: LoggedAgent) -> None:
     plan = acting()
     report = ReliefReport("abc-0", Signal.MEMORY, ("uid",), predicted=2, measured=1, took_s=1.0)
     for number in range(3):
-        ear.teller.log_plan(plan._replace(id=f"x-{number}", relief_reports=(report,)), acts=True, notes=())
-    kinds = [record["record"] for record in ear.recorded()]
+        logged.decision_log.log_plan(plan._replace(id=f"x-{number}", relief_reports=(report,)), acts=True, notes=())
+    kinds = [record["record"] for record in logged.recorded()]
     assert kinds == ["decision", "relief"] * 3
 
 
-def test_what_cannot_be_recorded_is_said_once_and_counted_each_time(tmp_path: Path) -> None:
-    deaf = Ear(tmp_path / "gone")
+def test_a_failed_record_is_logged_once_and_counted_each_time(tmp_path: Path) -> None:
+    failing = LoggedAgent(tmp_path / "gone")
     for number in range(3):
-        deaf.teller.log_plan(acting()._replace(id=f"x-{number}"), acts=True, notes=())
-    assert deaf.unrecorded == 3
-    assert len([line for line in deaf.said() if line["event"] == "decision not recorded"]) == 1
+        failing.decision_log.log_plan(acting()._replace(id=f"x-{number}"), acts=True, notes=())
+    assert failing.unrecorded == 3
+    assert len([line for line in failing.lines() if line["event"] == "decision not recorded"]) == 1
 
 
-def test_a_trouble_whose_times_and_ports_differ_with_every_try_is_told_once(ear: Ear) -> None:
+def test_an_error_whose_times_and_ports_vary_is_logged_once(logged: LoggedAgent) -> None:
     for again in range(3):
         for message in (
             f"no answer for {again}.{again}s",
             f"read tcp 10.0.0.1:3924{again}->10.0.0.2:443: connection reset by peer",
             f"<Thing at 0x7f64c0513cd{again}> failed",
         ):
-            ear.teller.log_notes([Note(NoteKind.API, message)])
-    ear.teller.log_notes([Note(NoteKind.API, "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")])
-    ear.teller.log_notes([Note(NoteKind.POD, "cannot be read", about=name) for name in ("web-1", "web-2")])
-    assert [line["message"] for line in ear.said()] == [
+            logged.decision_log.log_notes([Note(NoteKind.API, message)])
+    logged.decision_log.log_notes(
+        [Note(NoteKind.API, "read tcp 10.0.0.1:39249->10.0.0.2:6443: connection reset by peer")]
+    )
+    logged.decision_log.log_notes([Note(NoteKind.POD, "cannot be read", about=name) for name in ("web-1", "web-2")])
+    assert [line["message"] for line in logged.lines()] == [
         "no answer for 0.0s",
         "read tcp 10.0.0.1:39240->10.0.0.2:443: connection reset by peer",
         "<Thing at 0x7f64c0513cd0> failed",

@@ -1,4 +1,4 @@
-"""The endpoint answers who asks properly, whatever others do to it; sockets, clients and the Prometheus are real."""
+"""The endpoint answers well-behaved clients whatever other clients do; sockets, clients and Prometheus are real."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Ground:
-    """A server with its metrics, at a clock that stands still until it is moved."""
+    """A server with its metrics and a manual clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -106,7 +106,7 @@ def everything(sock: socket.socket) -> bytes:
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_come_in_the_format_that_is_asked_for(ground: Ground) -> None:
+def test_metrics_have_the_requested_format(ground: Ground) -> None:
     status, text, headers = ground.get("/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert "nodeagent_syncs_total 0" in text
@@ -172,7 +172,7 @@ def test_a_page_that_is_not_there_names_those_that_are(ground: Ground) -> None:
     assert ground.get("/healthz?verbose=1")[0] == 200
 
 
-def test_a_page_that_fails_is_said_and_the_others_still_come(ground: Ground) -> None:
+def test_a_failing_page_is_logged_and_the_other_pages_are_served(ground: Ground) -> None:
     status, text, _ = ground.get("/broken")
     assert (status, "ValueError" in text) == (500, False)
     assert ground.failures == ["/broken: ValueError: on purpose"]
@@ -180,7 +180,7 @@ def test_a_page_that_fails_is_said_and_the_others_still_come(ground: Ground) -> 
 
 
 @pytest.mark.parametrize("line", [b"hello", b"GET /healthz", b"GET /healthz SPDY/3", b"\xff\xfe \x00 HTTP/1.1"])
-def test_what_is_not_http_gets_an_answer_that_says_so(ground: Ground, line: bytes) -> None:
+def test_a_request_that_is_not_http_gets_a_400(ground: Ground, line: bytes) -> None:
     with ground.connect() as sock:
         sock.sendall(line + b"\r\n\r\n")
         assert everything(sock).split(b" ")[1] in (b"400", b"405")
@@ -204,18 +204,18 @@ def test_a_request_may_come_byte_by_byte(ground: Ground) -> None:
 
 
 def test_clients_that_never_finish_do_not_keep_a_probe_from_its_answer(ground: Ground) -> None:
-    dawdlers = [ground.connect() for _ in range(http_server.MAX_CONNECTIONS + 5)]
-    for sock in dawdlers:
+    slow_clients = [ground.connect() for _ in range(http_server.MAX_CONNECTIONS + 5)]
+    for sock in slow_clients:
         sock.sendall(b"GET /healthz HTTP/1.1\r\n")
     began = time.monotonic()
     assert ground.get("/healthz")[0] == 200
-    assert everything(dawdlers[0]) == b"", "the one that dawdled longest made room"
+    assert everything(slow_clients[0]) == b"", "the one that dawdled longest made room"
     assert time.monotonic() - began < http_server.MAX_CONNECTION_S / 2, "it did not wait for their deadline"
-    for sock in dawdlers:
+    for sock in slow_clients:
         sock.close()
 
 
-def test_a_client_that_never_finishes_is_shown_out(ground: Ground) -> None:
+def test_a_client_that_never_finishes_is_disconnected(ground: Ground) -> None:
     began = time.monotonic()
     with ground.connect() as sock:
         sock.sendall(b"GET ")
@@ -223,14 +223,14 @@ def test_a_client_that_never_finishes_is_shown_out(ground: Ground) -> None:
         assert http_server.MAX_CONNECTION_S * 0.9 < time.monotonic() - began < http_server.MAX_CONNECTION_S + 2.0
 
 
-def test_a_client_that_does_not_read_its_answer_holds_up_nobody(ground: Ground) -> None:
+def test_a_client_that_does_not_read_its_answer_blocks_no_other(ground: Ground) -> None:
     with ground.connect() as sock:
         sock.sendall(b"GET /big HTTP/1.1\r\n\r\n")
         assert sock.recv(1, socket.MSG_PEEK)  # the answer has begun and fills every buffer on the way
         assert ground.get("/healthz")[0] == 200
 
 
-def test_pages_are_made_at_the_rate_that_the_loop_can_spare(ground: Ground) -> None:
+def test_pages_are_rate_limited(ground: Ground) -> None:
     began = time.monotonic()
     answers = [ground.get("/metrics")[0] for _ in range(40)]
     seconds = time.monotonic() - began
@@ -284,7 +284,7 @@ FLOODED_S = 6.0
         pytest.param([(300, "probe", ["127.0.0.1"])], id="probes of the kubelet's own address"),
     ],
 )
-def test_no_flood_keeps_a_kubelet_or_a_prometheus_from_its_answer(
+def test_a_flood_does_not_block_a_kubelet_or_a_prometheus(
     ground: Ground, floods: list[tuple[float, str, list[str]]]
 ) -> None:
     lateness: list[float] = []
@@ -335,7 +335,7 @@ def test_no_flood_keeps_a_kubelet_or_a_prometheus_from_its_answer(
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
-def test_an_address_that_cannot_be_served_on_is_said(ground: Ground) -> None:
+def test_an_address_that_cannot_be_bound_is_an_error_with_its_reason(ground: Ground) -> None:
     for address in (f"127.0.0.1:{ground.server.port}", "192.0.2.1:1", "no-port", "127.0.0.1:70000", "127.0.0.1:-1"):
         with pytest.raises(AddressError, match=address.replace(".", r"\.")):
             Server(address, {}, failed=ground.failures.append)

@@ -1,4 +1,4 @@
-"""A log line is one line, said once, and never waits for its reader."""
+"""A log line is one line, is not repeated, and never waits for its reader."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from nodeagent.telemetry import log
 
 
 class Pipe:
-    """A pipe whose reading end can be left unread."""
+    """A pipe with an optional reader."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -92,7 +92,7 @@ def test_a_name_that_is_no_utf8_is_written_and_ends_nothing(pipe: Pipe, style: s
         assert part in line.replace(rb"\\", b"\\")
 
 
-def test_a_lasting_fact_is_said_once_and_later_again_with_its_count(pipe: Pipe) -> None:
+def test_a_lasting_fact_is_logged_once_and_later_again_with_its_count(pipe: Pipe) -> None:
     clock = Clock()
     logger, writer = log.open_log(level="info", style="json", fd=pipe.writer, clock=clock)
     for second in range(700):
@@ -104,7 +104,7 @@ def test_a_lasting_fact_is_said_once_and_later_again_with_its_count(pipe: Pipe) 
     assert [event.get("repeated") for event in events] == [None, 299, 299, None]
 
 
-def test_more_lasting_facts_than_can_be_remembered_are_counted_and_do_not_flood_the_log(pipe: Pipe) -> None:
+def test_more_lasting_facts_than_the_bound_are_counted_and_do_not_flood_the_log(pipe: Pipe) -> None:
     clock = Clock()
     logger, writer = log.open_log(level="info", style="json", fd=pipe.writer, clock=clock)
     received = bytearray()
@@ -129,7 +129,7 @@ def test_more_lasting_facts_than_can_be_remembered_are_counted_and_do_not_flood_
     said = [event for event in events if event["event"] == "note"]
     dropped = sum(event["count"] for event in events if event["event"] != "note")
     assert len(said) + dropped == log.REPEAT_KEYS + 1, "each that is remembered once, and the new one"
-    assert said[-1]["others_held_back"] == 300
+    assert said[-1]["others_suppressed"] == 300
 
 
 def test_logging_does_not_wait_for_a_reader_that_does_not_read(pipe: Pipe) -> None:
@@ -175,7 +175,7 @@ def test_what_was_dropped_is_counted_in_the_log(pipe: Pipe) -> None:
     assert writer.dropped_total == sum(event["count"] for event in told)
 
 
-def test_a_log_that_nobody_reads_is_told_elsewhere(pipe: Pipe) -> None:
+def test_a_log_without_a_reader_is_a_stuck_worker(pipe: Pipe) -> None:
     logger, writer = log.open_log(level="info", style="json", fd=pipe.writer)
     logger.info("unread", filler="x" * (1 << 20))  # more than a pipe holds
     deadline = time.monotonic() + 20

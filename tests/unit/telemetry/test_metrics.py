@@ -1,4 +1,4 @@
-"""The figures that are scraped say what was decided, stay bounded, and name no pod."""
+"""The metrics show the decisions, are bounded, and contain no name of a pod."""
 
 import math
 import shutil
@@ -82,7 +82,7 @@ def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
     assert told["nodeagent_reclaim_gained_pids_total", "reap"] == 9
 
 
-def test_how_far_a_walk_is_and_what_is_in_no_pod_are_told() -> None:
+def test_the_progress_of_a_walk_and_usage_in_no_pod_have_series() -> None:
     plan, seen = decided(available=3 * GI)
     partial = seen.pods[0].usage
     assert partial is not None
@@ -109,7 +109,7 @@ def test_before_any_disk_was_near_there_are_no_figures_of_walks() -> None:
     assert not [name for name in read(metrics) if "disk" in str(name)]
 
 
-def test_signals_thresholds_and_headroom_are_told_in_their_own_unit() -> None:
+def test_signals_thresholds_and_headroom_have_their_own_unit() -> None:
     metrics = make()
     metrics.observe_plan(*decided(available=3 * GI))
     seen = read(metrics)
@@ -147,7 +147,7 @@ def test_what_is_not_known_has_no_series() -> None:
     assert after["nodeagent_signal_state", "memory.available", "unknown"] == 1
 
 
-def test_a_falling_signal_tells_when_it_is_used_up_and_a_steady_one_says_never() -> None:
+def test_a_falling_signal_has_a_predicted_time_and_a_steady_one_infinity() -> None:
     state = initial("abc", now=NOW - 60)
     metrics = make()
     for step in range(6):
@@ -179,7 +179,7 @@ def test_an_eviction_is_counted_by_signal_qos_tier_and_outcome_and_its_answer_ti
     assert told["nodeagent_stage_duration_seconds_bucket", "0.025", "decision-to-outcome"] == len(plan.victims)
 
 
-def test_an_outcome_that_nobody_awaits_is_counted_without_guessing_whose_it_is() -> None:
+def test_an_outcome_without_a_known_victim_is_counted_as_other() -> None:
     metrics = make()
     metrics.observe_outcome(Outcome("old-1", "uid", OutcomeKind.TIMED_OUT, "", NOW))
     assert read(metrics)["nodeagent_evictions_total", "timed-out", "other", "other", "other"] == 1
@@ -217,7 +217,7 @@ def test_relief_is_summed_as_predicted_and_as_measured_and_a_shortfall_is_counte
     assert told["nodeagent_relief_duration_seconds_bucket", "2.5"] == 2
 
 
-def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
+def test_counters_of_other_packages_are_read_at_the_scrape() -> None:
     figures = RuntimeCounters(
         pods_synced_at=NOW - 5.0,
         condition_conflicts=(ConditionConflict(ConditionType.MEMORY_PRESSURE, 7, 100.0, 99.9, true_by_other=False),),
@@ -245,7 +245,7 @@ def test_what_other_rooms_count_is_asked_for_at_the_scrape() -> None:
     assert told["nodeagent_workers_stuck", "log"] == 1
 
 
-def test_the_loop_its_failures_and_reloads_are_told() -> None:
+def test_syncs_failures_and_reloads_have_series() -> None:
     metrics = make()
     metrics.observe_sync(at=NOW, reasons=("timer", "psi"))
     metrics.observe_sync(at=NOW + 1.0, reasons=("timer",))
@@ -264,7 +264,7 @@ def test_the_loop_its_failures_and_reloads_are_told() -> None:
     assert (told["nodeagent_config_last_reload_successful"], told["nodeagent_enforcing"]) == (1, 1)
 
 
-def test_its_own_cost_is_told_by_the_names_that_dashboards_know() -> None:
+def test_own_cost_has_the_names_of_every_prometheus_client() -> None:
     told = read(make())
     assert 1 << 20 < told["process_resident_memory_bytes"] < 1 << 33
     assert told["process_cpu_seconds_total"] > 0
@@ -288,7 +288,7 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
         assert word not in text
 
 
-def test_both_formats_tell_the_same_and_every_family_is_in_the_table_once() -> None:
+def test_both_formats_have_the_same_series_and_every_family_is_in_the_table_once() -> None:
     metrics = make(RuntimeCounters(pods_synced_at=NOW))
     metrics.observe_plan(*decided(available=GI))
     text = {family.name for family in read_text(metrics.render().decode())}
