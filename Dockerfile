@@ -1,8 +1,8 @@
 # The image of daemonset.yaml: `docker build -t nodeagent:0.1.0 .`. Unpacked it has 196 MB, of which 167 are Debian.
 # tests/vm builds it without a container engine, step by step in a chroot, and runs the result under runc.
 #
-# Python packages are pinned by constraints.txt, the base only by its release, so that a build takes Debian's security
-# updates. A build that is to be repeatable names the digest (`docker buildx imagetools inspect debian:bookworm-slim`):
+# Python packages are pinned by constraints.txt, the base only by its release, so that a build includes Debian's security
+# updates. A repeatable build names the digest (`docker buildx imagetools inspect debian:bookworm-slim`):
 #   docker build --build-arg BASE=debian:bookworm-slim@sha256:... -t nodeagent:0.1.0 .
 ARG BASE=debian:bookworm-slim
 
@@ -14,9 +14,9 @@ RUN python3 -m venv /opt/nodeagent \
  && /opt/nodeagent/bin/pip install --no-cache-dir 'pip==25.3' \
  && /opt/nodeagent/bin/pip install --no-cache-dir --constraint /src/constraints.txt /src
 
-# The kubernetes package is 126 MB of 187 MB, and the agent uses its configuration, authentication and transport. What
-# goes is what the process never imports; the last line fails the build if a release of the package needs it after all.
-# What it costs: kubeconfigs with an `auth-provider`, which need the whole package; a pod has a service account.
+# The kubernetes package is 126 MB of 187 MB, and the agent uses its configuration, authentication and transport. The
+# modules that the process never imports are removed; the last line fails the build if a release of the package needs one.
+# Price: kubeconfigs with an `auth-provider` need the whole package; a pod has a service account.
 RUN cd /opt/nodeagent/lib/python3.11/site-packages \
  && rm -r kubernetes/aio kubernetes/client/api kubernetes/client/apis kubernetes/client/models kubernetes/dynamic \
       kubernetes/informer kubernetes/leaderelection kubernetes/stream kubernetes/watch \

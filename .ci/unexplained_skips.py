@@ -62,7 +62,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _unexplained and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     elif _unexplained and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
-        # Not one of the failures that get another chance, in which this would be forgotten.
+        # Not one of the failures that are repeated, because the repetition would hide this one.
         session.exitstatus = pytest.ExitCode.INTERRUPTED
 
 
