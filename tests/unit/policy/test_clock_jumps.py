@@ -1,4 +1,4 @@
-"""A wall clock that jumps changes no decision: everything is compared on CLOCK_BOOTTIME."""
+"""A jump of the wall clock changes no decision: every interval is measured on CLOCK_BOOTTIME."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +23,8 @@ def _node(second: int, available: int, *, jump_s: float) -> NodeSnapshot:
     return node._replace(wall_time=node.wall_time + jump_s)
 
 
-def _story(levels: list[int], jumps: list[float]) -> list[object]:
-    """What is decided, second by second; victims are accepted at once."""
+def _decisions(levels: list[int], jumps: list[float]) -> list[object]:
+    """The decision of each second; every eviction is accepted at once."""
     remembered = state.initial("t", now=NOW)
     plans: list[object] = []
     for second, (level, jump_s) in enumerate(zip(levels, jumps, strict=True)):
@@ -57,4 +57,4 @@ def _story(levels: list[int], jumps: list[float]) -> list[object]:
 def test_no_jump_of_the_wall_clock_changes_a_decision(steps: list[tuple[int, float]]) -> None:
     levels = [max(0, level) for level, _ in steps]
     jumps = [0.0, *(jump for _, jump in steps[1:])]  # a clock that was wrong all along did not jump
-    assert _story(levels, jumps) == _story(levels, [0.0] * len(levels))
+    assert _decisions(levels, jumps) == _decisions(levels, [0.0] * len(levels))

@@ -1,4 +1,4 @@
-"""The machine sleeps: nobody looked and nobody was at work meanwhile, so nobody goes for the time that passed."""
+"""A suspend of the machine counts as no time: no sample was taken and no kubelet worked, so it causes no eviction."""
 
 from itertools import accumulate
 
@@ -42,7 +42,7 @@ def _names(plan: Plan) -> list[str]:
     return [str(victim.pod.name) for victim in plan.victims]
 
 
-def test_a_grace_period_goes_on_after_a_short_sleep_where_it_was() -> None:
+def test_a_grace_period_continues_after_a_short_suspend() -> None:
     _, after = _decide(_node(0, 0, LOW), state.initial("t", now=NOW))
     _, after = _decide(_node(5, 0, LOW), after)
     for awake_s in (6, 15, 19.9):
@@ -52,7 +52,7 @@ def test_a_grace_period_goes_on_after_a_short_sleep_where_it_was() -> None:
     assert _names(plan) == ["big"]
 
 
-def test_and_starts_anew_after_a_long_one() -> None:
+def test_a_grace_period_starts_again_after_a_long_suspend() -> None:
     _, after = _decide(_node(0, 0, LOW), state.initial("t", now=NOW))
     for awake_s in (6, 20, 25.9):
         plan, after = _decide(_node(awake_s, LONG_S, LOW), after)
@@ -61,7 +61,7 @@ def test_and_starts_anew_after_a_long_one() -> None:
     assert _names(plan) == ["big"]
 
 
-def test_with_the_kubelets_order_it_goes_on_however_long_the_sleep_was_as_the_kubelets_own_clock_does() -> None:
+def test_with_the_kubelets_order_a_grace_period_continues_after_any_suspend_as_in_the_kubelet() -> None:
     kubelet = SOFT._replace(ranking=RankingConfig(kubelet=True))
     _, after = _decide(_node(0, 0, LOW), state.initial("t", now=NOW), kubelet)
     plan, after = _decide(_node(6, LONG_S, LOW), after, kubelet)
@@ -70,19 +70,19 @@ def test_with_the_kubelets_order_it_goes_on_however_long_the_sleep_was_as_the_ku
     assert _names(plan) == ["big"]
 
 
-def test_a_victim_under_way_is_waited_for_as_long_as_if_the_machine_had_not_slept() -> None:
+def test_an_eviction_in_flight_is_waited_for_as_long_as_without_the_suspend() -> None:
     plan, after = _decide(_node(0, 0, LOW), state.initial("t", now=NOW), HARD)
     assert _names(plan) == ["big"]
     plan, after = _decide(_node(1, 0, LOW), after, HARD)
     for awake_s in (2, 10, 15.9):
         plan, after = _decide(_node(awake_s, LONG_S, LOW), after, HARD)
         assert _names(plan) == []
-        assert not after.in_flight.failures, "nor has it failed"
+        assert not after.in_flight.failures, "it has not failed either"
     plan, after = _decide(_node(17, LONG_S, LOW), after, HARD)
-    assert after.in_flight.failures, "grace of a second and what the ledger adds to it are over"
+    assert after.in_flight.failures, "the grace of a second and the slack of the eviction in flight are over"
 
 
-def test_what_was_answered_only_after_the_sleep_is_not_waited_for_any_longer_for_it() -> None:
+def test_an_answer_after_the_suspend_does_not_extend_the_wait() -> None:
     plan, after = engine.decide(_node(0, 0, LOW), state.initial("t", now=NOW), now=NOW, config=HARD)
     woke_at = NOW + LONG_S + 1
     [victim] = plan.victims
@@ -93,8 +93,8 @@ def test_what_was_answered_only_after_the_sleep_is_not_waited_for_any_longer_for
     assert entry.until <= woke_at + 1 + entry.grace_s + 15.0
 
 
-def test_a_pod_that_others_delete_has_its_grace_yet() -> None:
-    """It has 30 s, is 10 s into them, and the soft tier counts on it as long as it has them and 15 s more."""
+def test_a_pod_that_is_terminating_keeps_the_rest_of_its_grace() -> None:
+    """Its grace is 30 s, 10 s of which are over; the soft tier waits for the rest and 15 s more."""
     soft = nodes.config(nodes.soft(value=2 * GI))
     _, after = _decide(_node(0, 0, CALM, leaving=True), state.initial("t", now=NOW), soft)
     _, after = _decide(_node(10, 0, CALM, leaving=True), after, soft)
@@ -107,7 +107,7 @@ def test_a_pod_that_others_delete_has_its_grace_yet() -> None:
     assert _names(plan) == ["big"]
 
 
-def test_a_sleep_before_the_first_decision_and_one_that_two_clocks_only_seem_to_make_are_none() -> None:
+def test_a_suspend_before_the_first_decision_or_shorter_than_the_error_of_two_clocks_does_not_count() -> None:
     fresh = state.initial("t", now=NOW)
     _, after = _decide(_node(0, LONG_S, LOW), fresh)
     node = _node(20, LONG_S, LOW)
@@ -115,8 +115,8 @@ def test_a_sleep_before_the_first_decision_and_one_that_two_clocks_only_seem_to_
     assert _names(plan) == ["big"]
 
 
-# Nothing else that time changes: no budget, no back-off, no memory of failures.
-TIMELESS = nodes.config(
+# Without anything else that time changes: no rate limit, no back-off, no memory of failures.
+SOFT_AND_HARD = nodes.config(
     nodes.soft(grace_s=5.0, value=2 * GI),
     nodes.hard(value=GI),
     rate_limits=RateLimits(PLENTY.node, PLENTY.namespace, PLENTY.owner, PLENTY.signal, owner_backoff_s=0.0),
@@ -124,13 +124,13 @@ TIMELESS = nodes.config(
 )
 
 
-def _story(levels: list[int], sleeps: list[float]) -> list[list[str]]:
-    """Who goes, in each second that the machine is awake."""
-    after, told = state.initial("t", now=NOW), []
-    for second, (level, slept_s) in enumerate(zip(levels, accumulate(sleeps), strict=True)):
-        plan, after = _decide(_node(second, slept_s, level, leaving=True), after, TIMELESS)
-        told.append(_names(plan))
-    return told
+def _victims_by_second(levels: list[int], suspends: list[float]) -> list[list[str]]:
+    """The victims of each second in which the machine is awake."""
+    after, victims = state.initial("t", now=NOW), []
+    for second, (level, slept_s) in enumerate(zip(levels, accumulate(suspends), strict=True)):
+        plan, after = _decide(_node(second, slept_s, level, leaving=True), after, SOFT_AND_HARD)
+        victims.append(_names(plan))
+    return victims
 
 
 @given(
@@ -140,7 +140,7 @@ def _story(levels: list[int], sleeps: list[float]) -> list[list[str]]:
         max_size=60,
     )
 )
-def test_no_sleep_that_is_short_changes_who_goes_and_when(steps: list[tuple[int, float]]) -> None:
+def test_no_short_suspend_changes_the_victims_or_their_time(steps: list[tuple[int, float]]) -> None:
     levels = [level for level, _ in steps]
-    sleeps = [0.0, *(slept_s for _, slept_s in steps[1:])]  # of one before the first look nothing is known
-    assert _story(levels, sleeps) == _story(levels, [0.0] * len(levels))
+    suspends = [0.0, *(slept_s for _, slept_s in steps[1:])]  # one before the first sample is unknown
+    assert _victims_by_second(levels, suspends) == _victims_by_second(levels, [0.0] * len(levels))
