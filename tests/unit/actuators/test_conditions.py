@@ -1,4 +1,4 @@
-"""Conditions hold against a kubelet that resets them, and nobody else's are touched."""
+"""Conditions stay against a kubelet that overwrites them, and foreign ones are never changed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -61,13 +61,13 @@ class Publisher:
         assert self.api.wait_for(holds, 30), self.api.condition(kind)
 
     def knows(self, status: str) -> None:
-        """Wait until the writer has seen the standard condition so."""
+        """Wait until the writer's view has the standard condition so."""
 
-        def seen() -> bool:
+        def in_view() -> bool:
             view = self.node.view()
             return view is not None and view.conditions["MemoryPressure"].status == status
 
-        eventually(seen)
+        eventually(in_view)
 
     def patches(self) -> list[Any]:
         return [r.body["status"]["conditions"] for r in self.api.sent("PATCH", "/status")]

@@ -1,4 +1,4 @@
-"""Events are told once, counted when repeated, bounded, and never waited for."""
+"""Events are written once, counted when repeated, limited, and never waited for."""
 
 import re
 import threading
@@ -154,14 +154,14 @@ def test_the_name_of_an_event_is_valid_wherever_a_long_pod_name_is_cut(
     name = "a" * (200 - len(last)) + last + "b" * 50
     writer.emit(EVICTED._replace(name=name))
     assert api.wait_for(lambda: api.store.objects["events"], 5)
-    [(_, told)] = api.store.objects["events"]
-    assert len(told) <= 253
-    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in told.split(".")), told
+    [(_, event_name)] = api.store.objects["events"]
+    assert len(event_name) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in event_name.split(".")), event_name
     assert api.sent("POST")[0].body["regarding"]["name"] == name
 
 
 def _storm(writer: EventWriter) -> None:
-    """400 things to tell in four seconds."""
+    """400 Events in four seconds."""
     for number in range(400):
         writer.emit(KubernetesEvent("Node", "", "lab-node", "u", "Why", f"note {number}"))
         threading.Event().wait(0.01)

@@ -290,7 +290,7 @@ def test_only_an_answer_of_the_api_makes_an_eviction_accepted(
         assert b"20" in answer[:13]
     else:
         assert outcome.kind is not OutcomeKind.UNREACHABLE, "the request was received"
-        assert outcome.kind is not OutcomeKind.NOT_FOUND, "nobody has listed the pods"
+        assert outcome.kind is not OutcomeKind.NOT_FOUND, "the pods were not listed"
         assert outcome.message
         json.dumps(outcome.message).encode()
 
@@ -380,7 +380,7 @@ def test_a_reset_after_the_request_leaves_it_uncertain(tmp_path: Path) -> None:
 
 
 def test_a_second_try_that_cannot_connect_does_not_undo_the_first(tmp_path: Path) -> None:
-    """The kept-alive connection broke after the request was sent, and then nobody listens any more."""
+    """The kept-alive connection broke after the request was sent, and then the port is closed."""
     down = threading.Event()
 
     def drive(connection: socket.socket, number: int) -> None:
@@ -415,17 +415,17 @@ def test_a_refusal_of_the_second_try_proves_nothing_about_the_first(tmp_path: Pa
 
 
 def test_an_accepted_second_try_counts_and_both_contain_the_same_uid(tmp_path: Path) -> None:
-    seen: list[bytes] = []
+    requests: list[bytes] = []
 
     def drive(connection: socket.socket, number: int) -> None:
-        seen.append(read_request(connection))
+        requests.append(read_request(connection))
         if number > 1:
             connection.sendall(http(201, SUCCESS))
 
     with RawServer(drive) as server:
         assert outcome_of(transport_to(server, tmp_path), victim()).kind is ACCEPTED
-    assert len(seen) == 2
-    for request in seen:
+    assert len(requests) == 2
+    for request in requests:
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         assert body["deleteOptions"]["preconditions"] == {"uid": UID}
 

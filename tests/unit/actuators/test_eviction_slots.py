@@ -1,4 +1,4 @@
-"""The zone's seats: never more than there are, none for ever, whatever the clocks say."""
+"""The zone's eviction slots: never too many, none for ever, however far apart the clocks are."""
 
 import threading
 import time
@@ -57,7 +57,7 @@ def eventually(holds: Callable[[], object], *, within_s: float = 30.0) -> None:
 
 
 def wants(agent: EvictionSlots) -> bool:
-    """Says so; whether it holds a seat."""
+    """Want a slot; True if the agent has one."""
     agent.want()
     return agent.held()
 
@@ -193,17 +193,17 @@ def test_a_node_with_a_clock_an_hour_off_takes_no_slot_of_a_live_holder(transpor
     )
     holder.want()
     other.want()
-    looked = 0
+    attempts = 0
     for _ in range(300):
         now[0] += 0.5
         if holder.wait_s() <= 0:
             holder.step()
         if holder.held() and other.wait_s() <= 0:
             other.step()
-            looked += 1
+            attempts += 1
         assert not other.held()
         assert holder.held()
-    assert looked > 200, "the other has tried all the time"
+    assert attempts > 200, "the other has tried all the time"
 
 
 def test_a_node_without_connection_gives_up_its_slot_before_another_may_take_it(api: ApiServer, node: Make) -> None:
@@ -216,13 +216,13 @@ def test_a_node_without_connection_gives_up_its_slot_before_another_may_take_it(
     deadline = time.monotonic() + 60
     gave_up = False
     while not other.held():
-        assert time.monotonic() < deadline, "nobody gives up, nobody takes over"
+        assert time.monotonic() < deadline, "no agent gives up, no agent takes over"
         if not gave_up and not cut_off.held():
             gave_up = True
             api.allow("update", "leases")
             cut_off.stop(clear=False)
         threading.Event().wait(0.002)
-    assert not cut_off.held(), "asked after the other had taken it"
+    assert not cut_off.held(), "read after the other agent had taken it"
 
 
 def test_of_two_writers_of_one_slot_the_slower_is_refused_and_tries_the_next(api: ApiServer, node: Make) -> None:
@@ -232,9 +232,9 @@ def test_of_two_writers_of_one_slot_the_slower_is_refused_and_tries_the_next(api
     fast._create("nodeagent-evictions-eu-1a-0")
     fast._release(timeout_s=None)
     name = "nodeagent-evictions-eu-1a-0"
-    seen = slow._list(frozenset([name]))[name]
+    lease = slow._list(frozenset([name]))[name]
     assert fast._write(fast._list(frozenset([name]))[name], holder="b")
-    assert not slow._write(seen, holder="a")
+    assert not slow._write(lease, holder="a")
     assert not slow._create(name)
     assert leases(api) == {name: "b"}
 
@@ -246,10 +246,10 @@ def test_never_more_nodes_have_a_slot_than_there_are_slots(api: ApiServer, node:
     deadline = time.monotonic() + 60
     while len(had) < len(agents):
         assert time.monotonic() < deadline, had
-        # Whoever holds one before all were asked and after it, held it all the while: nobody wants a second turn.
+        # An agent with a slot before and after the pass had it all the time: no agent wants a second one.
         before = {n for n, agent in enumerate(agents) if agent.held()}
-        holding = {n for n in before if agents[n].held()}
-        assert len(holding) <= 2, holding
+        holders = {n for n in before if agents[n].held()}
+        assert len(holders) <= 2, holders
         had.update(before)
         for n, agent in enumerate(agents):
             if n not in had:

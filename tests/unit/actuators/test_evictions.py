@@ -88,18 +88,18 @@ def evicting(api: ApiServer, tmp_path: Path) -> Iterator[Evicting]:
 
 
 def test_a_request_from_before_a_suspend_is_not_sent(api: ApiServer, tmp_path: Path) -> None:
-    suspended_s, asked, go_on = [0.0], threading.Event(), threading.Event()
+    suspended_s, received, go_on = [0.0], threading.Event(), threading.Event()
     evicting = Evicting(connected(api, tmp_path), threads=1, clock=lambda: boottime() + suspended_s[0])
 
     def hold(request: Request, done: bool) -> None:
         if request.path.endswith("/eviction") and not done:
-            asked.set()
+            received.set()
             _wait(go_on)
 
     api.at_request = hold
     evicting.evictor.submit("plan-1", victim(api, "p0"))
     evicting.evictor.submit("plan-1", victim(api, "p1"))
-    assert asked.wait(30)
+    assert received.wait(30)
     suspended_s[0] = 3600.0
     go_on.set()
     first, second = evicting.outcomes(2)

@@ -32,7 +32,7 @@ def script(text: str) -> tuple[str, ...]:
 
 
 def no_logs() -> str:
-    raise AssertionError("not asked for")
+    raise AssertionError("not used")
 
 
 def job(action: ReclaimAction) -> ReclaimJob:
@@ -107,7 +107,7 @@ def test_processes_that_a_command_leaves_running_are_killed_and_do_not_delay_it(
     text = "import os, time\npid = os.fork()\nif pid: print(pid)\nelse: time.sleep(300)"
     began = time.monotonic()
     ended = run_command(script(text), {}, until=soon(60.0))
-    assert time.monotonic() - began < 30, "the child holds the pipe open, nobody waits for it"
+    assert time.monotonic() - began < 30, "the child keeps the pipe open, the command does not wait for it"
     assert ended.result is ReclaimResult.DONE
     until = time.monotonic() + 20
     while _lives(int(ended.message)):
@@ -120,7 +120,7 @@ def _lives(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"  # nobody may have reaped it yet
+    return stat.rpartition(")")[2].split()[0] != "Z"  # it may not be reaped yet
 
 
 def test_endless_output_neither_blocks_nor_is_kept() -> None:

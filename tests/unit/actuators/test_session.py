@@ -1,4 +1,4 @@
-"""What the loop sees of the cluster: fence before soft victims, budgets near pressure, Events with the plan's id."""
+"""The session: the taint before soft victims, PDBs near pressure, Events with the plan's id."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def eventually(holds: Callable[[], object], *, within_s: float = 30.0) -> None:
 
 @contextlib.contextmanager
 def kept_waiting(api: ApiServer, ending: str) -> Iterator[None]:
-    """Requests whose path ends so are carried out when the block is left."""
+    """Requests with such an end of their path are carried out when the block is left."""
     over = threading.Event()
 
     def hold(request: Request, done: bool) -> None:
@@ -151,7 +151,7 @@ def events(api: ApiServer) -> dict[str, Any]:
     return {request.body["reason"]: request.body for request in api.sent("POST", "/events")}
 
 
-# --- the fence -------------------------------------------------------------------------------------------------------
+# --- taints ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_soft_tier_waits_until_the_taint_is_on_the_node(
@@ -258,7 +258,7 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
     assert not [r for r in api.requests if r.method != "GET" and not r.path.endswith("selfsubjectreviews")]
 
 
-# --- disruption budgets ----------------------------------------------------------------------------------------------
+# --- PodDisruptionBudgets --------------------------------------------------------------------------------------------
 
 
 def test_pdbs_are_not_listed_before_pressure_is_near(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
@@ -279,7 +279,7 @@ def test_the_soft_tier_waits_until_the_pdbs_are_listed(
 ) -> None:
     api.set_pdb("one", {"app": "hog"}, allowed=0)
     agent = session(Config(mode=mode, conditions=ConditionsConfig(taint=False)))
-    assert waits_for(agent) is None, "nobody has asked for them: nothing is near"
+    assert waits_for(agent) is None, "not wanted yet: no pressure is near"
     with kept_waiting(api, "/poddisruptionbudgets"):
         agent.publish([TRUE])
         assert waits_for(agent) is RefusalCode.WAITS_FOR_PDBS
@@ -437,8 +437,8 @@ def test_changed_conditions_have_the_kubelets_events(api: ApiServer, session: Ca
     for each in (UNKNOWN, FALSE, TRUE, TRUE, FALSE):
         agent.publish([each])
     assert api.wait_for(lambda: len(events(api)) == 2, 30), list(events(api))
-    told = events(api)["NodeHasInsufficientMemory"]
-    assert (told["type"], told["note"]) == ("Normal", "Node lab-node status is now: NodeHasInsufficientMemory")
+    event = events(api)["NodeHasInsufficientMemory"]
+    assert (event["type"], event["note"]) == ("Normal", "Node lab-node status is now: NodeHasInsufficientMemory")
     assert "NodeHasSufficientMemory" in events(api)
 
 
@@ -451,7 +451,7 @@ def test_the_event_of_a_kill_is_written_when_the_api_server_is_reachable_again(
     eventually(lambda: agent.pods().unreachable_since is not None)
     agent.announce_kill("run-8", chosen)
     agent.outcomes()
-    assert [event.reason for event in agent._kill_events] == ["Killed"], "what is told now gets lost"
+    assert [event.reason for event in agent._kill_events] == ["Killed"], "an Event would be lost now"
     api.come_back()
     eventually(lambda: agent.pods().unreachable_since is None)
     agent.outcomes()
@@ -459,7 +459,7 @@ def test_the_event_of_a_kill_is_written_when_the_api_server_is_reachable_again(
     assert events(api)["Killed"]["metadata"]["annotations"]["nodeagent.io/plan"] == "run-8"
 
 
-# --- seats -----------------------------------------------------------------------------------------------------------
+# --- eviction slots --------------------------------------------------------------------------------------------------
 
 
 def test_a_slot_is_acquired_when_the_soft_tier_would_act_and_not_before(
@@ -473,7 +473,7 @@ def test_a_slot_is_acquired_when_the_soft_tier_would_act_and_not_before(
     assert waiting.code is RefusalCode.WAITS_FOR_LEASE
     agent.announce(plan(victim(agent, tier=Tier.HARD)))
     threading.Event().wait(0.1)
-    assert not api.store.objects["leases"], "the hard tier takes no seat"
+    assert not api.store.objects["leases"], "the hard tier needs no slot"
     agent.announce(plan(refused=(Refusal(RefusalCode.WAITS_FOR_LEASE, ""),)))
     eventually(lambda: agent.soft_tier_block() is None)
     ((namespace, name),) = api.store.objects["leases"]

@@ -1,4 +1,4 @@
-"""The fence: our own taints go up and down, everybody else's stay."""
+"""Own taints are added and removed, foreign ones stay."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -28,19 +28,19 @@ def api() -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def fence(api: ApiServer, tmp_path: Path) -> Iterator[NodeTaints]:
+def taints(api: ApiServer, tmp_path: Path) -> Iterator[NodeTaints]:
     transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
     node = NodeWatch(transport, api.node_name)
-    fence = NodeTaints(transport, node)
+    taints = NodeTaints(transport, node)
     node.start()
-    fence.start()
+    taints.start()
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query])
-    yield fence
-    fence.stop(clear=False)
+    yield taints
+    taints.stop(clear=False)
     node.stop()
 
 
-def taints(api: ApiServer) -> list[Any]:
+def taints_on_node(api: ApiServer) -> list[Any]:
     return list(api.node()["spec"].get("taints", []))
 
 
@@ -52,68 +52,68 @@ def eventually(holds: Callable[[], object]) -> None:
     pytest.fail("it never came true")
 
 
-def somebody_taints(api: ApiServer, *entries: dict[str, str]) -> None:
+def set_foreign_taints(api: ApiServer, *entries: dict[str, str]) -> None:
     with api.store.changed:
         api.patch_node({"spec": {"taints": list(entries)}})
 
 
-def test_nothing_is_written_before_the_first_want(api: ApiServer, fence: NodeTaints) -> None:
-    somebody_taints(api, FOREIGN)
+def test_nothing_is_written_before_the_first_want(api: ApiServer, taints: NodeTaints) -> None:
+    set_foreign_taints(api, FOREIGN)
     threading.Event().wait(0.1)
     assert not api.sent("PATCH")
 
 
-def test_a_taint_is_added_beside_others_and_removed_alone(api: ApiServer, fence: NodeTaints) -> None:
-    somebody_taints(api, FOREIGN)
-    fence.want([MEMORY])
-    assert api.wait_for(lambda: taints(api) == [FOREIGN, OURS], 30), taints(api)
-    eventually(lambda: fence.present() == {MEMORY})
-    fence.want([])
-    assert api.wait_for(lambda: taints(api) == [FOREIGN], 30)
-    eventually(lambda: fence.present() == frozenset())
+def test_a_taint_is_added_beside_others_and_removed_alone(api: ApiServer, taints: NodeTaints) -> None:
+    set_foreign_taints(api, FOREIGN)
+    taints.want([MEMORY])
+    assert api.wait_for(lambda: taints_on_node(api) == [FOREIGN, OURS], 30), taints_on_node(api)
+    eventually(lambda: taints.present() == {MEMORY})
+    taints.want([])
+    assert api.wait_for(lambda: taints_on_node(api) == [FOREIGN], 30)
+    eventually(lambda: taints.present() == frozenset())
 
 
-def test_a_conflict_is_resolved_and_the_other_clients_change_kept(api: ApiServer, fence: NodeTaints) -> None:
-    # The watch ends, so that the fence does not hear of the other's write before its own is refused.
+def test_a_conflict_is_resolved_and_the_other_clients_change_kept(api: ApiServer, taints: NodeTaints) -> None:
+    # The watch ends, so that the worker does not get the other write before its own is refused.
     api.forbid("list", "nodes")
     api.forbid("watch", "nodes")
     api.end_watches()
-    eventually(lambda: "forbidden" in fence._node.reason)
-    somebody_taints(api, FOREIGN)
-    fence.want([DISK])
+    eventually(lambda: "forbidden" in taints._node.reason)
+    set_foreign_taints(api, FOREIGN)
+    taints.want([DISK])
     wanted = [FOREIGN, {"key": "nodeagent.io/disk-pressure", "effect": "NoSchedule"}]
-    assert api.wait_for(lambda: taints(api) == wanted, 30), taints(api)
+    assert api.wait_for(lambda: taints_on_node(api) == wanted, 30), taints_on_node(api)
     assert len(api.sent("PATCH")) == 2
 
 
-def test_a_taint_that_another_client_removed_is_added_again(api: ApiServer, fence: NodeTaints) -> None:
-    fence.want([MEMORY])
-    assert api.wait_for(lambda: taints(api) == [OURS], 30)
-    eventually(lambda: fence.present() == {MEMORY})
-    somebody_taints(api)
-    assert api.wait_for(lambda: taints(api) == [OURS], 30)
+def test_a_taint_that_another_client_removed_is_added_again(api: ApiServer, taints: NodeTaints) -> None:
+    taints.want([MEMORY])
+    assert api.wait_for(lambda: taints_on_node(api) == [OURS], 30)
+    eventually(lambda: taints.present() == {MEMORY})
+    set_foreign_taints(api)
+    assert api.wait_for(lambda: taints_on_node(api) == [OURS], 30)
 
 
-def test_without_the_right_the_reason_states_it_and_requests_are_rare(api: ApiServer, fence: NodeTaints) -> None:
+def test_without_the_right_the_reason_states_it_and_requests_are_rare(api: ApiServer, taints: NodeTaints) -> None:
     api.forbid("patch", "nodes")
-    fence.want([MEMORY])
-    eventually(lambda: "cannot patch" in fence.reason)
+    taints.want([MEMORY])
+    eventually(lambda: "cannot patch" in taints.reason)
     for _ in range(10):
-        fence.want([MEMORY, DISK])
+        taints.want([MEMORY, DISK])
     threading.Event().wait(0.1)
     assert len(api.sent("PATCH")) == 1
-    assert fence.present() == frozenset()
+    assert taints.present() == frozenset()
 
 
-def test_a_clean_exit_removes_the_taints(api: ApiServer, fence: NodeTaints) -> None:
-    somebody_taints(api, FOREIGN)
-    fence.want([MEMORY, DISK])
-    eventually(lambda: fence.present() == {MEMORY, DISK})
-    fence.stop()
-    assert taints(api) == [FOREIGN]
+def test_a_clean_exit_removes_the_taints(api: ApiServer, taints: NodeTaints) -> None:
+    set_foreign_taints(api, FOREIGN)
+    taints.want([MEMORY, DISK])
+    eventually(lambda: taints.present() == {MEMORY, DISK})
+    taints.stop()
+    assert taints_on_node(api) == [FOREIGN]
 
 
-def test_a_taint_that_is_removed_each_time_is_added_less_and_less_often(api: ApiServer, fence: NodeTaints) -> None:
+def test_a_taint_that_is_removed_each_time_is_added_less_and_less_often(api: ApiServer, taints: NodeTaints) -> None:
     def strip(request: Request, done: bool) -> None:
         if done and request.method == "PATCH":
             entry = api.node()
@@ -121,8 +121,8 @@ def test_a_taint_that_is_removed_each_time_is_added_less_and_less_often(api: Api
             api.put_node(entry)
 
     api.at_request = strip
-    fence.want([ConditionType.MEMORY_PRESSURE])
+    taints.want([ConditionType.MEMORY_PRESSURE])
     assert api.wait_for(lambda: len(api.sent("PATCH")) > BURST, 20), "the first answers are quick"
     threading.Event().wait(4.0)
     assert len(api.sent("PATCH")) <= 1 + BURST + 5
-    assert fence.reason == CONFLICT_REASON
+    assert taints.reason == CONFLICT_REASON

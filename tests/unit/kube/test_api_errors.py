@@ -1,4 +1,4 @@
-"""What is told of a connection that fails: words, and the same words whenever the same is tried again."""
+"""Messages of failed connections: readable, and the same whenever the same failure repeats."""
 
 import contextlib
 import json
@@ -91,7 +91,7 @@ def a_proxy_that_answers(answer: bytes) -> Iterator[Server]:
 
 
 def texts(server: Server, tmp_path: Path) -> tuple[list[ApiError], list[str]]:
-    """What two tries with connections of their own tell."""
+    """The messages of two tries, each with its own connection."""
     path = tmp_path / "kubeconfig"
     cluster = {"server": server[0], **({"proxy-url": server[1]} if server[1] else {})}
     path.write_text(

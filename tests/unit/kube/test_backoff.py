@@ -8,7 +8,7 @@ from nodeagent.kube.backoff import BURST, REPEAT_LAST_S, Restraint
 
 
 def writes(*, stays_s: float, for_s: float) -> list[float]:
-    """When something is written that somebody takes away so long after each write, and how late each write was."""
+    """Times of the writes that another client undoes so long after each, and how late each write was."""
     restraint, now, found = Restraint(rng=random.Random(7)), 0.0, []
     while now < for_s:
         while (wait_s := restraint.wait_s(now)) > 0.0:

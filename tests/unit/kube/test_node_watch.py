@@ -1,4 +1,4 @@
-"""The own Node as last seen, whoever saw it."""
+"""The newest version of the own Node, from the watch or from a write."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.fake_kube import Answer, ApiServer, Request, node_object
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[NodeWatch]:
-    """Not started: the tests say what it hears."""
+    """Not started: the tests deliver its events."""
     with ApiServer() as api:
         transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
         yield NodeWatch(transport, "lab-node")
@@ -28,7 +28,7 @@ def node(version: int, memory: str) -> bytes:
     return json.dumps(entry).encode()
 
 
-def seen(watch: NodeWatch) -> str:
+def status_of(watch: NodeWatch) -> str:
     view = watch.view()
     assert view is not None
     return view.conditions["MemoryPressure"].status
@@ -38,15 +38,15 @@ def test_a_late_event_of_the_watch_does_not_undo_the_answer_to_a_write(watch: No
     watch.replace([Raw(node(9, "False"))])
     watch.update(node(12, "True"))
     watch.apply("MODIFIED", Raw(node(11, "False")))
-    assert seen(watch) == "True"
+    assert status_of(watch) == "True"
     watch.apply("MODIFIED", Raw(node(13, "False")))
-    assert seen(watch) == "False"
+    assert status_of(watch) == "False"
 
 
 def test_a_new_list_counts_even_if_its_versions_are_smaller(watch: NodeWatch) -> None:
     watch.update(node(100, "True"))
     watch.replace([Raw(node(5, "False"))])
-    assert seen(watch) == "False"
+    assert status_of(watch) == "False"
 
 
 def test_resource_versions_are_compared_as_numbers_if_they_are_numbers() -> None:
@@ -58,7 +58,7 @@ def test_resource_versions_are_compared_as_numbers_if_they_are_numbers() -> None
 def test_an_unreadable_node_keeps_the_last_view_and_sets_the_reason(watch: NodeWatch) -> None:
     watch.replace([Raw(node(5, "False"))])
     watch.apply("MODIFIED", Raw(b'{"metadata": 3}'))
-    assert seen(watch) == "False"
+    assert status_of(watch) == "False"
     watch.apply("DELETED", Raw(node(6, "False")))
     assert watch.view() is None
 

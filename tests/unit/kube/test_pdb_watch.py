@@ -1,4 +1,4 @@
-"""Disruption budgets are watched where a decision wants them, and nowhere else."""
+"""PodDisruptionBudgets are watched in the namespaces that a decision wants, and in no other."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def budgets(api: ApiServer, tmp_path: Path, now: list[float]) -> Iterator[PdbWatch]:
+def pdbs(api: ApiServer, tmp_path: Path, now: list[float]) -> Iterator[PdbWatch]:
     transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
     watch = PdbWatch(transport, clock=lambda: now[0])
     yield watch
@@ -53,67 +53,65 @@ def _wait(event: threading.Event) -> None:
     event.wait(60)
 
 
-def held(budgets: PdbWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
-    return budgets.with_pdbs((candidate,))[0].disruption_budgets
+def pdbs_of(pdbs: PdbWatch, candidate: Pod) -> tuple[DisruptionBudget, ...]:
+    return pdbs.with_pdbs((candidate,))[0].disruption_budgets
 
 
-def test_nothing_is_listed_before_a_namespace_is_wanted(api: ApiServer, budgets: PdbWatch) -> None:
-    assert held(budgets, a_pod(app="a")) == ()
+def test_nothing_is_listed_before_a_namespace_is_wanted(api: ApiServer, pdbs: PdbWatch) -> None:
+    assert pdbs_of(pdbs, a_pod(app="a")) == ()
     assert not api.requests
-    budgets.want(["default"])
+    pdbs.want(["default"])
     assert api.wait_for(lambda: [r for r in api.requests if "watch" in r.query], 30)
     assert {r.path for r in api.requests} == {"/apis/policy/v1/namespaces/default/poddisruptionbudgets"}
 
 
-def test_a_first_list_is_waited_for_but_not_for_ever(api: ApiServer, budgets: PdbWatch, now: list[float]) -> None:
+def test_a_first_list_is_waited_for_but_not_for_ever(api: ApiServer, pdbs: PdbWatch, now: list[float]) -> None:
     answered = threading.Event()
     api.at_request = lambda _request, _done: _wait(answered)
-    assert budgets.unlisted_namespace() == ""
-    budgets.want(["default"])
-    assert budgets.unlisted_namespace() == "default"
+    assert pdbs.unlisted_namespace() == ""
+    pdbs.want(["default"])
+    assert pdbs.unlisted_namespace() == "default"
     now[0] += FIRST_LIST_S + 1.0
-    assert budgets.unlisted_namespace() == ""
+    assert pdbs.unlisted_namespace() == ""
     now[0] -= FIRST_LIST_S
-    assert budgets.unlisted_namespace() == "default"
+    assert pdbs.unlisted_namespace() == "default"
     answered.set()
-    eventually(lambda: budgets.unlisted_namespace() == "")
+    eventually(lambda: pdbs.unlisted_namespace() == "")
 
 
-def test_a_pod_has_the_pdbs_that_select_it_and_their_changes(api: ApiServer, budgets: PdbWatch) -> None:
+def test_a_pod_has_the_pdbs_that_select_it_and_their_changes(api: ApiServer, pdbs: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=1)
     api.set_pdb("elsewhere", {"app": "a"}, allowed=1, namespace="other")
-    budgets.want(["default"])
-    eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 1),))
-    assert held(budgets, a_pod(app="z")) == ()
-    assert held(budgets, a_pod(app="a", namespace="other")) == ()
+    pdbs.want(["default"])
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 1),))
+    assert pdbs_of(pdbs, a_pod(app="z")) == ()
+    assert pdbs_of(pdbs, a_pod(app="a", namespace="other")) == ()
     with api.store.changed:
-        budget = api.store.objects["poddisruptionbudgets"]["default", "b"]
-        budget["status"]["disruptionsAllowed"] = 0
-        api.store.record("poddisruptionbudgets", budget, "MODIFIED")
-    eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
+        pdb = api.store.objects["poddisruptionbudgets"]["default", "b"]
+        pdb["status"]["disruptionsAllowed"] = 0
+        api.store.record("poddisruptionbudgets", pdb, "MODIFIED")
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 
-def test_a_pdb_that_is_not_observed_yet_allows_nothing(api: ApiServer, budgets: PdbWatch) -> None:
+def test_a_pdb_that_is_not_observed_yet_allows_nothing(api: ApiServer, pdbs: PdbWatch) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=3, observed=False)
-    budgets.want(["default"])
-    eventually(lambda: held(budgets, a_pod(app="a")) == (DisruptionBudget("b", 0),))
+    pdbs.want(["default"])
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")) == (DisruptionBudget("b", 0),))
 
 
-def test_a_namespace_that_is_not_wanted_any_more_is_dropped(
-    api: ApiServer, budgets: PdbWatch, now: list[float]
-) -> None:
+def test_a_namespace_that_is_not_wanted_any_more_is_dropped(api: ApiServer, pdbs: PdbWatch, now: list[float]) -> None:
     api.set_pdb("b", {"app": "a"}, allowed=1)
-    budgets.want(["default"])
-    eventually(lambda: held(budgets, a_pod(app="a")))
+    pdbs.want(["default"])
+    eventually(lambda: pdbs_of(pdbs, a_pod(app="a")))
     now[0] += KEEP_S + 1
-    budgets.want([])
-    assert held(budgets, a_pod(app="a")) == ()
+    pdbs.want([])
+    assert pdbs_of(pdbs, a_pod(app="a")) == ()
 
 
-def test_missing_rights_are_a_note(api: ApiServer, budgets: PdbWatch) -> None:
+def test_missing_rights_are_a_note(api: ApiServer, pdbs: PdbWatch) -> None:
     api.forbid("list", "poddisruptionbudgets")
-    budgets.want(["default"])
-    eventually(lambda: any("forbidden" in note.message for note in budgets.notes()))
+    pdbs.want(["default"])
+    eventually(lambda: any("forbidden" in note.message for note in pdbs.notes()))
 
 
 @pytest.mark.parametrize(

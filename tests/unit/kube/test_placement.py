@@ -1,4 +1,4 @@
-"""A pod that could only come back to this node is told from one that is free to go."""
+"""A pod that can only run on this node is distinguished from one that can run elsewhere."""
 
 import json
 from typing import Any
@@ -49,8 +49,8 @@ def test_a_pod_that_can_only_run_on_this_node_has_the_reason(spec: Any, bound: b
 def created(*fields: str, manager: str = "kube-controller-manager", **more: Any) -> Json:
     """An entry of managedFields as a create leaves it."""
     spec: Json = {"f:containers": {}, "f:restartPolicy": {}, **{f"f:{name}": {} for name in fields}}
-    told = {"f:metadata": {"f:labels": {}}, "f:spec": spec}
-    return {"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsV1": told, **more}
+    managed: Json = {"f:metadata": {"f:labels": {}}, "f:spec": spec}
+    return {"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsV1": managed, **more}
 
 
 def test_a_node_name_in_the_template_binds_and_the_schedulers_choice_does_not() -> None:

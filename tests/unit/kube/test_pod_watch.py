@@ -123,7 +123,7 @@ OWN_NODE: Json = {"apiVersion": "v1", "kind": "Node", "name": "lab-node", "uid":
 
 
 def mirror(owner: Json | None = None, **annotations: str) -> Pod:
-    """A mirror pod as a kubelet creates it (NodeRestriction asks for that owner reference), with changes."""
+    """A mirror pod as a kubelet creates it (NodeRestriction requires that owner reference), with changes."""
     entry = pod("etcd-lab-node", namespace="kube-system", uid="u")
     marks = {"config.mirror": HASH, "config.hash": HASH, "config.source": "file"} | annotations
     entry["metadata"] |= {
@@ -157,21 +157,21 @@ def test_static_pods_are_in_a_kubelets_list_and_not_in_an_api_servers() -> None:
     listed = {p["metadata"]["name"]: decode_pod(json.dumps(p).encode()) for p in items}
     assert {name for name, each in listed.items() if each.static} == {"static-hog-lab-node"}
     assert listed["static-hog-lab-node"].static == "file"
-    # The same as a pod of an API server, whose author may write any annotation, even its own UID later on.
+    # The same as a pod of an API server, whose author can write any annotation, later even its own UID.
     [static] = [p for p in items if p["metadata"]["name"] == "static-hog-lab-node"]
     static["metadata"]["resourceVersion"] = "7"
     assert decode_pod(json.dumps(static).encode()).static == ""
 
 
 def test_a_missing_qos_class_follows_from_the_resources() -> None:
-    """An empty `resources` of the pod says nothing: its containers decide (docs/kubelet-differences.md, Q13)."""
-    asks = {"cpu": "100m", "memory": "1Mi"}
-    spec = {"containers": [{"name": "c", "resources": {"requests": asks, "limits": asks}}]}
+    """An empty `resources` of the pod does not count: its containers decide (docs/kubelet-differences.md, Q13)."""
+    amounts = {"cpu": "100m", "memory": "1Mi"}
+    spec = {"containers": [{"name": "c", "resources": {"requests": amounts, "limits": amounts}}]}
     for pod_level, expected in ((None, QOSClass.GUARANTEED), ({}, QOSClass.GUARANTEED)):
-        told = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": pod_level}}
-        assert decode_pod(json.dumps(told).encode()).qos_class is expected
-    told = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": {"requests": {"memory": "1Mi"}}}}
-    assert decode_pod(json.dumps(told).encode()).qos_class is QOSClass.BURSTABLE
+        manifest = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": pod_level}}
+        assert decode_pod(json.dumps(manifest).encode()).qos_class is expected
+    manifest = {"metadata": {"uid": "u"}, "spec": {**spec, "resources": {"requests": {"memory": "1Mi"}}}}
+    assert decode_pod(json.dumps(manifest).encode()).qos_class is QOSClass.BURSTABLE
 
 
 def test_only_annotations_that_decisions_read_are_kept() -> None:
@@ -204,15 +204,15 @@ def test_every_kind_of_container_is_distinguished() -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"hostPID": False}, {"hostPID": True}])
 def test_a_pod_with_host_pid_is_decoded(spec: dict[str, bool]) -> None:
-    told = decode_pod(json.dumps(pod("web", spec=spec)).encode())
-    assert told.host_pid == spec.get("hostPID", False)
+    decoded = decode_pod(json.dumps(pod("web", spec=spec)).encode())
+    assert decoded.host_pid == spec.get("hostPID", False)
 
 
 def test_a_pod_with_ephemeral_containers_is_decoded() -> None:
     one = pod("web", spec={"ephemeralContainers": [{"name": "debugger", "image": "x"}]})
-    told = decode_pod(json.dumps(one).encode())
-    assert told.ephemeral
-    assert [container.name for container in told.containers] == ["c"]
+    decoded = decode_pod(json.dumps(one).encode())
+    assert decoded.ephemeral
+    assert [container.name for container in decoded.containers] == ["c"]
     assert not decode_pod(json.dumps(pod("web")).encode()).ephemeral
 
 
@@ -384,7 +384,7 @@ def test_a_silent_watch_is_noticed_and_restarted(tmp_path: Path) -> None:
 
 
 class Behind:
-    """A server whose first watch says nothing more, and whose list has another pod by then."""
+    """A server whose first watch stays silent, and whose list has another pod by then."""
 
     def __init__(self) -> None:
         self.lists: list[bytes] = []
@@ -480,17 +480,17 @@ def test_running_pods_that_a_wrong_list_lacked_are_listed_again(
 
 @pytest.mark.parametrize(("tokens", "most"), [(2, 3), (10**6, MAX_PAGES)], ids=["a circle", "no end"])
 def test_an_endless_list_is_given_up(tokens: int, most: int, tmp_path: Path) -> None:
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     def endless(connection: socket.socket, number: int) -> None:
         while request := read_request(connection):
-            asked.append(request)
-            listed = {"metadata": {"resourceVersion": "5", "continue": f"t{len(asked) % tokens}"}, "items": []}
+            requests.append(request)
+            listed = {"metadata": {"resourceVersion": "5", "continue": f"t{len(requests) % tokens}"}, "items": []}
             connection.sendall(response(json.dumps(listed).encode()))
 
     with RawServer(endless) as server, pytest.raises(ApiError, match="the list cannot be read"):
         list_pods(connected(server, tmp_path), "lab-node")
-    assert len(asked) == most
+    assert len(requests) == most
 
 
 def scripted(watch_answer: Callable[[socket.socket], None]) -> Callable[[socket.socket, int], None]:
@@ -511,20 +511,20 @@ EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expir
 
 
 @pytest.mark.parametrize(
-    "said",
+    "body",
     [
         pytest.param(CHUNKED + chunk(EXPIRED) + chunk(b""), id="a 410 storm"),
         pytest.param(CHUNKED + chunk(b"{garbage}\n"), id="garbage"),
         pytest.param(CHUNKED + chunk(b'{"type":"ADDED","object":{"meta'), id="a line that breaks off"),
         pytest.param(CHUNKED + chunk(b'{"type":"ADDED","object":7}\n') + chunk(b""), id="an event that is no object"),
-        pytest.param(CHUNKED + chunk(b'{"type":"ERROR","object":[]}\n'), id="an error that says nothing"),
+        pytest.param(CHUNKED + chunk(b'{"type":"ERROR","object":[]}\n'), id="an empty error"),
         pytest.param(response(b"too many", status="429 Too Many Requests"), id="throttled"),
         pytest.param(b"", id="closed at once"),
         pytest.param(CHUNKED + chunk(b""), id="ended at once"),
     ],
 )
 def test_a_watch_that_always_fails_is_retried_less_and_less_often_and_the_pods_are_kept(
-    tmp_path: Path, said: bytes
+    tmp_path: Path, body: bytes
 ) -> None:
     watches = [0]
     enough = threading.Event()
@@ -533,7 +533,7 @@ def test_a_watch_that_always_fails_is_retried_less_and_less_often_and_the_pods_a
         watches[0] += 1
         if watches[0] >= 4:
             enough.set()
-        connection.sendall(said)
+        connection.sendall(body)
 
     with RawServer(scripted(answer)) as server:
         watched = Watched(connected(server, tmp_path))
@@ -546,7 +546,7 @@ def test_a_watch_that_always_fails_is_retried_less_and_less_often_and_the_pods_a
         # The back-off of these tests ends at 0.1 s, of which at least half is waited; one attempt may be under way. A
         # request whose connection is closed without an answer is sent once more, on a new one.
         attempts = (time.monotonic() - began) / 0.05 + 1
-        assert watches[0] - before <= attempts * (1 if said else 2)
+        assert watches[0] - before <= attempts * (1 if body else 2)
 
 
 def test_a_stopped_watch_ends_its_thread_at_once(api: ApiServer, watched: Watched) -> None:
@@ -580,7 +580,7 @@ def test_a_server_that_lets_every_watch_expire_is_not_listed_without_end(api: Ap
 
 
 def test_a_future_version_is_given_up_when_the_watch_stays_silent(api: ApiServer, tmp_path: Path) -> None:
-    """As after a restored backup: the watch says nothing, and a new one from the same version says nothing again."""
+    """As after a restored backup: the watch stays silent, and a new one from the same version as well."""
     before = api.store.version
     api.store.version += 1_000_000
     watch = PodWatch(connected(api, tmp_path), "lab-node", idle_s=0.5, backoff=RetryBackoff(first_s=0.05, last_s=0.1))

@@ -1,4 +1,4 @@
-"""Since when the API server is out of reach: told by requests that nobody answered, never by silence."""
+"""Since when the API server is unreachable: by unanswered requests, never by silence."""
 
 import threading
 from pathlib import Path
@@ -64,11 +64,11 @@ def test_one_lost_request_beside_an_answered_one_does_not_count() -> None:
     now[0] = 3.0
     reach.answered()
     now[0] = 5.0
-    seen = []
+    times = []
     for begun_at in (0.0, 3.5, 4.0):
         reach.unanswered(begun_at)
-        seen.append(reach.unreachable_since)
-    assert seen == [None, 3.5, 3.5]
+        times.append(reach.unreachable_since)
+    assert times == [None, 3.5, 3.5]
 
 
 def test_the_time_of_a_suspend_is_no_outage() -> None:

@@ -130,7 +130,7 @@ def test_a_body_that_is_no_status_still_makes_an_error(body: bytes) -> None:
 
 
 def test_a_request_arrives_in_one_piece(tmp_path: Path) -> None:
-    """An agent that is killed while it asks has asked for all of it, or for nothing."""
+    """An agent that is killed during a request has sent all of it, or nothing."""
     pieces: list[bytes] = []
 
     def answer(connection: socket.socket, number: int) -> None:
@@ -164,14 +164,14 @@ def test_a_half_open_connection_times_out(tmp_path: Path) -> None:
 def test_a_request_far_past_its_deadline_is_reported_as_stuck(tmp_path: Path) -> None:
     with RawServer(lambda connection, number: server.over.wait()) as server:
         transport = transport_to(server, tmp_path, timeout_s=5.0)
-        thread = workers.start_thread(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="asking")
+        thread = workers.start_thread(lambda: failure(lambda: transport.request("GET", "/version?x=1")), name="request")
         assert thread is not None
-        told: list[str] = []
-        while not told and thread.is_alive():
+        messages: list[str] = []
+        while not messages and thread.is_alive():
             much_later = time.monotonic() + 5.0 + STUCK_AFTER_S
-            told = [each.message for each in workers.stuck_workers(much_later) if each.name == "asking"]
-        assert told == ["stuck in GET /version for more than 45s"]
-        assert not [each for each in workers.stuck_workers() if each.name == "asking"]
+            messages = [each.message for each in workers.stuck_workers(much_later) if each.name == "request"]
+        assert messages == ["stuck in GET /version for more than 45s"]
+        assert not [each for each in workers.stuck_workers() if each.name == "request"]
     thread.join(20)
 
 
@@ -388,8 +388,8 @@ def test_a_token_file_is_read_again_every_minute_and_its_newline_removed(tmp_pat
         transport.request("GET", "/version")
         now[0] = 61.0
         transport.request("GET", "/version")
-        seen = [r.headers["authorization"] for r in api.requests]
-        assert seen == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
+        tokens = [r.headers["authorization"] for r in api.requests]
+        assert tokens == ["Bearer agent-token", "Bearer agent-token", "Bearer rotated"]
 
 
 def test_a_token_file_that_is_being_replaced_does_no_harm(tmp_path: Path) -> None:

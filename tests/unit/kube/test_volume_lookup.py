@@ -1,5 +1,4 @@
-"""Pods whose data is in a local volume are known to be bound to the node; what is not known is said, and no more asked
-than has to be."""
+"""Pods with data in a local volume are bound to the node; an unknown claim has its reason, and look-ups are few."""
 
 import json
 import threading
@@ -101,21 +100,21 @@ def test_a_volume_that_only_this_node_can_mount_binds_the_pod(
     api: ApiServer, lookup: VolumeLookup, spec: dict[str, Any], binds: bool
 ) -> None:
     api.set_volume("data", spec)
-    (seen,) = known(lookup, read(a_pod("db", "data")))
-    assert bool(seen.node_bound) is binds
-    assert seen.claims_unknown == ""
+    (placed,) = known(lookup, read(a_pod("db", "data")))
+    assert bool(placed.node_bound) is binds
+    assert placed.claims_unknown == ""
     if binds:
-        told = "can only run on this node: its claim data is on the local PersistentVolume pv-data"
-        assert refused(seen) == told
-        assert refused(seen, node_bound=False) == ""
+        reason = "can only run on this node: its claim data is on the local PersistentVolume pv-data"
+        assert refused(placed) == reason
+        assert refused(placed, node_bound=False) == ""
 
 
 def test_one_local_volume_among_several_is_enough(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("a", NETWORK)
     api.set_volume("b", LOCAL)
-    (seen,) = known(lookup, read(a_pod("db", "missing", "a", "b")))
-    assert "pv-b" in seen.node_bound
-    assert seen.claims_unknown == ""
+    (placed,) = known(lookup, read(a_pod("db", "missing", "a", "b")))
+    assert "pv-b" in placed.node_bound
+    assert placed.claims_unknown == ""
 
 
 def test_pods_without_claims_cause_no_request_and_no_thread(api: ApiServer, lookup: VolumeLookup) -> None:
@@ -130,16 +129,16 @@ def test_pods_without_claims_cause_no_request_and_no_thread(api: ApiServer, look
 def test_the_claims_of_a_bound_pod_are_not_looked_up(api: ApiServer, lookup: VolumeLookup) -> None:
     entry = a_pod("db", "data")
     entry["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "lab-node"}
-    (seen,) = lookup.with_claims((read(entry),))
-    assert seen.node_bound.startswith("nodeSelector")
+    (placed,) = lookup.with_claims((read(entry),))
+    assert placed.node_bound.startswith("nodeSelector")
     assert not api.requests
 
 
 def test_a_claim_is_looked_up_once_and_its_pods_stay_the_same_objects(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("data", LOCAL)
     one, two = read(a_pod("one", "data")), read(a_pod("two", "data"))
-    seen = known(lookup, one, two)
-    assert all(each.node_bound for each in seen)
+    known_pods = known(lookup, one, two)
+    assert all(each.node_bound for each in known_pods)
     pods = (two, one)
     assert all(each.node_bound for each in lookup.with_claims(pods))
     assert lookup.with_claims(pods) is lookup.with_claims(pods)
@@ -151,10 +150,10 @@ def test_a_claim_is_looked_up_once_and_its_pods_stay_the_same_objects(api: ApiSe
 
 def test_while_a_claim_is_unknown_the_pod_may_be_bound_and_is_protected(api: ApiServer, lookup: VolumeLookup) -> None:
     api.forbid("get", "persistentvolumeclaims")
-    (seen,) = known(lookup, read(a_pod("db", "data")))
-    assert seen.node_bound == ""
-    assert "may be bound to this node: its claim data may be a local PersistentVolume" in refused(seen)
-    assert "forbidden" in refused(seen)
+    (placed,) = known(lookup, read(a_pod("db", "data")))
+    assert placed.node_bound == ""
+    assert "may be bound to this node: its claim data may be a local PersistentVolume" in refused(placed)
+    assert "forbidden" in refused(placed)
     assert "forbidden" in lookup.reason
     api.set_volume("data", NETWORK)
     api.allow("get", "persistentvolumeclaims")
@@ -171,31 +170,31 @@ def test_an_unbound_claim_is_looked_up_again_a_minute_later(
         api.set_volume("data", LOCAL, bound=False)
     other = read(a_pod("other", "other"))
     api.set_volume("other", NETWORK)
-    (seen, _) = known(lookup, read(a_pod("db", "data")), other)
-    assert ("not found" if bound else "not bound to a volume yet") in seen.claims_unknown
-    asked = len(api.requests)
+    (placed, _) = known(lookup, read(a_pod("db", "data")), other)
+    assert ("not found" if bound else "not bound to a volume yet") in placed.claims_unknown
+    requests = len(api.requests)
     api.set_volume("data", LOCAL)
     now[0] += RETRY_S / 2
     pods = (read(a_pod("db", "data")), other)
     assert lookup.with_claims(pods)[0].claims_unknown
-    assert len(api.requests) == asked
+    assert len(api.requests) == requests
     now[0] += RETRY_S
     eventually(lambda: lookup.with_claims((read(a_pod("db", "data")), other))[0].node_bound)
 
 
 def test_an_unreadable_claim_is_unknown(api: ApiServer, lookup: VolumeLookup) -> None:
     api.set_volume("data", {"local": "a string"})
-    (seen,) = known(lookup, read(a_pod("db", "data")))
-    assert "cannot be read" in seen.claims_unknown
+    (placed,) = known(lookup, read(a_pod("db", "data")))
+    assert "cannot be read" in placed.claims_unknown
 
 
 def test_claims_beyond_the_limit_are_not_looked_up(api: ApiServer, transport: Transport) -> None:
     many = tuple(read(a_pod(f"p{n}", f"c{n}")) for n in range(volume_lookup.MAX_CLAIMS + 1))
     lookup = VolumeLookup(transport, "lab-node", spread_s=3600.0)
-    seen = lookup.with_claims(many)
+    known_pods = lookup.with_claims(many)
     lookup.stop()
-    assert "not looked up yet" in seen[-2].claims_unknown
-    assert "more than 1024 claims" in seen[-1].claims_unknown
+    assert "not looked up yet" in known_pods[-2].claims_unknown
+    assert "more than 1024 claims" in known_pods[-1].claims_unknown
     assert not api.requests
 
 
@@ -219,7 +218,7 @@ def test_near_pressure_claims_are_looked_up_within_a_moment(
         eventually(lambda: trouble in lookup.with_claims((db,))[0].claims_unknown)
     now[0] += volume_lookup.HURRY_S
     (unknown,) = lookup.with_claims((db,))
-    assert unknown.claims_asked_at == 100.0, "since when it is asked, whatever was answered"
+    assert unknown.claims_asked_at == 100.0, "since when it is requests, whatever was answered"
     api.allow("get", "persistentvolumeclaims")
     api.set_volume("data", NETWORK)
     lookup.hurry()
@@ -259,9 +258,9 @@ def test_a_kubelets_credentials_allow_every_look_up(api: ApiServer, tmp_path: Pa
     api.set_volume("data", LOCAL)
     mine = read(api.add_pod(a_pod("db", "data")))
     elsewhere = read({**a_pod("far", "data"), "metadata": {"name": "far", "namespace": "other", "uid": "u"}})
-    seen, trouble = look_up_all(kubelet, (mine, elsewhere), node_name="lab-node", known={}, for_s=10.0)
-    assert seen[0].node_bound
-    assert "forbidden" in seen[1].claims_unknown
+    known_pods, trouble = look_up_all(kubelet, (mine, elsewhere), node_name="lab-node", known={}, for_s=10.0)
+    assert known_pods[0].node_bound
+    assert "forbidden" in known_pods[1].claims_unknown
     assert "forbidden" in trouble
 
 
@@ -269,11 +268,11 @@ def test_a_report_looks_up_claims_within_its_time_and_states_the_rest(api: ApiSe
     api.set_volume("data", LOCAL)
     pods = (read(a_pod("db", "data")),)
     places: dict[volume_lookup.Claim, volume_lookup.ClaimLocation] = {}
-    seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=0.0)
+    known_pods, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=0.0)
     assert trouble == "not all claims could be looked up in time"
-    assert seen[0].claims_unknown
-    seen, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
-    assert (bool(seen[0].node_bound), trouble) == (True, "")
-    asked = len(api.requests)
+    assert known_pods[0].claims_unknown
+    known_pods, trouble = look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
+    assert (bool(known_pods[0].node_bound), trouble) == (True, "")
+    requests = len(api.requests)
     look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
-    assert len(api.requests) == asked
+    assert len(api.requests) == requests
