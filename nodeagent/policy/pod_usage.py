@@ -58,16 +58,16 @@ def disk_usage(disk: DiskUsage, signal: Signal, layout: DiskLayout, *, limit: in
     if holds_no_pod_data(signal, layout):
         return 0
     layers: tuple[int | None, ...]
-    others: tuple[int | None, ...]
+    logs_and_volumes: tuple[int | None, ...]
     if signal in DISK_INODE_SIGNALS:
         layers = disk.rootfs_inodes, disk.deleted_layer_inodes
-        others = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
+        logs_and_volumes = disk.logs_inodes, disk.volumes_inodes, disk.deleted_volume_inodes
     else:
         layers = disk.rootfs_bytes, disk.deleted_layer_bytes
-        others = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
-    parts: tuple[int | None, ...] = layers + others
+        logs_and_volumes = disk.logs_bytes, disk.volumes_bytes, disk.deleted_volume_bytes
+    parts: tuple[int | None, ...] = layers + logs_and_volumes
     if layout is DiskLayout.DEDICATED_IMAGEFS:
-        parts = others if signal in _NODE_SIGNALS else layers
+        parts = logs_and_volumes if signal in _NODE_SIGNALS else layers
     measured = [part for part in (plausibility.plausible(part, limit=limit) for part in parts) if part is not None]
     return plausibility.plausible(sum(measured), limit=limit) if measured else None
 

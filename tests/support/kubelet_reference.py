@@ -143,20 +143,20 @@ def qos(pod: Pod) -> QOSClass:
     own = (pod.pod_requests or Resources(), pod.pod_limits or Resources())
     if own != (Resources(), Resources()):
         pairs = [own]
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
     capped: dict[str, int] = {}
     complete = True
     for requests, limits in pairs:
         for name in ("cpu_milli", "memory"):
             if (value := getattr(requests, name)) is not None and value > 0:
-                asked[name] = asked.get(name, 0) + value
+                requested[name] = requested.get(name, 0) + value
             if (value := getattr(limits, name)) is not None and value > 0:
                 capped[name] = capped.get(name, 0) + value
             else:
                 complete = False
-    if not asked and not capped:
+    if not requested and not capped:
         return QOSClass.BEST_EFFORT
-    return QOSClass.GUARANTEED if complete and asked == capped else QOSClass.BURSTABLE
+    return QOSClass.GUARANTEED if complete and requested == capped else QOSClass.BURSTABLE
 
 
 # --- 5: what is measured, and the order -------------------------------------------------------------------------------
@@ -278,14 +278,14 @@ def written(amount: int) -> str:
 def message(threshold: Threshold, snapshot: NodeSnapshot, view: PodView) -> tuple[str, dict[str, str]]:
     """The eviction's message and its event's annotations."""
     pod, usage = view
-    seen, name = snapshot.observations[threshold.signal], resource(threshold.signal)
-    assert seen.available is not None
-    assert seen.capacity is not None
+    observation, name = snapshot.observations[threshold.signal], resource(threshold.signal)
+    assert observation.available is not None
+    assert observation.capacity is not None
     is_bytes = name in ("memory", "ephemeral-storage")
-    value = units(threshold.value, seen.capacity)
+    value = units(threshold.value, observation.capacity)
     quoted = canonical(value, binary=threshold.value.quantity is None or threshold.value.text.endswith("i"))
     text = f"The node was low on resource: {name}. "
-    text += f"Threshold quantity: {quoted}, available: {canonical(seen.available, binary=is_bytes)}. "
+    text += f"Threshold quantity: {quoted}, available: {canonical(observation.available, binary=is_bytes)}. "
     if usage is None:
         return text, {}
     marks = {"starved_resource": name}
@@ -360,12 +360,14 @@ def sync(
     isolation: bool,
 ) -> tuple[Sync, State]:
     """Steps 1 to 15, without the node-level reclaim of step 14, which is no external agent's."""
-    seen = {s: o for s, o in snapshot.observations.items() if o.available is not None and o.capacity is not None}
+    observations = {
+        s: o for s, o in snapshot.observations.items() if o.available is not None and o.capacity is not None
+    }
 
     def met(threshold: Threshold, *, with_reclaim: bool) -> bool:
-        if threshold.signal not in seen:
+        if threshold.signal not in observations:
             return False
-        observation = seen[threshold.signal]
+        observation = observations[threshold.signal]
         assert observation.capacity is not None
         assert observation.available is not None
         limit = units(threshold.value, observation.capacity)
@@ -382,13 +384,13 @@ def sync(
     condition_seen = {**state.condition_seen, **{condition(each.signal): now for each in active}}  # 8
     conditions = frozenset(kind for kind, at in condition_seen.items() if now - at < transition_s)  # 9
     past = [each for each in active if now - first[identity(each)] >= each.grace_period_s]  # 10
-    fresh = {s for s, o in seen.items() if s not in state.last_sample or o.read_at > state.last_sample[s]}
+    fresh = {s for s, o in observations.items() if s not in state.last_sample or o.read_at > state.last_sample[s]}
     due = [each for each in past if each.signal in fresh]  # 11
     after = State(
         first,
         frozenset(identity(each) for each in past),
         condition_seen,
-        {signal: observation.read_at for signal, observation in seen.items()},
+        {signal: observation.read_at for signal, observation in observations.items()},
     )
 
     # Q4: always in the same order. Of one signal's thresholds the hard one, then the higher one, is quoted (B3).
@@ -399,7 +401,7 @@ def sync(
             each.grace_period_s != 0,
             kinds.index(resource(each.signal)),
             list(Signal).index(each.signal),
-            -units(each.value, seen[each.signal].capacity or 0),
+            -units(each.value, observations[each.signal].capacity or 0),
         )
     )
     candidates = [view for view in snapshot.pods if view.pod.phase not in ("Succeeded", "Failed")]

@@ -125,11 +125,11 @@ def not_started(of: Pod) -> Pod:
 
 def attributed(node: NodeSnapshot, *, unattributed: int = 0) -> NodeSnapshot:
     """The node with all memory that its pods do not hold in a system service, except `unattributed` bytes."""
-    seen = node.observations[Signal.MEMORY]
-    assert seen.capacity is not None
-    assert seen.available is not None
-    held = sum(view.usage.memory_working_set or 0 for view in node.pods if view.usage is not None)
-    rest = seen.capacity - seen.available - held - unattributed
+    memory = node.observations[Signal.MEMORY]
+    assert memory.capacity is not None
+    assert memory.available is not None
+    used_by_pods = sum(view.usage.memory_working_set or 0 for view in node.pods if view.usage is not None)
+    rest = memory.capacity - memory.available - used_by_pods - unattributed
     return node._replace(cgroups=(CgroupUsage("/system.slice/database.service", rest, 5),))
 
 

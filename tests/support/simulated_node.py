@@ -48,7 +48,7 @@ class SimulatedNode:
     def __init__(
         self,
         settings: Config,
-        seen: HogView,
+        hog_view: HogView,
         *,
         rate: float = 30.0 * MI,
         hog: int = int(4.1 * GI),
@@ -58,17 +58,17 @@ class SimulatedNode:
         each: int = 300 * MI,
         unaccounted: int = 0,
     ) -> None:
-        self.settings, self.seen, self.rate, self.burst_s = settings, seen, rate, burst_s
+        self.settings, self.hog_view, self.rate, self.burst_s = settings, hog_view, rate, burst_s
         self.sizes: dict[str, float] = {f"other-{n}": each for n in range(others)}
         self.unaccounted = unaccounted
-        self.seen_of_all: Callable[[PodView, float], PodView] = lambda view, for_s: view
+        self.view_of_all: Callable[[PodView, float], PodView] = lambda view, for_s: view
         self.sizes["hog"] = hog
         if sibling:
             self.sizes["sibling"] = sibling
         self.began, self.at = NOW, NOW
         self.leaves: dict[str, float] = {}
         self.evicted: list[str] = []
-        self.asked: dict[str, int] = {}
+        self.request_counts: dict[str, int] = {}
         self.plans: list[Plan] = []
         self.state = initial("simulated", now=NOW)
 
@@ -96,24 +96,24 @@ class SimulatedNode:
             view: PodView | None = nodes.view(name, self.size_of(name), namespace="hog" if owner else "other", **more)
             assert view is not None
             if name == "hog":
-                view = self.seen.view(view, self.for_s)
+                view = self.hog_view.view(view, self.for_s)
             if view is not None:
-                views.append(self.seen_of_all(view, self.for_s))
+                views.append(self.view_of_all(view, self.for_s))
         services = (CgroupUsage("/system.slice/database.service", SERVICES, 9),)
         return snapshot(*views, at=self.at, available={Signal.MEMORY: available}, cgroups=services)
 
     def step(self) -> None:
         for name, until in list(self.leaves.items()):
-            if self.at >= until and (name != "hog" or self.seen.dies):
+            if self.at >= until and (name != "hog" or self.hog_view.dies):
                 del self.sizes[name], self.leaves[name]
         plan, self.state = engine.decide(self.snapshot(), self.state, now=self.at, config=self.settings)
         self.plans.append(plan)
         for victim in plan.victims:
             name = str(victim.pod.name)
-            self.asked[name] = self.asked.get(name, 0) + 1
+            self.request_counts[name] = self.request_counts.get(name, 0) + 1
             kind = OutcomeKind.ACCEPTED
             if name == "hog":
-                kind = self.seen.answer(self.for_s, self.asked[name])
+                kind = self.hog_view.answer(self.for_s, self.request_counts[name])
             if kind is OutcomeKind.ACCEPTED:
                 self.evicted.append(name)
                 self.leaves.setdefault(name, self.at + 1.0)
@@ -175,8 +175,8 @@ def decide_steady(
     state = before or initial("t", now=node.taken_at)
     for back in (2.25, 2.0, 1.5, 1.0, 0.5):
         at = node.taken_at - back
-        seen = {signal: each._replace(read_at=at) for signal, each in node.observations.items()}
-        earlier = node._replace(taken_at=at, observations=seen, pods=(), pods_synced_at=at)
+        observations = {signal: each._replace(read_at=at) for signal, each in node.observations.items()}
+        earlier = node._replace(taken_at=at, observations=observations, pods=(), pods_synced_at=at)
         _, state = engine.decide(earlier, state, now=at, config=settings)
     plan, state = engine.decide(node, state, now=node.taken_at, config=settings)
     return [str(each.pod.name) for each in plan.victims], [each.code for each in plan.refusals], state

@@ -27,10 +27,14 @@ def node(views: list[PodView], *, at: float, **more: Any) -> NodeSnapshot:
 
 
 def ranked(
-    seen: NodeSnapshot, settings: Config, cache: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
+    current: NodeSnapshot, settings: Config, cache: RankingCache, *, signal: Signal = Signal.MEMORY, **more: Any
 ) -> RankedPods:
     return rank_pods(
-        seen, signal, **({"tier": Tier.HARD, "growth": usage_growth.GrowthState()} | more), config=settings, cache=cache
+        current,
+        signal,
+        **({"tier": Tier.HARD, "growth": usage_growth.GrowthState()} | more),
+        config=settings,
+        cache=cache,
     )
 
 
@@ -101,13 +105,16 @@ def test_a_cache_never_changes_the_order(order: RankingConfig, protected: bool, 
         for what, index, number in step["happened"]:
             views[index] = changed(views[index], what, number, at)
         there = [each for index, each in enumerate(views) if index != step["gone"]]
-        seen = node(there[::-1] if step["turned"] else there, at=at, own_pod_uid=step["own"])
-        assert seen.memory is not None
-        seen = seen._replace(memory=seen.memory._replace(total=step["total"]))
+        current = node(there[::-1] if step["turned"] else there, at=at, own_pod_uid=step["own"])
+        assert current.memory is not None
+        current = current._replace(memory=current.memory._replace(total=step["total"]))
         if step["prepares"]:
-            cache.prepare(seen, config=settings)
-        asked = {name: step[name] for name in ("signal", "tier", "minimum")}
-        cached, computed = ranked(seen, settings, cache, **asked), ranked(seen, settings, RankingCache(), **asked)
+            cache.prepare(current, config=settings)
+        options = {name: step[name] for name in ("signal", "tier", "minimum")}
+        cached, computed = (
+            ranked(current, settings, cache, **options),
+            ranked(current, settings, RankingCache(), **options),
+        )
         assert (cached.order, cached.pods, cached.by_writes) == (computed.order, computed.pods, computed.by_writes)
 
 

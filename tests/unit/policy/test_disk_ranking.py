@@ -24,12 +24,12 @@ from tests.support.nodes import GI, KI, MI, NOW, config, hard, snapshot, soft, v
 
 
 def filler(
-    name: str, held: int | None = None, *, rate: float | None = None, age_s: float = 1.0, **more: Any
+    name: str, size: int | None = None, *, rate: float | None = None, age_s: float = 1.0, **more: Any
 ) -> PodView:
     """A pod with this disk usage in its volumes, which wrote at `rate` for ten seconds."""
     usage: dict[str, Any] = {}
-    if held is not None:
-        usage["disk"] = DiskUsage(volumes_bytes=held, volumes_inodes=held // 4096)
+    if size is not None:
+        usage["disk"] = DiskUsage(volumes_bytes=size, volumes_inodes=size // 4096)
         usage["disk_usage_quality"] = DiskUsageQuality(NOW - age_s, complete=True)
     if rate is not None:
         usage["writing"] = WriteRate(rate, int(rate * 10), 10.0, NOW)
@@ -73,8 +73,8 @@ def test_without_usage_and_writes_the_note_does_not_claim_a_ranking_by_writes() 
 
 @pytest.mark.parametrize(("layout", "victims"), [(DiskLayout.SINGLE, ["filler"]), (DiskLayout.UNKNOWN, [])])
 def test_on_an_unknown_layout_no_pod_is_evicted_for_its_writes(layout: DiskLayout, victims: list[str]) -> None:
-    seen = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)
-    plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(Signal.NODEFS, GI)))
+    node = snapshot(filler("filler", rate=150.0 * MI), available={Signal.NODEFS: GI - 100 * MI}, layout=layout)
+    plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard(Signal.NODEFS, GI)))
     assert [victim.pod.name for victim in plan.victims] == victims
 
 
@@ -187,14 +187,14 @@ def test_growth_of_disk_bytes_is_the_write_rate() -> None:
 def inode_holder(
     name: str, inodes: int, *, walked_at: float, complete: bool = True, started_at: float = 0.0
 ) -> PodView:
-    held = view(name)
-    assert held.usage is not None
-    used = held.usage._replace(
+    holder = view(name)
+    assert holder.usage is not None
+    used = holder.usage._replace(
         disk=DiskUsage(rootfs_inodes=7, logs_inodes=3, volumes_inodes=inodes - 10),
         disk_usage_quality=DiskUsageQuality(walked_at, complete=complete),
         started_at=started_at,
     )
-    return held._replace(usage=used)
+    return holder._replace(usage=used)
 
 
 def by_growth(
@@ -242,9 +242,9 @@ def test_a_pod_that_started_since_the_last_walk_has_grown_from_zero_inodes() -> 
 
 def test_the_order_by_writes_is_total_whatever_the_order_of_the_pods() -> None:
     pods = [filler(name, rate=10.0 * MI) for name in "cab"]
-    seen = snapshot(*pods)
+    node = snapshot(*pods)
     ranked = candidates.rank_pods(
-        seen,
+        node,
         Signal.NODEFS,
         tier=Tier.HARD,
         config=config(),
@@ -260,10 +260,10 @@ def test_a_futile_decision_lists_the_host_directories_that_hold_the_disk() -> No
         HostDirectory("/var/lib/docker", 20 * GI, 9000, complete=False),
     )
     rest = UnattributedDisk((Signal.NODEFS, Signal.NODEFS_INODES), 99 * GI, GI, 20_000, 100, largest, NOW)
-    held = filler("small", 10 * MI)
-    assert held.usage is not None
+    holder = filler("small", 10 * MI)
+    assert holder.usage is not None
     open_files = DiskUsageQuality(NOW, complete=True, deleted_bytes=3 * GI)
-    held = held._replace(usage=held.usage._replace(disk_usage_quality=open_files))
+    holder = holder._replace(usage=holder.usage._replace(disk_usage_quality=open_files))
     for signal, expected in (
         (
             Signal.NODEFS,
@@ -271,8 +271,8 @@ def test_a_futile_decision_lists_the_host_directories_that_hold_the_disk() -> No
         ),
         (Signal.NODEFS_INODES, "/var/lib/docker at least 9000, /var/log/journal 10"),
     ):
-        seen = snapshot(held, available={signal: 100 * KI}, unattributed_disks=(rest,))
-        plan, _ = engine.decide(seen, initial("t", now=NOW), now=NOW, config=config(hard(signal, GI)))
+        node = snapshot(holder, available={signal: 100 * KI}, unattributed_disks=(rest,))
+        plan, _ = engine.decide(node, initial("t", now=NOW), now=NOW, config=config(hard(signal, GI)))
         assert not plan.victims
         refusal = plan.refusals[0]
         assert expected in refusal.message

@@ -14,8 +14,8 @@ from tests.support.nodes import GI, MI, NOW, config, hard, snapshot
 VALUE = 10 * GI
 
 
-def holder(name: str = "holder", *, held: int = 4 * GI) -> PodView:
-    disk = DiskUsage(volumes_bytes=held, volumes_inodes=held // (1 << 20))
+def holder(name: str = "holder", *, used: int = 4 * GI) -> PodView:
+    disk = DiskUsage(volumes_bytes=used, volumes_inodes=used // (1 << 20))
     return nodes.view(name, usage_more={"disk": disk, "disk_usage_quality": DiskUsageQuality(NOW - 1, complete=True)})
 
 
@@ -28,14 +28,14 @@ def trace(*points: DiskPoint) -> DiskTrace:
     return DiskTrace((Signal.NODEFS, Signal.NODEFS_INODES), first, recent, last, deleted_known=False)
 
 
-def decided(seen: DiskTrace | None, *pods: PodView, available: int = VALUE - 100 * MI, **more: Any) -> Any:
+def decided(disk_trace: DiskTrace | None, *pods: PodView, available: int = VALUE - 100 * MI, **more: Any) -> Any:
     """The plan for a threshold that was crossed a minute ago."""
     settings = config(hard(Signal.NODEFS, VALUE), **more)
     state = initial("t", now=NOW - 60)
     for ago in (60, 40, 20, 10):
         then = snapshot(at=NOW - ago, available={Signal.NODEFS: available})
         _, state = engine.decide(then, state, now=NOW - ago, config=settings)
-    found = (seen,) if seen is not None else ()
+    found = (disk_trace,) if disk_trace is not None else ()
     now = snapshot(*pods or [holder()], available={Signal.NODEFS: available}, disk_traces=found)
     plan, _ = engine.decide(now, state, now=NOW, config=settings)
     return plan
@@ -64,7 +64,7 @@ def test_no_pod_is_evicted_while_the_growth_is_in_no_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "why"),
+    ("disk_trace", "why"),
     [
         (None, "nothing was counted"),
         (
@@ -90,9 +90,9 @@ def test_no_pod_is_evicted_while_the_growth_is_in_no_pod() -> None:
     ],
 )
 def test_a_disk_whose_recent_growth_is_in_pods_or_absent_is_freed_by_evictions(
-    seen: DiskTrace | None, why: str
+    disk_trace: DiskTrace | None, why: str
 ) -> None:
-    assert names(decided(seen)) == ["holder"], why
+    assert names(decided(disk_trace)) == ["holder"], why
 
 
 def test_growth_before_the_agents_start_is_judged_by_what_fills_the_disk_now() -> None:
@@ -104,7 +104,7 @@ def test_growth_before_the_agents_start_is_judged_by_what_fills_the_disk_now() -
 
 def test_pods_that_fill_what_the_host_has_left_are_evicted_before_the_disk_is_full() -> None:
     pulled = trace(point(-300, 50 * GI, 5 * GI), point(-30, 57 * GI, 5 * GI), point(-1, 58 * GI, 6 * GI))
-    large = holder(held=8 * GI)
+    large = holder(used=8 * GI)
     assert codes(decided(pulled, large, available=VALUE - 2 * GI)) == ["unattributed"]
     assert names(decided(pulled, large, available=VALUE - 6 * GI)) == ["holder"]
 

@@ -198,8 +198,8 @@ class Step:
         self.at, self.observations, self.views = at, observations, views
 
     def __repr__(self) -> str:
-        seen = {s.value: (o.available, o.capacity, o.read_at) for s, o in self.observations.items()}
-        return f"Step({self.at}, {seen}, {self.views})"
+        observations = {s.value: (o.available, o.capacity, o.read_at) for s, o in self.observations.items()}
+        return f"Step({self.at}, {observations}, {self.views})"
 
 
 @st.composite
@@ -210,7 +210,7 @@ def episodes(draw: st.DrawFn, *, steps: int, pressed: bool = False) -> list[Step
     at = NOW
     for _ in range(steps):
         at += draw(st.sampled_from([1.0, 5.0, 10.0, 20.0]))
-        seen: dict[Signal, Observation] = {}
+        observations: dict[Signal, Observation] = {}
         for signal in Signal:
             unit = MI if SIGNAL_TABLE[signal].unit is Unit.BYTES else 1
             capacity = draw(st.sampled_from([1000, 1000, 997])) * unit
@@ -220,11 +220,11 @@ def episodes(draw: st.DrawFn, *, steps: int, pressed: bool = False) -> list[Step
                 available -= draw(st.sampled_from([0, 0, 100]))  # more threads than pid_max: it was lowered
             # A source without a new reading shows its last sample, except for PIDs, which are counted at once.
             again = found and signal is not Signal.PID and draw(st.integers(0, 5)) == 0
-            seen[signal] = (
+            observations[signal] = (
                 found[-1].observations[signal] if again else Observation(signal, available, capacity, at, "test")
             )
         views = tuple(PodView(pod, draw(mostly(usages(pod)))) for pod in here)
-        found.append(Step(at, seen, views))
+        found.append(Step(at, observations, views))
     return found
 
 
@@ -272,11 +272,11 @@ def compare(
     state, reference_state = initial("t", now=NOW), reference.START
     gone: set[str] = set()
     for number, step in enumerate(steps):
-        seen = node(step, layout, without=gone)
-        plan, state = engine.decide(seen, state, now=step.at, config=settings)
+        current = node(step, layout, without=gone)
+        plan, state = engine.decide(current, state, now=step.at, config=settings)
         result, reference_state = reference.sync(
             reference.all_thresholds(thresholds, layout, enforce=enforce),
-            seen,
+            current,
             reference_state,
             now=step.at,
             transition_s=TRANSITION_S,
@@ -342,7 +342,7 @@ def test_victims_order_and_messages_for_every_resource_are_the_kubelets(
 
 
 def at_once(step: Step, at: float) -> dict[Signal, Observation]:
-    return {signal: seen._replace(read_at=at) for signal, seen in step.observations.items()}
+    return {signal: observation._replace(read_at=at) for signal, observation in step.observations.items()}
 
 
 @settings(max_examples=100, deadline=None)

@@ -53,7 +53,7 @@ def met(signal: Signal, value: Amount, *, resolved: int) -> ThresholdVerdict:
     return ThresholdVerdict(Threshold(signal, value), resolved, True, 0.0, True)
 
 
-def seen(signal: Signal, available: int | None) -> Observation:
+def observed(signal: Signal, available: int | None) -> Observation:
     return Observation(signal, available, 16 << 30, 0.0, "test")
 
 
@@ -61,7 +61,7 @@ def memory_eviction(view: PodView) -> messages.EvictionText:
     return messages.eviction_text(
         view,
         verdict=met(Signal.MEMORY, Amount(300 * MI, None, "300Mi"), resolved=300 * MI),
-        observation=seen(Signal.MEMORY, 174488 * KI),
+        observation=observed(Signal.MEMORY, 174488 * KI),
     )
 
 
@@ -83,7 +83,7 @@ def test_the_message_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict[str, A
     written = messages.eviction_text(
         view,
         verdict=met(Signal.MEMORY, value, resolved=int(threshold) * MI),
-        observation=seen(Signal.MEMORY, int(available) * KI),
+        observation=observed(Signal.MEMORY, int(available) * KI),
     )
     assert written.message == text
 
@@ -99,12 +99,12 @@ def test_the_event_of_a_pod_is_byte_for_byte_what_a_kubelet_wrote(recorded: dict
     written = messages.eviction_text(
         PodView(pod(Container("c")), usage(ContainerUsage("id", "c", MI, 1700))),
         verdict=met(Signal.PID, Amount(None, 5.0, "5%"), resolved=1158),
-        observation=seen(Signal.PID, available),
+        observation=observed(Signal.PID, available),
     )
     assert written == (recorded["note"], recorded["annotations"])
 
 
-# --- containers that use more than they asked for ---------------------------------------------------------------------
+# --- containers that use above their request --------------------------------------------------------------------------
 
 
 def test_the_message_lists_every_container_over_its_request_in_the_order_of_usage() -> None:
@@ -165,7 +165,7 @@ def test_a_pods_own_request_is_not_in_the_message_for_other_resources() -> None:
     disk = messages.eviction_text(
         PodView(pod(Container("app"), pod_requests=Resources(memory=1)), usage(working_set=5)),
         verdict=met(Signal.NODEFS, Amount(None, 10.0, "10%"), resolved=MI),
-        observation=seen(Signal.NODEFS, KI),
+        observation=observed(Signal.NODEFS, KI),
     )
     assert "offending_pod" not in disk.annotations
 
@@ -178,7 +178,7 @@ def test_disk_usage_of_a_container_needs_both_its_writable_layer_and_its_logs() 
         )
         value = Amount(None, 10.0, "10%")
         return messages.eviction_text(
-            view, verdict=met(Signal.IMAGEFS, value, resolved=5 * MI), observation=seen(Signal.IMAGEFS, 4 * MI)
+            view, verdict=met(Signal.IMAGEFS, value, resolved=5 * MI), observation=observed(Signal.IMAGEFS, 4 * MI)
         )
 
     assert written(DiskUsage(rootfs_bytes=8 * MI, logs_bytes=3 * MI)).message == (
@@ -194,7 +194,7 @@ def test_a_message_about_inodes_lists_no_container() -> None:
     written = messages.eviction_text(
         view,
         verdict=met(Signal.NODEFS_INODES, Amount(20000, None, "20k"), resolved=20000),
-        observation=seen(Signal.NODEFS_INODES, 15000),
+        observation=observed(Signal.NODEFS_INODES, 15000),
     )
     assert written.message == "The node was low on resource: inodes. Threshold quantity: 20k, available: 15k. "
     assert written.annotations == {
@@ -213,7 +213,7 @@ def test_a_message_without_an_observation_has_no_quantities() -> None:
     written = messages.eviction_text(
         PodView(pod(), None),
         verdict=met(Signal.MEMORY, Amount(1, None, "1"), resolved=1),
-        observation=seen(Signal.MEMORY, None),
+        observation=observed(Signal.MEMORY, None),
     )
     assert written.message == "The node was low on resource: memory. "
 
@@ -284,7 +284,7 @@ def test_a_percentage_is_written_as_the_computed_quantity() -> None:
 def test_bytes_are_written_in_binary_units_and_counts_in_decimal_ones(
     signal: Signal, available: int, text: str
 ) -> None:
-    assert messages.available_quantity(seen(signal, available)) == text
+    assert messages.available_quantity(observed(signal, available)) == text
 
 
 # --- our conditions ---------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_bytes_are_written_in_binary_units_and_counts_in_decimal_ones(
 
 def test_the_message_of_a_condition_that_minimum_reclaim_keeps_true_names_it() -> None:
     verdict = SignalVerdict(
-        seen(Signal.MEMORY, 310 * MI),
+        observed(Signal.MEMORY, 310 * MI),
         SignalState.HARD,
         (met(Signal.MEMORY, Amount(300 * MI, None, "300Mi"), resolved=300 * MI),),
     )

@@ -193,7 +193,7 @@ def test_a_tiny_unreadable_pod_does_not_protect_a_pod_that_grows_fast(order: str
     """Unattributed memory may belong to the tiny pod, but the hog causes the loss."""
     settings = acting(tier, ranking=KUBELET if order == "kubelet" else RankingConfig())
     simulated = SimulatedNode(settings, HogView(), rate=60.0 * MI, hog=int(1.1 * GI), unaccounted=3 * GI)
-    simulated.seen_of_all = tiny_without_usage
+    simulated.view_of_all = tiny_without_usage
     simulated.run(12)
     assert simulated.evicted == ["hog"], "before the memory is used up"
 
@@ -203,7 +203,7 @@ def test_two_replicas_that_grow_beside_a_tiny_unreadable_pod_are_both_evicted() 
     simulated = SimulatedNode(
         settings, HogView(), rate=30.0 * MI, hog=int(0.6 * GI), sibling=int(0.5 * GI), unaccounted=3 * GI
     )
-    simulated.seen_of_all = tiny_without_usage
+    simulated.view_of_all = tiny_without_usage
     simulated.run(60)
     assert sorted(simulated.evicted) == ["hog", "sibling"]
 
@@ -268,7 +268,7 @@ def beside_an_unreadable_replica(
     """Two replicas that grow, one of them without a readable cgroup."""
     seen = HogView(lambda view, for_s: view._replace(pod=view.pod._replace(priority=hog_priority)))
     simulated = SimulatedNode(acting(), seen, rate=10.0 * MI, hog=hog, sibling=sibling, others=others, each=each)
-    simulated.seen_of_all = lambda view, for_s: view._replace(usage=None) if view.pod.name == "sibling" else view
+    simulated.view_of_all = lambda view, for_s: view._replace(usage=None) if view.pod.name == "sibling" else view
     return simulated.run(20)
 
 
