@@ -216,7 +216,7 @@ KEYS: Final[Mapping[str, KeyFunctions]] = {
     RankingKey.AGE: KeyFunctions(_age, _age_text, "age unknown"),  #                        youngest
     RankingKey.DUPLICATE_ON_NODE: KeyFunctions(_duplicate_on_node, _duplicate_on_node_text),  # has a second replica
     RankingKey.RESTART_COUNT: KeyFunctions(_restart_count, _restart_count_text),  #         most restarts
-    # Not configurable: `order_for` and the engine put these first.
+    # Not configurable: `order_for` and `candidates.rank_pods` put these first.
     EVICTION_PREFERENCE: KeyFunctions(_eviction_preference, _eviction_preference_text),  #  `prefer`
     PROJECTED_USAGE: KeyFunctions(_projected_usage, _projected_usage_text),  #              most PIDs in 10 s
     WRITE_RATE: KeyFunctions(_write_rate, _write_rate_text, "write rate unknown"),  #       fastest writer
