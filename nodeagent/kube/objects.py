@@ -1,7 +1,7 @@
 """The API's objects as msgspec structs, with only the fields that a decision needs.
 
 Decoding skips everything else, which makes it 110 times cheaper than the official models and keeps the stored objects
-small (MEASURED.md §3). A field with the wrong type fails its own object, never another one: lists and watch events
+small (performance.md R3). A field with the wrong type fails its own object, never another one: lists and watch events
 contain their objects as `Raw`.
 
 A command without an API server does not import this module.

@@ -42,7 +42,7 @@ from nodeagent.model import (
 )
 
 SHORTEST_S: Final = 0.02
-"""50 Hz: what a decision near a threshold is worth (MEASURED.md, the kernel)."""
+"""50 Hz: what a decision near a threshold is worth (performance.md R4)."""
 SAFETY: Final = 0.5
 """Sleep half of the time that is left, so that the fastest ramp is sampled before it arrives."""
 FILL_HALF_LIFE_S: Final = 30.0
@@ -93,7 +93,7 @@ never known. Limits are then read in every sync: that is cheap, and for memory a
 
 NEAR_AHEAD_S: Final = 60.0
 """A disk is near its threshold if it crosses it within this time at its recent fill: long enough to walk some millions
-of files before (200,000 take 0.35 s, MEASURED.md, the kernel)."""
+of files before (200,000 take 0.35 s, performance.md R4)."""
 NEAR_SHARE: Final = 0.1
 """A disk is also near its threshold while its headroom is at most this share of the threshold's value."""
 

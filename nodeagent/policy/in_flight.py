@@ -41,7 +41,7 @@ from nodeagent.model.machines import Machine
 
 SLACK_S: Final = 15.0
 """How long after its grace a release is still expected. The slowest measured release of the kubelet took 12.9 s
-(MEASURED 1). A longer time lets a stuck pod delay help, a shorter one evicts a second pod for the same deficit."""
+(performance.md R1). A longer time lets a stuck pod delay help, a shorter one evicts a second pod for one deficit."""
 KILLED_S: Final = 5.0
 """How long the release of a killed pod is expected. A process with 400 MiB exits within a tenth of a second."""
 UNLISTED_S: Final = 1.0

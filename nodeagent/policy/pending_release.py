@@ -13,7 +13,7 @@ from nodeagent.policy.in_flight import EvictionStage, InFlightEviction, InFlight
 
 HARD_PATIENCE_S: Final = 5.0
 """Hard tier: a terminating pod with more grace left than this is shortened. Long enough for a pod that is about to end
-by itself, short against the 10 s in which the OOM killer won every ramp of 50 MiB/s (MEASURED 1)."""
+by itself, short against the 10 s in which the OOM killer won every ramp of 50 MiB/s (performance.md R1)."""
 SOFT_PATIENCE_S: Final = 30.0
 """Soft tier: a terminating pod counts while it has at most this grace left (Kubernetes' default), or the configured
 maximum if that is longer."""

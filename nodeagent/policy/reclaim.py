@@ -51,7 +51,7 @@ LOST_S: Final = 5.0
 
 MARGIN_S: Final = 15.0
 """How long an eviction may take to bring something back: the kubelet's slowest release that was measured took 12.9 s
-(MEASURED 1). The hard tier waits for nothing when there is not more time than this."""
+(performance.md R1). The hard tier waits for nothing when there is not more time than this."""
 
 REPEAT_S: Final = 60.0
 """Pause before an action runs again while its soft threshold is still met: time in which other actions have their

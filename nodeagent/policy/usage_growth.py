@@ -30,8 +30,8 @@ SAMPLE_MAX_AGE_S: Final = 60.0
 WALK_MAX_DISTANCE_S: Final = pod_usage.DISK_MAX_AGE_S
 """Two walks that are further apart give no growth."""
 PROJECTION_S: Final = 10.0
-"""How far ahead the key `projectedUsage` computes: one sync of the kubelet. A bomb of 2,000 forks/s (MEASURED 1) then
-counts 20,000 more processes, a server that starts its 200 workers at most a few hundred."""
+"""How far ahead the key `projectedUsage` computes: one sync of the kubelet. A bomb of 2,000 forks/s (performance.md R1)
+then counts 20,000 more processes, a server that starts its 200 workers at most a few hundred."""
 
 GrowthRate = Callable[[PodUsage | None, int | None], float]
 """From a pod's usage, and its amount of the signal's resource, to units per second; 0 where growth is unknown."""

@@ -2,7 +2,7 @@
 
 Promises:
 
-1. One `select.epoll`, no polling: a wake-up costs 67 us (asyncio: 269 us, MEASURED.md).
+1. One `select.epoll`, no polling: a wake-up costs 67 us (asyncio: 269 us, docs/performance.md R4).
 2. A wake-up is a hint that something may have changed. Only the loop's next sample is a verdict.
 3. `wake` never blocks, and no call of it is lost: it adds to an eventfd.
 """

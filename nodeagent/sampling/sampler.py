@@ -34,7 +34,7 @@ _LAYOUT_S: Final = 60.0
 # An agent may start before the kubelet. With a minute here, a ramp of 50 MiB/s ended at the OOM killer: the API server
 # listed the pods, but their usage was unknown.
 _NO_KUBEPODS_S: Final = 1.0
-# A kept cgroup descriptor takes 4.3 KiB of kernel memory (MEASURED, the kernel): 1,000 pods take 4.3 MiB.
+# A kept cgroup descriptor takes 4.3 KiB of kernel memory (performance.md R4): 1,000 pods take 4.3 MiB.
 _MAX_FDS: Final = 2048
 _FD_SHARE: Final = 0.5
 # Cgroups outside kubepods that a report lists: the largest of the first two levels.

@@ -126,7 +126,7 @@ def refusals(
 
 
 def denied(asked: Document, old: Document | None, new: Document | None, made: list[Document]) -> list[str]:
-    """What the API server says (plugin/policy/validating/dispatcher.go); nothing where no policy is about it."""
+    """The API server's messages (plugin/policy/validating/dispatcher.go); empty if no policy applies."""
     if not any(each["kind"] == "ValidatingAdmissionPolicy" and matches(each, asked) for each in made):
         return []
     return [
@@ -154,7 +154,7 @@ SPEC: Final = "nodeagent may change nothing of a node's spec but taints"
 TAINTS: Final = "nodeagent may change no taints but nodeagent.io/* with NoSchedule"
 STATUS: Final = "nodeagent may change nothing of a node's status but conditions"
 CONDITIONS: Final = "nodeagent may change no conditions but those of memory, disk and PID pressure"
-FENCE: Final = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
+TAINT: Final = {"key": "nodeagent.io/memory-pressure", "effect": "NoSchedule"}
 
 
 def test_pressure_conditions_of_the_own_node_may_come_change_and_go() -> None:
@@ -207,12 +207,12 @@ def test_others_are_no_concern_of_the_policies() -> None:
 
 
 def test_an_own_taint_may_come_and_go() -> None:
-    fenced = changed(NODE, "spec", taints=[*NODE["spec"]["taints"], FENCE])
-    assert refused(request("nodes"), old=NODE, new=fenced) == []
-    assert refused(request("nodes"), old=fenced, new=NODE) == []
+    tainted = changed(NODE, "spec", taints=[*NODE["spec"]["taints"], TAINT])
+    assert refused(request("nodes"), old=NODE, new=tainted) == []
+    assert refused(request("nodes"), old=tainted, new=NODE) == []
     bare = changed(NODE, "spec", taints=None)
-    assert refused(request("nodes"), old=bare, new=changed(NODE, "spec", taints=[FENCE])) == []
-    assert refused(request("nodes"), old=changed(NODE, "spec", taints=[FENCE]), new=bare) == []
+    assert refused(request("nodes"), old=bare, new=changed(NODE, "spec", taints=[TAINT])) == []
+    assert refused(request("nodes"), old=changed(NODE, "spec", taints=[TAINT]), new=bare) == []
 
 
 def test_a_foreign_taint_may_neither_come_nor_go() -> None:
@@ -225,7 +225,7 @@ def test_a_foreign_taint_may_neither_come_nor_go() -> None:
 
 def test_an_own_taint_may_not_drive_out_the_pods_that_run() -> None:
     for effect in ("NoExecute", "PreferNoSchedule"):
-        driven = changed(NODE, "spec", taints=[*NODE["spec"]["taints"], {**FENCE, "effect": effect}])
+        driven = changed(NODE, "spec", taints=[*NODE["spec"]["taints"], {**TAINT, "effect": effect}])
         assert refused(request("nodes"), old=NODE, new=driven) == [TAINTS]
 
 
@@ -390,11 +390,11 @@ def test_a_token_that_names_no_node_evicts_no_pod() -> None:
 
 def test_the_configuration_protects_by_default_the_pods_that_the_policy_refuses() -> None:
     """Or the agent would choose a victim that it may not evict."""
-    spared = ProtectionConfig().namespaces
-    for namespace in spared:
+    protected = ProtectionConfig().namespaces
+    for namespace in protected:
         asked = request("pods", sub="eviction", verb="CREATE", namespace=namespace)
         assert refused(asked, old=None, new=eviction(OPTIONS)) == [NAMESPACES]
-    assert {"kube-system", the("DaemonSet")["metadata"]["namespace"]} == set(spared)
+    assert {"kube-system", the("DaemonSet")["metadata"]["namespace"]} == set(protected)
     assert "protection" not in yaml.safe_load(the("ConfigMap")["data"]["config.yaml"])
 
 
@@ -453,7 +453,7 @@ def test_nothing_of_an_event_changes_but_its_series() -> None:
     for values in ({"note": "x"}, {"reason": "Killed"}, {"fieldOfTomorrow": "x"}):
         assert refused(about_events(), old=EVENT, new=EVENT | values) == [SERIES], values
     assert refused(about_events(), old=EVENT, new=changed(EVENT, "metadata", labels={"a": "b"})) == [SERIES]
-    # Somebody else's is not made one's own.
+    # A Lease of another node cannot be taken over.
     assert refused(about_events(), old=EVENT | {"reportingInstance": "node-b"}, new=EVENT) == [SERIES]
 
 
@@ -570,7 +570,7 @@ def test_the_events_of_the_agent_are_allowed(api: ApiServer, transport: Transpor
 
 def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: Transport) -> None:
     now = [1000.0]
-    seats = EvictionSlots(
+    slots = EvictionSlots(
         transport,
         holder="node-a",
         zone=lambda: "z",
@@ -580,13 +580,13 @@ def test_what_the_agent_does_with_leases_is_allowed(api: ApiServer, transport: T
         clock=lambda: now[0],
         poll_s=(0.0, 0.0),
     )
-    seats.want()
-    seats.step()
-    assert seats.held(), seats.reason
+    slots.want()
+    slots.step()
+    assert slots.held(), slots.reason
     now[0] += 21.0
-    seats.want()
-    seats.step()
-    assert seats.held(), seats.reason
-    seats.stop()
+    slots.want()
+    slots.step()
+    assert slots.held(), slots.reason
+    slots.stop()
     [made] = api.store.objects["leases"].values()
     assert made["spec"]["holderIdentity"] == ""

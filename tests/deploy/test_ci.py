@@ -1,4 +1,4 @@
-"""The gate that changes pass: it runs what the README says, and a skipped test needs an excuse that is true."""
+"""The gate for changes runs the README's test command and accepts a skipped test only with a valid reason."""
 
 import os
 import re

@@ -61,20 +61,20 @@ CAPABILITIES: Final = {
 NOT_MOUNTED: Final = {
     "/var/lib": "opened on the way down only",
     "/var/log": "as above",
-    "/etc/hostname": "NODE_NAME says it",
-    "/etc/containerd/config.toml": "sampling.imageDir says it where the root was moved",
+    "/etc/hostname": "NODE_NAME has the name",
+    "/etc/containerd/config.toml": "sampling.imageDir has the path if the root was moved",
     "/etc/crio/crio.conf": "as above",
     "/etc/crio/crio.conf.d": "as above",
     "/etc/containers/storage.conf": "as above",
     "/run/containerd/containerd.sock": "only asked whether it exists; the runtime's socket would be root on the node",
     "/run/crio/crio.sock": "as above",
-    "/var/lib/containers/storage": "CRI-O: the comment at the volume says what to change",
-    "/etc/os-release": "only to tell Talos by, whose killer of processes is no process of its own",
+    "/var/lib/containers/storage": "CRI-O: the comment at the volume describes the change",
+    "/etc/os-release": "only to recognise Talos, whose OOM handler has no process of its own",
     **dict.fromkeys(
         kubelet_config.USUAL_FILES,
         "the kubelet's settings: `check` reads them where they are, `config show` names the file to give",
     ),
-    "/etc/systemd/system": "units' settings for systemd-oomd: in the container only its process tells of it",
+    "/etc/systemd/system": "units' settings for systemd-oomd: in the container only its process shows it",
     "/run/systemd/system": "as above",
     "/run/systemd/system.control": "as above",
     "/run/systemd/transient": "as above",
@@ -136,8 +136,8 @@ def texts(module: Path) -> Iterator[str]:
 
 
 def request_paths() -> Iterator[tuple[str, str]]:
-    """(path, module) for every API path in the cluster room. `f"{base}/tail"` counts with each base of its module that
-    names an object."""
+    """(path, module) for every API path in `kube` and `actuators`. `f"{base}/tail"` counts with each base of its module
+    that names an object."""
     for module in sorted(path for package in API_PACKAGES for path in package.rglob("*.py")):
         found = {text.partition("?")[0] for text in texts(module) if re.match(r"/apis?/", text)}
         tails = {match[1] for text in texts(module) if (match := re.fullmatch(r"\{\}((?:/[a-z]+)+)(?:\{\})?", text))}
@@ -212,8 +212,8 @@ def test_the_command_line_is_one_that_the_program_accepts() -> None:
 
 
 def test_the_pod_gets_its_name_and_its_node() -> None:
-    told = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container()["env"]}
-    assert told == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}
+    fields = {entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container()["env"]}
+    assert fields == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}
 
 
 def test_the_image_is_this_version() -> None:
@@ -304,7 +304,7 @@ def test_each_host_path_stands_under_the_host_root_and_none_is_wide() -> None:
 
 
 def host_paths_in_code() -> set[str]:
-    """Absolute paths of the host that the sampling room names."""
+    """Absolute paths of the host that `sampling` names."""
     found = set()
     for module in sorted((REPOSITORY / "nodeagent" / "sampling").rglob("*.py")):
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):

@@ -12,27 +12,27 @@ pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 PODS: Final = 110
 """What a kubelet runs at most by default."""
 MOST: Final = 0.6
-"""Of the memory limit. Seen: 0.34 of it; a fresh node charges the agent's own files as well, some 20 MiB
+"""Share of the memory limit. Measured: 0.34 of it; a fresh node charges the agent's own files as well, some 20 MiB
 (tests/vm/test_container.py)."""
 
 
 @pytest.fixture(scope="module")
-def seen() -> Footprint:
+def footprint() -> Footprint:
     return measure(PODS, calm_s=3.0)
 
 
-def test_the_memory_limit_is_never_reached_and_leaves_a_reserve(seen: Footprint) -> None:
-    assert seen.limit_hits == 0, seen
-    assert seen.peak < MOST * container_limits().memory, seen
+def test_the_memory_limit_is_never_reached_and_leaves_a_reserve(footprint: Footprint) -> None:
+    assert footprint.limit_hits == 0, footprint
+    assert footprint.peak < MOST * container_limits().memory, footprint
 
 
-def test_it_is_ready_before_a_probe_could_end_it(seen: Footprint) -> None:
+def test_it_is_ready_before_a_probe_could_end_it(footprint: Footprint) -> None:
     """daemonset.yaml: the first probe after 15 s."""
-    start = seen.phases[0]
+    start = footprint.phases[0]
     assert start.name == "start"
-    assert start.seconds < 15, seen
+    assert start.seconds < 15, footprint
 
 
-def test_the_pod_that_fills_the_memory_is_evicted_in_time_with_so_little_cpu(seen: Footprint) -> None:
-    assert seen.evicted[0] == HOGS[0], seen
-    assert set(seen.evicted) == set(HOGS), seen
+def test_the_pod_that_fills_the_memory_is_evicted_in_time_with_so_little_cpu(footprint: Footprint) -> None:
+    assert footprint.evicted[0] == HOGS[0], footprint
+    assert set(footprint.evicted) == set(HOGS), footprint

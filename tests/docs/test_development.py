@@ -17,8 +17,8 @@ def test_the_decision_in_the_page_is_made_and_names_the_victim(
     [block] = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     code = "\n".join(line.removeprefix("  ") for line in block.splitlines())
     exec(compile(code, "docs/development.md", "exec"), {})
-    said = capsys.readouterr().out
-    assert said.startswith(
+    printed = capsys.readouterr().out
+    assert printed.startswith(
         "shop/web 1.0 The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. "
     )
 

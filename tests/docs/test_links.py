@@ -69,18 +69,18 @@ def test_a_broken_link_and_a_missing_heading_are_found(tmp_path: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    seen: set[Path] = set()
+    reached: set[Path] = set()
     coming = [(REPOSITORY / "README.md").resolve()]
     while coming:
         page = coming.pop()
-        seen.add(page)
+        reached.add(page)
         targets = {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
-        coming += [target for target in targets if target.suffix == ".md" and target not in seen]
-    assert {page.resolve() for page in PAGES} - seen <= {(REPOSITORY / "CHANGELOG.md").resolve()}
+        coming += [target for target in targets if target.suffix == ".md" and target not in reached]
+    assert {page.resolve() for page in PAGES} - reached <= {(REPOSITORY / "CHANGELOG.md").resolve()}
 
 
 def commands() -> list[str]:
-    """Command lines of ours in the code blocks of the pages."""
+    """Command lines of nodeagent in the code blocks of the pages."""
     found = set()
     for page in PAGES:
         for block in re.findall(r"^```[^\n]*\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
@@ -96,3 +96,16 @@ def words(line: str) -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_every_command_that_is_shown_is_understood(line: str) -> None:
     assert arguments.parser().parse_args(words(line)).command
+
+
+GLOSSARY_TERMS = 25
+
+
+def test_the_readme_names_files_that_exist_and_has_a_short_glossary() -> None:
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    paths = re.findall(r"`((?:nodeagent|tests|docs|systemd|examples)/[\w./-]+\.\w+)`", readme)
+    assert paths
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+    glossary = readme.partition("### Glossary")[2].partition("\n#")[0]
+    terms = re.findall(r"^\| (?!term|---)", glossary, re.MULTILINE)
+    assert 0 < len(terms) <= GLOSSARY_TERMS

@@ -74,9 +74,9 @@ def test_every_reason_of_an_event_is_explained_and_every_explained_one_is_emitte
 
 def test_every_outcome_stage_and_failure_has_a_meaning() -> None:
     for kind in (OutcomeKind, metrics.SyncStage, metrics.Failure):
-        said = reference_docs.enum_docs(kind)
-        assert set(said) == {str(member) for member in kind}
-        assert all(meaning.strip(". ") for word, meaning in said.items()), said
+        texts = reference_docs.enum_docs(kind)
+        assert set(texts) == {str(member) for member in kind}
+        assert all(meaning.strip(". ") for word, meaning in texts.items()), texts
 
 
 def test_every_series_is_on_the_page_under_the_name_that_prometheus_has() -> None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
 FILLER, CHILL = str(uuid.uuid4()), str(uuid.uuid4())
 KUBELET_S = 1.5
-"""From an accepted eviction to the end of the pod's processes. A real kubelet takes 1 to 3 s (docs/MEASURED.md)."""
+"""From an accepted eviction to the end of the pod's processes. A real kubelet takes 1 to 3 s (performance.md R6)."""
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ NODE: Final = "vm-node"
 HARD_MIB: Final = 300
 SOFT_MIB: Final = 500
 KUBELET_S: Final = 1.5
-"""From an accepted eviction to the end of the pod's processes. A real kubelet took 1 to 3 s (MEASURED.md, 6)."""
+"""From an accepted eviction to the end of the pod's processes. A real kubelet took 1 to 3 s (performance.md R6)."""
 RAMP_TIMEOUT_S: Final = 120.0
 """The slowest ramp takes 30 s, more on a busy host."""
 SETTLE_S: Final = 60.0

@@ -37,7 +37,7 @@ of the smallest default PID table (32,768, 18% in use). Cost: 4 wake-ups of 40 u
 STORM_S: Final = 0.1
 """Between two drains during a storm: a quarter of the time in which 23,000/s fill the receive buffer."""
 STORM_PER_S: Final = 1000.0
-"""Processes and threads. A fork bomb made 2,000/s (MEASURED.md section 1). Exec probes in 110 pods make about 100/s,
+"""Processes and threads. A fork bomb made 2,000/s (performance.md R1). Exec probes in 110 pods make about 100/s,
 and a JVM starts some hundred threads once. A storm is a hint: the loop takes a sample."""
 STORM_LASTS_S: Final = 1.0
 """`storm` stays True for this long, so that a late loop does not miss it."""

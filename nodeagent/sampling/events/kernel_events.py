@@ -51,7 +51,7 @@ class EventSource(NamedTuple):
 def psi_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSource | Note:
     """A trigger on one PSI file: the first of `triggers` that the kernel accepts, or a note if it accepts none.
 
-    The first event after creation can be spurious (MEASURED.md).
+    The first event after creation can be spurious (performance.md R4).
     """
     refused = ""
     for trigger in triggers:

@@ -1,4 +1,4 @@
-"""A change of the configuration file is noticed however it is made, and told key by key."""
+"""Every way to change the configuration file is detected, and the changed keys are listed."""
 
 import os
 from pathlib import Path

@@ -146,7 +146,7 @@ def test_any_text_and_any_flags_give_settings(text: str, flags: list[str]) -> No
     assert isinstance(kubelet.read_settings(text, flags=flags), kubelet.KubeletSettings)
 
 
-# --- who is first -----------------------------------------------------------------------------------------------------
+# --- earlier thresholds ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

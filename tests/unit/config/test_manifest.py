@@ -1,4 +1,4 @@
-"""A manifest is told from a configuration, and the configuration in it is found and judged at its place."""
+"""A manifest is distinguished from a configuration, and the configuration in it is validated in place."""
 
 import json
 from pathlib import Path

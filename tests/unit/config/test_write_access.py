@@ -1,4 +1,4 @@
-"""Who else may change a file that the agent obeys."""
+"""Write access of other users to the configuration."""
 
 import os
 import struct
@@ -18,14 +18,14 @@ from tests.support.paths import REPOSITORY
 
 CALM = REPOSITORY / "tests" / "data" / "nodes" / "cgroupv2-calm-8pods"
 HEADER = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
-STRANGER = 65534
+OTHER_UID = 65534
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A configuration that nobody else may change: above it are the sticky /tmp and directories of ours."""
+    """A configuration that no other user can change, below the sticky /tmp and directories of the test."""
     directory = tmp_path / "etc"
     directory.mkdir(mode=0o755)
     file = directory / "config.yaml"
@@ -74,8 +74,8 @@ def test_the_group_of_root_is_trusted(file: Path) -> None:
 
 @as_root
 def test_an_access_control_list_behind_the_group_of_root_is_seen(file: Path) -> None:
-    nobody, owner, group, mask, others = 0xFFFFFFFF, 0x01, 0x04, 0x10, 0x20  # linux/posix_acl.h, posix_acl_xattr.h
-    entries = [(owner, 6, nobody), (0x02, 6, STRANGER), (group, 4, nobody), (mask, 6, nobody), (others, 4, nobody)]
+    no_id, owner, group, mask, others = 0xFFFFFFFF, 0x01, 0x04, 0x10, 0x20  # linux/posix_acl.h, posix_acl_xattr.h
+    entries = [(owner, 6, no_id), (0x02, 6, OTHER_UID), (group, 4, no_id), (mask, 6, no_id), (others, 4, no_id)]
     packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(file, "system.posix_acl_access", packed)
@@ -92,13 +92,13 @@ def _open_file(file: Path) -> Path:
 
 
 def _group_file(file: Path) -> Path:
-    os.chown(file, -1, STRANGER)
+    os.chown(file, -1, OTHER_UID)
     file.chmod(0o664)
     return file
 
 
 def _owned_file(file: Path) -> Path:
-    os.chown(file, STRANGER, -1)
+    os.chown(file, OTHER_UID, -1)
     return file
 
 
@@ -108,7 +108,7 @@ def _open_directory(file: Path) -> Path:
 
 
 def _owned_directory(file: Path) -> Path:
-    os.chown(file.parent, STRANGER, -1)
+    os.chown(file.parent, OTHER_UID, -1)
     return file.parent
 
 
@@ -151,7 +151,7 @@ def _strangers_link_in_a_sticky_directory(file: Path) -> Path:
     other.mkdir()
     other.chmod(0o1777)
     (other / "link").symlink_to(file.parent / "safe")
-    os.chown(other / "link", STRANGER, -1, follow_symlinks=False)
+    os.chown(other / "link", OTHER_UID, -1, follow_symlinks=False)
     file.rename(file.parent / "safe")
     file.symlink_to("../sticky/link")
     return other / "link"
@@ -188,7 +188,7 @@ def test_write_access_of_other_users_is_rejected_with_a_command_that_removes_it(
     assert f"run `{found.fix}`" in str(problem)
     subprocess.run(found.fix.split(), check=True)
     after = write_access.find_write_access(str(file))
-    assert after is None or after != found, "the command mends what it says"
+    assert after is None or after != found, "the command removes this access"
 
 
 @as_root
@@ -256,7 +256,7 @@ def run_enforcing(config: Path, *before: str) -> subprocess.CompletedProcess[str
 
 
 NO_PODS = "sampling: {cgroupRoot: /nodeagent-test-none}\n"
-"""An agent that acts on pods of this machine, of another test for instance, is none of ours."""
+"""An agent that acts on pods of this machine may belong to another test."""
 NO_CREDENTIALS = "mode enforce needs the API server, but there are no credentials"
 """How a start ends that has taken the configuration, on a machine without a cluster."""
 
