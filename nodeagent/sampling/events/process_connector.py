@@ -2,7 +2,8 @@
 
 pyroute2 opens and binds the socket and encodes its control messages. `recvmmsg` then reads the events into one buffer,
 because `ProcEventSocket.get()` costs 38% of a core at 5,000 forks/s and fails at 23,000 (performance.md R3). A batch
-with every event attributed to its pod costs 0.9 us per event, as much as one `recv` per event alone (benchmarks/forks.py).
+with every event attributed to its pod costs 0.9 us per event, as much as one `recv` per event alone
+(benchmarks/forks.py).
 
 Promises:
 
