@@ -35,14 +35,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodeagent.config.schema import StandardConditions
+from nodeagent.kube import timestamps, transport
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeCondition, NodeView, NodeWatch
-from nodeagent.kube.timestamps import rfc3339
-from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 OWN_PREFIX: Final = "NodeAgent"
 """Prefix of the own condition types, and of every reason that is certainly the agent's."""
@@ -88,7 +87,7 @@ class NodeConditions:
         own: bool = True,
         heartbeat_s: float = 300.0,
         owned: Iterable[OwnedCondition] = (),
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
@@ -316,7 +315,7 @@ class NodeConditions:
             "PATCH",
             f"/api/v1/nodes/{self._node.node_name}/status",
             body=body,
-            content_type=STRATEGIC_MERGE,
+            content_type=transport.STRATEGIC_MERGE,
             timeout_s=timeout_s,
         )
         self._node.update(answer.body)
@@ -425,8 +424,8 @@ class _Write(NamedTuple):
             "status": self.status,
             "reason": self.reason,
             "message": self.message,
-            "lastHeartbeatTime": rfc3339(heartbeat_wall),
-            "lastTransitionTime": rfc3339(self.since_wall),
+            "lastHeartbeatTime": timestamps.rfc3339(heartbeat_wall),
+            "lastTransitionTime": timestamps.rfc3339(self.since_wall),
         }
 
 

@@ -24,13 +24,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodeagent.kube import timestamps, transport
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
-from nodeagent.kube.timestamps import rfc3339_micro
-from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 MAX_QUEUE: Final = 200
 """Events that wait to be written. A hard decision emits at most five, each 1 KiB."""
@@ -112,7 +111,7 @@ class EventWriter:
         node_name: str,
         *,
         core: bool = False,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         spread_s: float = 0.0,
     ) -> None:
         """`core`: write core/v1 Events, which a node's credentials need. `spread_s`: the first Event after a pause
@@ -189,9 +188,11 @@ class EventWriter:
         series.last_at = now
         if now - series.written_at < REFRESH_S:
             return
-        body = {"series": {"count": series.count, "lastObservedTime": rfc3339_micro(wall)}}
+        body = {"series": {"count": series.count, "lastObservedTime": timestamps.rfc3339_micro(wall)}}
         try:
-            self._transport.request("PATCH", series.path, body=msgspec.json.encode(body), content_type=STRATEGIC_MERGE)
+            self._transport.request(
+                "PATCH", series.path, body=msgspec.json.encode(body), content_type=transport.STRATEGIC_MERGE
+            )
             series.written_at = now
         except ApiError as error:
             if error.kind is not OutcomeKind.NOT_FOUND:
@@ -221,7 +222,7 @@ class EventWriter:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace, "annotations": dict(event.annotations)},
-            "eventTime": rfc3339_micro(wall),
+            "eventTime": timestamps.rfc3339_micro(wall),
             "reportingController": CONTROLLER,
             "reportingInstance": self._node_name[:128],
             "action": event.action,

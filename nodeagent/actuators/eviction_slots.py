@@ -34,15 +34,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.kube import objects
+from nodeagent.kube import objects, timestamps
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
-from nodeagent.kube.timestamps import rfc3339_micro
 from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 PREFIX: Final = "nodeagent-evictions"
 KEEP_S: Final = 20.0
@@ -87,7 +85,7 @@ class EvictionSlots:
         namespace: str,
         duration_s: float,
         wake: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         keep_s: float = KEEP_S,
         poll_s: tuple[float, float] = (POLL_FIRST_S, POLL_LAST_S),
     ) -> None:
@@ -277,7 +275,7 @@ class EvictionSlots:
         """Write this holder, empty for none, into a Lease as it was read. False: another agent was faster, or the Lease
         is gone."""
         sent_at = self._clock()
-        stamp = rfc3339_micro(time.time())
+        stamp = timestamps.rfc3339_micro(time.time())
         changes = lease.spec.holder_identity != holder
         metadata = {"name": lease.metadata.name, "namespace": self._namespace}
         if not new:

@@ -24,14 +24,12 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from nodeagent.kube import api_errors, objects
+from nodeagent.kube import api_errors, objects, timestamps, transport
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.api_responses import Response
-from nodeagent.kube.timestamps import rfc3339
-from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import MIN_GRACE_S, Method, Outcome, OutcomeKind, Victim
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 WORKERS: Final = 4
 """Requests in flight. A hard decision takes at most five victims; an eviction is answered in 3 to 20 ms."""
@@ -90,7 +88,7 @@ class EvictionSender:
         wake: Callable[[], None] = lambda: None,
         timeout_s: float | None = None,
         threads: int = WORKERS,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         dry_run: bool = False,
     ) -> None:
         """`wake` is called after each outcome. `dry_run`: the server checks the request and evicts nothing.
@@ -260,7 +258,7 @@ class EvictionSender:
                 "PATCH",
                 f"{request.path}/status{'?dryRun=All' if self._dry_run else ''}",
                 body=_disruption_target(request.victim, at=time.time()),
-                content_type=STRATEGIC_MERGE,
+                content_type=transport.STRATEGIC_MERGE,
                 timeout_s=timeout_s,
             )
         except ApiError as error:
@@ -356,6 +354,6 @@ def _disruption_target(victim: Victim, *, at: float) -> bytes:
         "status": "True",
         "reason": "TerminationByNodeAgent",
         "message": victim.message,
-        "lastTransitionTime": rfc3339(at),
+        "lastTransitionTime": timestamps.rfc3339(at),
     }
     return msgspec.json.encode({"metadata": {"uid": victim.pod.uid}, "status": {"conditions": [condition]}})

@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.actuators import api_writers
+from nodeagent.actuators import api_writers, taints
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import KubernetesEvent
-from nodeagent.actuators.taints import KEYS, NodeTaints
+from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import node_identity, pod_decoder
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
-from nodeagent.kube.node_identity import NO_TAINT_RIGHTS, Identity, IdentityError
+from nodeagent.kube.node_identity import Identity, IdentityError
 from nodeagent.kube.pdb_watch import PdbWatch
 from nodeagent.kube.pod_watch import PodsView, PodWatch
 from nodeagent.kube.transport import Transport
@@ -46,8 +46,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 TAINT_WAIT_S: Final = 2.0
 """Longest wait of the soft tier for its taint. It is present 5 to 20 ms after the request; two seconds include a 409 or
@@ -189,7 +188,7 @@ class ClusterSession:
         wake: Callable[[], None],
         owned: Sequence[OwnedCondition] = (),
         backoff: RetryBackoff | None = None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
     ) -> None:
         """`guess`: the node's name before it is confirmed. `owned`: the conditions that an earlier process set on the
         Node. Its taints are not stored: their keys belong to nodeagent alone."""
@@ -434,20 +433,20 @@ class ClusterSession:
         taints.want(wanted)
 
     def _taint_wait(self) -> str:
-        taints = self._writers.taints if self._writers is not None else None
-        if taints is None:
+        worker = self._writers.taints if self._writers is not None else None
+        if worker is None:
             return ""
-        present, now = taints.present(), self._clock()
+        present, now = worker.present(), self._clock()
         for kind, since in self._taint_wanted_since.items():
             left_s = since + TAINT_WAIT_S - now
             if kind not in present and left_s > 0:
-                return f"the taint {KEYS[kind]}, which is not on the node yet; at most {left_s:.1f}s more"
+                return f"the taint {taints.KEYS[kind]}, which is not on the node yet; at most {left_s:.1f}s more"
         return ""
 
     def _taints_trouble(self, taints: NodeTaints | None) -> str:
         if taints is not None:
             return taints.reason
-        return NO_TAINT_RIGHTS if self._config.conditions.taint else ""
+        return node_identity.NO_TAINT_RIGHTS if self._config.conditions.taint else ""
 
     # --- Events on the Node -----------------------------------------------------------------------------------------
 

@@ -20,15 +20,14 @@ from typing import Final
 
 import msgspec
 
-from nodeagent.actuators.conditions import CONFLICT_REASON, FORBIDDEN_S
-from nodeagent.kube import objects
+from nodeagent.actuators import conditions
+from nodeagent.kube import objects, transport
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import Restraint, RetryBackoff
 from nodeagent.kube.node_watch import NodeView, NodeWatch
-from nodeagent.kube.transport import STRATEGIC_MERGE, Transport
+from nodeagent.kube.transport import Transport
 from nodeagent.model import ConditionType, OutcomeKind
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 EFFECT: Final = "NoSchedule"
 KEYS: Final = {
@@ -51,7 +50,7 @@ class NodeTaints:
         node: NodeWatch,
         *,
         wake: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
     ) -> None:
         """`wake` is called when the taints on the Node have changed."""
         self._transport = transport
@@ -85,7 +84,7 @@ class NodeTaints:
     @property
     def reason(self) -> str:
         """The trouble with writing; empty if there is none."""
-        return self._failure or (CONFLICT_REASON if self._restraint.exhausted else "")
+        return self._failure or (conditions.CONFLICT_REASON if self._restraint.exhausted else "")
 
     def present(self) -> frozenset[ConditionType]:
         """The pressures whose taint is on the Node."""
@@ -124,7 +123,7 @@ class NodeTaints:
             except ApiError as error:
                 self._failure, self._last_written = error.message, None
                 wait_s = self._backoff.failed(error.retry_after_s)
-                self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
+                self._not_before = self._clock() + (conditions.FORBIDDEN_S if error.status == 403 else wait_s)
 
     def _due_in_s(self) -> float:
         """Seconds until the next write; 0: now; infinite: until something changes."""
@@ -148,7 +147,7 @@ class NodeTaints:
             )
             try:
                 answer = self._transport.request(
-                    "PATCH", path, body=body, content_type=STRATEGIC_MERGE, timeout_s=timeout_s
+                    "PATCH", path, body=body, content_type=transport.STRATEGIC_MERGE, timeout_s=timeout_s
                 )
             except ApiError as error:
                 if error.kind is not OutcomeKind.CONFLICT or attempt == MAX_CONFLICTS:

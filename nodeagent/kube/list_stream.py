@@ -23,9 +23,8 @@ from collections.abc import Generator, Iterator
 from typing import Final
 from urllib.parse import urlencode
 
-from nodeagent.kube import objects
+from nodeagent.kube import line_stream, objects
 from nodeagent.kube.api_errors import ApiError
-from nodeagent.kube.line_stream import MAX_LINE_BYTES
 from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 
@@ -33,7 +32,7 @@ PAGE: Final = 500
 """Objects per page of a list, as client-go asks for."""
 MAX_PAGES: Final = 50
 """Of one list: 25,000 objects. The longest list is that of a cluster's nodes, normally up to 5,000."""
-MAX_OBJECT_BYTES: Final = MAX_LINE_BYTES
+MAX_OBJECT_BYTES: Final = line_stream.MAX_LINE_BYTES
 PAGE_TIMEOUT_S: Final = 60.0
 """For one whole page: a server ends its own requests after that. The wait between two chunks has the transport's
 timeout."""

@@ -32,8 +32,7 @@ from nodeagent.kube.line_stream import LineStream
 from nodeagent.kube.list_stream import Listing
 from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 IDLE_S: Final = 80.0
 """Longest time without a byte of a watch. Bookmarks arrive 57 s after the start and then about every minute."""
@@ -84,7 +83,7 @@ class ListWatch:
         *,
         field_selector: str = "",
         name: str = "watch",
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         idle_s: float = IDLE_S,
         watch_s: float = WATCH_S,
         backoff: RetryBackoff | None = None,

@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.kube import objects
+from nodeagent.kube import list_watch, objects
 from nodeagent.kube.backoff import RetryBackoff
-from nodeagent.kube.list_watch import IDLE_S, WATCH_S, ListWatch
+from nodeagent.kube.list_watch import ListWatch
 from nodeagent.kube.transport import Transport
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 
@@ -49,9 +49,9 @@ class NodeWatch:
         transport: Transport,
         node_name: str,
         *,
-        clock: Callable[[], float] = boottime,
-        idle_s: float = IDLE_S,
-        watch_s: float = WATCH_S,
+        clock: Callable[[], float] = clock.boottime,
+        idle_s: float = list_watch.IDLE_S,
+        watch_s: float = list_watch.WATCH_S,
         backoff: RetryBackoff | None = None,
     ) -> None:
         self.node_name = node_name

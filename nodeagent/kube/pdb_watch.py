@@ -17,7 +17,7 @@ from nodeagent.kube import objects
 from nodeagent.kube.list_watch import ListWatch
 from nodeagent.kube.transport import Transport
 from nodeagent.model import DisruptionBudget, Note, NoteKind, Pod
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock
 
 KEEP_S: Final = 600.0
 """A namespace is watched for so long after it was last wanted: longer than an episode of soft pressure."""
@@ -37,7 +37,7 @@ class PdbWatch:
         transport: Transport,
         *,
         wake: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         spread_s: float = 0.0,
     ) -> None:
         """`spread_s`: each first list waits for a random part of this."""

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodeagent.kube import objects, pod_decoder
+from nodeagent.kube import list_watch, objects, pod_decoder
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.list_stream import Listing
-from nodeagent.kube.list_watch import IDLE_S, WATCH_S, ListWatch
+from nodeagent.kube.list_watch import ListWatch
 from nodeagent.kube.transport import Transport
 from nodeagent.model import Note, NoteKind, Pod
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock
 
 RELIST_S: Final = 2.0
 """Least time between two lists because of a missing pod. The wait doubles for each pod that stays missing (an orphan's
@@ -59,7 +59,7 @@ class PodsView(NamedTuple):
 
 def list_pods(transport: Transport, node_name: str, *, keep_annotations: Sequence[str] = ()) -> PodsView:
     """The node's pods by one list from the server's cache. Raises `ApiError`."""
-    sent_at = boottime()
+    sent_at = clock.boottime()
     store = _Store(keep_annotations)
     query = {"fieldSelector": f"spec.nodeName={node_name}", "resourceVersion": "0"}
     store.replace(map(msgspec.Raw, Listing(transport, "/api/v1/pods", query)))
@@ -84,9 +84,9 @@ class PodWatch:
         *,
         wake: Callable[[], None] = lambda: None,
         keep_annotations: Sequence[str] = (),
-        clock: Callable[[], float] = boottime,
-        idle_s: float = IDLE_S,
-        watch_s: float = WATCH_S,
+        clock: Callable[[], float] = clock.boottime,
+        idle_s: float = list_watch.IDLE_S,
+        watch_s: float = list_watch.WATCH_S,
         backoff: RetryBackoff | None = None,
     ) -> None:
         """`wake` is called from the thread after each change of the view. `keep_annotations`: further keys that a
@@ -161,7 +161,7 @@ class _Store:
         keep_annotations: Sequence[str],
         *,
         wake: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
     ) -> None:
         # The configuration may contain `key=value`; the key alone is needed here.
         keys = (entry.partition("=")[0] for entry in keep_annotations)

@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 
 from nodeagent.model import MIN_SUSPEND_S
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock
 
 
 class ApiReachability:
     """The outage of one API server, if there is one. Safe to use from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, boot: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, boot: Callable[[], float] = clock.boottime
+    ) -> None:
         """`clock` stops while the machine is suspended, `boot` does not."""
         self.clock = clock
         self._boot = boot

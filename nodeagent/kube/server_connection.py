@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from nodeagent.kube import api_errors, kubernetes_client
+from nodeagent.kube import api_errors, deadline_http, kubernetes_client
 from nodeagent.kube.credentials import Credentials, CredentialsError, CredentialSource
-from nodeagent.kube.deadline_http import DeadlineResponse, with_deadline
+from nodeagent.kube.deadline_http import DeadlineResponse
 from nodeagent.runtime import regular_files, workers
 
 with kubernetes_client.without_unused_modules():
@@ -82,7 +82,7 @@ class ServerConnection:
         """The urllib3 connection pool, with a deadline for every read."""
         pool = self._pool.connection_from_url(self.server)
         if pool.ConnectionCls.response_class is not DeadlineResponse:
-            pool.ConnectionCls = with_deadline(pool.ConnectionCls)
+            pool.ConnectionCls = deadline_http.with_deadline(pool.ConnectionCls)
         return pool
 
     def close(self) -> None:

@@ -22,14 +22,14 @@ from contextlib import contextmanager
 from typing import Final
 
 from nodeagent import __version__
-from nodeagent.kube import api_errors, api_responses, kubernetes_client
+from nodeagent.kube import api_errors, api_responses, deadline_http, kubernetes_client, line_stream, server_connection
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.api_responses import Response
 from nodeagent.kube.credentials import Credentials, CredentialsError
-from nodeagent.kube.deadline_http import RequestLimits, current
-from nodeagent.kube.line_stream import MAX_LINE_BYTES, LineStream
+from nodeagent.kube.deadline_http import RequestLimits
+from nodeagent.kube.line_stream import LineStream
 from nodeagent.kube.reachability import ApiReachability
-from nodeagent.kube.server_connection import EXEC_PLUGIN_TIMEOUT_S, ServerConnection
+from nodeagent.kube.server_connection import ServerConnection
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import workers
 
@@ -47,7 +47,7 @@ MAX_BODY_BYTES: Final = 64 << 20
 MAX_REFUSAL_BYTES: Final = 256 << 10
 """Of an answer of 400 and above. A Status of a refused patch quotes the patch, which is small. Parsed, 8 MiB of
 brackets are 200 MiB of lists."""
-STUCK_AFTER_S: Final = EXEC_PLUGIN_TIMEOUT_S + 10.0
+STUCK_AFTER_S: Final = server_connection.EXEC_PLUGIN_TIMEOUT_S + 10.0
 """A thread that exceeds its request's deadline by this much is stuck where no deadline applies: a DNS look-up, a file
 with credentials on a dead mount. An exec plugin may take its own time first."""
 _HEADERS: Final = {"Accept": JSON, "User-Agent": f"nodeagent/{__version__}"}
@@ -146,7 +146,7 @@ class Transport:
         ready = 0
         for response in opened:
             try:
-                api_responses.read_body(response, MAX_LINE_BYTES)
+                api_responses.read_body(response, line_stream.MAX_LINE_BYTES)
                 ready += 1
             except ApiError as error:
                 failure = error
@@ -198,7 +198,7 @@ class Transport:
                 if limits.uncertain:
                     raise api_errors.no_answer(TimeoutError())
                 raise ApiError(OutcomeKind.UNREACHABLE, "the deadline passed before the request was sent")
-            current.limits = limits
+            deadline_http.current.limits = limits
             limits.handed_over = False
             begun_at = self.reach.clock()
             try:

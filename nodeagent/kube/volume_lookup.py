@@ -29,8 +29,7 @@ from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.transport import Transport
 from nodeagent.model import Pod
-from nodeagent.runtime import workers
-from nodeagent.runtime.clock import boottime
+from nodeagent.runtime import clock, workers
 
 MAX_CLAIMS: Final = 1024
 """Claims that are looked up for one node: ten for each of 110 pods. Further ones stay unknown."""
@@ -116,11 +115,11 @@ def look_up_all(
 
     For a report, which may wait. `known`: the locations of earlier calls; new ones are added.
     """
-    until, trouble = boottime() + for_s, ""
+    until, trouble = clock.boottime() + for_s, ""
     for claim in claims_of(pods):
         if not known.get(claim, ClaimLocation()).unknown:
             continue
-        if boottime() >= until:
+        if clock.boottime() >= until:
             trouble = "not all claims could be looked up in time"
             break
         try:
@@ -140,7 +139,7 @@ class VolumeLookup:
         transport: Transport,
         node_name: str,
         *,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = clock.boottime,
         backoff: RetryBackoff | None = None,
         spread_s: float = 0.0,
     ) -> None:
