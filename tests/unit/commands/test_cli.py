@@ -421,9 +421,9 @@ def test_with_node_credentials_a_check_reports_that_taints_cannot_be_changed(api
     )
     files = ("--kubeconfig", str(tmp_path / "kubeconfig"), "--config", str(config))
     options = ("check", "--host-root", str(CALM), "--api", "always", *files)
-    assert "NodeRestriction" not in run(*options).stdout
+    assert "cannot change taints" not in run(*options).stdout
     api.tokens[api.token] = "system:node:lab-node"
-    assert "NodeRestriction" in run(*options).stdout
+    assert "cannot change taints" in run(*options).stdout
 
 
 def test_an_api_that_forbids_the_list_is_a_note_or_with_always_an_error(api: ApiServer, tmp_path: Path) -> None:
