@@ -1,16 +1,16 @@
-"""The last resort: to end a pod's processes through its cgroup while the API server is out of reach.
+"""Decide when the last resort applies: killing a pod through its cgroup while the API server is unreachable.
 
 Promises:
 
-1. Only where `escalation.lastResort` says so, only in the hard tier, and only when every request has gone unanswered
-   for `lastResortAfter`. A watch on which nothing happens, or a view of the pods that is merely old, is no such outage.
-2. Whom it would spare the agent spares here too: protections rest on what the API server said last. A pod that it never
-   spoke of is never ended, whatever `protection.unknownPods` says.
-3. It has a budget of its own, which no eviction fills or empties and which survives restarts.
+1. It applies only if `escalation.lastResort` is configured, only in the hard tier, and only after every request was
+   unanswered for `lastResortAfter`. A silent watch or an old list of the pods is no such outage.
+2. Protections apply as for evictions, by the last answer of the API server. A pod that the API server never listed is
+   never killed, whatever `protection.unknownPods` is.
+3. It has its own rate limit, which no eviction changes and which survives restarts.
 
-Theory of operation. While it is open and its bucket has a token, a decision of the hard tier takes its victims with
-`Method.KILL` instead of handing them to an API server that does not answer; the bucket empty, requests are tried as
-before. Back-offs and buckets of evictions do not hold it: they are empty because of requests that nobody answered.
+Theory of operation. While a kill is allowed and its bucket has a token, the victims of a hard decision get
+`Method.KILL`. With an empty bucket, requests are sent as before. Back-offs and rate limits of evictions do not apply,
+because they come from requests that the API server did not answer.
 """
 
 from typing import Final
@@ -20,25 +20,25 @@ from nodeagent.model import NodeSnapshot, Refusal, RefusalCode, Tier
 from nodeagent.policy import rate_limits
 
 API_REACHABLE: Final = Refusal(
-    RefusalCode.API_REACHABLE, "the API server answers again, or has not been out of reach for long enough"
+    RefusalCode.API_REACHABLE, "the API server answers again, or has not been unreachable for long enough"
 )
 
 
 def kill_allowed(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
-    """Whether the API server has been out of reach for long enough, and this was asked for."""
-    lost_at = snapshot.api_unreachable_since
+    """True if kills are configured and the API server has been unreachable for long enough."""
+    unreachable_since = snapshot.api_unreachable_since
     return (
         config.escalation.last_resort is LastResort.CGROUP_KILL
-        and lost_at is not None
+        and unreachable_since is not None
         and snapshot.pods_synced_at is not None
-        and now - lost_at >= config.escalation.last_resort_after_s
+        and now - unreachable_since >= config.escalation.last_resort_after_s
     )
 
 
 def kill_due(
     snapshot: NodeSnapshot, tier: Tier, budgets: rate_limits.RateLimitState, *, now: float, config: Config
 ) -> tuple[bool, tuple[Refusal, ...]]:
-    """Whether victims are to be ended now; if it is only the bucket that forbids it, the reason."""
+    """Whether the victims are killed now; with the refusal if only the empty bucket prevents it."""
     if tier is not Tier.HARD or not kill_allowed(snapshot, now=now, config=config):
         return False, ()
     spent = rate_limits.limit_reached(budgets, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits)

@@ -1,8 +1,8 @@
-"""Where a signal is heading: a robust slope through its last few samples.
+"""Estimate the trend of a signal: a robust slope through its last few samples.
 
-The history is a value: at most `SAMPLES` points (read at, available), the newest always last. The slope is Theil and
-Sen's: the median of the slopes between all pairs of points, so that a single outlier (a pod that exits, a page cache
-that is dropped) does not turn it around.
+The history is a value: at most `SAMPLES` points (read at, available), the newest last. The slope is the Theil-Sen
+estimate, the median of the slopes between all pairs of points, so that a single outlier (a pod that exits, a page cache
+that is dropped) does not reverse it.
 """
 
 from collections.abc import Iterable
@@ -16,17 +16,17 @@ History = tuple[tuple[float, int], ...]
 
 SAMPLES: Final = 6
 """15 pairs: about 5 us per signal (python 3.11); twice as many samples would cost four times that. Two outliers of six
-do not turn the median of the slopes around."""
+do not reverse the median of the slopes."""
 
 SPACING_S: Final = 0.2
 """Closer samples replace one another, so that 50 Hz sampling does not narrow the view to 0.2 s of noise; a ramp of
 1 GiB/s is still recognised within 0.6 s."""
 
 ENOUGH: Final = 4
-"""With fewer points every line fits."""
+"""Fewer points fit any line."""
 
 HORIZON_S: Final = 120.0
-"""Older points say nothing about now; twelve times the longest sampling interval."""
+"""Older points do not count; twelve times the longest sampling interval."""
 
 
 def extend(history: History, *, read_at: float, available: int) -> History:
@@ -44,11 +44,11 @@ def extend(history: History, *, read_at: float, available: int) -> History:
 
 
 def estimate(history: History, *, values: Iterable[int] = ()) -> Trend | None:
-    """The trend that the history shows, with the time until the nearest of the threshold `values` not met yet. Known
-    already for a history that did not grow, as those of file systems at most looks.
+    """The trend of the history, with the time until the nearest of the threshold `values` that is not met yet.
 
-    None: fewer than `ENOUGH` samples. Confidence is the share of the samples' spread that the line explains: 1 when
-    all lie on it (a constant signal included), 0 when it explains no more than their median would.
+    None: fewer than `ENOUGH` samples. Confidence is the share of the samples' spread that the line explains: 1 if all
+    points lie on it (also for a constant signal), 0 if it explains no more than the median. The result of an unchanged
+    history is cached, because most samples of a file system add no point.
     """
     return _estimate(history, tuple(values)) if len(history) >= ENOUGH else None
 
@@ -72,8 +72,8 @@ def _estimate(history: History, values: tuple[int, ...]) -> Trend:
 def between_neighbours(history: History) -> float | None:
     """The median of the slopes between neighbouring samples, in units per second; None for fewer than `ENOUGH`.
 
-    A step up, as when an evicted pod releases what it held, is one of these slopes, but up to nine of Theil and Sen's
-    fifteen: they show a rise while the signal falls before and after it.
+    A step up, such as the release of an evicted pod, is one of these slopes, but up to nine of the fifteen slopes of
+    the Theil-Sen estimate, which then rises although the signal falls before and after the step.
     """
     if len(history) < ENOUGH:
         return None
@@ -81,7 +81,7 @@ def between_neighbours(history: History) -> float | None:
 
 
 def _time_down(distance: int, rate: float) -> float | None:
-    """Seconds until `distance` is used up; None when it is not being used up."""
+    """Seconds until `distance` is used up; None if the signal does not fall."""
     return max(0.0, distance / -rate) if rate < 0.0 else None
 
 
@@ -91,7 +91,7 @@ def _confidence(history: History, levels: list[int], rate: float) -> float:
 
 
 def _spread(numbers: list[int] | list[float]) -> float:
-    """Sum of the distances from the median: the upper half of the numbers less the lower half."""
+    """Sum of the distances from the median: the upper half of the numbers minus the lower half."""
     ordered = sorted(numbers)
     half = len(ordered) // 2
     return float(sum(ordered[-half:]) - sum(ordered[:half]))

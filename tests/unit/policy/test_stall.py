@@ -62,7 +62,7 @@ def test_each_scope_and_resource_has_its_own_stall() -> None:
     seen = (psi(NODE, some=50.0), psi(SYSTEM, some=1.0), psi(KUBEPODS, "io", some=60.0))
     assert ask(requires(10.0), *seen).holds
     assert ask(requires(10.0, scope=SYSTEM), *seen).reason == "memory some avg10 of system is 1%, needs 10%"
-    assert "not known" in ask(requires(10.0, scope=KUBEPODS), *seen).reason
+    assert "unknown" in ask(requires(10.0, scope=KUBEPODS), *seen).reason
     assert ask(StallRequirement(KUBEPODS, "io", "some", "avg10", 10.0), *seen).holds
 
 
@@ -125,7 +125,7 @@ def test_a_limited_pod_whose_stall_is_not_known_may_explain_everything() -> None
     for unknown in (None, math.nan, 101.0):
         asked = ask(requires(1.0), psi(some=50.0), pods=(pod(used=1000, limit=1000, stall=unknown),))
         assert not asked.holds
-        assert "ns/p is at its own limit and its stall is not known" in asked.reason
+        assert "ns/p is at its own limit and its stall is unknown" in asked.reason
 
 
 def test_the_stall_of_system_services_has_nothing_to_do_with_pods() -> None:

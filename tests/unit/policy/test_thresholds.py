@@ -400,7 +400,7 @@ def test_a_threshold_whose_stall_is_not_known_does_not_act_and_says_so() -> None
     judged = Judge(hard(Signal.MEMORY, 300)._replace(require_stall=FULL))
     verdict = judged.memory(1, 200)
     assert verdict.met
-    assert verdict.not_due_reason == "memory full avg10 of node is not known: this node reports no such PSI"
+    assert verdict.not_due_reason == "memory full avg10 of node unknown: this node reports no such PSI"
 
 
 def ramp(judged: Judge, levels: list[int], *, start: float = 100.0) -> list[tuple[bool, bool]]:
