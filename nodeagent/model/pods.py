@@ -107,7 +107,7 @@ class PodUsage(NamedTuple):
     memory_stall_some_avg10: float | None = None
     memory_request_estimate: int | None = None
     """Bytes, computed from oom_score_adj (Burstable, to 0.1% of the node) or the cgroup limit (Guaranteed); 0 for
-    BestEffort. None: unknown. Used only for a pod that the API server does not list."""
+    BestEffort. None: unknown, or the API server lists the request of the pod."""
     process_count: int | None = None
     """Sum of cgroup.procs over the pod's cgroups: processes, not threads."""
     thread_count: int | None = None

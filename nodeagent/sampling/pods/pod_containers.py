@@ -101,7 +101,9 @@ class ContainerReader:
         # made has no link yet, or none at the time of the last listing.
         likely_sandbox = unnamed[0] if len(unnamed) == 1 and len(found) > 1 else None
         members = self._members(directory, [name for name, _ in found])
-        processes = self._first_processes(members, qos, likely_sandbox, first_processes, now)
+        # Of a pod that the API server lists the request is known.
+        scores = qos is QOSClass.BURSTABLE and version is None
+        processes = self._first_processes(members, likely_sandbox, first_processes, now, scores=scores)
         sandboxes = {name for name, process in processes.items() if _is_sandbox(process, likely=name == likely_sandbox)}
         containers = [(name, identity) for name, identity in found if name in members and name not in sandboxes]
         return PodContainers(
@@ -176,25 +178,27 @@ class ContainerReader:
     def _first_processes(
         self,
         members: Mapping[str, _Processes],
-        qos: QOSClass,
         likely_sandbox: str | None,
         before: Mapping[str, FirstProcess],
         now: float,
+        *,
+        scores: bool,
     ) -> dict[str, FirstProcess]:
         """The first process of each container, as far as it is of use.
 
-        Where the sandbox is likely, it alone gives the pod's start, and only the scores of a Burstable pod give a
-        request: each file of a process that is read takes 0.9 KiB of kernel memory while the process runs.
+        If the sandbox is likely, its process alone is read, because it gives the pod's start; the others only for
+        their `scores`. Each file of a process that is read takes 0.9 KiB of kernel memory while the process runs.
         """
         processes: dict[str, FirstProcess] = {}
         for name, found in members.items():
             start = likely_sandbox is None or name == likely_sandbox
+            if not (start or scores):
+                continue
             process = before.get(name)
-            if (start or qos is QOSClass.BURSTABLE) and (process is None or _is_outdated(process, now)):
+            if process is None or _is_outdated(process, now):
                 first_listed_at = process.first_listed_at if process is not None else now
                 process = self._first_process(found.pids, first_listed_at, now, start=start)
-            if process is not None:
-                processes[name] = process
+            processes[name] = process
         return processes
 
     def _first_process(self, pids: Sequence[bytes], first_listed_at: float, now: float, *, start: bool) -> FirstProcess:

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.model import NodeSnapshot, PodUsage, QOSClass, Signal
+from nodeagent.model import NodeSnapshot, Pod, PodSource, PodUsage, QOSClass, Signal
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.hostfs.processes import processes_below
 from nodeagent.sampling.sampler import Sampler
@@ -253,14 +253,25 @@ def test_the_first_process_of_a_container_is_read_again_only_while_it_is_young(k
     [link] = kubelet.logs.glob("containers/x_default_POD-*")
     link.unlink()  # the sandbox has none
     kubelet.container(uid, HOG.format(size=1), name="c")
-    # Of the likely sandbox both files, of the other container the score.
-    both = ["oom_score_adj", "oom_score_adj", "stat"]
+    listed = Pod(uid, uid, "default", "web", PodSource.API, QOSClass.BURSTABLE)
+    sandbox, container = ["oom_score_adj", "stat"], ["oom_score_adj"]
     with Sampler(host, kubelet.config(), node_name="n", boottime=lambda: now) as sampler:
-        for at, read in ((100.0, both), (100.1, []), (126.0, both), (152.0, []), (1000.0, [])):
-            host.files.clear()
+
+        def files(at: float, pods: list[Pod] | None) -> list[str]:
+            nonlocal now
             now = at
-            sampler.sample(fresh=False)
-            assert sorted(path.rsplit("/", 1)[1] for path in host.files) == read
+            host.files.clear()
+            sampler.sample(pods, fresh=False)
+            return sorted(path.rsplit("/", 1)[1] for path in host.files)
+
+        assert files(100.0, [listed]) == sandbox, "the API server has the request"
+        assert files(100.1, [listed]) == []
+        assert files(126.0, [listed]) == sandbox
+        assert files(152.0, [listed]) == []
+        assert files(1000.0, [listed]) == []
+        assert files(1026.0, None) == container, "its score gives the request"
+        assert files(1052.0, None) == container
+        assert files(1078.0, None) == files(2000.0, None) == []
 
 
 @pytest.mark.parametrize("old", list(QOSClass))
