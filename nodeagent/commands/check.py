@@ -28,13 +28,16 @@ from nodeagent.model import (
     Threshold,
 )
 from nodeagent.policy import chosen_victims, engine, ranking, stall
-from nodeagent.policy.state import PolicyState, initial
+from nodeagent.policy import state as policy_state
+from nodeagent.policy.state import PolicyState
 from nodeagent.report import node_report, sections, text
 from nodeagent.report.node_report import Report
-from nodeagent.sampling.hostfs.host import Host, Unreadable, open_host
+from nodeagent.sampling import snapshot as snapshots
+from nodeagent.sampling.hostfs import host as hostfs
+from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
 from nodeagent.sampling.sampler import Sampler
-from nodeagent.sampling.snapshot import SnapshotParts, assemble_snapshot
+from nodeagent.sampling.snapshot import SnapshotParts
 
 if TYPE_CHECKING:
     from nodeagent.kube.transport import Transport
@@ -132,7 +135,7 @@ class NodeChecker:
         # A report has no earlier samples: it shows what an agent that has already started would do.
         self._config = options.loaded.config._replace(startup=StartupConfig(fresh_samples=1))
         try:
-            self._host = open_host(options.host_root)
+            self._host = hostfs.open_host(options.host_root)
         except Unreadable as error:
             raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
         self._node_name = self._config.node_name or _host_name(self._host)
@@ -161,16 +164,16 @@ class NodeChecker:
         listing = self._list_pods()
         node = self._sampler.sample_node()
         parts = SnapshotParts(node, self._sampler.read_pods(node, listing.pods), pods_synced_at=listing.synced_at)
-        snapshot = assemble_snapshot(parts)
+        snapshot = snapshots.assemble_snapshot(parts)
         now = self._host.boottime()
-        before = self._state if self._state is not None else initial("check", now=now)
+        before = self._state if self._state is not None else policy_state.initial("check", now=now)
         plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
         walk_reason = self._walk_reason(plan)
         if walk_reason and self._host.recorded:
             message = f"{walk_reason}: disk usage cannot be measured, a recording contains no files of pods"
             listing = listing._replace(notes=(*listing.notes, Note(NoteKind.DISKS, message)))
         elif walk_reason:
-            snapshot = assemble_snapshot(parts._replace(disks=self._measure_disks(snapshot)))
+            snapshot = snapshots.assemble_snapshot(parts._replace(disks=self._measure_disks(snapshot)))
             now = self._host.boottime()
             plan, self._state = engine.decide(snapshot, before, now=now, config=self._config)
         if self._options.signal is not None:
@@ -361,7 +364,7 @@ def _ranked_for(plan: Plan, snapshot: NodeSnapshot, signal: Signal, *, now: floa
     threshold = Threshold(signal, Amount(1, None, "1"), grace_period_s=1.0)
     ranked, _ = engine.decide(
         snapshot._replace(observations={**snapshot.observations, signal: exhausted}),
-        initial("check", now=now),
+        policy_state.initial("check", now=now),
         now=now,
         config=config._replace(thresholds=(threshold,)),
     )

@@ -59,9 +59,11 @@ def _run_command(words: Sequence[str]) -> int:
 
 
 def _print_failure(message: str) -> None:
-    from nodeagent.report.wording import escape_terminal
+    from nodeagent.report import wording
 
-    standard_streams.write_error("".join([f"nodeagent: {escape_terminal(line)}\n" for line in message.splitlines()]))
+    standard_streams.write_error(
+        "".join([f"nodeagent: {wording.escape_terminal(line)}\n" for line in message.splitlines()])
+    )
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

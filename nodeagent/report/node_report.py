@@ -7,7 +7,7 @@ one of them contains (shared file systems, the comparison with the kubelet) is c
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.model import (
     DiskLayout,
     NodeSnapshot,
@@ -185,7 +185,7 @@ def compare_with_kubelet(report: Report) -> tuple[Comparison, ...]:
 def _compared(
     theirs: Threshold, earlier: "EarlierThreshold | None", ours: Iterable[ThresholdVerdict], capacity: int | None
 ) -> Comparison:
-    value = resolve(theirs.value, capacity=capacity)
+    value = resolve.resolve(theirs.value, capacity=capacity)
     mine = [each for each in ours if each.threshold.signal is theirs.signal]
     # Only a hard threshold acts in time before a hard one, however high a soft one is.
     in_time = [each for each in mine if each.threshold.grace_period_s <= theirs.grace_period_s]

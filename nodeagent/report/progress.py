@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from nodeagent.report.wording import escape_terminal
+from nodeagent.report import wording
 
 UPDATE_EVERY_S: Final = 0.2
 
@@ -31,7 +31,7 @@ class ProgressLine:
             return
         self._written_at = now
         width = os.get_terminal_size(self._stream.fileno()).columns or 80
-        self._stream.write(f"\r{escape_terminal(text)[: width - 1]}\x1b[K")
+        self._stream.write(f"\r{wording.escape_terminal(text)[: width - 1]}\x1b[K")
         self._stream.flush()
 
     def clear(self) -> None:

@@ -40,8 +40,8 @@ from nodeagent.model import (
     Victim,
 )
 from nodeagent.policy import headroom
-from nodeagent.telemetry.exposition import Histogram, Series, render
-from nodeagent.telemetry.metric_families import FAMILIES, UNIT_WORDS
+from nodeagent.telemetry import exposition, metric_families
+from nodeagent.telemetry.exposition import Histogram, Series
 
 MAX_SERIES: Final = 500
 """Bound of each counter; further series count as `other`. Evictions have 9 signals x 3 QoS classes x 2 tiers x 15
@@ -203,7 +203,7 @@ class Metrics:
         self._measured = _Counts(1)
         self._shortfalls = _Counts(1)
         self._reclaims = _Counts(2)
-        self._gained = {unit: _Counts(1) for unit in UNIT_WORDS.values()}
+        self._gained = {unit: _Counts(1) for unit in metric_families.UNIT_WORDS.values()}
         self._wakeups = _Counts(1)
         self._failures = _Counts(1)
         self._reloads = _Counts(1)
@@ -285,9 +285,8 @@ class Metrics:
         series: dict[str, list[Series]] = {}
         for name, labels, value in self._all():
             series.setdefault(name, []).append((labels, value))
-        return render(
-            ((family, series[family.name]) for family in FAMILIES if family.name in series), openmetrics=openmetrics
-        )
+        families = [family for family in metric_families.FAMILIES if family.name in series]
+        return exposition.render(((family, series[family.name]) for family in families), openmetrics=openmetrics)
 
     def _all(self) -> Iterator["_Sample"]:
         now, counters, last = self._boottime(), self._runtime_counters(), self._last
@@ -346,11 +345,11 @@ class _Sample(NamedTuple):
     value: int | float | Histogram
 
 
-_UNITS: Final = {str(signal): UNIT_WORDS[facts.unit] for signal, facts in SIGNAL_TABLE.items()}
+_UNITS: Final = {str(signal): metric_families.UNIT_WORDS[facts.unit] for signal, facts in SIGNAL_TABLE.items()}
 
 
 def _unit(signal: str) -> str:
-    return _UNITS.get(signal, UNIT_WORDS[Unit.BYTES])
+    return _UNITS.get(signal, metric_families.UNIT_WORDS[Unit.BYTES])
 
 
 def _signal(verdict: SignalVerdict, plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Sample]:
