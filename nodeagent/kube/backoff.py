@@ -31,7 +31,7 @@ class RetryBackoff:
 
 
 BURST: Final = 5
-"""Repetitions without a wait: the answer to a kubelet that resets a condition takes 0.1 s (FIELD.md 6), also to two."""
+"""Repetitions without a wait: the answer to a kubelet that resets a condition takes 0.1 s, also to two."""
 REPEAT_FIRST_S: Final = 1.0
 REPEAT_LAST_S: Final = 30.0
 """Wait between two repetitions beyond the burst, first and last: 11 writes in the first minute of a conflict, then 2 to

@@ -37,7 +37,7 @@ from tests.fake_kube import Request as HttpRequest
 from tests.support.disk_trees import node as disk_node
 from tests.support.disk_trees import pod as disk_pod
 from tests.support.livenode import until
-from tests.unit.actuators.test_evictions import victim
+from tests.support.victims import victim
 
 ERRORS = (
     ValueError("no such thing"),

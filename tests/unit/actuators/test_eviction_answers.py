@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
-from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
+from nodeagent.model import Method, Outcome, OutcomeKind, Victim
 from tests.fake_kube import ApiServer, pod
+from tests.support import victims
 from tests.support.certificates import make, server_context
 from tests.support.paths import RECORDINGS
 from tests.support.rawserver import RawServer, read_request, response
@@ -49,17 +49,7 @@ def http(status: int | str, body: bytes = b"", *, kind: str = "application/json"
 
 
 def victim(uid: str = UID, *, name: str = "quiet", method: Method = Method.EVICT) -> Victim:
-    return Victim(
-        pod=decode_pod(json.dumps(pod(name, uid=uid)).encode()),
-        cgroup="",
-        threshold=Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
-        tier=Tier.HARD,
-        method=method,
-        grace_period_s=1.0,
-        message="The node was low on resource: memory. ",
-        annotations={},
-        predicted_relief=None,
-    )
+    return victims.victim_of(pod(name, uid=uid), method=method)
 
 
 def transport_to(server: RawServer | ApiServer, tmp_path: Path, *, timeout_s: float = 10.0) -> Transport:

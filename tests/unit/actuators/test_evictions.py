@@ -1,6 +1,5 @@
-"""Evictions go out in parallel, in time, and every answer comes back as what it means."""
+"""Evictions are sent in parallel and in time, and every answer becomes its outcome."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,16 +10,16 @@ import pytest
 
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
-from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
+from nodeagent.model import Method, Outcome, OutcomeKind, Victim
 from nodeagent.runtime.clock import boottime
 from tests.fake_kube import ApiServer, Request, pod
 from tests.support.rawserver import RawServer
+from tests.support.victims import victim
 
 
 class Evicting:
-    """An evictor and what it has answered."""
+    """A sender and its outcomes."""
 
     def __init__(self, transport: Transport, **options: Any) -> None:
         self._arrived = threading.Condition()
@@ -31,39 +30,20 @@ class Evicting:
             self._arrived.notify_all()
 
     def outcomes(self, count: int = 1, timeout_s: float = 30.0) -> list[Outcome]:
-        found: list[Outcome] = []
+        outcomes: list[Outcome] = []
 
         def complete() -> bool:
-            found.extend(self.evictor.take())
-            return len(found) >= count
+            outcomes.extend(self.evictor.take())
+            return len(outcomes) >= count
 
         with self._arrived:
             self._arrived.wait_for(complete, timeout_s)
-        assert len(found) == count, found
-        return found
+        assert len(outcomes) == count, outcomes
+        return outcomes
 
     def one(self, victim: Victim) -> Outcome:
         self.evictor.submit("plan-1", victim)
         return self.outcomes()[0]
-
-
-def victim(
-    api: ApiServer | None, name: str, *, uid: str = "", grace_s: float = 1.0, method: Method = Method.EVICT
-) -> Victim:
-    entry = (api.get_pod("default", name) if api else None) or pod(name)
-    if uid:
-        entry["metadata"]["uid"] = uid
-    return Victim(
-        pod=decode_pod(json.dumps(entry).encode()),
-        cgroup="",
-        threshold=Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
-        tier=Tier.HARD,
-        method=method,
-        grace_period_s=grace_s,
-        message="The node was low on resource: memory. ",
-        annotations={},
-        predicted_relief=None,
-    )
 
 
 def _wait(event: threading.Event) -> None:
