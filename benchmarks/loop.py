@@ -34,8 +34,7 @@ from benchmarks.realnode import HIERARCHIES, RealNode, real_node
 from nodeagent.config.schema import Config, StartupConfig
 from nodeagent.loop import schedule
 from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
-from nodeagent.policy import candidates, engine, state
-from nodeagent.policy import thresholds as policy_thresholds
+from nodeagent.policy import candidates, effective_thresholds, engine, state
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.pods import pod_ages
 from nodeagent.sampling.sampler import Sampler
@@ -171,7 +170,7 @@ class Loop:
         before = self.schedule_state
         node = self.sampler.sample_node(disks=self.now >= before.filesystems_at, limits=self.now >= before.limits_at)
         if self.effective is None:
-            self.effective = policy_thresholds.effective(self.config, node.layout)
+            self.effective = effective_thresholds.effective(self.config, node.layout)
         inputs = schedule.ScheduleInputs(node, self.effective, interval_s=1.0)
         verdict, self.schedule_state = schedule.plan_next(inputs, self.schedule_state)
         return node, verdict.full_sample

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nodeagent.config.schema import API_VERSION, Config, Mode
 from nodeagent.model import Plan, RankedPod, Victim, units
-from nodeagent.policy import engine, ranking, thresholds
+from nodeagent.policy import effective_thresholds, engine, ranking
 from nodeagent.policy.state import PolicyState
 from nodeagent.records import flight_recorder
 from nodeagent.report import wording
@@ -100,19 +100,21 @@ def _repeat(record: Mapping[str, Any], config: Config, packer: flight_recorder.P
 
 def _decide(inputs: flight_recorder.DecisionInputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
     """The plan for these inputs, and the soft thresholds whose grace period counts as over."""
-    in_force = thresholds.effective(config, inputs.snapshot.layout)
-    recorded = {thresholds.identity(each) for each in inputs.thresholds}
-    added = [each for each in in_force if thresholds.identity(each) not in recorded]
-    state = _adapted_state(inputs, config, since={thresholds.identity(each): each.grace_period_s for each in added})
+    in_force = effective_thresholds.effective(config, inputs.snapshot.layout)
+    recorded = {effective_thresholds.identity(each) for each in inputs.thresholds}
+    added = [each for each in in_force if effective_thresholds.identity(each) not in recorded]
+    state = _adapted_state(
+        inputs, config, since={effective_thresholds.identity(each): each.grace_period_s for each in added}
+    )
     # A dry run evicts nothing and counts the dry-run evictions in the recorded state as before.
     config = config._replace(mode=Mode.DRY_RUN)
     plan, _ = engine.decide(inputs.snapshot, state, now=inputs.now, config=config)
-    new = {thresholds.identity(each) for each in added if not each.hard}
+    new = {effective_thresholds.identity(each) for each in added if not each.hard}
     assumed = tuple(
         f"{each.threshold.signal} {each.threshold.value.text}"
         for verdict in plan.signals
         for each in verdict.thresholds
-        if each.met and thresholds.identity(each.threshold) in new
+        if each.met and effective_thresholds.identity(each.threshold) in new
     )
     return ranking.with_key_texts(plan), assumed
 

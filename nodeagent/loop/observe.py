@@ -15,7 +15,7 @@ from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.schedule import Schedule, ScheduleInputs, ScheduleState
 from nodeagent.loop.state_store import StateStore
 from nodeagent.model import ConditionStatus, DiskLayout, NodeSnapshot, PodSource, Threshold
-from nodeagent.policy import candidates, in_flight, thresholds, victim_preview
+from nodeagent.policy import candidates, effective_thresholds, in_flight, victim_preview
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.runtime import own_cost
 from nodeagent.sampling.disk.monitor import DiskUrgency
@@ -110,7 +110,7 @@ class Observer:
     def thresholds(self, layout: DiskLayout) -> tuple[Threshold, ...]:
         """The thresholds that are in force with this disk layout."""
         if layout not in self._thresholds:
-            self._thresholds[layout] = thresholds.effective(self._components().config, layout)
+            self._thresholds[layout] = effective_thresholds.effective(self._components().config, layout)
         return self._thresholds[layout]
 
     # --- parts

@@ -42,6 +42,7 @@ from nodeagent.policy import (
     backoffs,
     chosen_victims,
     conditions,
+    effective_thresholds,
     in_flight,
     local_storage_eviction,
     preconditions,
@@ -80,7 +81,11 @@ def decide(
     state = policy_state.after_suspend(state, snapshot.suspended_s, now=now)
     # 1: thresholds, conditions, evictions in flight, reclaim runs
     judged, threshold_state = thresholds.judge(
-        snapshot, state.thresholds, now=now, config=config, thresholds=thresholds.effective(config, snapshot.layout)
+        snapshot,
+        state.thresholds,
+        now=now,
+        config=config,
+        thresholds=effective_thresholds.effective(config, snapshot.layout),
     )
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]

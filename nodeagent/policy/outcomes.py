@@ -110,7 +110,7 @@ def _apply(state: PolicyState, outcome: Outcome, *, now: float, config: Config) 
     rule, limits = OUTCOME_RULES[outcome.kind], state.rate_limits
     if rule.returns_tokens and entry.stage is EvictionStage.PLANNED:
         limits = rate_limits.return_tokens(limits, entry.buckets, now=now, limits=config.rate_limits)
-        limits = backoffs.undo_in_place(limits, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
+        limits = backoffs.undo_replacement(limits, SIGNAL_TABLE[entry.signal].resource, entry.plan_id)
     limits = _with_backoffs(limits, entry, outcome, rule, now=now)
     if rule.owner_backoff and entry.buckets:
         limits = backoffs.back_off_owner(limits, entry.owner, now=now, limits=config.rate_limits)

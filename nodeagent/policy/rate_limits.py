@@ -1,16 +1,16 @@
-"""How much may be done: token buckets, back-off per owner, per pod and for the API.
+"""How many evictions are allowed: token buckets for the node, namespaces, owners, signals and kills.
 
 Promises:
 
 1. In any stretch of time a bucket lets through at most `burst` evictions and one more for each full refill interval of
    that time, whatever is sampled, however often the process dies, as long as the state is persisted before acting.
-2. A token comes back only when it is proven that nothing was evicted for it.
-3. A limit that was hit is a `Refusal` with the numbers, never silence.
+2. A token returns only when it is proven that nothing was evicted for it.
+3. A limit that is reached gives a `Refusal` with the numbers.
 
-Theory of operation. A bucket is a whole number of tokens and the instant from which the next one grows, so refilling in
-a million small steps gives exactly what one big step gives. A bucket that is not in the state is full, or, when the
-state was lost (`spent_at`), was empty at that instant. A clock that ran backwards means another boot (CLOCK_BOOTTIME
-never does so within one): the bucket counts as spent, from now on.
+Theory of operation. A bucket is a whole number of tokens and the time from which the next one grows, so that many small
+refills give exactly what one large refill gives. A bucket that is not in the state is full; if the state was lost
+(`spent_at`), it was empty at that time. A clock that ran backwards means another boot (CLOCK_BOOTTIME never does so
+within one): the bucket counts as empty from now on.
 """
 
 import math
@@ -35,19 +35,19 @@ _EMPTY: Final = {
 }
 """The refusal of an empty bucket, by its kind."""
 FOR_ALL: Final = frozenset({_EMPTY[NODE], _EMPTY[SIGNAL], _EMPTY[LAST_RESORT]})
-"""Codes of empty buckets that let no other pod through either."""
+"""Codes of empty buckets that stop every pod."""
 
 
 class BucketLevel(NamedTuple):
-    """What is in a bucket."""
+    """The content of a bucket."""
 
     tokens: int
     since: float
-    """From when the next token grows; of no meaning while the bucket is full."""
+    """From when the next token grows; without meaning while the bucket is full."""
 
 
 class Backoff(NamedTuple):
-    """A back-off that doubles."""
+    """A back-off of an owner, a pod or the API."""
 
     times: int
     until: float
@@ -56,29 +56,29 @@ class Backoff(NamedTuple):
     why: str
 
 
-class InPlace(NamedTuple):
+class Replacements(NamedTuple):
     """Evictions in the place of a larger pod that was out of reach."""
 
     plan_id: str
     at: float
     evictions: int
-    """Those of the plan that are not proven to have evicted nothing."""
+    """The evictions of the plan, without those that are proven to have evicted nothing."""
 
 
 class RateLimitState(NamedTuple):
-    """All that holds evictions back. Plain data; keys are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
+    """Rate limits and back-offs. The keys of buckets are `node`, `namespace/NAME`, `owner/UID`, `signal/NAME`,
     `last-resort`."""
 
     levels: Mapping[str, BucketLevel] = {}
     spent_at: float | None = None
     """When the state was lost: buckets that are not in `levels` were empty then. None: they are full."""
     owners: Mapping[str, Backoff] = {}
-    """Owners whose pods are spared, by owner UID."""
+    """By owner UID."""
     pods: Mapping[str, Backoff] = {}
-    """Pods that are left alone for a while, by UID."""
+    """By pod UID."""
     api: Backoff | None = None
-    """Set while requests fail for want of the API."""
-    in_place: Mapping[str, InPlace] = {}
+    """Set while requests fail because of the API server."""
+    replacements: Mapping[str, Replacements] = {}
     """The last of each resource."""
 
 
@@ -119,7 +119,7 @@ def refilled(level: BucketLevel, bucket: TokenBucket, *, now: float) -> BucketLe
 
 
 def level(state: RateLimitState, key: str, *, now: float, limits: RateLimits) -> BucketLevel:
-    """What is in the bucket `key` at `now`."""
+    """The content of the bucket `key` at `now`."""
     bucket = bucket_of(key, limits)
     stored = state.levels.get(key)
     if stored is None:
@@ -130,47 +130,47 @@ def level(state: RateLimitState, key: str, *, now: float, limits: RateLimits) ->
 
 
 def spent(state: RateLimitState, *, now: float) -> RateLimitState:
-    """Every bucket empty at `now`. Waits go on: to have waited too long does no harm."""
+    """The state with every bucket empty at `now`. Back-offs go on: a back-off that is too long does no harm."""
     return state._replace(levels={}, spent_at=now)
 
 
 def limit_reached(state: RateLimitState, key: str, *, now: float, limits: RateLimits) -> Refusal | None:
-    """Why the bucket `key` lets nothing through now, or None."""
-    held = level(state, key, now=now, limits=limits)
-    if held.tokens > 0:
+    """Why the bucket `key` allows no eviction now, or None."""
+    content = level(state, key, now=now, limits=limits)
+    if content.tokens > 0:
         return None
     bucket = bucket_of(key, limits)
     kind, _, name = key.partition("/")
     subject = f"{kind} {name}" if name else kind
     if bucket.per_hour > 0 and bucket.burst > 0:
-        next_s = max(0.0, held.since + 3600.0 / bucket.per_hour - now)
-        refill = f"refilled at {bucket.per_hour:g} an hour, next in {next_s:.0f}s"
+        next_s = max(0.0, content.since + 3600.0 / bucket.per_hour - now)
+        refill = f"{bucket.per_hour:g} per hour, next in {next_s:.0f}s"
     else:
         refill = "never refilled"
-    return Refusal(_EMPTY[kind], f"budget of {subject} is used up: {bucket.burst} evictions at once, {refill}")
+    return Refusal(_EMPTY[kind], f"rate limit of {subject} reached: burst {bucket.burst}, {refill}")
 
 
 def take_tokens(
     state: RateLimitState, keys: tuple[str, ...], *, now: float, limits: RateLimits
 ) -> RateLimitState | Refusal:
-    """Take one token from each of `keys`, or none at all and say which bucket is empty."""
+    """The state with one token taken from each of `keys`, or the refusal of the first empty bucket."""
     levels = dict(state.levels)
     for key in keys:
-        held = level(state, key, now=now, limits=limits)
-        if held.tokens < 1:
+        content = level(state, key, now=now, limits=limits)
+        if content.tokens < 1:
             refusal = limit_reached(state, key, now=now, limits=limits)
             assert refusal is not None
             return refusal
-        levels[key] = BucketLevel(held.tokens - 1, held.since)
+        levels[key] = BucketLevel(content.tokens - 1, content.since)
     return state._replace(levels=levels)
 
 
 def return_tokens(state: RateLimitState, keys: tuple[str, ...], *, now: float, limits: RateLimits) -> RateLimitState:
-    """Undo one `take` of `keys`, for an attempt that is proven to have evicted nothing."""
+    """Undo one `take_tokens` of `keys`, for an attempt that is proven to have evicted nothing."""
     levels = dict(state.levels)
     for key in keys:
-        held = level(state, key, now=now, limits=limits)
-        levels[key] = BucketLevel(min(held.tokens + 1, bucket_of(key, limits).burst), held.since)
+        content = level(state, key, now=now, limits=limits)
+        levels[key] = BucketLevel(min(content.tokens + 1, bucket_of(key, limits).burst), content.since)
     return state._replace(levels=levels)
 
 
@@ -179,5 +179,5 @@ def buckets(limits: RateLimits) -> tuple[TokenBucket, ...]:
 
 
 def is_full(bucket: TokenBucket, *, since: float, now: float) -> bool:
-    """A bucket that was empty at `since` is full again."""
+    """Whether a bucket that was empty at `since` is full again."""
     return refilled(BucketLevel(0, since), bucket, now=now).tokens >= bucket.burst

@@ -43,7 +43,7 @@ from nodeagent.model import (
     Trend,
     units,
 )
-from nodeagent.policy import thresholds
+from nodeagent.policy import effective_thresholds
 
 LOST_S: Final = 5.0
 """How long after its deadline an outcome may come: ending a process group takes less than 1 s."""
@@ -171,7 +171,7 @@ def attempt(
     if (kubelet := _kubelets_turn(verdict, tier, now=now, config=config)) is not None:
         return ReclaimAttempt(state, (), kubelet)
     mine = [action for action in config.reclaim.actions if _may_help(action, deficit.signal, layout)]
-    key = thresholds.identity(verdict.threshold)
+    key = effective_thresholds.identity(verdict.threshold)
     for action in mine:
         run = state.runs.get(action.name)
         if run is None or run.measured:

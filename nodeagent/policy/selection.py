@@ -256,12 +256,14 @@ def _replacements(
         if sum(_relief(pod) for pod in growing) >= terms.deficit:
             return _take_tokens(ranked_pods, growing, limited, terms, limit_state=limit_state)
         return victims
-    earlier_s = backoffs.in_place_since(limit_state, facts.resource, now=terms.now, for_s=REPLACEMENT_INTERVAL_S)
+    earlier_s = backoffs.replaced_ago_s(limit_state, facts.resource, now=terms.now, for_s=REPLACEMENT_INTERVAL_S)
     if earlier_s is not None:
         return f"pods were evicted in such a place {earlier_s:.0f}s ago"
     if terms.wait_for_larger:
         return "it may come into reach while much is left"
-    noted = backoffs.note_in_place(victims.limit_state, facts.resource, terms.plan_id, len(victims.pods), now=terms.now)
+    noted = backoffs.record_replacement(
+        victims.limit_state, facts.resource, terms.plan_id, len(victims.pods), now=terms.now
+    )
     return victims._replace(limit_state=noted)
 
 

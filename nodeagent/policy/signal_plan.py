@@ -34,6 +34,7 @@ from nodeagent.policy import (
     backoffs,
     candidates,
     chosen_victims,
+    effective_thresholds,
     fresh_usage,
     in_flight,
     last_resort,
@@ -330,7 +331,7 @@ def _selection_terms(
     now, verdict, available = context.now, target.verdict, target.observation.available
     history = thresholds.history_of(context.thresholds, verdict.threshold)
     loss = selection.expected_loss(history, available=available, value=verdict.value)
-    used_up_at = context.thresholds.used_up_since.get(thresholds.identity(verdict.threshold), now)
+    used_up_at = context.thresholds.used_up_since.get(effective_thresholds.identity(verdict.threshold), now)
     return selection.selection_terms(
         left,
         signal=target.signal,

@@ -33,13 +33,11 @@ The state is a value: the caller keeps it, passes it again, and may write it to 
 
 import enum
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from nodeagent.config.resolve import as_fraction, resolve
+from nodeagent.config.resolve import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import (
-    DiskLayout,
     MemoryModel,
     NodeSnapshot,
     Observation,
@@ -51,7 +49,7 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.model.machines import Machine
-from nodeagent.policy import stall, trend
+from nodeagent.policy import effective_thresholds, stall, trend
 
 TREND_CONFIDENCE: Final = 0.6
 """A trend below this does not make a threshold act: on a signal that wobbles around a level the line explains less."""
@@ -152,7 +150,7 @@ def stage_of(state: ThresholdState, key: str) -> ThresholdStage:
 
 def history_of(state: ThresholdState, threshold: Threshold) -> trend.History:
     """The last good samples of the signal that the threshold is about."""
-    return state.history.get(_stream(threshold), ())
+    return state.history.get(effective_thresholds.stream_name(threshold), ())
 
 
 def used_up(available: int, value: int) -> bool:
@@ -166,70 +164,6 @@ def observe_only(state: ThresholdState) -> ThresholdState:
     First-observed times survive: a grace period that was running keeps running.
     """
     return state._replace(good_samples={})
-
-
-# --- which thresholds there are --------------------------------------------------------------------------------------
-
-
-def effective(config: Config, layout: DiskLayout) -> tuple[Threshold, ...]:
-    """The configured thresholds with those that follow from them.
-
-    Hard `memory.available` also guards `allocatableMemory.available` where node allocatable is enforced.
-    `containerfs.*` is never the user's: it follows nodefs (single and split layouts) or imagefs (dedicated imagefs);
-    with an unknown layout there is none.
-    """
-    own = tuple(each for each in config.thresholds if each.signal not in _CONTAINERFS)
-    return (*own, *(_allocatable(own) if config.enforce_node_allocatable else ()), *_containerfs(own, layout))
-
-
-_CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
-
-_CONTAINERFS_FOLLOWS: Final[Mapping[DiskLayout, Mapping[Signal, Signal]]] = {
-    DiskLayout.SINGLE: {
-        Signal.NODEFS: Signal.CONTAINERFS,
-        Signal.NODEFS_INODES: Signal.CONTAINERFS_INODES,
-    },
-    DiskLayout.SPLIT: {
-        Signal.NODEFS: Signal.CONTAINERFS,
-        Signal.NODEFS_INODES: Signal.CONTAINERFS_INODES,
-    },
-    DiskLayout.DEDICATED_IMAGEFS: {
-        Signal.IMAGEFS: Signal.CONTAINERFS,
-        Signal.IMAGEFS_INODES: Signal.CONTAINERFS_INODES,
-    },
-    DiskLayout.UNKNOWN: {},
-}
-
-
-def _allocatable(thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
-    # The pods' cgroup has no MemAvailable of its own, so the copy always looks at the working set.
-    return tuple(
-        each._replace(signal=Signal.ALLOCATABLE_MEMORY, memory_model=MemoryModel.WORKING_SET)
-        for each in thresholds
-        if each.signal is Signal.MEMORY and each.hard
-    )
-
-
-def _containerfs(thresholds: tuple[Threshold, ...], layout: DiskLayout) -> tuple[Threshold, ...]:
-    follows = _CONTAINERFS_FOLLOWS[layout]
-    return tuple(each._replace(signal=follows[each.signal]) for each in thresholds if each.signal in follows)
-
-
-@lru_cache(maxsize=256)
-def identity(threshold: Threshold) -> str:
-    """What makes it the same threshold from one sample to the next: signal, memory model, grace period and value."""
-    value = threshold.value
-    amount = value.quantity if value.quantity is not None else f"{as_fraction(value.percentage)}*"
-    return f"{_stream(threshold)}<{amount}~{threshold.grace_period_s:g}"
-
-
-def _stream(threshold: Threshold) -> str:
-    if threshold.signal is Signal.MEMORY and threshold.memory_model is MemoryModel.MEM_AVAILABLE:
-        return _MEM_AVAILABLE_STREAM
-    return threshold.signal.value
-
-
-_MEM_AVAILABLE_STREAM: Final = f"{Signal.MEMORY.value}/{MemoryModel.MEM_AVAILABLE.value}"
 
 
 # --- which samples are believed --------------------------------------------------------------------------------------
@@ -351,8 +285,8 @@ def judge(
 ) -> tuple[tuple[SignalVerdict, ...], ThresholdState]:
     """One verdict for each signal, in the order of `Signal`, and the state for the next judgement.
 
-    `now` is CLOCK_BOOTTIME. `thresholds` are `effective` ones; two of one identity are judged as one. A verdict's
-    observation is the working set's unless all thresholds of the signal look at MemAvailable; a signal without
+    `now` is CLOCK_BOOTTIME. `thresholds` are those of `effective_thresholds`; two of one identity are judged as one.
+    A verdict's observation is the working set's unless all thresholds of the signal use MemAvailable; a signal without
     thresholds is `ok` or `unknown`.
     """
     by_signal: dict[Signal, list[Threshold]] = {}
@@ -364,7 +298,7 @@ def judge(
         streams: dict[str, _StreamSample] = {}
         judged: list[ThresholdVerdict] = []
         for threshold in by_signal.get(signal, ()):
-            name = _stream(threshold)
+            name = effective_thresholds.stream_name(threshold)
             if name not in streams:
                 seen = _observed(snapshot, signal, threshold.memory_model)
                 streams[name] = _read_stream(name, seen, state, now=now, config=config)
@@ -453,7 +387,7 @@ def _judge_one(
     config: Config,
 ) -> ThresholdVerdict:
     """The verdict on one threshold; its next stage goes into `after`."""
-    key = identity(threshold)
+    key = effective_thresholds.identity(threshold)
     before = stage_of(state, key)
     if not stream.is_continuous:
         before = TRANSITIONS[before, ThresholdEvent.UNKNOWN_TOO_LONG]
@@ -539,7 +473,7 @@ def _not_due_reason(
 def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[ThresholdVerdict]) -> SignalVerdict:
     shown = next(iter(streams.values()))
     for stream in streams.values():
-        if stream.name != _MEM_AVAILABLE_STREAM:
+        if stream.name != effective_thresholds.MEM_AVAILABLE_STREAM:
             shown = stream
     observation = shown.observation
     if shown.unknown:

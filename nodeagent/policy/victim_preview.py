@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
-from nodeagent.policy import candidates, engine, thresholds
+from nodeagent.policy import candidates, effective_thresholds, engine
 from nodeagent.policy.state import PolicyState
 
 _OVERSHOOT: Final = 80
@@ -59,7 +59,7 @@ def _memory_high(usage: int) -> int:
 
 def _nearest_threshold(snapshot: NodeSnapshot, config: Config) -> _NearestThreshold | None:
     ahead = []
-    for threshold in thresholds.effective(config, snapshot.layout):
+    for threshold in effective_thresholds.effective(config, snapshot.layout):
         if not threshold.hard or threshold.signal not in MEMORY_SIGNALS:
             continue
         observation = snapshot.observe(threshold.signal, threshold.memory_model)

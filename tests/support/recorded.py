@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, Plan
-from nodeagent.policy import engine, ranking, thresholds
+from nodeagent.policy import effective_thresholds, engine, ranking
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.records.flight_recorder import DecisionInputs, FlightRecorder
 from tests.support.nodes import NOW, WALL
@@ -25,7 +25,7 @@ class Run:
             seen,
             before,
             seen.taken_at,
-            thresholds.effective(self.config, seen.layout),
+            effective_thresholds.effective(self.config, seen.layout),
             self.config.startup.fresh_samples,
         )
         wall_time = WALL + seen.taken_at - NOW

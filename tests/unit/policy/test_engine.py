@@ -461,7 +461,7 @@ def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place
     assert codes(plan) == ["rate-limit-namespace"]
     assert refused(plan, "a2") == ["rate-limit-namespace"]
     assert refused(plan, "b1") == []
-    assert "12 an hour" in plan.refusals[0].message
+    assert "12 per hour" in plan.refusals[0].message
     assert "a/a2" in plan.refusals[0].message
     assert plan.refusals[0].message.endswith("no other pod is evicted in its place")
 

@@ -166,21 +166,22 @@ def test_a_stuck_pod_that_grows_in_bursts_causes_at_most_one_replacement_in_ten_
 
 
 def test_a_replacement_that_evicted_nothing_may_be_repeated() -> None:
-    state = backoffs.note_in_place(rate_limits.RateLimitState(), "memory", "p-1", 2, now=NOW)
-    assert backoffs.in_place_since(state, "memory", now=NOW + 5, for_s=600) == 5
-    assert backoffs.in_place_since(state, "inodes", now=NOW + 5, for_s=600) is None
-    assert backoffs.in_place_since(state, "memory", now=NOW + 600, for_s=600) is None
-    assert backoffs.undo_in_place(state, "memory", "p-2") == state
-    once = backoffs.undo_in_place(state, "memory", "p-1")
-    assert backoffs.in_place_since(once, "memory", now=NOW + 5, for_s=600) == 5
+    state = backoffs.record_replacement(rate_limits.RateLimitState(), "memory", "p-1", 2, now=NOW)
+    assert backoffs.replaced_ago_s(state, "memory", now=NOW + 5, for_s=600) == 5
+    assert backoffs.replaced_ago_s(state, "inodes", now=NOW + 5, for_s=600) is None
+    assert backoffs.replaced_ago_s(state, "memory", now=NOW + 600, for_s=600) is None
+    assert backoffs.undo_replacement(state, "memory", "p-2") == state
+    once = backoffs.undo_replacement(state, "memory", "p-1")
+    assert backoffs.replaced_ago_s(once, "memory", now=NOW + 5, for_s=600) == 5
     assert (
-        backoffs.in_place_since(backoffs.undo_in_place(once, "memory", "p-1"), "memory", now=NOW + 5, for_s=600) is None
+        backoffs.replaced_ago_s(backoffs.undo_replacement(once, "memory", "p-1"), "memory", now=NOW + 5, for_s=600)
+        is None
     )
 
 
 def test_after_a_lost_state_no_pod_is_replaced_for_a_while() -> None:
     lost = rate_limits.RateLimitState(spent_at=NOW)
-    assert backoffs.in_place_since(lost, "memory", now=NOW + 1, for_s=600) == 1
+    assert backoffs.replaced_ago_s(lost, "memory", now=NOW + 1, for_s=600) == 1
 
 
 def tiny_without_usage(view: PodView, for_s: float) -> PodView:

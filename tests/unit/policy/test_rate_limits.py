@@ -37,7 +37,7 @@ def test_a_bucket_that_is_empty_refuses_with_numbers_and_takes_from_no_other() -
     refusal = rate_limits.take_tokens(state, KEYS, now=60.0, limits=SMALL)
     assert refusal == Refusal(
         RefusalCode.RATE_LIMIT_OWNER,
-        "budget of owner rs-shop-web is used up: 1 evictions at once, refilled at 12 an hour, next in 240s",
+        "rate limit of owner rs-shop-web reached: burst 1, 12 per hour, next in 240s",
     )
     assert rate_limits.level(state, "node", now=0.0, limits=SMALL).tokens == 2
 
@@ -132,7 +132,7 @@ def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
 def test_a_back_off_says_how_much_of_it_is_left() -> None:
     state = backoffs.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
     assert backoffs.remaining(state.owners["rs"], now=20.0) == Refusal(
-        RefusalCode.OWNER_BACKOFF, "a pod of the same owner was evicted, 1 in a row: spared for 60s (40s left)"
+        RefusalCode.OWNER_BACKOFF, "owner back-off: 1 eviction, next in 60s (40s left)"
     )
 
 

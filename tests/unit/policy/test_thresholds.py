@@ -18,7 +18,8 @@ from nodeagent.model import (
     StallScope,
     Threshold,
 )
-from nodeagent.policy.thresholds import ThresholdState, effective, identity, judge, observe_only, unusable
+from nodeagent.policy.effective_thresholds import effective, identity
+from nodeagent.policy.thresholds import ThresholdState, judge, observe_only, unusable
 from tests.support.threshold_samples import (
     EAGER,
     GI,

@@ -21,7 +21,7 @@ from nodeagent.model import (
     Threshold,
     ThresholdVerdict,
 )
-from nodeagent.policy import engine, ranking, thresholds
+from nodeagent.policy import effective_thresholds, engine, ranking
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
 from tests.support import nodes
@@ -101,7 +101,9 @@ def made() -> tuple[Plan, flight_recorder.DecisionInputs]:
     state = initial("abc", now=nodes.NOW - 60, budgets_spent=False)
     plan, after = engine.decide(seen, state, now=nodes.NOW, config=config)
     # The state after a decision has something in every corner: ledger, budgets, growth, history.
-    return plan, flight_recorder.DecisionInputs(seen, after, nodes.NOW, thresholds.effective(config, seen.layout), 3)
+    return plan, flight_recorder.DecisionInputs(
+        seen, after, nodes.NOW, effective_thresholds.effective(config, seen.layout), 3
+    )
 
 
 def test_the_inputs_of_a_decision_come_back_equal(tmp_path: Path) -> None:

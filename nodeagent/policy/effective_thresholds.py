@@ -1,0 +1,71 @@
+"""Which thresholds there are: the configured ones and those that follow from them."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from nodeagent.config.resolve import as_fraction
+from nodeagent.config.schema import Config
+from nodeagent.model import DiskLayout, MemoryModel, Signal, Threshold
+
+
+def effective(config: Config, layout: DiskLayout) -> tuple[Threshold, ...]:
+    """The configured thresholds and the derived ones.
+
+    Hard `memory.available` also gives `allocatableMemory.available` where node allocatable is enforced. `containerfs.*`
+    cannot be configured: it follows nodefs (single and split layouts) or imagefs (dedicated imagefs); with an unknown
+    layout there is none.
+    """
+    own = tuple(each for each in config.thresholds if each.signal not in _CONTAINERFS)
+    return (*own, *(_allocatable(own) if config.enforce_node_allocatable else ()), *_containerfs(own, layout))
+
+
+_CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
+
+_CONTAINERFS_FOLLOWS: Final[Mapping[DiskLayout, Mapping[Signal, Signal]]] = {
+    DiskLayout.SINGLE: {
+        Signal.NODEFS: Signal.CONTAINERFS,
+        Signal.NODEFS_INODES: Signal.CONTAINERFS_INODES,
+    },
+    DiskLayout.SPLIT: {
+        Signal.NODEFS: Signal.CONTAINERFS,
+        Signal.NODEFS_INODES: Signal.CONTAINERFS_INODES,
+    },
+    DiskLayout.DEDICATED_IMAGEFS: {
+        Signal.IMAGEFS: Signal.CONTAINERFS,
+        Signal.IMAGEFS_INODES: Signal.CONTAINERFS_INODES,
+    },
+    DiskLayout.UNKNOWN: {},
+}
+
+
+def _allocatable(thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
+    # The pods' cgroup has no MemAvailable of its own, so the copy always uses the working set.
+    return tuple(
+        each._replace(signal=Signal.ALLOCATABLE_MEMORY, memory_model=MemoryModel.WORKING_SET)
+        for each in thresholds
+        if each.signal is Signal.MEMORY and each.hard
+    )
+
+
+def _containerfs(thresholds: tuple[Threshold, ...], layout: DiskLayout) -> tuple[Threshold, ...]:
+    follows = _CONTAINERFS_FOLLOWS[layout]
+    return tuple(each._replace(signal=follows[each.signal]) for each in thresholds if each.signal in follows)
+
+
+@lru_cache(maxsize=256)
+def identity(threshold: Threshold) -> str:
+    """The key of the threshold from one sample to the next: signal, memory model, grace period and value."""
+    value = threshold.value
+    amount = value.quantity if value.quantity is not None else f"{as_fraction(value.percentage)}*"
+    return f"{stream_name(threshold)}<{amount}~{threshold.grace_period_s:g}"
+
+
+def stream_name(threshold: Threshold) -> str:
+    """The stream of samples that the threshold reads: its signal, by its memory model."""
+    if threshold.signal is Signal.MEMORY and threshold.memory_model is MemoryModel.MEM_AVAILABLE:
+        return MEM_AVAILABLE_STREAM
+    return threshold.signal.value
+
+
+MEM_AVAILABLE_STREAM: Final = f"{Signal.MEMORY.value}/{MemoryModel.MEM_AVAILABLE.value}"
