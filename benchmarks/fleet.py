@@ -1,19 +1,19 @@
-"""What a fleet asks of the API server: `python -m benchmarks.fleet [nodes [part of a scenario's name]]`.
+"""API requests of a fleet: `python -m benchmarks.fleet [nodes [part of a scenario's name]]`.
 
-5,000 nodes are the default, and take a minute or two for each scenario.
+The default is 5,000 nodes, which takes one or two minutes for each scenario.
 
-First, one node for real. `calm`: the workers of an agent against the HTTP double with every period divided by
-`COMPRESSION` (watches, heartbeats; bookmarks come from the server), counted and scaled back to an hour. `episode`: a
-session that goes through pressure once: fence, budgets, Events, one eviction, recovery.
+First, one real node. `calm`: the workers of an agent against the HTTP double, with every period divided by
+`COMPRESSION` (watches, heartbeats; the server sends bookmarks), counted and scaled to an hour. `episode`: a session
+under pressure: taint, PDBs, Events, one eviction, recovery.
 
-Then a simulation of the whole fleet: on every node memory falls below the soft threshold within the same second, as a
-bad release makes it, and is back when one pod is gone. The clock is simulated; real are the decisions with
-their damping, jitter, budgets and back-off (`policy.engine`), the back-off of every writer (`cluster.backoff`) and the
-seats (`cluster.leases`, on a transport that is a function call). Modelled are the writers themselves: a change of
-condition is one PATCH of the node's status, one of its taints and one Event; a kubelet puts a foreign True back every
-10 s, each in its own phase, and one PATCH asserts it again; near a threshold four connections are opened and the
-budgets of five namespaces listed and watched, spread as the session spreads them. The server refuses with 429 and
-Retry-After 1 what goes over its capacity in a second. Latency is not modelled, and nobody else uses the server.
+Then a simulation of the fleet: on every node memory falls below the soft threshold within the same second, as after a
+faulty release, and recovers when one pod is gone. Simulated: the clock. Real: the decisions with damping, jitter, rate
+limits and back-off (`policy.engine`), the back-off of every writer (`kube.backoff`) and the eviction slots
+(`actuators.eviction_slots`, on a transport that is a function call). Modelled: the writers. A condition change is one
+PATCH of the node's status, one PATCH of its taints and one Event. A kubelet resets a foreign True every 10 s, each in
+its own phase, and one PATCH sets it again. Near a threshold four connections are opened, and the PDBs of five
+namespaces are listed and watched, with the session's spread. The server replies 429 with Retry-After 1 above its
+capacity. Latency and other clients are not modelled.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,13 +90,13 @@ MEASURED_S = 60.0
 NODES = 5000
 ZONES = 3
 HORIZON_S = 420.0
-LOOK_S = 10.0
-"""On average between two decisions under pressure; a real agent looks oftener, and asks for no more."""
+SYNC_S = 10.0
+"""Mean time between two decisions under pressure. A real agent decides more often, but sends no more requests."""
 GRACE_S = EVICTION_SOFT_GRACE_PERIOD[Signal.MEMORY]
 GONE_AFTER_S = 10.0
 KUBELET_S = 10.0
 NAMESPACES = 5
-WARM = 4
+PREWARMED_CONNECTIONS = 4
 
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
 
@@ -119,7 +119,7 @@ def kind_of(request: Request) -> str:
 
 
 def calm() -> Counter[str]:
-    """Requests an hour of a node where nothing happens."""
+    """Requests per hour of a calm node."""
     with ApiServer(bookmark_s=60.0 / COMPRESSION) as api, tempfile.TemporaryDirectory() as directory:
         transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
         node = NodeWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
@@ -128,18 +128,18 @@ def calm() -> Counter[str]:
         for part in (node, conditions, pods):
             part.start()
         conditions.publish([verdict(ConditionStatus.FALSE)])
-        threading.Event().wait(2.0)  # what a start costs is not calm
-        begun = len(api.requests)
+        threading.Event().wait(2.0)  # without the requests of the start
+        before = len(api.requests)
         threading.Event().wait(MEASURED_S)
-        seen = Counter(kind_of(request) for request in api.requests[begun:])
+        counts = Counter(kind_of(request) for request in api.requests[before:])
         for stopping in (conditions, pods, node):
             stopping.stop()
     scale = 3600.0 / (MEASURED_S * COMPRESSION)
-    return Counter({kind: round(count * scale) for kind, count in seen.items()})
+    return Counter({kind: round(count * scale) for kind, count in counts.items()})
 
 
 def episode() -> Counter[str]:
-    """Requests of one node that evicts one pod and recovers, fleet seats included."""
+    """Requests of one node that evicts one pod and recovers, with eviction slots."""
     hog = pod("hog", uid="uid-hog", owner=("ReplicaSet", "hog"))
     with ApiServer(pods=[hog], linger_s=0.2) as api, tempfile.TemporaryDirectory() as directory:
         transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
@@ -150,7 +150,7 @@ def episode() -> Counter[str]:
         until(lambda: session.pods().synced_at is not None)
         session.publish([verdict(ConditionStatus.FALSE)])
         until(lambda: api.condition("NodeAgentMemoryPressure") is not None)
-        begun = len(api.requests)
+        before = len(api.requests)
         session.prewarm()
         session.publish([verdict(ConditionStatus.TRUE)])
         victim = Victim(
@@ -165,18 +165,18 @@ def episode() -> Counter[str]:
         session.publish([verdict(ConditionStatus.FALSE)])
         until(lambda: not api.node()["spec"].get("taints"))
         session.stop(clear=False)
-        return Counter(kind_of(request) for request in api.requests[begun:])
+        return Counter(kind_of(request) for request in api.requests[before:])
 
 
 def verdict(status: ConditionStatus) -> ConditionVerdict:
     return ConditionVerdict(ConditionType.MEMORY_PRESSURE, status, "NodeAgentBenchmark", "", 0.0)
 
 
-def until(holds: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20.0
-    while not holds():
+    while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit("the session does not get on")
+            raise SystemExit("the session makes no progress")
         threading.Event().wait(0.005)
 
 
@@ -185,11 +185,20 @@ def until(holds: Callable[[], object]) -> None:
 
 class Scenario(NamedTuple):
     name: str
-    seats: int = 0
+    slots: int = 0
     standard: StandardConditions = StandardConditions.REASSERT
     capacity: int = 1_000_000
-    """Requests a second that the server takes from us."""
+    """Requests per second that the server accepts."""
     jitter: float = DampingConfig().jitter
+
+
+class LeaseList(NamedTuple):
+    """The body of a list of Leases."""
+
+    body: bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        yield self.body
 
 
 class World:
@@ -207,16 +216,16 @@ class World:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (when, next(self._number), what))
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (when, next(self._number), act))
 
     def run(self) -> None:
         while self._agenda and self._agenda[0][0] <= HORIZON_S:
-            self.now, _, what = heapq.heappop(self._agenda)
-            what()
+            self.now, _, act = heapq.heappop(self._agenda)
+            act()
 
-    def ask(self, kind: str) -> None:
-        """One request. Raises ApiError (429) when the server has had enough this second."""
+    def send(self, kind: str) -> None:
+        """One request. Raises ApiError (429) above the server's capacity."""
         second = int(self.now)
         self.total[second] += 1
         self.seconds.setdefault(kind, Counter())[second] += 1
@@ -224,20 +233,25 @@ class World:
             self.refused += 1
             raise ApiError(OutcomeKind.TOO_MANY_REQUESTS, "too many requests", status=429, retry_after_s=1.0)
 
-    # --- what `Leases` uses of a transport
+    # --- the part of a transport that `EvictionSlots` uses
+
+    request_timeout_s = 10.0
+
+    @contextlib.contextmanager
+    def stream(self, path: str, *, idle_s: float, total_s: float) -> Iterator["LeaseList"]:
+        del path, idle_s, total_s
+        self.send("list leases")
+        listed = {"kind": "LeaseList", "metadata": {"resourceVersion": "1"}, "items": list(self.leases.values())}
+        yield LeaseList(json.dumps(listed).encode())
 
     def request(self, method: str, path: str, *, body: bytes | None = None, timeout_s: float | None = None) -> Response:
         del path, timeout_s
-        verb = "list" if method == "GET" else _VERBS[method]
-        self.ask(f"{verb} leases")
-        if method == "GET":
-            listed = {"metadata": {}, "items": list(self.leases.values())}
-            return Response(200, {}, json.dumps(listed).encode())
+        self.send(f"{_VERBS[method]} leases")
         lease = json.loads(body or b"{}")
         name = lease["metadata"]["name"]
         known = self.leases.get(name)
-        asked = lease["metadata"].get("resourceVersion")
-        if (known is None) != (method == "POST") or (known and known["metadata"]["resourceVersion"] != asked):
+        version = lease["metadata"].get("resourceVersion")
+        if (known is None) != (method == "POST") or (known and known["metadata"]["resourceVersion"] != version):
             raise ApiError(OutcomeKind.CONFLICT, "conflict", status=409)
         lease["metadata"]["resourceVersion"] = str(next(self._version))
         self.leases[name] = lease
@@ -245,182 +259,182 @@ class World:
 
 
 class Node:
-    """One agent and what happens to it."""
+    """One node and its agent."""
 
-    def __init__(self, world: World, number: int, config: Config, chance: random.Random) -> None:
+    def __init__(self, world: World, number: int, config: Config, rng: random.Random) -> None:
         self.world = world
-        self.chance = chance
+        self.rng = rng
         self.name = f"node-{number}"
         self.config = config._replace(node_name=self.name)
         self.cache = RankingCache()
         self.state = state.initial(self.name, now=0.0)
         self.pods = pods_of(number)
-        self.pressed = False
+        self.under_pressure = False
         self.status = ConditionStatus.FALSE
-        self.fence_wanted_at: float | None = None
-        self.fence_up = False
+        self.taint_wanted_at: float | None = None
+        self.taint_present = False
         self.asserting = False
         self.grace_ends_at = 0.0
-        self.near = False
-        self.looking_at = float("inf")
-        self.pumping_at = float("inf")
+        self.prewarmed = False
+        self.next_sync_at = float("inf")
+        self.next_slot_step_at = float("inf")
         self.evicting = 0
         self.evicted_at: list[float] = []
-        self.leases: EvictionSlots | None = None
-        if world.scenario.seats:
-            self.leases = EvictionSlots(
+        self.slots: EvictionSlots | None = None
+        if world.scenario.slots:
+            self.slots = EvictionSlots(
                 world,  # type: ignore[arg-type]
                 holder=self.name,
                 zone=lambda: f"zone-{number % ZONES}",
-                slots=world.scenario.seats,
+                slots=world.scenario.slots,
                 namespace="nodeagent",
                 duration_s=config.fleet.lease_duration_s,
                 clock=lambda: world.now,
-                wake=lambda: self.look_at(world.now),
+                wake=lambda: self.sync_at(world.now),
             )
-        world.at(chance.random(), self.leak)
-        self.kubelet_phase = chance.random() * KUBELET_S
+        world.at(rng.random(), self.start_leak)
+        self.kubelet_phase = rng.random() * KUBELET_S
 
-    # --- what happens to it
+    # --- events on the node
 
-    def leak(self) -> None:
-        self.pressed = True
-        self.look_at(self.world.now)
+    def start_leak(self) -> None:
+        self.under_pressure = True
+        self.sync_at(self.world.now)
 
-    def gone(self) -> None:
+    def pod_gone(self) -> None:
         self.evicting -= 1
-        self.pressed = False
-        self.look_at(self.world.now)
+        self.under_pressure = False
+        self.sync_at(self.world.now)
 
-    # --- what its agent does
+    # --- acts of the agent
 
-    def look_at(self, when: float) -> None:
-        if when < self.looking_at:
-            self.looking_at = when
-            self.world.at(when, self.look)
+    def sync_at(self, when: float) -> None:
+        if when < self.next_sync_at:
+            self.next_sync_at = when
+            self.world.at(when, self.sync)
 
-    def look(self) -> None:
+    def sync(self) -> None:
         now = self.world.now
-        if now < self.looking_at:
-            return  # this look was brought forward
-        self.looking_at = float("inf")
-        if self.pressed and not self.near:
-            self.near = True
-            for _ in range(WARM):
-                self.warm()
+        if now < self.next_sync_at:
+            return  # an earlier sync has replaced this one
+        self.next_sync_at = float("inf")
+        if self.under_pressure and not self.prewarmed:
+            self.prewarmed = True
+            for _ in range(PREWARMED_CONNECTIONS):
+                self.prewarm()
             for _ in range(NAMESPACES):
-                self.world.at(now + self.chance.uniform(0.0, PDB_SPREAD_S), self.list_budgets)
+                self.world.at(now + self.rng.uniform(0.0, PDB_SPREAD_S), self.list_pdbs)
         node = snapshot(self, now)
         plan, self.state = engine.decide(
             node, self.state, now=now, config=self.config, cache=self.cache, always_rank=False
         )
         (memory,) = [each for each in plan.conditions if each.type is ConditionType.MEMORY_PRESSURE]
         if memory.status is not self.status:
-            self.turned(memory.status)
-        soft = any(
-            refusal.code.startswith("waits-for") or refusal.code == "waits-for-release" for refusal in plan.refusals
-        )
-        if self.leases is not None and (plan.victims or soft):
-            self.leases.want()
-            self.pump()
+            self.change_condition(memory.status)
+        soft = any(refusal.code.wants_slot for refusal in plan.refusals)
+        if self.slots is not None and (plan.victims or soft):
+            self.slots.want()
+            self.step_slots()
         for victim in plan.victims:
             self.evict(plan, victim)
-        if self.pressed or self.status is ConditionStatus.TRUE:
-            self.look_at(now + self.chance.uniform(0.5, 1.5) * LOOK_S)
+        if self.under_pressure or self.status is ConditionStatus.TRUE:
+            self.sync_at(now + self.rng.uniform(0.5, 1.5) * SYNC_S)
             if now < self.grace_ends_at:
-                self.look_at(self.grace_ends_at)
+                self.sync_at(self.grace_ends_at)
 
-    def warm(self) -> None:
-        """A connection is open, whatever the answer says."""
+    def prewarm(self) -> None:
+        """Open a connection; the result of the request does not matter."""
         with contextlib.suppress(ApiError):
-            self.world.ask("get version")
+            self.world.send("get version")
 
-    def list_budgets(self) -> None:
-        self.insist("list poddisruptionbudgets", then=lambda: self.insist("watch poddisruptionbudgets"))
+    def list_pdbs(self) -> None:
+        self.send_until_accepted(
+            "list poddisruptionbudgets", then=lambda: self.send_until_accepted("watch poddisruptionbudgets")
+        )
 
-    def turned(self, status: ConditionStatus) -> None:
+    def change_condition(self, status: ConditionStatus) -> None:
         self.status = status
         up = status is ConditionStatus.TRUE
         self.grace_ends_at = self.world.now + GRACE_S if up else 0.0
-        self.fence_wanted_at = self.world.now if up else None
-        self.insist("patch nodes/status")
-        self.insist("patch nodes", then=lambda: setattr(self, "fence_up", up))
-        self.tell()
+        self.taint_wanted_at = self.world.now if up else None
+        self.send_until_accepted("patch nodes/status")
+        self.send_until_accepted("patch nodes", then=lambda: setattr(self, "taint_present", up))
+        self.schedule_event()
         if up and self.world.scenario.standard is StandardConditions.REASSERT:
             phase = (self.kubelet_phase - self.world.now) % KUBELET_S
             self.world.at(self.world.now + phase, self.reset)
 
     def reset(self) -> None:
-        """The kubelet has put its False over our True."""
+        """The kubelet has replaced the condition's True by False."""
         if self.status is ConditionStatus.TRUE:
-            if not self.asserting:  # one worker writes the newest verdict: nothing is queued
+            if not self.asserting:  # one worker writes the newest verdict, without a queue
                 self.asserting = True
-                self.insist("patch nodes/status (again)", then=lambda: setattr(self, "asserting", False))
+                self.send_until_accepted("patch nodes/status (again)", then=lambda: setattr(self, "asserting", False))
             self.world.at(self.world.now + KUBELET_S, self.reset)
 
-    def waits_for(self) -> Refusal | None:
-        wanted = self.fence_wanted_at
-        if wanted is not None and not self.fence_up and self.world.now - wanted < TAINT_WAIT_S:
+    def soft_tier_block(self) -> Refusal | None:
+        wanted = self.taint_wanted_at
+        if wanted is not None and not self.taint_present and self.world.now - wanted < TAINT_WAIT_S:
             return Refusal(RefusalCode.WAITS_FOR_TAINT, "the taint")
-        if self.leases is not None and not self.leases.held():
-            return Refusal(RefusalCode.WAITS_FOR_LEASE, "a seat")
+        if self.slots is not None and not self.slots.held():
+            return Refusal(RefusalCode.WAITS_FOR_LEASE, "an eviction slot")
         return None
 
     def evict(self, plan: Plan, victim: Victim) -> None:
         now = self.world.now
         kind, retry_s = OutcomeKind.ACCEPTED, None
         try:
-            self.world.ask("create pods/eviction")
+            self.world.send("create pods/eviction")
         except ApiError as error:
             kind, retry_s = error.kind, error.retry_after_s
         outcome = Outcome(plan.id, victim.pod.uid, kind, "", now, retry_after_s=retry_s)
         self.state = outcomes.apply_outcome(self.state, outcome, now=now, config=self.config)
-        self.tell()
+        self.schedule_event()
         if kind is OutcomeKind.ACCEPTED:
-            self.tell()
+            self.schedule_event()
             self.evicting += 1
             self.evicted_at.append(now)
             self.pods = tuple([view for view in self.pods if view.pod.uid != victim.pod.uid])
-            self.world.at(now + GONE_AFTER_S, self.gone)
+            self.world.at(now + GONE_AFTER_S, self.pod_gone)
 
-    def pump(self) -> None:
-        """The seats' worker."""
-        assert self.leases is not None
-        if self.world.now >= self.pumping_at:
-            self.pumping_at = float("inf")
-        if (wait_s := self.leases.wait_s()) <= 0:
-            self.leases.step()
-            wait_s = max(1e-3, self.leases.wait_s())
-        if wait_s < float("inf") and self.world.now + wait_s < self.pumping_at:
-            self.pumping_at = self.world.now + wait_s
-            self.world.at(self.pumping_at, self.pump)
+    def step_slots(self) -> None:
+        """The worker of the eviction slots."""
+        assert self.slots is not None
+        if self.world.now >= self.next_slot_step_at:
+            self.next_slot_step_at = float("inf")
+        if (wait_s := self.slots.wait_s()) <= 0:
+            self.slots.step()
+            wait_s = max(1e-3, self.slots.wait_s())
+        if wait_s < float("inf") and self.world.now + wait_s < self.next_slot_step_at:
+            self.next_slot_step_at = self.world.now + wait_s
+            self.world.at(self.next_slot_step_at, self.step_slots)
 
-    def tell(self) -> None:
-        self.world.at(self.world.now + self.chance.uniform(0.0, EVENT_SPREAD_S), self.write_event)
+    def schedule_event(self) -> None:
+        self.world.at(self.world.now + self.rng.uniform(0.0, EVENT_SPREAD_S), self.write_event)
 
     def write_event(self) -> None:
-        """A courtesy, not repeated."""
+        """Not repeated after a failure."""
         try:
-            self.world.ask("create events")
+            self.world.send("create events")
         except ApiError:
             return
 
-    def insist(
+    def send_until_accepted(
         self, kind: str, *, then: Callable[[], None] = lambda: None, backoff: RetryBackoff | None = None
     ) -> None:
-        """A request that is repeated until it is taken."""
-        backoff = backoff or RetryBackoff(rng=self.chance)
+        """A request that is repeated until the server accepts it."""
+        backoff = backoff or RetryBackoff(rng=self.rng)
         try:
-            self.world.ask(kind)
+            self.world.send(kind)
         except ApiError as error:
             wait_s = backoff.failed(error.retry_after_s)
-            self.world.at(self.world.now + wait_s, lambda: self.insist(kind, then=then, backoff=backoff))
+            self.world.at(self.world.now + wait_s, lambda: self.send_until_accepted(kind, then=then, backoff=backoff))
             return
         then()
 
 
 def pods_of(number: int) -> tuple[PodView, ...]:
-    """Replicas of the release that leaks; enough for every eviction that the budgets allow."""
+    """Replicas of the leaking release, enough for every eviction within the rate limits."""
     views = []
     for index in range(8):
         uid = f"{number}-{index}"
@@ -438,7 +452,7 @@ def pods_of(number: int) -> tuple[PodView, ...]:
 
 def snapshot(node: Node, now: float) -> NodeSnapshot:
     available = {signal: Observation(signal, 50 * GI, 100 * GI, now, "simulated") for signal in Signal}
-    memory = 250 * MI if node.pressed else 4 * GI
+    memory = 250 * MI if node.under_pressure else 4 * GI
     available[Signal.MEMORY] = Observation(Signal.MEMORY, memory, 16 * GI, now, "simulated")
     pods = tuple([PodView(view.pod, view.usage and view.usage._replace(read_at=now)) for view in node.pods])
     return NodeSnapshot(
@@ -451,7 +465,7 @@ def snapshot(node: Node, now: float) -> NodeSnapshot:
         layout=DiskLayout.SINGLE,
         pods=pods,
         pods_synced_at=now,
-        soft_tier_blocked_by=node.waits_for(),
+        soft_tier_blocked_by=node.soft_tier_block(),
     )
 
 
@@ -461,11 +475,11 @@ def simulate(scenario: Scenario, nodes: int) -> tuple[World, list[Node]]:
         startup=StartupConfig(fresh_samples=1),
         damping=config.damping._replace(jitter=scenario.jitter),
         conditions=config.conditions._replace(standard=scenario.standard),
-        fleet=config.fleet._replace(max_concurrent_evictions=scenario.seats),
+        fleet=config.fleet._replace(max_concurrent_evictions=scenario.slots),
     )
-    chance = random.Random(20261121)
+    rng = random.Random(20261121)
     world = World(scenario)
-    fleet = [Node(world, number, config, chance) for number in range(nodes)]
+    fleet = [Node(world, number, config, rng) for number in range(nodes)]
     world.run()
     return world, fleet
 
@@ -473,7 +487,7 @@ def simulate(scenario: Scenario, nodes: int) -> tuple[World, list[Node]]:
 def report(scenario: Scenario, world: World, fleet: list[Node]) -> None:
     total = sum(world.total.values())
     print(f"\n{scenario.name}")
-    each = f"{total / len(fleet):.1f} a node in {HORIZON_S / 60:.0f} min"
+    each = f"{total / len(fleet):.1f} per node in {HORIZON_S / 60:.0f} min"
     print(f"  requests {total} ({each}), refused with 429: {world.refused}")
     print(f"  {'':32} {'total':>8} {'most in 1 s':>12} {'most in 10 s':>13} {'mean/s':>8}")
     rows = sorted(world.seconds.items(), key=lambda row: -sum(row[1].values()))
@@ -499,11 +513,11 @@ def report(scenario: Scenario, world: World, fleet: list[Node]) -> None:
 
 
 SCENARIOS = (
-    Scenario("as configured by default"),
-    Scenario("with 50 seats in each of 3 zones", seats=50),
+    Scenario("default configuration"),
+    Scenario("50 eviction slots in each of 3 zones", slots=50),
     Scenario("standard conditions off", standard=StandardConditions.OFF),
-    Scenario("an API server that takes 500 requests a second", capacity=500),
-    Scenario("without jitter when conditions are released (for comparison)", jitter=0.0),
+    Scenario("API server with a capacity of 500 requests per second", capacity=500),
+    Scenario("without jitter at the end of conditions (for comparison)", jitter=0.0),
 )
 
 
@@ -513,10 +527,10 @@ def main(arguments: list[str]) -> None:
         return
     nodes = int(arguments[0]) if arguments else NODES
     hour = calm()
-    print(f"one node in calm, requests an hour (measured {MEASURED_S:.0f} s at {COMPRESSION:.0f} times the pace):")
+    print(f"one calm node, requests per hour (measured {MEASURED_S:.0f} s at {COMPRESSION:.0f} times the speed):")
     for kind, count in hour.most_common():
         print(f"  {kind:32} {count:>6}")
-    print(f"  {'all':32} {sum(hour.values()):>6}, for {nodes} nodes {sum(hour.values()) * nodes / 3600:.0f} a second")
+    print(f"  {'all':32} {sum(hour.values()):>6}, for {nodes} nodes {sum(hour.values()) * nodes / 3600:.0f} per second")
     once = episode()
     print("one node that evicts one pod and recovers (measured):")
     for kind, count in once.most_common():
