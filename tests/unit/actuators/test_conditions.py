@@ -73,7 +73,7 @@ class Publisher:
         return [r.body["status"]["conditions"] for r in self.api.sent("PATCH", "/status")]
 
     def settle(self) -> None:
-        """A moment in which nothing should happen."""
+        """A short time in which nothing may be written."""
         threading.Event().wait(0.2)
 
     def close(self) -> None:
@@ -338,7 +338,7 @@ def test_a_clean_exit_restores_the_kubelets_reason_and_message(
 def test_a_clean_exit_marks_a_false_without_a_known_kubelet_reason(
     api: ApiServer, start: Callable[..., Publisher]
 ) -> None:
-    """As an agent that was killed leaves them."""
+    """As a killed agent leaves them."""
     api.write_condition("MemoryPressure", "False", "NodeAgentHasSufficientMemory", "available 3Gi of 4Gi")
     publisher = start()
     publisher.knows("False")

@@ -1,4 +1,4 @@
-"""What each answer to an eviction proves: accepted is what the API defines, and nothing happened only what is known."""
+"""Each answer to an eviction: accepted only as the API defines it, not evicted only if that is certain."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def transport_to(server: RawServer | ApiServer, tmp_path: Path, *, timeout_s: fl
 
 
 def outcome_of(transport: Transport, target: Victim, *, node_name: str = "") -> Outcome:
-    """What one worker answers; it must be alive and idle afterwards."""
+    """The outcome of one worker, which must be alive and idle afterwards."""
     there = threading.Event()
     evictor = EvictionSender(transport, node_name=node_name, threads=1, wake=there.set)
     evictor.submit("plan-1", target)

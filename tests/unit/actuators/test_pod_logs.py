@@ -1,4 +1,4 @@
-"""Old logs are removed, and nothing else: not the log that is written now, not what a link leads to."""
+"""Only old logs are removed: neither the current log nor the target of a link."""
 
 import os
 import time

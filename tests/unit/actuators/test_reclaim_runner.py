@@ -1,4 +1,4 @@
-"""Commands run for reclaim: real processes, ended with all that they started."""
+"""Reclaim commands are real processes, killed with all their children."""
 
 import os
 import sys

@@ -73,7 +73,7 @@ def eventually(holds: Callable[[], object], *, within_s: float = 30.0) -> None:
 
 @contextlib.contextmanager
 def kept_waiting(api: ApiServer, ending: str) -> Iterator[None]:
-    """Requests with such an end of their path are carried out when the block is left."""
+    """Requests whose path ends with this are carried out at the end of the block."""
     over = threading.Event()
 
     def hold(request: Request, done: bool) -> None:
@@ -93,7 +93,7 @@ def verdict(status: ConditionStatus) -> ConditionVerdict:
 
 
 def outcome(agent: ClusterSession) -> Outcome:
-    """The next one, alone."""
+    """The next outcome, which is the only one."""
     found: list[Outcome] = []
 
     def there() -> bool:
@@ -132,7 +132,7 @@ def waits_for(session: ClusterSession) -> RefusalCode | None:
 
 
 def answer(session: ClusterSession) -> Outcome:
-    """What became of the one victim."""
+    """The outcome of the one victim."""
     found: list[Outcome] = []
 
     def arrived() -> bool:

@@ -30,7 +30,7 @@ def nobody_listens() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def nobody_accepts() -> Iterator[Server]:
-    """The listener's queue is full: what comes is dropped, as by a route into nothing."""
+    """The listener's queue is full: packets are dropped, as by a broken route."""
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""Failures and fights wait longer each time, and never in step."""
+"""Failures and conflicts wait longer each time, and never in step."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Which credentials are found, from files and environment alone."""
+"""Credentials are found in files and the environment alone."""
 
 import subprocess
 import sys

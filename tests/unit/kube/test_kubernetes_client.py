@@ -1,4 +1,4 @@
-"""The official package is loaded in parts, and whole where that does not work."""
+"""The official package is imported in parts, or whole if that fails."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The agent knows which node it is, or refuses."""
+"""The agent confirms its Node, or refuses to run."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

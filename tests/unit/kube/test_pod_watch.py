@@ -1,4 +1,4 @@
-"""The node's pods are listed, watched and kept current, whatever the server does."""
+"""The node's pods are listed, watched and kept current, whatever the server sends."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""TLS and client certificates as a kubeconfig has them."""
+"""TLS and client certificates follow the kubeconfig."""
 
 import base64
 import json

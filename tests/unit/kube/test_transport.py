@@ -1,4 +1,4 @@
-"""Requests have bounds, failures have names, and credentials are renewed."""
+"""Requests have limits, failures have kinds, and credentials are read again."""
 
 import json
 import os

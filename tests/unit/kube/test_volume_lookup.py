@@ -202,7 +202,7 @@ def test_claims_beyond_the_limit_are_not_looked_up(api: ApiServer, transport: Tr
 def test_near_pressure_claims_are_looked_up_within_a_moment(
     api: ApiServer, transport: Transport, now: list[float], trouble: str
 ) -> None:
-    """Whatever it waits for: that a fleet is spread, that a right is granted, or that a claim exists."""
+    """Whatever the wait is for: the spread of a fleet, a missing right, or a missing claim."""
     lookup = VolumeLookup(
         transport,
         "lab-node",
