@@ -212,28 +212,30 @@ def test_limits_never_add_a_victim(
     rows: list[tuple[int, QOSClass, str, str, bool]], missing: int, kubelet: bool, tier: Tier
 ) -> None:
     settings = acting(tier, rate_limits=PLENTY, ranking=KUBELET if kubelet else RankingConfig())
-    pods, held = [], {}
+    pods, pod_backoffs = [], {}
     for number, (size, qos, namespace, owner, limited) in enumerate(rows):
         view = nodes.view(
             f"p{number}", size * 50 * MI, qos=qos, namespace=namespace, owner=Owner("ReplicaSet", owner, f"rs-{owner}")
         )
         pods.append(view)
         if limited:
-            held[view.pod.uid] = rate_limits.Backoff(1, NOW + 60, NOW - 1, RefusalCode.INVALID, "refused")
+            pod_backoffs[view.pod.uid] = rate_limits.Backoff(1, NOW + 60, NOW - 1, RefusalCode.INVALID, "refused")
     node = pressed(*pods, available=GI - missing * 20 * MI if missing < 51 else 0)
     state = initial("t", now=NOW - 9)
     _, state = engine.decide(pressed(at=NOW - 2), state, now=NOW - 2, config=settings)
     free, _ = engine.decide(node, state, now=NOW, config=settings)
     backoff = {"rs-x": rate_limits.Backoff(1, NOW + 60, NOW - 1, RefusalCode.OWNER_BACKOFF, "evicted")}
     empty = {"namespace/b": rate_limits.BucketLevel(0, NOW)}
-    limits = state.rate_limits._replace(pods=held, owners=backoff, levels=empty)
+    limits = state.rate_limits._replace(pods=pod_backoffs, owners=backoff, levels=empty)
     plan, _ = engine.decide(node, state._replace(rate_limits=limits), now=NOW, config=settings)
     without = {each.pod.uid for each in free.victims}
     with_limits = {each.pod.uid for each in plan.victims}
     limited_uids = {
         view.pod.uid
         for view in pods
-        if view.pod.uid in held or view.pod.namespace == "b" or (view.pod.owner and view.pod.owner.uid == "rs-x")
+        if view.pod.uid in pod_backoffs
+        or view.pod.namespace == "b"
+        or (view.pod.owner and view.pod.owner.uid == "rs-x")
     }
     assert with_limits == without - limited_uids
     if without - with_limits:
@@ -250,7 +252,7 @@ def test_a_pod_smaller_than_the_one_out_of_reach_is_selected_only_if_that_suffic
 ) -> None:
     """The victims are those of the run in which every pod is in reach, or they suffice alone."""
     settings = acting(rate_limits=PLENTY)
-    seen, reachable, stuck = [], [], {}
+    views, reachable, stuck = [], [], {}
     for number, (size, kind) in enumerate(rows):
         view = nodes.view(f"p{number}", size * 50 * MI)
         reachable.append(view)
@@ -260,7 +262,7 @@ def test_a_pod_smaller_than_the_one_out_of_reach_is_selected_only_if_that_suffic
             stuck[view.pod.uid] = rate_limits.Backoff(
                 9, NOW + 60, NOW - 1, RefusalCode.INVALID, "refused for the ninth time"
             )
-        seen.append(view)
+        views.append(view)
     available = GI - missing * 20 * MI
     state = initial("t", now=NOW - 9)
     for step in range(5, 0, -1):
@@ -269,10 +271,10 @@ def test_a_pod_smaller_than_the_one_out_of_reach_is_selected_only_if_that_suffic
         _, state = engine.decide(shot, state, now=at, config=settings)
     free, _ = engine.decide(pressed(*reachable, available=available), state, now=NOW, config=settings)
     state = state._replace(rate_limits=state.rate_limits._replace(pods=stuck))
-    plan, _ = engine.decide(pressed(*seen, available=available), state, now=NOW, config=settings)
+    plan, _ = engine.decide(pressed(*views, available=available), state, now=NOW, config=settings)
     without = {each.pod.uid: each.predicted_relief or 0 for each in free.victims}
     chosen = {each.pod.uid: each.predicted_relief or 0 for each in plan.victims}
-    free_uids = {view.pod.uid for view in seen if view.pod.source is PodSource.API} - stuck.keys()
+    free_uids = {view.pod.uid for view in views if view.pod.source is PodSource.API} - stuck.keys()
     out = {uid: relief for uid, relief in without.items() if uid not in free_uids}
     if not out or not chosen or chosen.keys() <= without.keys():
         return
