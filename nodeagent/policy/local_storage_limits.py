@@ -1,7 +1,7 @@
 """Pods over their own local-storage limits: emptyDir sizes, pod and container ephemeral storage.
 
-Off unless `localStorageLimits` is on: a kubelet with local-storage isolation enforces them already. This module only
-finds the violations; whether the pod is protected is protection's affair.
+Off unless `localStorageLimits` is on: a kubelet with local-storage isolation enforces them already. This module finds
+the violations alone; `local_storage_eviction` applies protections and rate limits.
 """
 
 import enum
@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 from nodeagent.model import ContainerKind, ContainerUsage, DiskLayout, DiskUsage, Pod, PodUsage, PodView
 from nodeagent.policy import messages, pod_usage, requests
 
-OLDEST_S: Final = 240.0
-"""Numbers that are older are no proof: twice as old as a kubelet's may be."""
+MAX_USAGE_AGE_S: Final = 240.0
+"""Older disk usage proves nothing: twice the age that a kubelet allows."""
 
 
 class StorageLimit(enum.StrEnum):
-    """Which limit was exceeded, by the kubelet's names in its metrics."""
+    """The exceeded limit, by the names of the kubelet's metrics."""
 
     EMPTY_DIR = "emptydirfs.limit"
     POD = "ephemeralpodfs.limit"
@@ -29,23 +29,23 @@ class Violation(NamedTuple):
     view: PodView
     limit: StorageLimit
     used: int
-    """Bytes that are known to be used; what was not measured comes on top."""
+    """Measured bytes, a lower bound."""
     allowed: int
     message: str
     """The kubelet's eviction message."""
 
 
 def violations(views: Iterable[PodView], *, layout: DiskLayout, at: float | None = None) -> tuple[Violation, ...]:
-    """The first violation of each pod that has one; a pod of which nothing is measured, or nothing newer than
-    `OLDEST_S` before `at` (where that is given), has none.
+    """The first violation of each pod that has one. A pod without a measurement has none; with `at`, neither has a pod
+    whose measurement is older than `MAX_USAGE_AGE_S` before that.
 
-    Comparisons are strict. A part that was not measured counts as nothing, so a violation is certain.
+    Comparisons are strict. An unmeasured part counts as 0, so a violation is certain.
     """
     found = (
         _first(view, view.usage, layout)
         for view in views
         if view.usage is not None
-        and (at is None or not pod_usage.disk_usage_expired(view.usage, at=at, max_age_s=OLDEST_S))
+        and (at is None or not pod_usage.disk_usage_expired(view.usage, at=at, max_age_s=MAX_USAGE_AGE_S))
     )
     return tuple(violation for violation in found if violation is not None)
 
@@ -65,8 +65,8 @@ def _empty_dir(view: PodView, usage: PodUsage) -> Violation | None:
 
 
 def _whole_pod(view: PodView, usage: PodUsage) -> Violation | None:
-    """The kubelet caps the pod at the sum of its containers' limits as soon as one of them has one, so that a limit on
-    a small sidecar evicts the pod for what its unlimited neighbour may well use. Here the sum is a limit only if every
+    """The kubelet limits the pod to the sum of its containers' limits as soon as one of them has one, so that a limit
+    on a small sidecar evicts the pod for what an unlimited container may use. Here the sum is a limit only if every
     container that keeps running has one."""
     limit = requests.ephemeral_storage_limit(view.pod)
     if limit is None or not _all_limited(view.pod):
@@ -93,14 +93,14 @@ def _container(view: PodView, usage: PodUsage, layout: DiskLayout) -> Violation 
 
 
 def pod_ephemeral_storage(usage: PodUsage) -> int | None:
-    """Writable layers, logs, local volumes, etc-hosts and the pod's own log files, as far as measured; None when none
-    of it is."""
+    """Writable layers, logs, local volumes, etc-hosts and the pod's own log files, as far as measured; None if none of
+    it is."""
     disk = usage.disk
     return _known_sum(disk.rootfs_bytes, disk.logs_bytes, disk.volumes_bytes, disk.other_bytes)
 
 
 def _container_storage(usage: ContainerUsage, layout: DiskLayout) -> int | None:
-    """Logs, and the writable layer unless that is on an imagefs of its own."""
+    """Logs, and the writable layer unless it is on a dedicated imagefs."""
     disk: DiskUsage = usage.disk
     if layout is DiskLayout.DEDICATED_IMAGEFS:
         return disk.logs_bytes

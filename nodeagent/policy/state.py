@@ -1,7 +1,7 @@
-"""Everything that decisions remember: one plain value that the caller keeps, hands in again, and writes to disk.
+"""The state of the policy: one plain value that the caller keeps, passes again, and writes to disk.
 
-It is persisted *before* a plan is acted upon: tokens are taken and evictions written down in it when they are decided,
-so that a process that dies at any step spends nothing twice.
+It is persisted *before* a plan is executed. A decision takes its tokens and adds its evictions in flight, so that a
+process that dies at any step spends no token twice.
 """
 
 from typing import NamedTuple
@@ -29,39 +29,39 @@ class PolicyState(NamedTuple):
     growth: GrowthState = GrowthState()
     reclaims: ReclaimState = ReclaimState()
     suspended_s: float | None = None
-    """Of the machine, in all, at the last decision."""
+    """How long the machine was suspended since its boot, at the last decision."""
 
 
 def initial(instance: str, *, now: float, budgets_spent: bool = False) -> PolicyState:
-    """The state of an agent that remembers nothing.
+    """The state of an agent without an earlier state.
 
-    `budgets_spent`: an earlier state existed and is lost (corrupt, or from before a reboot), so what it had spent is
-    not known and every bucket starts empty. False for a first start, where nothing can have been spent.
+    `budgets_spent`: an earlier state existed and is lost (corrupt, or from before a reboot). Its spent tokens are
+    unknown, so every bucket starts empty. False for a first start.
     """
     return PolicyState(instance, rate_limits=RateLimitState(spent_at=now if budgets_spent else None))
 
 
 def restored(state: PolicyState, *, instance: str) -> PolicyState:
-    """The state of an earlier process on the same boot, for a process that calls itself `instance`.
+    """The state of an earlier process on the same boot, for the process `instance`.
 
-    Everything is kept (grace periods, damping, budgets, evictions under way), but nothing acts before enough fresh
-    samples have come in.
+    Everything is kept (grace periods, damping, rate limits, evictions in flight), but no threshold is due before enough
+    fresh samples.
     """
     sequence = state.sequence if state.instance == instance else 0
     return state._replace(instance=instance, sequence=sequence, thresholds=observe_only(state.thresholds))
 
 
 def spent(state: PolicyState, *, now: float) -> PolicyState:
-    """The same with every bucket empty: what was spent since the state was written is not known."""
+    """The state with every bucket empty: the tokens spent since it was written are unknown."""
     return state._replace(rate_limits=rate_limits.spent(state.rate_limits, now=now))
 
 
 def after_suspend(state: PolicyState, suspended_s: float, *, now: float) -> PolicyState:
-    """The state after a sleep of the machine, if there was one since the last decision.
+    """The state after a suspend of the machine, if there was one since the last decision.
 
-    CLOCK_BOOTTIME went on in it, but nobody looked, so a grace period has not passed; and the kubelet's timers stood
-    still, so what it was ending has as much time left as before. Budgets, back-off and damping have passed: they say
-    how often something may happen in the time that people live in.
+    CLOCK_BOOTTIME includes it. No sample was taken meanwhile, so no grace period passed. The kubelet's timers stood
+    still, so terminating pods have as much time left as before. Rate limits, back-offs and damping count the time: they
+    limit what happens in wall time.
     """
     slept_s = suspended_s - state.suspended_s if state.suspended_s is not None else 0.0
     if state.suspended_s is not None and abs(slept_s) < MIN_SUSPEND_S:

@@ -52,7 +52,7 @@ from nodeagent.model.machines import Machine
 from nodeagent.policy import effective_thresholds, stall, trend
 
 TREND_CONFIDENCE: Final = 0.6
-"""A trend below this does not make a threshold act: on a signal that wobbles around a level the line explains less."""
+"""A trend below this never makes a threshold due: if a signal oscillates around a level, the line explains less."""
 
 USED_UP: Final = 0.1
 """Below this share of a threshold its signal counts as used up."""
@@ -149,46 +149,46 @@ def stage_of(state: ThresholdState, key: str) -> ThresholdStage:
 
 
 def history_of(state: ThresholdState, threshold: Threshold) -> trend.History:
-    """The last good samples of the signal that the threshold is about."""
+    """The last good samples of the threshold's signal."""
     return state.history.get(effective_thresholds.stream_name(threshold), ())
 
 
 def used_up(available: int, value: int) -> bool:
-    """Whether so little is left that the signal cannot fall much further."""
+    """Whether so little is available that the signal cannot fall much further."""
     return available < value * USED_UP
 
 
 def observe_only(state: ThresholdState) -> ThresholdState:
-    """The state after a start or a change of configuration: nothing acts until enough fresh samples have come in.
+    """The state after a start or a change of configuration: no threshold is due until enough fresh samples.
 
-    First-observed times survive: a grace period that was running keeps running.
+    First-observed times survive: a grace period that runs goes on.
     """
     return state._replace(good_samples={})
 
 
-# --- which samples are believed --------------------------------------------------------------------------------------
+# --- plausible samples -----------------------------------------------------------------------------------------------
 
 
 def unusable(observation: Observation, *, now: float, stale_after_s: float) -> str:
-    """Why a sample is not known; empty when it can be believed. Comparisons are written so that NaN fails them."""
+    """Why a sample is unknown; empty if it is plausible. Comparisons are written so that NaN fails them."""
     available, capacity = observation.available, observation.capacity
     if available is None:
         return observation.reason or "not read"
     if type(available) is not int:
         return f"available is no whole number: {available!r}"
     if capacity is None:
-        return "its capacity is not known"
+        return "its capacity is unknown"
     if type(capacity) is not int:
         return f"capacity is no whole number: {capacity!r}"
     if not 0 < capacity <= units.MAX_PLAUSIBLE:
-        return f"a capacity of {capacity} cannot be"
+        return f"a capacity of {capacity} is implausible"
     if available > capacity:
-        return f"{available} available of {capacity} cannot be"
+        return f"{available} available of {capacity} is implausible"
     if available < 0 and (observation.signal is not Signal.PID or available < -units.MAX_PLAUSIBLE):
-        return f"{available} available cannot be"
+        return f"{available} available is implausible"
     age = now - observation.read_at
     if not age <= stale_after_s:
-        return f"its sample is {age:.1f}s old, stale after {stale_after_s:g}s"
+        return f"its sample is {age:.1f}s old, limit {stale_after_s:g}s"
     if not age >= -stall.CLOCK_SLACK_S:
         return f"its sample is from {-age:.1f}s in the future"
     return ""
@@ -200,13 +200,13 @@ class _StreamSample(NamedTuple):
     name: str
     observation: Observation
     unknown: str
-    """Why the sample is not known; empty when it is good."""
+    """Why the sample is unknown; empty if it is good."""
     is_new: bool
-    """Read strictly later than the previous good sample."""
+    """Read later than the previous good sample."""
     good_samples: int
     history: trend.History
     stopped_s: float
-    """How long the clocks of its thresholds stood still: unknown until just now."""
+    """How long the clocks of its thresholds stood still: the stream was unknown until now."""
     is_continuous: bool
     """It was not unknown for too long: the stages of its thresholds still count."""
 
@@ -250,8 +250,8 @@ def _read_stream(
 
 
 def _unknown_since(name: str, state: ThresholdState, *, now: float, tolerance_s: float) -> float:
-    """Since when a stream is unknown; `now` when it is not. Nobody looking for too long (the machine was suspended,
-    the agent was down) is as unknown as a failed read."""
+    """Since when a stream is unknown; `now` if it is known. Too long without a sample (the machine was suspended, the
+    agent was not running) counts as unknown too."""
     since = state.unknown_since.get(name, now)
     last = state.read_at.get(name, now)
     if tolerance_s and now - last > tolerance_s:
@@ -260,7 +260,7 @@ def _unknown_since(name: str, state: ThresholdState, *, now: float, tolerance_s:
 
 
 def after_suspend(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdState:
-    """The state after so long a sleep of the machine, in which no grace period passed."""
+    """The state after a suspend of the machine, during which no grace period passed."""
     return state._replace(
         first_observed={key: min(at + slept_s, now) for key, at in state.first_observed.items()},
         unknown_since={name: min(at + slept_s, now) for name, at in state.unknown_since.items()},
@@ -399,7 +399,7 @@ def _judge_one(
     stage = TRANSITIONS[before, event]
     if event is ThresholdEvent.UNKNOWN:
         after.put(key, stage, first, state.used_up_since.get(key))
-        return ThresholdVerdict(threshold, None, False, None, False, f"not known: {stream.unknown}")
+        return ThresholdVerdict(threshold, None, False, None, False, f"unknown: {stream.unknown}")
     if stage is ThresholdStage.CLEAR:
         return ThresholdVerdict(threshold, value, False, None, False)
     used_up_at = None
@@ -439,19 +439,19 @@ def _min_reclaim(threshold: Threshold, capacity: int | None) -> int:
 
 
 def elapsed(since: float, now: float) -> float:
-    """Seconds from one instant to another, to the nanosecond: as exact as the kubelet's durations."""
+    """Seconds between two times, to the nanosecond: as exact as the kubelet's durations."""
     return round(now - since, 9)
 
 
 def _exhausted_soon(threshold: Threshold, stream: _StreamSample) -> bool:
     if threshold.exhaustion_within_s is None:
         return False
-    heading = trend.estimate(stream.history)
+    estimate = trend.estimate(stream.history)
     return (
-        heading is not None
-        and heading.to_exhaustion_s is not None
-        and heading.to_exhaustion_s <= threshold.exhaustion_within_s
-        and heading.confidence >= TREND_CONFIDENCE
+        estimate is not None
+        and estimate.to_exhaustion_s is not None
+        and estimate.to_exhaustion_s <= threshold.exhaustion_within_s
+        and estimate.confidence >= TREND_CONFIDENCE
     )
 
 
@@ -477,7 +477,7 @@ def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[Threshold
             shown = stream
     observation = shown.observation
     if shown.unknown:
-        # What cannot be true is not passed on as a fact: readers of the verdict see it as unknown, and why.
+        # An implausible value is not passed on: the verdict shows it as unknown, with the reason.
         observation = observation._replace(available=None, reason=shown.unknown)
     values = [verdict.value for verdict in judged if verdict.value is not None and not verdict.met]
     return SignalVerdict(
@@ -489,7 +489,7 @@ def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[Threshold
 
 
 def _state(streams: Iterable[_StreamSample], judged: list[ThresholdVerdict]) -> SignalState:
-    """By level: a soft threshold that is met shows while its grace still runs."""
+    """By level alone: a soft threshold that is met counts while its grace still runs."""
     met = [verdict.threshold.grace_period_s for verdict in judged if verdict.met]
     if met:
         return SignalState.HARD if 0.0 in met else SignalState.SOFT

@@ -225,7 +225,7 @@ def test_one_failed_read_neither_acts_nor_counts_nor_costs_the_grace() -> None:
     judged.memory(110, 200)
     missing = judged.memory(115, None)
     assert (missing.met, missing.due, missing.active_since) == (False, False, None)
-    assert missing.not_due_reason == "not known: unreadable"
+    assert missing.not_due_reason == "unknown: unreadable"
     # Nothing is known between the good samples at 110 and 120: those 10 s are no part of the grace.
     assert judged.memory(120, 200).active_since == 110
     assert not judged.memory(139.9, 200).due
@@ -638,9 +638,9 @@ def test_judging_is_a_function_of_its_arguments(samples: list[int | None]) -> No
 
 def test_the_reason_for_an_unusable_sample_has_the_numbers() -> None:
     old = sample(Signal.MEMORY, 1, read_at=50.0)
-    assert unusable(old, now=100.0, stale_after_s=30.0) == "its sample is 50.0s old, stale after 30s"
+    assert unusable(old, now=100.0, stale_after_s=30.0) == "its sample is 50.0s old, limit 30s"
     too_much = sample(Signal.NODEFS, 11, capacity=10, read_at=100.0)
-    assert unusable(too_much, now=100.0, stale_after_s=30.0) == "11 available of 10 cannot be"
+    assert unusable(too_much, now=100.0, stale_after_s=30.0) == "11 available of 10 is implausible"
     assert unusable(sample(Signal.MEMORY, 1, read_at=99.0), now=100.0, stale_after_s=30.0) == ""
 
 
