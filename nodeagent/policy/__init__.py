@@ -1,7 +1,8 @@
 """Decide: pure functions of a snapshot, the state, the time and the configuration. No I/O, no clock, no thread.
 
-Where to find a rule, in the order of a decision (`engine`):
+Where to find a rule, in the order of a decision (`engine`; `signal_plan` for one threshold that is due):
 
+* Which thresholds apply on this node?  `effective_thresholds`.
 * When is a threshold met, and when may it act?  `thresholds`, with `trend` and `stall`.
 * Which status has a condition?  `conditions`.
 * What did earlier evictions release?  `in_flight`, `pending_release`.
@@ -14,8 +15,9 @@ Where to find a rule, in the order of a decision (`engine`):
 * What is tried before evictions?  `reclaim`. Is the disk usage recent enough?  `fresh_usage`.
 * What does an eviction free, and which set of pods covers the deficit?  `relief`, `selection`.
 * How many evictions are allowed?  `rate_limits`, `backoffs`. What stops all of them?  `preconditions`.
-* What does a message contain?  `messages`.
+* What is handed to the actuators?  `chosen_victims`. What does a message contain?  `messages`.
 * Is the decision still right before the act?  `recheck`. What does an outcome change?  `outcomes`.
 
-All that a decision remembers is one value in `state`. `victim_preview` predicts, `headroom` serves reports.
+All that a decision remembers is one value in `state`. `victim_preview` predicts, `headroom` serves reports,
+`machines` lists the state machines for the documents, `plausibility` decides which numbers are believed.
 """
