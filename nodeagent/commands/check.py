@@ -219,13 +219,16 @@ class NodeChecker:
                 self._host, self._config.sampling, hierarchy=around.hierarchy, layout=around.layout
             )
         if not self._options.disk:
-            return self._disks.measure(snapshot, for_s=WALK_TIMEOUT_S)
+            return self._disks.measure(snapshot, timeout_s=WALK_TIMEOUT_S)
         from nodeagent.report.progress import ProgressLine
 
         line = ProgressLine()
         try:
             return self._disks.measure(
-                snapshot, for_s=WALK_TIMEOUT_ON_REQUEST_S, rest_s=UNATTRIBUTED_TIMEOUT_S, tell=line.show
+                snapshot,
+                timeout_s=WALK_TIMEOUT_ON_REQUEST_S,
+                unattributed_timeout_s=UNATTRIBUTED_TIMEOUT_S,
+                on_progress=line.show,
             )
         finally:
             line.clear()

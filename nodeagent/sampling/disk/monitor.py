@@ -1,25 +1,24 @@
-"""The disks as the loop sees them: when to walk, who writes meanwhile, and what is known of each pod.
+"""Monitors disk usage and write rates for the loop: decides when to walk, and publishes the newest results.
 
 Promises:
 
-1. No call waits for a disk: walks run in the thread of `DiskWorker`, and this thread reads only files of /proc and
-   /sys/fs/cgroup. `usage` reads and changes nothing; `set_targets` alone chooses the pods of the next walk.
-2. Nothing is walked while no disk is near a threshold and no limit applies.
-3. Every number says when it was read and whether it is whole (`PodUsage.disk_sight`); a pod that was not measured keeps
-   its unknown disk.
+1. No call waits for a disk. Walks run in the thread of `DiskWorker`; the loop's thread reads only files of /proc and
+   /sys/fs/cgroup. `usage` only reads; `set_targets` alone chooses the pods of the next walk.
+2. Nothing is walked while no disk is near a threshold and no storage limit applies.
+3. Every number has its time and its completeness (`PodUsage.disk_usage_quality`). The disk usage of a pod without a
+   measurement is unknown.
 
-Theory of operation. `request_walks` is called in every sync. What it does depends on how urgent disks are:
+Theory of operation. Each sync calls `request_walks`, which acts by urgency:
 
-    calm       nothing
-    limits     `localStorageLimits` is on: a walk every `_LIMITS_S`, as often as a kubelet walks volumes
-    near       a threshold may be crossed soon: walks with pauses, and write rates, so that the first walk has ended and
-               the writers are known when it is
-    crossed    walk after walk, each for `_SHORT_S`: what was counted until then is published, the next one goes on from
-               there. Once in `_REST_S` also what is in no pod.
+    calm       Nothing.
+    limits     `localStorageLimits` is on: a walk every `_LIMITS_S`, as often as the kubelet walks volumes.
+    near       A threshold may be crossed soon: walks with pauses, and write rates, so that the first walk is complete
+               and the rates are known at the crossing.
+    crossed    One walk after the other, at most `_CROSSED_WALK_S` each. The result so far is published, and the next
+               walk continues. Every `_UNATTRIBUTED_EVERY_S` also the usage outside of pods.
 
-A walk that began in calmer times and is still running when a threshold is crossed is cut short, so that what it has is
-known at once. Pauses are multiples of what the last walk took, so that walking never takes more than a fixed share of
-the time however large the trees are.
+A longer walk that still runs at a crossing is ended early, so that its result is published. A pause is a multiple of
+the last walk's duration, so that walks take a fixed share of the time for any size of trees.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,48 +46,50 @@ from nodeagent.sampling.disk.traces import Traces
 from nodeagent.sampling.disk.unattributed import PodDirectories, UsedSpace
 from nodeagent.sampling.disk.walk import CountMode
 from nodeagent.sampling.disk.walk_worker import DiskWorker, SignalFileSystem, WalkRequest, WalkResult
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, cgroups_below
+from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
 
-# How long one walk may take before what it has is published. 200,000 files take 0.35 s (performance.md R4).
-_SHORT_S: Final = 2.0
-_LONG_S: Final = 20.0
-# Shortest pauses between walks, and pauses as multiples of what the last walk took: half of one core's time under
-# pressure, a fifth near it, a tenth for limits.
+_CROSSED_WALK_S: Final = 2.0
+"""Timeout of a walk below a threshold: its result is published then. 200,000 files take 0.35 s (performance.md R4)."""
+_WALK_S: Final = 20.0
+"""Timeout of any other walk."""
+# (shortest pause, multiple of the last walk's duration): half of a core's time if crossed, a fifth if near, a tenth for
+# limits.
 _CROSSED_PAUSE: Final = (0.5, 1.0)
 _NEAR_PAUSE: Final = (10.0, 4.0)
 _LIMITS_S: Final = 60.0
 _LIMITS_PAUSE: Final = (_LIMITS_S, 9.0)
-# One sample of 110 pods' writes reads 220 small files: 2.2 ms (measured).
-_WRITES_S: Final = 0.25
-_REST_S: Final = 60.0
-_REST_BUDGET_S: Final = 5.0
-# Cgroups of one pod in which its processes are looked for.
-_CGROUPS: Final = 256
-# Host directories that a note names.
-_NAMED: Final = 3
-# What was measured is shown this long after the last need for it.
-_REMEMBER_S: Final = 120.0
+_WRITES_EVERY_S: Final = 0.25
+"""One sample of the write counters of 110 pods reads 220 small files: 2.2 ms (measured)."""
+_UNATTRIBUTED_EVERY_S: Final = 60.0
+_UNATTRIBUTED_TIMEOUT_S: Final = 5.0
+_MAX_CGROUPS: Final = 256
+"""Cgroups of one pod that are searched for processes."""
+_MAX_NAMED: Final = 3
+"""Host directories in a note."""
+_SHOWN_S: Final = 120.0
+"""How long results are published after the last need for them."""
 
 
 class DiskUrgency(NamedTuple):
-    """How urgent disks are now."""
+    """How urgent disk usage is."""
 
     crossed: frozenset[Signal] = frozenset()
     """Signals below a threshold."""
     near: frozenset[Signal] = frozenset()
-    """Disk signals that may be soon."""
+    """Disk signals that may soon be below a threshold."""
 
 
 class DiskMonitor:
-    """Watches the disks of one host. Belongs to the loop's thread."""
+    """Monitors the disks of one host. Belongs to the loop's thread."""
 
     def __init__(
         self, host: Host, config: SamplingConfig, *, limits: bool = False, wake: Callable[[], None] = lambda: None
     ) -> None:
-        """`limits`: pods are held to their own local-storage limits. `wake` is called from another thread when
-        something new is known."""
+        """`limits`: the pods' own local-storage limits are enforced. Another thread calls `wake` after each new
+        result."""
         self._host = host
         self._config = config
         self._limits = limits
@@ -98,53 +99,53 @@ class DiskMonitor:
         self._writes_at = float("-inf")
         self._writes_trouble = ""
         self._worker: DiskWorker | None = None
-        self._where: tuple[str, str, str] | None = None
-        self._asked_at = float("-inf")
-        self._asked_short = False
-        self._rest_at = float("-inf")
+        self._worker_key: tuple[str, str, str] | None = None
+        self._requested_at = float("-inf")
+        self._requested_short = False
+        self._unattributed_at = float("-inf")
         self._needed_at = float("-inf")
         self._pods: tuple[PodUsage, ...] = ()
         self._traces = Traces()
-        self._anew: frozenset[str] = frozenset()
+        self._recount_uids: frozenset[str] = frozenset()
 
     def close(self, *, timeout_s: float = 1.0) -> None:
-        """Give up the worker; its thread is waited for as long as this."""
+        """End the worker; wait at most `timeout_s` for its thread."""
         if self._worker is not None:
             self._worker.close(timeout_s=timeout_s)
             self._worker = None
 
-    # --- each look at the node
+    # --- each sync
 
-    def request_walks(self, node: NodeSnapshot, need: DiskUrgency, *, hierarchy: Hierarchy, layout: Layout) -> None:
-        """Take in a look at the node: sample the writers and ask for a walk where that is due."""
+    def request_walks(self, node: NodeSnapshot, urgency: DiskUrgency, *, hierarchy: Hierarchy, layout: Layout) -> None:
+        """Sample the write counters and request a walk, if they are due."""
         if self._host.recorded:
             return
         if self._worker is not None:
             self._traces.add(self._worker.latest().file_systems)
-        disks = frozenset(each for each in need.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISK_SIGNALS
-        urgent = disks | need.near
+        disks = frozenset(each for each in urgency.crossed if SIGNAL_TABLE[each].unit is not Unit.PIDS) & DISK_SIGNALS
+        urgent = disks | urgency.near
         now = node.taken_at
         if urgent or self._limits:
             self._needed_at = now
-        if urgent and now - self._writes_at >= _WRITES_S:
+        if urgent and now - self._writes_at >= _WRITES_EVERY_S:
             self._writes_at = now
             self._sample_writes(node, urgent, hierarchy)
         if self._pods and (urgent or self._limits):
-            self._ask(node, disks, urgent, hierarchy, layout)
+            self._request_walk(node, disks, urgent, hierarchy, layout)
 
     def recount(self, uids: Iterable[str]) -> None:
-        """These pods alone are counted next, as soon as the walk under way has ended; at the next look at the node."""
-        self._anew = frozenset(uids)
+        """Measure these pods alone in the next walk, which the next sync requests after the end of the running one."""
+        self._recount_uids = frozenset(uids)
 
     def set_targets(self, pods: Iterable[PodView]) -> None:
         """The pods that the next walk measures."""
         self._pods = tuple([view.usage for view in pods if view.usage is not None])
 
     def usage(self, now: float) -> DiskMeasurement | None:
-        """What is known of the disks. None if nothing needed it for `_REMEMBER_S`."""
-        if now - self._needed_at > _REMEMBER_S or self._host.recorded:
+        """The newest results. None if nothing needed them for `_SHOWN_S`."""
+        if now - self._needed_at > _SHOWN_S or self._host.recorded:
             return None
-        latest = self._worker.latest() if self._worker is not None else None
+        latest = self.progress()
         pods = latest.pods if latest is not None else {}
         rates = {usage.cgroup_uid: self._writes.rate(usage.cgroup_uid) for usage in self._pods}
         return DiskMeasurement(
@@ -152,34 +153,29 @@ class DiskMonitor:
             write_rates={uid: rate for uid, rate in rates.items() if rate is not None},
             unattributed=latest.unattributed if latest is not None else (),
             traces=self._traces.latest(deleted_known=not _deleted_unknown(pods.values())),
-            notes=self._notes(),
+            notes=self._notes(latest),
         )
 
     def progress(self) -> WalkResult | None:
-        """What the worker is at; None before the first need. May be called by any thread."""
+        """The worker's progress and results; None before the first need. May be called by any thread."""
         worker = self._worker
         return worker.progress() if worker is not None else None
 
     # --- parts
 
-    def _notes(self) -> tuple[Note, ...]:
-        notes: tuple[Note, ...] = ()
-        if self._worker is not None:
-            known = self._worker.latest()
-            if known.trouble:
-                notes = (Note(NoteKind.DISKS, known.trouble),)
-            elif known.finished_at is None and known.running:
-                notes = (Note(NoteKind.DISKS, "what the pods hold on disk is being counted, nothing is known yet"),)
-        if self._worker is not None:
-            notes = (*notes, *(_in_no_pod(rest) for rest in self._worker.latest().unattributed))
-        if self._worker is not None and (unknown := _deleted_unknown(self._worker.latest().pods.values())):
-            notes = (
-                *notes,
-                Note(NoteKind.DISKS, f"deleted files that {unknown} pods may keep open are unknown"),
-            )
+    def _notes(self, latest: WalkResult | None) -> tuple[Note, ...]:
+        messages: list[str] = []
+        if latest is not None:
+            if latest.trouble:
+                messages.append(latest.trouble)
+            elif latest.finished_at is None and latest.running:
+                messages.append("disk usage of pods not known yet: first walk running")
+            messages += [_unattributed_text(each) for each in latest.unattributed]
+            if unknown := _deleted_unknown(latest.pods.values()):
+                messages.append(f"deleted files that {unknown} pods may keep open are unknown")
         if self._writes_trouble:
-            notes = (*notes, Note(NoteKind.DISKS, f"who writes is not known of every pod: {self._writes_trouble}"))
-        return notes
+            messages.append(f"write rates unknown for some pods: {self._writes_trouble}")
+        return tuple(Note(NoteKind.DISKS, message) for message in messages)
 
     def _sample_writes(self, node: NodeSnapshot, urgent: Iterable[Signal], hierarchy: Hierarchy) -> None:
         pods = self._pods
@@ -188,16 +184,16 @@ class DiskMonitor:
             for signal in urgent:
                 device = node.observations[signal].device
                 devices |= write_rates.disk_names(self._host, device) if device is not None else frozenset()
-            places = [(pod.cgroup_uid, f"{hierarchy.unified}{pod.cgroup}") for pod in pods]
-            self._writes_trouble = write_rates.sample_cgroups(self._host, self._writes, places, devices=devices)
+            paths = [(pod.cgroup_uid, f"{hierarchy.unified}{pod.cgroup}") for pod in pods]
+            self._writes_trouble = write_rates.sample_cgroups(self._host, self._writes, paths, devices=devices)
         elif hierarchy.pids is not None:
             groups = [(pod.cgroup_uid, self._cgroups(f"{hierarchy.pids}{pod.cgroup}")) for pod in pods]
             self._writes_trouble = self._processes.sample(self._host, self._writes, groups)
 
     def _cgroups(self, pod: str) -> list[str]:
-        return cgroups_below(self._host, pod, most=_CGROUPS).directories
+        return cgroups.cgroups_below(self._host, pod, most=_MAX_CGROUPS).directories
 
-    def _ask(
+    def _request_walk(
         self,
         node: NodeSnapshot,
         crossed: frozenset[Signal],
@@ -205,55 +201,55 @@ class DiskMonitor:
         hierarchy: Hierarchy,
         layout: Layout,
     ) -> None:
-        """Ask for a walk when the last one is long enough ago."""
+        """Request a walk if the pause since the last one is over."""
         worker = self._worker_for(hierarchy, layout)
-        known, now = worker.latest(), node.taken_at
-        if known.running or (known.finished_at or 0.0) < self._asked_at:
-            if crossed and not self._asked_short and now - self._asked_at > _SHORT_S:
+        latest, now = worker.latest(), node.taken_at
+        if latest.running or (latest.finished_at or 0.0) < self._requested_at:
+            if crossed and not self._requested_short and now - self._requested_at > _CROSSED_WALK_S:
                 worker.cancel()
-                self._asked_short = True
-            if now - self._asked_at < _LONG_S * 3:
+                self._requested_short = True
+            if now - self._requested_at < _WALK_S * 3:
                 return
-        if pods := self._to_count_anew(known):
-            self._asked_at, self._asked_short = now, False
-            worker.request(WalkRequest(pods, timeout_s=_LONG_S, recount=True))
+        if pods := self._pods_to_recount(latest):
+            self._requested_at, self._requested_short = now, False
+            worker.request(WalkRequest(pods, timeout_s=_WALK_S, recount=True))
             return
         pause, times = _CROSSED_PAUSE if crossed else _NEAR_PAUSE if urgent else _LIMITS_PAUSE
-        ended = known.finished_at if known.finished_at is not None else float("-inf")
-        if now - ended < max(pause, times * known.took_s):
+        ended = latest.finished_at if latest.finished_at is not None else float("-inf")
+        if now - ended < max(pause, times * latest.took_s):
             return
-        rests: tuple[SignalFileSystem, ...] = ()
-        if crossed and now - self._rest_at >= _REST_S and known.finished_at is not None:
-            self._rest_at = now
-            rests = file_systems(node, crossed, layout)
+        outside: tuple[SignalFileSystem, ...] = ()
+        if crossed and now - self._unattributed_at >= _UNATTRIBUTED_EVERY_S and latest.finished_at is not None:
+            self._unattributed_at = now
+            outside = file_systems(node, crossed, layout)
         only_inodes = not self._limits and all(SIGNAL_TABLE[signal].unit is Unit.INODES for signal in urgent)
-        self._asked_at, self._asked_short = now, bool(crossed)
+        self._requested_at, self._requested_short = now, bool(crossed)
         worker.request(
             WalkRequest(
                 self._pods,
-                timeout_s=_SHORT_S if crossed else _LONG_S,
+                timeout_s=_CROSSED_WALK_S if crossed else _WALK_S,
                 mode=CountMode.INODES if only_inodes else CountMode.BYTES_AND_INODES,
-                file_systems=_counted(file_systems(node, urgent, layout), only_inodes=only_inodes),
-                unattributed=rests,
-                unattributed_timeout_s=_REST_BUDGET_S,
+                file_systems=_measured_signals(file_systems(node, urgent, layout), only_inodes=only_inodes),
+                unattributed=outside,
+                unattributed_timeout_s=_UNATTRIBUTED_TIMEOUT_S,
             )
         )
 
-    def _to_count_anew(self, known: WalkResult) -> tuple[PodUsage, ...]:
-        """Those that were counted while the decision was made that asks for them have no need of it any more."""
-        anew = {uid for uid in self._anew if uid not in known.pods or known.pods[uid].periodic}
-        self._anew = frozenset()
-        return tuple([usage for usage in self._pods if usage.cgroup_uid in anew])
+    def _pods_to_recount(self, latest: WalkResult) -> tuple[PodUsage, ...]:
+        """The pods of `recount`, except those that a recount has measured since."""
+        uids = {uid for uid in self._recount_uids if uid not in latest.pods or latest.pods[uid].periodic}
+        self._recount_uids = frozenset()
+        return tuple([usage for usage in self._pods if usage.cgroup_uid in uids])
 
     def _worker_for(self, hierarchy: Hierarchy, layout: Layout) -> DiskWorker:
-        """The worker, made anew when the cgroups or the runtime's store are elsewhere."""
+        """The worker; a new one if the cgroups, the kubelet's directory or the container runtime's store moved."""
         store = layout.store.containers if layout.store is not None else ""
         kubelet = layout.kubelet or self._config.kubelet_dir
-        where = (hierarchy.pids or "", store, kubelet)
-        if self._worker is not None and self._where == where:
+        key = (hierarchy.pids or "", store, kubelet)
+        if self._worker is not None and self._worker_key == key:
             return self._worker
         self.close(timeout_s=0.0)
-        self._where = where
+        self._worker_key = key
         self._traces.clear()
         quiet = hierarchy.unified is not None and hierarchy.unified == hierarchy.memory
         directories = PodDirectories(kubelet, self._config.pod_logs_dir, store)
@@ -289,29 +285,28 @@ class DiskMonitor:
         return self._worker
 
 
-def _counted(wanted: Iterable[SignalFileSystem], *, only_inodes: bool) -> tuple[SignalFileSystem, ...]:
-    """The file systems with those of their signals that a walk tells of."""
+def _measured_signals(systems: Iterable[SignalFileSystem], *, only_inodes: bool) -> tuple[SignalFileSystem, ...]:
+    """The file systems with those of their signals that a walk measures."""
     if not only_inodes:
-        return tuple(wanted)
+        return tuple(systems)
     inodes = frozenset(signal for signal in DISK_SIGNALS if SIGNAL_TABLE[signal].unit is Unit.INODES)
-    return tuple(each._replace(signals=tuple(s for s in each.signals if s in inodes)) for each in wanted)
+    return tuple(each._replace(signals=tuple(s for s in each.signals if s in inodes)) for each in systems)
 
 
 def _deleted_unknown(pods: Iterable[PodDisk]) -> int:
-    """Of how many pods not all open files could be looked at."""
+    """The number of pods whose open files were not all read."""
     return sum(pod.deleted is None or not pod.deleted.complete for pod in pods)
 
 
-def _in_no_pod(rest: UnattributedDisk) -> Note:
-    """At most one in `_REST_S`."""
-    names = "/".join(dict.fromkeys(signal.partition(".")[0] for signal in rest.signals))
-    largest = [f"{each.path} {each.bytes >> 20}Mi, {each.inodes} inodes" for each in rest.largest[:_NAMED]]
-    held = f"{rest.unattributed_bytes >> 20}Mi and {rest.unattributed_inodes} inodes of {names} are in no pod"
-    return Note(NoteKind.DISKS, "; ".join((held, *largest)))
+def _unattributed_text(disk: UnattributedDisk) -> str:
+    names = "/".join(dict.fromkeys(signal.partition(".")[0] for signal in disk.signals))
+    largest = [f"{each.path} {each.bytes >> 20}Mi, {each.inodes} inodes" for each in disk.largest[:_MAX_NAMED]]
+    outside = f"{disk.unattributed_bytes >> 20}Mi and {disk.unattributed_inodes} inodes of {names} are in no pod"
+    return "; ".join((outside, *largest))
 
 
 def file_systems(node: NodeSnapshot, signals: Iterable[Signal], layout: Layout) -> tuple[SignalFileSystem, ...]:
-    """The file systems behind these signals, each once, with all disk signals that it is behind."""
+    """The file systems of these signals, each once, with all its disk signals."""
     store = layout.store
     paths = {"nodefs": layout.nodefs}
     if store is not None:

@@ -39,44 +39,55 @@ class OneShotMeasurement:
         self,
         snapshot: NodeSnapshot,
         *,
-        for_s: float,
-        rest_s: float = 0.0,
-        tell: Callable[[str], None] = lambda _words: None,
+        timeout_s: float,
+        unattributed_timeout_s: float = 0.0,
+        on_progress: Callable[[str], None] = lambda _words: None,
     ) -> DiskMeasurement:
-        """The disk usage of the pods of a snapshot, measured for at most `for_s` seconds. With `rest_s` also what each
-        file system holds outside of pods, for at most that long each. `tell` is called often with the progress."""
+        """The disk usage of the pods of a snapshot, measured for at most `timeout_s`. With `unattributed_timeout_s`
+        also what each file system holds outside of pods, for at most that long each. `on_progress` is called often with
+        the progress."""
 
         def report_progress() -> bool:
             done = self._meter.progress
-            tell(f"measuring pods on disk: {done.done} of {done.paths} paths, {done.entries} files")
+            on_progress(f"measuring pods on disk: {done.done} of {done.paths} paths, {done.entries} files")
             return False
 
         usages = [view.usage for view in snapshot.pods if view.usage is not None]
-        found = self._meter.measure(usages, until=time.monotonic() + for_s, stop=report_progress) if usages else {}
+        found = self._meter.measure(usages, until=time.monotonic() + timeout_s, stop=report_progress) if usages else {}
         found = {uid: disk._replace(periodic=False) for uid, disk in found.items()}
         partial = sum(not each.complete for each in found.values())
         notes = (Note(NoteKind.DISKS, f"disk usage of {partial} pods is partial"),) if partial else ()
-        rests = self._rests(snapshot, found, rest_s, tell) if rest_s > 0 else ()
-        return DiskMeasurement(found, unattributed=rests, notes=notes)
+        outside = (
+            self._measure_unattributed(snapshot, found, unattributed_timeout_s, on_progress)
+            if unattributed_timeout_s > 0
+            else ()
+        )
+        return DiskMeasurement(found, unattributed=outside, notes=notes)
 
-    def _rests(
-        self, snapshot: NodeSnapshot, found: dict[str, PodDisk], rest_s: float, tell: Callable[[str], None]
+    def _measure_unattributed(
+        self,
+        snapshot: NodeSnapshot,
+        found: dict[str, PodDisk],
+        unattributed_timeout_s: float,
+        on_progress: Callable[[str], None],
     ) -> tuple[UnattributedDisk, ...]:
-        rests = []
+        outside = []
         wanted = [signal for signal in Signal if signal in DISK_SIGNALS]
         for each in monitor.file_systems(snapshot, wanted, self._layout):
-            tell(f"measuring files in no pod on the file system of {each.path}, at most {rest_s:.0f}s")
+            on_progress(
+                f"measuring files in no pod on the file system of {each.path}, at most {unattributed_timeout_s:.0f}s"
+            )
             try:
-                rests.append(
+                outside.append(
                     unattributed.measure_unattributed(
                         self._host,
                         each.path,
                         attributed=list(found.values()),
                         directories=self._directories,
-                        until=time.monotonic() + rest_s,
+                        until=time.monotonic() + unattributed_timeout_s,
                         signals=each.signals,
                     )
                 )
             except Unreadable:
                 continue  # its signal has the reason
-        return tuple(rests)
+        return tuple(outside)

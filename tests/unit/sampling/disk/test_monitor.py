@@ -1,4 +1,4 @@
-"""When disks are walked, and what the loop gets to know of them meanwhile."""
+"""When disks are walked, and which results the loop gets meanwhile."""
 
 import os
 import threading
@@ -26,14 +26,14 @@ V1 = Hierarchy("v1", "/cg/memory", MemoryV1(), "/cg/pids", None)
 LAYOUT = Layout(DiskLayout.SINGLE, "/var/lib/kubelet", None)
 
 
-class Scene:
-    """A node below a directory, and the watch over it, with a clock of its own."""
+class MonitoredNode:
+    """A node below a directory and its disk monitor, with a clock of its own."""
 
     def __init__(self, top: Path, hierarchy: Hierarchy, *, limits: bool = False) -> None:
         self.top = node(top)
         self.ended = threading.Event()
         self.hierarchy = hierarchy
-        self.watch = DiskMonitor(Host(str(top)), SamplingConfig(), limits=limits, wake=self.ended.set)
+        self.monitor = DiskMonitor(Host(str(top)), SamplingConfig(), limits=limits, wake=self.ended.set)
         self.usages: tuple[PodUsage, ...] = (usage_of("u1", (ID, "c")), usage_of("u2"))
 
     def snapshot(self, at: float | None = None) -> NodeSnapshot:
@@ -41,53 +41,55 @@ class Scene:
         views = [PodView(nodes.pod(usage.cgroup_uid), usage) for usage in self.usages]
         return nodes.snapshot(*views, at=now)
 
-    def tick(self, need: DiskUrgency, at: float | None = None) -> NodeSnapshot:
+    def sync(self, urgency: DiskUrgency, at: float | None = None) -> NodeSnapshot:
         snapshot = self.snapshot(at)
-        self.watch.request_walks(snapshot, need, hierarchy=self.hierarchy, layout=LAYOUT)
-        self.watch.set_targets(snapshot.pods)
-        parts = SnapshotParts(snapshot, PodReading(snapshot.pods), disks=self.watch.usage(snapshot.taken_at))
+        self.monitor.request_walks(snapshot, urgency, hierarchy=self.hierarchy, layout=LAYOUT)
+        self.monitor.set_targets(snapshot.pods)
+        parts = SnapshotParts(snapshot, PodReading(snapshot.pods), disks=self.monitor.usage(snapshot.taken_at))
         return assemble_snapshot(parts)
 
-    def measured(self, need: DiskUrgency) -> NodeSnapshot:
-        """After the walk that is due now has ended."""
-        self.tick(need)
-        self.tick(need)
+    def measured(self, urgency: DiskUrgency) -> NodeSnapshot:
+        """The snapshot after the end of the walk that is due now."""
+        self.sync(urgency)
+        self.sync(urgency)
         assert self.ended.wait(30)
-        return self.tick(need)
+        return self.sync(urgency)
 
     def volume(self, uid: str, size: int) -> Path:
-        place = self.top / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "file").write_bytes(b"x" * size)
-        return place
+        path = self.top / f"var/lib/kubelet/pods/{uid}/{EMPTY_DIR}/v"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "file").write_bytes(b"x" * size)
+        return path
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path, V2)
-    yield made
-    made.watch.close()
+def monitored(tmp_path: Path) -> Iterator[MonitoredNode]:
+    opened = MonitoredNode(tmp_path, V2)
+    yield opened
+    opened.monitor.close()
 
 
 def usages(snapshot: NodeSnapshot) -> dict[str, PodUsage]:
     return {view.usage.cgroup_uid: view.usage for view in snapshot.pods if view.usage is not None}
 
 
-def test_nothing_is_walked_and_nothing_is_shown_while_no_disk_is_near(scene: Scene) -> None:
-    scene.volume("u1", 100_000)
+def test_without_a_near_threshold_there_are_no_walks_and_no_results(monitored: MonitoredNode) -> None:
+    monitored.volume("u1", 100_000)
     before = threading.active_count()
     for _ in range(3):
-        found = usages(scene.tick(DiskUrgency(crossed=frozenset({Signal.MEMORY, Signal.PID}))))
-    assert threading.active_count() <= before, "one of an earlier test may have ended meanwhile"
+        found = usages(monitored.sync(DiskUrgency(crossed=frozenset({Signal.MEMORY, Signal.PID}))))
+    assert threading.active_count() <= before, "a thread of an earlier test may have ended meanwhile"
     assert found["u1"].disk_usage_quality is None
     assert found["u1"].writing is None
 
 
-@pytest.mark.parametrize("need", [NEAR, CROSSED])
-def test_a_disk_that_is_near_is_walked_and_each_number_says_when_it_was_read(scene: Scene, need: DiskUrgency) -> None:
-    scene.volume("u1", 100_000)
+@pytest.mark.parametrize("urgency", [NEAR, CROSSED])
+def test_a_disk_near_its_threshold_is_walked_and_each_number_has_its_time(
+    monitored: MonitoredNode, urgency: DiskUrgency
+) -> None:
+    monitored.volume("u1", 100_000)
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = usages(scene.measured(need))["u1"]
+    found = usages(monitored.measured(urgency))["u1"]
     assert found.disk.volumes_bytes == 102_400 + 4096
     assert found.disk_usage_quality is not None
     assert before <= found.disk_usage_quality.read_at <= time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -95,79 +97,79 @@ def test_a_disk_that_is_near_is_walked_and_each_number_says_when_it_was_read(sce
     assert "snapshotter" in found.disk_usage_quality.unknown[0]
 
 
-def test_walks_have_pauses_near_a_threshold_and_hardly_any_below_it(scene: Scene) -> None:
-    volume = scene.volume("u1", 100_000)
-    first = usages(scene.measured(NEAR))["u1"].disk_usage_quality
+def test_walks_have_pauses_near_a_threshold_and_short_ones_below_it(monitored: MonitoredNode) -> None:
+    volume = monitored.volume("u1", 100_000)
+    first = usages(monitored.measured(NEAR))["u1"].disk_usage_quality
     assert first is not None
     (volume / "more").write_bytes(b"x" * 100_000)
-    scene.ended.clear()
-    assert usages(scene.tick(NEAR, first.read_at + 5.0))["u1"].disk_usage_quality == first
-    assert not scene.ended.wait(0.2), "a walk 5 s after the last one"
-    scene.tick(CROSSED, first.read_at + 5.0)
-    assert scene.ended.wait(30)
-    assert usages(scene.tick(CROSSED))["u1"].disk.volumes_bytes == 2 * 102_400 + 4096
+    monitored.ended.clear()
+    assert usages(monitored.sync(NEAR, first.read_at + 5.0))["u1"].disk_usage_quality == first
+    assert not monitored.ended.wait(0.2), "a walk 5 s after the last one"
+    monitored.sync(CROSSED, first.read_at + 5.0)
+    assert monitored.ended.wait(30)
+    assert usages(monitored.sync(CROSSED))["u1"].disk.volumes_bytes == 2 * 102_400 + 4096
 
 
 def test_limits_alone_are_a_reason_to_walk(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, V2, limits=True)
+    monitored = MonitoredNode(tmp_path, V2, limits=True)
     try:
-        scene.volume("u1", 100_000)
-        assert usages(scene.measured(DiskUrgency()))["u1"].disk.volumes_bytes == 102_400 + 4096
+        monitored.volume("u1", 100_000)
+        assert usages(monitored.measured(DiskUrgency()))["u1"].disk.volumes_bytes == 102_400 + 4096
     finally:
-        scene.watch.close()
+        monitored.monitor.close()
 
 
-def test_what_is_counted_anew_is_asked_for_although_a_quiet_pods_sums_could_be_taken_over(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, V2, limits=True)
+def test_a_recount_reads_all_files_although_the_cache_of_a_quiet_pod_could_be_used(tmp_path: Path) -> None:
+    monitored = MonitoredNode(tmp_path, V2, limits=True)
     try:
-        volume = scene.volume("u1", 100_000)
-        scene.volume("u2", 100_000)
-        routine = usages(scene.measured(DiskUrgency()))
-        assert routine["u1"].disk_usage_quality is not None
-        assert routine["u1"].disk_usage_quality.periodic
+        volume = monitored.volume("u1", 100_000)
+        monitored.volume("u2", 100_000)
+        periodic = usages(monitored.measured(DiskUrgency()))
+        assert periodic["u1"].disk_usage_quality is not None
+        assert periodic["u1"].disk_usage_quality.periodic
         (volume / "file").write_bytes(b"x")
-        scene.ended.clear()
-        scene.watch.recount(["u1"])
-        scene.tick(DiskUrgency())
-        assert scene.ended.wait(30), "it waits for the next walk of all"
-        found = usages(scene.tick(DiskUrgency()))
+        monitored.ended.clear()
+        monitored.monitor.recount(["u1"])
+        monitored.sync(DiskUrgency())
+        assert monitored.ended.wait(30), "the recount waits for the next walk of all pods"
+        found = usages(monitored.sync(DiskUrgency()))
         assert found["u1"].disk.volumes_bytes == 2 * 4096
         assert found["u1"].disk_usage_quality is not None
         assert not found["u1"].disk_usage_quality.periodic
-        assert found["u1"].disk_usage_quality.read_at > routine["u1"].disk_usage_quality.read_at
-        assert found["u2"].disk_usage_quality == routine["u2"].disk_usage_quality, "what is known of the others stays"
-        scene.ended.clear()
-        scene.watch.recount(["u1"])  # by a decision that has not seen it
-        scene.tick(DiskUrgency())
-        assert not scene.ended.wait(0.3), "counted twice"
+        assert found["u1"].disk_usage_quality.read_at > periodic["u1"].disk_usage_quality.read_at
+        assert found["u2"].disk_usage_quality == periodic["u2"].disk_usage_quality, "the numbers of the other pods stay"
+        monitored.ended.clear()
+        monitored.monitor.recount(["u1"])  # by a decision without the new numbers
+        monitored.sync(DiskUrgency())
+        assert not monitored.ended.wait(0.3), "counted twice"
     finally:
-        scene.watch.close()
+        monitored.monitor.close()
 
 
-def test_what_was_measured_is_forgotten_when_it_was_long_not_needed(scene: Scene) -> None:
-    scene.volume("u1", 100_000)
-    seen = scene.measured(NEAR)
-    assert usages(scene.tick(DiskUrgency(), seen.taken_at + 60.0))["u1"].disk_usage_quality is not None
-    assert usages(scene.tick(DiskUrgency(), seen.taken_at + 600.0))["u1"].disk_usage_quality is None
+def test_results_that_were_long_not_needed_are_not_published(monitored: MonitoredNode) -> None:
+    monitored.volume("u1", 100_000)
+    measured = monitored.measured(NEAR)
+    assert usages(monitored.sync(DiskUrgency(), measured.taken_at + 60.0))["u1"].disk_usage_quality is not None
+    assert usages(monitored.sync(DiskUrgency(), measured.taken_at + 600.0))["u1"].disk_usage_quality is None
 
 
-def test_for_inodes_alone_no_file_is_asked_for_its_size(scene: Scene) -> None:
-    scene.volume("u1", 100_000)
-    found = usages(scene.measured(DiskUrgency(near=frozenset({Signal.NODEFS_INODES}))))["u1"]
+def test_a_walk_for_inodes_alone_has_no_bytes(monitored: MonitoredNode) -> None:
+    monitored.volume("u1", 100_000)
+    found = usages(monitored.measured(DiskUrgency(near=frozenset({Signal.NODEFS_INODES}))))["u1"]
     assert (found.disk.volumes_bytes, found.disk.volumes_inodes) == (None, 2)
 
 
-def test_who_writes_is_known_before_the_walk_ends(scene: Scene) -> None:
+def test_write_rates_are_known_before_the_walk_ends(monitored: MonitoredNode) -> None:
     for uid in ("u1", "u2"):
-        place = scene.top / f"cg/kubepods/pod{uid}"
-        place.mkdir(parents=True)
-        (place / "io.stat").write_text("254:0 rbytes=0 wbytes=1000 rios=0 wios=0 dbytes=0 dios=0\n")
-        (place / "memory.stat").write_text("file_dirty 0\nfile_writeback 0\n")
+        path = monitored.top / f"cg/kubepods/pod{uid}"
+        path.mkdir(parents=True)
+        (path / "io.stat").write_text("254:0 rbytes=0 wbytes=1000 rios=0 wios=0 dbytes=0 dios=0\n")
+        (path / "memory.stat").write_text("file_dirty 0\nfile_writeback 0\n")
     at = time.clock_gettime(time.CLOCK_BOOTTIME)
-    scene.tick(DiskUrgency(), at)
-    scene.tick(NEAR, at + 1.0)
-    (scene.top / "cg/kubepods/podu2/memory.stat").write_text("file_dirty 50000000\nfile_writeback 0\n")
-    found = usages(scene.tick(NEAR, at + 2.0))
+    monitored.sync(DiskUrgency(), at)
+    monitored.sync(NEAR, at + 1.0)
+    (monitored.top / "cg/kubepods/podu2/memory.stat").write_text("file_dirty 50000000\nfile_writeback 0\n")
+    found = usages(monitored.sync(NEAR, at + 2.0))
     assert found["u2"].writing is not None
     assert found["u2"].writing.written == 50_000_000
     assert found["u2"].writing.bytes_per_s > 0
@@ -175,30 +177,30 @@ def test_who_writes_is_known_before_the_walk_ends(scene: Scene) -> None:
     assert found["u1"].writing.written == 0
 
 
-def test_on_cgroup_v1_the_accounts_of_processes_say_who_writes(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, V1)
+def test_on_cgroup_v1_write_rates_come_from_the_counters_of_processes(tmp_path: Path) -> None:
+    monitored = MonitoredNode(tmp_path, V1)
     try:
-        place = scene.top / f"cg/pids/kubepods/podu1/{ID}"
-        place.mkdir(parents=True)
-        (place / "cgroup.procs").write_text("11\n12\n")
-        (place.parent / "cgroup.procs").write_text("")
+        path = monitored.top / f"cg/pids/kubepods/podu1/{ID}"
+        path.mkdir(parents=True)
+        (path / "cgroup.procs").write_text("11\n12\n")
+        (path.parent / "cgroup.procs").write_text("")
         for pid, size in ((11, 5000), (12, 0)):
-            (scene.top / f"proc/{pid}").mkdir(parents=True)
-            (scene.top / f"proc/{pid}/io").write_text(f"rchar: 1\nwrite_bytes: {size}\ncancelled_write_bytes: 0\n")
+            (monitored.top / f"proc/{pid}").mkdir(parents=True)
+            (monitored.top / f"proc/{pid}/io").write_text(f"rchar: 1\nwrite_bytes: {size}\ncancelled_write_bytes: 0\n")
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        scene.tick(DiskUrgency(), at)
-        scene.tick(CROSSED, at + 1.0)
-        (scene.top / "proc/12/io").write_text("write_bytes: 70000\n")
-        (place / "cgroup.procs").write_text("12\n13\n")  # 11 has ended; 13 is gone before it is looked at
-        writing = usages(scene.tick(CROSSED, at + 2.0))["u1"].writing
+        monitored.sync(DiskUrgency(), at)
+        monitored.sync(CROSSED, at + 1.0)
+        (monitored.top / "proc/12/io").write_text("write_bytes: 70000\n")
+        (path / "cgroup.procs").write_text("12\n13\n")  # 11 has ended; 13 ends before it is read
+        writing = usages(monitored.sync(CROSSED, at + 2.0))["u1"].writing
         assert writing is not None
-        assert writing.written == 70_000, "what 11 had written before anybody looked does not count"
+        assert writing.written == 70_000, "bytes that 11 wrote before the first sample do not count"
     finally:
-        scene.watch.close()
+        monitored.monitor.close()
 
 
 @pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="this kernel has no /proc/<pid>/io")
-def test_the_kernel_counts_a_write_when_it_is_made(tmp_path: Path) -> None:
+def test_the_kernel_counts_a_write_at_once(tmp_path: Path) -> None:
     from nodeagent.sampling.disk.write_rates import read_write_bytes
 
     host, before = Host("/"), read_write_bytes(Host("/"), os.getpid())
@@ -206,7 +208,7 @@ def test_the_kernel_counts_a_write_when_it_is_made(tmp_path: Path) -> None:
     assert read_write_bytes(host, os.getpid()) - before >= 1_000_000
 
 
-def test_a_need_for_pids_or_memory_is_none_for_disks(scene: Scene) -> None:
-    scene.tick(DiskUrgency(crossed=frozenset({Signal.PID, Signal.MEMORY})))
-    scene.tick(DiskUrgency(crossed=frozenset({Signal.PID, Signal.MEMORY})))
-    assert not scene.ended.wait(0.2)
+def test_crossed_pid_or_memory_signals_start_no_walk(monitored: MonitoredNode) -> None:
+    monitored.sync(DiskUrgency(crossed=frozenset({Signal.PID, Signal.MEMORY})))
+    monitored.sync(DiskUrgency(crossed=frozenset({Signal.PID, Signal.MEMORY})))
+    assert not monitored.ended.wait(0.2)
