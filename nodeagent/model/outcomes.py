@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class OutcomeKind(enum.StrEnum):
-    """How an eviction request ended (KUBELET-CONTRACT, API results)."""
+    """How the eviction of a victim ended (KUBELET-CONTRACT, API results)."""
 
     ACCEPTED = "accepted"
     """200, 201 or 202 with the answer that the API defines: the pod is terminating."""
@@ -18,32 +18,32 @@ class OutcomeKind(enum.StrEnum):
     PDB_CONFLICT = "pdb-conflict"
     """500: more than one PodDisruptionBudget matches."""
     NOT_FOUND = "not-found"
-    """404, and the API server does not list the pod any more."""
+    """404, and the API server no longer lists the pod."""
     CONFLICT = "conflict"
     """409: another pod (UID) has this name now, or its version moved."""
     INVALID = "invalid"
-    """400 or 422, twice: the request was wrong; a defect of ours or of the server. Or 404 twice for a pod that the API
-    server lists. Or 403 of an admission policy or webhook, which refuses this pod."""
+    """400 or 422, twice: a wrong request, a defect of the agent or of the server. Or 404 twice for a pod that the API
+    server lists. Or 403 of an admission policy or webhook for this pod."""
     FORBIDDEN = "forbidden"
     """403."""
     UNAUTHORIZED = "unauthorized"
     """401."""
     SERVER_ERROR = "server-error"
-    """Other 5xx, or an answer that is not the API's (a redirect, a proxy's page): it may or may not be terminating."""
+    """Other 5xx, or an answer that is not the API's (a redirect, a proxy's page): the pod may be terminating."""
     TIMED_OUT = "timed-out"
-    """No complete answer in time, once bytes of the request may have left: the pod may or may not be terminating."""
+    """No complete answer in time, after bytes of the request may have left: the pod may be terminating."""
     UNREACHABLE = "unreachable"
-    """Nothing left this machine: no connection, a deadline that passed before, a defect of ours."""
+    """Nothing left the node: no connection, a deadline that passed before, a defect of the agent."""
     RECHECK_REFUSED = "recheck-refused"
-    """The sample taken right before acting no longer asked for it."""
+    """The recheck right before acting refused it."""
     KILLED = "killed"
-    """Its processes were ended through its cgroup. The API knows nothing of it yet."""
+    """Its processes were killed through its cgroup. The API server is not informed yet."""
     NOT_KILLED = "not-killed"
-    """The kernel refused that; nothing was ended."""
+    """The kernel refused the kill; no process was killed."""
 
 
 class Outcome(NamedTuple):
-    """What became of one victim."""
+    """The outcome of one victim."""
 
     plan_id: str
     pod_uid: str

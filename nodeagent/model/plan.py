@@ -21,15 +21,15 @@ class SignalState(enum.StrEnum):
 
 
 class Trend(NamedTuple):
-    """Where a signal is heading, from the recent samples."""
+    """The trend of a signal, from its last samples."""
 
     rate_per_s: float
     """Change of `available` per second; negative while it is being used up."""
     to_threshold_s: float | None
-    """Seconds until the nearest threshold that is not met yet; None when not approaching it."""
+    """Seconds until the nearest threshold that is not met yet; None if it is not approached."""
     to_exhaustion_s: float | None
     confidence: float
-    """0 (no idea) to 1 (every sample on one line)."""
+    """0 (no line fits) to 1 (every sample on one line)."""
 
 
 class ThresholdVerdict(NamedTuple):
@@ -41,15 +41,15 @@ class ThresholdVerdict(NamedTuple):
     met: bool
     """Below the value, or kept met by minimum reclaim."""
     active_since: float | None
-    """First observed at; None when not met."""
+    """When it was first observed met; None if it is not met."""
     due: bool
-    """Met for its grace period and every second key holds: the threshold may act."""
+    """Past its grace, and everything else that it requires holds: pods may be evicted for it."""
     not_due_reason: str = ""
-    """Why a met threshold is not due: its grace, a stall that is missing, a stale sample, observe-only."""
+    """Why a met threshold is not due: its grace, a missing stall, an old sample, observe-only."""
 
 
 class SignalVerdict(NamedTuple):
-    """One signal, judged."""
+    """The verdict on one signal."""
 
     observation: Observation
     state: SignalState
@@ -70,19 +70,19 @@ class ConditionStatus(enum.StrEnum):
 
 
 class ConditionVerdict(NamedTuple):
-    """What a pressure condition should say."""
+    """The status that a pressure condition should have."""
 
     type: ConditionType
     status: ConditionStatus
     reason: str
-    """CamelCase, the kubelet's (`KubeletHasInsufficientMemory`) only where we stand in for it; ours otherwise."""
+    """CamelCase, the kubelet's (`KubeletHasInsufficientMemory`) only where this agent replaces it, else our own."""
     message: str
     since: float
     """When the status last changed, CLOCK_BOOTTIME."""
 
 
 class Deficit(NamedTuple):
-    """How much of a starved resource must come back: value + minimum reclaim - available - pending release, at least
+    """How much of a resource must be released: value + minimum reclaim - available - pending release, at least
     0."""
 
     signal: Signal
@@ -91,7 +91,7 @@ class Deficit(NamedTuple):
 
 
 class RankKey(NamedTuple):
-    """One key that put a pod where it stands. Smaller values are evicted first."""
+    """One sort key of a ranked pod. Smaller values are evicted first."""
 
     name: str
     value: float
@@ -100,11 +100,11 @@ class RankKey(NamedTuple):
 
 
 class RankedPod(NamedTuple):
-    """A pod at its place in the eviction order."""
+    """A pod at its rank in the eviction order."""
 
     view: PodView
     rank: int
-    """1 is evicted first. Protected pods keep their rank: it says when they would have gone."""
+    """1 is evicted first. Protected pods have a rank too."""
     keys: tuple[RankKey, ...]
     """Empty in a fresh plan, because texts for 500 pods cost more than the decision. For a report or a record
     `policy.ranking.with_key_texts(plan)` fills them from `values`."""
@@ -113,27 +113,27 @@ class RankedPod(NamedTuple):
     request: int | None
     """None where the resource has no request (inodes, PIDs)."""
     relief: int | None
-    """What evicting the pod is expected to free."""
+    """What its eviction is expected to free."""
     refusals: tuple[Refusal, ...] = ()
     """Why it would not be evicted; empty for a candidate."""
     values: tuple[float, ...] = ()
-    """The value of each key of `Plan.rank_order`, in that order; smaller goes first."""
+    """The value of each key of `Plan.rank_order`, in that order; smaller is evicted first."""
 
 
 class Method(enum.StrEnum):
-    """How a victim is to go."""
+    """How a victim is evicted."""
 
     EVICT = "evict"
-    """The Eviction API: budgets are respected."""
+    """The Eviction API: PodDisruptionBudgets are respected."""
     DELETE = "delete"
     """DELETE with a DisruptionTarget condition: only hard, only with `onBlocked: delete`."""
     KILL = "kill"
-    """No request: its processes are ended through its cgroup. Only hard, only with `lastResort: cgroupKill`, only while
-    the API server is out of reach."""
+    """No request: its processes are killed through its cgroup. Only hard, only with `lastResort: cgroupKill`, only
+    while the API server is unreachable."""
 
 
 class Victim(NamedTuple):
-    """A pod that is to be evicted now, and everything the API request needs."""
+    """A pod to evict now, and everything that its request needs."""
 
     pod: Pod
     cgroup: str
@@ -153,72 +153,71 @@ class Victim(NamedTuple):
 
 
 class ReliefReport(NamedTuple):
-    """What one decision's evictions brought back, once their cgroups were gone, against what was predicted."""
+    """The measured relief of one decision's evictions, beside the prediction."""
 
     plan_id: str
     signal: Signal
     pod_uids: tuple[str, ...]
     predicted: int
-    """Bytes, inodes or threads that the decision expected."""
+    """Bytes, inodes or threads that the decision predicted."""
     measured: int
     """Change of `available` from the decision's sample to the first sample after the last victim's cgroup was gone;
-    negative when others took more than was released."""
+    negative if more was taken than released."""
     took_s: float
     """From the decision to that sample."""
 
 
 class ReclaimOrder(NamedTuple):
-    """An action that is to be tried before pods are evicted."""
+    """A reclaim action to run before pods are evicted."""
 
     name: str
     """Of the configured action."""
     signal: Signal
     tier: Tier
     deficit: int
-    """How much is missing."""
+    """What must be released."""
     available: int
     until: float
-    """CLOCK_BOOTTIME at which it is ended."""
+    """CLOCK_BOOTTIME of its deadline."""
 
 
 class ReclaimResult(enum.StrEnum):
-    """How an action ended."""
+    """How a reclaim action ended."""
 
     DONE = "done"
     FAILED = "failed"
     """It could not be started, or its exit code was not 0."""
     TIMED_OUT = "timed-out"
     DRY_RUN = "dry-run"
-    """Nothing was run."""
+    """Nothing ran."""
 
 
 class ReclaimOutcome(NamedTuple):
-    """What became of an order."""
+    """The end of a reclaim order."""
 
     plan_id: str
     name: str
     result: ReclaimResult
     message: str
-    """Exit code and the end of its output, or why it could not be run."""
+    """Exit code and the end of its output, or why it did not run."""
     at: float
 
 
 class ReclaimReport(NamedTuple):
-    """What an action brought back, by the first sample after its end."""
+    """The gain of a reclaim action, by the first sample after its end."""
 
     plan_id: str
     name: str
     signal: Signal
     result: ReclaimResult
     gained: int
-    """Change of `available` since the decision; negative when others took more."""
+    """Change of `available` since the decision; negative if more was taken than freed."""
     took_s: float
     """From the decision to the end of the action."""
 
 
 class Plan(NamedTuple):
-    """One decision: what was seen, what is to be done, and why everything else is not. One id for log, Event,
-    metric."""
+    """One decision: verdicts, victims, and refusals for what is not done. One id for log, Event and metric."""
 
     id: str
     made_at: float
@@ -226,22 +225,22 @@ class Plan(NamedTuple):
     signals: tuple[SignalVerdict, ...]
     conditions: tuple[ConditionVerdict, ...]
     acting_on: ThresholdVerdict | None = None
-    """The threshold that is being served; None when nothing is due."""
+    """The threshold that the plan acts on; None if none is due."""
     deficit: Deficit | None = None
     ranking: tuple[RankedPod, ...] = ()
-    """Always filled: the order for the most urgent resource, memory when none is starved."""
+    """The order for the most urgent resource, memory if no threshold is met."""
     ranked_for: Signal = Signal.MEMORY
     victims: tuple[Victim, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    """Why nobody, or not more, is evicted although a threshold is due."""
+    """Why no pod, or not more, is evicted although a threshold is due."""
     notes: tuple[Note, ...] = ()
     rank_order: tuple[str, ...] = ()
-    """Names of the keys that made `ranking`, most significant first; ties go by namespace, name and UID."""
+    """Names of the sort keys of `ranking`, most significant first; then namespace, name and UID."""
     relief_reports: tuple[ReliefReport, ...] = ()
     """Earlier evictions whose relief this snapshot measured."""
     reclaims: tuple[ReclaimOrder, ...] = ()
-    """What is to be tried now."""
+    """The actions to run now."""
     reclaim_reports: tuple[ReclaimReport, ...] = ()
     """Earlier actions whose gain this snapshot measured."""
     recount: tuple[str, ...] = ()
-    """UIDs (of cgroups) of pods whose disk must be counted anew before anything is done to them."""
+    """UIDs (of cgroups) of pods whose disk usage must be measured again before they can be evicted."""

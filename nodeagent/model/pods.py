@@ -14,7 +14,7 @@ class QOSClass(enum.StrEnum):
 
 
 class DiskUsage(NamedTuple):
-    """What one pod or container holds on disk. None: not measured."""
+    """Disk usage of one pod or container. None: not measured."""
 
     rootfs_bytes: int | None = None
     rootfs_inodes: int | None = None
@@ -28,49 +28,48 @@ class DiskUsage(NamedTuple):
     in ranking. None for a container."""
     other_inodes: int | None = None
     deleted_layer_bytes: int | None = None
-    """Files of the layers that have no name any more but are held open, in no number above. None: not looked for, or
-    for a container."""
+    """Deleted files of the layers that are held open, in no number above. None: not measured, or for a container."""
     deleted_layer_inodes: int | None = None
     deleted_volume_bytes: int | None = None
-    """The same of its volumes and of everything else on a disk of the node."""
+    """Deleted files that are held open in its volumes and everywhere else on a disk of the node."""
     deleted_volume_inodes: int | None = None
 
 
 class DiskUsageQuality(NamedTuple):
-    """How well it is known what a pod holds on disk."""
+    """How complete and how old a pod's disk usage is."""
 
     read_at: float
-    """When the oldest of its numbers was read."""
+    """Read time of the oldest of its numbers."""
     complete: bool
-    """Every place was found and walked to its end. False: the sums are lower bounds."""
+    """Every path was found and walked to its end. False: the sums are lower bounds."""
     unknown: tuple[str, ...] = ()
-    """What is not counted, or only in part, and why."""
+    """Paths that are not counted, or only in part, and why."""
     deleted_bytes: int | None = None
-    """Deleted files that the pod holds open. They count in `DiskUsage.deleted_...`, except where a project quota tells
-    what a volume or layer holds: it has them already. None: not looked for."""
+    """Deleted files that the pod holds open. They count in `DiskUsage.deleted_...`, except where a project quota
+    includes them already. None: not measured."""
     deleted_pid: int | None = None
     """The process that holds the largest of them."""
     periodic: bool = False
-    """Counted in its turn, and not because a decision has asked for it (`Plan.count_anew`)."""
+    """Measured by the periodic walk, not for a decision (`Plan.recount`)."""
 
 
 class WriteRate(NamedTuple):
-    """What a pod writes to disks, between two walks."""
+    """A pod's writes to disks, between two walks."""
 
     bytes_per_s: float
     """Between the last two samples; never negative."""
     written: int
-    """Bytes since the agent began to watch it."""
+    """Bytes since its writes are counted."""
     watched_s: float
     read_at: float
 
 
 class ContainerUsage(NamedTuple):
-    """What one container uses now. Containers are known to the kernel by id, to the API by name."""
+    """Usage of one container. The kernel identifies containers by id, the API by name."""
 
     container_id: str
     name: str | None
-    """None until the API or the log directory tells which container this id is."""
+    """None until the API or the log directory maps the id to a name."""
     memory_working_set: int | None
     process_count: int | None
     disk: DiskUsage = DiskUsage()
@@ -86,7 +85,7 @@ class VolumeUsage(NamedTuple):
 
 
 class PodUsage(NamedTuple):
-    """What one pod uses now, as the kernel counts it. Keyed by the UID in its cgroup's name."""
+    """Usage of one pod, as the kernel counts it, keyed by the UID in its cgroup's name."""
 
     cgroup_uid: str
     """metadata.uid, except for static pods, whose cgroup carries the config hash (API: annotation config.mirror)."""
@@ -115,18 +114,18 @@ class PodUsage(NamedTuple):
     started_at: float | None = None
     """When the pod's sandbox started, on CLOCK_BOOTTIME; None if its process is not visible."""
     forks_per_s: float | None = None
-    """New processes and threads a second over the last few, however short they live. None: none, or not known."""
+    """New processes and threads per second over the last few seconds, also short-lived ones. None: none, or unknown."""
     disk: DiskUsage = DiskUsage()
     containers: tuple[ContainerUsage, ...] = ()
     volumes: tuple[VolumeUsage, ...] = ()
     disk_usage_quality: DiskUsageQuality | None = None
     """None: nothing of its disk was measured."""
     writing: WriteRate | None = None
-    """None: its writes are not watched, or were looked at only once."""
+    """None: its writes are not counted, or were read only once."""
 
 
 class ContainerKind(enum.StrEnum):
-    """Where in the pod's spec a container stands."""
+    """The list of the pod's spec that has the container."""
 
     REGULAR = "regular"
     INIT = "init"
@@ -135,7 +134,7 @@ class ContainerKind(enum.StrEnum):
 
 
 class Resources(NamedTuple):
-    """Amounts of the resources that eviction looks at. None: not set. CPU in millicores, the others in bytes."""
+    """Amounts of the resources that evictions depend on. None: not set. CPU in millicores, the others in bytes."""
 
     cpu_milli: int | None = None
     memory: int | None = None
@@ -148,7 +147,7 @@ NO_RESOURCES: Final = Resources()
 
 
 class Container(NamedTuple):
-    """A container as its pod's spec and status have it."""
+    """A container of a pod's spec and status."""
 
     name: str
     kind: ContainerKind = ContainerKind.REGULAR
@@ -159,7 +158,7 @@ class Container(NamedTuple):
     actual_limits: Resources | None = None
     """status.containerStatuses[].resources.limits; None when not reported."""
     container_id: str = ""
-    """Without the runtime's prefix (`containerd://`); empty before the container was made."""
+    """Without the runtime's prefix (`containerd://`); empty before the container was created."""
     restart_count: int = 0
     running: bool = False
 
@@ -189,7 +188,7 @@ class DisruptionBudget(NamedTuple):
 
 
 class PodSource(enum.StrEnum):
-    """Who told us about a pod."""
+    """Where a pod was found."""
 
     API = "api"
     HOST = "host"
@@ -198,10 +197,10 @@ class PodSource(enum.StrEnum):
 
 
 class Pod(NamedTuple):
-    """A pod of this node: what is wanted of it, as opposed to what it uses (`PodUsage`)."""
+    """A pod of this node as its object describes it; its usage is `PodUsage`."""
 
     uid: str
-    """metadata.uid; the cgroup's UID when only the host told of the pod."""
+    """metadata.uid; the cgroup's UID if only the host has the pod."""
     cgroup_uid: str
     """The UID in cgroup and log directory names. It differs from `uid` only for a mirror pod that the host confirms."""
     namespace: str | None
@@ -230,7 +229,7 @@ class Pod(NamedTuple):
     overhead: Resources = NO_RESOURCES
     resize_infeasible: bool = False
     ephemeral: bool = False
-    """The spec has ephemeral containers, which `containers` leaves out: they ask for nothing."""
+    """The spec has ephemeral containers. `containers` omits them, because they have no requests."""
     host_pid: bool = False
     """spec.hostPID: its processes see those of the whole node."""
     owner: Owner | None = None
@@ -239,19 +238,19 @@ class Pod(NamedTuple):
     """Only those that decisions read: pod-deletion-cost, nodeagent.io/*, those of `protection.annotations`."""
     ready: bool = False
     node_bound: str = ""
-    """Why the pod could only come back to this very node (nodeName set at creation, hostname selector or affinity,
-    local PersistentVolume); empty when it is free to go elsewhere, as far as is known."""
+    """Why the pod could only be scheduled to this node again (nodeName set at creation, hostname selector or affinity,
+    local PersistentVolume); empty if it can be scheduled elsewhere, as far as is known."""
     claims: tuple[str, ...] = ()
     """The PersistentVolumeClaims that it mounts, without those that end with it."""
     claims_unknown: str = ""
-    """Why it is not known whether one of them binds the pod to this node; empty when it is known, or nobody asked."""
+    """Why it is unknown whether one of them binds the pod to this node; empty if it is known or not needed."""
     claims_asked_at: float | None = None
-    """CLOCK_BOOTTIME at which the claim that is not known was first asked for; None when nobody asked."""
+    """CLOCK_BOOTTIME at which the unknown claim was first requested; None if it was not."""
     empty_dirs: tuple[EmptyDir, ...] = ()
     disruption_budgets: tuple[DisruptionBudget, ...] = ()
     static: str = ""
-    """Where the kubelet itself has the pod from when it is not the API server: `file` or `http` in the kubelet's own
-    list, `cgroup` when the cgroup carries a config hash. Empty for every pod that an API server lists."""
+    """The kubelet's source of the pod if that is not the API server: `file` or `http` in the kubelet's own
+    list, `cgroup` when the cgroup carries a config hash. Empty for every pod of the API server."""
     mirror_of: str = ""
     """UID of the static pod that this mirror pod represents. Decoded only with the owner reference and the hashes that
     a kubelet writes, and cleared where the host or the Node object contradicts them."""
@@ -271,7 +270,7 @@ class Pod(NamedTuple):
 
 
 class PodView(NamedTuple):
-    """A pod and its usage; either side may be unknown, never both."""
+    """A pod and its usage."""
 
     pod: Pod
     usage: PodUsage | None

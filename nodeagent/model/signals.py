@@ -28,7 +28,7 @@ class ConditionType(enum.StrEnum):
 
 
 class Unit(enum.StrEnum):
-    """What a signal counts."""
+    """The unit of a signal."""
 
     BYTES = "bytes"
     INODES = "inodes"
@@ -44,7 +44,7 @@ class SignalFacts(NamedTuple):
     condition: ConditionType
     unit: Unit
     urgency: int
-    """Order in which starved resources are served: memory 0, disk bytes 1, inodes 2, PIDs 3."""
+    """The order in which thresholds are planned: memory 0, disk bytes 1, inodes 2, PIDs 3."""
 
 
 SIGNAL_TABLE: Final[Mapping[Signal, SignalFacts]] = {
@@ -79,7 +79,7 @@ run (KUBELET-CONTRACT 14)."""
 
 
 class MemoryModel(enum.StrEnum):
-    """Which number `memory.available` is."""
+    """How `memory.available` is computed."""
 
     WORKING_SET = "workingset"
     """The kubelet's: MemTotal - (usage - inactive_file) of the root cgroup."""
@@ -95,11 +95,11 @@ class Amount(NamedTuple):
     percentage: float | None
     """Percent, 0 to 100 and above, as written (`10%` is 10.0); None when this is a quantity."""
     text: str
-    """As the user wrote it, for reports and messages."""
+    """As configured, for reports and messages."""
 
 
 class StallScope(enum.StrEnum):
-    """Whose pressure stall information (PSI) is meant."""
+    """The cgroup whose pressure stall information (PSI) is read."""
 
     NODE = "node"
     KUBEPODS = "kubepods"
@@ -107,7 +107,7 @@ class StallScope(enum.StrEnum):
 
 
 class StallRequirement(NamedTuple):
-    """A second key beside the level: the threshold acts only while this stall is seen as well."""
+    """A stall that must be present as well before a met threshold is due."""
 
     scope: StallScope
     resource: str
@@ -130,7 +130,7 @@ class Threshold(NamedTuple):
     memory_model: MemoryModel = MemoryModel.WORKING_SET
     require_stall: StallRequirement | None = None
     exhaustion_within_s: float | None = None
-    """Soft thresholds only: also met when the trend says the resource is exhausted within this time."""
+    """Soft thresholds only: the grace also ends if the trend predicts exhaustion within this time."""
 
     @property
     def hard(self) -> bool:

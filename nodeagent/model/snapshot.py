@@ -15,20 +15,20 @@ other."""
 
 
 class Observation(NamedTuple):
-    """What one signal read."""
+    """The reading of one signal."""
 
     signal: Signal
     available: int | None
     """May be negative for `pid.available`. None: could not be read, see `reason`."""
     capacity: int | None
-    """What a percentage is a percentage of."""
+    """The base of percentages."""
     read_at: float
     source: str
-    """Where the numbers come from, for people: `/proc/meminfo - /sys/fs/cgroup/memory.stat`."""
+    """The files of the numbers, for people: `/proc/meminfo - /sys/fs/cgroup/memory.stat`."""
     reason: str = ""
     """Why `available` is None."""
     device: int | None = None
-    """st_dev of the file system behind a disk signal, so that signals on one device can be told to be the same."""
+    """st_dev of the file system behind a disk signal, which identifies signals on one device."""
 
 
 class HugePages(NamedTuple):
@@ -41,7 +41,7 @@ class HugePages(NamedTuple):
 
 
 class NodeMemory(NamedTuple):
-    """/proc/meminfo in bytes, and what the report shows beside the working set."""
+    """/proc/meminfo in bytes."""
 
     total: int
     free: int
@@ -76,7 +76,7 @@ class Stall(NamedTuple):
 
 
 class DiskLayout(enum.StrEnum):
-    """Which file systems the node's disk signals stand for (KUBELET-CONTRACT: single, dedicated imagefs, split)."""
+    """The file systems behind the node's disk signals (KUBELET-CONTRACT: single, dedicated imagefs, split)."""
 
     SINGLE = "single"
     DEDICATED_IMAGEFS = "dedicated-imagefs"
@@ -85,7 +85,7 @@ class DiskLayout(enum.StrEnum):
 
 
 class CgroupUsage(NamedTuple):
-    """A cgroup outside kubepods, for saying where a resource is when it is not in pods."""
+    """A cgroup outside kubepods, to list the largest holders outside pods."""
 
     path: str
     memory_working_set: int | None
@@ -93,7 +93,7 @@ class CgroupUsage(NamedTuple):
 
 
 class HostDirectory(NamedTuple):
-    """A directory of the host, less what in it is some pod's."""
+    """A directory of the host, without the files of pods in it."""
 
     path: str
     bytes: int
@@ -103,7 +103,7 @@ class HostDirectory(NamedTuple):
 
 
 class UnattributedDisk(NamedTuple):
-    """What of a file system is in no pod."""
+    """The part of a file system that is in no pod."""
 
     signals: tuple[Signal, ...]
     """The signals that this file system is behind."""
@@ -112,7 +112,7 @@ class UnattributedDisk(NamedTuple):
     used_inodes: int
     attributed_inodes: int
     largest: tuple[HostDirectory, ...]
-    """Largest first, as far as there was time."""
+    """Largest first, as far as the walk had time."""
     read_at: float
 
     @property
@@ -125,32 +125,32 @@ class UnattributedDisk(NamedTuple):
 
 
 class DiskPoint(NamedTuple):
-    """What a file system held at one moment."""
+    """The usage of a file system at one time."""
 
     at: float
     used_bytes: int
     attributed_bytes: int
-    """What the pods were found to hold there."""
+    """The usage of pods there."""
     used_inodes: int
     attributed_inodes: int
 
 
 class DiskTrace(NamedTuple):
-    """How what a file system holds has changed, and how much of the change is some pod's."""
+    """The growth of a file system, and how much of it is in pods."""
 
     signals: tuple[Signal, ...]
     """The signals that this file system is behind."""
     first: DiskPoint
-    """Some minutes ago, or when it was first counted."""
+    """Some minutes ago, or the first measurement."""
     recent: DiskPoint
     """Some seconds ago."""
     last: DiskPoint
     deleted_known: bool
-    """The open files of all pods could be looked at. False: what is in deleted files may be some pod's."""
+    """The open files of all pods were readable. False: deleted files may belong to a pod."""
 
 
 class NodeSnapshot(NamedTuple):
-    """Everything one decision may look at. Made by sampling/, joined with the pods that cluster/ knows."""
+    """Everything that one decision reads, assembled once from the readings of `sampling` and the pods of `kube`."""
 
     node: str
     taken_at: float
@@ -164,25 +164,25 @@ class NodeSnapshot(NamedTuple):
     layout: DiskLayout = DiskLayout.UNKNOWN
     pods: tuple[PodView, ...] = ()
     pods_synced_at: float | None = None
-    """When the API's view of the pods was last known to be current; None: pods come from the host alone."""
+    """When the API server's list of the pods was last current; None: pods come from the host alone."""
     cgroups: tuple[CgroupUsage, ...] = ()
     notes: tuple[Note, ...] = ()
     own_pod_uid: str = ""
     """metadata.uid of the pod this agent runs in; empty when it does not run in a pod."""
     api_unreachable_since: float | None = None
-    """Since when every request to the API server has gone without any answer. None: the last one was answered, or none
-    was sent (a watch on which nothing happens is no sign of trouble), or there is no API server to ask."""
+    """Since when no request to the API server was answered. None: the last one was answered, or none was sent (an idle
+    watch is no sign of trouble), or no API server is configured."""
     soft_tier_blocked_by: Refusal | None = None
     """What the soft tier waits for before it evicts: taint, PDBs, eviction slot. None: nothing."""
     unattributed_disks: tuple[UnattributedDisk, ...] = ()
-    """What of each file system is in no pod; empty where nobody looked."""
+    """For each file system the part in no pod; empty if not measured."""
     disk_traces: tuple[DiskTrace, ...] = ()
-    """How each file system has filled; empty where nobody counted."""
+    """The growth of each file system; empty if not measured."""
     suspended_s: float = 0.0
-    """For how long the machine was suspended since it booted, in all."""
+    """How long the machine was suspended since it booted."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
-        """The observation that a threshold with this memory model looks at."""
+        """The observation for a threshold with this memory model."""
         if signal is Signal.MEMORY and model is MemoryModel.MEM_AVAILABLE:
             return self.mem_available
         return self.observations[signal]

@@ -233,7 +233,7 @@ def _read_stream(
             is_continuous=now - since < tolerance_s,
         )
     previous = state.read_at.get(name)
-    # A time ahead of ours is from before a reboot: it must not make every sample look old.
+    # A time in the future is from before a reboot: it must not make every sample seem old.
     is_new = previous is None or observation.read_at > previous or previous > now + stall.CLOCK_SLACK_S
     available = observation.available
     assert available is not None
