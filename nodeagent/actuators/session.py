@@ -121,38 +121,33 @@ class NoCluster:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def start(self) -> None:
-        pass
+    def start(self) -> None: ...
 
     def pods(self) -> PodsView:
         return PodsView((), None, self._reason, awaited=False)
 
-    def report_missing(self, cgroup_uids: frozenset[str]) -> None:
-        pass
+    def report_missing(self, cgroup_uids: frozenset[str]) -> None: ...
 
     def soft_tier_block(self) -> Refusal | None:
         return None
 
-    def announce(self, plan: Plan) -> None:
-        pass
+    def announce(self, plan: Plan) -> None: ...
 
     def evict(self, plan_id: str, victim: Victim) -> None:
         raise RuntimeError(f"plan {plan_id} has the victim {victim.pod.key}, but there is no API server")
 
-    def announce_kill(self, plan_id: str, victim: Victim) -> None:
-        pass
+    def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
 
-    def emit_node_event(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
-        pass
+    def emit_node_event(
+        self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True
+    ) -> None: ...
 
     def outcomes(self) -> tuple[Outcome, ...]:
         return ()
 
-    def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
-        pass
+    def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
 
-    def prewarm(self) -> None:
-        pass
+    def prewarm(self) -> None: ...
 
     def identity(self) -> Identity | None:
         return None
