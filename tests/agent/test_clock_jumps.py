@@ -47,9 +47,7 @@ def _condition(api: ApiServer, status: str) -> bool:
     return (api.condition("NodeAgentMemoryPressure") or {}).get("status") == status
 
 
-def test_no_jump_of_the_wall_clock_shortens_or_lengthens_a_grace(
-    kubepods: Kubepods, api: ApiServer, tmp_path: Path
-) -> None:
+def test_a_jump_of_the_wall_clock_changes_no_grace_period(kubepods: Kubepods, api: ApiServer, tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     _jump(clock, 0.0)
     soft = {"allocatableMemory.available": f"{GRACE_S:g}s"}

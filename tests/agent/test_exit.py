@@ -1,4 +1,4 @@
-"""What a clean exit leaves on the Node is what the configuration says, and the next agent takes it over."""
+"""A clean exit leaves on the Node what the configuration requests, and the next agent takes it over."""
 
 import uuid
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def _fenced(api: ApiServer) -> bool:
     return "nodeagent.io/memory-pressure" in [taint["key"] for taint in api.node()["spec"].get("taints", ())]
 
 
-def test_kept_conditions_say_that_the_agent_has_stopped_and_the_next_one_clears_them(
+def test_conditions_that_stay_report_the_stopped_agent_and_the_next_one_clears_them(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="besteffort")

@@ -85,13 +85,13 @@ def _linked(path: Path, make: Callable[[Path], None]) -> None:
 
 @pytest.fixture(params=sorted(SPECIAL))
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """Something that is no file, and what is said of it."""
-    make, says = SPECIAL[request.param]
+    """A path that is not a regular file, and the message about it."""
+    make, message = SPECIAL[request.param]
     directory = tmp_path / "special"
     directory.mkdir()
     path = directory / "named"
     make(path)
-    return path, says
+    return path, message
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def special(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_is_no_file_is_refused_by_name_and_never_waited_for(
+def test_a_path_that_is_not_a_regular_file_is_rejected_by_name_without_waiting(
     command: tuple[str, ...], code: int, special: tuple[Path, str]
 ) -> None:
-    path, says = special
+    path, message = special
     done = nodeagent(*command, str(path))
     assert done.returncode == code, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if str(path) in line]
-    assert says in line
+    assert message in line
 
 
-def test_what_is_no_file_of_records_is_refused_by_name(special: tuple[Path, str], tmp_path: Path) -> None:
-    path, says = special
+def test_a_path_that_is_not_a_file_of_records_is_rejected_by_name(special: tuple[Path, str], tmp_path: Path) -> None:
+    path, message = special
     config = tmp_path / "config.yaml"
     config.write_text(HEADER)
     for command in (("explain", "--state-dir", str(path)), ("replay", str(path), "--config", str(config))):
@@ -129,10 +129,10 @@ def test_what_is_no_file_of_records_is_refused_by_name(special: tuple[Path, str]
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr.count("\n") == 1
         assert str(path) in done.stderr
-        assert says in done.stderr
+        assert message in done.stderr
 
 
-def test_a_state_directory_of_special_files_stops_nobody(tmp_path: Path) -> None:
+def test_a_state_directory_of_special_files_does_not_stop_the_agent(tmp_path: Path) -> None:
     """Those of the agent itself, its temporary files among them: what stands in their place is replaced."""
     state = tmp_path / "state"
     state.mkdir()
@@ -153,7 +153,7 @@ def test_a_state_directory_of_special_files_stops_nobody(tmp_path: Path) -> None
     assert (state / "state").is_file()
 
 
-def test_a_kubelet_configuration_that_is_a_pipe_is_said_to_be_unreadable_in_time(tmp_path: Path) -> None:
+def test_a_kubelet_configuration_that_is_a_pipe_is_reported_unreadable_in_time(tmp_path: Path) -> None:
     root = tmp_path / "host"
     (root / "var/lib/kubelet").mkdir(parents=True)
     os.mkfifo(root / "var/lib/kubelet/config.yaml")
@@ -161,7 +161,7 @@ def test_a_kubelet_configuration_that_is_a_pipe_is_said_to_be_unreadable_in_time
 
 
 @pytest.mark.parametrize("key", ["certificate-authority", "kubeconfig"])
-def test_a_pipe_among_the_credentials_is_refused_in_time(key: str, tmp_path: Path) -> None:
+def test_a_pipe_among_the_credentials_is_rejected_in_time(key: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     kubeconfig = pipe
@@ -212,7 +212,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("what", sorted(LARGE))
-def test_a_large_configuration_is_judged_in_a_second_of_cpu(what: str, tmp_path: Path) -> None:
+def test_a_large_configuration_is_validated_in_a_second_of_cpu(what: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(HEADER + LARGE[what])
     assert file.stat().st_size <= MAX_CONFIG_BYTES, "or it is refused for its size alone"
@@ -224,7 +224,7 @@ def test_a_large_configuration_is_judged_in_a_second_of_cpu(what: str, tmp_path:
     assert after.ru_utime - before.ru_utime < 3.0, "11 to 14 s with a search for each value among all before it"
 
 
-def test_a_manifest_of_many_configurations_is_judged_in_time(tmp_path: Path) -> None:
+def test_a_manifest_of_many_configurations_is_validated_in_time(tmp_path: Path) -> None:
     file = tmp_path / "manifest.yaml"
     entries = "".join(f"  k{number}: |\n    kind: NodeAgentConfiguration\n" for number in range(5000))
     file.write_text(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: many}}\ndata:\n{entries}")
@@ -260,7 +260,7 @@ NAME = "\u0443\u0437\u0435\u043b"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-def test_a_terminal_of_few_letters_gets_the_others_escaped(encoding: str, tmp_path: Path) -> None:
+def test_characters_that_the_terminal_cannot_encode_are_escaped(encoding: str, tmp_path: Path) -> None:
     root = Path(shutil.copytree(CALM, tmp_path / NAME, symlinks=True))
     done = nodeagent("check", "--host-root", str(root), "--config", str(tmp_path / NAME), PYTHONIOENCODING=encoding)
     assert done.returncode == 78
@@ -304,7 +304,7 @@ def config_file(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_closed_standard_stream_is_as_dev_null(command: tuple[str, ...], closed: str, config_file: str) -> None:
+def test_a_closed_standard_stream_is_like_dev_null(command: tuple[str, ...], closed: str, config_file: str) -> None:
     words = [config_file if word == "CONFIG" else word for word in command]
     done = nodeagent(*words, redirect=closed)
     assert done.returncode == COMMANDS[command], done.stderr
@@ -313,8 +313,8 @@ def test_a_closed_standard_stream_is_as_dev_null(command: tuple[str, ...], close
         assert done.stdout
 
 
-def test_nothing_that_is_opened_gets_the_number_of_a_closed_stream(config_file: str) -> None:
-    """A report that is written into the connection to the API server, say."""
+def test_no_opened_file_gets_the_number_of_a_closed_stream(config_file: str) -> None:
+    """Such as a report that is written into the connection to the API server."""
     script = (
         "import os, sys\n"
         "from nodeagent.commands import cli\n"
@@ -332,7 +332,9 @@ def test_nothing_that_is_opened_gets_the_number_of_a_closed_stream(config_file: 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", [each for each, code in COMMANDS.items() if code == 0 and each[0] != "run"])
-def test_a_full_disk_behind_standard_output_is_one_line_and_3(command: tuple[str, ...], unbuffered: str) -> None:
+def test_a_full_disk_behind_standard_output_is_one_line_and_exit_code_3(
+    command: tuple[str, ...], unbuffered: str
+) -> None:
     done = nodeagent(*command, redirect=">/dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 3
     assert done.stderr == "nodeagent: standard output cannot be written: No space left on device\n"
@@ -340,7 +342,7 @@ def test_a_full_disk_behind_standard_output_is_one_line_and_3(command: tuple[str
 
 @pytest.mark.parametrize("streams", ["", "2>&1"])
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each[0] != "run"])
-def test_a_reader_that_goes_changes_no_exit_code(command: tuple[str, ...], streams: str) -> None:
+def test_a_reader_that_closes_its_end_changes_no_exit_code(command: tuple[str, ...], streams: str) -> None:
     words = [sys.executable, "-P", "-m", "nodeagent", *command]
     reader, writer = os.pipe()
     os.close(reader)
@@ -361,7 +363,7 @@ def test_a_reader_that_goes_changes_no_exit_code(command: tuple[str, ...], strea
     assert "BrokenPipe" not in done.stderr
 
 
-def test_watching_ends_when_its_reader_goes() -> None:
+def test_watch_ends_when_its_reader_closes_its_end() -> None:
     command = f"{sys.executable} -P -m nodeagent check --host-root {CALM} --watch 0.1 | head -1"
     began = time.monotonic()
     done = subprocess.run(
@@ -398,7 +400,7 @@ BAD_PROXIES = [
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy"])
 @pytest.mark.parametrize("proxy", BAD_PROXIES)
-def test_a_proxy_variable_that_cannot_be_used_is_named_without_its_password(
+def test_an_unusable_proxy_variable_is_named_without_its_password(
     proxy: str, variable: str, tmp_path: Path, config_file: str
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
@@ -418,7 +420,7 @@ def test_a_proxy_variable_that_cannot_be_used_is_named_without_its_password(
 
 
 @pytest.mark.parametrize("value", ["*", "[,,::/9,\udcff", "," * 1000, "127.0.0.1/99", " "])
-def test_an_odd_no_proxy_is_no_reason_to_fail(value: str, tmp_path: Path) -> None:
+def test_an_odd_no_proxy_is_ignored(value: str, tmp_path: Path) -> None:
     with ApiServer() as server:
         kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
         done = nodeagent("check", "--api", "always", "--kubeconfig", str(kubeconfig), NO_PROXY=value)

@@ -1,4 +1,4 @@
-"""What the loop says of itself, by the real program."""
+"""What the loop of the real program reports about itself."""
 
 import os
 import signal
@@ -35,23 +35,23 @@ def _notes(agent: Run, subject: str) -> list[str]:
     return [line["message"] for line in agent.said("note") if line["subject"] == subject]
 
 
-def test_a_loop_that_was_kept_from_turning_says_so(agent: Run) -> None:
-    until(lambda: agent.said("signal changed"), "the first turn")
+def test_a_late_sync_is_logged(agent: Run) -> None:
+    until(lambda: agent.said("signal changed"), "the first sync")
     agent.process.send_signal(signal.SIGSTOP)
     threading.Event().wait(2.0)
     agent.process.send_signal(signal.SIGCONT)
-    until(lambda: _notes(agent, "loop"), "the late turn")
+    until(lambda: _notes(agent, "loop"), "the late sync")
     assert _notes(agent, "loop")[0].startswith("sync started at least ")
     assert agent.stop() == 0
 
 
-def test_a_refused_configuration_is_what_check_tells(agent: Run, config: Path) -> None:
+def test_check_reports_a_rejected_configuration(agent: Run, config: Path) -> None:
     config.write_text(config.read_text() + "mode: enforced\n")
     agent.process.send_signal(signal.SIGHUP)
     state = str(config.parent / "state")
     until(
-        lambda: "a new one was refused, the old one stays" in str(status_file.read_status(state, now=1e12)),
+        lambda: "new configuration rejected, still using the old one" in str(status_file.read_status(state, now=1e12)),
         "the refusal",
     )
     assert agent.stop() == 0
-    assert not status_file.read_status(state, now=1e12), "and of an agent that has ended nothing"
+    assert not status_file.read_status(state, now=1e12), "removed when the agent ends"

@@ -1,4 +1,4 @@
-"""A running agent can be scraped and probed, and tells afterwards why it decided: process and node are real."""
+"""A running agent is scraped and probed, and its decisions are explained afterwards. Process and node are real."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.support.paths import REPOSITORY
 
 
 class Running:
-    """`nodeagent run --dry-run` on this machine, of whose memory hardly any may be used."""
+    """`nodeagent run --dry-run` on this machine, with a memory threshold that is already crossed."""
 
     def __init__(self, directory: Path) -> None:
         with socket.socket() as free:
@@ -96,16 +96,16 @@ def test_a_running_agent_is_scraped_probed_explained_and_replayed(
     running.wait_for("nodeagent_wakeups_total", 1, reason="timer")
 
     assert cli.main(["explain", "last", "--state-dir", str(running.state)]) == 0
-    told = capsys.readouterr().out
-    assert "memory.available (hard): no pod to evict" in told
-    assert "pods-never-synced: the API server has not listed the pods of this node yet" in told
+    output = capsys.readouterr().out
+    assert "memory.available (hard): no pod to evict" in output
+    assert "pods-never-synced: the API server has not listed the pods of this node yet" in output
     assert cli.main(["replay", str(running.state), "--config", str(running.config), "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["decisions"]
     assert rows
     assert not [row for row in rows if row["differs"] or row["reason"]]
 
 
-def test_a_reload_is_counted_and_a_refused_one_is_seen(running: Running) -> None:
+def test_a_reload_is_counted_and_a_rejected_one_is_reported(running: Running) -> None:
     running.wait_for("nodeagent_syncs_total", 1)
     running.configure("nonsense")
     running.process.send_signal(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Who else kills or evicts on the node is said by the report, and by the agent as it starts; and what it will miss."""
+"""The report and the start of the agent name the other programs that kill or evict on the node."""
 
 import json
 import os
@@ -37,15 +37,17 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
-def test_check_says_who_else_kills_here_although_no_agent_runs(node: Path) -> None:
+def test_check_names_the_other_oom_handlers_without_a_running_agent(node: Path) -> None:
     command = [sys.executable, "-m", "nodeagent", "check", "--no-api", "--output", "json", "--host-root", str(node)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=_environment())
-    told = [note["message"] for note in json.loads(ran.stdout)["notes"] if note["subject"] == "other OOM handlers"]
-    assert len(told) == 1
-    assert told[0].startswith("earlyoom runs (PID 400)")
+    messages = [note["message"] for note in json.loads(ran.stdout)["notes"] if note["subject"] == "other OOM handlers"]
+    assert len(messages) == 1
+    assert messages[0].startswith("earlyoom runs (PID 400)")
 
 
-def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(node: Path, tmp_path: Path) -> None:
+def test_the_start_of_the_agent_logs_the_other_oom_handlers_and_the_kubelets_eviction(
+    node: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "nodeagent.yaml"
     config.write_text(
         "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n"
@@ -55,8 +57,8 @@ def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(
     arguments = ("--dry-run", "--config", str(config), "--host-root", str(node))
     agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
     try:
-        until(lambda: len(_neighbours(agent)) == 2, "who else kills")
-        killer, kubelet = _neighbours(agent)
+        until(lambda: len(_oom_handlers(agent)) == 2, "the other OOM handlers")
+        killer, kubelet = _oom_handlers(agent)
         assert killer.startswith("earlyoom runs (PID 400)")
         assert [line["message"].split(":")[0] for line in agent.said("note") if line["subject"] == "reclaim"] == [
             "tidy will fail"
@@ -67,7 +69,7 @@ def test_the_agent_says_at_its_start_who_else_kills_and_that_the_kubelet_evicts(
         agent.kill()
 
 
-def test_the_agent_does_not_take_a_kubelets_defaults_for_a_fact(node: Path, tmp_path: Path) -> None:
+def test_the_agent_does_not_assume_the_kubelets_defaults(node: Path, tmp_path: Path) -> None:
     """As on a real node on which the kubelet's eviction was off, by a file that was not mounted."""
     (node / "var/lib/kubelet/config.yaml").unlink()
     (node / "var/lib/kubelet/config.yaml").symlink_to("/not/mounted.yaml")
@@ -85,12 +87,12 @@ def test_the_agent_does_not_take_a_kubelets_defaults_for_a_fact(node: Path, tmp_
     arguments = ("--dry-run", "--config", str(config), "--host-root", str(node))
     agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
     try:
-        until(lambda: len(_neighbours(agent)) == 2, "who else kills")
-        assert _neighbours(agent)[1].startswith("kubelet eviction unknown (/not/mounted.yaml: ")
+        until(lambda: len(_oom_handlers(agent)) == 2, "the other OOM handlers")
+        assert _oom_handlers(agent)[1].startswith("kubelet eviction unknown (/not/mounted.yaml: ")
         assert agent.stop() == 0
     finally:
         agent.kill()
 
 
-def _neighbours(agent: Run) -> list[str]:
+def _oom_handlers(agent: Run) -> list[str]:
     return [line["message"] for line in agent.said("note") if line["subject"] == "other OOM handlers"]

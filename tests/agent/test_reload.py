@@ -1,4 +1,4 @@
-"""A running agent takes a new configuration when it is good, keeps the old one when it is not, and says which."""
+"""A running agent uses a valid new configuration, keeps the old one instead of an invalid one, and logs both."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def agent(tmp_path: Path, config: Path, manager: socket.socket) -> Iterator[Run]
 
 
 def rewrite(config: Path, text: str) -> None:
-    """In one step: the agent may look at any moment."""
+    """In one step: the agent may read it at any moment."""
     replacement = config.with_name("next")
     replacement.write_text(text)
     replacement.replace(config)
@@ -52,7 +52,7 @@ def _heard(manager: socket.socket, message: str) -> None:
         pass
 
 
-def test_a_changed_file_is_taken_on_sighup_and_told_key_by_key(
+def test_a_changed_file_is_loaded_on_sighup_and_logged_key_by_key(
     agent: Run, config: Path, manager: socket.socket
 ) -> None:
     _heard(manager, "READY=1")
@@ -61,19 +61,19 @@ def test_a_changed_file_is_taken_on_sighup_and_told_key_by_key(
     _heard(manager, "RELOADING=1")
     _heard(manager, "READY=1")
     until(lambda: agent.said("configuration changed"), "the change")
-    told = {line["key"]: (line["before"], line["after"]) for line in agent.said("configuration changed")}
-    assert told["evictionHard.memory.available"] == ("200Mi", "123Mi")
-    assert told["evictionHard.pid.available"] == ("5%", "not set")
+    changes = {line["key"]: (line["before"], line["after"]) for line in agent.said("configuration changed")}
+    assert changes["evictionHard.memory.available"] == ("200Mi", "123Mi")
+    assert changes["evictionHard.pid.available"] == ("5%", "not set")
     assert agent.stop() == 0
 
 
-def test_a_mounted_file_is_taken_without_a_signal(agent: Run, config: Path) -> None:
+def test_a_mounted_file_is_loaded_without_a_signal(agent: Run, config: Path) -> None:
     rewrite(config, config.read_text() + "evictionHard: {memory.available: 123Mi}\n")
     until(lambda: agent.said("configuration changed"), "the change")
     assert agent.stop() == 0
 
 
-def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: Run, config: Path) -> None:
+def test_an_invalid_file_is_rejected_with_every_problem_and_the_old_one_stays(agent: Run, config: Path) -> None:
     good = config.read_text()
     rewrite(config, good + "evictionHard: {memory.avialable: 1Gi}\nmode: enforced\n")
     agent.process.send_signal(signal.SIGHUP)
@@ -84,7 +84,7 @@ def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: R
     assert not agent.said("configuration changed")
     rewrite(config, good + "evictionHard: {memory.available: 123Mi}\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration changed"), "the mended file")
+    until(lambda: agent.said("configuration changed"), "the fixed file")
     assert agent.stop() == 0
 
 
@@ -96,7 +96,7 @@ def test_a_bad_file_is_refused_with_every_problem_and_the_old_one_stays(agent: R
     ],
     ids=["mode", "kubeconfig"],
 )
-def test_what_this_machine_cannot_do_is_refused_like_a_mistake(
+def test_a_configuration_that_this_machine_cannot_use_is_rejected(
     agent: Run, config: Path, line: str, key: str, why: str
 ) -> None:
     rewrite(config, config.read_text() + f"{line}\n")
@@ -110,7 +110,7 @@ def test_what_this_machine_cannot_do_is_refused_like_a_mistake(
     assert agent.stop() == 0
 
 
-def test_the_process_own_keys_wait_for_the_next_start(agent: Run, config: Path, tmp_path: Path) -> None:
+def test_keys_of_the_process_take_effect_at_the_next_start(agent: Run, config: Path, tmp_path: Path) -> None:
     rewrite(config, HEAD + f"stateDir: {tmp_path}/elsewhere\n")
     agent.process.send_signal(signal.SIGHUP)
     until(lambda: agent.said("configuration change needs a restart"), "the warning")
@@ -118,8 +118,8 @@ def test_the_process_own_keys_wait_for_the_next_start(agent: Run, config: Path, 
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="what others may write is about whom root obeys")
-def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(agent: Run, config: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone rejects a file that others may write")
+def test_a_file_that_others_may_write_is_rejected_and_the_old_one_stays(agent: Run, config: Path) -> None:
     rewrite(config, config.read_text() + "mode: enforce\n")
     config.chmod(0o666)
     agent.process.send_signal(signal.SIGHUP)
@@ -129,8 +129,8 @@ def test_a_file_that_others_may_write_by_now_is_refused_and_the_old_one_stays(ag
     assert agent.stop() == 0
 
 
-def test_a_named_pipe_in_place_of_the_file_holds_nobody_up(agent: Run, config: Path) -> None:
-    """Opened to read it would block the loop, which could not even be told to end then."""
+def test_a_named_pipe_in_place_of_the_file_does_not_block_the_loop(agent: Run, config: Path) -> None:
+    """Opening it for reading would block the loop, which could not be stopped then."""
     pipe = config.with_name("pipe")
     os.mkfifo(pipe)
     pipe.rename(config)

@@ -96,13 +96,13 @@ def says_no_pressure(api: ApiServer) -> bool:
 
 
 def soft_episode(kubepods: Kubepods, api: ApiServer, agent: Run) -> None:
-    """Calm, pressure, fence, an eviction, recovery, the fence down."""
+    """Calm, pressure, taint, an eviction, recovery, the taint removed."""
     assert api.wait_for(lambda: api.sent("GET", "/persistentvolumes/pv-data"), 60), agent.events()
     kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 60), agent.events()
     [asked] = api.sent("POST", "/hog/eviction")
-    fences = api.sent("PATCH", "/nodes/lab-node")
-    assert fences[0].at < asked.at, "the fence is up before the first eviction"
+    taints = api.sent("PATCH", "/nodes/lab-node")
+    assert taints[0].at < asked.at, "the taint is added before the first eviction"
     kubepods.kill(HOG)
     api.delete_pod("default", "hog")
     assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
@@ -126,7 +126,7 @@ def repeat_an_event(api: ApiServer, tmp_path: Path) -> None:
     transport.close()
 
 
-def test_a_life_with_the_defaults_needs_every_right_that_is_granted_and_no_other(
+def test_a_run_with_the_defaults_needs_exactly_the_granted_rights(
     kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     rbac = api.rights = Rbac(manifest(optional=False))
@@ -139,7 +139,7 @@ def test_a_life_with_the_defaults_needs_every_right_that_is_granted_and_no_other
     assert rbac.rights - rbac.used == set()
 
 
-def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
+def test_a_run_with_everything_enabled_needs_exactly_the_optional_rights_too(
     kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     rbac = api.rights = Rbac(manifest(optional=True))
@@ -151,8 +151,8 @@ def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
         fleet={"maxConcurrentEvictions": 1},
     )
     soft_episode(kubepods, api, agent)
-    [((namespace, _), seat)] = api.store.objects["leases"].items()
-    assert (namespace, seat["spec"]["holderIdentity"]) == ("nodeagent", "lab-node")
+    [((namespace, _), slot)] = api.store.objects["leases"].items()
+    assert (namespace, slot["spec"]["holderIdentity"]) == ("nodeagent", "lab-node")
 
     kubepods.eat(BLOCKED, 520, to_the_end=False)
     assert api.wait_for(lambda: api.sent("DELETE", "/pods/blocked"), 60), agent.events()
@@ -160,14 +160,14 @@ def test_a_life_with_everything_on_needs_the_optional_rights_and_no_other(
     api.delete_pod("default", "blocked")
     assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
     assert agent.stop() == 0
-    assert api.store.objects["leases"]["nodeagent", seat["metadata"]["name"]]["spec"]["holderIdentity"] == ""
+    assert api.store.objects["leases"]["nodeagent", slot["metadata"]["name"]]["spec"]["holderIdentity"] == ""
     repeat_an_event(api, tmp_path)
     assert rbac.refused == []
     assert rbac.rights - rbac.used == set()
 
 
-def test_one_right_less_is_noticed(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
-    """The evaluator itself: with the eviction's right gone the request is refused, and the log says so."""
+def test_a_missing_right_is_logged(kubepods: Kubepods, api: ApiServer, run: StartAgent) -> None:
+    """The evaluator itself: without the right to evict the request is forbidden, and that is logged."""
     rights = manifest(optional=False)
     rights.remove(Right("create", "", "pods/eviction"))
     rbac = api.rights = Rbac(rights)

@@ -60,7 +60,7 @@ def agent(tmp_path: Path, port: int) -> Iterator[Run]:
     run.process.wait()
 
 
-def test_figures_of_this_node_can_be_scraped(agent: Run, port: int) -> None:
+def test_metrics_of_this_node_can_be_scraped(agent: Run, port: int) -> None:
     until(lambda: "nodeagent_signal_available" in _get(port, "/metrics")[1], "a first sample")
     status, body = _get(port, "/metrics")
     assert status == 200
@@ -70,7 +70,7 @@ def test_figures_of_this_node_can_be_scraped(agent: Run, port: int) -> None:
     assert agent.stop() == 0
 
 
-def test_it_is_healthy_while_the_loop_turns_and_ready_only_when_the_pods_are_known(agent: Run, port: int) -> None:
+def test_the_agent_is_healthy_while_the_loop_syncs_and_ready_once_the_pods_are_listed(agent: Run, port: int) -> None:
     assert _get(port, "/healthz") == (200, "ok\n")
     status, body = _get(port, "/readyz")
     assert status == 503
@@ -92,7 +92,7 @@ def test_a_reload_moves_the_address(agent: Run, port: int, tmp_path: Path) -> No
     assert agent.stop() == 0
 
 
-def test_an_address_that_is_taken_is_refused_at_the_start_with_its_key(tmp_path: Path) -> None:
+def test_an_address_in_use_is_rejected_at_the_start_with_its_key(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""A thread that hangs in the kernel is told of by log, metric and report, and the loop goes on and evicts."""
+"""A thread that hangs in the kernel is reported by log, metric and `check`, and the loop goes on and evicts."""
 
 import socket
 import subprocess
@@ -31,7 +31,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_dead_mount_is_told_everywhere_and_stops_nothing(
+def test_a_dead_mount_is_reported_everywhere_and_stops_nothing(
     kubepods: Kubepods, api: ApiServer, run: StartAgent, tmp_path: Path
 ) -> None:
     kubepods.start(HOG, qos="besteffort")
@@ -42,11 +42,11 @@ def test_a_dead_mount_is_told_everywhere_and_stops_nothing(
         kubepods.eat(HOG, 400)
         assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
 
-        told = f"thread statvfs {dead} stuck in statvfs for more than"
-        until(lambda: told in str([line for line in agent.said("note") if line["subject"] == "workers"]), "the note")
+        text = f"thread statvfs {dead} stuck in statvfs for more than"
+        until(lambda: text in str([line for line in agent.said("note") if line["subject"] == "workers"]), "the note")
         until(lambda: b'nodeagent_workers_stuck{worker="statvfs"} 1' in _metrics(port), "the metric")
-        until(lambda: told in (tmp_path / "state" / "status").read_text(), "what check is to tell")
-    assert told in _check(tmp_path)
+        until(lambda: text in (tmp_path / "state" / "status").read_text(), "the note for check")
+    assert text in _check(tmp_path)
     assert agent.stop() == 0
 
 

@@ -201,7 +201,7 @@ def start(tmp_path: Path) -> Iterator[StartLoop]:
     writer.close()
 
 
-def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at(
+def test_a_brake_is_released_at_its_deadline_however_rarely_the_node_is_sampled(
     start: StartLoop, tmp_path: Path
 ) -> None:
     loop = start(interval="20s")
@@ -213,7 +213,7 @@ def test_what_is_held_is_let_go_at_its_time_however_rarely_the_node_is_looked_at
     assert loop.sync(10.0) == pytest.approx(4.0)
     loop.sync(14.0)
     assert not loop.brakes.active
-    assert loop.sync(14.0) == 20.0, "and then nothing is waited for"
+    assert loop.sync(14.0) == 20.0, "and then no deadline is left"
 
 
 def test_disks_that_are_far_from_their_thresholds_are_not_read_in_every_sync(start: StartLoop) -> None:
@@ -283,9 +283,7 @@ API_POD = Pod(POD.cgroup_uid, POD.cgroup_uid, "a", "web", PodSource.API, POD.qos
 BRAKED = "mode: enforce\nescalation: {brake: freeze}\nevictionHard: {memory.available: 1Gi}\n"
 
 
-def test_who_would_have_to_go_is_kept_from_outrunning_the_loop_until_it_has_to(
-    start: StartLoop, tmp_path: Path
-) -> None:
+def test_the_growth_of_a_predicted_victim_is_capped_until_it_is_evicted(start: StartLoop, tmp_path: Path) -> None:
     loop, tree = start(thresholds=BRAKED), tmp_path / "node/sys/fs/cgroup"
     [pod] = tree.glob(f"**/*pod{POD.cgroup_uid.replace('-', '[-_]')}*")
     (pod / "memory.high").write_text("max\n")
@@ -295,7 +293,7 @@ def test_who_would_have_to_go_is_kept_from_outrunning_the_loop_until_it_has_to(
     def limit(size: int) -> str:
         return str(size - size // 80)
 
-    def turn(after_s: float, available: int, used: int) -> None:
+    def sync(after_s: float, available: int, used: int) -> None:
         grown = POD._replace(working_set=used, inactive_file=0)
         write_node(tmp_path / "node", Node(memory_available=available, pods=(grown,)))
         loop.sync(after_s)
@@ -303,26 +301,26 @@ def test_who_would_have_to_go_is_kept_from_outrunning_the_loop_until_it_has_to(
     def high() -> str:
         return (pod / "memory.high").read_text().strip()
 
-    turn(0.0, 1700 * MI, uses)
+    sync(0.0, 1700 * MI, uses)
     settled = loop.settle()
     loop.decisions.view = PodsView((API_POD,), loop.clock.now, "")
-    turn(settled + 1.00, 1700 * MI, uses)
-    assert high() == "max", "nothing moves"
-    turn(settled + 1.10, 1500 * MI, uses + 200 * MI)
+    sync(settled + 1.00, 1700 * MI, uses)
+    assert high() == "max", "no fill yet"
+    sync(settled + 1.10, 1500 * MI, uses + 200 * MI)
     assert high() == limit(uses + 200 * MI + 476 * MI), "0.24 s away from it, with 476 MiB left"
-    turn(settled + 1.12, 1460 * MI, uses + 240 * MI)
+    sync(settled + 1.12, 1460 * MI, uses + 240 * MI)
     assert high() == limit(uses + 200 * MI + 476 * MI), "the same limit is right all the way"
     decided = len(loop.decisions.at)
-    turn(settled + 1.14, 1000 * MI, uses + 700 * MI)
+    sync(settled + 1.14, 1000 * MI, uses + 700 * MI)
     assert len(loop.decisions.at) == decided + 1
     assert loop.decisions.last is not None
     assert [victim.pod.uid for victim in loop.decisions.last.victims] == [POD.cgroup_uid]
-    # The clock stands still, so that the second look is not newer and spares it: nothing is left of either.
+    # The clock stands still, so the recheck is not newer and refuses it: neither the brake nor the cap is left.
     assert high().startswith("max")  # a kernel's file has no rest of what was written before
     assert loop.brakes.active == ()
 
 
-def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, tmp_path: Path) -> None:
+def test_a_growth_cap_without_a_crossing_is_released_at_its_deadline(start: StartLoop, tmp_path: Path) -> None:
     loop, tree = start(thresholds=BRAKED), tmp_path / "node/sys/fs/cgroup"
     [pod] = tree.glob(f"**/*pod{POD.cgroup_uid.replace('-', '[-_]')}*")
     (pod / "memory.high").write_text("max\n")
@@ -338,22 +336,22 @@ def test_a_pod_that_was_guarded_in_vain_is_let_go_in_its_time(start: StartLoop, 
     assert (pod / "memory.high").read_text().startswith("max")
 
 
-def test_the_first_decision_waits_for_the_api_and_not_for_the_second_look(start: StartLoop) -> None:
+def test_the_first_decision_waits_for_the_api_server_and_not_for_the_interval(start: StartLoop) -> None:
     loop = start(interval="20s")
-    loop.decisions.view = PodsView((), None, "not heard of yet")
+    loop.decisions.view = PodsView((), None, "not listed yet")
     assert loop.sync(1.0) == pytest.approx(STARTUP_API_WAIT_S - 1.0)
     loop.sync(STARTUP_API_WAIT_S)
     assert loop.decisions.at == [STARTUP_API_WAIT_S]
 
 
-def test_the_first_decision_waits_for_nobody_where_there_is_no_api(start: StartLoop) -> None:
+def test_the_first_decision_does_not_wait_without_an_api_server(start: StartLoop) -> None:
     loop = start(interval="20s")
     assert loop.sync(1.0) == 20.0
     assert loop.decisions.at == [1.0]
 
 
 @pytest.mark.parametrize("stale_after_s", [2.0, 8.0])
-def test_no_whole_sample_is_stale_before_the_next_one(start: StartLoop, stale_after_s: float) -> None:
+def test_no_full_sample_is_stale_before_the_next_one(start: StartLoop, stale_after_s: float) -> None:
     loop = start(staleAfter=f"{stale_after_s:g}s")
     for second in range(60):
         loop.sync(float(second))
@@ -362,7 +360,7 @@ def test_no_whole_sample_is_stale_before_the_next_one(start: StartLoop, stale_af
     assert min(gaps[10:]) >= min(schedule.CALM_S, stale_after_s / 2) - 1.0, "and none without need"
 
 
-def test_a_new_configuration_is_decided_by_at_the_next_turn(start: StartLoop) -> None:
+def test_a_new_configuration_is_used_by_the_next_sync(start: StartLoop) -> None:
     loop = start()
     calm_at = loop.settle()
     with Wakeups((signal.SIGHUP,)) as wakeups:
@@ -370,7 +368,7 @@ def test_a_new_configuration_is_decided_by_at_the_next_turn(start: StartLoop) ->
         loop.config.write_text(f"{HEAD}evictionHard: {{nodefs.available: 2Gi}}\n")
         os.kill(os.getpid(), signal.SIGHUP)
         loop.agent.run(wakeups, syncs=1)
-    assert loop.decisions.at[-1] == calm_at, "not in the turn that took it"
+    assert loop.decisions.at[-1] == calm_at, "not in the sync that loaded it"
     loop.sync(calm_at + 1.0)
     assert loop.decisions.at[-1] == calm_at + 1.0
 
@@ -403,7 +401,7 @@ def test_a_configuration_whose_address_is_in_use_replaces_nothing(start: StartLo
     assert len(loop.rebuilt) == 1, "the second one"
 
 
-def test_a_condition_is_taken_back_at_its_time_and_not_at_the_next_rare_decision(start: StartLoop) -> None:
+def test_a_condition_is_released_when_its_hold_ends_and_not_at_the_next_rare_decision(start: StartLoop) -> None:
     memory = ConditionMemory(ConditionStatus.TRUE, BEGAN, "low", last_seen=BEGAN)
     loop = start(conditions={ConditionType.MEMORY_PRESSURE: memory})
     left: list[float] = []
@@ -419,12 +417,12 @@ def test_a_condition_is_taken_back_at_its_time_and_not_at_the_next_rare_decision
     assert loop.clock.now - left[-1] == 1.0
 
 
-def test_what_a_reclaim_action_brings_back_is_looked_for_until_it_is_measured(start: StartLoop) -> None:
+def test_every_sync_decides_until_the_release_of_a_reclaim_action_is_measured(start: StartLoop) -> None:
     until = BEGAN + 30.0
     loop = start(reclaims=ReclaimState({"tidy": ReclaimRun("p", Signal.NODEFS, BEGAN, until, 1)}))
     for second in range(60):
         loop.sync(float(second))
-    # Nothing was heard of it, so it counts as having ended when its time was up.
+    # Without an outcome it counts as ended when its timeout passes.
     assert set(range(3, 31)) <= set(loop.decisions.at)
     assert loop.settle() < 70.0
 
@@ -454,7 +452,7 @@ def test_the_node_is_sampled_again_after_its_pods_while_an_eviction_is_in_flight
 
 @pytest.mark.real_cgroup
 @pytest.mark.skipif(not usable(), reason=NEEDS)
-def test_a_fork_storm_is_no_calm(start: StartLoop) -> None:
+def test_a_node_with_a_fork_storm_is_not_calm(start: StartLoop) -> None:
     clock = Clock()
     meter = ConnectorMeter(open_connector(), open_host("/"), clock=clock, storm_per_s=1.0)
     try:

@@ -1,4 +1,4 @@
-"""Of two agents on one node one acts; the other watches, says so, and takes over."""
+"""Of two agents on one node one acts. The other is a dry run, logs that, and takes over."""
 
 import signal
 import uuid
@@ -45,44 +45,47 @@ def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
 ) -> None:
     first = run(**SETTINGS)
     second = start_agent(**SETTINGS, stateDir=str(tmp_path / directory))
-    until(lambda: watches(second), "the second one says that it watches")
+    until(lambda: watches(second), "the note of the second agent")
     if directory == "other":
         assert not (tmp_path / "other").exists(), "it keeps nothing"
     eat(kubepods)
     until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
-    until(lambda: second.said("would evict"), "the second one has decided as well")
-    told = len(second.said("not evicting"))
+    until(lambda: second.said("would evict"), "a decision of the second agent")
+    refused = len(second.said("not evicting"))
     first.kill()
     until(lambda: second.said("no other agent acts any more"), "the second one takes over")
-    until(lambda: len(second.said("started")) == 2, "and begins anew")
+    until(lambda: len(second.said("started")) == 2, "and starts again")
     assert [line["mode"] for line in second.said("started")] == ["dry-run", "enforce"]
     trust = "restored" if directory == "state" else "first"
     assert [line["trust"] for line in second.heard("state loaded")] == [trust]
     until(
-        lambda: any(line["code"].startswith("rate-limit-") for line in second.said("not evicting")[told:]),
+        lambda: any(line["code"].startswith("rate-limit-") for line in second.said("not evicting")[refused:]),
         "what the first one has spent",
     )
     assert len(api.sent("POST", "/eviction")) == 2
-    until(lambda: not any(kubepods.frozen(uid, qos="burstable") for uid in HOGS), "what the first one held is let go")
+    until(
+        lambda: not any(kubepods.frozen(uid, qos="burstable") for uid in HOGS),
+        "the brakes of the first agent are released",
+    )
     assert second.stop() == 0
 
 
-def test_an_agent_that_watches_touches_neither_the_node_nor_what_the_other_holds(
+def test_a_second_agent_changes_neither_the_node_nor_the_brakes_of_the_first(
     kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent
 ) -> None:
     first = run(**SETTINGS)
     eat(kubepods)
     until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
-    first.process.send_signal(signal.SIGSTOP)  # it hangs: what it holds is held until it goes on
-    held = [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")]
-    assert held
+    first.process.send_signal(signal.SIGSTOP)  # it hangs: its brakes stay until it continues
+    frozen = [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")]
+    assert frozen
     second = start_agent(**SETTINGS)
-    until(lambda: watches(second), "the second one says that it watches")
+    until(lambda: watches(second), "the note of the second agent")
     third = start_agent("--dry-run", **SETTINGS)
     for agent in (second, third):
         until(lambda agent=agent: agent.said("would evict") or agent.said("not evicting"), "a decision")  # type: ignore[misc]
         assert agent.stop() == 0
-    assert [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")] == held
+    assert [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")] == frozen
     pressure = api.condition("NodeAgentMemoryPressure")
     assert pressure is not None
     assert pressure["status"] == "True"
@@ -91,7 +94,7 @@ def test_an_agent_that_watches_touches_neither_the_node_nor_what_the_other_holds
     assert first.stop() == 0
 
 
-def test_a_rehearsal_keeps_no_agent_from_acting_and_does_not_become_one_beside_it(
+def test_a_dry_run_stops_no_agent_from_acting_and_does_not_start_to_act_beside_it(
     kubepods: Kubepods, api: ApiServer, run: StartAgent, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     shared = {**SETTINGS, "stateDir": str(tmp_path / "state")}
@@ -99,23 +102,23 @@ def test_a_rehearsal_keeps_no_agent_from_acting_and_does_not_become_one_beside_i
     file = configuration(tmp_path / "other", kubepods, **shared, mode="dry-run")
     kubeconfig = api.kubeconfig(tmp_path / "other" / "kubeconfig")
     arguments = ("--config", str(file), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
-    rehearsal = Run(*arguments, log=tmp_path / "other" / "log")
+    dry_run = Run(*arguments, log=tmp_path / "other" / "log")
     try:
         until((tmp_path / "state" / "state").exists, "its state")
         acting = run(**shared)
         eat(kubepods)
         until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions")
         configuration(tmp_path / "other", kubepods, **shared)
-        rehearsal.process.send_signal(signal.SIGHUP)
-        until(lambda: "another agent acts on this node" in str(refusals(rehearsal)), "the refusal")
+        dry_run.process.send_signal(signal.SIGHUP)
+        until(lambda: "another agent acts on this node" in str(refusals(dry_run)), "the refusal")
         acting.kill()
-        rehearsal.process.send_signal(signal.SIGHUP)
-        until(lambda: "restart it" in str(refusals(rehearsal)), "the second refusal")
-        assert rehearsal.stop() == 0
+        dry_run.process.send_signal(signal.SIGHUP)
+        until(lambda: "restart it" in str(refusals(dry_run)), "the second refusal")
+        assert dry_run.stop() == 0
     finally:
-        rehearsal.kill()
+        dry_run.kill()
     last = start_agent(**shared)
-    until(lambda: any(line["code"].startswith("rate-limit-") for line in last.said("not evicting")), "what was spent")
+    until(lambda: any(line["code"].startswith("rate-limit-") for line in last.said("not evicting")), "the spent tokens")
     assert [line["trust"] for line in last.heard("state loaded")] == ["restored"]
     assert len(api.sent("POST", "/eviction")) == 2
     assert last.stop() == 0

@@ -31,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_the_soft_tier_evicts_nobody_until_the_disk_has_room_again(
+def test_the_soft_tier_does_not_evict_until_the_disk_has_space_again(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, small_disk: Path
 ) -> None:
     kubepods.start(HOG, qos="burstable")
@@ -41,7 +41,10 @@ def test_the_soft_tier_evicts_nobody_until_the_disk_has_room_again(
     subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
     kubepods.eat(HOG, 400)
     until(lambda: agent.said("eviction recheck-refused"), "the refusal")
-    assert agent.said("eviction recheck-refused")[0]["message"] == "the state could not be saved"
+    assert (
+        agent.said("eviction recheck-refused")[0]["message"]
+        == "state not saved: only hard evictions through the API may act"
+    )
     assert agent.heard("state not saved")
     assert not api.sent("POST", "/eviction")
     filler.unlink()
@@ -49,25 +52,25 @@ def test_the_soft_tier_evicts_nobody_until_the_disk_has_room_again(
     assert agent.stop() == 0
 
 
-def test_without_a_state_directory_the_soft_tier_says_so_at_the_start_and_does_not_act(
+def test_without_a_state_directory_the_soft_tier_does_not_act_and_the_start_logs_that(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no directory")
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
-    # What an earlier agent had spent is not known: every rate limit begins empty.
+    # The tokens that an earlier agent spent are unknown: every rate limit begins empty.
     soon = {kind: {"burst": 1, "perHour": 7200} for kind in ("node", "namespace", "owner", "signal")}
     agent = start_agent(stateDir=str(tmp_path / "file" / "state"), rateLimits=soon)
     until(lambda: agent.said("eviction recheck-refused"), "the refusal")
-    assert "the soft tier does not act" in str(agent.events())
+    assert "no state directory, soft evictions are off" in str(agent.events())
     assert not api.sent("POST", "/eviction")
     assert agent.stop() == 0
 
 
-def test_what_was_held_though_it_could_not_be_saved_is_let_go_by_the_next_agent(
+def test_a_brake_that_was_not_saved_is_released_by_the_next_agent(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, small_disk: Path
 ) -> None:
-    """The state was wiped, because it lacked the eviction: only the mark tells of the hold."""
+    """The state was wiped, because it lacked the eviction: only the mark names the brake."""
     changes = {**HARD, "escalation": {"brake": "freeze", "brakeDeadline": "10m"}, "stateDir": str(small_disk / "state")}
     kubepods.start(HOG, qos="burstable")
     agent = start_agent(**changes)
@@ -76,21 +79,21 @@ def test_what_was_held_though_it_could_not_be_saved_is_let_go_by_the_next_agent(
     subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
     api.delay_s = 2.0  # the request hangs in the server while the agent dies
     kubepods.eat(HOG, 400, to_the_end=False)
-    until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is held")
+    until(lambda: kubepods.frozen(HOG, qos="burstable"), "the pod is frozen")
     until(lambda: not (small_disk / "state" / "state").stat().st_size, "the state is wiped")
     agent.kill()
     filler.unlink()
     agent = start_agent(**{**changes, "escalation": {"brake": "none"}})
-    until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
+    until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is released")
     assert [line["trust"] for line in agent.heard("state loaded")] == ["lost"]
     assert agent.stop() == 0
 
 
 @pytest.mark.parametrize("failure", ["full", "read-only", "removed"])
-def test_five_lives_with_a_directory_that_fails_evict_no_more_than_one(
+def test_five_processes_with_a_failing_directory_evict_no_more_than_one(
     failure: str, kubepods: Kubepods, api: ApiServer, start_agent: StartAgent, small_disk: Path
 ) -> None:
-    """Each is killed when it has decided. The server says yes, and nobody goes: somebody is always left to evict."""
+    """Each is killed after its decision. The API server accepts, but no pod ends: there is always a candidate."""
     settings: dict[str, Any] = {
         **HARD,
         "stateDir": str(small_disk / "state"),
@@ -127,7 +130,7 @@ def test_five_lives_with_a_directory_that_fails_evict_no_more_than_one(
 
 
 def _await_decision(agent: Run) -> None:
-    """Somebody is evicted, or would be if it were not for the state or a rate limit."""
+    """A pod is evicted, or would be without a failing state or a rate limit."""
     until(
         lambda: (
             agent.said("eviction accepted")

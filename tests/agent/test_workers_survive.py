@@ -1,4 +1,4 @@
-"""Every thread beside the loop works again after any error, and after any answer that nobody thought of."""
+"""Every worker works again after any error and any response."""
 
 import json
 import threading
@@ -121,7 +121,7 @@ def _node(transport: FaultyTransport, _: ApiServer) -> Running:
     return Running(lambda: watch.view() is not None and not watch.reason, watch.stop)
 
 
-def _budgets(transport: FaultyTransport, api: ApiServer) -> Running:
+def _pdbs(transport: FaultyTransport, api: ApiServer) -> Running:
     api.set_pdb("keep", {"app": "a"}, allowed=1)
     watch = PdbWatch(transport)
     watch.want(["default"])
@@ -135,7 +135,7 @@ def _volumes(transport: FaultyTransport, api: ApiServer) -> Running:
     api.set_volume("data", {"hostPath": {"path": "/data"}})
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
     mounting = decode_pod(json.dumps(pod("one", spec={"volumes": volumes})).encode())
-    # A claim that could not be told is asked about again after a minute, on this clock at once.
+    # A failed claim look-up is repeated after a minute, on this clock at once.
     lookup = VolumeLookup(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1), clock=_hurried())
     return Running(lambda: lookup.with_claims((mounting,))[0].node_bound, lookup.stop)
 
@@ -163,21 +163,21 @@ def _conditions(transport: FaultyTransport, api: ApiServer) -> Running:
     return Running(lambda: (api.condition("MemoryPressure") or {}).get("status") == "True", stop)
 
 
-def _fence(transport: FaultyTransport, _: ApiServer) -> Running:
+def _taints(transport: FaultyTransport, _: ApiServer) -> Running:
     faults, transport.faults = transport.faults, []
     node = NodeWatch(transport, "lab-node", backoff=RetryBackoff(first_s=0.05, last_s=0.1))
-    fence = NodeTaints(transport, node)
+    taints = NodeTaints(transport, node)
     node.start()
     until(node.view, "the node")
     transport.faults = faults
-    fence.start()
-    fence.want([ConditionType.MEMORY_PRESSURE])
+    taints.start()
+    taints.want([ConditionType.MEMORY_PRESSURE])
 
     def stop() -> None:
-        fence.stop(clear=False)
+        taints.stop(clear=False)
         node.stop()
 
-    return Running(fence.present, stop)
+    return Running(taints.present, stop)
 
 
 def _events(transport: FaultyTransport, api: ApiServer) -> Running:
@@ -224,10 +224,10 @@ API_WORKERS: tuple[tuple[str, Start], ...] = (
     ("identity", _identity),
     ("pods", _pods),
     ("node", _node),
-    ("budgets", _budgets),
+    ("pdbs", _pdbs),
     ("volumes", _volumes),
     ("conditions", _conditions),
-    ("fence", _fence),
+    ("taints", _taints),
     ("events", _events),
     ("leases", _leases),
     ("evict", _evict),
@@ -295,7 +295,7 @@ EVERYWHERE = ("nested deeply", "400 digits", "cut off")
     + [("volumes", _volumes, "nested deeply"), ("volumes", _volumes, "cut off")]
     + [("pods", _pods, body) for body in BODIES if body not in EVERYWHERE],
 )
-def test_a_worker_of_the_api_works_again_after_any_answer(
+def test_a_worker_of_the_api_works_again_after_any_response(
     name: str, start: Start, body: str, api: HostileServer, transport: FaultyTransport
 ) -> None:
     api.body, api.times = BODIES[body], 1
@@ -307,7 +307,7 @@ def test_a_worker_of_the_api_works_again_after_any_answer(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_file_system_whose_read_raises_is_unknown_and_is_asked_again(error: Exception) -> None:
+def test_a_file_system_whose_read_raises_is_unknown_and_is_read_again(error: Exception) -> None:
     faults = [error]
 
     def read(path: str) -> FileSystem:
@@ -323,23 +323,21 @@ def test_a_file_system_whose_read_raises_is_unknown_and_is_asked_again(error: Ex
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_periodic_look_that_raises_is_made_again(error: Exception) -> None:
+def test_a_periodic_step_that_raises_is_repeated(error: Exception) -> None:
     faults = [error]
 
-    def look() -> int:
+    def count() -> int:
         if faults:
             raise faults.pop()
         return 1
 
-    periodic = Periodic(look, first=0, every_s=0.01, name="looking")
-    until(lambda: periodic.latest == 1, "the next look", 20.0)
+    periodic = Periodic(count, first=0, every_s=0.01, name="counting")
+    until(lambda: periodic.latest == 1, "the next step", 20.0)
     periodic.close()
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_disks_are_counted_after_a_measurement_that_raised_beyond_its_own_handling(
-    error: Exception, tmp_path: Path
-) -> None:
+def test_disks_are_measured_after_a_walk_that_raised_an_unexpected_error(error: Exception, tmp_path: Path) -> None:
     disk_node(tmp_path)
     faults, ended = [error], threading.Event()
 
@@ -363,7 +361,7 @@ def test_disks_are_counted_after_a_measurement_that_raised_beyond_its_own_handli
     working.close()
 
 
-def test_what_fails_for_five_minutes_is_failed_and_what_has_no_pid_is_not() -> None:
+def test_a_worker_that_fails_for_five_minutes_is_failed_and_one_without_a_pid_is_not() -> None:
     done = threading.Event()
 
     def work() -> None:
