@@ -175,7 +175,7 @@ def test_unknown_signals_never_raise_a_condition(steps: list[tuple[float, Signal
         assert node.memory(now, state).status is not TRUE
 
 
-def test_a_condition_without_thresholds_is_false_and_says_why() -> None:
+def test_a_condition_without_thresholds_is_false_with_a_reason() -> None:
     said = Node(PLAIN).see(0)[ConditionType.PID_PRESSURE]
     assert (said.status, said.message) == (FALSE, "no threshold configured")
 
@@ -254,7 +254,7 @@ def test_nodes_that_were_raised_together_are_not_released_together() -> None:
     assert max(releases.count(each) for each in set(releases)) <= 20
 
 
-def test_jitter_is_drawn_anew_at_each_raise_and_is_the_same_after_a_restart() -> None:
+def test_jitter_is_drawn_at_each_raise_and_is_the_same_after_a_restart() -> None:
     config = Config(eviction_pressure_transition_period_s=1000.0, damping=DampingConfig(jitter=0.5, penalty=1.0))
 
     def two_releases() -> list[float]:
@@ -351,7 +351,7 @@ def test_a_conditions_message_has_the_numbers_of_its_change_and_does_not_follow_
     assert first.message == again.message == "memory.available is 400Mi, below 500Mi (soft, 30s)"
 
 
-def test_a_conditions_message_tells_when_it_becomes_worse() -> None:
+def test_the_message_of_a_condition_changes_when_a_hard_threshold_is_met() -> None:
     node = Node(PLAIN)
     node.see(0, verdict(Signal.MEMORY, SignalState.SOFT, available=400 * MI))
     worse = node.see(1, verdict(Signal.MEMORY, SignalState.HARD, available=212 * MI))[ConditionType.MEMORY_PRESSURE]

@@ -115,7 +115,7 @@ def test_what_a_decision_asks_of_every_pod_is_known_before_it_matters() -> None:
     assert len(cache) == 1, "pods that are gone are forgotten"
 
 
-def test_a_soft_threshold_within_its_grace_evicts_nobody_and_shows_the_order_for_its_resource() -> None:
+def test_a_soft_threshold_in_its_grace_evicts_no_pod_and_shows_the_order_for_its_resource() -> None:
     node = snapshot(view("a", GI), available={Signal.PID: 10})
     plan, _ = decide(node, config(soft(Signal.PID, 1000, grace_s=60)))
     assert victims(plan) == []
@@ -144,7 +144,7 @@ def test_the_hard_tier_takes_as_many_as_cover_the_deficit_and_no_more() -> None:
     assert sum(victim.predicted_relief or 0 for victim in plan.victims) >= 924 * MI
 
 
-def test_the_soft_tier_takes_one_and_looks_again() -> None:
+def test_the_soft_tier_evicts_one_pod_and_then_decides_again() -> None:
     pods = [view("a", 400 * MI, qos=BE), view("b", 600 * MI, qos=BE)]
     settings = config(soft())
     _, after = decide(pressed(*pods, at=NOW - 1), settings)
@@ -180,7 +180,7 @@ def test_memory_is_served_before_pids_of_the_same_tier() -> None:
     assert victims(decide(node, config(hard(Signal.PID, 1000), hard()))[0]) == ["hog"]
 
 
-def test_when_nobody_can_help_with_memory_the_next_resource_has_its_turn() -> None:
+def test_without_a_candidate_for_memory_the_next_resource_is_planned() -> None:
     bomb = view("bomb", MI, usage_more={"process_count": 9000, "thread_count": 9000})
     node = snapshot(bomb, available={Signal.MEMORY: 100 * MI, Signal.PID: 50})
     plan, _ = decide(node, config(hard(), hard(Signal.PID, 1000)))
@@ -189,7 +189,7 @@ def test_when_nobody_can_help_with_memory_the_next_resource_has_its_turn() -> No
 
 
 @pytest.mark.parametrize("seen", [3, 30])
-def test_a_bomb_whose_children_are_gone_when_it_is_counted_goes_and_fifty_innocents_stay(seen: int) -> None:
+def test_a_fork_bomb_with_short_lived_children_is_evicted_and_fifty_other_pods_are_not(seen: int) -> None:
     """What fills the table is in the node's count and in no pod's."""
     innocents = [
         view(f"innocent-{n:02}", MI, qos=BE, usage_more={"process_count": 20, "thread_count": 40}) for n in range(50)
@@ -204,7 +204,7 @@ def test_a_bomb_whose_children_are_gone_when_it_is_counted_goes_and_fifty_innoce
     assert victims(decide(still, settings, after)[0]) == [], "its end is waited for"
 
 
-def test_who_forks_a_little_brings_no_more_than_nobody_is_seen_to_hold() -> None:
+def test_a_pod_with_few_forks_has_no_more_relief_than_the_unseen_pids() -> None:
     """The kernel's own threads are nobody's: the pod that leaks is taken, not the one that runs scripts."""
     leak = {"process_count": 900, "thread_count": 31_000}
     scripts = {"process_count": 9, "thread_count": 10, "forks_per_s": 200.0}
@@ -216,7 +216,7 @@ def test_who_forks_a_little_brings_no_more_than_nobody_is_seen_to_hold() -> None
     assert victims(plan) == ["leak"]
 
 
-def test_a_fork_bomb_goes_and_fifty_innocents_stay() -> None:
+def test_a_fork_bomb_is_evicted_and_fifty_other_pods_are_not() -> None:
     innocents = [
         view(f"i{number:02}", MI, qos=BE, usage_more={"process_count": 12, "thread_count": 20}) for number in range(50)
     ]
@@ -232,7 +232,7 @@ def test_a_starting_pod_without_stats_is_never_a_victim() -> None:
     assert refused(plan, "starting") == ["not-running"]
 
 
-def test_disk_is_relieved_by_whoever_holds_it() -> None:
+def test_disk_pressure_evicts_the_pod_with_the_largest_disk_usage() -> None:
     filler = view("filler", MI, usage_more={"disk": DiskUsage(rootfs_bytes=60 * GI, logs_bytes=0, volumes_bytes=0)})
     idle = view("idle", MI, qos=BE, usage_more={"disk": DiskUsage(rootfs_bytes=0, logs_bytes=0, volumes_bytes=0)})
     unread = view("unread", MI, qos=BE)
@@ -294,7 +294,7 @@ def futile(settings: Config, *, before: PolicyState | None = None) -> Plan:
     return decide(pressed(*pods, cgroups=held), settings, after)[0]
 
 
-def test_the_soft_tier_evicts_nobody_when_all_together_cannot_help_and_says_who_holds_it() -> None:
+def test_the_soft_tier_evicts_no_pod_if_all_together_cannot_help_and_lists_the_largest_holders() -> None:
     plan = futile(config(soft(), relief=ReliefConfig(on_futile=OnFutile.EVICT)))
     assert victims(plan) == []
     assert codes(plan) == ["futile"]
@@ -303,7 +303,7 @@ def test_the_soft_tier_evicts_nobody_when_all_together_cannot_help_and_says_who_
     assert any(condition.status == "True" for condition in plan.conditions)
 
 
-def test_the_hard_tier_does_in_that_case_what_the_configuration_says() -> None:
+def test_the_hard_tier_follows_on_futile() -> None:
     pods = [view("a", 100 * MI), view("b", 200 * MI)]
     assert victims(decide(pressed(*pods), config(hard(), relief=ReliefConfig(on_futile=OnFutile.STOP)))[0]) == []
     plan, _ = decide(pressed(*pods), config(hard(), relief=ReliefConfig(on_futile=OnFutile.EVICT)))
@@ -360,7 +360,7 @@ def test_what_they_do_not_release_is_still_evicted_for() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, OutcomeKind.ACCEPTED, OutcomeKind.TIMED_OUT])
-def test_an_eviction_under_way_stops_the_next_one(kind: OutcomeKind | None) -> None:
+def test_an_eviction_in_flight_stops_the_next_one(kind: OutcomeKind | None) -> None:
     pods = [view("hog", 2 * GI), view("other", 4 * GI, qos=GUARANTEED)]
     plan, after = decide(pressed(*pods))
     assert victims(plan) == ["hog"]
@@ -371,7 +371,7 @@ def test_an_eviction_under_way_stops_the_next_one(kind: OutcomeKind | None) -> N
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_the_soft_tier_looks_again_before_the_next_and_the_hard_tier_goes_on(tier: Tier) -> None:
+def test_the_soft_tier_waits_for_the_release_and_the_hard_tier_does_not(tier: Tier) -> None:
     reclaim = Amount(3 * GI, None, "3Gi")
     threshold = soft(min_reclaim=reclaim) if tier is Tier.SOFT else hard(min_reclaim=reclaim)
     settings = config(threshold, relief=ReliefConfig(max_victims=1))
@@ -429,7 +429,7 @@ def test_a_shortened_pod_that_still_hangs_is_not_waited_for_any_longer() -> None
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_nobody_is_shortened_where_that_is_switched_off_or_the_tier_is_soft(tier: Tier) -> None:
+def test_no_pod_is_shortened_if_that_is_off_or_the_tier_is_soft(tier: Tier) -> None:
     leaving = view("leaving", 2 * GI, deletion_wall=WALL + 3000, deletion_grace_s=3600.0)
     settings = config(
         hard() if tier is Tier.HARD else soft(),
@@ -449,7 +449,7 @@ def test_a_protected_pod_is_not_shortened_either() -> None:
 # --- budgets, back-off, escalation -----------------------------------------------------------------------------------
 
 
-def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place_of_who_it_holds() -> None:
+def test_an_empty_bucket_is_refused_with_numbers_and_its_pods_are_not_replaced() -> None:
     settings = config(hard(), rate_limits=PLENTY._replace(namespace=TokenBucket(1, 12.0)))
     pods = [
         view("a1", 500 * MI, namespace="a"),
@@ -466,7 +466,7 @@ def test_an_empty_budget_is_said_with_numbers_and_nobody_is_evicted_in_the_place
     assert plan.refusals[0].message.endswith("no other pod is evicted in its place")
 
 
-def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not_replaced() -> None:
+def test_the_rest_of_a_set_is_evicted_and_its_rate_limited_pod_is_not_replaced() -> None:
     settings = config(hard(), rate_limits=PLENTY._replace(owner=TokenBucket(1, 12.0)))
     twin = Owner("ReplicaSet", "twin", "rs-twin")
     pods = [
@@ -479,7 +479,7 @@ def test_the_rest_of_a_set_is_evicted_and_the_sibling_that_a_budget_holds_is_not
     assert rate_limits.level(after.rate_limits, "owner/rs-twin", now=NOW, limits=settings.rate_limits).tokens == 0
 
 
-def test_the_nodes_budget_stops_everything() -> None:
+def test_the_rate_limit_of_the_node_stops_every_eviction() -> None:
     settings = config(hard(), rate_limits=PLENTY._replace(node=TokenBucket(1, 0.0)))
     pods = [view("a", 500 * MI), view("b", 500 * MI)]
     plan, _ = decide(pressed(*pods), settings)
@@ -487,7 +487,7 @@ def test_the_nodes_budget_stops_everything() -> None:
     assert codes(plan) == ["rate-limit-node"]
 
 
-def test_after_an_eviction_its_owners_other_pods_are_spared() -> None:
+def test_after_an_eviction_the_other_pods_of_its_owner_back_off() -> None:
     owner = Owner("ReplicaSet", "web", "rs-web")
     pods = [view("web-1", 2 * GI, owner=owner), view("web-2", 2 * GI, owner=owner)]
     plan, after = decide(pressed(*pods))
@@ -500,7 +500,7 @@ def test_after_an_eviction_its_owners_other_pods_are_spared() -> None:
     assert victims(decide(pressed(*left, at=NOW + 61), before=after)[0]) != []
 
 
-def test_a_soft_victim_whose_budget_refuses_makes_room_for_the_next_candidate() -> None:
+def test_a_soft_victim_that_its_pdb_protects_is_followed_by_the_next_candidate() -> None:
     settings = config(soft())
     pods = [view("a", 2 * GI, qos=BE), view("b", 2 * GI)]
     _, after = decide(pressed(*pods, at=NOW - 1), settings)
@@ -517,7 +517,7 @@ def test_a_soft_victim_whose_budget_refuses_makes_room_for_the_next_candidate() 
     ("on_blocked", "expected", "method"),
     [(OnBlocked.WAIT, "b", Method.EVICT), (OnBlocked.DELETE, "a", Method.DELETE)],
 )
-def test_a_hard_victim_whose_budget_refuses_is_left_or_deleted_as_configured(
+def test_a_hard_victim_that_its_pdb_protects_backs_off_or_is_deleted_as_configured(
     on_blocked: OnBlocked, expected: str, method: Method
 ) -> None:
     settings = config(hard(), escalation=EscalationConfig(on_blocked=on_blocked))
@@ -530,7 +530,7 @@ def test_a_hard_victim_whose_budget_refuses_is_left_or_deleted_as_configured(
     assert again.victims[0].method is method
 
 
-def test_retry_after_of_a_refusing_budget_is_obeyed() -> None:
+def test_retry_after_of_a_pdb_refusal_is_obeyed() -> None:
     pods = [view("a", 2 * GI)]
     plan, after = decide(pressed(*pods))
     after = settled(plan, after, OutcomeKind.BLOCKED_BY_PDB, retry_after_s=10.0)
@@ -595,7 +595,7 @@ def rehearsed(*pods: PodView, settings: Config = REHEARSAL) -> PolicyState:
 
 @pytest.mark.parametrize("order", [RankingConfig(), RankingConfig(kubelet=True)])
 @pytest.mark.parametrize("threshold", [hard(), soft()])
-def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(
+def test_a_dry_run_names_no_other_pod_while_its_victims_would_suffice(
     order: RankingConfig, threshold: Threshold
 ) -> None:
     settings = config(threshold, mode=Mode.DRY_RUN, ranking=order)
@@ -612,14 +612,14 @@ def test_a_rehearsal_names_nobody_else_while_who_it_named_would_suffice(
     assert f"by shop/{named[0]} (dry run)" in plan.refusals[0].message
 
 
-def test_a_rehearsal_names_the_next_one_when_more_is_missing_than_the_first_would_have_brought() -> None:
+def test_a_dry_run_names_the_next_pod_if_the_deficit_exceeds_the_relief_of_the_first() -> None:
     before = rehearsed(view("hog", GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
     grown = [view("hog", GI, qos=BE), view("next", 4 * GI, qos=GUARANTEED)]
     settings = config(hard(value=2 * GI), mode=Mode.DRY_RUN)
     assert victims(decide(pressed(*grown, at=NOW + 1), settings, before)[0]) == ["next"]
 
 
-def test_what_a_rehearsal_named_counts_no_longer_when_it_is_really_gone() -> None:
+def test_a_dry_run_victim_no_longer_counts_once_it_is_really_gone() -> None:
     before = rehearsed(view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
     plan, after = decide(pressed(view("next", 3 * GI, qos=GUARANTEED), at=NOW + 1), REHEARSAL, before)
     assert victims(plan) == ["next"]
@@ -627,7 +627,7 @@ def test_what_a_rehearsal_named_counts_no_longer_when_it_is_really_gone() -> Non
     assert [entry.pod for entry in after.in_flight.entries] == ["shop/next"]
 
 
-def test_a_rehearsal_is_forgotten_with_the_pressure() -> None:
+def test_a_dry_run_eviction_ends_with_the_pressure() -> None:
     hog = view("hog", 2 * GI, qos=BE)
     before = rehearsed(hog)
     _, soon = decide(snapshot(hog, at=NOW + 5), REHEARSAL, before)
@@ -639,7 +639,7 @@ def test_a_rehearsal_is_forgotten_with_the_pressure() -> None:
     assert victims(decide(pressed(hog, at=NOW + 1200), REHEARSAL, after)[0]) == ["hog"]
 
 
-def test_where_evictions_are_meant_a_rehearsal_counts_for_nothing() -> None:
+def test_in_enforce_mode_a_dry_run_eviction_does_not_count() -> None:
     hog = view("hog", 2 * GI, qos=BE)
     enforce = config(hard(), mode=Mode.ENFORCE)
     _, after = decide(pressed(hog, at=NOW + 1), enforce, rehearsed(hog))
@@ -758,7 +758,7 @@ def test_kubelet_mode_serves_soft_memory_before_hard_disk() -> None:
     assert plan.ranked_for is Signal.MEMORY
 
 
-def test_kubelet_mode_waits_for_an_eviction_under_way() -> None:
+def test_kubelet_mode_waits_for_an_eviction_in_flight() -> None:
     settings = config(hard(), ranking=KUBELET)
     pods = [view("a", 2 * GI), view("b", 3 * GI, priority=1)]
     plan, after = decide(pressed(*pods), settings)
@@ -793,14 +793,14 @@ STALE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("code", "more"), STALE)
-def test_without_a_current_view_of_the_pods_nobody_is_evicted(code: str, more: dict[str, Any]) -> None:
+def test_without_a_current_list_of_the_pods_no_pod_is_evicted(code: str, more: dict[str, Any]) -> None:
     plan, _ = decide(pressed(view("hog", 2 * GI), **more))
     assert victims(plan) == []
     assert codes(plan) == [code]
     assert plan.ranking[0].view.pod.name == "hog"
 
 
-def test_what_is_refused_for_several_signals_for_the_same_reason_is_told_once() -> None:
+def test_the_same_refusal_of_several_signals_is_reported_once() -> None:
     node = snapshot(view("hog", 2 * GI), available={**FULL, Signal.PID: 10}, pods_synced_at=None)
     plan, _ = decide(node, config(hard(), hard(Signal.PID, 1000)))
     due = {each.threshold.signal for verdict in plan.signals for each in verdict.thresholds if each.due}
@@ -920,7 +920,7 @@ def test_the_state_survives_being_written_and_read_back() -> None:
         assert msgspec.json.decode(msgspec.json.encode(then), type=PolicyState) == then
 
 
-def test_a_crash_between_writing_and_acting_evicts_nobody_twice() -> None:
+def test_a_crash_between_saving_and_acting_evicts_no_pod_twice() -> None:
     node = pressed(view("hog", 2 * GI), view("other", 4 * GI, qos=GUARANTEED))
     plan, after = decide(node)
     reborn = state.restored(msgspec.json.decode(msgspec.json.encode(after), type=PolicyState), instance="again")
@@ -930,7 +930,7 @@ def test_a_crash_between_writing_and_acting_evicts_nobody_twice() -> None:
     assert again.id == "again-9"
 
 
-def test_with_a_lost_state_budgets_count_as_spent() -> None:
+def test_with_a_lost_state_buckets_start_empty() -> None:
     settings = config(hard(), rate_limits=PLENTY._replace(node=TokenBucket(5, 30.0)))
     before = state.initial("new", now=NOW, budgets_spent=True)
     plan, after = decide(pressed(view("hog", 2 * GI)), settings, before)
@@ -950,7 +950,7 @@ def test_a_cache_changes_the_speed_and_not_the_plan() -> None:
             assert with_cache == decide(pressed(*views), rules)[0]
 
 
-def test_a_budgeted_pod_is_spared_in_the_soft_tier_by_its_headroom() -> None:
+def test_a_pdb_protects_its_pods_in_the_soft_tier_by_its_headroom() -> None:
     settings = config(soft())
     pods = [view("a", 2 * GI, qos=BE, disruption_budgets=(DisruptionBudget("b", 0),)), view("b", 2 * GI)]
     _, after = decide(pressed(*pods, at=NOW - 1), settings)

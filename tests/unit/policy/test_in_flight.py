@@ -84,12 +84,12 @@ def test_the_hard_tier_does_not_wait_for_a_long_grace(tier: Tier, slow: bool) ->
     assert found.amount == (0 if slow else GI)
 
 
-def test_nobody_waits_for_an_hour_of_grace_nor_counts_it() -> None:
+def test_an_hour_of_grace_is_neither_waited_for_nor_counted() -> None:
     node = snapshot(terminating("old", GI, grace_s=3600))
     assert pending(observed(InFlightState(), node).state, node).amount == 0
 
 
-def test_an_eviction_under_way_counts_before_the_api_shows_it() -> None:
+def test_an_eviction_in_flight_counts_before_the_api_shows_it() -> None:
     state, node = InFlightState((entry("hog", stage=EvictionStage.PLANNED),)), snapshot(view("hog", 3 * GI), at=NOW + 1)
     assert pending(observed(state, node).state, node).amount == 3 * GI
 
@@ -117,7 +117,7 @@ def test_a_pod_that_is_gone_counts_until_a_sample_is_newer_than_that() -> None:
 # --- what entries become ---------------------------------------------------------------------------------------------
 
 
-def test_a_planned_eviction_whose_pod_terminates_was_heard() -> None:
+def test_a_planned_eviction_with_a_terminating_pod_is_accepted() -> None:
     state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
     after = observed(state, snapshot(terminating("hog", GI, grace_s=1), at=NOW + 1))
     assert [each.stage for each in after.state.entries] == [EvictionStage.ACCEPTED]
@@ -125,7 +125,7 @@ def test_a_planned_eviction_whose_pod_terminates_was_heard() -> None:
 
 
 @pytest.mark.parametrize("stage", EvictionStage)
-def test_whatever_was_evicted_is_watched_until_it_is_measured_and_a_rehearsal_is_not(stage: EvictionStage) -> None:
+def test_every_eviction_awaits_its_release_except_a_dry_run(stage: EvictionStage) -> None:
     assert in_flight.awaits_release(InFlightState(entries=(entry("one", stage=stage),))) is (
         stage is not EvictionStage.DRY_RUN
     )
@@ -180,12 +180,12 @@ def test_relief_of_half_clears_earlier_failures() -> None:
     assert after.state.failures == {"pid.available": Failures(1, NOW)}
 
 
-def test_an_accepted_eviction_whose_pod_never_goes_is_a_failure() -> None:
+def test_an_accepted_eviction_that_never_ends_is_a_failure() -> None:
     after = observed(InFlightState((entry("hog"),)), snapshot(view("hog", GI), at=NOW + 22))
     assert after.state.failures == {"memory.available": Failures(1, NOW + 22)}
 
 
-def test_the_breaker_opens_after_enough_failures_says_so_and_closes_with_time() -> None:
+def test_the_circuit_breaker_opens_after_enough_failures_and_closes_with_time() -> None:
     state = InFlightState(failures={"memory.available": Failures(3, NOW)})
     assert in_flight.circuit_breaker(state, Signal.PID, now=NOW, config=CONFIG) is None
     refusal = in_flight.circuit_breaker(state, Signal.MEMORY, now=NOW + 100, config=CONFIG)
@@ -237,7 +237,7 @@ def test_the_files_of_a_gone_pod_are_waited_for_and_count_as_they_come() -> None
     assert report.measured == 1900 * MI
 
 
-def test_the_files_of_containers_whose_cgroups_went_before_the_pods_still_come() -> None:
+def test_files_of_containers_without_a_cgroup_still_count_as_pending() -> None:
     """A container that is killed leaves nothing to measure it by; its files stay until its pod is gone."""
     nothing = DiskUsage(rootfs_bytes=0, logs_bytes=0, volumes_bytes=0)
     emptied = view("filler", 0, usage_more={"disk": nothing})
@@ -291,7 +291,7 @@ def test_every_kind_of_outcome_has_its_rule_and_a_back_off_its_code() -> None:
         max_size=12,
     )
 )
-def test_stages_change_only_as_the_table_says(steps: list[str]) -> None:
+def test_stages_change_only_along_the_table(steps: list[str]) -> None:
     state = InFlightState((entry("hog", stage=EvictionStage.PLANNED),))
     at = NOW
     for step in steps:

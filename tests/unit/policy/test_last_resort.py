@@ -71,13 +71,13 @@ def test_the_hog_is_ended_when_nothing_was_answered_for_long_enough() -> None:
     assert ways(plan) == [("hog", Method.KILL)]
 
 
-def test_without_the_switch_nobody_is_ever_ended() -> None:
+def test_without_last_resort_no_pod_is_killed() -> None:
     plan, _ = decide(cut_off(view("hog", 2 * GI), lost_s=3600.0), by=config(hard()))
     assert ways(plan) == [("hog", Method.EVICT)]
 
 
 @pytest.mark.parametrize("lost_s", [None, 0.0, 29.9])
-def test_before_that_the_eviction_is_asked_for_as_ever(lost_s: float | None) -> None:
+def test_before_that_time_the_eviction_is_requested_as_usual(lost_s: float | None) -> None:
     plan, _ = decide(cut_off(view("hog", 2 * GI), lost_s=lost_s))
     assert ways(plan) == [("hog", Method.EVICT)]
 
@@ -97,7 +97,7 @@ def test_an_old_view_of_the_pods_is_enough_for_it_and_for_nothing_else() -> None
     assert (ways(plan), codes(plan)) == ([], ["pods-stale"])
 
 
-def test_pods_that_the_api_server_never_told_of_are_left_alone() -> None:
+def test_pods_that_the_api_server_never_listed_are_not_killed() -> None:
     never = cut_off(view("hog", 2 * GI), pods_synced_at=None)
     assert codes(decide(never)[0]) == ["pods-never-synced"]
     by = settings(protection=ProtectionConfig(unknown_pods=False))
@@ -113,13 +113,13 @@ def test_a_pod_without_a_cgroup_is_not_running_and_not_ended() -> None:
     assert ways(plan) == []
 
 
-def test_protections_hold_by_what_the_api_server_said_last() -> None:
+def test_protections_apply_by_the_last_list_of_the_api_server() -> None:
     pods = (view("system", 4 * GI, namespace="kube-system"), view("critical", 4 * GI, priority=2_000_000_000))
     plan, _ = decide(cut_off(*pods, view("hog", 2 * GI)))
     assert ways(plan) == [("hog", Method.KILL)]
 
 
-def test_the_kill_has_a_budget_of_its_own_and_requests_are_tried_again_when_it_is_empty() -> None:
+def test_kills_have_a_rate_limit_of_their_own_and_requests_are_tried_once_it_is_reached() -> None:
     plan, after = decide(cut_off(view("a", 2 * GI), view("b", 2 * GI)))
     assert len(plan.victims) == 1
     after = answered(plan, after, OutcomeKind.KILLED)
@@ -215,7 +215,7 @@ def test_the_soft_tier_waits_without_spending_anything_and_the_hard_tier_does_no
     assert ways(decide(waiting(NOW), by=config(hard()))[0]) == [("hog", Method.EVICT)]
 
 
-def test_a_seat_that_is_lost_before_the_request_stops_it() -> None:
+def test_an_eviction_slot_that_is_lost_before_the_request_stops_it() -> None:
     by = config(soft())
     _, after = decide(waiting(NOW, note=None), by=by)
     plan, after = decide(waiting(NOW + 1, note=None), after, by)

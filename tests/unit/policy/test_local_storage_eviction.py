@@ -44,7 +44,7 @@ def test_limits_are_the_kubelets_affair_unless_configured() -> None:
     assert names(decide(snapshot(over("a")), config(hard()))[0]) == []
 
 
-def test_every_pod_over_its_limit_goes_with_the_hard_grace_and_the_kubelets_words() -> None:
+def test_every_pod_over_its_limit_is_evicted_with_the_hard_grace_and_the_kubelets_text() -> None:
     plan, _ = decide(snapshot(over("b"), over("a"), over("fits", 100 * MI)))
     assert names(plan) == ["a", "b"]
     victim = plan.victims[0]
@@ -55,7 +55,7 @@ def test_every_pod_over_its_limit_goes_with_the_hard_grace_and_the_kubelets_word
     assert plan.acting_on is None
 
 
-def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> None:
+def test_a_periodic_measurement_evicts_no_pod_and_is_repeated() -> None:
     counted, asked_for = over("counted"), over("asked-for")
     assert counted.usage is not None
     assert asked_for.usage is not None
@@ -70,7 +70,7 @@ def test_a_number_counted_in_its_turn_evicts_nobody_and_is_asked_for_anew() -> N
     assert "shop/counted exceeds emptydirfs.limit: disk usage is 50s old; measuring again" in refusal.message
 
 
-def test_nobody_is_counted_anew_who_would_stay_anyway() -> None:
+def test_no_pod_is_measured_again_that_would_not_be_evicted() -> None:
     guarded = over("guarded", namespace="kube-system")
     assert guarded.usage is not None
     sight = DiskUsageQuality(NOW - 50.0, complete=True, periodic=True)
@@ -99,7 +99,7 @@ def test_a_protected_pod_stays_and_pressure_is_served_all_the_same(code: str, mo
     assert "exceeds emptydirfs.limit" in plan.refusals[0].message
 
 
-def test_budgets_hold_for_limits_too() -> None:
+def test_rate_limits_apply_to_storage_limits_too() -> None:
     settings = LIMITS._replace(rate_limits=PLENTY._replace(node=TokenBucket(1, 1.0)))
     plan, _ = decide(snapshot(over("a"), over("b")), settings)
     assert names(plan) == ["a"]
@@ -134,17 +134,17 @@ def test_tokens_of_a_blocked_eviction_come_back_to_the_bucket_of_the_limit() -> 
 
 
 @pytest.mark.parametrize(("used", "code"), [(200 * MI, None), (50 * MI, "recovered")])
-def test_the_re_check_looks_at_the_limit(used: int, code: str | None) -> None:
+def test_the_recheck_compares_with_the_limit(used: int, code: str | None) -> None:
     plan, after = decide(snapshot(over("a")))
     refusal = recheck.recheck(plan.victims[0], snapshot(over("a", used), at=NOW + 1), after, now=NOW + 1, config=LIMITS)
     assert (refusal.code if refusal else None) == code
 
 
-def test_without_a_current_view_of_the_pods_nobody_goes() -> None:
+def test_without_a_current_list_of_the_pods_no_pod_is_evicted_for_a_limit() -> None:
     assert names(decide(snapshot(over("a"), pods_synced_at=None))[0]) == []
 
 
-def test_in_a_rehearsal_it_is_named_once() -> None:
+def test_in_a_dry_run_it_is_named_once() -> None:
     settings = LIMITS._replace(mode=Mode.DRY_RUN)
     plan, after = decide(snapshot(over("a")), settings)
     answer = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.DRY_RUN, "", NOW)

@@ -106,13 +106,13 @@ def test_a_bucket_without_refill_stays_empty() -> None:
     assert rate_limits.limit_reached(state, "node", now=1e9, limits=never) is not None
 
 
-def test_a_smaller_budget_after_a_reload_holds_at_once() -> None:
+def test_a_smaller_rate_limit_after_a_reload_applies_at_once() -> None:
     state = taken(RateLimitState(), now=0.0)
     smaller = SMALL._replace(node=TokenBucket(1, 60.0))
     assert rate_limits.level(state, "node", now=0.0, limits=smaller).tokens == 1
 
 
-def test_an_owner_is_spared_for_one_two_four_minutes_up_to_the_maximum() -> None:
+def test_an_owner_backs_off_for_one_two_four_minutes_up_to_the_maximum() -> None:
     budgets = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
     state, now, waits = RateLimitState(), 0.0, []
     for _ in range(5):
@@ -129,7 +129,7 @@ def test_an_owner_that_had_peace_for_long_begins_at_one_minute_again() -> None:
     assert state.owners["rs"].until == 3661.0
 
 
-def test_a_back_off_says_how_much_of_it_is_left() -> None:
+def test_a_back_off_reports_its_remaining_time() -> None:
     state = backoffs.back_off_owner(RateLimitState(), "rs", now=0.0, limits=SMALL)
     assert backoffs.remaining(state.owners["rs"], now=20.0) == Refusal(
         RefusalCode.OWNER_BACKOFF, "owner back-off: 1 eviction, next in 60s (40s left)"

@@ -62,7 +62,7 @@ def test_without_actions_nothing_is_waited_for() -> None:
     assert node.look(0).victims
 
 
-def test_an_action_runs_first_and_nobody_goes_when_it_helps() -> None:
+def test_an_action_runs_first_and_no_pod_is_evicted_if_it_helps() -> None:
     node = Node(HARD, IMAGES)
     first = node.look(0)
     assert (first.victims, codes(first)) == ((), ["waits-for-reclaim"])
@@ -115,7 +115,7 @@ def test_images_and_logs_are_removed_only_where_they_are(
     }
 
 
-def test_actions_run_one_after_another_and_then_a_pod_goes() -> None:
+def test_actions_run_one_after_another_before_a_pod_is_evicted() -> None:
     node = Node(HARD, IMAGES, JOURNAL)
     first = node.look(0)
     assert [order.name for order in first.reclaims] == ["images"]
@@ -137,7 +137,7 @@ def test_an_eviction_waits_for_a_sample_after_the_end_of_an_action() -> None:
 
 
 @pytest.mark.parametrize("threshold", [SOFT, HARD])
-def test_an_action_whose_outcome_never_comes_is_given_up_after_its_deadline(threshold: Threshold) -> None:
+def test_an_action_without_an_outcome_ends_after_its_deadline(threshold: Threshold) -> None:
     node = Node(threshold, JOURNAL)
     node.look(0)
     first = node.look(1) if threshold is SOFT else None
@@ -259,7 +259,7 @@ def test_of_two_signals_neither_makes_the_other_wait_for_an_action_again() -> No
     assert {*range(20, 600)} == {at for at in evicted if at >= 20}
 
 
-def test_an_action_whose_gain_cannot_be_measured_leaves_room_for_others() -> None:
+def test_an_action_without_a_measurable_gain_does_not_stop_other_actions() -> None:
     made = config(HARD, hard(Signal.PID, 1000), reclaim=ReclaimConfig((JOURNAL, PIDS), 0.0))
     plan, state = engine.decide(
         snapshot(holder(NOW), available={Signal.NODEFS: MI}), initial("t", now=NOW), now=NOW, config=made
@@ -316,7 +316,7 @@ def test_memory_does_not_wait_for_images() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 30.0), st.booleans(), st.booleans()), max_size=40))
-def test_no_sequence_of_looks_outcomes_and_restarts_runs_an_action_too_often(
+def test_no_sequence_of_samples_outcomes_and_restarts_runs_an_action_too_often(
     steps: list[tuple[float, bool, bool]],
 ) -> None:
     node = Node(HARD, JOURNAL._replace(min_interval_s=60.0), IMAGES._replace(min_interval_s=45.0))

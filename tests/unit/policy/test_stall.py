@@ -121,7 +121,7 @@ def test_the_stall_of_limited_pods_is_discounted_and_that_of_others_is_not() -> 
     assert ask(requires(20.0), psi(some=50.0), pods=(limited, free)).holds
 
 
-def test_a_limited_pod_whose_stall_is_not_known_may_explain_everything() -> None:
+def test_a_limited_pod_with_an_unknown_stall_may_explain_the_whole_stall() -> None:
     for unknown in (None, math.nan, 101.0):
         asked = ask(requires(1.0), psi(some=50.0), pods=(pod(used=1000, limit=1000, stall=unknown),))
         assert not asked.holds
@@ -160,7 +160,7 @@ def due(available_share: float, *stalls: Stall, pods: tuple[PodView, ...] = ()) 
     return verdict.met, verdict.due
 
 
-def test_a_limited_pod_whose_io_raises_the_nodes_stall_with_85_percent_free_evicts_nobody() -> None:
+def test_a_limited_pod_that_raises_the_nodes_stall_with_85_percent_free_causes_no_eviction() -> None:
     """siderolabs/talos#13746: page cache reclaim inside one capped pod took `full avg10` of the node above 75%, and
     the node's out-of-memory handler killed pods although 85% of the memory was free."""
     ceph = pod(used=4 * GI, limit=4 * GI, stall=80.0, name="osd-0")
@@ -173,7 +173,7 @@ def test_the_same_pod_does_not_turn_the_key_when_memory_happens_to_be_low_as_wel
     assert due(0.05, psi(some=82.0, full=78.0)) == (True, True)
 
 
-def test_a_stall_above_every_limit_with_half_of_the_memory_free_evicts_nobody() -> None:
+def test_a_stall_above_every_limit_with_half_of_the_memory_free_causes_no_eviction() -> None:
     """siderolabs/talos#12526: nodes at 40% to 60% of their memory had their API servers killed for stall alone.
     systemd/systemd#23606: builds killed at 51% stall with 6 of 32 GB in use."""
     assert due(0.5, psi(some=100.0, full=100.0)) == (False, False)

@@ -54,7 +54,7 @@ def test_without_node_allocatable_enforcement_there_is_no_allocatable_threshold(
     assert effective(config, DiskLayout.SINGLE) == config.thresholds
 
 
-def test_the_allocatable_copy_looks_at_the_working_set_whatever_the_original_looks_at() -> None:
+def test_the_allocatable_copy_uses_the_working_set_whatever_the_original_uses() -> None:
     original = hard(Signal.MEMORY, MI)._replace(memory_model=MemoryModel.MEM_AVAILABLE)
     copy = effective(Config(thresholds=(original,)), DiskLayout.UNKNOWN)[1]
     assert copy.memory_model is MemoryModel.WORKING_SET
@@ -123,7 +123,7 @@ def test_a_threshold_is_met_below_its_value_and_equality_is_healthy() -> None:
     assert judged.memory(3, 299).due
 
 
-def test_a_percentage_is_reckoned_from_the_capacity_of_each_sample() -> None:
+def test_a_percentage_is_computed_from_the_capacity_of_each_sample() -> None:
     judged = Judge(hard(Signal.MEMORY, percent(70)), config=KUBELET)
     seen = [sample(Signal.MEMORY, 699, capacity=capacity, read_at=at) for at, capacity in ((1.0, 1000), (2.0, 1010))]
     verdicts = [judged.see(each.read_at, snapshot(each.read_at, each))[Signal.MEMORY].thresholds[0] for each in seen]
@@ -149,7 +149,7 @@ def test_exactly_the_grace_period_counts_although_the_clock_is_a_binary_fraction
     assert judged.memory(0.7, 200).due
 
 
-def test_a_soft_threshold_that_clears_for_one_sample_starts_its_grace_anew() -> None:
+def test_a_soft_threshold_that_clears_for_one_sample_starts_a_new_grace() -> None:
     judged = Judge(soft(Signal.MEMORY, 300, grace_s=30), config=KUBELET)
     judged.memory(0, 200)
     assert judged.memory(20, 300).active_since is None
@@ -209,7 +209,7 @@ def test_thresholds_of_one_signal_have_their_own_times() -> None:
     assert see(10, 400) == [(False, False), (True, True)]
 
 
-def test_the_grace_of_a_threshold_that_is_configured_anew_is_forgotten() -> None:
+def test_a_threshold_that_is_removed_and_configured_again_starts_a_new_grace() -> None:
     judged = Judge(soft(Signal.MEMORY, 300, grace_s=30), config=KUBELET)
     judged.memory(0, 200)
     judged.thresholds = (soft(Signal.MEMORY, 301, grace_s=30),)
@@ -241,7 +241,7 @@ def test_a_threshold_that_is_unknown_for_too_long_is_forgotten() -> None:
     assert judged.memory(80, 200).active_since == 80
 
 
-def test_nobody_looking_for_too_long_is_as_unknown_as_a_failed_read() -> None:
+def test_a_long_gap_between_samples_is_as_unknown_as_a_failed_read() -> None:
     judged = Judge(soft(Signal.MEMORY, 300, grace_s=60))
     judged.memory(0, 200)
     woken = judged.memory(3600, 200)
@@ -397,7 +397,7 @@ def test_a_threshold_that_requires_a_stall_acts_only_while_both_are_seen() -> No
     assert see(3, 300, (psi(99.0, read_at=3),)) == (False, False)
 
 
-def test_a_threshold_whose_stall_is_not_known_does_not_act_and_says_so() -> None:
+def test_a_threshold_with_an_unknown_stall_is_not_due_and_has_a_reason() -> None:
     judged = Judge(hard(Signal.MEMORY, 300)._replace(require_stall=FULL))
     verdict = judged.memory(1, 200)
     assert verdict.met
@@ -445,7 +445,7 @@ def test_there_is_one_verdict_for_each_signal_in_order_with_or_without_threshold
     assert {each.state for each in verdicts} == {SignalState.OK}
 
 
-def test_each_threshold_looks_at_memory_by_its_own_model() -> None:
+def test_each_threshold_uses_its_own_memory_model() -> None:
     by_kernel = hard(Signal.MEMORY, 300)._replace(memory_model=MemoryModel.MEM_AVAILABLE)
     judged = Judge(hard(Signal.MEMORY, 300), by_kernel)
     kernel = sample(Signal.MEMORY, 200, read_at=1.0)
@@ -456,7 +456,7 @@ def test_each_threshold_looks_at_memory_by_its_own_model() -> None:
     assert Judge(by_kernel).see(1.0, shot)[Signal.MEMORY].observation.available == 200
 
 
-def test_the_trend_tells_the_time_to_the_nearest_threshold_not_met() -> None:
+def test_the_trend_has_the_time_to_the_nearest_threshold_that_is_not_met() -> None:
     judged = Judge(soft(Signal.MEMORY, 1000, grace_s=60), hard(Signal.MEMORY, 500))
     for index, level in enumerate([1500, 1300, 1100, 900]):
         at = 1.0 + index

@@ -16,7 +16,7 @@ def line(*levels: int, every_s: float = 1.0) -> trend.History:
     return history
 
 
-def test_a_steady_fill_tells_its_rate_and_both_times() -> None:
+def test_a_steady_fill_has_its_rate_and_both_times() -> None:
     found = trend.estimate(line(900 * MI, 800 * MI, 700 * MI, 600 * MI), values=[100 * MI, 300 * MI])
     assert found is not None
     assert found.rate_per_s == -100 * MI
