@@ -255,7 +255,7 @@ class NodeChecker:
         )
 
     def _status_of_agent(self, now: float) -> tuple[Note, ...]:
-        """The notes that the agent of this host has stored. OOM handlers are left out: the report looks for them
+        """The notes that the agent of this host has stored. OOM handlers are left out: the report detects them
         itself."""
         if self._host.recorded or not os.path.isdir(self._config.state_dir):
             return ()

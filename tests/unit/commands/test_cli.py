@@ -405,13 +405,13 @@ def test_a_check_reports_node_bound_pods_and_failed_volume_lookups(api: ApiServe
     options = ("check", "--host-root", str(CALM), "--kubeconfig", str(tmp_path / "kubeconfig"), "--api", "always")
     assert "its claim data is on the local PersistentVolume pv-data" in run(*options).stdout
     api.forbid("get", "persistentvolumeclaims")
-    told = run(*options).stdout
-    assert "may be bound to this node" in told
-    assert re.search(r"^volumes: .*forbidden", told, re.MULTILINE)
+    output = run(*options).stdout
+    assert "may be bound to this node" in output
+    assert re.search(r"^volumes: .*forbidden", output, re.MULTILINE)
     file = tmp_path / "pods.json"
     file.write_text(json.dumps({"metadata": {}, "items": [api.get_pod("default", "hog-guaranteed")]}), encoding="utf-8")
-    told = run("check", "--host-root", str(CALM), "--pods", str(file)).stdout
-    assert re.search(r"^volumes: .*mount claims: 1$", told, re.MULTILINE)
+    output = run("check", "--host-root", str(CALM), "--pods", str(file)).stdout
+    assert re.search(r"^volumes: .*mount claims: 1$", output, re.MULTILINE)
 
 
 def test_with_node_credentials_a_check_reports_that_taints_cannot_be_changed(api: ApiServer, tmp_path: Path) -> None:

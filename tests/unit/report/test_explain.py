@@ -34,13 +34,13 @@ def run(directory: Path) -> Run:
     return made
 
 
-def told(place: Path, wanted: str) -> str:
+def explained(place: Path, wanted: str) -> str:
     return text.render(explain.sections(explain.find_decision(explain.read_decisions(place), wanted)))
 
 
 def test_a_decision_has_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path) -> None:
     run(tmp_path)
-    story = told(tmp_path, "abc-1")
+    output = explained(tmp_path, "abc-1")
     for part in (
         "memory.available (hard): 1 pod to evict",
         "acting on hard 2Gi, met for 0s",
@@ -53,22 +53,22 @@ def test_a_decision_has_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path)
         "not needed: Burstable",
         "The node was low on resource: memory.",
     ):
-        assert part in story, story
+        assert part in output, output
 
 
 def test_a_refusal_has_its_reason(tmp_path: Path) -> None:
     run(tmp_path)
-    story = told(tmp_path, "last")
-    assert "no pod to evict" in story
-    assert "WHY NO POD\nfutile: " in story
-    assert "candidate: Burstable" in story
+    output = explained(tmp_path, "last")
+    assert "no pod to evict" in output
+    assert "WHY NO POD\nfutile: " in output
+    assert "candidate: Burstable" in output
 
 
 def test_a_signal_has_its_trend(tmp_path: Path) -> None:
     made = Run(tmp_path, CONFIG._replace(relief=ReliefConfig(minimum_relief=Amount(100 * GI, None, "100Gi"))))
     for n in range(6):
         made.decide(snapshot(PODS[0], at=NOW + n, available={Signal.MEMORY: 6 * GI - n * GI}))
-    assert "exhausted in 1s (confidence 100%)" in told(tmp_path, "last")
+    assert "exhausted in 1s (confidence 100%)" in explained(tmp_path, "last")
 
 
 def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path: Path) -> None:
@@ -97,22 +97,22 @@ def test_an_outcome_that_was_written_before_its_decision_belongs_to_it(tmp_path:
     recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.outcome(Outcome("abc-1", PODS[1].pod.uid, OutcomeKind.DRY_RUN, "", NOW), wall_time=1.0)
     Run(tmp_path, CONFIG).decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
-    assert "dry-run" in told(tmp_path, "abc-1")
+    assert "dry-run" in explained(tmp_path, "abc-1")
 
 
 def test_the_later_records_of_a_dropped_decision_are_listed(tmp_path: Path) -> None:
     recorder = flight_recorder.FlightRecorder(tmp_path)
     recorder.outcome(Outcome("abc-1", "uid-1", OutcomeKind.BLOCKED_BY_PDB, "budget web", NOW), wall_time=1.0)
-    story = told(tmp_path, "abc-1")
-    assert "dropped with an older file" in story
-    assert "blocked-by-pdb" in story
+    output = explained(tmp_path, "abc-1")
+    assert "dropped with an older file" in output
+    assert "blocked-by-pdb" in output
 
 
 def test_text_from_pods_cannot_move_the_cursor(tmp_path: Path) -> None:
     pods = (view("big", 3 * GI, labels={"a": "b"}), view("x\x1b[2J\u202e", GI))
     Run(tmp_path, CONFIG).decide(snapshot(*pods, available={Signal.MEMORY: GI}))
-    story = told(tmp_path, "last")
-    assert all(line.isprintable() for line in story.splitlines())
+    output = explained(tmp_path, "last")
+    assert all(line.isprintable() for line in output.splitlines())
 
 
 def test_a_reclaim_action_has_its_gain(tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_a_reclaim_action_has_its_gain(tmp_path: Path) -> None:
     made = Run(tmp_path, config(hard(Signal.NODEFS, GI), reclaim=ReclaimConfig(actions, 0.0)))
     held = view("holder", usage_more={"disk": DiskUsage(volumes_bytes=2 * GI)})
     plan = made.decide(snapshot(held, available={Signal.NODEFS: GI // 2}))
-    assert "images: no gain recorded" in told(tmp_path, "last")
+    assert "images: no gain recorded" in explained(tmp_path, "last")
     assert [order.name for order in plan.reclaims] == ["images"]
     for name, result, gained in (("images", ReclaimResult.DONE, 3 * GI), ("bad\x1b[2J", ReclaimResult.TIMED_OUT, -MI)):
         made.recorder.reclaim(ReclaimReport(plan.id, name, Signal.NODEFS, result, gained, 2.5), wall_time=1.0)
-    story = told(tmp_path, "last")
-    assert "RECLAIM ACTIONS\nimages (done): +3Gi in 2s" in story
-    assert "(timed-out): -1Mi in 2s" in story
-    assert "\x1b" not in story
+    output = explained(tmp_path, "last")
+    assert "RECLAIM ACTIONS\nimages (done): +3Gi in 2s" in output
+    assert "(timed-out): -1Mi in 2s" in output
+    assert "\x1b" not in output
     [reclaim, _] = explain.to_json(explain.find_decision(explain.read_decisions(tmp_path), "last"))["reclaims"]
     assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
 
@@ -135,7 +135,7 @@ def test_a_reclaim_action_has_its_gain(tmp_path: Path) -> None:
 def test_the_gain_of_a_dropped_decision_is_listed(tmp_path: Path) -> None:
     report = ReclaimReport("abc-1", "journal", Signal.NODEFS, ReclaimResult.DONE, GI, 1.0)
     flight_recorder.FlightRecorder(tmp_path).reclaim(report, wall_time=1.0)
-    assert "journal (done): +1Gi in 1s" in told(tmp_path, "abc-1")
+    assert "journal (done): +1Gi in 1s" in explained(tmp_path, "abc-1")
 
 
 JSON = st.recursive(
@@ -152,10 +152,10 @@ FIELDS = (
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
 def test_a_record_of_another_version_is_printed(decision: dict[str, object], outcome: object) -> None:
     after = (outcome,)
-    story = explain.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
-    assert text.render(explain.sections(story))
-    assert text.render((explain.list_section([story]),))
-    json.dumps(explain.to_json(story))
+    output = explain.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
+    assert text.render(explain.sections(output))
+    assert text.render((explain.list_section([output]),))
+    json.dumps(explain.to_json(output))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_a_kubelet_with_an_unreadable_configuration_is_reported_as_unknown() -> 
 
 
 def test_without_the_api_the_header_and_each_row_report_that_no_pod_is_evicted() -> None:
-    unlisted = Refusal(RefusalCode.UNKNOWN_POD, "the API has not told about this pod")
+    unlisted = Refusal(RefusalCode.UNKNOWN_POD, "the API server does not list this pod")
     bare = Refusal(RefusalCode.BARE_POD, "no controller owns it")
     rows = (
         reports.ranked(reports.pod_view("web", working_set=MIB), 1, refusals=(unlisted,)),
@@ -207,5 +207,5 @@ def test_a_machine_without_runtime_and_pods_does_not_miss_its_image_file_system(
     inodes = seen._replace(signal=Signal.IMAGEFS_INODES)
     other = reports.judged(inodes, SignalState.UNKNOWN, (threshold._replace(signal=Signal.IMAGEFS_INODES), None))
     both = reports.report(signals=(verdict, other), layout=DiskLayout.DEDICATED_IMAGEFS)
-    said = "imagefs.available and imagefs.inodesFree are unknown (no container runtime)"
-    assert printed(both).splitlines()[0] == f"UNKNOWN node-1: {said}"
+    cause = "imagefs.available and imagefs.inodesFree are unknown (no container runtime)"
+    assert printed(both).splitlines()[0] == f"UNKNOWN node-1: {cause}"

@@ -126,10 +126,10 @@ def test_more_lasting_facts_than_the_bound_are_counted_and_do_not_flood_the_log(
     reader.join(10)
     os.close(pipe.reader)
     events = _events(bytes(received).splitlines())
-    said = [event for event in events if event["event"] == "note"]
+    notes = [event for event in events if event["event"] == "note"]
     dropped = sum(event["count"] for event in events if event["event"] != "note")
-    assert len(said) + dropped == log.REPEAT_KEYS + 1, "each that is remembered once, and the new one"
-    assert said[-1]["others_suppressed"] == 300
+    assert len(notes) + dropped == log.REPEAT_KEYS + 1, "each that is remembered once, and the new one"
+    assert notes[-1]["others_suppressed"] == 300
 
 
 def test_logging_does_not_wait_for_a_reader_that_does_not_read(pipe: Pipe) -> None:
@@ -148,7 +148,7 @@ def test_logging_does_not_wait_for_a_reader_that_does_not_read(pipe: Pipe) -> No
     drained.start()
     drained.join(10)
     assert not drained.is_alive()
-    os.close(pipe.reader)  # the writer thread gets EPIPE and, told to close, ends
+    os.close(pipe.reader)  # the writer thread gets EPIPE and ends on close
     writer.close(timeout_s=10)
     os.close(pipe.writer)
 
@@ -170,18 +170,20 @@ def test_what_was_dropped_is_counted_in_the_log(pipe: Pipe) -> None:
     os.close(pipe.writer)
     reader.join(10)
     os.close(pipe.reader)
-    told = [json.loads(line) for line in bytes(received).splitlines() if line.startswith(b"{")]
-    assert sum(event["count"] for event in told) >= 10
-    assert writer.dropped_total == sum(event["count"] for event in told)
+    reports = [json.loads(line) for line in bytes(received).splitlines() if line.startswith(b"{")]
+    assert sum(event["count"] for event in reports) >= 10
+    assert writer.dropped_total == sum(event["count"] for event in reports)
 
 
 def test_a_log_without_a_reader_is_a_stuck_worker(pipe: Pipe) -> None:
     logger, writer = log.open_log(level="info", style="json", fd=pipe.writer)
     logger.info("unread", filler="x" * (1 << 20))  # more than a pipe holds
     deadline = time.monotonic() + 20
-    while not (told := [each.message for each in workers.stuck_workers(time.monotonic() + 31) if each.name == "log"]):
+    while not (
+        reports := [each.message for each in workers.stuck_workers(time.monotonic() + 31) if each.name == "log"]
+    ):
         assert time.monotonic() < deadline
-    assert told == ["stuck in writing the log for more than 30s"]
+    assert reports == ["stuck in writing the log for more than 30s"]
     assert not [each for each in workers.stuck_workers() if each.name == "log"], "a short pause is nothing"
     os.close(pipe.reader)
     os.close(pipe.writer)

@@ -73,13 +73,13 @@ def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
     )
     metrics = make()
     metrics.observe_plan(plan._replace(reclaim_reports=gains), seen)
-    told = read(metrics)
-    assert told["nodeagent_reclaims_total", "images", "done"] == 2
-    assert told["nodeagent_reclaims_total", "journal", "timed-out"] == 1
-    assert told["nodeagent_reclaim_gained_bytes_total", "images"] == 3 * GI
-    assert told["nodeagent_reclaim_gained_inodes_total", "images"] == 70
-    assert told["nodeagent_reclaim_gained_bytes_total", "journal"] == 0
-    assert told["nodeagent_reclaim_gained_pids_total", "reap"] == 9
+    series = read(metrics)
+    assert series["nodeagent_reclaims_total", "images", "done"] == 2
+    assert series["nodeagent_reclaims_total", "journal", "timed-out"] == 1
+    assert series["nodeagent_reclaim_gained_bytes_total", "images"] == 3 * GI
+    assert series["nodeagent_reclaim_gained_inodes_total", "images"] == 70
+    assert series["nodeagent_reclaim_gained_bytes_total", "journal"] == 0
+    assert series["nodeagent_reclaim_gained_pids_total", "reap"] == 9
 
 
 def test_the_progress_of_a_walk_and_usage_in_no_pod_have_series() -> None:
@@ -95,12 +95,12 @@ def test_the_progress_of_a_walk_and_usage_in_no_pod_have_series() -> None:
     walk = WalkCounters(running=True, paths=30, paths_done=10, entries=12_345, took_s=1.5, finished_at=NOW - 8)
     metrics = make(RuntimeCounters(walk=walk))
     metrics.observe_plan(plan, seen._replace(pods=pods, unattributed_disks=(rest,)))
-    told = read(metrics)
+    series = read(metrics)
     names = ("running", "paths", "paths_done", "entries", "duration_seconds", "age_seconds")
-    assert [told[f"nodeagent_disk_walk_{name}"] for name in names] == [1, 30, 10, 12_345, 1.5, 10]
-    assert told["nodeagent_disk_pods_incomplete"] == 1
-    assert told["nodeagent_disk_unattributed_bytes", "nodefs.available"] == 5 * GI
-    assert told["nodeagent_disk_unattributed_inodes", "nodefs.inodesFree"] == 0
+    assert [series[f"nodeagent_disk_walk_{name}"] for name in names] == [1, 30, 10, 12_345, 1.5, 10]
+    assert series["nodeagent_disk_pods_incomplete"] == 1
+    assert series["nodeagent_disk_unattributed_bytes", "nodefs.available"] == 5 * GI
+    assert series["nodeagent_disk_unattributed_inodes", "nodefs.inodesFree"] == 0
 
 
 def test_before_any_disk_was_near_there_are_no_figures_of_walks() -> None:
@@ -154,12 +154,12 @@ def test_a_falling_signal_has_a_predicted_time_and_a_steady_one_infinity() -> No
         seen = snapshot(at=NOW + step, available={Signal.MEMORY: 12 * GI - step * GI})
         plan, state = engine.decide(seen, state, now=NOW + step, config=CONFIG)
         metrics.observe_plan(plan, seen)
-    told = read(metrics)
-    assert told["nodeagent_signal_change_bytes_per_second", "memory.available"] == -GI
-    assert told["nodeagent_signal_time_to_exhaustion_seconds", "memory.available"] == 7.0
-    assert told["nodeagent_signal_time_to_threshold_seconds", "memory.available"] == 3.0
-    assert told["nodeagent_signal_trend_confidence_ratio", "memory.available"] == 1.0
-    assert told["nodeagent_signal_time_to_exhaustion_seconds", "nodefs.inodesFree"] == math.inf
+    series = read(metrics)
+    assert series["nodeagent_signal_change_bytes_per_second", "memory.available"] == -GI
+    assert series["nodeagent_signal_time_to_exhaustion_seconds", "memory.available"] == 7.0
+    assert series["nodeagent_signal_time_to_threshold_seconds", "memory.available"] == 3.0
+    assert series["nodeagent_signal_trend_confidence_ratio", "memory.available"] == 1.0
+    assert series["nodeagent_signal_time_to_exhaustion_seconds", "nodefs.inodesFree"] == math.inf
 
 
 def test_an_eviction_is_counted_by_signal_qos_tier_and_outcome_and_its_answer_timed() -> None:
@@ -170,13 +170,13 @@ def test_an_eviction_is_counted_by_signal_qos_tier_and_outcome_and_its_answer_ti
     for victim in plan.victims:
         outcome = Outcome(plan.id, victim.pod.uid, OutcomeKind.ACCEPTED, "", NOW + 0.02, http_status=201)
         metrics.observe_outcome(outcome)
-    told = read(metrics)
+    series = read(metrics)
     key = ("nodeagent_evictions_total", "accepted", "Burstable", "memory.available", "hard")
-    assert told[key] == len(plan.victims)
-    assert told["nodeagent_decisions_total", "evict"] == 1
-    assert told["nodeagent_stage_duration_seconds_count", "decision-to-outcome"] == len(plan.victims)
-    assert told["nodeagent_stage_duration_seconds_bucket", "0.01", "decision-to-outcome"] == 0
-    assert told["nodeagent_stage_duration_seconds_bucket", "0.025", "decision-to-outcome"] == len(plan.victims)
+    assert series[key] == len(plan.victims)
+    assert series["nodeagent_decisions_total", "evict"] == 1
+    assert series["nodeagent_stage_duration_seconds_count", "decision-to-outcome"] == len(plan.victims)
+    assert series["nodeagent_stage_duration_seconds_bucket", "0.01", "decision-to-outcome"] == 0
+    assert series["nodeagent_stage_duration_seconds_bucket", "0.025", "decision-to-outcome"] == len(plan.victims)
 
 
 def test_an_outcome_without_a_known_victim_is_counted_as_other() -> None:
@@ -187,14 +187,14 @@ def test_an_outcome_without_a_known_victim_is_counted_as_other() -> None:
 
 def test_refusals_are_counted_by_code_for_decisions_and_for_pods() -> None:
     metrics = make(conf=CONFIG)
-    nobody = CONFIG._replace(protection=CONFIG.protection._replace(namespaces=("shop",)))
-    plan, seen = decided(available=GI, conf=nobody)
+    all_protected = CONFIG._replace(protection=CONFIG.protection._replace(namespaces=("shop",)))
+    plan, seen = decided(available=GI, conf=all_protected)
     metrics.observe_plan(plan, seen)
     metrics.observe_plan(*decided(available=8 * GI))
-    told = read(metrics)
-    assert told["nodeagent_refusals_total", "no-candidates"] == 1
-    assert told["nodeagent_decisions_total", "refuse"] == 1
-    assert told["nodeagent_decisions_total", "calm"] == 1
+    series = read(metrics)
+    assert series["nodeagent_refusals_total", "no-candidates"] == 1
+    assert series["nodeagent_decisions_total", "refuse"] == 1
+    assert series["nodeagent_decisions_total", "calm"] == 1
     metrics.observe_plan(plan, seen)
     assert read(metrics)["nodeagent_pods_refused", "namespace"] == 3
 
@@ -208,13 +208,13 @@ def test_relief_is_summed_as_predicted_and_as_measured_and_a_shortfall_is_counte
         ReliefReport("a-3", Signal.PID, ("u",), predicted=10, measured=9, took_s=1.0),
     )
     metrics.observe_plan(plan._replace(relief_reports=reports), seen)
-    told = read(metrics)
-    assert told["nodeagent_relief_predicted_bytes_total", "memory.available"] == 200 * MI
-    assert told["nodeagent_relief_measured_bytes_total", "memory.available"] == 90 * MI
-    assert told["nodeagent_relief_measured_pids_total", "pid.available"] == 9
-    assert told["nodeagent_relief_shortfalls_total", "memory.available"] == 1
-    assert told["nodeagent_relief_shortfalls_total", "pid.available"] == 0
-    assert told["nodeagent_relief_duration_seconds_bucket", "2.5"] == 2
+    series = read(metrics)
+    assert series["nodeagent_relief_predicted_bytes_total", "memory.available"] == 200 * MI
+    assert series["nodeagent_relief_measured_bytes_total", "memory.available"] == 90 * MI
+    assert series["nodeagent_relief_measured_pids_total", "pid.available"] == 9
+    assert series["nodeagent_relief_shortfalls_total", "memory.available"] == 1
+    assert series["nodeagent_relief_shortfalls_total", "pid.available"] == 0
+    assert series["nodeagent_relief_duration_seconds_bucket", "2.5"] == 2
 
 
 def test_counters_of_other_packages_are_read_at_the_scrape() -> None:
@@ -230,19 +230,19 @@ def test_counters_of_other_packages_are_read_at_the_scrape() -> None:
     )
     metrics = make(figures, conf=CONFIG._replace(mode=Mode.ENFORCE))
     metrics.observe_plan(*decided(available=GI))
-    told = read(metrics)
-    assert told["nodeagent_enforcing"] == 1
-    assert told["nodeagent_pods_view_age_seconds"] == 7.0
-    assert told["nodeagent_condition_wanted", "MemoryPressure", "True"] == 1
-    assert told["nodeagent_condition_asserted", "MemoryPressure"] == 1
-    assert told["nodeagent_taint_present", "MemoryPressure"] == 1
-    assert told["nodeagent_condition_overwrites_total", "MemoryPressure"] == 7
-    assert told["nodeagent_condition_true_seconds_total", "MemoryPressure"] == 99.9
-    assert told["nodeagent_api_relists_total", "pods"] == 2
-    assert told["nodeagent_brakes_active"] == 1
-    assert told["nodeagent_log_lines_dropped_total"] == 9
-    assert told["nodeagent_workers_stuck", "statvfs"] == 2
-    assert told["nodeagent_workers_stuck", "log"] == 1
+    series = read(metrics)
+    assert series["nodeagent_enforcing"] == 1
+    assert series["nodeagent_pods_view_age_seconds"] == 7.0
+    assert series["nodeagent_condition_wanted", "MemoryPressure", "True"] == 1
+    assert series["nodeagent_condition_asserted", "MemoryPressure"] == 1
+    assert series["nodeagent_taint_present", "MemoryPressure"] == 1
+    assert series["nodeagent_condition_overwrites_total", "MemoryPressure"] == 7
+    assert series["nodeagent_condition_true_seconds_total", "MemoryPressure"] == 99.9
+    assert series["nodeagent_api_relists_total", "pods"] == 2
+    assert series["nodeagent_brakes_active"] == 1
+    assert series["nodeagent_log_lines_dropped_total"] == 9
+    assert series["nodeagent_workers_stuck", "statvfs"] == 2
+    assert series["nodeagent_workers_stuck", "log"] == 1
 
 
 def test_syncs_failures_and_reloads_have_series() -> None:
@@ -252,23 +252,23 @@ def test_syncs_failures_and_reloads_have_series() -> None:
     metrics.observe_failure(Failure.STATE_SAVE)
     metrics.observe_stage(SyncStage.SAMPLE, 0.0006)
     metrics.observe_reload(None)
-    told = read(metrics)
-    assert told["nodeagent_syncs_total"] == 2
-    assert told["nodeagent_wakeups_total", "timer"] == 2
-    assert told["nodeagent_sync_age_seconds"] == 1.0
-    assert told["nodeagent_failures_total", "state-save"] == 1
-    assert told["nodeagent_stage_duration_seconds_sum", "sample"] == 0.0006
-    assert told["nodeagent_config_last_reload_successful"] == 0
+    series = read(metrics)
+    assert series["nodeagent_syncs_total"] == 2
+    assert series["nodeagent_wakeups_total", "timer"] == 2
+    assert series["nodeagent_sync_age_seconds"] == 1.0
+    assert series["nodeagent_failures_total", "state-save"] == 1
+    assert series["nodeagent_stage_duration_seconds_sum", "sample"] == 0.0006
+    assert series["nodeagent_config_last_reload_successful"] == 0
     metrics.observe_reload(CONFIG._replace(mode=Mode.ENFORCE))
-    told = read(metrics)
-    assert (told["nodeagent_config_last_reload_successful"], told["nodeagent_enforcing"]) == (1, 1)
+    series = read(metrics)
+    assert (series["nodeagent_config_last_reload_successful"], series["nodeagent_enforcing"]) == (1, 1)
 
 
 def test_own_cost_has_the_names_of_every_prometheus_client() -> None:
-    told = read(make())
-    assert 1 << 20 < told["process_resident_memory_bytes"] < 1 << 33
-    assert told["process_cpu_seconds_total"] > 0
-    assert 0 < told["process_open_fds"] <= told["process_max_fds"]
+    series = read(make())
+    assert 1 << 20 < series["process_resident_memory_bytes"] < 1 << 33
+    assert series["process_cpu_seconds_total"] > 0
+    assert 0 < series["process_open_fds"] <= series["process_max_fds"]
 
 
 def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
@@ -278,8 +278,8 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
         odd = plan._replace(id=f"x-{number}", refusals=(Refusal(cast("RefusalCode", f"code-{number}"), "text"),))
         metrics.observe_plan(odd, seen)
         metrics.observe_sync(at=NOW, reasons=(f"reason-{number}",))
-    told = read(metrics)
-    refusals = {key: value for key, value in told.items() if key[0] == "nodeagent_refusals_total"}
+    series = read(metrics)
+    refusals = {key: value for key, value in series.items() if key[0] == "nodeagent_refusals_total"}
     assert len(refusals) <= module.MAX_SERIES + 1
     assert sum(refusals.values()) == 3000
     assert len(metrics._awaited) <= module.MAX_AWAITED_VICTIMS
