@@ -77,7 +77,7 @@ def recall(loaded: LoadedState, *, instance: str, now: float, beside_since: floa
     if loaded.trust is not Trust.RESTORED:
         # The tokens that an earlier process spent are unknown, unless this is a first start.
         spent = loaded.trust is not Trust.FIRST or beside_since > float("-inf")
-        state = AgentState(policy_states.initial(instance, now=now, budgets_spent=spent))
+        state = AgentState(policy_states.initial(instance, now=now, tokens_spent=spent))
         return Recalled(state, now + TRUSTED_S, False, loaded.message)
     state = loaded.value._replace(policy=policy_states.restored(loaded.value.policy, instance=instance))
     age_s = now - state.saved_at

@@ -32,13 +32,13 @@ class PolicyState(NamedTuple):
     """How long the machine was suspended since its boot, at the last decision."""
 
 
-def initial(instance: str, *, now: float, budgets_spent: bool = False) -> PolicyState:
+def initial(instance: str, *, now: float, tokens_spent: bool = False) -> PolicyState:
     """The state of an agent without an earlier state.
 
-    `budgets_spent`: an earlier state existed and is lost (corrupt, or from before a reboot). Its spent tokens are
+    `tokens_spent`: an earlier state existed and is lost (corrupt, or from before a reboot). Its spent tokens are
     unknown, so every bucket starts empty. False for a first start.
     """
-    return PolicyState(instance, rate_limits=RateLimitState(spent_at=now if budgets_spent else None))
+    return PolicyState(instance, rate_limits=RateLimitState(spent_at=now if tokens_spent else None))
 
 
 def restored(state: PolicyState, *, instance: str) -> PolicyState:

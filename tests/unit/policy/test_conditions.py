@@ -95,7 +95,7 @@ def test_each_sighting_restarts_the_transition_period() -> None:
 def test_each_signal_raises_its_own_condition_only() -> None:
     for signal in Signal:
         seen = Node(KUBELET).see(0, verdict(signal, SignalState.HARD))
-        raised = [each for each, said in seen.items() if said.status is TRUE]
+        raised = [each for each, verdict in seen.items() if verdict.status is TRUE]
         assert raised == [SIGNAL_TABLE[signal].condition]
 
 
@@ -176,8 +176,8 @@ def test_unknown_signals_never_raise_a_condition(steps: list[tuple[float, Signal
 
 
 def test_a_condition_without_thresholds_is_false_with_a_reason() -> None:
-    said = Node(PLAIN).see(0)[ConditionType.PID_PRESSURE]
-    assert (said.status, said.message) == (FALSE, "no threshold configured")
+    verdict = Node(PLAIN).see(0)[ConditionType.PID_PRESSURE]
+    assert (verdict.status, verdict.message) == (FALSE, "no threshold configured")
 
 
 # --- damping ----------------------------------------------------------------------------------------------------------
@@ -298,14 +298,14 @@ def test_no_input_changes_a_condition_more_often_in_an_hour_than_configured(
     before: ConditionStatus | None = None
     for pause, state in steps:
         now += pause
-        said = node.memory(now, state)
-        if before is not None and said.status is not before:
+        verdict = node.memory(now, state)
+        if before is not None and verdict.status is not before:
             changes.append(now)
-            assert said.since == now
-        before = said.status
+            assert verdict.since == now
+        before = verdict.status
         # The bound never stands in the way of bad news.
         if state in (SignalState.SOFT, SignalState.HARD):
-            assert said.status is TRUE
+            assert verdict.status is TRUE
     limit = max(2, damping.max_transitions_per_hour)
     for index, start in enumerate(changes):
         assert sum(at < start + 3600.0 for at in changes[index:]) <= limit
@@ -340,7 +340,7 @@ def test_a_held_condition_is_released_within_the_longest_hold(
     assert node.memory(now + longest, SignalState.OK).status is FALSE
 
 
-# --- what they say ----------------------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_conditions_message_has_the_numbers_of_its_change_and_does_not_follow_every_sample() -> None:

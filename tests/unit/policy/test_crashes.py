@@ -63,7 +63,7 @@ class Node(RuleBasedStateMachine):
             for _ in range(3):
                 self.replica(owner)
         self.spent = spent
-        self.state = state.initial("first", now=self.now, budgets_spent=spent)
+        self.state = state.initial("first", now=self.now, tokens_spent=spent)
         self.disk = msgspec.json.encode(self.state)
         self.evicted: dict[str, list[float]] = {}
         self.uids: list[str] = []

@@ -77,7 +77,7 @@ def pressed(*pods: PodView, at: float = NOW, available: int = 100 * MI, **more: 
 
 
 def outcome(plan: Plan, kind: OutcomeKind, *, index: int = 0, at: float = NOW, **more: Any) -> Outcome:
-    return Outcome(plan.id, plan.victims[index].pod.uid, kind, "as the server said", at, **more)
+    return Outcome(plan.id, plan.victims[index].pod.uid, kind, "the server's message", at, **more)
 
 
 def settled(
@@ -86,7 +86,7 @@ def settled(
     return outcomes.apply_outcome(after, outcome(plan, kind, **more), now=NOW, config=settings or config(hard()))
 
 
-# --- when nothing is to be done --------------------------------------------------------------------------------------
+# --- when nothing is to be done ---------------------------------------------------------------------------------------
 
 
 def test_a_healthy_node_has_an_order_and_no_victims() -> None:
@@ -122,7 +122,7 @@ def test_a_soft_threshold_in_its_grace_evicts_no_pod_and_shows_the_order_for_its
     assert plan.ranked_for is Signal.PID
 
 
-# --- the hard and the soft tier --------------------------------------------------------------------------------------
+# --- the hard and the soft tier ---------------------------------------------------------------------------------------
 
 
 def test_a_tiny_best_effort_pod_at_the_top_is_not_chosen_for_a_deficit_of_a_gibibyte() -> None:
@@ -205,7 +205,7 @@ def test_a_fork_bomb_with_short_lived_children_is_evicted_and_fifty_other_pods_a
 
 
 def test_a_pod_with_few_forks_has_no_more_relief_than_the_unseen_pids() -> None:
-    """The kernel's own threads are nobody's: the pod that leaks is taken, not the one that runs scripts."""
+    """The kernel's own threads belong to no pod: the leaking pod is evicted, not the pod that runs scripts."""
     leak = {"process_count": 900, "thread_count": 31_000}
     scripts = {"process_count": 9, "thread_count": 10, "forks_per_s": 200.0}
     node = snapshot(
@@ -242,7 +242,7 @@ def test_disk_pressure_evicts_the_pod_with_the_largest_disk_usage() -> None:
     assert refused(plan, "unread") == ["usage-unknown"]
 
 
-# --- what a victim carries -------------------------------------------------------------------------------------------
+# --- what a victim carries --------------------------------------------------------------------------------------------
 
 
 def test_a_hard_victim_gets_the_short_grace_and_the_kubelets_words() -> None:
@@ -284,7 +284,7 @@ def test_every_decision_has_an_id_of_its_own() -> None:
     assert (first.id, second.id) == ("test-1", "test-2")
 
 
-# --- futility --------------------------------------------------------------------------------------------------------
+# --- futility ---------------------------------------------------------------------------------------------------------
 
 
 def futile(settings: Config, *, before: PolicyState | None = None) -> Plan:
@@ -340,7 +340,7 @@ def test_predicted_and_measured_relief_stand_side_by_side_in_a_later_plan() -> N
     )
 
 
-# --- pending release -------------------------------------------------------------------------------------------------
+# --- pending release --------------------------------------------------------------------------------------------------
 
 
 def test_what_terminating_pods_release_stops_a_second_eviction() -> None:
@@ -446,7 +446,7 @@ def test_a_protected_pod_is_not_shortened_either() -> None:
     assert victims(decide(pressed(leaving, view("hog", 4 * GI)))[0]) == ["hog"]
 
 
-# --- budgets, back-off, escalation -----------------------------------------------------------------------------------
+# --- limits, back-off, escalation- ------------------------------------------------------------------------------------
 
 
 def test_an_empty_bucket_is_refused_with_numbers_and_its_pods_are_not_replaced() -> None:
@@ -580,14 +580,14 @@ def test_every_kind_of_outcome_is_settled() -> None:
         )
 
 
-# --- a rehearsal -----------------------------------------------------------------------------------------------------
+# --- dry run ----------------------------------------------------------------------------------------------------------
 
 
-REHEARSAL = config(hard(), mode=Mode.DRY_RUN)
+DRY_RUN = config(hard(), mode=Mode.DRY_RUN)
 
 
-def rehearsed(*pods: PodView, settings: Config = REHEARSAL) -> PolicyState:
-    """The state after a rehearsal that named the first of these pods."""
+def after_dry_run(*pods: PodView, settings: Config = DRY_RUN) -> PolicyState:
+    """The state after a dry run that named the first of these pods."""
     plan, after = decide(pressed(*pods), settings)
     assert victims(plan) == ["hog"]
     return settled(plan, after, OutcomeKind.DRY_RUN, settings)
@@ -605,23 +605,23 @@ def test_a_dry_run_names_no_other_pod_while_its_victims_would_suffice(
     for at in [NOW + second for second in range(120)]:
         plan, after = decide(pressed(*pods, at=at), settings, after)
         named += victims(plan)
-        told = [outcome(plan, OutcomeKind.DRY_RUN, index=index, at=at) for index in range(len(plan.victims))]
-        after = outcomes.apply_outcome(after, told, now=at, config=settings)
+        results = [outcome(plan, OutcomeKind.DRY_RUN, index=index, at=at) for index in range(len(plan.victims))]
+        after = outcomes.apply_outcome(after, results, now=at, config=settings)
     assert len(named) == 1
     assert codes(plan) == ["pending-release"]
     assert f"by shop/{named[0]} (dry run)" in plan.refusals[0].message
 
 
 def test_a_dry_run_names_the_next_pod_if_the_deficit_exceeds_the_relief_of_the_first() -> None:
-    before = rehearsed(view("hog", GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
+    before = after_dry_run(view("hog", GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
     grown = [view("hog", GI, qos=BE), view("next", 4 * GI, qos=GUARANTEED)]
     settings = config(hard(value=2 * GI), mode=Mode.DRY_RUN)
     assert victims(decide(pressed(*grown, at=NOW + 1), settings, before)[0]) == ["next"]
 
 
 def test_a_dry_run_victim_no_longer_counts_once_it_is_really_gone() -> None:
-    before = rehearsed(view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
-    plan, after = decide(pressed(view("next", 3 * GI, qos=GUARANTEED), at=NOW + 1), REHEARSAL, before)
+    before = after_dry_run(view("hog", 2 * GI, qos=BE), view("next", 3 * GI, qos=GUARANTEED))
+    plan, after = decide(pressed(view("next", 3 * GI, qos=GUARANTEED), at=NOW + 1), DRY_RUN, before)
     assert victims(plan) == ["next"]
     assert plan.relief_reports == (), "it was not its doing"
     assert [entry.pod for entry in after.in_flight.entries] == ["shop/next"]
@@ -629,22 +629,24 @@ def test_a_dry_run_victim_no_longer_counts_once_it_is_really_gone() -> None:
 
 def test_a_dry_run_eviction_ends_with_the_pressure() -> None:
     hog = view("hog", 2 * GI, qos=BE)
-    before = rehearsed(hog)
-    _, soon = decide(snapshot(hog, at=NOW + 5), REHEARSAL, before)
+    before = after_dry_run(hog)
+    _, soon = decide(snapshot(hog, at=NOW + 5), DRY_RUN, before)
     assert soon.in_flight.entries, "an eviction would still be on its way"
-    plan, after = decide(snapshot(hog, at=NOW + 600), REHEARSAL, soon)
+    plan, after = decide(snapshot(hog, at=NOW + 600), DRY_RUN, soon)
     assert after.in_flight.entries == ()
     assert plan.relief_reports == ()
     assert after.in_flight.failures == {}
-    assert victims(decide(pressed(hog, at=NOW + 1200), REHEARSAL, after)[0]) == ["hog"]
+    assert victims(decide(pressed(hog, at=NOW + 1200), DRY_RUN, after)[0]) == ["hog"]
 
 
 def test_in_enforce_mode_a_dry_run_eviction_does_not_count() -> None:
     hog = view("hog", 2 * GI, qos=BE)
     enforce = config(hard(), mode=Mode.ENFORCE)
-    _, after = decide(pressed(hog, at=NOW + 1), enforce, rehearsed(hog))
+    _, after = decide(pressed(hog, at=NOW + 1), enforce, after_dry_run(hog))
     assert after.in_flight.entries == ()
-    assert victims(decide(pressed(hog, at=NOW + 600), enforce, after)[0]) == ["hog"], "its owner is spared no longer"
+    assert victims(decide(pressed(hog, at=NOW + 600), enforce, after)[0]) == ["hog"], (
+        "the back-off of its owner is over"
+    )
 
 
 @pytest.mark.parametrize(
@@ -680,7 +682,7 @@ def test_outcomes_of_unknown_plans_change_nothing() -> None:
     assert outcomes.apply_outcome(after, [stranger], now=NOW, config=config(hard())) == after
 
 
-# --- the check right before acting -----------------------------------------------------------------------------------
+# --- the check right before acting ------------------------------------------------------------------------------------
 
 
 def planned() -> tuple[Victim, PolicyState]:
@@ -732,7 +734,7 @@ def test_a_victim_that_was_settled_is_not_evicted_again() -> None:
     assert refusal.code == "not-planned"
 
 
-# --- kubelet mode ----------------------------------------------------------------------------------------------------
+# --- kubelet mode -----------------------------------------------------------------------------------------------------
 
 KUBELET = RankingConfig(kubelet=True)
 
@@ -766,7 +768,7 @@ def test_kubelet_mode_waits_for_an_eviction_in_flight() -> None:
     assert victims(decide(pressed(*pods, at=NOW + 5), settings, after)[0]) == []
 
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
+# --- eviction preferences ---------------------------------------------------------------------------------------------
 
 
 def test_trusted_wishes_move_pods_in_the_soft_tier_alone() -> None:
@@ -781,7 +783,7 @@ def test_trusted_wishes_move_pods_in_the_soft_tier_alone() -> None:
     assert victims(decide(pressed(*pods), config(hard(), protection=rules))[0]) == ["avoids"]
 
 
-# --- what is not known -----------------------------------------------------------------------------------------------
+# --- what is not known ------------------------------------------------------------------------------------------------
 
 
 STALE: list[tuple[str, dict[str, Any]]] = [
@@ -909,7 +911,7 @@ def test_a_terminating_pod_with_nonsense_for_a_grace_is_no_new_victim(deletion: 
     assert "leaving" not in victims(plan)
 
 
-# --- state -----------------------------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_state_survives_being_written_and_read_back() -> None:
@@ -932,7 +934,7 @@ def test_a_crash_between_saving_and_acting_evicts_no_pod_twice() -> None:
 
 def test_with_a_lost_state_buckets_start_empty() -> None:
     settings = config(hard(), rate_limits=PLENTY._replace(node=TokenBucket(5, 30.0)))
-    before = state.initial("new", now=NOW, budgets_spent=True)
+    before = state.initial("new", now=NOW, tokens_spent=True)
     plan, after = decide(pressed(view("hog", 2 * GI)), settings, before)
     assert victims(plan) == []
     assert set(codes(plan)) & {"rate-limit-node", "rate-limit-owner", "rate-limit-namespace"}

@@ -47,7 +47,7 @@ def terminating(name: str, memory: int, *, grace_s: float) -> PodView:
     return view(name, memory, deletion_wall=WALL + grace_s, deletion_grace_s=grace_s)
 
 
-# --- pending release -------------------------------------------------------------------------------------------------
+# --- pending release --------------------------------------------------------------------------------------------------
 
 
 def test_a_terminating_pod_counts_with_what_its_end_would_free() -> None:
@@ -114,7 +114,7 @@ def test_a_pod_that_is_gone_counts_until_a_sample_is_newer_than_that() -> None:
     assert pending(observed(after, newer).state, newer).amount == MI
 
 
-# --- what entries become ---------------------------------------------------------------------------------------------
+# --- what entries become ----------------------------------------------------------------------------------------------
 
 
 def test_a_planned_eviction_with_a_terminating_pod_is_accepted() -> None:
@@ -143,7 +143,7 @@ def test_a_cgroup_that_cannot_be_read_once_is_not_taken_for_an_eviction() -> Non
     assert after.confirmed == ()
 
 
-# --- measured relief -------------------------------------------------------------------------------------------------
+# --- measured relief --------------------------------------------------------------------------------------------------
 
 
 def measure(available: int, *entries: InFlightEviction, state: InFlightState | None = None) -> in_flight.Observed:
@@ -207,7 +207,7 @@ def test_failures_long_ago_are_not_added_to() -> None:
     assert measure(100 * MI, entry("a"), state=earlier).state.failures == {"memory.available": Failures(1, NOW + 3)}
 
 
-# --- files go after the cgroup ---------------------------------------------------------------------------------------
+# --- files go after the cgroup ----------------------------------------------------------------------------------------
 
 
 def on_disk(name: str) -> InFlightEviction:
@@ -269,7 +269,7 @@ def test_what_comes_for_one_signal_comes_for_every_signal_of_that_file_system() 
         assert found.amount == amount
 
 
-# --- the machine -----------------------------------------------------------------------------------------------------
+# --- the machine ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", set(EvictionStage) - in_flight.OPEN_STAGES)

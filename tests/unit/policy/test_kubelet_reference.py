@@ -52,7 +52,7 @@ OFF = ProtectionConfig(
 TRANSITION_S, MAX_GRACE_S = 20.0, 12.0
 LAYOUTS = st.sampled_from([DiskLayout.SINGLE, DiskLayout.DEDICATED_IMAGEFS, DiskLayout.SPLIT])
 
-# --- pods ------------------------------------------------------------------------------------------------------------
+# --- pods -------------------------------------------------------------------------------------------------------------
 
 # Few values, so that what is compared is often the same: usage and request, sample and threshold.
 SIZES = st.one_of(
@@ -161,7 +161,7 @@ def usages(draw: st.DrawFn, of: Pod) -> PodUsage:
     )
 
 
-# --- thresholds and samples ------------------------------------------------------------------------------------------
+# --- thresholds and samples -------------------------------------------------------------------------------------------
 
 
 def amounts(signal: Signal) -> st.SearchStrategy[Amount]:
@@ -228,7 +228,7 @@ def episodes(draw: st.DrawFn, *, steps: int, pressed: bool = False) -> list[Step
     return found
 
 
-# --- the comparison --------------------------------------------------------------------------------------------------
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 def decided(plan: Plan) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def test_no_restarts_and_no_waiting_end_more_pods_than_the_bucket_allows(
     steps: list[tuple[float, bool]], spent: bool
 ) -> None:
     by = settings(rate_limits=PLENTY._replace(last_resort=TokenBucket(2, 6.0)))
-    current, now, kills = state.initial("first", now=NOW, budgets_spent=spent), NOW, []
+    current, now, kills = state.initial("first", now=NOW, tokens_spent=spent), NOW, []
     for n, (seconds, crash) in enumerate(steps):
         now += seconds
         plan, current = decide(cut_off(view(f"pod-{n}", 2 * GI), at=now), current, by)
@@ -194,7 +194,7 @@ def test_no_restarts_and_no_waiting_end_more_pods_than_the_bucket_allows(
         assert kills[0] - NOW >= 600.0
 
 
-# --- what the soft tier waits for ------------------------------------------------------------------------------------
+# --- what the soft tier waits for -------------------------------------------------------------------------------------
 
 SLOT = Refusal(RefusalCode.WAITS_FOR_LEASE, "all 2 eviction slots of the zone are taken")
 

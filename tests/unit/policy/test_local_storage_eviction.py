@@ -24,7 +24,7 @@ from tests.support.nodes import GI, MI, NOW, PLENTY, config, hard, snapshot, vie
 
 
 def over(name: str, used: int = 200 * MI, **more: Any) -> PodView:
-    """A pod whose emptyDir `cache` may have 100Mi."""
+    """A pod with an emptyDir `cache` of at most 100Mi."""
     volumes = (VolumeUsage("cache", used, 1, memory_backed=False),)
     return view(name, GI, empty_dirs=(EmptyDir("cache", False, 100 * MI),), usage_more={"volumes": volumes}, **more)
 
@@ -56,14 +56,14 @@ def test_every_pod_over_its_limit_is_evicted_with_the_hard_grace_and_the_kubelet
 
 
 def test_a_periodic_measurement_evicts_no_pod_and_is_repeated() -> None:
-    counted, asked_for = over("counted"), over("asked-for")
+    counted, measured_for_it = over("counted"), over("measured")
     assert counted.usage is not None
-    assert asked_for.usage is not None
-    sight = DiskUsageQuality(NOW - 50.0, complete=True)
-    counted = counted._replace(usage=counted.usage._replace(disk_usage_quality=sight._replace(periodic=True)))
-    asked_for = asked_for._replace(usage=asked_for.usage._replace(disk_usage_quality=sight))
-    plan, _ = decide(snapshot(counted, asked_for))
-    assert names(plan) == ["asked-for"]
+    assert measured_for_it.usage is not None
+    quality = DiskUsageQuality(NOW - 50.0, complete=True)
+    counted = counted._replace(usage=counted.usage._replace(disk_usage_quality=quality._replace(periodic=True)))
+    measured_for_it = measured_for_it._replace(usage=measured_for_it.usage._replace(disk_usage_quality=quality))
+    plan, _ = decide(snapshot(counted, measured_for_it))
+    assert names(plan) == ["measured"]
     assert plan.recount == (counted.pod.cgroup_uid,)
     [refusal] = plan.refusals
     assert refusal.code == "waits-for-recount"
@@ -73,8 +73,8 @@ def test_a_periodic_measurement_evicts_no_pod_and_is_repeated() -> None:
 def test_no_pod_is_measured_again_that_would_not_be_evicted() -> None:
     guarded = over("guarded", namespace="kube-system")
     assert guarded.usage is not None
-    sight = DiskUsageQuality(NOW - 50.0, complete=True, periodic=True)
-    plan, _ = decide(snapshot(guarded._replace(usage=guarded.usage._replace(disk_usage_quality=sight))))
+    quality = DiskUsageQuality(NOW - 50.0, complete=True, periodic=True)
+    plan, _ = decide(snapshot(guarded._replace(usage=guarded.usage._replace(disk_usage_quality=quality))))
     assert (names(plan), plan.recount) == ([], ())
 
 

@@ -56,7 +56,7 @@ def disk(name: str, **more: int) -> PodView:
     return view(name, usage_more={"disk": DiskUsage(**more)})
 
 
-# --- the default order -----------------------------------------------------------------------------------------------
+# --- the default order ------------------------------------------------------------------------------------------------
 
 
 def test_qos_class_comes_before_everything_else_by_default() -> None:
@@ -131,7 +131,7 @@ def test_an_invalid_deletion_cost_counts_as_zero() -> None:
     assert rank(snapshot(odd), rules=by(RankingKey.POD_DELETION_COST)).pods[0].values == (0.0,)
 
 
-# --- totality, stability, monotony -----------------------------------------------------------------------------------
+# --- totality, stability, monotony ------------------------------------------------------------------------------------
 
 some_pods = st.lists(
     st.builds(
@@ -199,7 +199,7 @@ def test_ranks_count_from_one_without_a_gap_and_protected_pods_keep_theirs() -> 
     assert [refusal.code for refusal in ranked.pods[0].refusals] == ["namespace"]
 
 
-# --- PIDs ------------------------------------------------------------------------------------------------------------
+# --- PIDs -------------------------------------------------------------------------------------------------------------
 
 
 def processes(name: str, count: int, **more: Any) -> PodView:
@@ -232,7 +232,7 @@ def test_an_old_sample_is_no_base_for_growth() -> None:
     assert ranked.pods[0].view.pod.name == "steady"
 
 
-# --- the kubelet's order ---------------------------------------------------------------------------------------------
+# --- the kubelet's order ----------------------------------------------------------------------------------------------
 
 
 def test_the_kubelets_memory_order_ignores_the_qos_class() -> None:
@@ -274,7 +274,7 @@ def test_a_starting_pod_without_stats_is_last_among_its_equals(signal: Signal, r
     assert names(starting, idle, signal=signal, rules=rules) == ["idle", "a-starting"]
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def explained(*pods: PodView, signal: Signal = Signal.MEMORY, rules: RankingConfig) -> list[tuple[str, ...]]:

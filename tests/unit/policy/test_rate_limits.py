@@ -1,4 +1,4 @@
-"""Token buckets, back-off, and that no sequence of samples, crashes and restarts exceeds a budget."""
+"""Token buckets, back-off, and that no sequence of samples, crashes and restarts exceeds a rate limit."""
 
 import msgspec
 import pytest
@@ -113,10 +113,10 @@ def test_a_smaller_rate_limit_after_a_reload_applies_at_once() -> None:
 
 
 def test_an_owner_backs_off_for_one_two_four_minutes_up_to_the_maximum() -> None:
-    budgets = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
+    limits = SMALL._replace(owner_backoff_s=60.0, owner_backoff_max_s=300.0)
     state, now, waits = RateLimitState(), 0.0, []
     for _ in range(5):
-        state = backoffs.back_off_owner(state, "rs", now=now, limits=budgets)
+        state = backoffs.back_off_owner(state, "rs", now=now, limits=limits)
         waits.append(state.owners["rs"].until - now)
         now = state.owners["rs"].until
         assert backoffs.remaining(state.owners["rs"], now=now) is None

@@ -39,7 +39,7 @@ class Node:
         self.config: Config = config(threshold, reclaim=ReclaimConfig(actions, wait_s), **more)
         self.state: PolicyState = initial("t", now=NOW)
 
-    def look(self, at: float, available: int = 900 * MI, signal: Signal = Signal.NODEFS) -> Plan:
+    def sample(self, at: float, available: int = 900 * MI, signal: Signal = Signal.NODEFS) -> Plan:
         seen: NodeSnapshot = snapshot(holder(NOW + at), at=NOW + at, available={signal: available})
         plan, self.state = engine.decide(seen, self.state, now=NOW + at, config=self.config)
         return plan
@@ -59,25 +59,25 @@ def codes(plan: Plan) -> list[str]:
 
 def test_without_actions_nothing_is_waited_for() -> None:
     node = Node(HARD)
-    assert node.look(0).victims
+    assert node.sample(0).victims
 
 
 def test_an_action_runs_first_and_no_pod_is_evicted_if_it_helps() -> None:
     node = Node(HARD, IMAGES)
-    first = node.look(0)
+    first = node.sample(0)
     assert (first.victims, codes(first)) == ((), ["waits-for-reclaim"])
     [order] = first.reclaims
     assert (order.name, order.signal, order.deficit, order.available) == ("images", Signal.NODEFS, 124 * MI, 900 * MI)
     assert order.until == NOW + 20
-    waiting = node.look(1)
+    waiting = node.sample(1)
     assert (waiting.reclaims, waiting.victims, codes(waiting)) == ((), (), ["waits-for-reclaim"])
     node.ended(first, 3)
-    after = node.look(4, available=3 * GI)
+    after = node.sample(4, available=3 * GI)
     assert (after.victims, codes(after)) == ((), [])
     [report] = after.reclaim_reports
     assert (report.name, report.gained, report.took_s) == ("images", 3 * GI - 900 * MI, 3.0)
     assert any("images (done) took 3.0s and freed 2.12Gi" in note.message for note in after.notes)
-    assert not node.look(5, available=3 * GI).reclaim_reports, "told once"
+    assert not node.sample(5, available=3 * GI).reclaim_reports, "reported once"
 
 
 @pytest.mark.parametrize(
@@ -117,40 +117,40 @@ def test_images_and_logs_are_removed_only_where_they_are(
 
 def test_actions_run_one_after_another_before_a_pod_is_evicted() -> None:
     node = Node(HARD, IMAGES, JOURNAL)
-    first = node.look(0)
+    first = node.sample(0)
     assert [order.name for order in first.reclaims] == ["images"]
     node.ended(first, 1)
-    second = node.look(2)
+    second = node.sample(2)
     assert [order.name for order in second.reclaims] == ["journal"]
     node.ended(second, 3, ReclaimResult.FAILED)
-    third = node.look(4)
+    third = node.sample(4)
     assert [victim.pod.name for victim in third.victims] == ["holder"]
     assert third.reclaim_reports[0].result is ReclaimResult.FAILED
 
 
 def test_an_eviction_waits_for_a_sample_after_the_end_of_an_action() -> None:
     node = Node(HARD, IMAGES)
-    first = node.look(0)
+    first = node.sample(0)
     node.ended(first, 2)
-    assert codes(node.look(2)) == ["waits-for-reclaim"], "this sample is no younger than the end"
-    assert node.look(2.1).victims
+    assert codes(node.sample(2)) == ["waits-for-reclaim"], "this sample is no younger than the end"
+    assert node.sample(2.1).victims
 
 
 @pytest.mark.parametrize("threshold", [SOFT, HARD])
 def test_an_action_without_an_outcome_ends_after_its_deadline(threshold: Threshold) -> None:
     node = Node(threshold, JOURNAL)
-    node.look(0)
-    first = node.look(1) if threshold is SOFT else None
+    node.sample(0)
+    first = node.sample(1) if threshold is SOFT else None
     assert first is None or first.reclaims
-    assert codes(node.look(5)) == ["waits-for-reclaim"]
-    assert node.look(20).victims
+    assert codes(node.sample(5)) == ["waits-for-reclaim"]
+    assert node.sample(20).victims
 
 
 def test_the_hard_tier_does_not_wait_when_the_disk_would_be_full_before() -> None:
     node = Node(HARD, IMAGES)
     for step in range(5):
-        node.look(step, available=3 * GI - step * 400 * MI)
-    crossing = node.look(6, available=900 * MI)
+        node.sample(step, available=3 * GI - step * 400 * MI)
+    crossing = node.sample(6, available=900 * MI)
     assert crossing.reclaims, "it is run all the same"
     assert crossing.victims
 
@@ -169,7 +169,7 @@ def hour(node: Node, takes_s: dict[str, float], available: Callable[[int], int] 
     for at in range(3600):
         for end in sorted(end for end in ends if end <= at):
             node.ended(ends.pop(end), end)
-        plan = node.look(at, available(at))
+        plan = node.sample(at, available(at))
         for order in plan.reclaims:
             done.started[order.name].append(at)
             ends[at + takes_s[order.name]] = plan
@@ -220,20 +220,20 @@ def test_in_the_next_pressure_an_action_is_waited_for_again() -> None:
 
     seen = hour(Node(SOFT, JOURNAL._replace(min_interval_s=1000.0)), {"journal": 5.0}, two_pressures)
     assert seen.started["journal"][:3] == [1, 1011, 2011]
-    assert {*range(1000, 1020)} & {*seen.evicted} == {*range(1017, 1020)}, "and beside the third nobody waits"
+    assert {*range(1000, 1020)} & {*seen.evicted} == {*range(1017, 1020)}, "and no eviction waits for the third"
     assert {*range(2005, 2030)} < {*seen.evicted}
 
 
 def test_a_signal_that_is_not_known_for_a_moment_begins_no_new_pressure() -> None:
     node = Node(HARD, JOURNAL._replace(min_interval_s=0.0))
-    first = node.look(0)
+    first = node.sample(0)
     node.ended(first, 1)
-    assert node.look(2).victims
+    assert node.sample(2).victims
     node.state = node.state._replace(in_flight=InFlightState())
     for at in range(3, 60, 6):
         unknown = snapshot(holder(NOW + at), at=NOW + at, available={Signal.NODEFS: None})
         _, node.state = engine.decide(unknown, node.state, now=NOW + at, config=node.config)
-        plan = node.look(at + 3)
+        plan = node.sample(at + 3)
         assert (plan.reclaims, bool(plan.victims)) == ((), True)
         node.state = node.state._replace(in_flight=InFlightState())
 
@@ -275,24 +275,24 @@ def test_an_action_without_a_measurable_gain_does_not_stop_other_actions() -> No
 
 def test_an_action_that_takes_as_long_as_its_interval_is_reported_so() -> None:
     node = Node(SOFT, IMAGES._replace(min_interval_s=3.0))
-    node.look(0)
-    node.ended(node.look(1), 4.0)
-    [message] = [note.message for note in node.look(5).notes if note.subject == "reclaim"]
+    node.sample(0)
+    node.ended(node.sample(1), 4.0)
+    [message] = [note.message for note in node.sample(5).notes if note.subject == "reclaim"]
     assert message.endswith("; its minInterval of 3s is not longer")
 
 
 def test_an_action_for_another_signal_is_not_tried() -> None:
     node = Node(HARD, IMAGES._replace(signals=(Signal.IMAGEFS,)))
-    plan = node.look(0)
+    plan = node.sample(0)
     assert plan.victims
     assert not plan.reclaims
 
 
 def test_the_soft_tier_gives_the_kubelets_own_collection_its_turn() -> None:
     node = Node(SOFT, wait_s=10.0)
-    node.look(0)
-    assert codes(node.look(5)) == ["waits-for-kubelet"]
-    assert node.look(10.1).victims
+    node.sample(0)
+    assert codes(node.sample(5)) == ["waits-for-kubelet"]
+    assert node.sample(10.1).victims
 
 
 @pytest.mark.parametrize(
@@ -303,16 +303,16 @@ def test_the_soft_tier_gives_the_kubelets_own_collection_its_turn() -> None:
     ],
 )
 def test_the_hard_tier_and_the_kubelets_order_do_not_wait_for_it(node: Node) -> None:
-    node.look(0)
+    node.sample(0)
     if node.state.in_flight.entries:
         return
-    assert node.look(1).victims
+    assert node.sample(1).victims
 
 
 def test_memory_does_not_wait_for_images() -> None:
     node = Node(soft(Signal.MEMORY, 20 * GI), IMAGES, wait_s=10.0)
-    node.look(0)
-    assert not {"waits-for-kubelet", "waits-for-reclaim"} & set(codes(node.look(5)))
+    node.sample(0)
+    assert not {"waits-for-kubelet", "waits-for-reclaim"} & set(codes(node.sample(5)))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 30.0), st.booleans(), st.booleans()), max_size=40))
@@ -326,7 +326,7 @@ def test_no_sequence_of_samples_outcomes_and_restarts_runs_an_action_too_often(
         if last is not None and comes:
             node.ended(last, at)
             last = None
-        plan = node.look(at, available=5 * GI if enough else 900 * MI)
+        plan = node.sample(at, available=5 * GI if enough else 900 * MI)
         for order in plan.reclaims:
             started.append((order.name, at))
             last = plan

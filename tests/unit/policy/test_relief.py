@@ -21,7 +21,7 @@ from nodeagent.model import (
 from nodeagent.policy import relief
 from tests.support.nodes import CAPACITY, GI, MI, NOW, pod, snapshot, usage, view
 
-# --- what an eviction frees ------------------------------------------------------------------------------------------
+# --- what an eviction frees -------------------------------------------------------------------------------------------
 
 
 def test_clean_page_cache_is_no_relief() -> None:
@@ -59,7 +59,7 @@ def test_the_minimum_relief_is_a_share_of_the_deficit_or_a_quantity_and_at_least
     assert relief.minimum_relief(ReliefConfig(), 5) == 1
 
 
-# --- the set ---------------------------------------------------------------------------------------------------------
+# --- the set ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_set_is_minimal_and_first_by_comparison_with_every_other_set(
         assert sorted(reliefs[index] for index in chosen) == sorted(reliefs[:prefix], reverse=True)[:most][::-1]
 
 
-# --- the other holders -----------------------------------------------------------------------------------------------
+# --- the other holders ------------------------------------------------------------------------------------------------
 
 
 def test_a_futile_refusal_lists_the_holders_of_memory_with_amounts() -> None:

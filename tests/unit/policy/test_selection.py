@@ -192,7 +192,7 @@ def test_the_last_resort_kills_no_pod_in_the_place_of_one_that_the_kernel_did_no
         assert plan.victims == ()
 
 
-# --- limits --------------------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 some_pods = st.lists(
     st.tuples(

@@ -34,7 +34,7 @@ from tests.support.threshold_samples import (
     soft,
 )
 
-# --- which thresholds there are --------------------------------------------------------------------------------------
+# --- which thresholds there are ---------------------------------------------------------------------------------------
 
 
 def test_hard_memory_thresholds_also_guard_allocatable_memory_with_the_same_value_and_reclaim() -> None:

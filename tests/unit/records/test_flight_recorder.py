@@ -98,7 +98,7 @@ def made() -> tuple[Plan, flight_recorder.DecisionInputs]:
     config = nodes.config(nodes.hard(value=2 * nodes.GI), nodes.soft(Signal.NODEFS, nodes.GI, grace_s=30.0))
     views = [nodes.view(f"pod-{number}", (3 + number) * nodes.GI) for number in range(4)]
     seen = nodes.snapshot(*views, available={Signal.MEMORY: nodes.GI})
-    state = initial("abc", now=nodes.NOW - 60, budgets_spent=False)
+    state = initial("abc", now=nodes.NOW - 60, tokens_spent=False)
     plan, after = engine.decide(seen, state, now=nodes.NOW, config=config)
     # The state after a decision has something in every corner: ledger, budgets, growth, history.
     return plan, flight_recorder.DecisionInputs(
