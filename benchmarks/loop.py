@@ -62,11 +62,11 @@ READER_C = r"""
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-/* Lines of the list: how, in which of the turns (1: each, 10: every tenth), path. k: pread of a kept descriptor, o:
+/* Lines of the list: how, in which of the passes (1: each, 10: every tenth), path. k: pread of a kept descriptor, o:
    open, read and close, d: list a directory, s: statvfs. */
 struct file { char how; int often; char *path; int fd; };
 static volatile long long sum;
-static void look(char *text, ssize_t length) {
+static void add_number(char *text, ssize_t length) {
     text[length < 0 ? 0 : length] = 0;
     char *at = strstr(text, "inactive_file");
     sum += strtoll(at ? at + 14 : text, NULL, 10);
@@ -74,25 +74,25 @@ static void look(char *text, ssize_t length) {
 int main(int argc, char **argv) {
     static char text[65536], line[4096];
     FILE *list = fopen(argv[1], "r");
-    int turns = atoi(argv[2]), number = 0, apart_us = atoi(argv[3]);
+    int passes = atoi(argv[2]), number = 0, apart_us = atoi(argv[3]);
     struct file *files = calloc(100000, sizeof *files);
     while (fgets(line, sizeof line, list)) {
         line[strcspn(line, "\n")] = 0;
         files[number++] = (struct file){line[0], atoi(line + 2), strdup(strchr(line + 2, ' ') + 1), -1};
     }
     struct rusage before, after;
-    for (int turn = -1; turn < turns; turn++) {
-        if (turn == 0) getrusage(RUSAGE_SELF, &before);
+    for (int pass = -1; pass < passes; pass++) {
+        if (pass == 0) getrusage(RUSAGE_SELF, &before);
         if (apart_us) usleep(apart_us);
         for (int i = 0; i < number; i++) {
             struct file *file = &files[i];
-            if ((i + turn + 1) % file->often != 0) continue;
+            if ((i + pass + 1) % file->often != 0) continue;
             if (file->how == 'k') {
                 if (file->fd < 0) file->fd = open(file->path, O_RDONLY);
-                look(text, pread(file->fd, text, sizeof text - 1, 0));
+                add_number(text, pread(file->fd, text, sizeof text - 1, 0));
             } else if (file->how == 'o') {
                 int fd = open(file->path, O_RDONLY);
-                look(text, read(fd, text, sizeof text - 1));
+                add_number(text, read(fd, text, sizeof text - 1));
                 close(fd);
             } else if (file->how == 'd') {
                 DIR *directory = opendir(file->path);
@@ -107,7 +107,7 @@ int main(int argc, char **argv) {
     getrusage(RUSAGE_SELF, &after);
     double us = (after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) * 1e6
         + after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec;
-    printf("%f\n", us / turns / 1000);
+    printf("%f\n", us / passes / 1000);
 }
 """
 API = """

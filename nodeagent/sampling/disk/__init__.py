@@ -1,1 +1,1 @@
-"""Who holds the disk: file systems, walks, and what of it belongs to which pod."""
+"""Disk usage of pods: paths, walks, quotas, deleted files, write rates."""

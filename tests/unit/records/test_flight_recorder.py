@@ -100,7 +100,7 @@ def made() -> tuple[Plan, flight_recorder.DecisionInputs]:
     seen = nodes.snapshot(*views, available={Signal.MEMORY: nodes.GI})
     state = initial("abc", now=nodes.NOW - 60, tokens_spent=False)
     plan, after = engine.decide(seen, state, now=nodes.NOW, config=config)
-    # The state after a decision has something in every corner: ledger, budgets, growth, history.
+    # The state after a decision contains evictions in flight, rate limits, growth and history.
     return plan, flight_recorder.DecisionInputs(
         seen, after, nodes.NOW, effective_thresholds.effective(config, seen.layout), 3
     )

@@ -333,9 +333,9 @@ def test_usage_without_a_measurement_is_unchanged() -> None:
 )
 def test_unreadable_open_files_are_unknown_and_not_zero(deleted: DeletedFiles, known: int | None) -> None:
     found = PodDisk("u1", DiskUsage(), {}, {}, (), 0, 0, 1.0, True, (), deleted)
-    sight = with_disk_usage(pod("u1"), found).disk_usage_quality
-    assert sight is not None
-    assert sight.deleted_bytes == known
+    quality = with_disk_usage(pod("u1"), found).disk_usage_quality
+    assert quality is not None
+    assert quality.deleted_bytes == known
 
 
 # --- the word that a pod wrote nothing
@@ -349,10 +349,10 @@ def test_a_quiet_pods_files_come_from_the_cache_and_another_pods_are_read(tmp_pa
         (path / "file").write_bytes(b"x")
     until_settled(path)
     pod_meter = meter(tmp_path)
-    asked: list[tuple[str, float]] = []
+    calls: list[tuple[str, float]] = []
 
     def quiet(uid: str, since: float) -> bool:
-        asked.append((uid, since))
+        calls.append((uid, since))
         return uid == "u1"
 
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -363,8 +363,8 @@ def test_a_quiet_pods_files_come_from_the_cache_and_another_pods_are_read(tmp_pa
                 file.write(b"x" * 100_000)
     assert found["u1"].disk.volumes_bytes == 4096 + 4096, "`unwritten` was True for it"
     assert found["u2"].disk.volumes_bytes == 4096 + 102_400
-    assert {uid for uid, _ in asked} == {"u1", "u2"}
-    assert all(since >= before for _, since in asked)
+    assert {uid for uid, _ in calls} == {"u1", "u2"}
+    assert all(since >= before for _, since in calls)
 
 
 # --- deleted files and the rest

@@ -135,9 +135,9 @@ def test_a_worker_thread_that_hangs_on_a_mount_is_abandoned_and_replaced(tmp_pat
             os.sched_yield()
         assert "hang" in worker.latest().trouble
         assert worker.latest().finished_at is None
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         worker.request(WalkRequest((pod("u1"),), timeout_s=10.0))
-        assert time.monotonic() - asked < 1.0, "the request waited"
+        assert time.monotonic() - requested_at < 1.0, "the request waited"
         assert ended.wait(40)
         latest = worker.latest()
         assert latest.pods["u1"].other_inodes == 1

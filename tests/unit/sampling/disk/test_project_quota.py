@@ -34,7 +34,7 @@ OWN = "         0     131072      65536\n"
     ],
     ids=[
         "one", "two ranges", "one has ended", "one of the host's", "the host's", "no map yet", "all have ended",
-        "no process", "too many to tell",
+        "no process", "too many processes",
     ],
 )  # fmt: skip
 def test_a_pod_is_confined_if_all_its_processes_are_in_a_user_namespace_of_its_own(
