@@ -48,7 +48,7 @@ def confirm_mirrors(pods: Sequence[Pod], *, uids: Set[str], names: Mapping[str, 
     UID that it names; the log directory of that UID, which only the kubelet makes, has the mirror pod's name, or no log
     directory can be read and the UID is a kubelet's hash; no other mirror pod names the same UID.
 
-    An unconfirmed claim takes no cgroup: the cgroup belongs to a pod that only the host knows, and the object is a pod
+    An unconfirmed claim takes no cgroup: the cgroup belongs to a pod with source HOST, and the object is a pod
     that does not run. Neither can be evicted.
 
     Args:
