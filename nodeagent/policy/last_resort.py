@@ -36,10 +36,10 @@ def kill_allowed(snapshot: NodeSnapshot, *, now: float, config: Config) -> bool:
 
 
 def kill_due(
-    snapshot: NodeSnapshot, tier: Tier, budgets: rate_limits.RateLimitState, *, now: float, config: Config
+    snapshot: NodeSnapshot, tier: Tier, limit_state: rate_limits.RateLimitState, *, now: float, config: Config
 ) -> tuple[bool, tuple[Refusal, ...]]:
     """Whether the victims are killed now; with the refusal if only the empty bucket prevents it."""
     if tier is not Tier.HARD or not kill_allowed(snapshot, now=now, config=config):
         return False, ()
-    spent = rate_limits.limit_reached(budgets, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits)
-    return spent is None, () if spent is None else (spent,)
+    refusal = rate_limits.limit_reached(limit_state, rate_limits.LAST_RESORT, now=now, limits=config.rate_limits)
+    return refusal is None, () if refusal is None else (refusal,)

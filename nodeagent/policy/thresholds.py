@@ -300,8 +300,8 @@ def judge(
         for threshold in by_signal.get(signal, ()):
             name = effective_thresholds.stream_name(threshold)
             if name not in streams:
-                seen = _observed(snapshot, signal, threshold.memory_model)
-                streams[name] = _read_stream(name, seen, state, now=now, config=config)
+                observation = _observed(snapshot, signal, threshold.memory_model)
+                streams[name] = _read_stream(name, observation, state, now=now, config=config)
             judged.append(_judge_one(threshold, streams[name], state, after, snapshot=snapshot, now=now, config=config))
         if not streams:
             streams[signal.value] = _read_stream(
