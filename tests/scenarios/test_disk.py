@@ -198,7 +198,7 @@ def test_a_reclaim_action_frees_the_disk_and_no_pod_is_evicted(
     until(lambda: any(note["subject"] == "reclaim" for note in agent.said("note")), "its gain", timeout_s=60)
     [gain] = [note for note in agent.said("note") if note["subject"] == "reclaim"]
     assert "empty-cache (done)" in gain["message"]
-    assert "brought back 256Mi" in gain["message"]
+    assert "freed 256Mi" in gain["message"]
     assert list(dict.fromkeys(line["code"] for line in agent.said("not evicting"))) == [
         "waits-for-kubelet",
         "waits-for-reclaim",

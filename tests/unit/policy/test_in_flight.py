@@ -1,4 +1,4 @@
-"""What is already on its way out, and what evictions really brought back."""
+"""Evictions in flight, their pending release, and their measured relief."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is tried before anybody is evicted: when, for how long it is waited for, and what it brought back."""
+"""Reclaim before evictions: when an action runs, how long evictions wait for it, and what it freed."""
 
 import itertools
 from collections.abc import Callable
