@@ -50,8 +50,8 @@ def _percentage(text: str, *, rule: AmountRule) -> float:
 def _is_number(text: str) -> bool:
     """True for ASCII digits with sign, dot and exponent: Go's ParseFloat without inf, nan and hexadecimal."""
     mantissa, marker, exponent = text.lower().partition("e")
-    whole, _, fraction = _unsigned(mantissa).partition(".")
-    if (whole + fraction).strip(_DIGITS) or not whole + fraction:
+    integer, _, fraction = _unsigned(mantissa).partition(".")
+    if (integer + fraction).strip(_DIGITS) or not integer + fraction:
         return False
     exponent = _unsigned(exponent)
     return not marker or (exponent != "" and not exponent.strip(_DIGITS))

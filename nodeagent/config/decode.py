@@ -261,7 +261,7 @@ def _scalar(node: YamlNode, key: ConfigKey, type_: Any) -> Any:
     if type_ is bool:
         return _boolean(node)
     if type_ in (int, float):
-        number = _number(node, whole=type_ is int or Mark.WHOLE_SECONDS in key.bounds)
+        number = _number(node, integer=type_ is int or Mark.WHOLE_SECONDS in key.bounds)
         return type_(_within(number, key))
     words = key.bound(OneOf)
     if words is not None:
@@ -291,13 +291,13 @@ def _boolean(node: YamlNode) -> bool:
     return node.text.lower() in ("true", "yes", "on")
 
 
-def _number(node: YamlNode, *, whole: bool) -> float:
+def _number(node: YamlNode, *, integer: bool) -> float:
     """Accept plain decimal numbers only. YAML reads 010 as 8 and 1:30 as 90, which the author rarely means."""
     if node.tag not in ("int", "float") or len(node.text) > MAX_SHOWN:
         raise ValueError("must be a number, without quotes")
     if not _NUMBER.fullmatch(node.text):
         raise ValueError("must be a plain decimal number")
-    if whole and not _INTEGER.fullmatch(node.text):
+    if integer and not _INTEGER.fullmatch(node.text):
         raise ValueError("must be a whole number")
     if len(node.text.lstrip("+-")) > 1 and re.match(r"[-+]?0[0-9]", node.text):
         raise ValueError("must not begin with 0, which YAML reads as octal")

@@ -70,9 +70,9 @@ def format_duration(seconds: float) -> str:
             count, nanoseconds = divmod(nanoseconds, _UNITS[large])
             parts += [f"{count}{large}"] if count else []
     if nanoseconds:
-        whole, fraction = divmod(nanoseconds, _UNITS[unit])
+        integer, fraction = divmod(nanoseconds, _UNITS[unit])
         digits = f"{fraction:0{len(str(_UNITS[unit])) - 1}d}".rstrip("0") if fraction else ""
-        parts.append(f"{whole}.{digits}{unit}" if digits else f"{whole}{unit}")
+        parts.append(f"{integer}.{digits}{unit}" if digits else f"{integer}{unit}")
     return sign + "".join(parts)
 
 
@@ -80,13 +80,13 @@ def _component(text: str) -> tuple[int, str]:
     """Nanoseconds of the first number with its unit, and the text behind it."""
     after = text.lstrip(_NUMBER)
     number = text[: len(text) - len(after)]
-    whole, _, fraction = number.partition(".")
-    if not (whole or fraction) or "." in fraction:
+    integer, _, fraction = number.partition(".")
+    if not (integer or fraction) or "." in fraction:
         raise ValueError(f"a number in plain digits is expected at {text!r}")
     unit = after[: next((i for i, letter in enumerate(after) if letter in _NUMBER), len(after))]
     if unit not in _UNITS:
         raise ValueError(_unit_error(number, unit))
-    return int(whole + fraction) * _UNITS[unit] // 10 ** len(fraction), after[len(unit) :]
+    return int(integer + fraction) * _UNITS[unit] // 10 ** len(fraction), after[len(unit) :]
 
 
 def _unit_error(number: str, unit: str) -> str:

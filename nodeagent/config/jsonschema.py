@@ -109,9 +109,9 @@ def _scalar(key: ConfigKey, type_: Any) -> dict[str, Any]:
     if type_ is bool:
         return {"type": "boolean"}
     if type_ in (int, float):
-        whole = type_ is int or Mark.WHOLE_SECONDS in key.bounds
+        integer = type_ is int or Mark.WHOLE_SECONDS in key.bounds
         limits = {} if bounds is None else {"minimum": bounds.minimum, "maximum": bounds.maximum}
-        return {"type": "integer" if whole else "number", **limits}
+        return {"type": "integer" if integer else "number", **limits}
     return {"type": "string"} | ({} if shape is None else {"pattern": f"^({shape.pattern})$"})
 
 

@@ -80,10 +80,10 @@ def _split(text: str) -> tuple[bool, str, int, int]:
     body = text[1:] if text[0] in "+-" else text
     suffix = body.lstrip("0123456789.")
     number = body[: len(body) - len(suffix)]
-    whole, _, fraction = number.partition(".")
+    integer, _, fraction = number.partition(".")
     if "." in fraction:
         raise ValueError(f"{number!r} has more than one dot")
-    if not whole and not fraction:
+    if not integer and not fraction:
         raise ValueError(
             "it has white space" if body[:1].isspace() else "it does not start with a number in plain digits"
         )
@@ -92,7 +92,7 @@ def _split(text: str) -> tuple[bool, str, int, int]:
         raise ValueError(_suffix_error(suffix))
     base, power = scale
     ten, two = (power, 0) if base == 10 else (0, power)
-    return text[0] == "-", whole + fraction, ten - len(fraction), two
+    return text[0] == "-", integer + fraction, ten - len(fraction), two
 
 
 def _exponent(suffix: str) -> tuple[int, int] | None:

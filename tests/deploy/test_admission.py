@@ -21,7 +21,7 @@ from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
-from tests.support.manifests import Document, documents, the
+from tests.support.manifests import Document, document_of, documents
 from tests.support.paths import REPOSITORY
 
 celpy = pytest.importorskip("celpy", reason="needs cel-python (dependency group test)")
@@ -394,8 +394,8 @@ def test_the_configuration_protects_by_default_the_pods_that_the_policy_refuses(
     for namespace in protected:
         asked = request("pods", sub="eviction", verb="CREATE", namespace=namespace)
         assert refused(asked, old=None, new=eviction(OPTIONS)) == [NAMESPACES]
-    assert {"kube-system", the("DaemonSet")["metadata"]["namespace"]} == set(protected)
-    assert "protection" not in yaml.safe_load(the("ConfigMap")["data"]["config.yaml"])
+    assert {"kube-system", document_of("DaemonSet")["metadata"]["namespace"]} == set(protected)
+    assert "protection" not in yaml.safe_load(document_of("ConfigMap")["data"]["config.yaml"])
 
 
 # --- Events ----------------------------------------------------------------------------------------------------------

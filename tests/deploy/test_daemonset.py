@@ -12,7 +12,7 @@ import yaml
 from nodeagent import __version__
 from nodeagent.config.schema import FleetConfig
 from nodeagent.sampling.node import kubelet_config
-from tests.support.manifests import DAEMONSET, Document, container, documents, pod_spec, the, with_brake
+from tests.support.manifests import DAEMONSET, Document, container, document_of, documents, pod_spec, with_brake
 from tests.support.paths import REPOSITORY
 
 API_PACKAGES: Final = [REPOSITORY / "nodeagent" / each for each in ("kube", "actuators")]
@@ -98,7 +98,7 @@ def test_every_document_is_valid_by_the_published_schemas_and_has_no_unknown_fie
 
 def test_a_misspelt_field_would_be_found() -> None:
     kubernetes_validate = schema_validator()
-    wrong = the("DaemonSet")
+    wrong = document_of("DaemonSet")
     wrong["spec"]["template"]["spec"]["hostPid"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, "1.36", strict=True)
@@ -106,7 +106,7 @@ def test_a_misspelt_field_would_be_found() -> None:
 
 def test_every_name_that_one_document_gives_another_exists() -> None:
     made = {(document["kind"], document["metadata"]["name"]) for document in documents()}
-    binding, spec = the("ClusterRoleBinding"), pod_spec()
+    binding, spec = document_of("ClusterRoleBinding"), pod_spec()
     account = spec["serviceAccountName"]
     assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in made
     assert [(s["kind"], s["name"]) for s in binding["subjects"]] == [("ServiceAccount", account)]
@@ -114,10 +114,10 @@ def test_every_name_that_one_document_gives_another_exists() -> None:
     assert {("ConfigMap", v["configMap"]["name"]) for v in spec["volumes"] if "configMap" in v} <= made
     bound = {d["spec"]["policyName"] for d in documents() if d["kind"] == "ValidatingAdmissionPolicyBinding"}
     assert bound == {name for kind, name in made if kind == "ValidatingAdmissionPolicy"}
-    selector = the("DaemonSet")["spec"]["selector"]["matchLabels"].items()
-    assert selector <= the("DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    selector = document_of("DaemonSet")["spec"]["selector"]["matchLabels"].items()
+    assert selector <= document_of("DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
     namespaces = {document["metadata"].get("namespace") for document in documents()} - {None}
-    assert namespaces == {the("Namespace")["metadata"]["name"]}
+    assert namespaces == {document_of("Namespace")["metadata"]["name"]}
     assert {volume["name"] for volume in spec["volumes"]} == {mount["name"] for mount in container()["volumeMounts"]}
 
 
@@ -147,7 +147,7 @@ def request_paths() -> Iterator[tuple[str, str]]:
 
 def granted() -> dict[tuple[str, str], set[str]]:
     rights: dict[tuple[str, str], set[str]] = {}
-    for rule in the("ClusterRole")["rules"]:
+    for rule in document_of("ClusterRole")["rules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 rights.setdefault((group, resource), set()).update(rule["verbs"])
@@ -162,7 +162,7 @@ def test_the_role_grants_exactly_the_rights_in_the_table() -> None:
 
 
 def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
-    for rule in the("ClusterRole")["rules"]:
+    for rule in document_of("ClusterRole")["rules"]:
         assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
         assert not {"secrets", "configmaps", "nodes/proxy", "pods/exec"} & set(rule["resources"])
 
@@ -193,10 +193,10 @@ def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -
     assert [each["kind"] for each in made] == ["Role", "RoleBinding", *policy]
     [rule] = role["rules"]
     assert [(rule["apiGroups"][0], rule["resources"][0], set(rule["verbs"]))] == list(FLEET_RIGHTS.values())
-    home = the("Namespace")["metadata"]["name"]
+    home = document_of("Namespace")["metadata"]["name"]
     assert {role["metadata"]["namespace"], binding["metadata"]["namespace"], FleetConfig().lease_namespace} == {home}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"] == the("ClusterRoleBinding")["subjects"]
+    assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
 
 
 # --- the pod ---------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_hierarchies_below_a_read_only_mount_are_read_only_too() -> None:
 
 
 def test_the_patch_for_a_brake_opens_the_cgroups_and_allows_signals_and_nothing_else() -> None:
-    plain, patched = the("DaemonSet"), with_brake()
+    plain, patched = document_of("DaemonSet"), with_brake()
     before, after = container(plain), container(patched)
     [cgroup] = [mount for mount in after["volumeMounts"] if not mount.get("readOnly") and mount["name"] == "cgroup"]
     assert not read_only_with_what_is_below(cgroup)
@@ -326,9 +326,9 @@ def test_every_path_that_the_samplers_read_is_mounted_or_has_a_reason_not_to_be(
 
 
 def test_an_update_never_takes_the_agent_from_more_than_a_tenth_of_the_nodes() -> None:
-    strategy = the("DaemonSet")["spec"]["updateStrategy"]
+    strategy = document_of("DaemonSet")["spec"]["updateStrategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
-    assert the("DaemonSet")["spec"]["minReadySeconds"] >= 30
+    assert document_of("DaemonSet")["spec"]["minReadySeconds"] >= 30
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -337,14 +337,14 @@ def test_an_update_never_takes_the_agent_from_more_than_a_tenth_of_the_nodes() -
 def test_the_config_map_is_the_example_that_systemd_users_get() -> None:
     """But for the address: a pod's own network has no loopback that a kubelet's probe could reach."""
     example = (REPOSITORY / "systemd" / "config.yaml").read_text(encoding="utf-8")
-    assert the("ConfigMap")["data"] == {"config.yaml": example.replace("127.0.0.1:9655", ":9655")}
+    assert document_of("ConfigMap")["data"] == {"config.yaml": example.replace("127.0.0.1:9655", ":9655")}
 
 
 def test_the_probes_ask_the_port_that_the_configuration_serves_and_only_a_standing_loop_restarts_the_agent() -> None:
     from nodeagent.config import load
 
-    loaded = load.loads(the("ConfigMap")["data"]["config.yaml"])
-    [container] = the("DaemonSet")["spec"]["template"]["spec"]["containers"]
+    loaded = load.loads(document_of("ConfigMap")["data"]["config.yaml"])
+    [container] = document_of("DaemonSet")["spec"]["template"]["spec"]["containers"]
     [port] = container["ports"]
     assert loaded.config.metrics.address == f":{port['containerPort']}"
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
@@ -363,7 +363,7 @@ def test_the_configuration_is_valid_and_enforces(tmp_path: Path) -> None:
 def test_what_the_configuration_shows_in_comments_is_valid_and_is_the_default(tmp_path: Path) -> None:
     from nodeagent.config import defaults, load
 
-    text = the("ConfigMap")["data"]["config.yaml"]
+    text = document_of("ConfigMap")["data"]["config.yaml"]
     shown = re.sub(r"^# (?=[a-zA-Z]+:(?: \S+)?$|  )", "", text, flags=re.MULTILINE)
     assert yaml.safe_load(shown).keys() > {"evictionHard", "protection", "escalation", "conditions"}
     file = tmp_path / "config.yaml"

@@ -10,13 +10,13 @@ HEADER: Final = "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration
 
 
 class Wrong(NamedTuple):
-    """A body, and where and why it is refused."""
+    """A body, with the place and the reason of its error."""
 
     body: str
     key: str
     why: str
     schema_sees_it: bool = True
-    """The JSON Schema refuses it too; what it cannot know is named in its module."""
+    """True if the JSON Schema rejects it too; its module lists what it cannot check."""
 
 
 def file(body: str) -> str:
@@ -29,7 +29,7 @@ def read(body: str) -> load.LoadedConfig:
 
 
 def problems(body: str) -> tuple[Problem, ...]:
-    """What is wrong with this body; fails when nothing is."""
+    """The problems of this body; fails if there is none."""
     try:
         loaded = read(body)
     except ConfigError as error:

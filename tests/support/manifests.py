@@ -1,4 +1,4 @@
-"""What the deployment tests read: the documents of daemonset.yaml, and its patch in examples/."""
+"""Read the documents of daemonset.yaml and its patch in examples/, for the deployment tests."""
 
 import copy
 from typing import Any, Final
@@ -18,28 +18,28 @@ def documents() -> list[Document]:
     return list(yaml.safe_load_all(DAEMONSET.read_text(encoding="utf-8")))
 
 
-def the(kind: str) -> Document:
+def document_of(kind: str) -> Document:
     """The only document of this kind."""
     (found,) = (document for document in documents() if document["kind"] == kind)
     return found
 
 
 def pod_spec() -> Document:
-    """The pod that the DaemonSet makes."""
-    spec: Document = the("DaemonSet")["spec"]["template"]["spec"]
+    """The pod spec of the DaemonSet."""
+    spec: Document = document_of("DaemonSet")["spec"]["template"]["spec"]
     return spec
 
 
 def container(daemonset: Document | None = None) -> Document:
     """Its only container; of daemonset.yaml, or of a changed one."""
-    (only,) = (daemonset or the("DaemonSet"))["spec"]["template"]["spec"]["containers"]
+    (only,) = (daemonset or document_of("DaemonSet"))["spec"]["template"]["spec"]["containers"]
     found: Document = only
     return found
 
 
 def with_brake() -> Document:
     """The DaemonSet as `kubectl patch` leaves it with the patch of examples/."""
-    patched: Document = _merged(the("DaemonSet"), yaml.safe_load(BRAKE.read_text(encoding="utf-8")))
+    patched: Document = _merged(document_of("DaemonSet"), yaml.safe_load(BRAKE.read_text(encoding="utf-8")))
     return patched
 
 

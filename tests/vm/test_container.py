@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from nodeagent.config.quantity import parse_quantity
-from tests.support.manifests import Document, container, pod_spec, the, with_brake
+from tests.support.manifests import Document, container, document_of, pod_spec, with_brake
 from tests.support.paths import REPOSITORY
 from tests.vm.dockerfile import Built, base_root, build
 from tests.vm.image import cache_folder
@@ -110,7 +110,7 @@ def run_contained(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in the DaemonSet's container; its exit code and output."""
     environment = {"PATH": "/usr/bin:/bin", "NODE_NAME": "vm-node", **image.environment}
-    spec = runtime_spec(command, environment, host_pid=host_pid, daemonset=daemonset or the("DaemonSet"))
+    spec = runtime_spec(command, environment, host_pid=host_pid, daemonset=daemonset or document_of("DaemonSet"))
     machine.write(f"{BUNDLE}/config.json", json.dumps(spec))
     return machine.run(
         f"timeout 150 runc run --keep --bundle {BUNDLE} nodeagent; s=$?; cat /sys/fs/cgroup{CGROUP}/memory.peak "
