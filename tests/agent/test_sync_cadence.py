@@ -21,10 +21,21 @@ from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components
 from nodeagent.loop.executor import GROWTH_CAP_S
 from nodeagent.loop.observe import STARTUP_API_WAIT_S
-from nodeagent.model import ConditionStatus, ConditionType, NodeSnapshot, Owner, Plan, Pod, PodSource, Signal
+from nodeagent.model import (
+    ConditionStatus,
+    ConditionType,
+    MemoryModel,
+    NodeSnapshot,
+    Owner,
+    Plan,
+    Pod,
+    PodSource,
+    Signal,
+    Tier,
+)
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.conditions import ConditionMemory, ConditionState
-from nodeagent.policy.in_flight import InFlightEviction, InFlightState
+from nodeagent.policy.in_flight import EvictionStage, InFlightEviction, InFlightState
 from nodeagent.policy.reclaim import ReclaimRun, ReclaimState
 from nodeagent.runtime.wakeups import Wakeups
 from nodeagent.sampling.disk.monitor import DiskMonitor
@@ -37,7 +48,6 @@ from nodeagent.telemetry.log import LineWriter, open_log
 from tests.support.pod_cgroups import NEEDS, usable
 from tests.support.runtime import bare_runtime
 from tests.support.trees import GI, MI, Node, TreePod, write_node
-from tests.unit.policy.test_in_flight import entry
 
 POD = TreePod("a/web")
 BEGAN = 100_000.0
@@ -431,7 +441,24 @@ def test_every_sync_decides_until_the_release_of_a_reclaim_action_is_measured(st
 def test_the_node_is_sampled_again_after_its_pods_while_an_eviction_is_in_flight(
     start: StartLoop, tmp_path: Path, in_flight: bool
 ) -> None:
-    eviction = entry("web", planned_at=BEGAN, sample_at=BEGAN, until=BEGAN + 60.0)
+    eviction = InFlightEviction(
+        plan_id="a-1",
+        pod_uid="uid-shop-web",
+        cgroup_uid="uid-shop-web",
+        pod="shop/web",
+        owner="rs-shop-web",
+        signal=Signal.MEMORY,
+        memory_model=MemoryModel.WORKING_SET,
+        tier=Tier.HARD,
+        stage=EvictionStage.ACCEPTED,
+        planned_at=BEGAN,
+        sample_at=BEGAN,
+        available=100 * MI,
+        predicted=GI,
+        grace_s=1.0,
+        until=BEGAN + 60.0,
+        buckets=("node",),
+    )
     loop = start(evictions=(eviction,) if in_flight else ())
 
     def free_memory() -> None:
