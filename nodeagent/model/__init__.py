@@ -1,6 +1,6 @@
 """The nouns between the packages: plain, immutable values.
 
-`sampling` and `kube` make a `NodeSnapshot`, `policy` turns it into a `Plan`, the actuators answer with an `Outcome` for
+`sampling` and `kube` make a `NodeSnapshot`, `policy` makes a `Plan` of it, the actuators answer with an `Outcome` for
 each victim, and `telemetry`, `records` and `report` publish all three. This package imports no other one.
 
 Conventions of the whole project:

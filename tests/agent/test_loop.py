@@ -26,17 +26,17 @@ def agent(config: Path, tmp_path: Path) -> Iterator[Run]:
     dropped = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "NODEAGENT_MODE", "HOME")
     environ = {name: value for name, value in os.environ.items() if name not in dropped}
     run = Run("--dry-run", "--config", str(config), log=tmp_path / "log", environ=environ)
-    until(lambda: run.said("started"), "the start")
+    until(lambda: run.logged("started"), "the start")
     yield run
     run.kill()
 
 
 def _notes(agent: Run, subject: str) -> list[str]:
-    return [line["message"] for line in agent.said("note") if line["subject"] == subject]
+    return [line["message"] for line in agent.logged("note") if line["subject"] == subject]
 
 
 def test_a_late_sync_is_logged(agent: Run) -> None:
-    until(lambda: agent.said("signal changed"), "the first sync")
+    until(lambda: agent.logged("signal changed"), "the first sync")
     agent.process.send_signal(signal.SIGSTOP)
     threading.Event().wait(2.0)
     agent.process.send_signal(signal.SIGCONT)

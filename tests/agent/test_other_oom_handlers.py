@@ -60,7 +60,7 @@ def test_the_start_of_the_agent_logs_the_other_oom_handlers_and_the_kubelets_evi
         until(lambda: len(_oom_handlers(agent)) == 2, "the other OOM handlers")
         killer, kubelet = _oom_handlers(agent)
         assert killer.startswith("earlyoom runs (PID 400)")
-        assert [line["message"].split(":")[0] for line in agent.said("note") if line["subject"] == "reclaim"] == [
+        assert [line["message"].split(":")[0] for line in agent.logged("note") if line["subject"] == "reclaim"] == [
             "tidy will fail"
         ]
         assert kubelet.startswith("the kubelet's own eviction is on (memory.available<500Mi)")
@@ -95,4 +95,4 @@ def test_the_agent_does_not_assume_the_kubelets_defaults(node: Path, tmp_path: P
 
 
 def _oom_handlers(agent: Run) -> list[str]:
-    return [line["message"] for line in agent.said("note") if line["subject"] == "other OOM handlers"]
+    return [line["message"] for line in agent.logged("note") if line["subject"] == "other OOM handlers"]

@@ -34,7 +34,7 @@ def agent(tmp_path: Path, config: Path, manager: socket.socket) -> Iterator[Run]
     """No cluster: neither a kubeconfig nor a home to find one in."""
     environ = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(tmp_path / "notify"), "PYTHONPATH": ":".join(sys.path)}
     run = Run("--config", str(config), "--node-name", "n", log=tmp_path / "log", environ=environ)
-    until(lambda: run.said("started"), "the start")
+    until(lambda: run.logged("started"), "the start")
     yield run
     run.process.kill()
     run.process.wait()
@@ -60,8 +60,8 @@ def test_a_changed_file_is_loaded_on_sighup_and_logged_key_by_key(
     agent.process.send_signal(signal.SIGHUP)
     _heard(manager, "RELOADING=1")
     _heard(manager, "READY=1")
-    until(lambda: agent.said("configuration changed"), "the change")
-    changes = {line["key"]: (line["before"], line["after"]) for line in agent.said("configuration changed")}
+    until(lambda: agent.logged("configuration changed"), "the change")
+    changes = {line["key"]: (line["before"], line["after"]) for line in agent.logged("configuration changed")}
     assert changes["evictionHard.memory.available"] == ("200Mi", "123Mi")
     assert changes["evictionHard.pid.available"] == ("5%", "not set")
     assert agent.stop() == 0
@@ -69,7 +69,7 @@ def test_a_changed_file_is_loaded_on_sighup_and_logged_key_by_key(
 
 def test_a_mounted_file_is_loaded_without_a_signal(agent: Run, config: Path) -> None:
     rewrite(config, config.read_text() + "evictionHard: {memory.available: 123Mi}\n")
-    until(lambda: agent.said("configuration changed"), "the change")
+    until(lambda: agent.logged("configuration changed"), "the change")
     assert agent.stop() == 0
 
 
@@ -77,14 +77,14 @@ def test_an_invalid_file_is_rejected_with_every_problem_and_the_old_one_stays(ag
     good = config.read_text()
     rewrite(config, good + "evictionHard: {memory.avialable: 1Gi}\nmode: enforced\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration rejected"), "the refusal")
-    refused, *_ = agent.said("configuration rejected")
+    until(lambda: agent.logged("configuration rejected"), "the refusal")
+    refused, *_ = agent.logged("configuration rejected")
     assert "did you mean" in str(refused["problems"])
     assert len(refused["problems"]) == 2
-    assert not agent.said("configuration changed")
+    assert not agent.logged("configuration changed")
     rewrite(config, good + "evictionHard: {memory.available: 123Mi}\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration changed"), "the fixed file")
+    until(lambda: agent.logged("configuration changed"), "the fixed file")
     assert agent.stop() == 0
 
 
@@ -101,8 +101,8 @@ def test_a_configuration_that_this_machine_cannot_use_is_rejected(
 ) -> None:
     rewrite(config, config.read_text() + f"{line}\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration rejected"), "the refusal")
-    refused, *_ = agent.said("configuration rejected")
+    until(lambda: agent.logged("configuration rejected"), "the refusal")
+    refused, *_ = agent.logged("configuration rejected")
     [problem] = refused["problems"]
     assert f" {key}: " in problem
     assert why in problem
@@ -113,7 +113,7 @@ def test_a_configuration_that_this_machine_cannot_use_is_rejected(
 def test_keys_of_the_process_take_effect_at_the_next_start(agent: Run, config: Path, tmp_path: Path) -> None:
     rewrite(config, HEAD + f"stateDir: {tmp_path}/elsewhere\n")
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration change needs a restart"), "the warning")
+    until(lambda: agent.logged("configuration change needs a restart"), "the warning")
     assert agent.stop() == 0
     assert not (tmp_path / "elsewhere").exists()
 
@@ -124,8 +124,8 @@ def test_a_file_that_others_may_write_is_rejected_and_the_old_one_stays(agent: R
     config.chmod(0o666)
     agent.process.send_signal(signal.SIGHUP)
     why = "is writable for all users (mode 0666)"
-    until(lambda: why in str(agent.said("configuration rejected")), "the refusal")
-    assert not agent.said("configuration changed")
+    until(lambda: why in str(agent.logged("configuration rejected")), "the refusal")
+    assert not agent.logged("configuration changed")
     assert agent.stop() == 0
 
 
@@ -136,5 +136,5 @@ def test_a_named_pipe_in_place_of_the_file_does_not_block_the_loop(agent: Run, c
     pipe.rename(config)
     agent.process.send_signal(signal.SIGHUP)
     why = "it is a named pipe, not a regular file"
-    until(lambda: why in str(agent.said("configuration rejected")), "the refusal")
+    until(lambda: why in str(agent.logged("configuration rejected")), "the refusal")
     assert agent.stop() == 0

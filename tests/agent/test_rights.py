@@ -174,6 +174,6 @@ def test_a_missing_right_is_logged(kubepods: Kubepods, api: ApiServer, run: Star
     kubepods.start(HOG, qos="burstable")
     agent = run()
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction forbidden"), "the refusal")
+    until(lambda: agent.logged("eviction forbidden"), "the refusal")
     assert agent.stop() == 0
     assert set(rbac.refused) == {Right("create", "", "pods/eviction", "default")}

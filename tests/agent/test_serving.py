@@ -54,7 +54,7 @@ def agent(tmp_path: Path, port: int) -> Iterator[Run]:
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)}
     arguments = ("--config", str(tmp_path / "config.yaml"), "--node-name", "n")
     run = Run(*arguments, log=tmp_path / "log", environ=environ)
-    until(lambda: run.said("started"), "the start")
+    until(lambda: run.logged("started"), "the start")
     yield run
     run.process.kill()
     run.process.wait()
@@ -85,7 +85,7 @@ def test_a_reload_moves_the_address(agent: Run, port: int, tmp_path: Path) -> No
     other = _free_port()
     _write(tmp_path / "config.yaml", other)
     agent.process.send_signal(signal.SIGHUP)
-    until(lambda: agent.said("configuration changed"), "the change")
+    until(lambda: agent.logged("configuration changed"), "the change")
     assert _get(other, "/healthz")[0] == 200
     with pytest.raises(ConnectionRefusedError):
         _get(port, "/healthz")

@@ -43,7 +43,7 @@ def test_a_dead_mount_is_reported_everywhere_and_stops_nothing(
         assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
 
         text = f"thread statvfs {dead} stuck in statvfs for more than"
-        until(lambda: text in str([line for line in agent.said("note") if line["subject"] == "workers"]), "the note")
+        until(lambda: text in str([line for line in agent.logged("note") if line["subject"] == "workers"]), "the note")
         until(lambda: b'nodeagent_workers_stuck{worker="statvfs"} 1' in _metrics(port), "the metric")
         until(lambda: text in (tmp_path / "state" / "status").read_text(), "the note for check")
     assert text in _check(tmp_path)

@@ -50,16 +50,16 @@ def test_two_agents_evict_no_more_than_one_and_the_second_takes_over(
         assert not (tmp_path / "other").exists(), "it keeps nothing"
     eat(kubepods)
     until(lambda: len(api.sent("POST", "/eviction")) == 2, "the evictions of the first")
-    until(lambda: second.said("would evict"), "a decision of the second agent")
-    refused = len(second.said("not evicting"))
+    until(lambda: second.logged("would evict"), "a decision of the second agent")
+    refused = len(second.logged("not evicting"))
     first.kill()
-    until(lambda: second.said("no other agent acts any more"), "the second one takes over")
-    until(lambda: len(second.said("started")) == 2, "and starts again")
-    assert [line["mode"] for line in second.said("started")] == ["dry-run", "enforce"]
+    until(lambda: second.logged("no other agent acts any more"), "the second one takes over")
+    until(lambda: len(second.logged("started")) == 2, "and starts again")
+    assert [line["mode"] for line in second.logged("started")] == ["dry-run", "enforce"]
     trust = "restored" if directory == "state" else "first"
-    assert [line["trust"] for line in second.heard("state loaded")] == [trust]
+    assert [line["trust"] for line in second.wait_for_log("state loaded")] == [trust]
     until(
-        lambda: any(line["code"].startswith("rate-limit-") for line in second.said("not evicting")[refused:]),
+        lambda: any(line["code"].startswith("rate-limit-") for line in second.logged("not evicting")[refused:]),
         "what the first one has spent",
     )
     assert len(api.sent("POST", "/eviction")) == 2
@@ -83,7 +83,7 @@ def test_a_second_agent_changes_neither_the_node_nor_the_brakes_of_the_first(
     until(lambda: watches(second), "the note of the second agent")
     third = start_agent("--dry-run", **SETTINGS)
     for agent in (second, third):
-        until(lambda agent=agent: agent.said("would evict") or agent.said("not evicting"), "a decision")  # type: ignore[misc]
+        until(lambda agent=agent: agent.logged("would evict") or agent.logged("not evicting"), "a decision")  # type: ignore[misc]
         assert agent.stop() == 0
     assert [uid for uid in HOGS if kubepods.frozen(uid, qos="burstable")] == frozen
     pressure = api.condition("NodeAgentMemoryPressure")
@@ -118,11 +118,13 @@ def test_a_dry_run_stops_no_agent_from_acting_and_does_not_start_to_act_beside_i
     finally:
         dry_run.kill()
     last = start_agent(**shared)
-    until(lambda: any(line["code"].startswith("rate-limit-") for line in last.said("not evicting")), "the spent tokens")
-    assert [line["trust"] for line in last.heard("state loaded")] == ["restored"]
+    until(
+        lambda: any(line["code"].startswith("rate-limit-") for line in last.logged("not evicting")), "the spent tokens"
+    )
+    assert [line["trust"] for line in last.wait_for_log("state loaded")] == ["restored"]
     assert len(api.sent("POST", "/eviction")) == 2
     assert last.stop() == 0
 
 
 def refusals(agent: Run) -> list[dict[str, Any]]:
-    return agent.said("configuration rejected")
+    return agent.logged("configuration rejected")

@@ -40,12 +40,12 @@ def test_the_soft_tier_does_not_evict_until_the_disk_has_space_again(
     filler = small_disk / "filler"
     subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction recheck-refused"), "the refusal")
+    until(lambda: agent.logged("eviction recheck-refused"), "the refusal")
     assert (
-        agent.said("eviction recheck-refused")[0]["message"]
+        agent.logged("eviction recheck-refused")[0]["message"]
         == "state not saved: only hard evictions through the API may act"
     )
-    assert agent.heard("state not saved")
+    assert agent.wait_for_log("state not saved")
     assert not api.sent("POST", "/eviction")
     filler.unlink()
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
@@ -61,7 +61,7 @@ def test_without_a_state_directory_the_soft_tier_does_not_act_and_the_start_logs
     # The tokens that an earlier agent spent are unknown: every rate limit begins empty.
     soon = {kind: {"burst": 1, "perHour": 7200} for kind in ("node", "namespace", "owner", "signal")}
     agent = start_agent(stateDir=str(tmp_path / "file" / "state"), rateLimits=soon)
-    until(lambda: agent.said("eviction recheck-refused"), "the refusal")
+    until(lambda: agent.logged("eviction recheck-refused"), "the refusal")
     assert "no state directory, soft evictions are off" in str(agent.events())
     assert not api.sent("POST", "/eviction")
     assert agent.stop() == 0
@@ -85,7 +85,7 @@ def test_a_brake_that_was_not_saved_is_released_by_the_next_agent(
     filler.unlink()
     agent = start_agent(**{**changes, "escalation": {"brake": "none"}})
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is released")
-    assert [line["trust"] for line in agent.heard("state loaded")] == ["lost"]
+    assert [line["trust"] for line in agent.wait_for_log("state loaded")] == ["lost"]
     assert agent.stop() == 0
 
 
@@ -133,9 +133,9 @@ def _await_decision(agent: Run) -> None:
     """A pod is evicted, or would be without a failing state or a rate limit."""
     until(
         lambda: (
-            agent.said("eviction accepted")
-            or agent.said("eviction recheck-refused")
-            or any(line["code"].startswith("rate-limit-") for line in agent.said("not evicting"))
+            agent.logged("eviction accepted")
+            or agent.logged("eviction recheck-refused")
+            or any(line["code"].startswith("rate-limit-") for line in agent.logged("not evicting"))
         ),
         "a decision",
     )

@@ -200,7 +200,7 @@ def check_recovery(node: ThisNode, watch_log: WatchLog, pressure: Pressure, run:
 def check_end(node: ThisNode, watch_log: WatchLog, run: Run) -> None:
     """A clean end takes everything back."""
     assert run.stop() == 0, last_words(run)  # within the 20 s that daemonset.yaml grants
-    assert not run.said("cleanup incomplete")
+    assert not run.logged("cleanup incomplete")
     watch_log.wait(
         lambda: not marks(watch_log.node()[-1].object), "what is ours is taken back at the end", timeout_s=LONG_S
     )
@@ -209,7 +209,7 @@ def check_end(node: ThisNode, watch_log: WatchLog, run: Run) -> None:
 
 def check_events(cluster: Cluster, pressure: Pressure, hog: Json, run: Run) -> None:
     """What was done is told on the pod and on the node, with the decision's id."""
-    [accepted] = run.said("eviction accepted")
+    [accepted] = run.logged("eviction accepted")
 
     def told(namespace: str, reason: str, about: tuple[str, str], plans: set[str]) -> list[Json]:
         found = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events?limit=1000")["items"]
@@ -220,7 +220,7 @@ def check_events(cluster: Cluster, pressure: Pressure, hog: Json, run: Run) -> N
 
     def on_the_node() -> list[Json]:
         # One Event for every try: a second one, after an answer that got lost, makes the series of the first longer.
-        tries = {line["id"] for line in run.said("evicting")}
+        tries = {line["id"] for line in run.logged("evicting")}
         return told("default", "EvictionThresholdMet", ("Node", cluster.node_name), tries)
 
     assert cluster.until(on_the_pod, timeout_s=60), last_words(run)
@@ -252,8 +252,8 @@ def check_eviction(node: ThisNode, watch_log: WatchLog, pressure: Pressure, load
         lambda: watch_log.pods("hog")[-1].what == "DELETED", "the evicted pod's object goes", timeout_s=LONG_S
     )
     # The log is written by another thread than the request.
-    assert node.cluster.until(lambda: run.said("eviction accepted"), timeout_s=LONG_S), last_words(run)
-    assert {line["pod"] for line in run.said("evicting")} == {f"{node.cluster.namespace}/hog"}
+    assert node.cluster.until(lambda: run.logged("eviction accepted"), timeout_s=LONG_S), last_words(run)
+    assert {line["pod"] for line in run.logged("evicting")} == {f"{node.cluster.namespace}/hog"}
     check_events(node.cluster, pressure, going.object, run)
     return going
 
@@ -320,9 +320,9 @@ def test_a_pdb_blocks_the_soft_tier_as_long_as_it_exists(
             press(watch_log, pressure, load, run)
             watch_log.wait(lambda: watch_log.node()[-1].tainted(pressure.taint), "the taint", timeout_s=LONG_S)
             told = "PodDisruptionBudget hog allows 0 disruptions"
-            assert cluster.until(lambda: told in str(run.said("not evicting")), timeout_s=LONG_S), last_words(run)
+            assert cluster.until(lambda: told in str(run.logged("not evicting")), timeout_s=LONG_S), last_words(run)
             assert not watch_log.seen(lambda: any(e.terminating for e in watch_log.pods("hog")), 5.0)
-            assert not run.said("evicting")
+            assert not run.logged("evicting")
             assert not load.ended(0.0)
             cluster.delete(f"{budgets}/hog")
             check_eviction(node, watch_log, pressure, load, run)

@@ -47,7 +47,7 @@ def test_a_pod_that_its_pdb_blocks_is_marked_and_deleted_if_configured(
         "gracePeriodSeconds": 1,
         "preconditions": {"uid": HOG},
     }
-    until(lambda: agent.said("eviction accepted"), "the outcome")
+    until(lambda: agent.logged("eviction accepted"), "the outcome")
     assert agent.stop() == 0
     assert len(api.sent("DELETE")) == 1
 
@@ -79,7 +79,7 @@ def test_a_terminating_pod_that_holds_the_deficit_gets_a_shorter_grace_period(
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
-    until(lambda: agent.said("eviction accepted"), "the outcome")
+    until(lambda: agent.logged("eviction accepted"), "the outcome")
     [request] = api.sent("POST", "/eviction")
     assert request.path.endswith("/hog/eviction")
     assert request.body["deleteOptions"]["gracePeriodSeconds"] == 1
@@ -99,6 +99,6 @@ def test_its_grace_is_left_alone_where_that_is_wanted(
     kubepods.start(HOG, qos="besteffort")
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD, escalation={"shortenTerminating": False})
-    until(lambda: agent.said("not evicting"), "why no pod is evicted")
+    until(lambda: agent.logged("not evicting"), "why no pod is evicted")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")

@@ -72,7 +72,7 @@ def run(kubepods: Kubepods, disk: Disk, start_agent: StartAgent) -> StartAgent:
         sampling = {"interval": "200ms", "cgroupRoot": f"/{kubepods.root}", **disk.sampling}
         settings = {"evictionSoft": {}, "evictionSoftGracePeriod": {}, "sampling": sampling, **changes}
         agent = start_agent(*arguments, **settings)
-        until(lambda: agent.said("signal changed"), "the first decision")
+        until(lambda: agent.logged("signal changed"), "the first decision")
         return agent
 
     return start
@@ -145,7 +145,7 @@ def test_the_condition_is_true_before_the_filler_is_evicted_and_nothing_reaches_
     assert up_at_eviction == [True]
     until(lambda: not kubepods.running(FILLER), "the filler has ended")
     lowest = disk.lowest_bytes, disk.lowest_inodes
-    [reported] = agent.heard("evicting")
+    [reported] = agent.wait_for_log("evicting")
     assert resource in reported["message"]
     assert reported["predicted_relief"] > 0
 
@@ -167,8 +167,8 @@ def test_a_dry_run_names_the_filler_and_evicts_nothing(
     filler = _start(kubepods, disk, FILLER, WRITER, 100.0)
     agent = run("--dry-run", **{**DISK_HARD, "evictionHard": {"nodefs.available": "50%"}})
     _go(filler)
-    until(lambda: agent.said("would evict"), "what it would do", timeout_s=60)
-    assert agent.said("would evict")[0]["pod"] == "default/filler"
+    until(lambda: agent.logged("would evict"), "what it would do", timeout_s=60)
+    assert agent.logged("would evict")[0]["pod"] == "default/filler"
     assert kubepods.running(FILLER)
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
@@ -193,13 +193,13 @@ def test_a_reclaim_action_frees_the_disk_and_no_pod_is_evicted(
             "waitForKubelet": "3s",
         },
     )
-    until(lambda: agent.said("reclaim done"), "the end of the action", timeout_s=60)
-    assert agent.said("reclaim done")[0]["message"] == "ephemeral-storage nodefs.available"
-    until(lambda: any(note["subject"] == "reclaim" for note in agent.said("note")), "its gain", timeout_s=60)
-    [gain] = [note for note in agent.said("note") if note["subject"] == "reclaim"]
+    until(lambda: agent.logged("reclaim done"), "the end of the action", timeout_s=60)
+    assert agent.logged("reclaim done")[0]["message"] == "ephemeral-storage nodefs.available"
+    until(lambda: any(note["subject"] == "reclaim" for note in agent.logged("note")), "its gain", timeout_s=60)
+    [gain] = [note for note in agent.logged("note") if note["subject"] == "reclaim"]
     assert "empty-cache (done)" in gain["message"]
     assert "freed 256Mi" in gain["message"]
-    assert list(dict.fromkeys(line["code"] for line in agent.said("not evicting"))) == [
+    assert list(dict.fromkeys(line["code"] for line in agent.logged("not evicting"))) == [
         "waits-for-kubelet",
         "waits-for-reclaim",
     ]
@@ -217,7 +217,7 @@ def test_a_reclaim_action_that_does_not_help_is_ended_and_the_filler_is_evicted(
     agent = run(**DISK_HARD, reclaim={"actions": [{"name": "useless", "command": sleep, "timeout": "500ms"}]})
     _go(filler)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
-    assert agent.heard("evicting")
+    assert agent.wait_for_log("evicting")
     assert [line["event"] for line in agent.events() if line["event"] in ("reclaim timed-out", "evicting")] == [
         "reclaim timed-out",
         "evicting",
@@ -234,8 +234,8 @@ def test_a_dry_run_starts_no_reclaim_action(
     touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')", str(tmp_path / "ran")]
     agent = run("--dry-run", **DISK_HARD, reclaim={"actions": [{"name": "touch", "command": touch}]})
     _go(filler)
-    until(lambda: agent.said("would evict") and agent.said("would reclaim"), "what it would do", timeout_s=60)
-    assert agent.said("would reclaim")[0]["action"] == "touch"
+    until(lambda: agent.logged("would evict") and agent.logged("would reclaim"), "what it would do", timeout_s=60)
+    assert agent.logged("would reclaim")[0]["action"] == "touch"
     assert agent.stop() == 0
     assert not (tmp_path / "ran").exists()
     assert not api.sent("POST", "/eviction")
@@ -249,16 +249,16 @@ def test_a_disk_full_of_files_of_no_pod_evicts_no_pod_and_names_where_they_are(
     for index in range(75):  # 300 of some 430 MiB
         (disk.place / f"images/blobs/f{index}").write_bytes(b"x" * 4 * MIB)
     agent = run(**DISK_HARD)
-    until(lambda: agent.said("not evicting"), "a refusal", timeout_s=60)
+    until(lambda: agent.logged("not evicting"), "a refusal", timeout_s=60)
 
     def named() -> bool:
-        return any("are in no pod" in str(note["message"]) for note in agent.said("note"))
+        return any("are in no pod" in str(note["message"]) for note in agent.logged("note"))
 
     until(named, "largest other holders", timeout_s=60)
-    note = next(note["message"] for note in agent.said("note") if "are in no pod" in note["message"])
+    note = next(note["message"] for note in agent.logged("note") if "are in no pod" in note["message"])
     assert f"{disk.place}/images 300Mi, 77 inodes" in note
     why = {"no-candidates", "futile"}
-    until(lambda: why & {line["code"] for line in agent.said("not evicting")}, "why no pod is evicted")
+    until(lambda: why & {line["code"] for line in agent.logged("not evicting")}, "why no pod is evicted")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
 
@@ -277,7 +277,7 @@ def test_a_pod_over_its_own_limit_is_evicted_while_the_disk_has_space(
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
     [request] = api.sent("POST", "/eviction")
     assert request.path.endswith("/filler/eviction")
-    assert 'Usage of EmptyDir volume "data" exceeds the limit "10Mi"' in agent.heard("evicting")[0]["message"]
+    assert 'Usage of EmptyDir volume "data" exceeds the limit "10Mi"' in agent.wait_for_log("evicting")[0]["message"]
     assert agent.stop() == 0
 
 
@@ -293,8 +293,8 @@ def test_a_calm_agent_does_not_tarry_with_a_pod_that_has_come_to_exceed_its_limi
     threading.Event().wait(CALM_S + 2.0)
     (disk.volume(FILLER) / "more").write_bytes(b"x" * 20 * MIB)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
-    [counting, *_] = [line for line in agent.said("not evicting") if line["code"] == "waits-for-recount"]
-    [evicting] = agent.heard("evicting")
+    [counting, *_] = [line for line in agent.logged("not evicting") if line["code"] == "waits-for-recount"]
+    [evicting] = agent.wait_for_log("evicting")
     passed = dt.datetime.fromisoformat(evicting["timestamp"]) - dt.datetime.fromisoformat(counting["timestamp"])
     assert passed.total_seconds() < CALM_S / 2, "the new measurement is decided upon at the next sample"
     assert agent.stop() == 0
@@ -319,7 +319,7 @@ def test_a_pod_that_fills_the_disk_with_a_deleted_file_is_evicted_and_no_smaller
     _go(filler)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
     until(lambda: not kubepods.running(FILLER), "the filler has ended")
-    [reported] = agent.heard("evicting")
+    [reported] = agent.wait_for_log("evicting")
     assert reported["pod"] == "default/filler"
     assert reported["predicted_relief"] > 50 * MIB
     kubepods.kill(FILLER)
@@ -353,11 +353,11 @@ def test_no_pod_is_evicted_for_a_disk_that_fills_with_unreadable_files(
     filler = _start(kubepods, disk, FILLER, HIDER, 12.0)
     agent = _without_ptrace(lambda: run(**DISK_HARD))
     _go(filler)
-    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why no pod is evicted")
+    until(lambda: any(line["code"] == "unattributed" for line in agent.logged("not evicting")), "why no pod is evicted")
     until(lambda: disk.lowest_bytes < 100 * MIB, "the disk is half of the way to full")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
-    notes = [note["message"] for note in agent.said("note")]
+    notes = [note["message"] for note in agent.logged("note")]
     assert any("deleted files" in note and "unknown" in note for note in notes)
 
 
@@ -369,7 +369,7 @@ def test_no_pod_is_evicted_for_usage_older_than_the_agent(
     _go(filler)
     until(lambda: disk.lowest_bytes < 150 * MIB, "the disk is short")
     agent = _without_ptrace(lambda: run(**DISK_HARD))
-    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why no pod is evicted")
+    until(lambda: any(line["code"] == "unattributed" for line in agent.logged("not evicting")), "why no pod is evicted")
     until(lambda: disk.lowest_bytes < 90 * MIB, "the disk fills on")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
@@ -391,6 +391,6 @@ def test_the_usage_of_an_evicted_pod_hides_no_growth_outside_of_pods(
     for index in range(105):  # 210 MiB, slow enough for several counts
         (journal / str(index)).write_bytes(b"x" * 2 * MIB)
         threading.Event().wait(0.15)
-    until(lambda: any(line["code"] == "unattributed" for line in agent.said("not evicting")), "why no pod is evicted")
+    until(lambda: any(line["code"] == "unattributed" for line in agent.logged("not evicting")), "why no pod is evicted")
     assert agent.stop() == 0
     assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]

@@ -119,7 +119,7 @@ def test_the_pod_that_fills_the_image_file_system_is_evicted_before_it_is_full(
             "podLogsDir": f"{tmp_path}/node/logs",
         },
     )
-    until(lambda: agent.said("signal changed"), "the first decision")
+    until(lambda: agent.logged("signal changed"), "the first decision")
     filler.stdin.write("go\n")
     filler.stdin.flush()
     assert api.wait_for(lambda: up_at_eviction, 60), agent.events()
@@ -128,7 +128,7 @@ def test_the_pod_that_fills_the_image_file_system_is_evicted_before_it_is_full(
     numbers = os.statvfs(disk.place)
     lowest = disk.lowest_bytes / (numbers.f_blocks * numbers.f_frsize), disk.lowest_inodes / numbers.f_files
     assert min(lowest) > 0.02, f"it was as good as full: {lowest}"
-    [reported] = agent.heard("evicting")
+    [reported] = agent.wait_for_log("evicting")
     assert reported["predicted_relief"] > 0
     assert len(api.sent("POST", "/eviction")) == 1, "chill stays"
     assert kubepods.running(CHILL)

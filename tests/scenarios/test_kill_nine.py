@@ -175,7 +175,7 @@ def test_a_pod_left_frozen_is_released_also_when_the_state_is(
         (tmp_path / "state" / "state").write_bytes(state)
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    assert [line["trust"] for line in agent.heard("state loaded")] == ["lost" if state is None else "corrupt"]
+    assert [line["trust"] for line in agent.wait_for_log("state loaded")] == ["lost" if state is None else "corrupt"]
     until(lambda: "another program" in str(agent.events()), "the other one is logged")
     assert kubepods.frozen(OTHERS, qos="besteffort")
 
@@ -229,8 +229,8 @@ def _next_agent_pays(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
         api.modify_pod("default", "hog", lambda entry: entry["metadata"].pop("deletionTimestamp"))
     agent = start_agent(**ACTING)
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    until(lambda: agent.said("not evicting") or len(_evictions(api)) > accepted or _over(kubepods, api), "a decision")
-    assert [line["trust"] for line in agent.heard("state loaded")] == ["restored"]
+    until(lambda: agent.logged("not evicting") or len(_evictions(api)) > accepted or _over(kubepods, api), "a decision")
+    assert [line["trust"] for line in agent.wait_for_log("state loaded")] == ["restored"]
     assert agent.stop() == 0
     assert len(_evictions(api)) <= 1
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "nothing is left frozen")

@@ -42,11 +42,11 @@ def test_a_hog_is_killed_through_its_cgroup_and_the_event_is_sent_when_the_api_s
     until(lambda: not kubepods.running(HOG), "the hog has ended")
     assert time.monotonic() - down_at >= 2.0
     assert kubepods.running(SPARED)
-    until(lambda: agent.said("eviction killed"), "the kill in the log")
-    [line] = agent.said("eviction killed")
+    until(lambda: agent.logged("eviction killed"), "the kill in the log")
+    [line] = agent.logged("eviction killed")
     calm = ["False"]
     until(
-        lambda: [c["status"] for c in agent.said("condition changed") if c["type"] == "MemoryPressure"][-1:] == calm,
+        lambda: [c["status"] for c in agent.logged("condition changed") if c["type"] == "MemoryPressure"][-1:] == calm,
         "calm",
     )
 
@@ -66,7 +66,7 @@ def test_a_pod_whose_kubelet_restarts_it_is_evicted_as_soon_as_that_can_be_asked
     agent = run(**HARD, **LAST_RESORT)
     api.go_down()
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction killed"), "the kill")
+    until(lambda: agent.logged("eviction killed"), "the kill")
     kubepods.kill(HOG)
     kubepods.start(HOG, qos="burstable")  # the same pod with a new container, and as greedy as the last one
     kubepods.eat(HOG, 400)
@@ -74,7 +74,7 @@ def test_a_pod_whose_kubelet_restarts_it_is_evicted_as_soon_as_that_can_be_asked
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 60), agent.events()
     [request] = api.sent("POST", "/eviction")
     assert request.body["deleteOptions"]["preconditions"] == {"uid": HOG}
-    assert len(agent.said("eviction killed")) == 1
+    assert len(agent.logged("eviction killed")) == 1
     assert agent.stop() == 0
 
 
@@ -85,9 +85,9 @@ def test_without_the_last_resort_no_pod_is_killed_however_long_the_outage(
     agent = run(**HARD, escalation={"lastResort": "none", "lastResortAfter": "1s"})
     api.go_down()
     kubepods.eat(HOG, 400)
-    until(lambda: len(agent.said("eviction unreachable")) >= 3, "three attempts, seconds apart")
+    until(lambda: len(agent.logged("eviction unreachable")) >= 3, "three attempts, seconds apart")
     assert kubepods.running(HOG)
-    assert not agent.said("eviction killed")
+    assert not agent.logged("eviction killed")
     assert agent.stop() == 0
 
 
@@ -101,14 +101,14 @@ def test_the_rate_limit_of_kills_outlives_the_process(kubepods: Kubepods, api: A
     api.go_down()
     kubepods.eat(HOG, 400)
     until(lambda: not kubepods.running(HOG), "the first hog has ended")
-    until(lambda: first.said("eviction killed"), "the kill in the log")
+    until(lambda: first.logged("eviction killed"), "the kill in the log")
     first.process.kill()
     first.process.wait()
     api.come_back()
     second = run(**HARD, **once)
-    until(lambda: any(e["state"] == "ok" for e in second.said("signal changed")), "it sees the node")
+    until(lambda: any(e["state"] == "ok" for e in second.logged("signal changed")), "it sees the node")
     api.go_down()
     kubepods.eat(again, 400)
-    until(lambda: any(e["code"] == "rate-limit-last-resort" for e in second.said("not evicting")), "the empty bucket")
+    until(lambda: any(e["code"] == "rate-limit-last-resort" for e in second.logged("not evicting")), "the empty bucket")
     assert kubepods.running(again)
     assert second.stop() == 0

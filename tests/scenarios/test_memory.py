@@ -75,8 +75,8 @@ def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
     assert agent.stop() == 0
     assert api.condition("NodeAgentMemoryPressure") is None, "what is ours is taken back on a clean exit"
     assert len(api.sent("POST", "/eviction")) == 1
-    assert agent.said("evicting")
-    assert agent.said("eviction accepted")
+    assert agent.logged("evicting")
+    assert agent.logged("eviction accepted")
 
 
 def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
@@ -122,7 +122,7 @@ def test_a_dry_run_logs_what_it_would_do_and_sends_nothing(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent("--dry-run")
-    until(lambda: agent.said("would evict"), "what it would do")
+    until(lambda: agent.logged("would evict"), "what it would do")
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
     assert not api.sent("PATCH")
@@ -147,9 +147,9 @@ def test_a_pdb_without_headroom_protects_its_pods_and_the_refusal_is_logged(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent()
-    until(lambda: "PodDisruptionBudget hog" in str(agent.said("not evicting")), "the refusal with its reason")
+    until(lambda: "PodDisruptionBudget hog" in str(agent.logged("not evicting")), "the refusal with its reason")
     assert agent.stop() == 0
-    assert not agent.said("evicting")
+    assert not agent.logged("evicting")
     assert not api.sent("POST", "/eviction")
     assert not api.sent("DELETE")
 
@@ -162,7 +162,7 @@ def test_a_pdb_that_refuses_is_respected_and_the_refusal_is_logged(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent(protection={"minimumAge": "0s", "disruptionBudgets": False})
-    until(lambda: agent.said("eviction blocked-by-pdb"), "the refusal")
+    until(lambda: agent.logged("eviction blocked-by-pdb"), "the refusal")
     assert agent.stop() == 0
     assert api.get_pod("default", "hog") is not None
     assert not api.sent("DELETE")
@@ -226,12 +226,12 @@ def test_no_hard_kill_follows_an_answer_that_is_not_the_apis(
     kubepods.eat(CHILL, 5)
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD, escalation={"hardKill": "cgroup"})
-    until(lambda: agent.said("eviction server-error"), "the answer is logged")
+    until(lambda: agent.logged("eviction server-error"), "the answer is logged")
     time.sleep(1.0)
     assert kubepods.running(HOG)
     assert kubepods.running(CHILL)
     assert not api.sent("POST", "/pods/chill/eviction")
-    assert not agent.said("eviction accepted")
+    assert not agent.logged("eviction accepted")
     assert agent.stop() == 0
 
 
@@ -245,12 +245,12 @@ def test_one_refusal_that_passes_evicts_no_other_pod_instead_of_the_hog(
     kubepods.eat(CHILL, 100)
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD)
-    until(lambda: agent.said("eviction accepted"), "the hog is evicted")
+    until(lambda: agent.logged("eviction accepted"), "the hog is evicted")
     assert [request.path for request in api.sent("POST", "/eviction")] == [
         "/api/v1/namespaces/default/pods/hog/eviction",
         "/api/v1/namespaces/default/pods/hog/eviction",
     ]
-    assert len(agent.said("evicting")) == 1
+    assert len(agent.logged("evicting")) == 1
     assert agent.stop() == 0
 
 
@@ -262,7 +262,7 @@ def test_a_victim_whose_eviction_is_refused_is_released(
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 400)
     agent = start_agent(**HARD, escalation={"brake": "freeze", "brakeDeadline": "10m"})
-    until(lambda: agent.said("eviction blocked-by-pdb"), "the refusal")
+    until(lambda: agent.logged("eviction blocked-by-pdb"), "the refusal")
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
     assert kubepods.running(HOG)
     assert agent.stop() == 0
@@ -283,8 +283,8 @@ def test_an_agent_killed_while_it_brakes_a_pod_releases_it_after_a_restart_and_e
     api.delay_s = 0.0
     second = start_agent(**HARD)  # without a brake: it can only release the brakes of the saved state
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "the pod is let go")
-    until(lambda: second.said("state loaded"), "the state is loaded")
-    [state] = second.said("state loaded")
+    until(lambda: second.logged("state loaded"), "the state is loaded")
+    [state] = second.logged("state loaded")
     assert state["trust"] == "restored"
     assert second.stop() == 0
 
@@ -303,7 +303,7 @@ def test_rate_limits_hold_across_kill_minus_nine(kubepods: Kubepods, api: ApiSer
     api.modify_pod("default", "hog", lambda entry: entry["metadata"].pop("deletionTimestamp"))
     for _ in range(2):
         again = start_agent(**changes)
-        until(lambda again=again: again.said("not evicting"), "a refusal")  # type: ignore[misc]
+        until(lambda again=again: again.logged("not evicting"), "a refusal")  # type: ignore[misc]
         again.process.kill()
         again.process.wait()
     assert len(api.sent("POST", "/eviction")) == 1

@@ -26,7 +26,7 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
 
 def calm(agent: Run) -> bool:
     """The last condition that the agent logged for memory is False."""
-    reported = [line["status"] for line in agent.said("condition changed") if line["type"] == "MemoryPressure"]
+    reported = [line["status"] for line in agent.logged("condition changed") if line["type"] == "MemoryPressure"]
     return reported[-1:] == ["False"]
 
 
@@ -42,7 +42,7 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     agent = run(**HARD)
     api.go_down()
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction unreachable"), "an eviction that reaches no server")
+    until(lambda: agent.logged("eviction unreachable"), "an eviction that reaches no server")
     kubepods.kill(HOG)
     until(lambda: calm(agent), "recovery")
     seen = len(api.requests)
@@ -66,7 +66,7 @@ def test_pressure_that_outlasts_an_outage_is_decided_on_a_fresh_sample(
     agent = run(**HARD)
     api.go_down()
     kubepods.eat(HOG, 400)
-    until(lambda: agent.said("eviction unreachable"), "an eviction that reaches no server")
+    until(lambda: agent.logged("eviction unreachable"), "an eviction that reaches no server")
     # During the outage the hog ends by itself and another pod replaces it.
     kubepods.kill(HOG)
     kubepods.eat(OTHER, 400)
@@ -87,14 +87,14 @@ def test_a_slow_api_server_slows_nothing_down_but_its_own_answers(
     api.delay_s = 30.0
     kubepods.eat(HOG, 400)
     ate_at = time.time()
-    until(lambda: agent.said("evicting"), "the decision")
-    decided_at = dt.datetime.fromisoformat(agent.said("evicting")[0]["timestamp"]).timestamp()
+    until(lambda: agent.logged("evicting"), "the decision")
+    decided_at = dt.datetime.fromisoformat(agent.logged("evicting")[0]["timestamp"]).timestamp()
     assert decided_at - ate_at < 1.5, "decided although nothing is answered"
     # The loop goes on while the request is on its way: what happens on the node is seen before it is given up.
     kubepods.kill(HOG)
     until(lambda: calm(agent), "recovery")
     assert not [line for line in agent.events() if line["event"].startswith("eviction ")]
-    until(lambda: agent.said("eviction timed-out"), "the end of its deadline")
+    until(lambda: agent.logged("eviction timed-out"), "the end of its deadline")
     api.delay_s = 0.0
     assert agent.stop() == 0
 
@@ -107,7 +107,7 @@ def test_a_silent_watch_stops_evictions_when_its_view_is_too_old_and_is_no_outag
     agent = run(**HARD, cluster={"podsMaxAge": "3s"}, escalation={"lastResort": "cgroupKill", "lastResortAfter": "1s"})
     threading.Event().wait(3.5)  # the view grows old
     kubepods.eat(HOG, 400)
-    until(lambda: any(line["code"] == "pods-stale" for line in agent.said("not evicting")), "why no pod is evicted")
+    until(lambda: any(line["code"] == "pods-stale" for line in agent.logged("not evicting")), "why no pod is evicted")
     assert api.wait_for(lambda: condition(api, "NodeAgentMemoryPressure") == "True", 30), "the condition is published"
     assert not api.sent("POST", "/eviction")
     # The watch sees any change at once, and then the hog is evicted.
@@ -130,10 +130,10 @@ def test_an_agent_that_starts_without_the_api_server_evicts_nothing_and_connects
     )
     try:
         until(
-            lambda: any(line["code"] == "pods-never-synced" for line in agent.said("not evicting")),
+            lambda: any(line["code"] == "pods-never-synced" for line in agent.logged("not evicting")),
             "why no pod is evicted",
         )
-        assert not agent.said("evicting")
+        assert not agent.logged("evicting")
         api.come_back()
         assert api.wait_for(lambda: api.sent("POST", "/hog/eviction"), 60), agent.events()
         assert agent.stop() == 0

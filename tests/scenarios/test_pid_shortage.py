@@ -102,9 +102,9 @@ def test_it_lives_without_pids_and_has_everything_when_there_are_some_again(
 ) -> None:
     thresholds = {"memory.available": "1Mi", "nodefs.available": "1Ki"}
     agent = start_agent(procs=scarce.procs, metrics={"address": "127.0.0.1:0"}, evictionHard=thresholds)
-    until(lambda: agent.said("started") or agent.process.poll() is not None, "the start")
+    until(lambda: agent.logged("started") or agent.process.poll() is not None, "the start")
     until(lambda: scarce.refused() or agent.process.poll() is not None, "a refusal")
-    until(lambda: agent.said("signal changed") or agent.process.poll() is not None, "the first decision")
+    until(lambda: agent.logged("signal changed") or agent.process.poll() is not None, "the first decision")
     assert agent.process.poll() is None, agent.events()
 
     scarce.release()
@@ -141,7 +141,7 @@ def test_credentials_of_a_plugin_are_waited_for(
     arguments = ("--config", str(config), "--kubeconfig", str(kubeconfig), "--node-name", "lab-node")
     agent = Run(*arguments, log=tmp_path / "log", procs=scarce.procs)
     try:
-        until(lambda: agent.said("waiting for a PID") or agent.process.poll() is not None, "the wait")
+        until(lambda: agent.logged("waiting for a PID") or agent.process.poll() is not None, "the wait")
         assert agent.process.poll() is None, agent.events()
         scarce.release()
         assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 30), agent.events()

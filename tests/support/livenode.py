@@ -171,14 +171,14 @@ class Run:
         lines = self._log.read_bytes().split(b"\n")[:-1]  # the last one may be half written
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         """The log lines with this event."""
         return [line for line in self.events() if line.get("event") == event]
 
-    def heard(self, event: str) -> list[dict[str, Any]]:
-        """The same, waited for: what an API server or a kernel has seen of an act may be ahead of the log."""
-        until(lambda: self.said(event), f"{event} in the log")
-        return self.said(event)
+    def wait_for_log(self, event: str) -> list[dict[str, Any]]:
+        """The log lines with this event, once there is one: an act may be visible before its log line."""
+        until(lambda: self.logged(event), f"{event} in the log")
+        return self.logged(event)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
