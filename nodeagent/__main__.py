@@ -2,7 +2,7 @@
 
 import sys
 
-from nodeagent.commands.cli import main
+from nodeagent.commands import cli
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main())

@@ -414,20 +414,20 @@ def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
     if output == "json":
         import json
 
-        from nodeagent.records.utf8 import writable
+        from nodeagent.records import utf8
         from nodeagent.report import json_document
 
-        facts = writable(json_document.to_json(report))
+        facts = utf8.writable(json_document.to_json(report))
         # With --watch one line for each report, so that a reader can parse them one by one.
         write(json.dumps(facts, indent=None if repeated else 2, allow_nan=False) + "\n")
     elif output == "yaml":
         import yaml
 
-        from nodeagent.records.utf8 import writable
+        from nodeagent.records import utf8
         from nodeagent.report import json_document
 
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        facts = writable(json_document.to_json(report))
+        facts = utf8.writable(json_document.to_json(report))
         write(yaml.dump(facts, Dumper=dumper, sort_keys=False, explicit_start=repeated))
     elif _uses_color(color):
         from nodeagent.report import terminal

@@ -192,19 +192,20 @@ def _overridden(
 
 def _check_header(reader: "Reader", root: "YamlNode") -> None:
     """Check apiVersion and kind. Raises ConfigError if the root is no map, because further problems would not help."""
-    from nodeagent.config.decode import quoted
-    from nodeagent.config.manifest import HEADER
+    from nodeagent.config import decode, manifest
 
     if root.tag != "map":
         origin = reader.origin(root)
-        raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with {HEADER}"),))
+        raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with {manifest.HEADER}"),))
     header = {key.text: (key, value) for key, value in root.items}
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if name not in header:
             reader.add_problem(root, name, "is missing", f"add `{name}: {wanted}`")
         elif header[name][1].text != wanted:
             node = header[name][1]
-            reader.add_problem(node, name, f"{quoted(node.text)} is not known to this version", f"must be {wanted}")
+            reader.add_problem(
+                node, name, f"{decode.quoted(node.text)} is not known to this version", f"must be {wanted}"
+            )
 
 
 def _effective(values: dict[str, Any]) -> EvictionConfig:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nodeagent.config.decode import quoted
+from nodeagent.config import decode
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import API_VERSION, KIND
 from nodeagent.config.yaml_nodes import YamlNode
@@ -49,13 +49,13 @@ def embedded_configs(roots: Sequence[YamlNode], data: bytes, *, name: str) -> tu
     for item in _objects(roots):
         if _word(item, "kind") != "ConfigMap":
             continue
-        owner = f"ConfigMap {quoted(_word(_field(item, 'metadata'), 'name'), quote='')}".rstrip()
+        owner = f"ConfigMap {decode.quoted(_word(_field(item, 'metadata'), 'name'), quote='')}".rstrip()
         for key, value in _field(item, "data").items:
             if value.tag == "str" and _MEANT.search(value.text):
                 source = "\n".join(lines[value.line : value.line + len(value.text.splitlines())]) + "\n"
                 verbatim = textwrap.dedent(source).rstrip() == textwrap.dedent(value.text).rstrip()
                 text = "\n" * value.line + source if verbatim else value.text
-                place = f"{owner}, data.{quoted(key.text, quote='')}"
+                place = f"{owner}, data.{decode.quoted(key.text, quote='')}"
                 if len(found) == MAX_EMBEDDED:
                     message = f"more than {MAX_EMBEDDED} configurations in one file"
                     raise ConfigError((Problem(Origin(name, value.line, value.column), place, message, "split it"),))
@@ -72,7 +72,9 @@ def not_a_config(roots: Sequence[YamlNode], data: bytes, *, name: str) -> Config
     kind = _field(foreign[0], "kind")
     origin, where = Origin(name, kind.line, kind.column), "kind"
     what = (
-        f"these are {len(roots)} Kubernetes objects" if len(roots) > 1 else f"this is a {quoted(kind.text, quote='')}"
+        f"these are {len(roots)} Kubernetes objects"
+        if len(roots) > 1
+        else f"this is a {decode.quoted(kind.text, quote='')}"
     )
     message, fix = f"{what}, not nodeagent's configuration", f"name a file that begins with {HEADER}"
     if kind.text == _KUBELET_KIND:
@@ -103,7 +105,7 @@ def _kind_of(root: YamlNode) -> str:
         return "JSON patch" if patch else ""
     kind = _word(root, "kind")
     foreign = _word(root, "apiVersion") and not _is_config(root) and _GROUP.partition(".")[0] not in kind.lower()
-    return quoted(kind, quote="") if foreign and kind not in _OTHER_FILES else ""
+    return decode.quoted(kind, quote="") if foreign and kind not in _OTHER_FILES else ""
 
 
 def _is_config(root: YamlNode) -> bool:

@@ -6,8 +6,8 @@ probably not as intended. Each rule is one generator of (key path, message, fix)
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.config import duration, thresholds
-from nodeagent.config.problems import BUILT_IN, Origin, Problem
+from nodeagent.config import duration, problems, thresholds
+from nodeagent.config.problems import Origin, Problem
 from nodeagent.config.schema import DROPPED, Config, EvictionConfig, ReclaimKind
 from nodeagent.model import Amount, Signal
 
@@ -49,7 +49,7 @@ def _origin(origins: Mapping[str, Origin], path: str) -> Origin:
     """The origin of the key, or of the nearest enclosing map in the file."""
     while path and path not in origins:
         path = path.rpartition(".")[0]
-    return origins.get(path, BUILT_IN)
+    return origins.get(path, problems.BUILT_IN)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Final
 
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.session import Session
-from nodeagent.config.config_file import config_changes
+from nodeagent.config import config_file
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
@@ -246,7 +246,7 @@ class Agent:
             self.session.emit_node_event("ConfigurationRejected", self._rejected, action="Reloading")
         else:
             self._rejected = ""
-            self.decision_log.log_config_changes(config_changes(self._components.loaded, loaded))
+            self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, loaded))
             self._components = components
             self.metrics.observe_reload(components.config)
             self.observer.reset()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.actuators import reclaim_runner
-from nodeagent.actuators.brakes import ActiveBrakes, leftover_brakes
+from nodeagent.actuators import brakes, reclaim_runner
+from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
@@ -21,10 +21,10 @@ from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import credentials, node_identity
+from nodeagent.loop import observe, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
-from nodeagent.loop.observe import STARTUP_API_WAIT_S
-from nodeagent.loop.state_store import AgentState, Recalled, recall
+from nodeagent.loop.state_store import AgentState, Recalled
 from nodeagent.model import Note, NoteKind
 from nodeagent.policy import stall
 from nodeagent.policy import state as policy_state
@@ -119,11 +119,11 @@ def build_agent(
     if other:
         notes += (Note(NoteKind.AGENT, f"another agent acts on this node ({other}): dry run until it ends"),)
     with lock.writing() as alone:  # the brakes in the state belong to another agent that acts
-        brakes = _adopt_brakes(host, config, brake, saved, restored=recalled.restored and alone)
+        adopted = _adopt_brakes(host, config, brake, saved, restored=recalled.restored and alone)
     runtime = Runtime(
         file=file,
         wakeup_sources=wakeup_sources,
-        brakes=brakes,
+        brakes=adopted,
         reclaim_runner=ReclaimRunner(
             boottime=host.boottime, wake=wakeups.wake, local_path=lambda path: host.real(host.resolve(path))
         ),
@@ -328,7 +328,7 @@ def _open_state(
         log.error("no state directory, soft evictions are off", directory=str(directory), reason=error.strerror)
     store = StateFile(directory / STATE_FILE, shape=AgentState, boot_id=_boot_id(host))
     loaded = store.load()
-    recalled = recall(loaded, instance=os.urandom(4).hex(), now=host.boottime(), beside_since=beside_since)
+    recalled = state_store.recall(loaded, instance=os.urandom(4).hex(), now=host.boottime(), beside_since=beside_since)
     log.info("state loaded", trust=loaded.trust, message=recalled.message)
     return store, recorder, recalled
 
@@ -336,7 +336,7 @@ def _open_state(
 def _find_oom_handlers(host: Host, config: Config, session: Session) -> tuple[Note, ...]:
     """Notes on other programs that kill on this node. Waits a short time for the API server to list the pods without
     hostPID, whose processes cannot see others."""
-    pause, until = threading.Event(), time.monotonic() + STARTUP_API_WAIT_S
+    pause, until = threading.Event(), time.monotonic() + observe.STARTUP_API_WAIT_S
     while (view := session.pods()).awaited and view.synced_at is None and time.monotonic() < until:
         pause.wait(0.1)
     harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
@@ -369,7 +369,7 @@ def _adopt_brakes(host: Host, config: Config, brake: CgroupBrake, saved: AgentSt
         kubepods, _ = cgroups.find_kubepods(host, hierarchy, cgroup_root=config.sampling.cgroup_root)
         with contextlib.suppress(Unreadable):  # removed since it was found: there is no pod
             pods = pod_cgroups.list_pods(host, hierarchy, kubepods).pods if kubepods is not None else ()
-    leftover, notes = leftover_brakes(
+    leftover, notes = brakes.leftover_brakes(
         brake,
         [(pod.path, pod.uid) for pod in pods],
         saved=saved.brakes if restored else None,

@@ -20,8 +20,7 @@ order and the reasons for it.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from nodeagent.actuators import reclaim_runner
-from nodeagent.actuators.brakes import THAW_AFTER_GRACE_S
+from nodeagent.actuators import brakes, reclaim_runner
 from nodeagent.actuators.cgroup_brake import BrakeKind
 from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
 from nodeagent.loop.components import Components, Runtime
@@ -104,8 +103,8 @@ class Executor:
 
     def can_cap_growth(self) -> bool:
         """True if `cap_growth` has an effect."""
-        brakes = self._acts and self._config.escalation.brake is not BrakeMode.NONE
-        return brakes and self._brakes.can_cap_growth
+        may_brake = self._acts and self._config.escalation.brake is not BrakeMode.NONE
+        return may_brake and self._brakes.can_cap_growth
 
     def cap_growth(self, victims: Sequence[PredictedVictim], *, now: float) -> None:
         """Lower memory.high of the predicted victims, so that none passes the threshold before the next sample. The
@@ -191,7 +190,7 @@ class Executor:
         for victim in hard:
             until = plan.made_at + escalation.brake_deadline_s
             if kind is BrakeKind.FREEZE and self._brakes.frozen_cannot_die:
-                until = min(until, plan.made_at + victim.grace_period_s + THAW_AFTER_GRACE_S)
+                until = min(until, plan.made_at + victim.grace_period_s + brakes.THAW_AFTER_GRACE_S)
             self._brakes.plan(victim.cgroup, kind, pod_uid=victim.pod.uid, until=until)
         return hard
 

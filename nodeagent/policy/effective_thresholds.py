@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from nodeagent.config.resolve import as_fraction
+from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import DiskLayout, MemoryModel, Signal, Threshold
 
@@ -57,7 +57,7 @@ def _containerfs(thresholds: tuple[Threshold, ...], layout: DiskLayout) -> tuple
 def identity(threshold: Threshold) -> str:
     """The key of the threshold from one sample to the next: signal, memory model, grace period and value."""
     value = threshold.value
-    amount = value.quantity if value.quantity is not None else f"{as_fraction(value.percentage)}*"
+    amount = value.quantity if value.quantity is not None else f"{resolve.as_fraction(value.percentage)}*"
     return f"{stream_name(threshold)}<{amount}~{threshold.grace_period_s:g}"
 
 

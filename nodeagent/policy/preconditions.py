@@ -2,7 +2,7 @@
 
 from nodeagent.config.schema import Config
 from nodeagent.model import NodeSnapshot, Refusal, RefusalCode, Tier
-from nodeagent.policy.plausibility import MAX_CLOCK_SKEW_S
+from nodeagent.policy import plausibility
 
 
 def blocks_all_evictions(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
@@ -12,7 +12,7 @@ def blocks_all_evictions(snapshot: NodeSnapshot, *, now: float, config: Config) 
     if snapshot.pods_synced_at is None:
         return Refusal(RefusalCode.PODS_NEVER_SYNCED, "the API server has not listed the pods of this node yet")
     age_s = now - snapshot.pods_synced_at
-    if not -MAX_CLOCK_SKEW_S <= age_s <= config.cluster.pods_max_age_s:
+    if not -plausibility.MAX_CLOCK_SKEW_S <= age_s <= config.cluster.pods_max_age_s:
         limit_s = config.cluster.pods_max_age_s
         return Refusal(RefusalCode.PODS_STALE, f"the list of the pods is {age_s:.1f}s old, limit {limit_s:g}s")
     return None
@@ -21,7 +21,7 @@ def blocks_all_evictions(snapshot: NodeSnapshot, *, now: float, config: Config) 
 def snapshot_too_old(snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
     """Why the numbers of the node are too old for any decision, or None."""
     age_s = now - snapshot.taken_at
-    if -MAX_CLOCK_SKEW_S <= age_s <= config.sampling.stale_after_s:
+    if -plausibility.MAX_CLOCK_SKEW_S <= age_s <= config.sampling.stale_after_s:
         return None
     return Refusal(
         RefusalCode.SNAPSHOT_STALE, f"the sample is {age_s:.1f}s old, limit {config.sampling.stale_after_s:g}s"

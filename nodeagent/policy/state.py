@@ -12,7 +12,7 @@ from nodeagent.policy.conditions import ConditionState
 from nodeagent.policy.in_flight import InFlightState
 from nodeagent.policy.rate_limits import RateLimitState
 from nodeagent.policy.reclaim import ReclaimState
-from nodeagent.policy.thresholds import ThresholdState, observe_only
+from nodeagent.policy.thresholds import ThresholdState
 from nodeagent.policy.usage_growth import GrowthState
 
 
@@ -48,7 +48,7 @@ def restored(state: PolicyState, *, instance: str) -> PolicyState:
     fresh samples.
     """
     sequence = state.sequence if state.instance == instance else 0
-    return state._replace(instance=instance, sequence=sequence, thresholds=observe_only(state.thresholds))
+    return state._replace(instance=instance, sequence=sequence, thresholds=thresholds.observe_only(state.thresholds))
 
 
 def spent(state: PolicyState, *, now: float) -> PolicyState:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from nodeagent.records.utf8 import writable
+from nodeagent.records import utf8
 from nodeagent.runtime import workers
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _json_line() -> Callable[..., bytes]:
         try:
             line = encode(event)
         except UnicodeEncodeError:
-            line = encode(writable(event))
+            line = encode(utf8.writable(event))
         if line.isascii() and b"\x7f" not in line:
             return line
         # JSON only escapes C0; DEL, C1 controls and bidirectional overrides move a terminal's cursor just as well.

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from nodeagent.model import Unit
-from nodeagent.telemetry.exposition import COUNTER, GAUGE, HISTOGRAM, Family
+from nodeagent.telemetry import exposition
+from nodeagent.telemetry.exposition import Family
 
 _SIGNAL = ("signal",)
 _THRESHOLD = ("signal", "tier")
@@ -30,212 +31,258 @@ def _by_unit(
 
 
 FAMILIES: Final[tuple[Family, ...]] = (
-    Family("nodeagent_build_info", GAUGE, "Always 1; the version is in the labels.", ("version", "python")),
-    Family("nodeagent_enforcing", GAUGE, "1: mode enforce. 0: dry-run, nothing is sent."),
+    Family("nodeagent_build_info", exposition.GAUGE, "Always 1; the version is in the labels.", ("version", "python")),
+    Family("nodeagent_enforcing", exposition.GAUGE, "1: mode enforce. 0: dry-run, nothing is sent."),
     # signals
-    *_by_unit("nodeagent_signal_available_UNIT", GAUGE, "Available amount of the signal, in UNIT.", _SIGNAL),
+    *_by_unit("nodeagent_signal_available_UNIT", exposition.GAUGE, "Available amount of the signal, in UNIT.", _SIGNAL),
     *_by_unit(
-        "nodeagent_signal_capacity_UNIT", GAUGE, "Capacity of the signal, in UNIT; percentages refer to it.", _SIGNAL
+        "nodeagent_signal_capacity_UNIT",
+        exposition.GAUGE,
+        "Capacity of the signal, in UNIT; percentages refer to it.",
+        _SIGNAL,
     ),
-    Family("nodeagent_memory_mem_available_bytes", GAUGE, "memory.available computed from the kernel's MemAvailable."),
+    Family(
+        "nodeagent_memory_mem_available_bytes",
+        exposition.GAUGE,
+        "memory.available computed from the kernel's MemAvailable.",
+    ),
     Family(
         "nodeagent_signal_state",
-        GAUGE,
+        exposition.GAUGE,
         "1 for the state of the signal (ok, soft, hard, unknown), 0 for the other states.",
         ("signal", "state"),
     ),
     *_by_unit(
-        "nodeagent_threshold_UNIT", GAUGE, "Value of the threshold at the current capacity, in UNIT.", _THRESHOLD
+        "nodeagent_threshold_UNIT",
+        exposition.GAUGE,
+        "Value of the threshold at the current capacity, in UNIT.",
+        _THRESHOLD,
     ),
     *_by_unit(
         "nodeagent_threshold_headroom_UNIT",
-        GAUGE,
+        exposition.GAUGE,
         "Available amount above the threshold, in UNIT; negative below it.",
         _THRESHOLD,
     ),
     Family(
         "nodeagent_threshold_met",
-        GAUGE,
+        exposition.GAUGE,
         "1: the signal is below the threshold, or below threshold plus minimum reclaim after it was met.",
         _THRESHOLD,
     ),
     Family(
-        "nodeagent_threshold_met_seconds", GAUGE, "How long the threshold has been met; 0 if it is not met.", _THRESHOLD
+        "nodeagent_threshold_met_seconds",
+        exposition.GAUGE,
+        "How long the threshold has been met; 0 if it is not met.",
+        _THRESHOLD,
     ),
-    Family("nodeagent_threshold_due", GAUGE, "1: met for its grace period; evictions are allowed.", _THRESHOLD),
+    Family(
+        "nodeagent_threshold_due", exposition.GAUGE, "1: met for its grace period; evictions are allowed.", _THRESHOLD
+    ),
     *_by_unit(
         "nodeagent_signal_change_UNIT_per_second",
-        GAUGE,
+        exposition.GAUGE,
         "Trend of the available amount, in UNIT per second; negative while it falls.",
         _SIGNAL,
     ),
     Family(
         "nodeagent_signal_time_to_threshold_seconds",
-        GAUGE,
+        exposition.GAUGE,
         "Predicted time until the nearest threshold that is not met; +Inf: not approaching it.",
         _SIGNAL,
     ),
     Family(
         "nodeagent_signal_time_to_exhaustion_seconds",
-        GAUGE,
+        exposition.GAUGE,
         "Predicted time until nothing is available; +Inf: not approaching it.",
         _SIGNAL,
     ),
     Family(
         "nodeagent_signal_trend_confidence_ratio",
-        GAUGE,
+        exposition.GAUGE,
         "Confidence of the trend; 1: all samples on one line.",
         _SIGNAL,
     ),
     Family(
         "nodeagent_pressure_stalled_seconds",
-        COUNTER,
+        exposition.COUNTER,
         "Pressure stall information (PSI): time that some or all tasks of the scope waited.",
         ("scope", "resource", "kind"),
     ),
-    Family("nodeagent_pods", GAUGE, "Pods of this node in the last sample.", ("qos_class",)),
+    Family("nodeagent_pods", exposition.GAUGE, "Pods of this node in the last sample.", ("qos_class",)),
     # ages
-    Family("nodeagent_sample_age_seconds", GAUGE, "Age of the last full sample."),
+    Family("nodeagent_sample_age_seconds", exposition.GAUGE, "Age of the last full sample."),
     Family(
-        "nodeagent_pods_view_age_seconds", GAUGE, "Age of the pod cache: time since it was last known to be current."
+        "nodeagent_pods_view_age_seconds",
+        exposition.GAUGE,
+        "Age of the pod cache: time since it was last known to be current.",
     ),
     # conditions
     Family(
         "nodeagent_condition_wanted",
-        GAUGE,
+        exposition.GAUGE,
         "1 for the status (True, False, Unknown) that the policy gives the condition, 0 for the other statuses.",
         ("condition", "status"),
     ),
     Family(
         "nodeagent_condition_asserted",
-        GAUGE,
+        exposition.GAUGE,
         "1: the condition is True on the Node, written by this agent.",
         _CONDITION,
     ),
     Family(
         "nodeagent_condition_true_by_other",
-        GAUGE,
+        exposition.GAUGE,
         "1: the condition is True on the Node, written by another client.",
         _CONDITION,
     ),
     Family(
         "nodeagent_condition_overwrites",
-        COUNTER,
+        exposition.COUNTER,
         "How often another client overwrote the True of this agent.",
         _CONDITION,
     ),
-    Family("nodeagent_condition_wanted_seconds", COUNTER, "How long the policy wanted True.", _CONDITION),
+    Family("nodeagent_condition_wanted_seconds", exposition.COUNTER, "How long the policy wanted True.", _CONDITION),
     Family(
-        "nodeagent_condition_true_seconds", COUNTER, "How long of that the condition was True on the Node.", _CONDITION
+        "nodeagent_condition_true_seconds",
+        exposition.COUNTER,
+        "How long of that the condition was True on the Node.",
+        _CONDITION,
     ),
-    Family("nodeagent_taint_present", GAUGE, "1: the NoSchedule taint of this condition is on the Node.", _CONDITION),
-    Family("nodeagent_condition_writes", COUNTER, "Patches of the Node's status."),
+    Family(
+        "nodeagent_taint_present",
+        exposition.GAUGE,
+        "1: the NoSchedule taint of this condition is on the Node.",
+        _CONDITION,
+    ),
+    Family("nodeagent_condition_writes", exposition.COUNTER, "Patches of the Node's status."),
     # decisions
     Family(
         "nodeagent_decisions",
-        COUNTER,
+        exposition.COUNTER,
         "Decisions: calm (nothing due), evict (with victims), refuse (due, but without victims).",
         ("result",),
     ),
     Family(
         "nodeagent_refusals",
-        COUNTER,
+        exposition.COUNTER,
         "Decisions that evicted no pod, or fewer pods, for this reason (see docs/reasons.md).",
         ("code",),
     ),
     Family(
         "nodeagent_pods_refused",
-        GAUGE,
+        exposition.GAUGE,
         "Pods that cannot be evicted now, by their first reason; no series while no threshold is met.",
         ("code",),
     ),
     Family(
         "nodeagent_evictions",
-        COUNTER,
+        exposition.COUNTER,
         "Victims by outcome of the request; dry-run: nothing was sent.",
         ("signal", "qos_class", "tier", "outcome"),
     ),
     *_by_unit(
         "nodeagent_relief_predicted_UNIT",
-        COUNTER,
+        exposition.COUNTER,
         "Predicted relief of measured evictions, in UNIT.",
         _SIGNAL,
     ),
     *_by_unit(
         "nodeagent_relief_measured_UNIT",
-        COUNTER,
+        exposition.COUNTER,
         "Measured relief of evictions, in UNIT; negative relief counts as 0.",
         _SIGNAL,
     ),
     Family(
         "nodeagent_relief_shortfalls",
-        COUNTER,
+        exposition.COUNTER,
         "Decisions whose measured relief was less than half of the predicted.",
         _SIGNAL,
     ),
     Family(
         "nodeagent_relief_duration_seconds",
-        HISTOGRAM,
+        exposition.HISTOGRAM,
         "Time from a decision to the first sample after its last victim was gone.",
     ),
     Family(
         "nodeagent_reclaims",
-        COUNTER,
+        exposition.COUNTER,
         "Actions of `reclaim.actions` with a measured gain, by result.",
         ("action", "result"),
     ),
     *_by_unit(
         "nodeagent_reclaim_gained_UNIT",
-        COUNTER,
+        exposition.COUNTER,
         "Measured gain of the actions, in UNIT; a negative gain counts as 0.",
         ("action",),
     ),
-    Family("nodeagent_disk_walk_running", GAUGE, "1: a walk measures the disk usage of pods."),
-    Family("nodeagent_disk_walk_paths", GAUGE, "Paths (layers, volumes, log directories) of the current or last walk."),
-    Family("nodeagent_disk_walk_paths_done", GAUGE, "How many of these paths are measured."),
-    Family("nodeagent_disk_walk_entries", GAUGE, "Files and directories that the current or last walk has read."),
-    Family("nodeagent_disk_walk_duration_seconds", GAUGE, "Duration of the last walk over all pods."),
-    Family("nodeagent_disk_walk_age_seconds", GAUGE, "Time since the last walk ended."),
-    Family("nodeagent_disk_pods_incomplete", GAUGE, "Pods with incomplete disk usage."),
+    Family("nodeagent_disk_walk_running", exposition.GAUGE, "1: a walk measures the disk usage of pods."),
+    Family(
+        "nodeagent_disk_walk_paths",
+        exposition.GAUGE,
+        "Paths (layers, volumes, log directories) of the current or last walk.",
+    ),
+    Family("nodeagent_disk_walk_paths_done", exposition.GAUGE, "How many of these paths are measured."),
+    Family(
+        "nodeagent_disk_walk_entries", exposition.GAUGE, "Files and directories that the current or last walk has read."
+    ),
+    Family("nodeagent_disk_walk_duration_seconds", exposition.GAUGE, "Duration of the last walk over all pods."),
+    Family("nodeagent_disk_walk_age_seconds", exposition.GAUGE, "Time since the last walk ended."),
+    Family("nodeagent_disk_pods_incomplete", exposition.GAUGE, "Pods with incomplete disk usage."),
     *_by_unit(
         "nodeagent_disk_unattributed_UNIT",
-        GAUGE,
+        exposition.GAUGE,
         "Usage of the file system behind the signal that is in no pod, in UNIT, at the last walk.",
         _SIGNAL,
         _DISK_UNITS,
     ),
-    Family("nodeagent_brakes_active", GAUGE, "Pods with an active brake (throttled or frozen)."),
+    Family("nodeagent_brakes_active", exposition.GAUGE, "Pods with an active brake (throttled or frozen)."),
     Family(
-        "nodeagent_eviction_requests_in_flight", GAUGE, "Eviction requests that the API server has not answered yet."
+        "nodeagent_eviction_requests_in_flight",
+        exposition.GAUGE,
+        "Eviction requests that the API server has not answered yet.",
     ),
     Family(
         "nodeagent_workers_stuck",
-        GAUGE,
+        exposition.GAUGE,
         "Worker threads that ended or exceed the time limit of their step. No series while all work.",
         ("worker",),
     ),
-    Family("nodeagent_worker_failures", COUNTER, "How often a worker thread ended with an error.", ("worker",)),
+    Family(
+        "nodeagent_worker_failures", exposition.COUNTER, "How often a worker thread ended with an error.", ("worker",)
+    ),
     # the loop
-    Family("nodeagent_stage_duration_seconds", HISTOGRAM, "Duration of the stages of a sync.", ("stage",)),
-    Family("nodeagent_syncs", COUNTER, "Syncs of the loop."),
-    Family("nodeagent_wakeups", COUNTER, "Wake-ups of the loop by source: its timer or a kernel event.", ("reason",)),
-    Family("nodeagent_sync_age_seconds", GAUGE, "Time since the last sync."),
-    Family("nodeagent_failures", COUNTER, "Failures of the agent itself.", ("what",)),
-    Family("nodeagent_config_reloads", COUNTER, "Reloads of the configuration: applied or invalid.", ("result",)),
+    Family("nodeagent_stage_duration_seconds", exposition.HISTOGRAM, "Duration of the stages of a sync.", ("stage",)),
+    Family("nodeagent_syncs", exposition.COUNTER, "Syncs of the loop."),
+    Family(
+        "nodeagent_wakeups",
+        exposition.COUNTER,
+        "Wake-ups of the loop by source: its timer or a kernel event.",
+        ("reason",),
+    ),
+    Family("nodeagent_sync_age_seconds", exposition.GAUGE, "Time since the last sync."),
+    Family("nodeagent_failures", exposition.COUNTER, "Failures of the agent itself.", ("what",)),
+    Family(
+        "nodeagent_config_reloads", exposition.COUNTER, "Reloads of the configuration: applied or invalid.", ("result",)
+    ),
     Family(
         "nodeagent_config_last_reload_successful",
-        GAUGE,
+        exposition.GAUGE,
         "0: the file on disk is invalid, an older configuration is in force.",
     ),
     # others
-    Family("nodeagent_api_watch_failures", COUNTER, "Failed lists and broken watches.", ("watch",)),
-    Family("nodeagent_api_relists", COUNTER, "Full lists after a watch ended.", ("watch",)),
-    Family("nodeagent_events_dropped", COUNTER, "Kubernetes Events that were dropped."),
-    Family("nodeagent_log_lines_dropped", COUNTER, "Log lines that were dropped because the reader was too slow."),
+    Family("nodeagent_api_watch_failures", exposition.COUNTER, "Failed lists and broken watches.", ("watch",)),
+    Family("nodeagent_api_relists", exposition.COUNTER, "Full lists after a watch ended.", ("watch",)),
+    Family("nodeagent_events_dropped", exposition.COUNTER, "Kubernetes Events that were dropped."),
+    Family(
+        "nodeagent_log_lines_dropped",
+        exposition.COUNTER,
+        "Log lines that were dropped because the reader was too slow.",
+    ),
     # own cost, with the names that all Prometheus clients use
-    Family("process_cpu_seconds", COUNTER, "User and system CPU time of the agent."),
-    Family("process_resident_memory_bytes", GAUGE, "Resident memory of the agent."),
-    Family("process_open_fds", GAUGE, "Open file descriptors of the agent."),
-    Family("process_max_fds", GAUGE, "Limit of open file descriptors."),
-    Family("process_start_time_seconds", GAUGE, "Start of the agent, seconds since the epoch."),
+    Family("process_cpu_seconds", exposition.COUNTER, "User and system CPU time of the agent."),
+    Family("process_resident_memory_bytes", exposition.GAUGE, "Resident memory of the agent."),
+    Family("process_open_fds", exposition.GAUGE, "Open file descriptors of the agent."),
+    Family("process_max_fds", exposition.GAUGE, "Limit of open file descriptors."),
+    Family("process_start_time_seconds", exposition.GAUGE, "Start of the agent, seconds since the epoch."),
 )

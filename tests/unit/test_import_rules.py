@@ -165,3 +165,41 @@ def test_heavy_libraries_are_imported_when_they_are_used_and_not_before() -> Non
     assert {each.module for each in IMPORTS if package_of(each.target) in LAZY and not each.lazy} == {
         "config.yaml_nodes"
     }
+
+
+BARE: Final = frozenset(
+    {
+        "config.problems.BUILT_IN",
+        "config.resolve.resolve",
+        "loop.sync.sync",
+        "report.sections.BAD",
+        "report.sections.DIM",
+        "report.sections.GOOD",
+        "report.sections.STRONG",
+        "report.sections.WARN",
+        "sampling.disk.statx.BATCH",
+        "sampling.hostfs.host.open_host",
+        "sampling.snapshot.assemble_snapshot",
+    }
+)
+"""Functions and constants that are imported by name: beside them, a variable has the name of their module."""
+
+
+def test_functions_and_constants_of_other_modules_are_called_by_their_module() -> None:
+    """`rate_limits.take_tokens(...)`, not `take_tokens(...)`: a call shows where its function is.
+
+    Classes, the model and the schema of the configuration are imported by name."""
+    wrong = []
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or module == "__main__":
+                continue
+            source = (node.module or "").removeprefix("nodeagent.")
+            if "." not in source or source not in FILES or package_of(source) == "model" or source == "config.schema":
+                continue
+            for each in node.names:
+                full = f"{source}.{each.name}"
+                is_class = each.name.lstrip("_")[0].isupper() and not (each.name.isupper() and len(each.name) > 1)
+                if full not in FILES and not is_class and full not in BARE:
+                    wrong.append(f"{module}:{node.lineno} {full}")
+    assert wrong == []

@@ -35,9 +35,12 @@ def test_no_test_patches_our_own_code() -> None:
     for path in TESTS:
         text = path.read_text("utf-8")
         ours = {name.rpartition(".")[2] for name in imported(path) if name.startswith("nodeagent")}
-        for match in re.finditer(r"(?:setattr|delattr|setitem)\(\s*(\"nodeagent[^\"]*\"|\w+)", text):
-            if match.group(1).startswith('"nodeagent') or match.group(1) in ours:
-                wrong.append(f"{path.relative_to(REPOSITORY)}: {match.group()}")
+        patched = re.findall(r"(?:setattr|delattr|setitem)\(\s*(\"nodeagent[^\"]*\"|\w+)", text)
+        wrong += [
+            f"{path.relative_to(REPOSITORY)}: {name}"
+            for name in patched
+            if name.startswith('"nodeagent') or name in ours
+        ]
         if "unittest.mock" in text and path.name != Path(__file__).name:
             wrong.append(f"{path.relative_to(REPOSITORY)}: unittest.mock")
     assert wrong == []

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import PodUsage
-from nodeagent.sampling.disk import path_usage, pod_disk, pod_paths, project_quota
+from nodeagent.sampling.disk import path_usage, pod_disk, pod_paths, project_quota, walk_cache
 from nodeagent.sampling.disk.deleted_files import DeletedFiles, DeletedScan, Target
 from nodeagent.sampling.disk.path_usage import PathUsage
 from nodeagent.sampling.disk.pod_disk import PodDisk
 from nodeagent.sampling.disk.pod_paths import Kind, PodPath, PodPaths
 from nodeagent.sampling.disk.walk import CountMode, TreeWalk
-from nodeagent.sampling.disk.walk_cache import MAX_CACHE_BYTES, WalkCache
+from nodeagent.sampling.disk.walk_cache import WalkCache
 from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
@@ -305,7 +305,7 @@ class PodDiskMeter:
                     count=count,
                     previous=tree.cache if tree is not None else None,
                     unwritten=tree is not None and quiet and unwritten(path.uid, tree.started_at),
-                    cache_bytes=max(0, MAX_CACHE_BYTES - other_bytes),
+                    cache_bytes=max(0, walk_cache.MAX_CACHE_BYTES - other_bytes),
                 )
                 self._advance_progress(walk.usage.inodes, done=0)
                 return walk

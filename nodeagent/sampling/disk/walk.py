@@ -27,9 +27,10 @@ from itertools import islice
 from types import TracebackType
 from typing import Final, NamedTuple
 
+from nodeagent.sampling.disk import walk_cache
 from nodeagent.sampling.disk.seen_inodes import SeenInodes
 from nodeagent.sampling.disk.statx import BATCH, StatxBatch
-from nodeagent.sampling.disk.walk_cache import SETTLED_S, DirectoryRecord, Frame, WalkCache
+from nodeagent.sampling.disk.walk_cache import DirectoryRecord, Frame, WalkCache
 
 _CHUNK: Final = 1024
 """Entries of a large directory between two checks of limit and deadline: 1 ms of CPU and 0.1 MiB of names."""
@@ -97,7 +98,7 @@ class TreeWalk:
         previous: WalkCache | None = None,
         unwritten: bool = False,
         cache_bytes: int = 0,
-        settled_s: float = SETTLED_S,
+        settled_s: float = walk_cache.SETTLED_S,
     ) -> None:
         """The walk owns `root`, a descriptor of the directory, and closes it, also if this raises.
 
