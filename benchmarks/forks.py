@@ -179,7 +179,7 @@ def by_recv(storm: Maker) -> Result:
 
     def read_events() -> None:
         nonlocal events
-        time.sleep(fork_meter.STORM_S)
+        time.sleep(fork_meter.STORM_DRAIN_S)
         try:
             while raw.recv(4096, socket.MSG_DONTWAIT):
                 events += 1

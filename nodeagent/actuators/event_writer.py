@@ -9,8 +9,8 @@ Promises:
    the newest Events matter more.
 2. A repetition within `SERIES_S` extends the series of the first Event instead of a new one, with at most one write
    every `REFRESH_S`.
-3. At most `BURST` Events are written at once and `PER_S` per second after that; after a failure the next one waits,
-   longer each time.
+3. At most `EVENT_BURST` Events are written at once and `EVENTS_PER_S` per second after that; after a failure the next
+   one waits, longer each time.
 4. An Event that cannot be written is lost and counted. Logs and metrics have the same facts.
 """
 
@@ -39,8 +39,8 @@ REFRESH_S: Final = 30.0
 """Least time between two writes of one series."""
 MAX_NOTE_BYTES: Final = 1024
 """The API server's limit for a note."""
-BURST: Final = 25.0
-PER_S: Final = 1.0
+EVENT_BURST: Final = 25.0
+EVENTS_PER_S: Final = 1.0
 """The burst of client-go for one object; a decision with five victims emits eight Events."""
 _MAX_SERIES: Final = 256
 """Series that are stored; the oldest is dropped."""
@@ -126,7 +126,7 @@ class EventWriter:
         self._changed = threading.Condition()
         self._stopping = False
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
-        self._limiter = _WriteLimiter(BURST, PER_S)
+        self._limiter = _WriteLimiter(EVENT_BURST, EVENTS_PER_S)
         self._backoff = RetryBackoff()
         self.dropped = 0
         """Number of Events that were not written, for the metrics."""
@@ -161,7 +161,7 @@ class EventWriter:
                     self._changed.wait_for(lambda: self._queue or self._stopping)
                     self._changed.wait_for(lambda: self._stopping, self._rng.uniform(0.0, self._spread_s))
                 while not self._stopping and not self._limiter.take(self._clock()):
-                    self._changed.wait(1.0 / PER_S)
+                    self._changed.wait(1.0 / EVENTS_PER_S)
                 if not self._queue:
                     return
                 event, wall = self._queue.popleft()

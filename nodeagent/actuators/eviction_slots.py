@@ -2,8 +2,8 @@
 
 Theory of operation. There are K Leases `nodeagent-evictions-ZONE-0` to `K-1`; the holder of one may evict. `want` means
 that the soft tier would act now. The worker then acquires a slot, renews it while it is wanted, and releases it
-`KEEP_S` after the last `want`. Every write carries the resourceVersion that the decision was based on: if two agents
-write the same Lease, the server refuses one (409).
+`SLOT_KEEP_S` after the last `want`. Every write carries the resourceVersion that the decision was based on: if two
+agents write the same Lease, the server refuses one (409).
 
     the Lease does not exist           create it with this node as holder
     no holder, or this node            acquire it
@@ -42,8 +42,8 @@ from nodeagent.kube.transport import Transport
 from nodeagent.model import OutcomeKind
 from nodeagent.runtime import clock, workers
 
-PREFIX: Final = "nodeagent-evictions"
-KEEP_S: Final = 20.0
+LEASE_PREFIX: Final = "nodeagent-evictions"
+SLOT_KEEP_S: Final = 20.0
 """A slot is released this long after the last `want`: longer than the time between two decisions, short compared with
 the minutes that other nodes may wait."""
 RENEW_SHARE: Final = 1 / 3
@@ -86,7 +86,7 @@ class EvictionSlots:
         duration_s: float,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = clock.boottime,
-        keep_s: float = KEEP_S,
+        keep_s: float = SLOT_KEEP_S,
         poll_s: tuple[float, float] = (POLL_FIRST_S, POLL_LAST_S),
     ) -> None:
         """`holder`: the node's name. `zone` returns its zone, "" for none, None while it is unknown."""
@@ -219,7 +219,7 @@ class EvictionSlots:
         zone = self._zone()
         if zone is None:
             return None
-        names = [f"{PREFIX}-{_dns_part(zone) or 'nozone'}-{n}" for n in range(self._slot_count)]
+        names = [f"{LEASE_PREFIX}-{_dns_part(zone) or 'nozone'}-{n}" for n in range(self._slot_count)]
         first = zlib.crc32(self._holder.encode()) % len(names)
         return names[first:] + names[:first]
 
@@ -233,7 +233,7 @@ class EvictionSlots:
             if name in names:
                 leases[name] = lease
             holder = lease.spec.holder_identity
-            if holder and name.startswith(f"{PREFIX}-") and version.isdecimal():
+            if holder and name.startswith(f"{LEASE_PREFIX}-") and version.isdecimal():
                 last_written[holder] = max(last_written.get(holder, (0, "")), (int(version), name))
         self._last_written = last_written
         now = self._clock()

@@ -37,7 +37,7 @@ PREWARM_EVERY_S: Final = 45.0
 """`prewarm` opens connections again after this; the server closes idle ones after 90 s."""
 PREWARM_RETRY_S: Final = 1.0
 """Wait of `prewarm` after connections could not be opened."""
-RETRY_S: Final = 0.3
+EVICTION_RETRY_S: Final = 0.3
 """Pause before a refused eviction is sent a second time: a pod's status is updated within milliseconds, and a hard
 decision cannot wait for long."""
 _TEMPORARY: Final = frozenset({400, 404, 409, 422})
@@ -198,7 +198,7 @@ class EvictionSender:
                 raise
             first = error
         self._listed(request, first)
-        time.sleep(max(0.0, min(RETRY_S, request.deadline - self._clock())))
+        time.sleep(max(0.0, min(EVICTION_RETRY_S, request.deadline - self._clock())))
         try:
             self._send(request)
         except ApiError as second:

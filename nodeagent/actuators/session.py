@@ -435,7 +435,7 @@ class ClusterSession:
         for kind, since in self._taint_wanted_since.items():
             left_s = since + TAINT_WAIT_S - now
             if kind not in present and left_s > 0:
-                return f"the taint {taints.KEYS[kind]}, which is not on the node yet; at most {left_s:.1f}s more"
+                return f"the taint {taints.TAINT_KEYS[kind]}, which is not on the node yet; at most {left_s:.1f}s more"
         return ""
 
     def _taints_trouble(self, taints: NodeTaints | None) -> str:

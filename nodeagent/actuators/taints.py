@@ -30,12 +30,12 @@ from nodeagent.model import ConditionType, OutcomeKind
 from nodeagent.runtime import clock, workers
 
 EFFECT: Final = "NoSchedule"
-KEYS: Final = {
+TAINT_KEYS: Final = {
     ConditionType.MEMORY_PRESSURE: "nodeagent.io/memory-pressure",
     ConditionType.DISK_PRESSURE: "nodeagent.io/disk-pressure",
     ConditionType.PID_PRESSURE: "nodeagent.io/pid-pressure",
 }
-_OWN_KEYS: Final = frozenset(KEYS.values())
+_OWN_KEYS: Final = frozenset(TAINT_KEYS.values())
 MAX_CONFLICTS: Final = 5
 """Immediate retries after a 409; after that the back-off applies. The kubelet does not write taints, so conflicts come
 from the node controllers, one or two at a time."""
@@ -78,7 +78,7 @@ class NodeTaints:
     def want(self, pressures: Iterable[ConditionType]) -> None:
         """The pressures that need a taint now. Until the first call nothing is written."""
         with self._changed:
-            self._wanted = frozenset(KEYS[pressure] for pressure in pressures)
+            self._wanted = frozenset(TAINT_KEYS[pressure] for pressure in pressures)
             self._changed.notify()
 
     @property
@@ -89,7 +89,7 @@ class NodeTaints:
     def present(self) -> frozenset[ConditionType]:
         """The pressures whose taint is on the Node."""
         keys = _own_keys(self._node.view())
-        return frozenset(pressure for pressure, key in KEYS.items() if key in keys)
+        return frozenset(pressure for pressure, key in TAINT_KEYS.items() if key in keys)
 
     def stop(self, *, clear: bool = True, timeout_s: float = 3.0) -> None:
         """Stop, and remove the own taints if `clear`. Raises `ApiError` if the server refuses that."""

@@ -203,7 +203,7 @@ def sections(rows: tuple[Replayed, ...], *, config_source: str) -> tuple[Section
 
 
 def _row(row: Replayed) -> tuple[Cell, ...]:
-    time = wording.rfc3339(row.wall_time) if row.wall_time is not None else units.UNKNOWN
+    time = wording.rfc3339(row.wall_time) if row.wall_time is not None else units.UNKNOWN_TEXT
     recorded = f"{row.recorded_signal or '?'}: {_named([each.key for each in row.recorded_victims])}"
     if row.plan is None:
         return (

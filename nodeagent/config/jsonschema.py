@@ -15,10 +15,10 @@ from typing import Any, Final
 from nodeagent.config import field_docs, keys, show
 from nodeagent.config.bounds import Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
-from nodeagent.config.schema import API_VERSION, KIND, RankingKey
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND, RankingKey
 from nodeagent.model import Amount, Signal
 
-SHIPPED: Final = Path(__file__).parent / "nodeagent.schema.json"
+SCHEMA_FILE: Final = Path(__file__).parent / "nodeagent.schema.json"
 """The generated file in the package."""
 
 _DURATION: Final = r"^\+?(0|([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))" + (
@@ -31,10 +31,10 @@ _AMOUNT: Final = (
 
 def generate() -> dict[str, Any]:
     """The schema as a JSON object."""
-    header = {"apiVersion": {"const": API_VERSION}, "kind": {"const": KIND}}
+    header = {"apiVersion": {"const": API_VERSION}, "kind": {"const": CONFIG_KIND}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": KIND,
+        "title": CONFIG_KIND,
         "description": "Configuration of nodeagent",
         "type": "object",
         "additionalProperties": False,

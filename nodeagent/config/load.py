@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from nodeagent.config import bounds, thresholds
 from nodeagent.config import defaults as built_in
 from nodeagent.config.problems import BUILT_IN, ConfigError, Origin, Problem
-from nodeagent.config.schema import API_VERSION, KIND, Config, EvictionConfig, Mode
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND, Config, EvictionConfig, Mode
 from nodeagent.runtime import regular_files
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _check_header(reader: "Reader", root: "YamlNode") -> None:
         origin = reader.origin(root)
         raise ConfigError((Problem(origin, "", "the file is not a map of keys", f"begin with {manifest.HEADER}"),))
     header = {key.text: (key, value) for key, value in root.items}
-    for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+    for name, wanted in (("apiVersion", API_VERSION), ("kind", CONFIG_KIND)):
         if name not in header:
             reader.add_problem(root, name, "is missing", f"add `{name}: {wanted}`")
         elif header[name][1].text != wanted:

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from nodeagent.config import decode
 from nodeagent.config.problems import ConfigError, Origin, Problem
-from nodeagent.config.schema import API_VERSION, KIND
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND
 from nodeagent.config.yaml_nodes import YamlNode
 
-HEADER = f"`apiVersion: {API_VERSION}` and `kind: {KIND}`"
+HEADER = f"`apiVersion: {API_VERSION}` and `kind: {CONFIG_KIND}`"
 MAX_EMBEDDED = 100
 """Limits the work: each embedded configuration is parsed with as many empty lines as stand above it."""
 _KUBELET_KIND = "KubeletConfiguration"
 _OTHER_FILES = (_KUBELET_KIND, "Config")
 """Kinds of other programs' files (the kubelet's, a kubeconfig). To validate one is a mistake of the user."""
 _GROUP = API_VERSION.partition("/")[0]
-_MEANT = re.compile(rf"{KIND}|apiVersion\W+{re.escape(_GROUP)}/")
+_MEANT = re.compile(rf"{CONFIG_KIND}|apiVersion\W+{re.escape(_GROUP)}/")
 """Text that is meant as a configuration of nodeagent, even if its kind is misspelt."""
 
 
@@ -109,7 +109,7 @@ def _kind_of(root: YamlNode) -> str:
 
 
 def _is_config(root: YamlNode) -> bool:
-    return _word(root, "kind") == KIND or _word(root, "apiVersion").startswith(_GROUP)
+    return _word(root, "kind") == CONFIG_KIND or _word(root, "apiVersion").startswith(_GROUP)
 
 
 def _objects(roots: Sequence[YamlNode]) -> Iterator[YamlNode]:

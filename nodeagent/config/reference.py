@@ -14,7 +14,7 @@ from nodeagent.config.bounds import AmountRule, Mark, Range
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import (
     API_VERSION,
-    KIND,
+    CONFIG_KIND,
     RankingKey,
     ReclaimAction,
     Refinement,
@@ -33,7 +33,7 @@ file is YAML and begins with
 
 ```yaml
 apiVersion: {API_VERSION}
-kind: {KIND}
+kind: {CONFIG_KIND}
 ```
 
 The eviction stanza of a `KubeletConfiguration` can be pasted unchanged: shared keys have the kubelet's names and

@@ -18,7 +18,7 @@ from nodeagent.config.bounds import AmountRule, Mark, OneOf, Range
 from nodeagent.model import Amount, MemoryModel, Signal, StallScope, Threshold
 
 API_VERSION: Final = "nodeagent.io/v1alpha1"
-KIND: Final = "NodeAgentConfiguration"
+CONFIG_KIND: Final = "NodeAgentConfiguration"
 DROPPED: Final = ("0%", "100%")
 """A threshold with exactly this text does not exist. It switches a default of the kubelet off."""
 

@@ -11,7 +11,7 @@ from nodeagent.config import duration, keys
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
-from nodeagent.config.schema import API_VERSION, KIND, EvictionConfig, RankingConfig
+from nodeagent.config.schema import API_VERSION, CONFIG_KIND, EvictionConfig, RankingConfig
 from nodeagent.model import Amount
 
 _COMMENT_COLUMN: Final = 56
@@ -21,7 +21,7 @@ _YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null
 def show(loaded: LoadedConfig) -> str:
     """The effective configuration as YAML: warnings as comments first, then each value with its origin."""
     lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
-    lines += [f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
+    lines += [f"apiVersion: {API_VERSION}", f"kind: {CONFIG_KIND}"]
     for key in keys.top_level():
         owner = loaded.eviction if key.owner is EvictionConfig else loaded.config
         lines += _entry(loaded, key, getattr(owner, key.field), key.name, indent=0, name=key.name)

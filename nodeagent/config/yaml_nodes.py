@@ -16,7 +16,7 @@ from nodeagent.config.problems import ConfigError, Origin, Problem
 MAX_CONFIG_BYTES: Final = 256 * 1024
 """Ten times the largest useful file and a quarter of the size of a ConfigMap; parsing it takes 0.3 s."""
 
-MAX_DEPTH: Final = 16
+MAX_YAML_DEPTH: Final = 16
 """The schema needs 4; the kubelet's own files 6."""
 
 MAX_EXPANDED: Final = 4 * MAX_CONFIG_BYTES
@@ -133,8 +133,8 @@ def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[YamlNo
                 raise SeveralDocumentsError(several.problems)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             stack.append(_Open("map" if isinstance(event, yaml.MappingStartEvent) else "seq", event))
-            if len(stack) > MAX_DEPTH:
-                raise _at(event, name, f"nested deeper than {MAX_DEPTH} levels", _WRONG_FILE)
+            if len(stack) > MAX_YAML_DEPTH:
+                raise _at(event, name, f"nested deeper than {MAX_YAML_DEPTH} levels", _WRONG_FILE)
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             opened = stack.pop()
             node = opened.close()

@@ -18,7 +18,7 @@ from nodeagent.model import OutcomeKind
 with kubernetes_client.without_unused_modules():
     from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-MAX_MESSAGE: Final = 2048
+MAX_STATUS_MESSAGE: Final = 2048
 """Characters of a Status' message that are kept."""
 
 _PDB_REFUSED: Final = {403: "poddisruptionbudget.policy ", 504: "couldn't update PodDisruptionBudget"}
@@ -161,7 +161,7 @@ def _read_status(body: bytes) -> tuple[str, tuple[str, ...], bool]:
     if texts and texts[0] not in message:
         message = f"{message} {texts[0]}"
     # Half a surrogate pair is valid JSON, but cannot be written as UTF-8.
-    message = message[:MAX_MESSAGE].encode("utf-8", "replace").decode()
+    message = message[:MAX_STATUS_MESSAGE].encode("utf-8", "replace").decode()
     return message, tuple(str(cause.get("reason", "")) for cause in causes), is_status
 
 

@@ -30,7 +30,7 @@ class RetryBackoff:
         return max(wait, min(retry_after_s or 0.0, self._last_s))
 
 
-BURST: Final = 5
+UNDELAYED_REPEATS: Final = 5
 """Repetitions without a wait: the answer to a kubelet that resets a condition takes 0.1 s, also to two."""
 REPEAT_FIRST_S: Final = 1.0
 REPEAT_LAST_S: Final = 30.0
@@ -44,8 +44,8 @@ burst."""
 class Restraint:
     """Limits how often the same value is written to the same object again while another client undoes it.
 
-    The first `BURST` repetitions do not wait. Each further one waits twice as long as the one before. Only the time for
-    which the last write stayed counts, not the wait: a slow conflict does not become fast again.
+    The first `UNDELAYED_REPEATS` repetitions do not wait. Each further one waits twice as long as the one before. Only
+    the time for which the last write stayed counts, not the wait: a slow conflict does not become fast again.
     """
 
     def __init__(self, *, rng: random.Random | None = None) -> None:
@@ -61,7 +61,7 @@ class Restraint:
         if not self._due:
             self._due = True
             self._level = max(0.0, self._level - (now - self._wrote_at) / RECOVERY_S)
-            over = self._level - BURST
+            over = self._level - UNDELAYED_REPEATS
             delay_s = min(REPEAT_LAST_S, REPEAT_FIRST_S * 2.0 ** min(over, 30.0)) if over >= 0.0 else 0.0
             self._not_before = now + delay_s * self._rng.uniform(0.5, 1.0)
         if now < self._not_before:
@@ -73,4 +73,4 @@ class Restraint:
     @property
     def exhausted(self) -> bool:
         """True if the burst is used up: each repetition waits longer."""
-        return self._level >= BURST
+        return self._level >= UNDELAYED_REPEATS

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer of the API. JSON has no limit, and a larger number cannot become a float."""
-MAX_MESSAGE: Final = 500
+MAX_UNREADABLE_MESSAGE: Final = 500
 """Characters of an `UnreadableError`, which may quote the body."""
 
 
@@ -41,7 +41,7 @@ class Decoder(Generic[T]):
             return self._decode(body)
         except Exception as error:
             # Also RecursionError, OverflowError and MemoryError, which the parser raises for bodies of other clients.
-            raise UnreadableError(str(error)[:MAX_MESSAGE] or type(error).__name__) from None
+            raise UnreadableError(str(error)[:MAX_UNREADABLE_MESSAGE] or type(error).__name__) from None
 
 
 class OwnerReference(Struct, rename="camel", gc=False):

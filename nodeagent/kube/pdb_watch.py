@@ -2,7 +2,7 @@
 
 A PodDisruptionBudget is read only when a decision may need it: if every node of a fleet watched all of them, the load
 would be large and useless. `want` takes the namespaces of the candidates; each is listed and watched until it was not
-wanted for `KEEP_S`.
+wanted for `NAMESPACE_KEEP_S`.
 
 The API server has the last word (429): this view only spares requests that it would refuse.
 """
@@ -19,7 +19,7 @@ from nodeagent.kube.transport import Transport
 from nodeagent.model import DisruptionBudget, Note, NoteKind, Pod
 from nodeagent.runtime import clock
 
-KEEP_S: Final = 600.0
+NAMESPACE_KEEP_S: Final = 600.0
 """A namespace is watched for so long after it was last wanted: longer than an episode of soft pressure."""
 MAX_NAMESPACES: Final = 32
 """Watches at once. The PodDisruptionBudgets of further namespaces are unknown, and the API server alone decides."""
@@ -63,7 +63,7 @@ class PdbWatch:
                 if namespace in self._watched:
                     self._watched[namespace].wanted_at = now
                     self._watched[namespace].watch.start()
-            stale = [name for name, entry in self._watched.items() if now - entry.wanted_at > KEEP_S]
+            stale = [name for name, entry in self._watched.items() if now - entry.wanted_at > NAMESPACE_KEEP_S]
             ended = [self._watched.pop(name) for name in stale]
             self._changes += bool(ended)
         for entry in ended:

@@ -28,7 +28,7 @@ MIRROR: Final = "kubernetes.io/config.mirror"
 """On a mirror pod: the UID in the static pod's cgroup and log directory. On another pod: whatever its author wrote."""
 HASH: Final = "kubernetes.io/config.hash"
 """The UID of a static pod: the hash of its manifest, or the manifest's metadata.uid."""
-SOURCE: Final = "kubernetes.io/config.source"
+CONFIG_SOURCE: Final = "kubernetes.io/config.source"
 """Set by a kubelet in its own list. The API server stores what a pod's author wrote."""
 KEPT_ANNOTATIONS: Final = ("controller.kubernetes.io/pod-deletion-cost",)
 KEPT_PREFIX: Final = "nodeagent.io/"
@@ -117,7 +117,7 @@ def _static(meta: objects.Meta) -> str:
     hash.
     """
     annotations = meta.annotations or {}
-    source = annotations.get(SOURCE, "")
+    source = annotations.get(CONFIG_SOURCE, "")
     by_kubelet = not meta.resource_version and annotations.get(HASH) == meta.uid
     return source if by_kubelet and source != "api" else ""
 

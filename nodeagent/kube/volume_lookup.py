@@ -33,7 +33,7 @@ from nodeagent.runtime import clock, workers
 
 MAX_CLAIMS: Final = 1024
 """Claims that are looked up for one node: ten for each of 110 pods. Further ones stay unknown."""
-RETRY_S: Final = 60.0
+CLAIM_RETRY_S: Final = 60.0
 """Wait before a claim that does not exist, or is not bound yet, is looked up again."""
 MAX_WAIT_S: Final = 300.0
 """Longest wait after refusals and timeouts: a role without the right costs 12 requests per hour and node."""
@@ -42,7 +42,7 @@ HURRY_FOR_S: Final = 10.0
 HURRY_S: Final = 2.0
 """Longest wait between look-ups while pressure is near: the hard tier waits as long for an answer. Half a request per
 second and node, and only while the node is under pressure."""
-NOT_YET: Final = "not looked up yet"
+NOT_LOOKED_UP: Final = "not looked up yet"
 
 _claim_decoder = objects.Decoder(objects.ClaimObject)
 _volume_decoder = objects.Decoder(objects.VolumeObject)
@@ -56,7 +56,7 @@ class ClaimLocation(NamedTuple):
 
     local: str = ""
     """The volume, if its data is on this node alone; empty if it can be mounted elsewhere."""
-    unknown: str = NOT_YET
+    unknown: str = NOT_LOOKED_UP
     """Why the location is unknown; empty if it is known."""
     retry_at: float = 0.0
     """CLOCK_BOOTTIME of the next look-up, while it is unknown."""
@@ -127,7 +127,7 @@ def look_up_all(
         except ApiError as error:
             trouble = error.message
             break
-    missing = ClaimLocation(unknown=trouble or NOT_YET)
+    missing = ClaimLocation(unknown=trouble or NOT_LOOKED_UP)
     return tuple([with_locations(pod, lambda claim: known.get(claim, missing)) for pod in pods]), trouble
 
 
@@ -232,7 +232,7 @@ class VolumeLookup:
             pending = [(location.retry_at, claim) for claim, location in self._locations.items() if location.unknown]
             if pending:
                 retry_at, claim = min(pending)
-                wait_s = retry_at - self._clock() - (RETRY_S - HURRY_S if self._hurries() else 0.0)
+                wait_s = retry_at - self._clock() - (CLAIM_RETRY_S - HURRY_S if self._hurries() else 0.0)
                 if wait_s <= 0:
                     return claim
                 self._condition.wait(wait_s)
@@ -253,7 +253,7 @@ class VolumeLookup:
         self._backoff.succeeded()
         self._hurry_backoff.succeeded()
         self._reason = ""
-        self._store(claim, location._replace(retry_at=self._clock() + RETRY_S) if location.unknown else location)
+        self._store(claim, location._replace(retry_at=self._clock() + CLAIM_RETRY_S) if location.unknown else location)
         return 0.0, 0.0
 
     def _store(self, claim: Claim, location: ClaimLocation) -> None:

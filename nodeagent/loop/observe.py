@@ -25,7 +25,7 @@ from nodeagent.telemetry.metrics import Metrics, SyncStage
 STARTUP_API_WAIT_S: Final = 3.0
 """How long after its start a calm agent reads no pod before the API server has listed them, which takes 0.3 s: what it
 lists need not be read from the processes of each pod."""
-UNLISTED_S: Final = 1.5
+LISTING_DELAY_S: Final = 1.5
 """A pod on the host that is older than this and not listed is missing from the API server's view: a kubelet starts only
 pods that the API server has sent to it, and a watch is at most that late."""
 
@@ -177,6 +177,6 @@ def _unlisted(reading: PodReading, *, listed: int, now: float) -> frozenset[str]
             for pod, usage in reading.pods[listed:]
             if pod.source is PodSource.HOST
             and usage is not None
-            and (usage.started_at is None or now - usage.started_at >= UNLISTED_S)
+            and (usage.started_at is None or now - usage.started_at >= LISTING_DELAY_S)
         ]
     )

@@ -13,7 +13,7 @@ MAX_PLAUSIBLE: Final = 1 << 62
 """A quantity or capacity above this is not believed. The kernel writes 2^63 less a page for "no limit", and the kubelet
 reads such a cgroup limit as `unlimited`."""
 
-UNKNOWN: Final = "?"
+UNKNOWN_TEXT: Final = "?"
 """Shown for an unknown number; JSON has null instead."""
 
 _MAX_BITS: Final = 128
@@ -30,7 +30,7 @@ def format_amount(amount: int | None, unit: Unit = Unit.BYTES, *, signed: bool =
     `signed` puts a plus before an amount that is not negative, for headroom.
     """
     if amount is None or amount.bit_length() > _MAX_BITS:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     sign = "-" if amount < 0 else "+" if signed else ""
     size = abs(amount)
     if unit is not Unit.BYTES:
@@ -51,7 +51,7 @@ def format_amount(amount: int | None, unit: Unit = Unit.BYTES, *, signed: bool =
 def format_duration(seconds: float | None) -> str:
     """The two largest units that matter: `350ms`, `12s`, `5m`, `1h 5m`, `3d 2h`. None is `?`."""
     if seconds is None or not math.isfinite(seconds):
-        return UNKNOWN
+        return UNKNOWN_TEXT
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 1:
@@ -67,7 +67,7 @@ def format_duration(seconds: float | None) -> str:
 def format_percent(part: int | None, whole: int | None) -> str:
     """`part` of `whole` as `17%`, with one decimal below ten; `?` if either is unknown or `whole` is not positive."""
     if part is None or whole is None or whole <= 0:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     value = 100 * part / whole
     return f"{value:.1f}%" if abs(value) < 9.95 else f"{value:.0f}%"
 

@@ -44,7 +44,7 @@ SLACK_S: Final = 15.0
 (performance.md R1). A longer time lets a stuck pod delay help, a shorter one evicts a second pod for one deficit."""
 KILLED_S: Final = 5.0
 """How long the release of a killed pod is expected. A process with 400 MiB exits within a tenth of a second."""
-UNLISTED_S: Final = 1.0
+NOT_FOUND_RELEASE_S: Final = 1.0
 """How long a pod that the API server answered 404 for is expected to vanish from the node. If it does, its release is
 pending; if not, the next decision may evict it again."""
 DISK_RELEASE_S: Final = 30.0
@@ -134,7 +134,8 @@ MACHINE: Final = Machine(
         _E.NOT_SENT: "dry run",
         _E.TERMINATING: "a snapshot shows a deletion timestamp",
         _E.CGROUP_GONE: "a snapshot newer than the decision's has no cgroup of the pod",
-        _E.TIME_UP: f"{SLACK_S:.0f} s after its grace, {KILLED_S:.0f} s after a kill, {UNLISTED_S:.0f} s after a 404",
+        _E.TIME_UP: f"{SLACK_S:.0f} s after its grace, {KILLED_S:.0f} s after a kill, "
+        f"{NOT_FOUND_RELEASE_S:.0f} s after a 404",
         _E.RELEASED: "all evictions of the decision are gone, and a newer sample shows what they released",
     },
     remarks={
@@ -240,7 +241,7 @@ def apply_outcome(state: InFlightState, entry: InFlightEviction, event: Eviction
     return state._replace(entries=tuple([each for each in entries if each is not None]))
 
 
-_EXPECTED_S: Final = {EvictionEvent.KILLED: KILLED_S, EvictionEvent.NOT_LISTED: UNLISTED_S}
+_EXPECTED_S: Final = {EvictionEvent.KILLED: KILLED_S, EvictionEvent.NOT_LISTED: NOT_FOUND_RELEASE_S}
 """How long a release is expected after an outcome, where that is not the grace and its slack."""
 
 

@@ -38,7 +38,7 @@ from nodeagent.model import (
 )
 from nodeagent.policy import pod_usage, usage_growth
 
-LAST: Final = float(2**63)
+SORTED_LAST: Final = float(2**63)
 """Sorts after every real value. Not infinity, which JSON cannot carry."""
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -102,7 +102,7 @@ def _priority_text(value: float, pod: RankedPod, _unit: Unit) -> str:
 
 
 def _usage_over_request(ranked: RankingInput) -> float:
-    return LAST if ranked.usage is None else float((ranked.request or 0) - ranked.usage)
+    return SORTED_LAST if ranked.usage is None else float((ranked.request or 0) - ranked.usage)
 
 
 def _usage_over_request_text(value: float, pod: RankedPod, unit: Unit) -> str:
@@ -113,7 +113,7 @@ def _usage_over_request_text(value: float, pod: RankedPod, unit: Unit) -> str:
 
 
 def _usage(ranked: RankingInput) -> float:
-    return LAST if ranked.usage is None else float(-ranked.usage)
+    return SORTED_LAST if ranked.usage is None else float(-ranked.usage)
 
 
 def _usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
@@ -121,7 +121,7 @@ def _usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
 
 
 def _growth(ranked: RankingInput) -> float:
-    return LAST if ranked.usage is None else 0.0 - ranked.growth
+    return SORTED_LAST if ranked.usage is None else 0.0 - ranked.growth
 
 
 def _growth_text(value: float, _pod: RankedPod, unit: Unit) -> str:
@@ -130,7 +130,7 @@ def _growth_text(value: float, _pod: RankedPod, unit: Unit) -> str:
 
 def _projected_usage(ranked: RankingInput) -> float:
     if ranked.usage is None:
-        return LAST
+        return SORTED_LAST
     return -(ranked.usage + max(0.0, ranked.growth) * usage_growth.PROJECTION_S)
 
 
@@ -140,7 +140,7 @@ def _projected_usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
 
 def _write_rate(ranked: RankingInput) -> float:
     writing = ranked.view.usage.writing if ranked.view.usage is not None else None
-    return LAST if writing is None else 0.0 - writing.bytes_per_s
+    return SORTED_LAST if writing is None else 0.0 - writing.bytes_per_s
 
 
 def _write_rate_text(value: float, _pod: RankedPod, _unit: Unit) -> str:
@@ -161,8 +161,8 @@ def _pod_deletion_cost_text(value: float, _pod: RankedPod, _unit: Unit) -> str:
 
 def _age(ranked: RankingInput) -> float:
     started = ranked.pod.started_wall if ranked.pod.started_wall is not None else ranked.pod.created_wall
-    age_s = ranked.wall_time - started if started is not None else LAST
-    return age_s if 0.0 <= age_s < LAST else LAST  # a start in the future, or NaN, is unknown
+    age_s = ranked.wall_time - started if started is not None else SORTED_LAST
+    return age_s if 0.0 <= age_s < SORTED_LAST else SORTED_LAST  # a start in the future, or NaN, is unknown
 
 
 def _age_text(value: float, _pod: RankedPod, _unit: Unit) -> str:
@@ -201,7 +201,7 @@ class KeyFunctions(NamedTuple):
     text: Callable[[float, RankedPod, Unit], str]
     """The value for people."""
     unknown: str = "usage unknown"
-    """The text of the value `LAST`."""
+    """The text of the value `SORTED_LAST`."""
 
 
 KEYS: Final[Mapping[str, KeyFunctions]] = {
@@ -294,4 +294,4 @@ def rank_keys(pod: RankedPod, order: Sequence[str], *, unit: Unit) -> tuple[Rank
 
 
 def _key_text(name: str, value: float, pod: RankedPod, unit: Unit) -> str:
-    return KEYS[name].unknown if value == LAST else KEYS[name].text(value, pod, unit)
+    return KEYS[name].unknown if value == SORTED_LAST else KEYS[name].text(value, pod, unit)

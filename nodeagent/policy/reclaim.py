@@ -8,7 +8,8 @@ Promises:
    each action once while its threshold is met. The hard tier stops waiting if the resource would be exhausted before
    the deadline and within `MARGIN_S`.
 3. The gain of an action is measured by the first sample after its end.
-4. While a soft threshold stays met, an action may run again, after its `minInterval` and `REPEAT_S`, beside evictions.
+4. While a soft threshold stays met, an action may run again, after its `minInterval` and `RECLAIM_REPEAT_S`, beside
+   evictions.
 
 Theory of operation. A `ReclaimRun` is added when an action is ordered. It ends with its outcome, or when its deadline
 and `LOST_S` have passed without one (a restart). It is measured by the first sample after its end. One action runs at a
@@ -49,7 +50,7 @@ MARGIN_S: Final = 15.0
 """How long an eviction may take to bring something back: the kubelet's slowest release that was measured took 12.9 s
 (performance.md R1). The hard tier waits for nothing when there is not more time than this."""
 
-REPEAT_S: Final = 60.0
+RECLAIM_REPEAT_S: Final = 60.0
 """Pause before an action runs again while its soft threshold is still met. Longer leaves removable data in place,
 shorter keeps other actions from running."""
 
@@ -227,7 +228,7 @@ def _may_repeat(action: ReclaimAction, state: ReclaimState, *, now: float) -> bo
     last = state.runs.get(action.name)
     if last is None or last.ended_at is None:
         return False
-    return _interval_over(action, last, now=now) and not 0 <= now - last.ended_at < REPEAT_S
+    return _interval_over(action, last, now=now) and not 0 <= now - last.ended_at < RECLAIM_REPEAT_S
 
 
 def _has_effect(action: ReclaimAction, signal: Signal, layout: DiskLayout) -> bool:

@@ -31,9 +31,9 @@ MAX_UNPACKED_BYTES: Final = 64 * 2**20
 """Inputs of 5,000 pods have about 4 MiB; larger ones are not from a flight recorder."""
 MAX_READ_BYTES: Final = 8 * MAX_FILE_BYTES
 """A larger file is not read; several concatenated files of records are."""
-MAX_DEPTH: Final = 32
+MAX_RECORD_DEPTH: Final = 32
 """Nesting of a record: ours have 7 levels. The readers are recursive."""
-FILE: Final = "decisions.jsonl"
+DECISIONS_FILE: Final = "decisions.jsonl"
 OLDER_FILE: Final = "decisions.1.jsonl"
 
 
@@ -60,7 +60,7 @@ class FlightRecorder:
     def __init__(self, directory: Path) -> None:
         import msgspec
 
-        self._path = directory / FILE
+        self._path = directory / DECISIONS_FILE
         self._older = directory / OLDER_FILE
         self._encode = msgspec.json.Encoder().encode
         self._packer = Packer()
@@ -100,7 +100,7 @@ class FlightRecorder:
 def read_records(location: Path) -> Iterator[dict[str, Any]]:
     """The records of a state directory or of one file, oldest first. Raises RecordsError."""
     try:
-        paths = [location / OLDER_FILE, location / FILE] if location.is_dir() else [location]
+        paths = [location / OLDER_FILE, location / DECISIONS_FILE] if location.is_dir() else [location]
         if not location.exists():
             raise RecordsError(f"{location}: no such file or directory")
         found = False
@@ -135,7 +135,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _too_deep(record: dict[str, Any]) -> bool:
     level: list[Any] = [record]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_RECORD_DEPTH):
         level = [
             child
             for each in level

@@ -12,7 +12,7 @@ from typing import Final
 from nodeagent.model import Note, NoteKind
 from nodeagent.runtime import regular_files
 
-FILE: Final = "status"
+STATUS_FILE: Final = "status"
 MAX_STATUS_BYTES: Final = 16384
 """About fifty notes."""
 
@@ -25,7 +25,7 @@ def write_status(directory: str, notes: Iterable[Note], *, now: float) -> None:
     lines = [f"{now:.0f}"]
     lines += [f"{note.kind}\t{_printable(note.about)}\t{_printable(note.message)}" for note in notes]
     text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")[:MAX_STATUS_BYTES]
-    path = os.path.join(directory, FILE)
+    path = os.path.join(directory, STATUS_FILE)
     temporary = f"{path}.new"
     fd = regular_files.open_to_replace(temporary)
     try:
@@ -38,14 +38,14 @@ def write_status(directory: str, notes: Iterable[Note], *, now: float) -> None:
 def remove_status(directory: str) -> None:
     """Remove the file when the agent ends. Never raises."""
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(directory, FILE))
+        os.unlink(os.path.join(directory, STATUS_FILE))
 
 
 def read_status(directory: str, *, now: float) -> tuple[Note, ...]:
     """The last notes of the agent, each with its age. Empty if the file is missing, unreadable, or from before the last
     reboot."""
     try:
-        data = regular_files.read_file(os.path.join(directory, FILE), max_bytes=MAX_STATUS_BYTES)
+        data = regular_files.read_file(os.path.join(directory, STATUS_FILE), max_bytes=MAX_STATUS_BYTES)
         at, *lines = data.decode("utf-8", "replace").split("\n")[:-1]
         age_s = now - float(at)
     except (OSError, ValueError):

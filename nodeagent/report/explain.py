@@ -21,7 +21,7 @@ from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column
 
 MAX_POD_ROWS: Final = 40
 """Rows of the ranking in text; JSON has all. Victims are among the first."""
-LAST: Final = "last"
+LAST_DECISION: Final = "last"
 _UNITS: Final = {facts.signal.value: facts.unit for facts in SIGNAL_TABLE.values()}
 
 JsonObject = Mapping[str, Any]
@@ -79,7 +79,7 @@ def find_decision(decisions: Sequence[RecordedDecision], wanted: str) -> Recorde
     Raises:
         ExplainError: there is none, or more than one.
     """
-    if wanted == LAST and decisions:
+    if wanted == LAST_DECISION and decisions:
         return decisions[-1]
     found = [each for each in decisions if each.id == wanted]
     found = found or [each for each in decisions if each.id.startswith(wanted)]
@@ -158,7 +158,7 @@ def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
 def _subject(decision: JsonObject) -> str:
     threshold = _map(_map(decision, "actingOn"), "threshold")
     if not threshold:
-        return wording.escape_terminal(str(decision.get("rankedFor", units.UNKNOWN)))
+        return wording.escape_terminal(str(decision.get("rankedFor", units.UNKNOWN_TEXT)))
     return f"{wording.escape_terminal(str(threshold.get('signal')))} ({_tier(threshold)})"
 
 
@@ -486,13 +486,13 @@ def _tier(threshold: JsonObject) -> str:
 
 def _time(record: JsonObject) -> str:
     wall = _number(record.get("wallTime"))
-    return units.UNKNOWN if wall is None else wording.rfc3339(wall)
+    return units.UNKNOWN_TEXT if wall is None else wording.rfc3339(wall)
 
 
 def _age(decision: JsonObject, instant: object) -> str:
     """Time from `instant` to the decision."""
     made_at, at = _number(decision.get("madeAt")), _number(instant)
-    return units.UNKNOWN if made_at is None or at is None else units.format_duration(max(0.0, made_at - at))
+    return units.UNKNOWN_TEXT if made_at is None or at is None else units.format_duration(max(0.0, made_at - at))
 
 
 def _took(decision: JsonObject, outcome: JsonObject) -> str:

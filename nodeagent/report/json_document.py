@@ -27,8 +27,8 @@ from nodeagent.policy import headroom
 from nodeagent.report import node_report, wording
 from nodeagent.report.node_report import Report
 
-API_VERSION: Final = "nodeagent.io/v1alpha1"
-KIND: Final = "NodeReport"
+REPORT_API_VERSION: Final = "nodeagent.io/v1alpha1"
+REPORT_KIND: Final = "NodeReport"
 
 JsonObject = dict[str, Any]
 
@@ -38,8 +38,8 @@ def to_json(report: Report) -> JsonObject:
     snapshot, plan = report.snapshot, report.plan
     shared = node_report.shared_file_systems(snapshot)
     return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
+        "apiVersion": REPORT_API_VERSION,
+        "kind": REPORT_KIND,
         "node": snapshot.node,
         "time": wording.rfc3339(snapshot.wall_time),
         "state": str(node_report.state(report)),

@@ -156,7 +156,7 @@ KUBELET_FIRST: Final = "kubelet first"
 SAME_LEVEL: Final = "same level"
 NEVER_MET: Final = "never met"
 """The kubelet's threshold is zero, which disables its eviction."""
-UNKNOWN: Final = "unknown"
+CAPACITY_UNKNOWN: Final = "unknown"
 """A percentage and a quantity cannot be compared, because the capacity is unknown."""
 
 
@@ -195,7 +195,7 @@ def _compared(
         return Comparison(theirs, value, answer, NEVER_MET)
     if earlier is None:
         comparable = value is not None and level is not None
-        return Comparison(theirs, value, answer, OURS_FIRST if comparable else UNKNOWN)
+        return Comparison(theirs, value, answer, OURS_FIRST if comparable else CAPACITY_UNKNOWN)
     same = bool(in_time) and value is not None and level == value
     verdict = SAME_LEVEL if same else KUBELET_FIRST
     above = [each for each in mine if each not in in_time and value is not None and (each.value or 0) > value]

@@ -23,7 +23,7 @@ def rfc3339(wall_time: float) -> str:
         milliseconds = round(wall_time * 1000)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
     except (OverflowError, ValueError, OSError):
-        return units.UNKNOWN
+        return units.UNKNOWN_TEXT
     return f"{stamp}.{milliseconds % 1000:03d}Z"
 
 

@@ -6,8 +6,8 @@ Promises:
 2. A thread that exceeds the limit of a step is reported, with the step.
 3. `start_thread` and `start` never raise. `stuck_workers` only reads what the threads have stored, so that no thread
    can block the loop.
-4. A lasting worker (`make_thread`) runs again after any error, in the same thread, which needs no PID: after `RETRY_S`,
-   then twice as long each time, up to `MAX_RETRY_S`. Its failures are counted.
+4. A lasting worker (`make_thread`) runs again after any error, in the same thread, which needs no PID: after
+   `WORKER_RETRY_S`, then twice as long each time, up to `MAX_WORKER_RETRY_S`. Its failures are counted.
 5. A lasting worker without a free PID (`start`) is started later by `start_waiting`, oldest first. The loop calls it.
 
 Theory of operation. A thread marks what may hang (a request, a system call on a foreign disk, a write to a log pipe) as
@@ -28,9 +28,9 @@ MAX_REPORTED: Final = 32
 """Dead or failing threads, by name: there are about twenty names."""
 MAX_MESSAGE_CHARS: Final = 500
 """Of an error, which may quote a server's reply."""
-RETRY_S: Final = 0.5
+WORKER_RETRY_S: Final = 0.5
 """First wait before a failed worker runs again."""
-MAX_RETRY_S: Final = 30.0
+MAX_WORKER_RETRY_S: Final = 30.0
 """Longest such wait: a worker that fails at once costs two attempts per minute."""
 RECOVERED_AFTER_S: Final = 60.0
 """A worker that ran this long without a failure has recovered; its next failure counts as the first."""
@@ -259,7 +259,7 @@ def _count_failure(name: str, message: str, *, lasts: bool) -> float:
             consecutive, since = 1, now
             if before is not None and now < before.until:
                 consecutive, since = before.consecutive + 1, before.since
-            wait_s = min(RETRY_S * 2.0 ** min(consecutive - 1, 10), MAX_RETRY_S)
+            wait_s = min(WORKER_RETRY_S * 2.0 ** min(consecutive - 1, 10), MAX_WORKER_RETRY_S)
             _registry.failing[name] = _Failing(since, now + wait_s + RECOVERED_AFTER_S, consecutive, message)
             while len(_registry.failing) > MAX_REPORTED:
                 del _registry.failing[next(iter(_registry.failing))]

@@ -20,7 +20,7 @@ def build_pages(
 
     def exposition_page(accept: str) -> Page:
         openmetrics = "application/openmetrics-text" in accept
-        kind = exposition.OPENMETRICS if openmetrics else exposition.TEXT
+        kind = exposition.OPENMETRICS if openmetrics else exposition.PROMETHEUS_TEXT
         return Page(metrics.render(openmetrics=openmetrics), content_type=kind)
 
     def alive(_: str) -> Page:

@@ -11,14 +11,14 @@ from nodeagent.config.schema import Config
 from nodeagent.telemetry.metrics import Liveness
 
 STUCK_SYNCS: Final = 3
-STUCK_S: Final = 10.0
-"""The loop is stuck if the last sync is older than STUCK_SYNCS sampling intervals plus STUCK_S. A sync takes some
+SYNC_STUCK_S: Final = 10.0
+"""The loop is stuck if the last sync is older than STUCK_SYNCS sampling intervals plus SYNC_STUCK_S. A sync takes some
 milliseconds: this trades seconds of a stuck agent against restarts on a node that is slow under pressure."""
 
 
 def not_alive(liveness: Liveness, *, now: float, config: Config) -> tuple[str, ...]:
     """Why the agent must be restarted; empty if it is alive."""
-    limit_s = STUCK_SYNCS * config.sampling.interval_s + STUCK_S
+    limit_s = STUCK_SYNCS * config.sampling.interval_s + SYNC_STUCK_S
     age_s = now - liveness.synced_at
     stuck = (f"loop: last sync {age_s:.1f}s ago, at most {limit_s:g}s",) if age_s > limit_s else ()
     return (*stuck, *liveness.workers_failed)

@@ -59,7 +59,7 @@ _SLICE_S: Final = 0.05
 _QUEUE: Final = 1024
 # Close with a reset: an orderly close leaves state in the kernel for a minute.
 _RESET: Final = struct.pack("ii", 1, 0)
-TEXT: Final = "text/plain; charset=utf-8"
+PLAIN_TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Page(NamedTuple):
@@ -67,7 +67,7 @@ class Page(NamedTuple):
 
     body: bytes
     status: int = 200
-    content_type: str = TEXT
+    content_type: str = PLAIN_TEXT
 
 
 PageBuilder = Callable[[str], Page]

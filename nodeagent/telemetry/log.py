@@ -5,8 +5,8 @@
    there is no PID for that thread, the caller writes as much as the reader accepts at once.
 2. A line is one line: values are encoded as JSON (or quoted on a console), so that text from pods cannot forge a line
    or move a terminal's cursor, and no text prevents a line from being written.
-3. An event with a `once=` key is logged once, and again every `REPEAT_S` with the number of repetitions. A changed key
-   is a new event.
+3. An event with a `once=` key is logged once, and again every `LOG_REPEAT_S` with the number of repetitions. A changed
+   key is a new event.
 """
 
 import collections
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 QUEUE_LINES: Final = 2000
 """Queued lines for a slow reader: about 1 MiB at the usual 500 bytes, some minutes of a busy node."""
-REPEAT_S: Final = 300.0
+LOG_REPEAT_S: Final = 300.0
 """How often a lasting fact is logged again: rare enough to keep the log readable, and in every hour of it."""
 REPEAT_KEYS: Final = 2000
 """Bound of the stored keys: a few for each of 500 pods. Further events are counted, not written: dropping a key that
@@ -142,7 +142,7 @@ class RepeatFilter:
         key = f"{event.get('event')}\0{once}"
         now = self._clock()
         logged_at, suppressed = self._repeats.get(key, (None, 0))
-        if logged_at is not None and now - logged_at < REPEAT_S:
+        if logged_at is not None and now - logged_at < LOG_REPEAT_S:
             self._repeats[key] = (logged_at, suppressed + 1)
             raise structlog.DropEvent
         if logged_at is None and not self._has_space(now):
@@ -157,11 +157,11 @@ class RepeatFilter:
         return event
 
     def _has_space(self, now: float) -> bool:
-        """True if a new key can be stored. The oldest key is dropped if it did not repeat within `REPEAT_S`."""
+        """True if a new key can be stored. The oldest key is dropped if it did not repeat within `LOG_REPEAT_S`."""
         if len(self._repeats) < REPEAT_KEYS:
             return True
         oldest, (logged_at, _) = next(iter(self._repeats.items()))
-        if now - logged_at < REPEAT_S:
+        if now - logged_at < LOG_REPEAT_S:
             return False
         del self._repeats[oldest]
         return True

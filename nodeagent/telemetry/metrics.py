@@ -3,7 +3,7 @@
 1. An observation is a few assignments, without a lock, a growing allocation or a system call. The server's thread makes
    all texts.
 2. Series are bounded: the table in `metric_families` times words from fixed lists (signals, tiers, codes). A name of a
-   pod, namespace, node or owner is never a label, and `MAX_SERIES` bounds each counter.
+   pod, namespace, node or owner is never a label, and `MAX_METRIC_SERIES` bounds each counter.
 3. An unknown value has no series, never a zero.
 
 Theory of operation. The loop's thread calls `observe_*`, any thread may call `render`. Current values (signals,
@@ -43,7 +43,7 @@ from nodeagent.policy import headroom
 from nodeagent.telemetry import exposition, metric_families
 from nodeagent.telemetry.exposition import Histogram, Series
 
-MAX_SERIES: Final = 500
+MAX_METRIC_SERIES: Final = 500
 """Bound of each counter; further series count as `other`. Evictions have 9 signals x 3 QoS classes x 2 tiers x 15
 outcomes = 810 possible series, of which a node has a handful."""
 OTHER: Final = "other"
@@ -166,7 +166,7 @@ class _Counts:
 
     def add(self, *labels: str, by: int = 1) -> None:
         values = self._values
-        if labels not in values and len(values) >= MAX_SERIES:
+        if labels not in values and len(values) >= MAX_METRIC_SERIES:
             labels = (OTHER,) * self._labels
         values[labels] = values.get(labels, 0) + by
 
@@ -413,7 +413,7 @@ def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Sample]:
             else:
                 yield _Sample("nodeagent_disk_unattributed_inodes", (signal,), disk.unattributed_inodes)
     refused = collections.Counter(pod.refusals[0].code for pod in plan.ranking if pod.refusals)
-    for code, count in refused.most_common(MAX_SERIES):
+    for code, count in refused.most_common(MAX_METRIC_SERIES):
         yield _Sample("nodeagent_pods_refused", (code,), count)
     for condition in plan.conditions:
         for status in ConditionStatus:

@@ -4,7 +4,7 @@ Theory of operation. A process counts for the pod of its parent, a thread for th
 from /proc/<pid>/cgroup, which costs 15 us, and cached for `_CACHE_S`. Each drain reads at most `MAX_READS` uncached
 processes of either kind: the busiest and the latest. A fork bomb has thousands of parents with two children each: the
 unread ones are distributed in the proportion of the latest ones. If a parent is gone, its child is read; if the child
-is gone as well, the fork counts for `UNKNOWN`.
+is gone as well, the fork counts for `UNKNOWN_POD`.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from typing import Final
 from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host
 
-UNKNOWN: Final = "unknown"
+UNKNOWN_POD: Final = "unknown"
 """The pod of a process that was gone, as its child was, before it was read."""
 
 MAX_READS: Final = 16
@@ -38,7 +38,7 @@ class ForkAttribution:
     def count_by_pod(
         self, parents: list[int], children: list[int], owners: list[int], *, now: float
     ) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """(forks, threads), each by pod cgroup UID, `processes.HOST` or `UNKNOWN`. See `ForkBatch` for the lists."""
+        """(forks, threads), each by pod cgroup UID, `processes.HOST` or `UNKNOWN_POD`. Lists as in `ForkBatch`."""
         child_of = dict(zip(parents, children, strict=True))
         return self._charge(Counter(parents), child_of, now), self._charge(Counter(owners), {}, now)
 
@@ -69,7 +69,7 @@ class ForkAttribution:
     def _read_pod(self, pid: int, child: int | None, now: float) -> str:
         pod = processes.pod_uid_of_process(self._host, pid)
         if pod is None:
-            return UNKNOWN if child is None else processes.pod_uid_of_process(self._host, child) or UNKNOWN
+            return UNKNOWN_POD if child is None else processes.pod_uid_of_process(self._host, child) or UNKNOWN_POD
         self._cache.pop(pid, None)
         while len(self._cache) >= _MAX_CACHED:
             del self._cache[next(iter(self._cache))]

@@ -4,12 +4,12 @@ Theory of operation. The process connector reports every fork of the machine, bu
 the meter has its own descriptor: an epoll with the connector and a timer, of which one at a time is armed:
 
     idle      The connector is armed. Without forks there is no wake-up.
-    polling   The timer is armed. When it fires, the pending events are drained. The timer is set again: to `CALM_S`
-              after some events, to `STORM_S` after many. After no events the meter is idle again. Only an overrun of
-              the receive buffer wakes the loop before the timer.
+    polling   The timer is armed. When it fires, the pending events are drained. The timer is set again: to
+              `CALM_DRAIN_S` after some events, to `STORM_DRAIN_S` after many. After no events the meter is idle again.
+              Only an overrun of the receive buffer wakes the loop before the timer.
 
-So the loop wakes up at most every `STORM_S`, and a storm is known at most `CALM_S` after its start. A wake-up by this
-descriptor alone, without `storm`, needs no sample: nothing else has changed.
+So the loop wakes up at most every `STORM_DRAIN_S`, and a storm is known at most `CALM_DRAIN_S` after its start. A
+wake-up by this descriptor alone, without `storm`, needs no sample: nothing else has changed.
 
 A process counts for the pod of its parent, a thread for the pod of its process (`fork_attribution`).
 """
@@ -31,10 +31,10 @@ from nodeagent.sampling.events.kernel_events import EventSource
 from nodeagent.sampling.events.process_connector import Connector, ConnectorError
 from nodeagent.sampling.hostfs.host import Host
 
-CALM_S: Final = 0.25
+CALM_DRAIN_S: Final = 0.25
 """Between two drains while processes fork. The fastest storm measured (23,000/s) uses 5,750 PIDs meanwhile, an eighth
 of the smallest default PID table (32,768, 18% in use). Cost: 4 wake-ups of 40 us per second."""
-STORM_S: Final = 0.1
+STORM_DRAIN_S: Final = 0.1
 """Between two drains during a storm: a quarter of the time in which 23,000/s fill the receive buffer."""
 STORM_PER_S: Final = 1000.0
 """Processes and threads. A fork bomb made 2,000/s (performance.md R1). Exec probes in 110 pods make about 100/s,
@@ -181,11 +181,11 @@ class ConnectorMeter:
             self._recent.popleft()
         number = len(batch.parents) + len(batch.owners) + batch.lost
         # Of an idle meter the first event arrives alone, long after `since`. That is no storm.
-        if batch.lost or number > self._storm_per_s * max(now - since, STORM_S / 2):
+        if batch.lost or number > self._storm_per_s * max(now - since, STORM_DRAIN_S / 2):
             self._storm_at = now
-            self._wake_after(STORM_S)
+            self._wake_after(STORM_DRAIN_S)
         elif number:
-            self._wake_after(CALM_S)
+            self._wake_after(CALM_DRAIN_S)
         else:
             self._timer.stop()
             self._epoll.modify(self._connector.fileno(), select.EPOLLIN)

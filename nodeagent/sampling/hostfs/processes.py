@@ -10,7 +10,7 @@ from nodeagent.sampling.hostfs.host import Host, Unreadable
 HOST: Final = "host"
 """Stands for everything outside of pods."""
 # 60 ms. A systemd inside a container makes a hundred cgroups.
-MAX_CGROUPS: Final = 4096
+MAX_SERVICE_CGROUPS: Final = 4096
 _SERVICES: Final = tuple(
     f"/sys/fs/cgroup{hierarchy}/system.slice/{{}}/cgroup.procs" for hierarchy in ("", "/systemd", "/unified", "/memory")
 )
@@ -27,7 +27,7 @@ class CgroupProcesses(NamedTuple):
     namespace."""
 
 
-def processes_below(host: Host, directory: str, *, max_cgroups: int = MAX_CGROUPS) -> CgroupProcesses:
+def processes_below(host: Host, directory: str, *, max_cgroups: int = MAX_SERVICE_CGROUPS) -> CgroupProcesses:
     """Processes of the cgroup at `directory` and of its descendants; a cgroup that is gone has none. Never raises."""
     groups = cgroups.cgroups_below(host, directory, most=max_cgroups)
     pids: list[int] = []

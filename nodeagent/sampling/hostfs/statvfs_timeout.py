@@ -23,7 +23,7 @@ from nodeagent.sampling.hostfs.host import FileSystem, Statvfs, Unreadable
 # most this.
 STATVFS_DEADLINE_S: Final = 0.2
 # From here on the thread is reported as stuck too. The signal is unknown since the deadline; a slow disk recovers.
-STUCK_S: Final = 5.0
+STATVFS_STUCK_S: Final = 5.0
 
 
 class StatvfsWithTimeout:
@@ -75,7 +75,7 @@ class _PathWorker:
     def _work(self) -> None:
         while self._requests.get():
             try:
-                with workers.step("statvfs", limit_s=STUCK_S):
+                with workers.step("statvfs", limit_s=STATVFS_STUCK_S):
                     result: FileSystem | Unreadable = self._statvfs(self._path)
             except Unreadable as error:
                 result = error

@@ -356,7 +356,7 @@ def _pod_usage(cgroup: PodCgroup, values: PodValues, sample: _Sample, *, visible
     if not containers.complete:
         # Processes may be in cgroups that were not read. No pod has more processes than threads.
         process_count = max(process_count or 0, counts.threads or 0)
-        limit = pod_containers.MAX_CGROUPS
+        limit = pod_containers.MAX_POD_CGROUPS
         message = f"more than {limit} cgroups below its containers: each thread counts as a process"
         notes.append(Note(NoteKind.POD, message, about=cgroup.uid))
     if counts.threads and not visible:

@@ -18,7 +18,7 @@ from nodeagent.sampling.pods.pod_ages import Change
 
 SANDBOX_ADJ: Final = -998
 """The kubelet's oom_score_adj of a pod's sandbox (pause) container, and of no other."""
-MAX_CGROUPS: Final = 256
+MAX_POD_CGROUPS: Final = 256
 """Cgroups that are read in one pod: 15 ms. A systemd inside a container makes a hundred. A pod that makes more must not
 delay the sample of all other pods."""
 # Processes of which the first is determined: the lowest PID stands at the start of cgroup.procs.
@@ -55,7 +55,7 @@ class PodContainers(NamedTuple):
     has_processes: bool
     """False in an empty pod, or if all processes are outside our PID namespace."""
     complete: bool
-    """False: there are more cgroups below the containers than `MAX_CGROUPS`, so processes are missing."""
+    """False: there are more cgroups below the containers than `MAX_POD_CGROUPS`, so processes are missing."""
     first_processes: Mapping[str, FirstProcess]
     """By the name of the container's cgroup."""
 
@@ -153,7 +153,7 @@ class ContainerReader:
     def _members(self, directory: str, names: Sequence[str]) -> dict[str, _Processes]:
         """The processes of each container, by the name of its cgroup; a container that is gone is left out."""
         members: dict[str, _Processes] = {}
-        cgroups_left = MAX_CGROUPS
+        cgroups_left = MAX_POD_CGROUPS
         for name in names:
             found = self._processes(f"{directory}/{name}", max_cgroups=max(1, cgroups_left))
             if found is not None:

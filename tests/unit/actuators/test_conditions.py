@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.actuators.conditions import CONFLICT_REASON, NodeConditions, OwnedCondition
 from nodeagent.config.schema import StandardConditions
-from nodeagent.kube.backoff import BURST
+from nodeagent.kube.backoff import UNDELAYED_REPEATS
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.transport import connect
@@ -192,7 +192,7 @@ def test_an_endless_conflict_is_answered_less_and_less_often(api: ApiServer, sta
     publisher.settle()
     stop.set()
     patches = len(publisher.patches())
-    assert patches <= 1 + BURST + (boottime() - began) / 0.5, "the first, a burst, then more and more seldom"
+    assert patches <= 1 + UNDELAYED_REPEATS + (boottime() - began) / 0.5, "the first, a burst, then ever fewer"
     assert publisher.conditions.reason == CONFLICT_REASON
 
 
@@ -211,12 +211,12 @@ def test_own_types_that_another_client_removes_return_at_once_but_not_for_ever(
     api.at_request = strip
     publisher = start()
     publisher.publish(verdict(CALM))
-    assert api.wait_for(lambda: len(publisher.patches()) > BURST, 20)
-    assert publisher.patches()[BURST]
-    took_s = api.sent("PATCH", "/status")[BURST].at - api.sent("PATCH", "/status")[0].at
+    assert api.wait_for(lambda: len(publisher.patches()) > UNDELAYED_REPEATS, 20)
+    assert publisher.patches()[UNDELAYED_REPEATS]
+    took_s = api.sent("PATCH", "/status")[UNDELAYED_REPEATS].at - api.sent("PATCH", "/status")[0].at
     assert took_s < 2.0, "the first answers are quick"
     threading.Event().wait(5.0)
-    assert len(publisher.patches()) <= 1 + BURST + 5, "then after 0.5 s, 1 s, 2 s, 4 s at least"
+    assert len(publisher.patches()) <= 1 + UNDELAYED_REPEATS + 5, "then after 0.5 s, 1 s, 2 s, 4 s at least"
     assert publisher.conditions.reason == CONFLICT_REASON
     before = len(publisher.patches())
     publisher.publish(verdict(PRESSURE))
@@ -232,7 +232,7 @@ def test_resource_versions_that_decrease_cause_no_flood_of_writes(
     api.store.version = 1  # as after a restored backup
     publisher.publish(verdict(PRESSURE))
     threading.Event().wait(4.0)
-    assert 1 <= len(publisher.patches()) <= 1 + BURST + 5
+    assert 1 <= len(publisher.patches()) <= 1 + UNDELAYED_REPEATS + 5
 
 
 def test_mode_once_asserts_once_per_verdict(api: ApiServer, start: Callable[..., Publisher]) -> None:

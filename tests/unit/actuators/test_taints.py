@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.actuators.conditions import CONFLICT_REASON
 from nodeagent.actuators.taints import NodeTaints
-from nodeagent.kube.backoff import BURST
+from nodeagent.kube.backoff import UNDELAYED_REPEATS
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.transport import connect
@@ -122,7 +122,7 @@ def test_a_taint_that_is_removed_each_time_is_added_less_and_less_often(api: Api
 
     api.at_request = strip
     taints.want([ConditionType.MEMORY_PRESSURE])
-    assert api.wait_for(lambda: len(api.sent("PATCH")) > BURST, 20), "the first answers are quick"
+    assert api.wait_for(lambda: len(api.sent("PATCH")) > UNDELAYED_REPEATS, 20), "the first answers are quick"
     threading.Event().wait(4.0)
-    assert len(api.sent("PATCH")) <= 1 + BURST + 5
+    assert len(api.sent("PATCH")) <= 1 + UNDELAYED_REPEATS + 5
     assert taints.reason == CONFLICT_REASON

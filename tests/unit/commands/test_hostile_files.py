@@ -101,7 +101,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     made = Run(place, config(hard(value=2 * GI), soft(value=4 * GI, grace_s=30.0)))
     pods = (view("best-effort", GI + 1, qos=QOSClass.BEST_EFFORT), view("huge", 3 * GI))
     made.decide(snapshot(*pods, available={Signal.MEMORY: GI}))
-    lines = [json.loads(line) for line in (place / flight_recorder.FILE).read_text().splitlines()]
+    lines = [json.loads(line) for line in (place / flight_recorder.DECISIONS_FILE).read_text().splitlines()]
     identity = lines[0]["id"]
     after = {"planId": identity, "podUid": lines[0]["victims"][0]["uid"], "kind": "accepted", "at": 1.0, "message": ""}
     relief = {"planId": identity, "signal": "memory.available", "measured": 1, "predicted": 2, "tookSeconds": 1.0}

@@ -17,11 +17,11 @@ from tests.support.paths import REPOSITORY
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    return jsonschema.Draft202012Validator(json.loads(generator.SHIPPED.read_text("utf-8")))
+    return jsonschema.Draft202012Validator(json.loads(generator.SCHEMA_FILE.read_text("utf-8")))
 
 
 def test_the_shipped_schema_is_what_is_generated() -> None:
-    assert generator.SHIPPED.read_text("utf-8") == generator.text(), "run: python -m nodeagent.config.jsonschema"
+    assert generator.SCHEMA_FILE.read_text("utf-8") == generator.text(), "run: python -m nodeagent.config.jsonschema"
 
 
 def test_the_configuration_page_is_what_is_generated() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.kube import objects
 from nodeagent.kube.credentials import find_credentials
-from nodeagent.kube.pdb_watch import FIRST_LIST_S, KEEP_S, PdbWatch, selects
+from nodeagent.kube.pdb_watch import FIRST_LIST_S, NAMESPACE_KEEP_S, PdbWatch, selects
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import connect
 from nodeagent.model import DisruptionBudget, Pod
@@ -103,7 +103,7 @@ def test_a_namespace_that_is_not_wanted_any_more_is_dropped(api: ApiServer, pdbs
     api.set_pdb("b", {"app": "a"}, allowed=1)
     pdbs.want(["default"])
     eventually(lambda: pdbs_of(pdbs, a_pod(app="a")))
-    now[0] += KEEP_S + 1
+    now[0] += NAMESPACE_KEEP_S + 1
     pdbs.want([])
     assert pdbs_of(pdbs, a_pod(app="a")) == ()
 

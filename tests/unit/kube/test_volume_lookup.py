@@ -15,7 +15,7 @@ from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
-from nodeagent.kube.volume_lookup import RETRY_S, VolumeLookup, look_up_all
+from nodeagent.kube.volume_lookup import CLAIM_RETRY_S, VolumeLookup, look_up_all
 from nodeagent.model import Pod
 from nodeagent.policy import protection
 from tests.fake_kube import ApiServer, pod
@@ -73,7 +73,9 @@ def lookup(transport: Transport, now: list[float]) -> Iterator[VolumeLookup]:
 
 
 def known(lookup: VolumeLookup, *pods: Pod) -> tuple[Pod, ...]:
-    eventually(lambda: not any(pod.claims_unknown.endswith(volume_lookup.NOT_YET) for pod in lookup.with_claims(pods)))
+    eventually(
+        lambda: not any(pod.claims_unknown.endswith(volume_lookup.NOT_LOOKED_UP) for pod in lookup.with_claims(pods))
+    )
     return lookup.with_claims(pods)
 
 
@@ -174,11 +176,11 @@ def test_an_unbound_claim_is_looked_up_again_a_minute_later(
     assert ("not found" if bound else "not bound to a volume yet") in placed.claims_unknown
     requests = len(api.requests)
     api.set_volume("data", LOCAL)
-    now[0] += RETRY_S / 2
+    now[0] += CLAIM_RETRY_S / 2
     pods = (read(a_pod("db", "data")), other)
     assert lookup.with_claims(pods)[0].claims_unknown
     assert len(api.requests) == requests
-    now[0] += RETRY_S
+    now[0] += CLAIM_RETRY_S
     eventually(lambda: lookup.with_claims((read(a_pod("db", "data")), other))[0].node_bound)
 
 

@@ -176,12 +176,14 @@ def test_measured_relief_is_recorded_under_its_decision(tmp_path: Path) -> None:
 
 def test_records_are_as_private_as_the_state(tmp_path: Path) -> None:
     flight_recorder.FlightRecorder(tmp_path).decision(PLAN, wall_time=1.0)
-    assert (tmp_path / flight_recorder.FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / flight_recorder.DECISIONS_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_one_file_can_be_read_by_itself_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     flight_recorder.FlightRecorder(tmp_path).decision(PLAN, wall_time=1.0)
-    assert [record["id"] for record in flight_recorder.read_records(tmp_path / flight_recorder.FILE)] == ["abc-1"]
+    assert [record["id"] for record in flight_recorder.read_records(tmp_path / flight_recorder.DECISIONS_FILE)] == [
+        "abc-1"
+    ]
     with pytest.raises(flight_recorder.RecordsError, match="no such file"):
         list(flight_recorder.read_records(tmp_path / "elsewhere"))
 

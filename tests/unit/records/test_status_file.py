@@ -65,5 +65,5 @@ def test_a_note_stays_one_line_and_too_many_notes_are_dropped(tmp_path: Path) ->
 @given(data=st.binary(max_size=200) | st.text("0123456789 .-\nMena\tif", max_size=200).map(str.encode))
 def test_no_file_content_is_an_error(tmp_path_factory, data: bytes) -> None:  # type: ignore[no-untyped-def]
     directory = tmp_path_factory.getbasetemp()
-    (directory / status_file.FILE).write_bytes(data)
+    (directory / status_file.STATUS_FILE).write_bytes(data)
     assert isinstance(status_file.read_status(str(directory), now=1000.0), tuple)

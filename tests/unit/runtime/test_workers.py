@@ -129,7 +129,7 @@ def test_a_lasting_worker_runs_again_in_the_same_thread_until_it_ends_by_itself(
     assert workers.failure_counts()["phoenix"] == before + 2
     assert "fails and runs again" in _named("phoenix-2")[0]
     assert not workers.failing_workers()
-    soon = time.monotonic() + workers.MAX_RETRY_S + workers.RECOVERED_AFTER_S
+    soon = time.monotonic() + workers.MAX_WORKER_RETRY_S + workers.RECOVERED_AFTER_S
     assert "phoenix-2" not in [each.name for each in workers.stuck_workers(soon)], "it has recovered"
 
 

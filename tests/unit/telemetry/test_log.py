@@ -119,7 +119,7 @@ def test_more_lasting_facts_than_the_bound_are_counted_and_do_not_flood_the_log(
         clock.now = float(turn)
         for number in range(log.REPEAT_KEYS + 100):
             logger.info("note", number=number, once=str(number))
-    clock.now = log.REPEAT_S + 1.0
+    clock.now = log.LOG_REPEAT_S + 1.0
     logger.info("note", number=-1, once="new")
     writer.close(timeout_s=10)
     os.close(pipe.writer)

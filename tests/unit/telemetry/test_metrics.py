@@ -280,7 +280,7 @@ def test_series_stay_bounded_and_no_label_is_a_pods_name() -> None:
         metrics.observe_sync(at=NOW, reasons=(f"reason-{number}",))
     series = read(metrics)
     refusals = {key: value for key, value in series.items() if key[0] == "nodeagent_refusals_total"}
-    assert len(refusals) <= module.MAX_SERIES + 1
+    assert len(refusals) <= module.MAX_METRIC_SERIES + 1
     assert sum(refusals.values()) == 3000
     assert len(metrics._awaited) <= module.MAX_AWAITED_VICTIMS
     text = metrics.render().decode()

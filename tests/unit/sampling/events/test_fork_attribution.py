@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.sampling.events.fork_attribution import MAX_READS, UNKNOWN, ForkAttribution
+from nodeagent.sampling.events.fork_attribution import MAX_READS, UNKNOWN_POD, ForkAttribution
 from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host
 
@@ -31,8 +31,8 @@ SYSTEMD = (
 def test_a_fork_without_its_parent_counts_for_the_childs_pod_and_without_both_as_unknown(tmp_path: Path) -> None:
     attribution = ForkAttribution(tree(tmp_path, {11: SYSTEMD}))
     forks, threads = attribution.count_by_pod([1, 2], [11, 12], [3], now=0.0)
-    assert forks == {POD: 1, UNKNOWN: 1}
-    assert threads == {UNKNOWN: 1}
+    assert forks == {POD: 1, UNKNOWN_POD: 1}
+    assert threads == {UNKNOWN_POD: 1}
 
 
 class Counting(Host):
@@ -82,5 +82,5 @@ def test_every_event_counts_once_and_the_reads_are_bounded(
     forks, threads = ForkAttribution(host).count_by_pod(parents, [pid + 1000 for pid in parents], owners, now=0.0)
     assert (sum(forks.values()), sum(threads.values())) == (len(parents), len(owners))
     assert all(number >= 0 for number in (*forks.values(), *threads.values()))
-    assert {*forks, *threads} <= {POD, OTHER, processes.HOST, UNKNOWN}
+    assert {*forks, *threads} <= {POD, OTHER, processes.HOST, UNKNOWN_POD}
     assert host.reads <= 4 * MAX_READS

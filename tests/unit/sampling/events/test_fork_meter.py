@@ -11,8 +11,8 @@ import pytest
 
 from nodeagent.model import NodeSnapshot, Observation, Pod, PodSource, PodUsage, PodView, QOSClass, Signal
 from nodeagent.sampling.events.fork_meter import (
-    CALM_S,
-    STORM_S,
+    CALM_DRAIN_S,
+    STORM_DRAIN_S,
     SUSTAINED_S,
     ConnectorMeter,
     NoForks,
@@ -81,7 +81,7 @@ def follow(meter: ConnectorMeter, until: Callable[[], bool]) -> int:
     try:
         while not until():
             assert time.monotonic() < deadline
-            if poll.poll(CALM_S):
+            if poll.poll(CALM_DRAIN_S):
                 source.drain()
                 woken += 1
     finally:
@@ -181,7 +181,7 @@ def test_a_storm_wakes_the_loop_ten_times_per_second_not_once_for_each_fork(
     pods.go(process)
     began = time.monotonic()
     woken = follow(meter, lambda: bool(select.select([output], [], [], 0)[0]))
-    assert 1 <= woken <= (time.monotonic() - began) / STORM_S + 2
+    assert 1 <= woken <= (time.monotonic() - began) / STORM_DRAIN_S + 2
 
 
 @real
@@ -199,7 +199,7 @@ def test_a_drain_without_a_wake_up_does_not_leave_the_descriptor_ready(meter: Co
             os._exit(0)
         os.waitpid(pid, 0)
         ready = bool(select.select([meter.fileno()], [], [], 0)[0])
-        if now() - drained_at < CALM_S:
+        if now() - drained_at < CALM_DRAIN_S:
             break  # else the machine was busy, and the timer may have fired
     assert not ready
     assert select.select([meter.fileno()], [], [], 30)[0]

@@ -12,7 +12,7 @@ from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import Signal
 from nodeagent.runtime import workers
 from nodeagent.sampling.hostfs.host import FileSystem, Host, Unreadable
-from nodeagent.sampling.hostfs.statvfs_timeout import STUCK_S, StatvfsWithTimeout
+from nodeagent.sampling.hostfs.statvfs_timeout import STATVFS_STUCK_S, StatvfsWithTimeout
 from nodeagent.sampling.sampler import Sampler
 from tests.support.mounts import silent_fuse
 
@@ -110,7 +110,7 @@ def test_a_sample_of_a_node_with_a_dead_mount_lacks_only_its_signals(dead_fuse: 
             assert observations[Signal.NODEFS].available is not None
             assert observations[Signal.PID].available is not None
     assert patient.hanging == (str(dead_fuse),)
-    stuck = workers.stuck_workers(time.monotonic() + STUCK_S)
+    stuck = workers.stuck_workers(time.monotonic() + STATVFS_STUCK_S)
     assert [each.message for each in stuck if each.name == f"statvfs {dead_fuse}"] == [
         "stuck in statvfs for more than 5s"
     ]
