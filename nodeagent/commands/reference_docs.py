@@ -164,11 +164,11 @@ def _kind(family: Family) -> str:
 def _labels() -> Iterator[str]:
     yield "\n## Labels\n\n| label | values |\n| --- | --- |\n"
     for label, values in (
-        ("signal", _words(Signal)),
-        ("tier", _words(Tier)),
-        ("state", _words(SignalState)),
-        ("qos_class", _words(QOSClass)),
-        ("status", _words(ConditionStatus)),
+        ("signal", _members(Signal)),
+        ("tier", _members(Tier)),
+        ("state", _members(SignalState)),
+        ("qos_class", _members(QOSClass)),
+        ("status", _members(ConditionStatus)),
         ("code", "see [reasons](reasons.md)"),
         ("outcome", "see [reasons](reasons.md#outcomes)"),
     ):
@@ -178,7 +178,7 @@ def _labels() -> Iterator[str]:
         yield from (f"| `{word}` | {meaning} |\n" for word, meaning in enum_docs(words).items())
 
 
-def _words(kind: type[enum.StrEnum]) -> str:
+def _members(kind: type[enum.StrEnum]) -> str:
     return ", ".join(f"`{word}`" for word in kind)
 
 

@@ -147,7 +147,7 @@ def find_earlier_thresholds(
             threshold for threshold in _effective(ours, enforce_node_allocatable) if threshold.signal is theirs.signal
         ]
         capacity = capacities.get(theirs.signal)
-        if resolve.resolve(theirs.value, capacity=capacity) == 0 or any(
+        if resolve.resolve_amount(theirs.value, capacity=capacity) == 0 or any(
             _not_comparable(theirs, own, capacity) for own in mine
         ):
             continue
@@ -305,7 +305,7 @@ def _not_comparable(theirs: Threshold, own: Threshold, capacity: int | None) -> 
 
 def _level(threshold: Threshold, capacity: int | None) -> float:
     """Bytes, inodes or PIDs; percent if the capacity is unknown."""
-    value = resolve.resolve(threshold.value, capacity=capacity)
+    value = resolve.resolve_amount(threshold.value, capacity=capacity)
     return float(threshold.value.percentage or 0.0) if value is None else value
 
 

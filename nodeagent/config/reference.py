@@ -119,14 +119,14 @@ def _type(key: ConfigKey) -> str:
         return "map"
     if origin is Mapping:
         value = typing.get_args(key.type)[1]
-        return "map: signal to " + ("map" if value is not Amount and not key.duration else _words(key, value))
+        return "map: signal to " + ("map" if value is not Amount and not key.duration else _describe_value(key, value))
     if origin is tuple:
         element = typing.get_args(key.type)[0]
-        return f"list of {_words(key, element)}" + (", or `kubelet`" if element is RankingKey else "")
-    return _words(key, key.type)
+        return f"list of {_describe_value(key, element)}" + (", or `kubelet`" if element is RankingKey else "")
+    return _describe_value(key, key.type)
 
 
-def _words(key: ConfigKey, type_: Any) -> str:
+def _describe_value(key: ConfigKey, type_: Any) -> str:
     if type_ is Amount:
         return {
             AmountRule.THRESHOLD: "quantity or percentage",

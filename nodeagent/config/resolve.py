@@ -10,7 +10,7 @@ _FLOAT32_BITS: Final = 24
 _BEYOND_FLOAT32: Final = float.fromhex("0x1.ffffffp+127")
 
 
-def resolve(amount: Amount, *, capacity: int | None) -> int | None:
+def resolve_amount(amount: Amount, *, capacity: int | None) -> int | None:
     """The amount in bytes, inodes or PIDs.
 
     A percentage is `trunc(capacity * float32(float32(p) / 100))` with the product in double precision: the kubelet

@@ -6,10 +6,10 @@ probably not as intended. Each rule is one generator of (key path, message, fix)
 
 from collections.abc import Iterator, Mapping
 
-from nodeagent.config import duration, problems, thresholds
+from nodeagent.config import duration, problems
 from nodeagent.config.problems import Origin, Problem
 from nodeagent.config.schema import DROPPED, Config, EvictionConfig, ReclaimKind
-from nodeagent.model import Amount, Signal
+from nodeagent.model import CONTAINERFS_SIGNALS, Amount, Signal
 
 _Findings = Iterator[tuple[str, str, str]]
 
@@ -172,7 +172,7 @@ def _soft_without_grace_is_hard(eviction: EvictionConfig) -> _Findings:
 
 def _containerfs(eviction: EvictionConfig) -> _Findings:
     for name, signals in (("evictionHard", eviction.eviction_hard), ("evictionSoft", eviction.eviction_soft)):
-        for signal in thresholds.CONTAINERFS:
+        for signal in CONTAINERFS_SIGNALS:
             if signal in signals:
                 yield f"{name}.{signal}", "is ignored: containerfs follows nodefs or imagefs", "remove it"
 
@@ -180,7 +180,7 @@ def _containerfs(eviction: EvictionConfig) -> _Findings:
 def _refines_nothing(eviction: EvictionConfig) -> _Findings:
     for signal, refined in eviction.signals.items():
         soft, hard = signal in eviction.eviction_soft, signal in eviction.eviction_hard
-        derived = signal in thresholds.CONTAINERFS or (
+        derived = signal in CONTAINERFS_SIGNALS or (
             signal is Signal.ALLOCATABLE_MEMORY and Signal.MEMORY in eviction.eviction_hard
         )
         if derived:

@@ -8,9 +8,7 @@
 """
 
 from nodeagent.config.schema import DROPPED, EvictionConfig, Refinement, RequireStall
-from nodeagent.model import Amount, MemoryModel, Signal, StallRequirement, Threshold
-
-CONTAINERFS = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
+from nodeagent.model import CONTAINERFS_SIGNALS, Amount, MemoryModel, Signal, StallRequirement, Threshold
 
 
 def make_thresholds(eviction: EvictionConfig) -> tuple[Threshold, ...]:
@@ -18,7 +16,7 @@ def make_thresholds(eviction: EvictionConfig) -> tuple[Threshold, ...]:
     left out; `rules.py` reports it."""
     made: dict[Threshold, None] = {}
     for signal in Signal:
-        if signal in CONTAINERFS:
+        if signal in CONTAINERFS_SIGNALS:
             continue
         hard = eviction.eviction_hard.get(signal)
         if hard is not None and hard.text not in DROPPED:

@@ -29,7 +29,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.model import (
     DISK_SIGNALS,
     MEMORY_SIGNALS,
@@ -389,7 +389,7 @@ def _judge(inputs: ScheduleInputs, levels: Mapping[Stream, SignalLevel]) -> Sche
     for threshold in inputs.thresholds:
         level = levels.get((threshold.signal, threshold.memory_model))
         capacity = inputs.node.observe(threshold.signal, threshold.memory_model).capacity
-        value = resolve(threshold.value, capacity=capacity)
+        value = resolve.resolve_amount(threshold.value, capacity=capacity)
         if level is None or value is None:
             unknown.add(threshold.signal)
         else:

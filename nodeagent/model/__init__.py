@@ -54,9 +54,11 @@ from nodeagent.model.pods import (
 )
 from nodeagent.model.refusals import Refusal, RefusalCode, RefusalKind
 from nodeagent.model.signals import (
+    CONTAINERFS_SIGNALS,
     DISK_BYTE_SIGNALS,
     DISK_INODE_SIGNALS,
     DISK_SIGNALS,
+    IMAGEFS_SIGNALS,
     MEMORY_SIGNALS,
     MIN_GRACE_S,
     SIGNAL_TABLE,
@@ -87,9 +89,11 @@ from nodeagent.model.snapshot import (
 )
 
 __all__ = [
+    "CONTAINERFS_SIGNALS",
     "DISK_BYTE_SIGNALS",
     "DISK_INODE_SIGNALS",
     "DISK_SIGNALS",
+    "IMAGEFS_SIGNALS",
     "MEMORY_SIGNALS",
     "MIN_GRACE_S",
     "MIN_SUSPEND_S",

@@ -64,14 +64,6 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def format_percent(part: int | None, whole: int | None) -> str:
-    """`part` of `whole` as `17%`, with one decimal below ten; `?` if either is unknown or `whole` is not positive."""
-    if part is None or whole is None or whole <= 0:
-        return UNKNOWN_TEXT
-    value = 100 * part / whole
-    return f"{value:.1f}%" if abs(value) < 9.95 else f"{value:.0f}%"
-
-
 def format_quantity(amount: int, *, binary: bool = True) -> str:
     """The canonical Kubernetes form of a whole amount: the largest unit that leaves no fraction.
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
-from nodeagent.model import DiskLayout, MemoryModel, Signal, Threshold
+from nodeagent.model import CONTAINERFS_SIGNALS, DiskLayout, MemoryModel, Signal, Threshold
 
 
 def effective(config: Config, layout: DiskLayout) -> tuple[Threshold, ...]:
@@ -16,11 +16,9 @@ def effective(config: Config, layout: DiskLayout) -> tuple[Threshold, ...]:
     cannot be configured: it follows nodefs (single and split layouts) or imagefs (dedicated imagefs); with an unknown
     layout there is none.
     """
-    own = tuple(each for each in config.thresholds if each.signal not in _CONTAINERFS)
+    own = tuple(each for each in config.thresholds if each.signal not in CONTAINERFS_SIGNALS)
     return (*own, *(_allocatable(own) if config.enforce_node_allocatable else ()), *_containerfs(own, layout))
 
-
-_CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
 
 _CONTAINERFS_FOLLOWS: Final[Mapping[DiskLayout, Mapping[Signal, Signal]]] = {
     DiskLayout.SINGLE: {

@@ -7,7 +7,7 @@ Promises:
    not protected.
 """
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Method, NodeSnapshot, Refusal, RefusalCode, Tier, Victim, units
 from nodeagent.policy import last_resort, local_storage_limits, preconditions, protection, thresholds
@@ -45,12 +45,14 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     threshold = victim.threshold
     observation = snapshot.observe(threshold.signal, threshold.memory_model)
     unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
-    value = resolve(threshold.value, capacity=observation.capacity)
+    value = resolve.resolve_amount(threshold.value, capacity=observation.capacity)
     if unusable or value is None or observation.available is None:
         return Refusal(
             RefusalCode.SIGNAL_UNKNOWN, f"{threshold.signal.value} is unknown now: {unusable or observation.reason}"
         )
-    min_reclaim = resolve(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
+    min_reclaim = (
+        resolve.resolve_amount(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
+    )
     level = value + (min_reclaim or 0)
     if observation.available < level:
         return None

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from nodeagent.config.schema import Config, ReclaimAction, ReclaimKind
 from nodeagent.model import (
+    IMAGEFS_SIGNALS,
     SIGNAL_TABLE,
     ConditionType,
     Deficit,
@@ -59,13 +60,12 @@ UNMEASURED_S: Final = 60.0
 `sampling.staleAfter`: after a longer unknown the change is not the action's gain."""
 
 _NODEFS: Final = frozenset({Signal.NODEFS, Signal.NODEFS_INODES})
-_IMAGEFS: Final = frozenset({Signal.IMAGEFS, Signal.IMAGEFS_INODES})
 _ALL: Final = frozenset(Signal)
 NO_EFFECT: Final[Mapping[tuple[ReclaimKind, DiskLayout], frozenset[Signal]]] = {
     (ReclaimKind.IMAGES, DiskLayout.DEDICATED_IMAGEFS): _NODEFS,
-    (ReclaimKind.IMAGES, DiskLayout.SPLIT): _ALL - _IMAGEFS,
+    (ReclaimKind.IMAGES, DiskLayout.SPLIT): _ALL.difference(IMAGEFS_SIGNALS),
     (ReclaimKind.CONTAINER_LOGS, DiskLayout.DEDICATED_IMAGEFS): _ALL - _NODEFS,
-    (ReclaimKind.CONTAINER_LOGS, DiskLayout.SPLIT): _IMAGEFS,
+    (ReclaimKind.CONTAINER_LOGS, DiskLayout.SPLIT): frozenset(IMAGEFS_SIGNALS),
 }
 """Signals of file systems without images, or without logs (KUBELET-CONTRACT 4). The effect of commands is unknown."""
 

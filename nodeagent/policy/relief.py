@@ -70,7 +70,7 @@ def predicted_relief(
 
 def minimum_relief(rules: ReliefConfig, deficit: int) -> int:
     """The least relief that counts for this deficit, at least 1."""
-    return max(1, resolve.resolve(rules.minimum_relief, capacity=deficit) or 0)
+    return max(1, resolve.resolve_amount(rules.minimum_relief, capacity=deficit) or 0)
 
 
 def unseen_pids(snapshot: NodeSnapshot) -> int:

@@ -9,7 +9,7 @@ limits and back-offs, unless all candidates together cannot cover the deficit.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.config.schema import Config, OnFutile
 from nodeagent.model import (
     SIGNAL_TABLE,
@@ -187,7 +187,7 @@ def _shortage(verdict: ThresholdVerdict, observation: Observation) -> int:
     if verdict.value is None or type(observation.available) is not int:
         return 0
     min_reclaim = verdict.threshold.min_reclaim
-    extra = resolve(min_reclaim, capacity=observation.capacity) if min_reclaim is not None else 0
+    extra = resolve.resolve_amount(min_reclaim, capacity=observation.capacity) if min_reclaim is not None else 0
     return max(0, verdict.value + (extra or 0) - observation.available)
 
 

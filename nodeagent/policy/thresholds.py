@@ -35,7 +35,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodeagent.config.resolve import resolve
+from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import (
     MemoryModel,
@@ -394,7 +394,7 @@ def _judge_one(
     known = before is not ThresholdStage.CLEAR
     first = state.first_observed[key] if known else None
     since = now if first is None else min(first + stream.stopped_s, now)
-    value = None if stream.unknown else resolve(threshold.value, capacity=stream.observation.capacity)
+    value = None if stream.unknown else resolve.resolve_amount(threshold.value, capacity=stream.observation.capacity)
     event = _event(threshold, stream, before, value=value, met_s=elapsed(since, now))
     stage = TRANSITIONS[before, event]
     if event is ThresholdEvent.UNKNOWN:
@@ -435,7 +435,7 @@ def _event(
 def _min_reclaim(threshold: Threshold, capacity: int | None) -> int:
     if threshold.min_reclaim is None:
         return 0
-    return resolve(threshold.min_reclaim, capacity=capacity) or 0
+    return resolve.resolve_amount(threshold.min_reclaim, capacity=capacity) or 0
 
 
 def elapsed(since: float, now: float) -> float:

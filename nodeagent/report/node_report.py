@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.config import resolve
 from nodeagent.model import (
+    CONTAINERFS_SIGNALS,
+    IMAGEFS_SIGNALS,
     DiskLayout,
     NodeSnapshot,
     Note,
@@ -27,13 +29,10 @@ from nodeagent.policy import requests
 if TYPE_CHECKING:
     from nodeagent.config.kubelet import EarlierThreshold, KubeletThresholds
 
-_DISK_SIGNALS: Final = (
+_DISK_SIGNALS_BY_UNIT: Final = (
     (Signal.NODEFS, Signal.IMAGEFS, Signal.CONTAINERFS),
     (Signal.NODEFS_INODES, Signal.IMAGEFS_INODES, Signal.CONTAINERFS_INODES),
 )
-
-_CONTAINERFS: Final = (Signal.CONTAINERFS, Signal.CONTAINERFS_INODES)
-_IMAGEFS: Final = (Signal.IMAGEFS, Signal.IMAGEFS_INODES)
 
 
 class Report(NamedTuple):
@@ -76,9 +75,9 @@ def is_blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], s
     Covered are: containerfs, whose thresholds are copies of those of nodefs or imagefs; allocatableMemory if memory is
     known (it is missing if the pods' cgroup has no limit); imagefs on a machine without container runtime and pods.
     """
-    if verdict.state is not SignalState.UNKNOWN or not verdict.thresholds or verdict.signal in _CONTAINERFS:
+    if verdict.state is not SignalState.UNKNOWN or not verdict.thresholds or verdict.signal in CONTAINERFS_SIGNALS:
         return False
-    if verdict.signal in _IMAGEFS:
+    if verdict.signal in IMAGEFS_SIGNALS:
         return bool(snapshot.pods) or snapshot.layout is not DiskLayout.UNKNOWN
     memory = verdicts.get(Signal.MEMORY)
     covered = memory is not None and memory.state is not SignalState.UNKNOWN
@@ -91,7 +90,7 @@ def is_blind(verdict: SignalVerdict, verdicts: Mapping[Signal, SignalVerdict], s
 def shared_file_systems(snapshot: NodeSnapshot) -> Mapping[Signal, Signal]:
     """For every disk signal on the file system of an earlier disk signal: that earlier signal."""
     shared: dict[Signal, Signal] = {}
-    for group in _DISK_SIGNALS:
+    for group in _DISK_SIGNALS_BY_UNIT:
         first_on: dict[int, Signal] = {}
         for signal in group:
             device = snapshot.observations[signal].device
@@ -185,7 +184,7 @@ def compare_with_kubelet(report: Report) -> tuple[Comparison, ...]:
 def _compared(
     theirs: Threshold, earlier: "EarlierThreshold | None", ours: Iterable[ThresholdVerdict], capacity: int | None
 ) -> Comparison:
-    value = resolve.resolve(theirs.value, capacity=capacity)
+    value = resolve.resolve_amount(theirs.value, capacity=capacity)
     mine = [each for each in ours if each.threshold.signal is theirs.signal]
     # Only a hard threshold acts in time before a hard one, however high a soft one is.
     in_time = [each for each in mine if each.threshold.grace_period_s <= theirs.grace_period_s]

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodeagent.config import kubelet
-from nodeagent.config.resolve import resolve
+from nodeagent.config import kubelet, resolve
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.transport import STRATEGIC_MERGE
 from nodeagent.model import OutcomeKind
@@ -96,7 +95,7 @@ class ThisNode:
         except ApiError:
             text = ""
         theirs = [each.value for each in kubelet.read_settings(text).thresholds if each.signal.value == signal]
-        return max((resolve(value, capacity=capacity) or 0 for value in theirs), default=0)
+        return max((resolve.resolve_amount(value, capacity=capacity) or 0 for value in theirs), default=0)
 
     def volume(self, pod: Json) -> Path:
         """The pod's emptyDir."""

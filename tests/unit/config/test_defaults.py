@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config import defaults, kubelet, load
-from nodeagent.config.resolve import resolve
+from nodeagent.config import defaults, kubelet, load, resolve
 from nodeagent.model import SIGNAL_TABLE, Signal, Unit
 
 CONFIGURED = tuple(defaults.EVICTION_HARD)
@@ -22,10 +21,10 @@ def test_every_signal_that_does_not_follow_another_has_a_hard_and_a_soft_thresho
 @given(data=st.data())
 def test_ours_is_met_earlier_than_a_kubelets_at_every_capacity(signal: Signal, data: st.DataObject) -> None:
     capacity = data.draw(st.integers(SMALLEST[SIGNAL_TABLE[signal].unit], 2**50))
-    soft = resolve(defaults.EVICTION_SOFT[signal], capacity=capacity)
-    hard = resolve(defaults.EVICTION_HARD[signal], capacity=capacity)
+    soft = resolve.resolve_amount(defaults.EVICTION_SOFT[signal], capacity=capacity)
+    hard = resolve.resolve_amount(defaults.EVICTION_HARD[signal], capacity=capacity)
     theirs = defaults.KUBELET_EVICTION_HARD.get(signal)
-    kubelets = 0 if theirs is None else resolve(theirs, capacity=capacity)
+    kubelets = 0 if theirs is None else resolve.resolve_amount(theirs, capacity=capacity)
     assert soft is not None
     assert hard is not None
     assert kubelets is not None

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nodeagent.config import resolve
 from nodeagent.config.amount import parse_amount
-from nodeagent.config.resolve import float32, resolve
 from nodeagent.model import Amount, units
 
 
@@ -29,17 +29,17 @@ def percent(value: float) -> Amount:
 def test_a_percentage_is_the_truncated_product_with_its_float32_fraction(
     percentage: float, capacity: int, expected: int
 ) -> None:
-    assert resolve(percent(percentage), capacity=capacity) == expected
+    assert resolve.resolve_amount(percent(percentage), capacity=capacity) == expected
 
 
 def test_a_percentage_is_not_multiplied_in_single_precision() -> None:
     # In float32 arithmetic the product would be rounded to 24 bits: 1717986944.
-    assert resolve(percent(20.0), capacity=8589934721) == 1717986969
+    assert resolve.resolve_amount(percent(20.0), capacity=8589934721) == 1717986969
 
 
 def test_a_quantity_is_itself_whatever_the_capacity() -> None:
-    assert resolve(Amount(300, None, "300"), capacity=None) == 300
-    assert resolve(Amount(0, None, "0"), capacity=10) == 0
+    assert resolve.resolve_amount(Amount(300, None, "300"), capacity=None) == 300
+    assert resolve.resolve_amount(Amount(0, None, "0"), capacity=10) == 0
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_quantity_is_itself_whatever_the_capacity() -> None:
     ],
 )
 def test_an_amount_that_is_no_number_in_range_is_not_known(amount: Amount, capacity: int | None) -> None:
-    assert resolve(amount, capacity=capacity) is None
+    assert resolve.resolve_amount(amount, capacity=capacity) is None
 
 
 @given(st.floats(0, 100, width=32), st.integers(0, 1 << 53))
@@ -70,7 +70,7 @@ def test_it_agrees_with_the_fraction_divided_in_single_precision(percentage: flo
     (bits,) = struct.unpack("I", struct.pack("f", exact))
     around = [struct.unpack("f", struct.pack("I", each))[0] for each in (max(bits - 1, 0), bits, bits + 1)]
     nearest = min(around, key=lambda each: abs(each * 100 - percentage))
-    assert resolve(percent(percentage), capacity=capacity) == int(capacity * nearest)
+    assert resolve.resolve_amount(percent(percentage), capacity=capacity) == int(capacity * nearest)
 
 
 @given(st.floats(0, 1e38))
@@ -80,20 +80,20 @@ def test_it_agrees_with_the_fraction_divided_in_single_precision(percentage: flo
 @example(0.1)
 def test_a_float32_is_what_the_machine_makes_of_it(value: float) -> None:
     if value >= 2.0**-126:  # those below have fewer bits and are no percentage of anything
-        assert float32(value) == struct.unpack("f", struct.pack("f", value))[0]
+        assert resolve.float32(value) == struct.unpack("f", struct.pack("f", value))[0]
 
 
 @pytest.mark.parametrize("value", [math.inf, float.fromhex("0x1.ffffffp+127"), 1e300])
 def test_what_a_float32_cannot_hold_is_refused(value: float) -> None:
     with pytest.raises(OverflowError):
-        float32(value)
+        resolve.float32(value)
 
 
 @given(st.floats(0, 100), st.integers(1, 1 << 50), st.integers(0, 1 << 50))
 def test_more_capacity_never_means_a_smaller_amount(percentage: float, capacity: int, more: int) -> None:
     smaller, larger = (
-        resolve(percent(percentage), capacity=capacity),
-        resolve(percent(percentage), capacity=capacity + more),
+        resolve.resolve_amount(percent(percentage), capacity=capacity),
+        resolve.resolve_amount(percent(percentage), capacity=capacity + more),
     )
     assert smaller is not None
     assert larger is not None
@@ -105,6 +105,6 @@ def test_more_capacity_never_means_a_smaller_amount(percentage: float, capacity:
 def test_a_percentage_as_it_is_written_never_resolves_to_more_than_the_capacity(
     percentage: float, capacity: int
 ) -> None:
-    value = resolve(parse_amount(f"{percentage:.6f}%"), capacity=capacity)
+    value = resolve.resolve_amount(parse_amount(f"{percentage:.6f}%"), capacity=capacity)
     assert value is not None
     assert 0 <= value <= capacity

@@ -73,12 +73,6 @@ def test_durations_show_the_two_units_that_matter(seconds: float | None, text: s
     assert units.format_duration(seconds) == text
 
 
-def test_a_share_of_nothing_is_unknown() -> None:
-    assert units.format_percent(1, 0) == units.format_percent(None, 5) == units.format_percent(5, None) == "?"
-    assert units.format_percent(1, 12) == "8.3%"
-    assert units.format_percent(99, 100) == "99%"
-
-
 # --- as the kubelet writes it ---
 
 
