@@ -274,7 +274,7 @@ class NodeChecker:
         if self._options.pods_file is not None:
             return self._from_file(self._options.pods_file)
         if self._options.api == "never":
-            return PodListing(None, None, "this host alone, the API server was not asked")
+            return PodListing(None, None, "this host alone (--no-api)")
         if self._options.api == "auto" and self._host.recorded:
             return PodListing(None, None, "this recording alone")
         return self._from_api()

@@ -153,7 +153,7 @@ def overrides_from(
 ) -> tuple[Override, ...]:
     """Overrides from flags; from the environment if a flag is None. An empty variable counts as unset."""
     flags = (
-        ("mode", "--mode", mode, "NODEAGENT_MODE"),
+        ("mode", "--dry-run", mode, "NODEAGENT_MODE"),
         ("nodeName", "--node-name", node_name, "NODE_NAME"),
         ("cluster.kubeconfig", "--kubeconfig", kubeconfig, "KUBECONFIG"),
     )

@@ -48,7 +48,7 @@ meanings.
 A *quantity* has the form of Kubernetes (`200Mi`, `1.5G`, `5000`), a *duration* that of Go (`300ms`, `30s`, `1h30m`).
 Both are text; quote them if YAML would read a number.
 
-A flag (`--mode`, `--node-name`, `--kubeconfig`) replaces the environment (`NODEAGENT_MODE`, `NODE_NAME`,
+A flag (`--dry-run`, `--node-name`, `--kubeconfig`) replaces the environment (`NODEAGENT_MODE`, `NODE_NAME`,
 `KUBECONFIG`), and the environment replaces the file.
 
 ## Built-in thresholds
@@ -93,7 +93,7 @@ def _sections() -> Iterator[str]:
             yield f"\n## `{key.name}`\n\n"
             yield from _table(keys.config_keys(key.type))
     for title, section, note in (
-        ("rateLimits.*", TokenBucket, "The keys of `node`, `namespace`, `owner` and `signal`."),
+        ("rateLimits.*", TokenBucket, "The keys of `node`, `namespace`, `owner`, `signal` and `lastResort`."),
         ("reclaim.actions", ReclaimAction, "The keys of each action."),
         ("signals.*", SignalRefinement, "The keys of each signal."),
         ("signals.*.hard and signals.*.soft", Refinement, "They refine one of the signal's two thresholds."),

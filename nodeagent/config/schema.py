@@ -405,7 +405,7 @@ class EvictionConfig(NamedTuple):
 
 class Config(NamedTuple):
     mode: Mode = Mode.DRY_RUN
-    """`dry-run` decides and logs, `enforce` also acts. --mode and $NODEAGENT_MODE replace it."""
+    """`dry-run` decides and logs, `enforce` also acts. --dry-run and $NODEAGENT_MODE replace it."""
     node_name: Annotated[str, bounds.NODE_NAME] = ""
     """Name of this Node; --node-name and $NODE_NAME replace it. Empty: found by the hostname, then by the host's
     addresses."""

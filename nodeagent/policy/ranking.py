@@ -86,7 +86,7 @@ def _exceeds_request_text(value: float, pod: RankedPod, unit: Unit) -> str:
     if value == 2.0:
         return "usage unknown"
     if pod.request is None:
-        return "uses some" if value == 0.0 else "uses none"
+        return "request unknown" if value == 0.0 else "request unknown, no usage"
     return f"{'over' if value == 0.0 else 'within'} its request of {units.format_amount(pod.request, unit)}"
 
 

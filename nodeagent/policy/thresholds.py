@@ -408,7 +408,8 @@ def _judge_one(
         used_up_at = now if earlier is None else min(earlier + stream.stopped_s, now)
     after.put(key, stage, since, used_up_at)
     if stage is ThresholdStage.IN_GRACE:
-        reason = f"met for {elapsed(since, now):.1f}s of its grace period of {threshold.grace_period_s:g}s"
+        met, grace = units.format_duration(elapsed(since, now)), units.format_duration(threshold.grace_period_s)
+        reason = f"met for {met} of its grace period of {grace}"
     else:
         reason = _not_due_reason(threshold, stream, snapshot=snapshot, now=now, config=config)
     return ThresholdVerdict(threshold, value, True, since, not reason, reason)

@@ -227,8 +227,8 @@ def _head(recorded: RecordedDecision) -> Section:
     if deficit:
         amount = units.format_amount(_int(deficit.get("amount")), unit)
         pending = _int(deficit.get("pendingRelease"))
-        pending_text = f", {units.format_amount(pending, unit)} pending release" if pending else ""
-        lines.append(Cell(f"missing {amount} with minimum reclaim{pending_text}"))
+        pending_text = f", pending release {units.format_amount(pending, unit)}" if pending else ""
+        lines.append(Cell(f"deficit {amount} with minimum reclaim{pending_text}"))
     taken = _age(decision, decision.get("snapshotTakenAt"))
     lines.append(Cell(f"decided {taken} after the sample; pods ranked by {', '.join(_order(decision)) or '?'}", DIM))
     return Section("", lines=tuple(lines))

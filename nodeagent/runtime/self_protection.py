@@ -47,7 +47,7 @@ def protect_process() -> tuple[Note, ...]:
         try:
             step()
         except OSError as error:
-            notes.append(Note(NoteKind.SELF_PROTECTION, f"{name}: {error.strerror}"))
+            notes.append(Note(NoteKind.SELF_PROTECTION, f"{name} not set: {error.strerror}"))
     return tuple(notes)
 
 

@@ -100,7 +100,7 @@ def _nearest_directory(kubelet: str, statvfs: Statvfs) -> tuple[str, str]:
     path = kubelet
     while path != "/" and not _exists(path, statvfs):
         path = os.path.dirname(path)
-    remark = "" if path == kubelet else f"no {kubelet}: nodefs is the file system of {path}, where it would be"
+    remark = "" if path == kubelet else f"{kubelet} does not exist: nodefs is the file system of its parent {path}"
     return path, remark
 
 

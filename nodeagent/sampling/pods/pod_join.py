@@ -118,7 +118,7 @@ def join_pods(
     with source HOST.
 
     Args:
-        api_pods: None: the API server was not asked, so every cgroup becomes a pod with source HOST.
+        api_pods: None: the pods are not listed, so every cgroup becomes a pod with source HOST.
         names: by UID, for those pods.
         wall_offset: wall clock minus CLOCK_BOOTTIME, for their start times.
         before: the last result, which is reused where neither side changed.

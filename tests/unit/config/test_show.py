@@ -18,9 +18,9 @@ def test_what_is_shown_is_read_back_as_the_same_configuration(body: str) -> None
 
 
 def test_overrides_are_shown_with_the_flag_or_variable_they_came_from() -> None:
-    loaded = load.defaults(overrides=load.overrides_from({"NODE_NAME": "worker-1"}, mode="enforce"))
+    loaded = load.defaults(overrides=load.overrides_from({"NODE_NAME": "worker-1"}, mode="dry-run"))
     lines = [line.split() for line in show.show(loaded).splitlines()]
-    assert ["mode:", "enforce", "#", "--mode"] in lines
+    assert ["mode:", '"dry-run"', "#", "--dry-run"] in lines
     assert ["nodeName:", '"worker-1"', "#", "$NODE_NAME"] in lines
 
 

@@ -44,7 +44,7 @@ def test_a_decision_has_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path)
     for part in (
         "memory.available (hard): 1 pod to evict",
         "acting on hard 2Gi, met for 0s",
-        "missing 1Gi",
+        "deficit 1Gi",
         "accepted (HTTP 201)",
         "17ms",
         "+3Gi measured of 3Gi predicted, 2s after the decision",

@@ -89,7 +89,7 @@ def test_without_a_kubelet_nodefs_is_the_nearest_parent_with_a_remark(tmp_path: 
     (tmp_path / "var/lib/kubelet").rmdir()
     snapshot = _sample(root)
     assert snapshot.observations[Signal.NODEFS].source == "statvfs /var/lib"
-    assert any("where it would be" in note.message for note in snapshot.notes)
+    assert any("the file system of its parent" in note.message for note in snapshot.notes)
 
 
 def test_a_file_system_without_fixed_inodes_has_no_inode_signal(tmp_path: Path) -> None:
