@@ -3,7 +3,7 @@
 Promises:
 
 1. No call waits for a disk. Walks run in the thread of `DiskWorker`; the loop's thread reads only files of /proc and
-   /sys/fs/cgroup. `usage` only reads; `set_targets` alone chooses the pods of the next walk.
+   /sys/fs/cgroup. `usage` starts nothing; `set_targets` alone chooses the pods of the next walk.
 2. Nothing is walked while no disk is near a threshold and no storage limit applies.
 3. Every number has its time and its completeness (`PodUsage.disk_usage_quality`). The disk usage of a pod without a
    measurement is unknown.
@@ -146,6 +146,9 @@ class DiskMonitor:
         if now - self._needed_at > _SHOWN_S or self._host.recorded:
             return None
         latest = self.progress()
+        if latest is not None:
+            # Of the same walk as the pods: with an older trace, growth that is in no pod could cost a pod.
+            self._traces.add(latest.file_systems)
         pods = latest.pods if latest is not None else {}
         rates = {usage.cgroup_uid: self._writes.rate(usage.cgroup_uid) for usage in self._pods}
         return DiskMeasurement(

@@ -153,6 +153,20 @@ def test_results_that_were_long_not_needed_are_not_published(monitored: Monitore
     assert usages(monitored.sync(DiskUrgency(), measured.taken_at + 600.0))["u1"].disk_usage_quality is None
 
 
+def test_traces_are_of_the_same_walk_as_the_pods_if_it_ends_during_a_sync(monitored: MonitoredNode) -> None:
+    snapshot = monitored.snapshot()
+    device = os.stat(monitored.top / "var/lib/kubelet").st_dev
+    nodefs = snapshot.observations[Signal.NODEFS]._replace(device=device)
+    snapshot = snapshot._replace(observations={**snapshot.observations, Signal.NODEFS: nodefs})
+    monitored.monitor.set_targets(snapshot.pods)
+    monitored.monitor.request_walks(snapshot, CROSSED, hierarchy=V2, layout=LAYOUT)
+    assert monitored.ended.wait(30)
+    usage = monitored.monitor.usage(snapshot.taken_at)
+    assert usage is not None
+    assert usage.pods.keys() == {"u1", "u2"}
+    assert [trace.signals for trace in usage.traces] == [(Signal.NODEFS,)]
+
+
 def test_a_walk_for_inodes_alone_has_no_bytes(monitored: MonitoredNode) -> None:
     monitored.volume("u1", 100_000)
     found = usages(monitored.measured(DiskUrgency(near=frozenset({Signal.NODEFS_INODES}))))["u1"]
