@@ -3,7 +3,7 @@
 Theory of operation. The policy decides the status of each condition; the watch of the own Node has the present one; a
 worker writes the difference, always between the newest of both. A live kubelet computes MemoryPressure, DiskPressure
 and PIDPressure every 10 s and overwrites a foreign True with its own False (KUBELET-CONTRACT §10); it never changes
-types that it does not know. So there are two kinds:
+types that it does not manage. So there are two kinds:
 
 * own types (`NodeAgentMemoryPressure`...), always published, True and False, with a heartbeat;
 * the standard types: this agent only asserts True, and only clears a True that it has set itself.
@@ -24,7 +24,7 @@ Promises:
 4. lastTransitionTime changes only with the status that this agent publishes: asserting again is not a transition.
 5. `stop` removes the own types and clears the own True, or marks both with the reason that the agent has stopped. An
    own False gets back the kubelet's reason and message, if they are known: a kubelet keeps the reason and message of a
-   status that it agrees with, so the agent's would stay for good."""
+   status that it agrees with, so the agent's would stay for ever."""
 
 import random
 import threading

@@ -31,7 +31,7 @@ _MAX_OUTPUT: Final = 2048
 _PIPE_BYTES: Final = 65536
 """Capacity of a pipe (pipe(7))."""
 _POLL_S: Final = 0.05
-"""Longest time until the end of a command that has closed its output is noticed."""
+"""Longest time until the end of a command that has closed its output is detected."""
 _STUCK_AFTER_S: Final = 10.0
 """A job that runs so long after its deadline is reported as stuck."""
 _MAX_JOBS: Final = 4

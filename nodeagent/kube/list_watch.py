@@ -7,7 +7,7 @@ only if the server no longer has that version (410, as a status or as an event i
 
 Promises:
 
-1. A dead connection is noticed: bookmarks arrive every minute, so `IDLE_S` without a byte ends the watch.
+1. A dead connection is detected: bookmarks arrive every minute, so `IDLE_S` without a byte ends the watch.
 2. `synced_at` is the latest time at which the copy was current: when the last list was sent, or when the last event or
    bookmark arrived. It does not change while nothing arrives.
 3. Each failure waits longer, with jitter, and obeys Retry-After. A success must last before it counts: a server that

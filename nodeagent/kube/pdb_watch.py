@@ -4,7 +4,7 @@ A PodDisruptionBudget is read only when a decision may need it: if every node of
 would be large and useless. `want` takes the namespaces of the candidates; each is listed and watched until it was not
 wanted for `NAMESPACE_KEEP_S`.
 
-The API server has the last word (429): this view only spares requests that it would refuse.
+The API server decides (429): this view only avoids requests that it would refuse.
 """
 
 import threading

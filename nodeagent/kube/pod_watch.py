@@ -3,7 +3,7 @@
 Promises:
 
 1. Only what decisions need is kept: memory does not grow with the number of events.
-2. An unreadable pod is left out, with a note. It then counts as a pod that only the host knows, which is protected.
+2. An unreadable pod is left out, with a note. It then counts as a pod that only the host shows, which is protected.
    Other pods are not affected.
 3. The view has its age (`synced_at`) and its trouble; the caller decides whether it is too old.
 """

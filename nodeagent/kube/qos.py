@@ -10,7 +10,7 @@ from nodeagent.model import NO_RESOURCES, Pod, PodSource, QOSClass, Resources
 
 
 def qos_class(pod: Pod) -> QOSClass:
-    """The QoS class by the pod's resources; for a pod that only the host knows, by its cgroup.
+    """The QoS class by the pod's resources; for a pod that only the host shows, by its cgroup.
 
     Only CPU and memory above zero count. If the pod itself has resources, they decide alone; else regular, init and
     sidecar containers decide. Empty resources of the pod (`resources: {}`) count as none, so the containers decide; the

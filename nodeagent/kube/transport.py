@@ -107,7 +107,7 @@ class Transport:
             except ApiError:
                 raise
             except Exception as error:
-                # No memory for the answer, or a defect of the agent: the caller must know if it may have been sent.
+                # No memory for the answer, or a defect of the agent: the caller needs to know if it may have been sent.
                 raise self._failure(error, limits) from error
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 Promises:
 
-1. One snapshot, one decision. Everything that changes hands is a value; the only memory is the state store.
+1. One snapshot, one decision. Everything that is passed on is a value; the only memory is the state store.
 2. The loop waits for nothing but its next wake-up: the API server, the log and the service manager have threads of
    their own.
 3. A sync that fails is logged and the next one starts. The watchdog is fed only by syncs that succeeded.

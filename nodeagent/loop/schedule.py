@@ -2,7 +2,7 @@
 
 Theory of operation. A sync begins with a node sample: the signals alone, 10 us. `plan_next` takes it and evaluates
 every row of `SOURCES`. A row is one function `due(view, state)`, which returns the time on CLOCK_BOOTTIME at which its
-source is due. NEVER means that nothing asks for it. A time that has passed means in this sync. Limits and file systems
+source is due. NEVER means that nothing needs it. A time that has passed means in this sync. Limits and file systems
 are read with the node sample, so for them it means in the next sync.
 
     source        due

@@ -10,7 +10,7 @@ from typing import Final
 from nodeagent.model.signals import Unit
 
 MAX_PLAUSIBLE: Final = 1 << 62
-"""A quantity or capacity above this is not believed. The kernel writes 2^63 less a page for "no limit", and the kubelet
+"""Quantities and capacities above this are implausible. The kernel writes 2^63 less a page for "no limit", the kubelet
 reads such a cgroup limit as `unlimited`."""
 
 UNKNOWN_TEXT: Final = "?"

@@ -18,6 +18,6 @@ Where to find a rule, in the order of a decision (`engine`; `signal_plan` for on
 * What is handed to the actuators?  `chosen_victims`. What does a message contain?  `messages`.
 * Is the decision still right before the act?  `recheck`. What does an outcome change?  `outcomes`.
 
-All that a decision remembers is one value in `state`. `victim_preview` predicts, `headroom` serves reports,
-`machines` lists the state machines for the documents, `plausibility` decides which numbers are believed.
+All memory of the decisions is one value in `state`. `victim_preview` predicts, `headroom` serves reports,
+`machines` lists the state machines for the documents, `plausibility` decides which numbers are usable.
 """

@@ -72,7 +72,7 @@ class RankingCache:
 
 
 def _cached_facts(known: PodFacts | None, view: PodView, signal: Signal, config: Config) -> PodFacts:
-    # The request of a pod that only the host knows is estimated from its usage, so it may change at any time.
+    # The request of a pod without an API object is estimated from its usage, so it may change at any time.
     if known is None or known.pod is not view.pod or view.pod.source is PodSource.HOST:
         return _pod_facts(view, signal, config)
     return known
@@ -80,9 +80,9 @@ def _cached_facts(known: PodFacts | None, view: PodView, signal: Signal, config:
 
 def _pod_facts(view: PodView, signal: Signal, config: Config) -> PodFacts:
     request = requests.ranking_request(view, signal=signal)
-    believed = plausibility.plausible(request)
-    implausible = believed != request or _has_implausible_request(view.pod)
-    return PodFacts(view.pod, protection.object_refusals(view.pod, config.protection), believed, implausible)
+    usable = plausibility.plausible(request)
+    implausible = usable != request or _has_implausible_request(view.pod)
+    return PodFacts(view.pod, protection.object_refusals(view.pod, config.protection), usable, implausible)
 
 
 def _has_implausible_request(pod: Pod) -> bool:
@@ -215,7 +215,7 @@ def _ranking_context(
 
 
 def _ranking_input(context: _RankingContext, view: PodView, facts: PodFacts) -> ranking.RankingInput:
-    pod, used = view.pod, _believed_usage(context, view, facts)
+    pod, used = view.pod, _plausible_usage(context, view, facts)
     preference = 0.0
     if ranking.EVICTION_PREFERENCE in context.order:
         preference = protection.eviction_preference(pod, context.config.protection, tier=context.tier)
@@ -231,7 +231,7 @@ def _ranking_input(context: _RankingContext, view: PodView, facts: PodFacts) -> 
     )
 
 
-def _believed_usage(context: _RankingContext, view: PodView, facts: PodFacts) -> int | None:
+def _plausible_usage(context: _RankingContext, view: PodView, facts: PodFacts) -> int | None:
     """The pod's usage of the resource; None if it is unknown, stale, implausible or beside an implausible request."""
     usage, at = view.usage, context.snapshot.taken_at
     if usage is None or facts.implausible_request:

@@ -40,7 +40,7 @@ eviction to other pods or let the node run out; most claims are on network volum
 CLAIMS_WAIT_SHARE: Final = 0.25
 """The wait for claims is at most this share of the time until nothing is left."""
 SOON_LISTED_S: Final = 60.0
-"""A younger pod that only the host knows is about to be listed: no other pod is evicted in its place. An older one may
+"""A younger pod that only the host shows is about to be listed: no other pod is evicted in its place. An older one may
 be an orphan that no API server will ever list."""
 STUCK_AFTER_FAILURES: Final = 5
 """After more failed requests in a row (31 s of waits) a pod counts as stuck, no longer as one that is retried soon."""

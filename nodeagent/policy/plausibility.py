@@ -1,4 +1,4 @@
-"""Decide which numbers a decision believes."""
+"""Decide which numbers a decision uses."""
 
 from typing import Final
 
@@ -7,9 +7,9 @@ from nodeagent.model import MEMORY_SIGNALS, NodeSnapshot, Signal
 from nodeagent.model.units import MAX_PLAUSIBLE
 
 MAX_CLOCK_SKEW_S: Final = 1.0
-"""A time stamp further ahead of `now` is not believed. Less can be two reads of a clock in different order."""
+"""A time stamp further ahead of `now` is not plausible. Less can be two reads of a clock in different order."""
 KUBELET_FACTOR: Final = 1024
-"""Kubelet's order: a pod's usage is plausible up to this many times what the node has. A kubelet believes any number,
+"""Kubelet's order: a pod's usage is plausible up to this many times what the node has. A kubelet uses any number,
 and files that share blocks or are compressed do add up to more than their disk. A wrong number is usually far larger.
 """
 

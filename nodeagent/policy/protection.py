@@ -109,7 +109,7 @@ def _unknown(pod: Pod, rules: ProtectionConfig) -> str | None:
 def _daemon_set(pod: Pod, rules: ProtectionConfig) -> str | None:
     owner = pod.owner
     # Only the real DaemonSet API counts: an author may name any owner, and the garbage collector removes pods of a
-    # missing owner only if it knows the owner's API.
+    # missing owner only if it serves the owner's API.
     if rules.daemon_sets and owner is not None and owner.kind == "DaemonSet" and owner.api_version.startswith("apps/"):
         return f"DaemonSet {owner.name} recreates it on this node"
     return None

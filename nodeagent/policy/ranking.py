@@ -96,7 +96,7 @@ def _priority(ranked: RankingInput) -> float:
 
 
 def _priority_text(value: float, pod: RankedPod, _unit: Unit) -> str:
-    # A priority that only the API knows is ranked as 0, but it is not reported as 0.
+    # A priority that only the API server has is ranked as 0, but it is not reported as 0.
     known = pod.view.pod.priority is not None or pod.view.pod.source is PodSource.API
     return f"priority {value:.0f}" if known else "priority unknown"
 

@@ -35,7 +35,7 @@ def ranking_request(view: PodView, *, signal: Signal) -> int | None:
     """The request, in the signal's unit, that the pod's usage is compared with in ranking.
 
     0: the pod requests nothing. None: the resource has no request (inodes, PIDs), or the request is unknown: a pod that
-    only the host knows has at most an estimate of its memory request.
+    only the host shows has at most an estimate of its memory request.
     """
     field = _field_of(signal)
     if field is None:

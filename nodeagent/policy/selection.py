@@ -32,7 +32,7 @@ server fails over in that time. A longer time leaves a node without help that ot
 a slow leak take them one by one."""
 REPLACEMENT_INTERVAL_S: Final = 600.0
 """The least time between two replacements of a pod that is out of reach. The rate of loss is measured over seconds, and
-a pod that grows in bursts looks calm between them: this bounds what it may cost, whatever the rate is."""
+a pod that grows in bursts is calm between them: this bounds what it may cost, whatever the rate is."""
 LARGER_WAIT_S: Final = 20.0
 """How long after the crossing a larger pod is waited for while half of the threshold is left: most such reasons (an
 unreadable usage, a finished pod that still holds its memory) pass in seconds."""

@@ -13,10 +13,11 @@ its memory model. With `v` its value, `r` its minimum reclaim for the observed c
   between two samples, or the time while the agent was not running.
 * A shorter suspend of the machine stops the clock as well (`after_suspend`).
 
-A threshold that is no longer configured is forgotten. Its identity is signal, memory model, grace period and value.
+The state of a threshold that is no longer configured is dropped. Its identity is signal, memory model, grace period and
+value.
 
 This is the kubelet's sync loop (KUBELET-CONTRACT, one sync, steps 5 to 11) except for unknown samples: the kubelet
-forgets a threshold at the first one, and with `ranking.order: kubelet` this module does too.
+drops the state at the first one, and with `ranking.order: kubelet` this module does too.
 
 Reports and conditions follow `met` at once. A threshold is `due` if all of this holds too:
 

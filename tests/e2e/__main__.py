@@ -46,8 +46,8 @@ class Claims:
         claim = self.found[report.nodeid]
         if report.failed:
             text = report.longreprtext.strip().splitlines()
-            told = next((line[1:].strip() for line in text if line.startswith("E ")), text[-1] if text else "")
-            claim = claim._replace(outcome=FAILED, why=f"{report.when}: {told}")
+            message = next((line[1:].strip() for line in text if line.startswith("E ")), text[-1] if text else "")
+            claim = claim._replace(outcome=FAILED, why=f"{report.when}: {message}")
         elif report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             claim = claim._replace(outcome=NOT_TRIED, why=reason.removeprefix("Skipped: "))

@@ -41,7 +41,7 @@ within a test's limit."""
 
 
 SCHEDULER = "nodeagent-e2e"
-"""No scheduler has this name, so that nobody but the tests binds their pods."""
+"""No scheduler has this name, so that only the tests bind their pods."""
 
 
 HOPELESS = frozenset(
@@ -103,7 +103,7 @@ class Cluster:
         """A pod that does nothing, from an image that the node already has; `spec` and `container` are merged into its
         own. Skips when it does not start.
 
-        It is bound as a scheduler binds, so that nothing of it says that only this node would do: a pod that names its
+        It is bound as a scheduler binds, so that it does not require this node: a pod that names its
         node itself is spared (`protection.nodeBound`)."""
         problems = []
         for image, policy in self._images():
@@ -113,7 +113,7 @@ class Cluster:
             except ApiError as error:
                 if error.kind is not OutcomeKind.FORBIDDEN:
                     raise
-                pytest.skip(f"the cluster lets nobody make such a pod: {error.message}")
+                pytest.skip(f"the cluster allows no such pod: {error.message}")
             self.bind(name)
             self.until(lambda: self._ready(name) or self._hopeless(name), timeout_s=START_S)
             if self._ready(name):

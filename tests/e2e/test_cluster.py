@@ -1,4 +1,4 @@
-"""The cluster room against a real API server: NODEAGENT_E2E_KUBECONFIG names it, NODEAGENT_E2E_NODE may name the node.
+"""The package `kube` against a real API server of NODEAGENT_E2E_KUBECONFIG; NODEAGENT_E2E_NODE may name the node.
 
 Runs with an administrator's kubeconfig, on the node or elsewhere. It makes one namespace and removes it, and puts
 conditions and a taint on the node for a moment. Tests that need a running pod are skipped where none can start.
@@ -123,7 +123,7 @@ def test_the_nodes_pods_are_listed_as_the_api_has_them(cluster: Cluster) -> None
     eventually(the_same)
 
 
-def test_a_pod_that_names_its_node_is_told_from_one_that_was_scheduled(cluster: Cluster) -> None:
+def test_a_pod_that_names_its_node_is_distinguished_from_one_that_was_scheduled(cluster: Cluster) -> None:
     """What `protection.nodeBound` goes by. Neither pod need run."""
     named = idle_pod(cluster, "named")
     scheduled = idle_pod(cluster, "scheduled")
@@ -138,11 +138,11 @@ def test_a_pod_that_names_its_node_is_told_from_one_that_was_scheduled(cluster: 
         return {pod.name or "": pod.node_bound for pod in pods if pod.namespace == cluster.namespace}
 
     eventually(lambda: {"named", "scheduled"} <= reasons().keys())
-    told = reasons()
+    reason_of = reasons()
     for name in ("named", "scheduled"):
         cluster.delete(cluster.pod_path(name), grace_s=0)
-    assert told["named"] == f"nodeName {cluster.node_name} in its template"
-    assert told["scheduled"] == ""
+    assert reason_of["named"] == f"nodeName {cluster.node_name} in its template"
+    assert reason_of["scheduled"] == ""
 
 
 def test_a_pod_is_added_and_deleted_in_the_watch(cluster: Cluster) -> None:
@@ -223,9 +223,9 @@ def test_a_pod_that_is_gone_is_gone(cluster: Cluster, running: Json) -> None:
 
 
 def test_a_pdb_refuses_until_it_is_deleted_and_then_the_pod_is_evicted(cluster: Cluster, running: Json) -> None:
-    budgets = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
+    pdbs = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
     cluster.post(
-        budgets,
+        pdbs,
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
@@ -236,7 +236,7 @@ def test_a_pdb_refuses_until_it_is_deleted_and_then_the_pod_is_evicted(cluster: 
     refused = evict(cluster, victim(running))
     assert refused.kind is OutcomeKind.BLOCKED_BY_PDB
     assert "all" in refused.message
-    cluster.delete(f"{budgets}/all")
+    cluster.delete(f"{pdbs}/all")
     eventually(lambda: evict(cluster, victim(running)).kind in (OutcomeKind.ACCEPTED, OutcomeKind.NOT_FOUND))
     assert cluster.until(lambda: cluster._gone("budgeted"), timeout_s=60)
 
@@ -265,7 +265,7 @@ def test_the_standard_condition_is_kept_against_the_kubelet_and_restored(cluster
     conditions = NodeConditions(cluster.transport, node, own=False)
     node.start()
     conditions.start()
-    eventually(node.view)  # the time until then is nobody's reset
+    eventually(node.view)  # the time until then is no client's reset
     kind = ConditionType.PID_PRESSURE
     conditions.publish([ConditionVerdict(kind, ConditionStatus.TRUE, "NodeAgentTest", "end-to-end test", boottime())])
     eventually(lambda: (cluster.condition("PIDPressure") or {}).get("status") == "True")
@@ -284,13 +284,13 @@ def test_the_taint_is_added_and_removed_beside_other_taints(cluster: Cluster, no
         return [t for t in taints if not t["key"].startswith(("nodeagent.io/", "node.kubernetes.io/"))]
 
     before = others()
-    fence = NodeTaints(cluster.transport, node)
+    node_taints = NodeTaints(cluster.transport, node)
     node.start()
-    fence.start()
-    fence.want([ConditionType.PID_PRESSURE])
-    eventually(lambda: fence.present() == {ConditionType.PID_PRESSURE})
+    node_taints.start()
+    node_taints.want([ConditionType.PID_PRESSURE])
+    eventually(lambda: node_taints.present() == {ConditionType.PID_PRESSURE})
     assert "nodeagent.io/pid-pressure" in {t["key"] for t in cluster.node()["spec"]["taints"]}
-    fence.stop()
+    node_taints.stop()
     assert "nodeagent.io/pid-pressure" not in {t["key"] for t in cluster.node()["spec"].get("taints", [])}
     assert others() == before
 

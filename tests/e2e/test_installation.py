@@ -189,7 +189,7 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
 
 @pytest.fixture(scope="module")
 def tenant(cluster: Cluster) -> Iterator[Json]:
-    """A pod of somebody else's on the node, in a namespace of its own. It need not run."""
+    """A pod of another user on the node, in a namespace of its own. It need not run."""
     name = f"{cluster.namespace}-tenant"
     namespaces = f"/api/v1/namespaces/{name}"
     cluster.post("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -272,7 +272,7 @@ def ask(cluster: Cluster, agents: Transport, what: Try, tenant: Json) -> ApiErro
 
 
 def is_refused(cluster: Cluster, agents: Transport, what: Try, tenant: Json) -> bool:
-    """By a missing right or a policy, which do not say the same."""
+    """By a missing right or a policy, whose messages differ."""
     error = ask(cluster, agents, what, tenant)
     return error is not None and error.status == 403
 
@@ -324,7 +324,7 @@ def image(cluster: Cluster) -> str:
 
 
 def on_one_node(cluster: Cluster, document: Json, named: str) -> Json:
-    """The DaemonSet on the test's node alone; a configuration that can evict nobody but the run's own pods."""
+    """The DaemonSet on the test's node alone; a configuration that can evict only the run's own pods."""
     if document["kind"] == "DaemonSet":
         pod = document["spec"]["template"]["spec"]
         pod["affinity"] = _only(cluster.node_name)
@@ -362,7 +362,7 @@ def test_the_daemonset_becomes_ready_answers_and_publishes_its_conditions(
         path = f"{cluster.pod_path(agent()['metadata']['name'])}:9655/proxy/{name}"
         try:
             body: bytes = cluster.transport.request("GET", path, accept="text/plain").body
-        except ApiError:  # a proxy in between may close the connection; who waits for the page asks again
+        except ApiError:  # a proxy in between may close the connection; the caller requests the page again
             return ""
         return body.decode()
 

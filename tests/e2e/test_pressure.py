@@ -1,5 +1,5 @@
 """The agent under real pressure: it runs on this node beside the kubelet, and real processes in real pods take memory,
-disk and processes until it acts. Victims, conditions, taints, Events, budgets and recovery are asserted.
+disk and processes until it acts. Victims, conditions, taints, Events, PDBs and recovery are asserted.
 
 Skipped with the reason where the tests do not run as root on a node of the cluster, or where that node has too little
 to spare for a load that stays far from a kubelet's own thresholds.
@@ -81,7 +81,7 @@ def idle(cluster: Cluster) -> Iterator[tuple[ThisNode, Json]]:
     if not places:
         pytest.skip("the pods' cgroups are not to be seen from here")
     if any(not (place / "cgroup.procs").exists() for place in places) or not node.volume(pod).is_dir():
-        pytest.skip(f"the pods' directories are not at {node.kubelet_dir}: NODEAGENT_E2E_SAMPLING may say where")
+        pytest.skip(f"the pods' directories are not at {node.kubelet_dir}: NODEAGENT_E2E_SAMPLING may configure them")
     yield node, pod
     node.remove_pod("idle")
 
@@ -151,13 +151,13 @@ def wait_until_calm(watch_log: WatchLog, pressure: Pressure, run: Run) -> None:
     own = f"NodeAgent{pressure.condition}"
     watch_log.wait(
         lambda: watch_log.node() and watch_log.node()[-1].has_status(own, "False"),
-        f"{own} False before the load; the agent says {last_words(run)}",
+        f"{own} False before the load; last lines of the agent: {last_words(run)}",
         timeout_s=LONG_S,
     )
 
 
 def press(watch_log: WatchLog, pressure: Pressure, load: Load, run: Run) -> None:
-    """Take until the agent says that there is pressure, and a little more; the hard tier may be faster than that."""
+    """Take until the agent reports pressure, and a little more; the hard tier may be faster than that."""
     own = f"NodeAgent{pressure.condition}"
     while not watch_log.seen(lambda: watch_log.node()[-1].has_status(own, "True"), 0.5):
         assert load.taken < pressure.cap, f"no {own} after {load.taken}: {last_words(run)}"
@@ -170,7 +170,7 @@ def press(watch_log: WatchLog, pressure: Pressure, load: Load, run: Run) -> None
 
 
 def last_words(run: Run) -> list[Json]:
-    """What the agent said last, without what repeats itself."""
+    """The last log lines of the agent, without repeated ones."""
     return [line for line in run.events() if line["event"] != "note"][-8:]
 
 
@@ -179,7 +179,7 @@ def first(entries: list[WatchedState], holds: Callable[[WatchedState], bool]) ->
 
 
 def check_recovery(node: ThisNode, watch_log: WatchLog, pressure: Pressure, run: Run) -> None:
-    """The conditions are False again, the taint is down, and who was idle lives."""
+    """The conditions are False again, the taint is down, and the idle pods still run."""
 
     def recovered() -> bool:
         last = watch_log.node()[-1]
@@ -208,20 +208,20 @@ def check_end(node: ThisNode, watch_log: WatchLog, run: Run) -> None:
 
 
 def check_events(cluster: Cluster, pressure: Pressure, hog: Json, run: Run) -> None:
-    """What was done is told on the pod and on the node, with the decision's id."""
+    """Events on the pod and on the node report the eviction, with the decision's id."""
     [accepted] = run.logged("eviction accepted")
 
-    def told(namespace: str, reason: str, about: tuple[str, str], plans: set[str]) -> list[Json]:
+    def events_about(namespace: str, reason: str, about: tuple[str, str], plans: set[str]) -> list[Json]:
         found = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events?limit=1000")["items"]
         return [e for e in found if e.get("reason") == reason and _about(e) == about and _plan(e) in plans]
 
     def on_the_pod() -> list[Json]:
-        return told(cluster.namespace, "Evicted", ("Pod", "hog"), {accepted["id"]})
+        return events_about(cluster.namespace, "Evicted", ("Pod", "hog"), {accepted["id"]})
 
     def on_the_node() -> list[Json]:
         # One Event for every try: a second one, after an answer that got lost, makes the series of the first longer.
         tries = {line["id"] for line in run.logged("evicting")}
-        return told("default", "EvictionThresholdMet", ("Node", cluster.node_name), tries)
+        return events_about("default", "EvictionThresholdMet", ("Node", cluster.node_name), tries)
 
     assert cluster.until(on_the_pod, timeout_s=60), last_words(run)
     assert cluster.until(on_the_node, timeout_s=60), last_words(run)
@@ -241,7 +241,7 @@ def _plan(event: Json) -> object:
 
 
 def check_eviction(node: ThisNode, watch_log: WatchLog, pressure: Pressure, load: Load, run: Run) -> WatchedState:
-    """The hog went, by an eviction, and nobody else. Returns its first terminating state."""
+    """The hog was evicted, and no other pod. Returns its first terminating state."""
     if not watch_log.seen(lambda: any(e.terminating for e in watch_log.pods("hog")), LONG_S):
         pytest.fail(f"no eviction within {LONG_S:.0f}s: {last_words(run)}")
     going = first(watch_log.pods("hog"), lambda entry: entry.terminating)
@@ -269,11 +269,11 @@ def test_pressure_costs_the_pod_that_made_it_and_is_over_when_it_is_gone(
         press(watch_log, pressure, load, run)
         going = check_eviction(node, watch_log, pressure, load, run)
         true = first(watch_log.node(), lambda entry: entry.has_status(pressure.condition, "True"))
-        fence = first(watch_log.node(), lambda entry: entry.tainted(pressure.taint))
+        tainted = first(watch_log.node(), lambda entry: entry.tainted(pressure.taint))
         assert true is not None
-        assert fence is not None
+        assert tainted is not None
         assert true.version < going.version
-        assert fence.version < going.version, "the taint is up before the first eviction"
+        assert tainted.version < going.version, "the taint is up before the first eviction"
         assert true.condition(pressure.condition)["reason"].startswith("NodeAgent")
         assert first(watch_log.node(), lambda entry: entry.tainted(pressure.standard_taint)) is not None
         # A kubelet puts its own False there every 10 s. The answer takes some 10 ms, on a busy machine more.
@@ -301,12 +301,12 @@ def test_a_pdb_blocks_the_soft_tier_as_long_as_it_exists(
     cluster: Cluster, node: ThisNode, watch_log: WatchLog, bloat: Callable[[Pressure], Load], tmp_path: Path
 ) -> None:
     pressure = PIDS
-    budgets = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
+    pdbs = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets"
     load = bloat(pressure)
     limit = threshold(node, pressure, tmp_path, soft_grace="3s")
     selector = {"matchLabels": {"app": "hog"}}
     cluster.post(
-        budgets,
+        pdbs,
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
@@ -319,17 +319,17 @@ def test_a_pdb_blocks_the_soft_tier_as_long_as_it_exists(
             wait_until_calm(watch_log, pressure, run)
             press(watch_log, pressure, load, run)
             watch_log.wait(lambda: watch_log.node()[-1].tainted(pressure.taint), "the taint", timeout_s=LONG_S)
-            told = "PodDisruptionBudget hog allows 0 disruptions"
-            assert cluster.until(lambda: told in str(run.logged("not evicting")), timeout_s=LONG_S), last_words(run)
+            refusal = "PodDisruptionBudget hog allows 0 disruptions"
+            assert cluster.until(lambda: refusal in str(run.logged("not evicting")), timeout_s=LONG_S), last_words(run)
             assert not watch_log.seen(lambda: any(e.terminating for e in watch_log.pods("hog")), 5.0)
             assert not run.logged("evicting")
             assert not load.ended(0.0)
-            cluster.delete(f"{budgets}/hog")
+            cluster.delete(f"{pdbs}/hog")
             check_eviction(node, watch_log, pressure, load, run)
             check_recovery(node, watch_log, pressure, run)
             check_end(node, watch_log, run)
     finally:
-        cluster.delete(f"{budgets}/hog")
+        cluster.delete(f"{pdbs}/hog")
 
 
 def test_an_agent_that_ends_under_pressure_removes_what_it_has_set_and_evicts_nothing(

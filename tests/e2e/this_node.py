@@ -30,7 +30,7 @@ from tests.support.livenode import Run
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 DEEPEST: Final = 8
-"""Levels of cgroups that are looked through for a pod's: kind nests its node's tree four deep."""
+"""Levels of cgroups that are searched for a pod's: kind nests its node's tree four deep."""
 SAMPLING: Final = "NODEAGENT_E2E_SAMPLING"
 """The configuration's `sampling` in JSON, for a node that keeps things in unusual places: `{"kubeletDir": "/data"}`."""
 VOLUME: Final = "load"
@@ -78,7 +78,7 @@ class ThisNode:
         assert self.cluster.until(lambda: self.cluster._gone(name), timeout_s=90), f"pod {name} does not go away"
 
     def figures(self, directory: Path) -> dict[str, Json]:
-        """What the agent's own report says of each signal now."""
+        """Each signal in the agent's own report of now."""
         config = directory / "check.yaml"
         header = {"apiVersion": "nodeagent.io/v1alpha1", "kind": "NodeAgentConfiguration"}
         config.write_text(json.dumps({**header, "sampling": self.sampling}))  # JSON is YAML
@@ -88,7 +88,7 @@ class ThisNode:
         return {each["name"]: each for each in json.loads(done.stdout)["signals"]}
 
     def kubelets(self, signal: str, capacity: int) -> int:
-        """The kubelet's highest threshold of this signal; of a kubelet with its defaults when it does not say."""
+        """The kubelet's highest threshold of this signal; of a kubelet with its defaults if it reports none."""
         path = f"/api/v1/nodes/{self.cluster.node_name}/proxy/configz"
         try:
             text = self.cluster.transport.request("GET", path).body.decode()
@@ -135,7 +135,7 @@ def _with_processes(place: Path) -> Path:
 
 
 class Load:
-    """A process of a pod that takes what it is told to."""
+    """A process of a pod that takes the requested amount."""
 
     def __init__(self, kind: str, pod: Json, place: Path) -> None:
         """`kind` is `memory` (MiB), `disk` (MiB, in the directory `place`) or `pids` (threads: the kernel counts them
@@ -166,7 +166,7 @@ class Load:
         return self._process.stdout.readline() == "done\n"
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether somebody ended it within this time."""
+        """Whether it was ended within this time."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -190,7 +190,7 @@ class Threshold(NamedTuple):
 
 
 def configuration(node: ThisNode, directory: Path, threshold: Threshold) -> Path:
-    """One threshold, and nobody to evict outside the run's namespace."""
+    """One threshold, and no pod to evict outside the run's namespace."""
     name = {threshold.signal: threshold.value}
     namespaces = [each["metadata"]["name"] for each in node.cluster.get("/api/v1/namespaces?limit=1000")["items"]]
     settings: Json = {
@@ -275,7 +275,7 @@ def wipe(cluster: Cluster) -> None:
 
 
 def _without_our_taints(cluster: Cluster) -> bool:
-    """Whether they are gone; False when somebody else wrote the Node at the same time."""
+    """Whether they are gone; False if another client wrote the Node at the same time."""
     node = cluster.node()
     taints = node["spec"].get("taints", ())
     kept = [taint for taint in taints if not taint["key"].startswith("nodeagent.io/")]

@@ -1,7 +1,7 @@
-"""What the API said about the node and the run's pods, in the order in which it happened.
+"""What the API server sent about the node and the run's pods, in the order in which it happened.
 
 The API server numbers every change of every object (resourceVersion), so the order of a taint and an eviction is known
-however late they are heard of here.
+however late they arrive here.
 """
 
 import json
@@ -21,7 +21,7 @@ class WatchedState(NamedTuple):
     """One state of one object."""
 
     at: float
-    """time.monotonic() when it was heard of."""
+    """time.monotonic() when it arrived."""
     version: int
     what: str
     """ADDED, MODIFIED, DELETED."""
@@ -81,7 +81,7 @@ class WatchLog:
             return sorted((e for e in self._pods if not name or e.name == name), key=lambda entry: entry.version)
 
     def seen(self, holds: Callable[[], object], timeout_s: float) -> bool:
-        """Wait until it holds; looked at whenever something was heard."""
+        """Wait until it holds; checked after each change."""
         with self._changed:
             return bool(self._changed.wait_for(holds, timeout_s))
 
@@ -92,7 +92,7 @@ class WatchLog:
 
     def lost_s(self, kind: str, *, own: str, until: float) -> float:
         """How long a standard condition was not True while the agent's own one was, for each time that this began:
-        until this moment (time.monotonic()) and by when their changes were heard of."""
+        until this moment (time.monotonic()) and by when their changes arrived."""
         states = [entry for entry in self.node() if entry.at <= until]
         ends = [entry.at for entry in states[1:]] + [until]
         spans = [
@@ -104,7 +104,7 @@ class WatchLog:
 
 
 class _Book:
-    """Where one watch writes what it hears."""
+    """Where one watch writes its changes."""
 
     def __init__(self, entries: list[WatchedState], changed: threading.Condition) -> None:
         self._entries = entries

@@ -52,14 +52,14 @@ def kib(what):
         return next(int(line.split()[1]) for line in status if line.startswith(what))
 
 transport = connect(find_credentials(sys.argv[1]))
-heard = threading.Event()
-watch = PodWatch(transport, "lab-node", wake=heard.set)
+changed = threading.Event()
+watch = PodWatch(transport, "lab-node", wake=changed.set)
 before = kib("VmHWM")
 watch.start()
 while len(watch.view().pods) < int(sys.argv[2]):
     assert not watch.view().notes, watch.view().notes
-    heard.wait(60)
-    heard.clear()
+    changed.wait(60)
+    changed.clear()
 print(kib("VmHWM") - before, flush=True)
 sys.stdin.readline()
 print(kib("VmHWM") - before, watch.relists, len(watch.view().notes))
@@ -72,7 +72,7 @@ BULKY: dict[str, dict[str, Any]] = {
     "labels": {"labels": {f"{n:0>63}": "v" * 63 for n in range(BULK // 130)}},
     "containers": {"spec": {"containers": [{"name": f"c{n}", "image": "x"} for n in range(BULK // 40)]}},
     "volumes": {"spec": {"volumes": [{"name": f"v{n}", "emptyDir": EMPTY} for n in range(BULK // 40)]}},
-    "wishes": {"annotations": {f"nodeagent.io/{n}": "x" * 100 for n in range(2000)}},
+    "preferences": {"annotations": {f"nodeagent.io/{n}": "x" * 100 for n in range(2000)}},
 }
 
 
@@ -106,11 +106,11 @@ def test_thirty_pods_of_more_than_a_megabyte_cost_hardly_more_memory_than_one(bu
             version = api.store.version
             assert api.wait_for(lambda: any(int(r.query.get("resourceVersion") or 0) >= version for r in api.requests))
             watcher.stdin.close()
-            told = watcher.stdout.read().split()
+            figures = watcher.stdout.read().split()
     assert listed_kib < MOST_KIB
-    assert int(told[0]) < MOST_KIB, told
-    assert int(told[1]) > 1
-    assert told[2] == "0"
+    assert int(figures[0]) < MOST_KIB, figures
+    assert int(figures[1]) > 1
+    assert figures[2] == "0"
 
 
 def test_memory_is_flat_over_a_hundred_thousand_watch_events(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "logging": {"format": "json", "level": "debug"},
 }
 SPARE = 2 * MIB
-"""Memory that the agent may take beyond what it has: the turn that acts takes 0.7 to 1.2 MiB (measured), most of it the
+"""Memory that the agent may take beyond what it has: the sync that acts takes 0.7 to 1.2 MiB (measured), most of it the
 stacks and heaps of threads that had nothing to do before."""
 
 

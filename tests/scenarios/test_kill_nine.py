@@ -1,4 +1,4 @@
-"""An agent is killed at every step of the turn that acts, and the next one finds out what it owes.
+"""An agent is killed at every step of the sync that acts, and the next one completes what was begun.
 
 The steps are real: `strace` sends SIGKILL as the process enters the system call that the step begins with, or the API
 server sends it while it has the request in hand. Whichever it was: one eviction at most, nothing left frozen, and what
@@ -216,8 +216,8 @@ def _kill_at(call: Call, file: Path | None, pid: int) -> "subprocess.Popen[bytes
     command = ["strace", "-f", "-p", str(pid), "-o", os.devnull, *where, "-e", f"trace={call.name}", "-e", inject]
     killer = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert killer.stderr is not None
-    said = killer.stderr.readline()
-    assert b"attached" in said, said
+    line = killer.stderr.readline()
+    assert b"attached" in line, line
     return killer
 
 

@@ -51,8 +51,8 @@ def test_pressure_that_came_and_went_during_an_outage_is_never_sent(
     assert agent.stop() == 0
     after = [r for r in api.requests[seen:] if r.method != "GET"]
     assert not [r for r in after if r.path.endswith("/eviction")]
-    said = [c for r in after if r.path.endswith("/status") for c in r.body["status"]["conditions"]]
-    assert not [c for c in said if c.get("status") == "True"], said
+    written = [c for r in after if r.path.endswith("/status") for c in r.body["status"]["conditions"]]
+    assert not [c for c in written if c.get("status") == "True"], written
     tainted = [r for r in after if r.path == "/api/v1/nodes/lab-node" and r.body.get("spec", {}).get("taints")]
     assert not tainted
 

@@ -164,18 +164,18 @@ def test_a_node_whose_kubelet_would_act_first_is_left_alone(tmp_path: Path) -> N
             "evictionSoft": soft,
             "evictionSoftGracePeriod": dict.fromkeys(soft, "1m"),
         }
-        said = run_suite(api, tmp_path, "-k", "allocatableMemory or nodefs")
-        assert re.search(r"^2 skipped, \d deselected", said, re.MULTILINE), said
+        output = run_suite(api, tmp_path, "-k", "allocatableMemory or nodefs")
+        assert re.search(r"^2 skipped, \d deselected", output, re.MULTILINE), output
         for signal in ("allocatableMemory.available", "nodefs.available"):
-            assert re.search(rf"{re.escape(signal)} is \d+; \d+ would not be left for the node and its kubelet", said)
+            assert re.search(rf"{re.escape(signal)} is \d+; \d+ would not be left for the node and its kubelet", output)
         assert not api.store.objects["namespaces"]
         assert not api.store.objects["pods"]
 
 
 def test_the_suite_passes_under_real_pressure_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with ApiServer(node=this_node(), linger_s=None) as api:
-        said = run_suite(api, tmp_path, "--deselect", f"tests/e2e/test_pressure.py::{WHOLE_MACHINE}")
-        assert re.search(r"5 passed, 1 deselected", said), said[-2000:]
+        output = run_suite(api, tmp_path, "--deselect", f"tests/e2e/test_pressure.py::{WHOLE_MACHINE}")
+        assert re.search(r"5 passed, 1 deselected", output), output[-2000:]
         assert not api.store.objects["namespaces"]
         assert not api.store.objects["pods"]
         assert "taints" not in api.node()["spec"]

@@ -26,7 +26,7 @@ def make(here: Path, *, address: str = "127.0.0.1", clients: tuple[str, ...] = (
 
 
 def server_context(made: Path, *, client_certificates: bool = False) -> ssl.SSLContext:
-    """For the server of `make`; with `client_certificates` it talks to nobody without one that the CA signed."""
+    """For the server of `make`; with `client_certificates` it accepts no connection without one that the CA signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made / "server.crt", made / "server.key")
     if client_certificates:

@@ -87,7 +87,7 @@ class Kubepods:
             assert process.stdout.readline() == "ate\n"
 
     def freeze(self, uid: str) -> None:
-        """As somebody does who is no agent."""
+        """As another program does."""
         [state] = (HIERARCHIES[2] / self.root / "kubepods").glob(f"*/pod{uid}/freezer.state")
         state.write_text("FROZEN")
 

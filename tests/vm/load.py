@@ -17,7 +17,7 @@ from pathlib import Path
 MIB = 1 << 20
 CATCH_UP_S = 0.05
 STEPS_PER_S = 100
-"""A fast ramp grows in this many pieces a second: fewer than a MiB each are not worth a turn under emulation."""
+"""A fast ramp grows in this many pieces a second: fewer than a MiB each are not worth a step under emulation."""
 
 
 def hold(mebibytes: int, processes: int) -> None:

@@ -70,7 +70,7 @@ class Result(NamedTuple):
     alive: frozenset[str]
     """Names of the pods that still run."""
     log: str
-    """What the agent said."""
+    """The log of the agent."""
 
 
 class Observer:
@@ -176,7 +176,7 @@ class Node:
         )
 
     def log(self) -> str:
-        """What the agent said since it was started."""
+        """The log of the agent since its start."""
         return self.machine.run(
             "journalctl --output=cat --unit=nodeagent.service "
             "_SYSTEMD_INVOCATION_ID=$(systemctl show --value --property=InvocationID nodeagent.service)"

@@ -61,8 +61,8 @@ def test_unused_images_are_removed_before_a_pod_is_evicted(full_store: Machine, 
             },
         )
         deadline = time.monotonic() + 180
-        while "and freed" not in (said := node.log()):
-            assert time.monotonic() < deadline, said
+        while "and freed" not in (log := node.log()):
+            assert time.monotonic() < deadline, log
         assert "images (done)" in node.log()
         assert free(full_store, "avail", STORE) > left + UNUSED_MIB * MIB, node.log()
         assert cast.victims == []

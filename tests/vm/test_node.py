@@ -56,7 +56,7 @@ def pods(machine: Machine) -> Iterator[dict[str, VmPod]]:
 
 @pytest.fixture(scope="module")
 def seen(machine: Machine, pods: dict[str, VmPod]) -> dict[str, Any]:
-    """The report, and what the kernel said right before and right after it."""
+    """The report, and the numbers of the kernel right before and right after it."""
     reader = ["python3", "-c", KERNEL, *(pod.cgroup for pod in pods.values())]
     before = machine.run(reader).stdout
     ran = machine.run(["/opt/nodeagent/bin/nodeagent", "check", "-o", "json", "--api", "never"], check=False)

@@ -38,7 +38,7 @@ def test_a_fork_bomb_is_evicted_before_idle_pods(node: Node) -> None:
         node.machine.run(f"systemctl set-property --runtime {bomb.slice} TasksMax=900")
         go(node.machine, bomb)
         assert node.wait_until_ended(bomb), node.log()
-        # With a hard threshold alone both leave in the same turn, by threads of their own.
+        # With a hard threshold alone both leave in the same sync, by threads of their own.
         assert raised(node.api, "NodeAgentPIDPressure"), "before the victim has ended"
         assert cast.victims == ["bomb"], node.log()
         assert cast.alive() == set(IDLE)
@@ -87,8 +87,8 @@ def test_where_one_victim_is_not_enough_several_are_evicted_in_order_and_their_r
         assert node.wait_until_ended(bloated), node.log()
         assert node.wait_until_ended(bulky), node.log()
         assert node.observer.report()["oom_kills"] == 0
-        said = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
-        going = [line for line in said if line["event"] == "evicting"]
+        logged = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
+        going = [line for line in logged if line["event"] == "evicting"]
         assert [line["pod"] for line in going] == ["shop/bloated", "shop/bulky"], "the larger one first"
         explain = f"/opt/nodeagent/bin/nodeagent explain {going[0]['id']} -o json --config /etc/nodeagent/config.yaml"
         machine.run(f"timeout 150 sh -c 'until {explain} | grep -q measured; do sleep 1; done'", timeout_s=180)

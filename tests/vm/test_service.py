@@ -116,8 +116,8 @@ def journal(machine: Machine) -> str:
 def wait_for_log(machine: Machine, text: str) -> None:
     """Returns when the service has logged this."""
     deadline = time.monotonic() + 180
-    while text not in (said := journal(machine)):
-        assert time.monotonic() < deadline, said
+    while text not in (journal_text := journal(machine)):
+        assert time.monotonic() < deadline, journal_text
 
 
 def wait_until_reloaded(machine: Machine) -> None:
@@ -132,12 +132,12 @@ def wait_until_reloaded(machine: Machine) -> None:
 def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suite) -> None:
     """But for the type that an older one does not know: it keeps the one before."""
     verified = service.run("systemd-analyze verify /etc/systemd/system/nodeagent.service")
-    said = (verified.stdout + verified.stderr).splitlines()
+    lines = (verified.stdout + verified.stderr).splitlines()
     if suite.systemd >= WAITS_FOR_RELOADS:
-        assert said == []
+        assert lines == []
         assert show(service, "Type") == "notify-reload"
     else:
-        assert [line.partition(": ")[2] for line in said] == ["Failed to parse service type, ignoring: notify-reload"]
+        assert [line.partition(": ")[2] for line in lines] == ["Failed to parse service type, ignoring: notify-reload"]
         assert show(service, "Type") == "notify"
 
 
@@ -345,7 +345,7 @@ def test_with_the_nodes_own_credentials_it_publishes_conditions_and_leaves_taint
             "server": strict.url.replace("127.0.0.1", HOST_LOOPBACK),
             "certificate-authority-data": base64.b64encode((made / "ca.crt").read_bytes()).decode(),
         }
-        # The double tells users apart by token only; without the certificate it accepts no connection.
+        # The double distinguishes users by token only; without the certificate it accepts no connection.
         conf["users"][0]["user"] |= {"client-certificate": PKI, "client-key": PKI}
         service.write(PKI, (made / "client.crt").read_bytes() + (made / "client.key").read_bytes(), mode=0o600)
         service.write("/etc/kubernetes/kubelet.conf", json.dumps(conf), mode=0o600)

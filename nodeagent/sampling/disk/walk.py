@@ -14,7 +14,7 @@ Theory of operation. A stack of frames, one for each directory on the way down, 
 in chunks, with one `statx` for each entry. The subdirectories of a chunk are walked before the next chunk is read. Only
 the deepest `_MAX_OPEN_FRAMES` directories stay open; a closed parent is opened again through its child's `..`.
 
-`statx` reads entries in batches, `walk_cache` spares a second walk the unchanged directories, and `seen_inodes`
+`statx` reads entries in batches, `walk_cache` lets a second walk skip the unchanged directories, and `seen_inodes`
 recognizes files with several links. `python -m benchmarks.walk` compares a walk with `du`.
 """
 

@@ -6,7 +6,7 @@ Promises:
    0.
 2. A descriptor whose cgroup was removed is closed and the path opened again, so a cgroup that was made again is read.
 3. At most `limit` descriptors; beyond it files are opened, read and closed.
-4. No descriptor of the process leaks: `close` and `forget` close what they drop.
+4. No descriptor of the process leaks: `close` and `drop` close what they drop.
 
 Not thread-safe: one owner.
 """
@@ -52,7 +52,7 @@ class FdCache:
                 data = hostfs.read_all(descriptor)
         except OSError:
             # ENODEV: the cgroup is gone. Whatever the error is, opening the path again shows the state of now.
-            self.forget(path)
+            self.drop(path)
             return self._read_new(path)
         return data
 
@@ -84,7 +84,7 @@ class FdCache:
                 os.close(descriptor)
         return data
 
-    def forget(self, *paths: str) -> None:
+    def drop(self, *paths: str) -> None:
         """Close the descriptors of these paths, if they are open."""
         for path in paths:
             descriptor = self._descriptors.pop(path, None)
@@ -95,4 +95,4 @@ class FdCache:
 
     def close(self) -> None:
         """Close all."""
-        self.forget(*list(self._descriptors))
+        self.drop(*list(self._descriptors))

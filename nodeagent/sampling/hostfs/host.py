@@ -35,7 +35,7 @@ _MAX_COMMAND: Final = 64
 _MAX_FILE_BYTES: Final = 64 << 20
 _MAX_LINKS: Final = 40
 # How long a proof of promise 1 is valid. Reading two mount tables of 400 lines takes about 2 ms. A mount that changes
-# on the host alone is rare, and is noticed a minute later.
+# on the host alone is rare, and is found a minute later.
 _PROOF_S: Final = 60.0
 # Reading a clock takes some 50 ns, a suspend of the machine at least a second.
 _CLOCKS_APART_S: Final = 0.001

@@ -205,7 +205,7 @@ class PodCache:
 
     def _drop(self, cgroups: Iterable[PodCgroup]) -> None:
         for cgroup in cgroups:
-            self._files.forget(self._usage_file(cgroup))
+            self._files.drop(self._usage_file(cgroup))
 
     def _usage_file(self, cgroup: PodCgroup) -> str:
         return f"{self._hierarchy.memory}{cgroup.path}/{self._hierarchy.memory_files.usage}"

@@ -268,7 +268,7 @@ def test_pdbs_are_not_listed_before_pressure_is_near(api: ApiServer, session: Ca
     assert not api.sent("GET", "/poddisruptionbudgets")
     agent.prewarm()
     eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 0),))
-    assert agent.pods().pods is agent.pods().pods, "nothing new, nothing reckoned again"
+    assert agent.pods().pods is agent.pods().pods, "nothing new, nothing computed again"
     api.set_pdb("one", {"app": "hog"}, allowed=3)
     eventually(lambda: agent.pods().pods[0].disruption_budgets == (DisruptionBudget("one", 3),))
 

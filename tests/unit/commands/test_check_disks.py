@@ -37,10 +37,10 @@ REST = UnattributedDisk(
 def disks_report() -> Report:
     view = reports.pod_view("web", working_set=5 * MIB)
     assert view.usage is not None
-    sight = DiskUsageQuality(
-        TAKEN_AT - 2, complete=False, unknown=("volume v: not looked at in time",), deleted_bytes=7 * MIB
+    quality = DiskUsageQuality(
+        TAKEN_AT - 2, complete=False, unknown=("volume v: not measured in time",), deleted_bytes=7 * MIB
     )
-    usage = view.usage._replace(disk=DISK, disk_usage_quality=sight, writing=WriteRate(1000.0, 9000, 9.0, TAKEN_AT))
+    usage = view.usage._replace(disk=DISK, disk_usage_quality=quality, writing=WriteRate(1000.0, 9000, 9.0, TAKEN_AT))
     made = reports.report(pods=(reports.ranked(view._replace(usage=usage), 1),))
     snapshot = made.snapshot._replace(unattributed_disks=(REST,), pods=(view._replace(usage=usage),))
     return made._replace(snapshot=snapshot)
@@ -52,7 +52,7 @@ def test_the_document_has_disk_usage_its_age_and_its_unknown_parts() -> None:
     [pod] = document["pods"]
     disk = pod["disk"]
     assert (disk["rootfsBytes"], disk["volumesBytes"], disk["otherBytes"]) == (3 * GIB, None, 4096)
-    assert (disk["complete"], disk["unknown"]) == (False, ["volume v: not looked at in time"])
+    assert (disk["complete"], disk["unknown"]) == (False, ["volume v: not measured in time"])
     assert (disk["deletedOpenBytes"], disk["writtenBytesPerSecond"]) == (7 * MIB, 1000.0)
     [rest] = document["disks"]
     assert rest["signals"] == ["nodefs.available", "nodefs.inodesFree", "imagefs.available"]
@@ -63,7 +63,7 @@ def test_the_document_has_disk_usage_its_age_and_its_unknown_parts() -> None:
 def test_the_text_has_a_table_of_pods_and_one_of_each_file_systems_rest() -> None:
     shown = text.render(sections(disks_report()))
     assert "ON DISK" in shown
-    [row] = [line for line in shown.splitlines() if "not looked at in time" in line]
+    [row] = [line for line in shown.splitlines() if "not measured in time" in line]
     assert row.split()[:5] == ["default/web", "3Gi", "5Mi", "?", "12"]
     assert "IN NO POD ON nodefs, imagefs (86Gi of 90Gi used, 4000 inodes)" in shown
     assert [line for line in shown.splitlines() if "/var/log/jour" in line and "at least" in line]

@@ -21,13 +21,13 @@ FILL_RATE = 150 * MIB
 
 def document(node: Path, *, pods: bool = True, **options: Any) -> dict[str, Any]:
     pods_file = str(node / "api" / "pods.json") if pods else None
-    wish = check.options_from(host_root=str(node), pods_file=pods_file, **options)
-    observer = check.NodeChecker(wish)
+    check_options = check.options_from(host_root=str(node), pods_file=pods_file, **options)
+    checker = check.NodeChecker(check_options)
     try:
-        made: dict[str, Any] = json.loads(json.dumps(to_json(observer.make_report()), allow_nan=False))
+        made: dict[str, Any] = json.loads(json.dumps(to_json(checker.make_report()), allow_nan=False))
         return made
     finally:
-        observer.close()
+        checker.close()
 
 
 def by_name(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -128,11 +128,11 @@ def test_pods_can_be_ranked_for_another_signal(node: Path) -> None:
 
 
 def test_the_exit_code_of_a_report_is_that_of_its_state(node: Path) -> None:
-    observer = check.NodeChecker(check.options_from(host_root=str(node)))
+    checker = check.NodeChecker(check.options_from(host_root=str(node)))
     try:
-        report = observer.make_report()
+        report = checker.make_report()
     finally:
-        observer.close()
+        checker.close()
     assert (
         exit_codes.exit_code_of(node_report.state(report))
         == {"ok": 0, "soft": 1, "hard": 2, "unknown": 3}[to_json(report)["state"]]

@@ -44,7 +44,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    # -P: the code under test is what PYTHONPATH says, wherever the tests are run from.
+    # -P: the code under test is that of PYTHONPATH, wherever the tests are run from.
     command = [sys.executable, "-P", "-m", "nodeagent", *arguments]
     variables = environment(**changes)
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
@@ -71,7 +71,7 @@ def test_check_reports_this_machine_with_every_signal_and_a_documented_exit_code
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; the tests of any other run as one")
 def test_check_works_for_any_user() -> None:
-    # The first report imports everything, so that the second does not depend on who may read this checkout.
+    # The first report imports everything, so that the second does not depend on the rights to this checkout.
     script = (
         "import os\n"
         "from nodeagent.commands import cli\n"
@@ -79,7 +79,7 @@ def test_check_works_for_any_user() -> None:
         "os.setgroups([])\n"
         "os.setresgid(65534, 65534, 65534)\n"
         "os.setresuid(65534, 65534, 65534)\n"
-        "print('AS NOBODY')\n"
+        "print('WITHOUT ROOT')\n"
         "raise SystemExit(cli.main(['check', '--no-api']))\n"
     )
     done = subprocess.run(
@@ -87,7 +87,7 @@ def test_check_works_for_any_user() -> None:
     )
     assert done.stderr == ""
     assert done.returncode in (0, 1, 2, 3)
-    report = done.stdout.partition("AS NOBODY\n")[2]
+    report = done.stdout.partition("WITHOUT ROOT\n")[2]
     assert re.search(r"^memory\.available +\d", report, re.MULTILINE)
     assert "CONDITIONS THAT WOULD BE PUBLISHED" in report
 
@@ -335,7 +335,7 @@ def test_an_api_that_does_not_answer_leaves_a_report_of_the_host_with_a_note(tmp
 
 
 def test_a_defect_is_70_with_its_traceback_and_never_the_code_of_soft_pressure(tmp_path: Path) -> None:
-    # A room that cannot be imported, as in a broken installation.
+    # A package that cannot be imported, as in a broken installation.
     broken = tmp_path / "nodeagent"
     shutil.copytree(REPOSITORY / "nodeagent", broken)
     (broken / "policy" / "engine.py").write_text("raise RuntimeError('broken')\n")

@@ -162,7 +162,7 @@ def test_inputs_with_any_value_are_replayed_or_reported_as_not_repeatable(
     try:
         values = msgspec.msgpack.encode(inputs)
     except (OverflowError, UnicodeEncodeError):
-        return  # MessagePack has no way to say it
+        return  # MessagePack cannot encode it
     repacked = base64.b85encode(zlib.compress(values)).decode()
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps({**recorded[0], "inputs": {**packed, "data": repacked}}) + "\n")

@@ -439,7 +439,7 @@ def test_an_orphan_that_no_list_contains_causes_fewer_and_fewer_lists(
         before = watched.watch.relists
         watched.watch.report_missing(frozenset({"orphan"}))
         if second % 60 == 0:
-            threading.Event().wait(0.02)  # the thread's turn
+            threading.Event().wait(0.02)  # lets the thread run
         assert watched.watch.relists - before <= 1
     threading.Event().wait(0.1)
     # After 2, 4, 8 ... 300 s: no more than 8 + 3600 / 300.

@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
     rules: tuple[int, ...]
     words: str
-    """What the docstring says of it."""
+    """Its line of the docstring."""
 
 
 STEPS = {

@@ -1,4 +1,4 @@
-"""When the API server is out of reach: who is ended through the cgroup, when, and how often."""
+"""When the API server is out of reach: which pod is killed through its cgroup, when, and how often."""
 
 from typing import Any
 

@@ -209,7 +209,7 @@ def test_clients_that_never_finish_do_not_keep_a_probe_from_its_answer(ground: G
         sock.sendall(b"GET /healthz HTTP/1.1\r\n")
     began = time.monotonic()
     assert ground.get("/healthz")[0] == 200
-    assert everything(slow_clients[0]) == b"", "the one that dawdled longest made room"
+    assert everything(slow_clients[0]) == b"", "the slowest client was closed for the new one"
     assert time.monotonic() - began < http_server.MAX_CONNECTION_S / 2, "it did not wait for their deadline"
     for sock in slow_clients:
         sock.close()
@@ -329,7 +329,7 @@ def test_a_flood_does_not_block_a_kubelet_or_a_prometheus(
             process.kill()
             process.communicate()
         ticking.join()
-    assert sorted(lateness)[int(len(lateness) * 0.95)] < 0.1, "the loop has its turn"
+    assert sorted(lateness)[int(len(lateness) * 0.95)] < 0.1, "the loop is not delayed"
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------

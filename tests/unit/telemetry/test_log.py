@@ -115,8 +115,8 @@ def test_more_lasting_facts_than_the_bound_are_counted_and_do_not_flood_the_log(
 
     reader = threading.Thread(target=read)
     reader.start()
-    for turn in range(3):
-        clock.now = float(turn)
+    for second in range(3):
+        clock.now = float(second)
         for number in range(log.REPEAT_KEYS + 100):
             logger.info("note", number=number, once=str(number))
     clock.now = log.LOG_REPEAT_S + 1.0

@@ -28,7 +28,7 @@ def test_beyond_the_limit_files_are_read_but_not_kept(tmp_path: Path) -> None:
         assert [kept.read(f"/{i}") for i in range(10)] == [b"%d" % i for i in range(10)]
     assert len(kept) == 3
     assert len(os.listdir("/proc/self/fd")) == before + 3
-    kept.forget("/0", "/never opened")
+    kept.drop("/0", "/never opened")
     assert len(os.listdir("/proc/self/fd")) == before + 2
     kept.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -64,7 +64,7 @@ def test_numbers_are_read_again_each_time_and_only_while_all_files_are_kept(tmp_
     (tmp_path / "b").write_text("22\n")
     assert kept.numbers(row) == [b"1a\n", b"22\n"]
     assert kept.numbers(["/a", "/c"]) is None, "one is beyond the limit"
-    kept.forget("/a")
+    kept.drop("/a")
     assert kept.closed == 1
     kept.read("/c")  # has the number of the descriptor that was closed
     assert kept.numbers(row) is None
