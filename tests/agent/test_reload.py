@@ -47,7 +47,7 @@ def rewrite(config: Path, text: str) -> None:
     replacement.replace(config)
 
 
-def _heard(manager: socket.socket, message: str) -> None:
+def _wait_for_message(manager: socket.socket, message: str) -> None:
     while not manager.recv(4096).decode().startswith(message):
         pass
 
@@ -55,11 +55,11 @@ def _heard(manager: socket.socket, message: str) -> None:
 def test_a_changed_file_is_loaded_on_sighup_and_logged_key_by_key(
     agent: Run, config: Path, manager: socket.socket
 ) -> None:
-    _heard(manager, "READY=1")
+    _wait_for_message(manager, "READY=1")
     rewrite(config, config.read_text() + "evictionHard: {memory.available: 123Mi}\n")
     agent.process.send_signal(signal.SIGHUP)
-    _heard(manager, "RELOADING=1")
-    _heard(manager, "READY=1")
+    _wait_for_message(manager, "RELOADING=1")
+    _wait_for_message(manager, "READY=1")
     until(lambda: agent.logged("configuration changed"), "the change")
     changes = {line["key"]: (line["before"], line["after"]) for line in agent.logged("configuration changed")}
     assert changes["evictionHard.memory.available"] == ("200Mi", "123Mi")

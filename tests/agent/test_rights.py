@@ -90,7 +90,7 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-def says_no_pressure(api: ApiServer) -> bool:
+def reports_no_pressure(api: ApiServer) -> bool:
     own = api.condition("NodeAgentMemoryPressure")
     return own is not None and own["status"] == "False"
 
@@ -105,7 +105,7 @@ def soft_episode(kubepods: Kubepods, api: ApiServer, agent: Run) -> None:
     assert taints[0].at < asked.at, "the taint is added before the first eviction"
     kubepods.kill(HOG)
     api.delete_pod("default", "hog")
-    assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
+    assert api.wait_for(lambda: reports_no_pressure(api), 60), agent.events()
     assert api.wait_for(lambda: not api.node()["spec"].get("taints"), 60), agent.events()
 
 
@@ -158,7 +158,7 @@ def test_a_run_with_everything_enabled_needs_exactly_the_optional_rights_too(
     assert api.wait_for(lambda: api.sent("DELETE", "/pods/blocked"), 60), agent.events()
     until(lambda: not kubepods.running(BLOCKED), "the end of the blocked pod")
     api.delete_pod("default", "blocked")
-    assert api.wait_for(lambda: says_no_pressure(api), 60), agent.events()
+    assert api.wait_for(lambda: reports_no_pressure(api), 60), agent.events()
     assert agent.stop() == 0
     assert api.store.objects["leases"]["nodeagent", slot["metadata"]["name"]]["spec"]["holderIdentity"] == ""
     repeat_an_event(api, tmp_path)

@@ -200,7 +200,7 @@ def test_a_token_that_names_no_node_may_change_none() -> None:
     assert refused(other_claims, old=NODE, new=NODE) == [OWN_NODE]
 
 
-def test_others_are_no_concern_of_the_policies() -> None:
+def test_the_policies_do_not_apply_to_other_clients() -> None:
     other = changed(NODE, "metadata", name="node-b")
     assert refused(request("nodes", user="system:node:node-b"), old=other, new=changed(other, "spec", taints=[])) == []
     assert refused(request("pods", verb="DELETE", user="system:node:node-b"), old=POD) == []

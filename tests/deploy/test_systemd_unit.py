@@ -57,7 +57,7 @@ def test_the_state_directory_is_the_configured_one_and_outlives_a_restart() -> N
     assert settings(UNIT)["RuntimeDirectoryPreserve"] == ["yes"]
 
 
-def test_the_watchdog_leaves_the_loop_time_for_a_slow_turn() -> None:
+def test_the_watchdog_leaves_the_loop_time_for_a_slow_sync() -> None:
     from nodeagent.config.schema import Config
 
     (limit,) = settings(UNIT)["WatchdogSec"]
@@ -88,7 +88,7 @@ def test_fork_rates_have_the_right_that_older_kernels_ask_for() -> None:
     assert "needs CAP_NET_ADMIN" in connector
 
 
-def test_the_slice_guards_what_the_unit_asks_for() -> None:
+def test_the_slice_protects_what_the_unit_requests() -> None:
     """memory.min has no effect below a cgroup that does not guard as much."""
     assert settings(UNIT)["Slice"] == [SLICE.name]
     assert settings(UNIT)["MemoryMin"] == settings(SLICE)["MemoryMin"]

@@ -158,7 +158,7 @@ def test_a_pod_is_added_and_deleted_in_the_watch(cluster: Cluster) -> None:
     watch.stop()
 
 
-def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_grace_that_was_asked_for(cluster: Cluster) -> None:
+def test_a_pod_is_marked_as_disrupted_and_deleted_with_the_requested_grace(cluster: Cluster) -> None:
     """What `escalation.onBlocked: delete` does. The pod need not run for it."""
     watch_log = WatchLog(cluster)
     try:

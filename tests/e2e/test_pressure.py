@@ -124,7 +124,7 @@ def threshold(node: ThisNode, pressure: Pressure, directory: Path, *, soft_grace
         pytest.skip(f"this node has no {pressure.signal}: {seen['reason']}")
     for name in (pressure.signal, *pressure.drains):
         if name == pressure.signal or taken_from(figures[name], seen):
-            check_spare(node, pressure, figures[name])
+            check_headroom(node, pressure, figures[name])
     return Threshold(pressure.signal, str(seen["available"] - pressure.gap * pressure.unit), soft_grace)
 
 
@@ -134,7 +134,7 @@ def taken_from(figure: Json, seen: Json) -> bool:
     return figure["available"] is not None and same
 
 
-def check_spare(node: ThisNode, pressure: Pressure, figure: Json) -> None:
+def check_headroom(node: ThisNode, pressure: Pressure, figure: Json) -> None:
     """Skips where the load would leave too little, or bring the kubelet's own thresholds near."""
     left = figure["available"] - pressure.cap * pressure.unit
     kubelets = node.kubelets(figure["name"], figure["capacity"])

@@ -268,7 +268,7 @@ def test_the_double_watches_as_recorded(api: ApiServer, name: str) -> None:
     assert [comparable(line) for line in body.decode().splitlines()] == [comparable(line) for line in lines]
 
 
-def test_a_watch_brings_a_pods_whole_life_as_recorded(api: ApiServer) -> None:
+def test_a_watch_sends_all_versions_of_a_pod_as_recorded(api: ApiServer) -> None:
     record = recording("watch-pods-stream")
     lines = [entry["line"] for entry in record["response"]["lines"] if entry["line"]]
     events = [json.loads(line) for line in lines]

@@ -78,7 +78,7 @@ def run(kubepods: Kubepods, disk: Disk, start_agent: StartAgent) -> StartAgent:
     return start
 
 
-def _says(api: ApiServer, kind: str, status: str) -> bool:
+def _condition_is(api: ApiServer, kind: str, status: str) -> bool:
     found = api.condition(kind)
     return found is not None and found["status"] == status
 
@@ -136,7 +136,9 @@ def test_the_condition_is_true_before_the_filler_is_evicted_and_nothing_reaches_
 
     def kubelet(entry: dict[str, Any], _body: dict[str, Any]) -> None:
         assert entry["metadata"]["name"] == "filler"
-        up_at_eviction.append(_says(api, "DiskPressure", "True") and _says(api, "NodeAgentDiskPressure", "True"))
+        up_at_eviction.append(
+            _condition_is(api, "DiskPressure", "True") and _condition_is(api, "NodeAgentDiskPressure", "True")
+        )
 
     api.on_eviction = kubelet
     agent = run(**DISK_HARD)
@@ -152,7 +154,7 @@ def test_the_condition_is_true_before_the_filler_is_evicted_and_nothing_reaches_
     kubepods.kill(FILLER)
     disk.remove(FILLER)
     api.delete_pod("default", "filler")
-    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
     assert len(api.sent("POST", "/eviction")) == 1, "chill stays"
     numbers = os.statvfs(disk.place)
@@ -203,7 +205,7 @@ def test_a_reclaim_action_frees_the_disk_and_no_pod_is_evicted(
         "waits-for-kubelet",
         "waits-for-reclaim",
     ]
-    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
 
@@ -325,7 +327,7 @@ def test_a_pod_that_fills_the_disk_with_a_deleted_file_is_evicted_and_no_smaller
     kubepods.kill(FILLER)
     disk.remove(FILLER)
     api.delete_pod("default", "filler")
-    assert api.wait_for(lambda: _says(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentDiskPressure", "False"), 60), agent.events()
     assert agent.stop() == 0
     assert [request.path.split("/")[-2] for request in api.sent("POST", "/eviction")] == ["filler"]
 

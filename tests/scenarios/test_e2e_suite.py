@@ -61,7 +61,7 @@ def test_the_suite_passes_and_leaves_nothing_behind(tmp_path: Path, image: str) 
         assert "no pod starts on node-1" in output
 
 
-def test_what_an_agent_has_set_that_is_already_there_is_not_touched_unless_that_is_asked_for(
+def test_what_an_agent_has_set_that_is_already_there_is_not_touched_unless_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = ready_node("")

@@ -63,8 +63,8 @@ def test_the_request_goes_out_without_memory_disk_descriptors_or_a_reader_of_the
     kubepods = Kubepods(limit=600 * MIB)
     hog = pod("hog", uid=HOG, owner=("ReplicaSet", "hog"), qos="BestEffort")
     with ApiServer(node="lab-node", pods=[hog], linger_s=None) as api:
-        frozen_when_asked: list[bool] = []
-        api.on_eviction = lambda _entry, _body: frozen_when_asked.append(kubepods.frozen(HOG, qos="besteffort"))
+        frozen_at_request: list[bool] = []
+        api.on_eviction = lambda _entry, _body: frozen_at_request.append(kubepods.frozen(HOG, qos="besteffort"))
         try:
             kubepods.start(HOG, qos="besteffort")
             config = configuration(tmp_path, kubepods, **SETTINGS, stateDir=str(small_disk / "state"))
@@ -85,7 +85,7 @@ def test_the_request_goes_out_without_memory_disk_descriptors_or_a_reader_of_the
                 assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), _last(reader)
                 [request] = api.sent("POST", "/eviction")
                 assert request.body["deleteOptions"]["preconditions"] == {"uid": HOG}
-                assert frozen_when_asked == [True], "it is held as well"
+                assert frozen_at_request == [True], "it is held as well"
                 until(lambda: not kubepods.running(HOG), "and ended")
 
                 # All of it was in force to the end, together.

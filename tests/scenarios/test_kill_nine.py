@@ -140,7 +140,7 @@ def test_an_agent_killed_in_the_middle_of_the_last_resort_leaves_nothing_frozen(
     kubepods.start(HOG, qos="burstable")
     escalation = {"lastResort": "cgroupKill", "lastResortAfter": "1s"}
     agent = start_agent(**HARD, escalation=escalation)
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     assert api.wait_for(lambda: api.watched("/api/v1/pods")), agent.events()
     killer = _kill_at(Call("", "kill", "", frozen=True), None, agent.process.pid)
     api.go_down()
@@ -187,10 +187,10 @@ def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
     soft = {"evictionSoftGracePeriod": {"allocatableMemory.available": f"{grace_s:g}s"}}
     kubepods.start(HOG, qos="burstable")
     agent = start_agent(**soft)
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     crossed_at = time.monotonic()
     kubepods.eat(HOG, 400)
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "True"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "True"), 30), agent.events()
     for lives_s in (10.0, 1.0):
         api.wait_for(lambda: _evictions(api), lives_s)
         agent.kill()
@@ -205,7 +205,7 @@ def test_a_grace_period_goes_on_although_no_agent_lives_to_its_end(
 def _calm(api: ApiServer, start_agent: StartAgent, directory: Path, *, brake: str = "freeze") -> Run:
     """An agent that has published its conditions and saved its state for the first time."""
     agent = start_agent(**{**ACTING, "escalation": {**ACTING["escalation"], "brake": brake}})
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     until((directory / "state" / "state").exists, "the first state")
     return agent
 
@@ -235,13 +235,13 @@ def _next_agent_pays(kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
     assert len(_evictions(api)) <= 1
     until(lambda: not kubepods.frozen(HOG, qos="burstable"), "nothing is left frozen")
     for kind in ("MemoryPressure", "NodeAgentMemoryPressure"):
-        assert not _says(api, kind, "True")
+        assert not _condition_is(api, kind, "True")
     assert not [taint for taint in api.node()["spec"].get("taints", ()) if "nodeagent" in taint["key"]]
 
 
 def _over(kubepods: Kubepods, api: ApiServer) -> bool:
     """The pod has died of what the dead agent had begun, and the next one has seen that."""
-    return not kubepods.running(HOG) and _says(api, "NodeAgentMemoryPressure", "False")
+    return not kubepods.running(HOG) and _condition_is(api, "NodeAgentMemoryPressure", "False")
 
 
 def _evictions(api: ApiServer) -> list[Request]:
@@ -249,6 +249,6 @@ def _evictions(api: ApiServer) -> list[Request]:
     return [request for request in api.sent("POST", "/eviction") if isinstance(request.body, dict)]
 
 
-def _says(api: ApiServer, kind: str, status: str) -> bool:
+def _condition_is(api: ApiServer, kind: str, status: str) -> bool:
     found = api.condition(kind)
     return found is not None and found["status"] == status

@@ -59,7 +59,7 @@ def test_a_hog_is_killed_through_its_cgroup_and_the_event_is_sent_when_the_api_s
     assert agent.stop() == 0
 
 
-def test_a_pod_whose_kubelet_restarts_it_is_evicted_as_soon_as_that_can_be_asked_for(
+def test_a_pod_whose_kubelet_restarts_it_is_evicted_as_soon_as_a_request_is_possible(
     kubepods: Kubepods, api: ApiServer, run: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")

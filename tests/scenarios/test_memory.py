@@ -35,7 +35,7 @@ def api(kubepods: Kubepods) -> Iterator[ApiServer]:
         yield server
 
 
-def _says(api: ApiServer, kind: str, status: str) -> bool:
+def _condition_is(api: ApiServer, kind: str, status: str) -> bool:
     found = api.condition(kind)
     return found is not None and found["status"] == status
 
@@ -54,12 +54,12 @@ def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
 
     api.on_eviction = kubelet
     agent = start_agent()
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
 
     crossed_at = time.monotonic()
     kubepods.eat(HOG, 400)
-    assert api.wait_for(lambda: _says(api, "MemoryPressure", "True"), 30), agent.events()
-    assert _says(api, "NodeAgentMemoryPressure", "True")
+    assert api.wait_for(lambda: _condition_is(api, "MemoryPressure", "True"), 30), agent.events()
+    assert _condition_is(api, "NodeAgentMemoryPressure", "True")
     published_at = min(r.at for r in api.sent("PATCH", "/status") if "'True'" in str(r.body))
     assert api.wait_for(lambda: evicted_at, 30), agent.events()
     assert published_at < evicted_at[0], "the condition is published before the grace is over"
@@ -70,8 +70,8 @@ def test_a_memory_hog_is_evicted_after_its_grace_and_the_conditions_follow(
 
     kubepods.kill(HOG)
     api.delete_pod("default", "hog")
-    assert api.wait_for(lambda: _says(api, "MemoryPressure", "False"), 30), agent.events()
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30)
+    assert api.wait_for(lambda: _condition_is(api, "MemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30)
     assert agent.stop() == 0
     assert api.condition("NodeAgentMemoryPressure") is None, "what is ours is taken back on a clean exit"
     assert len(api.sent("POST", "/eviction")) == 1
@@ -84,7 +84,7 @@ def test_a_hard_threshold_does_not_wait_and_asks_for_a_short_grace(
 ) -> None:
     kubepods.start(HOG, qos="burstable")
     agent = start_agent(**HARD)
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     kubepods.eat(HOG, 400)
     assert api.wait_for(lambda: api.sent("POST", "/eviction"), 30), agent.events()
     [request] = api.sent("POST", "/eviction")
@@ -133,7 +133,7 @@ def test_without_pressure_no_pod_is_evicted(kubepods: Kubepods, api: ApiServer, 
     kubepods.start(HOG, qos="burstable")
     kubepods.eat(HOG, 100)
     agent = start_agent()
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     assert agent.stop() == 0
     assert not api.sent("POST", "/eviction")
     assert not api.sent("DELETE")
@@ -186,18 +186,18 @@ def test_check_reports_that_the_kubelet_overwrites_a_condition_of_the_running_ag
     assert agent.stop() == 0
 
 
-def test_a_braked_victim_stands_still_when_its_eviction_is_asked_for_and_a_hard_kill_ends_it(
+def test_a_braked_victim_stands_still_when_its_eviction_is_requested_and_a_hard_kill_ends_it(
     kubepods: Kubepods, api: ApiServer, start_agent: StartAgent
 ) -> None:
     kubepods.start(HOG, qos="burstable")
-    frozen_when_asked: list[bool] = []
-    api.on_eviction = lambda _entry, _body: frozen_when_asked.append(kubepods.frozen(HOG, qos="burstable"))
+    frozen_at_request: list[bool] = []
+    api.on_eviction = lambda _entry, _body: frozen_at_request.append(kubepods.frozen(HOG, qos="burstable"))
     agent = start_agent(**HARD, escalation={"brake": "freeze", "hardKill": "cgroup"})
-    assert api.wait_for(lambda: _says(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
+    assert api.wait_for(lambda: _condition_is(api, "NodeAgentMemoryPressure", "False"), 30), agent.events()
     kubepods.eat(HOG, 400, to_the_end=False)
-    assert api.wait_for(lambda: frozen_when_asked, 30), agent.events()
+    assert api.wait_for(lambda: frozen_at_request, 30), agent.events()
     until(lambda: not kubepods.running(HOG), "the victim has ended")
-    assert frozen_when_asked == [True]
+    assert frozen_at_request == [True]
     assert agent.stop() == 0
 
 

@@ -64,10 +64,12 @@ def judged(
     state: SignalState = SignalState.OK,
     *thresholds: tuple[Threshold, int | None],
     met: bool = False,
-    held_back: str = "",
+    not_due_reason: str = "",
 ) -> SignalVerdict:
     verdicts = tuple(
-        ThresholdVerdict(threshold, value, met, TAKEN_AT - 5 if met else None, met and not held_back, held_back)
+        ThresholdVerdict(
+            threshold, value, met, TAKEN_AT - 5 if met else None, met and not not_due_reason, not_due_reason
+        )
         for threshold, value in thresholds
     )
     return SignalVerdict(seen, state, verdicts)

@@ -88,18 +88,18 @@ class Observer:
 
     def watch(self) -> None:
         """Begin to watch MemAvailable again."""
-        self._say(f"watch {HARD_MIB * MIB} {SOFT_MIB * MIB}")
+        self._send(f"watch {HARD_MIB * MIB} {SOFT_MIB * MIB}")
         self._answer()
 
     def report(self) -> dict[str, Any]:
         """What was seen since `watch`."""
-        self._say("report")
+        self._send("report")
         return self._answer()
 
     def kill(self, pod: VmPod, *, after_s: float) -> threading.Event:
         """End a pod's processes after so long. The event is set when they are gone."""
         gone = self._gone.setdefault("/sys/fs/cgroup" + pod.cgroup, threading.Event())
-        self._say(f"kill {pod.cgroup} {after_s}")
+        self._send(f"kill {pod.cgroup} {after_s}")
         return gone
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class Observer:
             self._process.wait()
         self._reader.join()
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()

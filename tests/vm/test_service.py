@@ -142,7 +142,7 @@ def test_the_unit_has_no_mistake_that_systemd_sees(service: Machine, suite: Suit
 
 
 @on_both
-def test_the_unit_is_as_tight_as_we_say(service: Machine) -> None:
+def test_the_unit_is_as_tight_as_documented(service: Machine) -> None:
     output = service.run("systemd-analyze security --no-pager nodeagent.service", check=False).stdout
     exposure = re.search(r"Overall exposure level for nodeagent\.service: ([0-9.]+)", output)
     assert exposure, output

@@ -346,7 +346,7 @@ def test_cgroup_v1_cannot_cap_growth() -> None:
     assert not ActiveBrakes(CgroupBrake(unified=None, freezer=FREEZER)).can_cap_growth
 
 
-def test_a_capped_pod_whose_cgroup_goes_has_no_brake(unified: Path) -> None:
+def test_a_capped_pod_whose_cgroup_is_removed_has_no_brake(unified: Path) -> None:
     brakes = ActiveBrakes(CgroupBrake(unified=unified, freezer=None))
     brakes.cap_growth("/pod", 900, pod_uid="u", until=NOW + 1)
     for file in (unified / "pod").iterdir():

@@ -341,7 +341,7 @@ def test_the_word_kubelet_gives_the_kubelets_order() -> None:
     assert read("ranking: {order: kubelet}").config.ranking.kubelet
 
 
-def test_allocatable_memory_is_guarded_unless_enforcement_leaves_pods_out() -> None:
+def test_allocatable_memory_has_a_threshold_unless_enforcement_leaves_pods_out() -> None:
     assert read("").config.enforce_node_allocatable
     assert not read("enforceNodeAllocatable: [kube-reserved]").config.enforce_node_allocatable
 

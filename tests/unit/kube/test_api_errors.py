@@ -22,14 +22,14 @@ Server = tuple[str, str]
 
 
 @contextlib.contextmanager
-def nobody_listens() -> Iterator[Server]:
+def no_listener() -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     yield f"http://127.0.0.1:{port}", ""
 
 
 @contextlib.contextmanager
-def nobody_accepts() -> Iterator[Server]:
+def no_accept() -> Iterator[Server]:
     """The listener's queue is full: packets are dropped, as by a broken route."""
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
@@ -41,7 +41,7 @@ def nobody_accepts() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def nobody_has_the_name() -> Iterator[Server]:
+def unknown_host_name() -> Iterator[Server]:
     yield "https://no-such-host.invalid:6443", ""
 
 
@@ -76,7 +76,7 @@ def no_trust() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def no_proxy() -> Iterator[Server]:
-    with nobody_listens() as (proxy, _):
+    with no_listener() as (proxy, _):
         yield "https://10.0.0.1:443", proxy
 
 
@@ -116,9 +116,9 @@ def texts(server: Server, tmp_path: Path) -> tuple[list[ApiError], list[str]]:
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        (nobody_listens, "Connection refused"),
-        (nobody_accepts, "timed out"),
-        (nobody_has_the_name, "cannot be resolved"),
+        (no_listener, "Connection refused"),
+        (no_accept, "timed out"),
+        (unknown_host_name, "cannot be resolved"),
         (no_tls, "TLS: "),
         (tls_alert, "TLS: "),
         pytest.param(

@@ -81,7 +81,7 @@ class Node(RuleBasedStateMachine):
         self.pods[of.pod.uid] = of
 
     @rule(seconds=st.sampled_from([0.02, 1.0, 7.0, 30.0, 61.0, 400.0]))
-    def pods_that_were_told_to_go_are_gone(self, seconds: float) -> None:
+    def evicted_pods_are_gone(self, seconds: float) -> None:
         self.now += seconds
         for uid, of in list(self.pods.items()):
             if of.pod.deletion_wall is not None and of.pod.deletion_wall <= WALL + self.now - NOW:

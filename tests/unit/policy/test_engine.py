@@ -771,7 +771,7 @@ def test_kubelet_mode_waits_for_an_eviction_in_flight() -> None:
 # --- eviction preferences ---------------------------------------------------------------------------------------------
 
 
-def test_trusted_wishes_move_pods_in_the_soft_tier_alone() -> None:
+def test_trusted_preferences_move_pods_in_the_soft_tier_alone() -> None:
     rules = ProtectionConfig(trusted_namespaces=("shop",))
     pods = [
         view("avoids", 2 * GI, qos=BE, annotations={"nodeagent.io/evict": "avoid"}),

@@ -91,7 +91,7 @@ def test_limits_come_before_thresholds_and_then_no_threshold_acts_in_that_decisi
         ("daemon-set", {"owner": Owner("DaemonSet", "ds", "ds-uid")}),
     ],
 )
-def test_a_protected_pod_stays_and_pressure_is_served_all_the_same(code: str, more: dict[str, Any]) -> None:
+def test_a_protected_pod_is_not_evicted_and_pressure_is_relieved_all_the_same(code: str, more: dict[str, Any]) -> None:
     node = snapshot(over("a", **more), view("hog", 4 * GI), available={Signal.MEMORY: 100 * MI})
     plan, _ = decide(node)
     assert names(plan) == ["hog"]

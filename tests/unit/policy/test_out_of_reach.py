@@ -133,7 +133,7 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_no_pod_before_it(name: str, 
 
 
 @pytest.mark.parametrize(
-    "budgets",
+    "limits",
     [
         RateLimits(),
         RateLimits(owner_backoff_s=0.0, owner=TokenBucket(1, 30.0)),
@@ -142,8 +142,8 @@ def test_a_hog_that_comes_into_reach_is_evicted_and_no_pod_before_it(name: str, 
     ids=["owner back-off", "empty bucket of the owner", "empty bucket of the namespace"],
 )
 @pytest.mark.parametrize("order", ["ours", "kubelet"])
-def test_the_second_replica_of_a_leak_is_evicted_later_and_no_pod_in_its_place(budgets: RateLimits, order: str) -> None:
-    settings = acting(rate_limits=budgets, ranking=KUBELET if order == "kubelet" else RankingConfig())
+def test_the_second_replica_of_a_leak_is_evicted_later_and_no_pod_in_its_place(limits: RateLimits, order: str) -> None:
+    settings = acting(rate_limits=limits, ranking=KUBELET if order == "kubelet" else RankingConfig())
     simulated = SimulatedNode(settings, HogView(), hog=2 * GI, sibling=int(2.1 * GI), rate=40.0 * MI).run(200)
     assert simulated.others == []
     assert sorted(simulated.evicted) == ["hog", "sibling"]

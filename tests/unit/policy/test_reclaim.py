@@ -185,7 +185,7 @@ LONG = ReclaimAction("images", timeout_s=900.0)
 
 @pytest.mark.parametrize("takes_s", [0.5, 5.0])
 @pytest.mark.parametrize("threshold", [SOFT, HARD])
-def test_no_action_that_may_run_without_pause_keeps_others_from_their_turn_or_pods_from_going(
+def test_no_action_that_may_run_without_pause_delays_other_actions_or_evictions(
     threshold: Threshold, takes_s: float
 ) -> None:
     actions = (IMAGES._replace(min_interval_s=0.0), JOURNAL._replace(min_interval_s=0.0))
@@ -288,7 +288,7 @@ def test_an_action_for_another_signal_is_not_tried() -> None:
     assert not plan.reclaims
 
 
-def test_the_soft_tier_gives_the_kubelets_own_collection_its_turn() -> None:
+def test_the_soft_tier_waits_for_the_kubelets_own_collection() -> None:
     node = Node(SOFT, wait_s=10.0)
     node.sample(0)
     assert codes(node.sample(5)) == ["waits-for-kubelet"]

@@ -72,11 +72,11 @@ def test_cpu_pressure_is_never_used() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -1.0, 100.1, math.inf])
-def test_an_impossible_stall_does_not_turn_the_key(value: float) -> None:
+def test_an_impossible_stall_does_not_fulfil_the_requirement(value: float) -> None:
     assert not ask(requires(0.0), psi(some=value)).holds
 
 
-def test_a_stall_that_was_not_measured_does_not_turn_the_key() -> None:
+def test_a_stall_that_was_not_measured_does_not_fulfil_the_requirement() -> None:
     assert not ask(requires(0.0, kind="full"), psi(some=99.0, full=None)).holds
     assert not ask(requires(0.0)).holds
 
@@ -138,7 +138,7 @@ def test_the_stall_of_system_services_has_nothing_to_do_with_pods() -> None:
     st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 100)), max_size=5),
     st.floats(0, 100),
 )
-def test_pods_never_turn_a_key_that_the_node_does_not(
+def test_pods_never_fulfil_a_requirement_that_the_node_does_not(
     some: float, pods: list[tuple[int, float]], at_least: float
 ) -> None:
     views = tuple(pod(used=used, limit=1000, stall=stall) for used, stall in pods)
@@ -167,7 +167,7 @@ def test_a_limited_pod_that_raises_the_nodes_stall_with_85_percent_free_causes_n
     assert due(0.85, psi(some=82.0, full=78.0), pods=(ceph,)) == (False, False)
 
 
-def test_the_same_pod_does_not_turn_the_key_when_memory_happens_to_be_low_as_well() -> None:
+def test_the_same_pod_does_not_fulfil_the_requirement_when_memory_is_low_as_well() -> None:
     ceph = pod(used=4 * GI, limit=4 * GI, stall=80.0, name="osd-0")
     assert due(0.05, psi(some=82.0, full=78.0), pods=(ceph,)) == (True, False)
     assert due(0.05, psi(some=82.0, full=78.0)) == (True, True)

@@ -37,14 +37,14 @@ from tests.support.threshold_samples import (
 # --- which thresholds there are ---------------------------------------------------------------------------------------
 
 
-def test_hard_memory_thresholds_also_guard_allocatable_memory_with_the_same_value_and_reclaim() -> None:
+def test_hard_memory_thresholds_also_apply_to_allocatable_memory_with_the_same_value_and_reclaim() -> None:
     memory = hard(Signal.MEMORY, 300 * MI, reclaim=50 * MI)
     config = Config(thresholds=(memory, soft(Signal.MEMORY, 500 * MI, grace_s=30)))
     copies = [each for each in effective(config, DiskLayout.UNKNOWN) if each.signal is Signal.ALLOCATABLE_MEMORY]
     assert copies == [memory._replace(signal=Signal.ALLOCATABLE_MEMORY)]
 
 
-def test_a_soft_threshold_without_grace_is_hard_and_guards_allocatable_memory() -> None:
+def test_a_soft_threshold_without_grace_is_hard_and_applies_to_allocatable_memory() -> None:
     config = Config(thresholds=(soft(Signal.MEMORY, 500 * MI, grace_s=0),))
     assert [each.signal for each in effective(config, DiskLayout.UNKNOWN)] == [Signal.MEMORY, Signal.ALLOCATABLE_MEMORY]
 
@@ -559,7 +559,7 @@ class KubeletMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.outcome is not None)
     @invariant()
-    def we_say_what_the_contract_says(self) -> None:
+    def verdicts_match_the_contract(self) -> None:
         assert self.outcome == self.expected
 
 

@@ -48,7 +48,7 @@ def test_a_full_file_system_is_counted_and_cached_without_a_write(tmp_path: Path
         assert walk(path, previous=cache)[0].bytes == usage.bytes
 
 
-def test_a_file_system_that_turns_read_only_is_counted_as_before(tmp_path: Path) -> None:
+def test_a_file_system_that_becomes_read_only_is_counted_as_before(tmp_path: Path) -> None:
     with ext4(tmp_path) as path:
         (path / "a").mkdir()
         (path / "a" / "file").write_bytes(b"x" * 9000)
