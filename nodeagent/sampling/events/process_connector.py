@@ -39,7 +39,7 @@ _SO_MEMINFO: Final = 55
 _MEMINFO_DROPS: Final = 8
 _RECEIVE_BUFFER: Final = 4 << 20
 """The kernel doubles it. A queued event takes 832 bytes: 10,000 events, 0.4 s of the fastest storm measured (23,000/s),
-or four drains at `fork_meter.STORM_S`. Only queued events use memory."""
+or four drains at `fork_meter.STORM_DRAIN_S`. Only queued events use memory."""
 
 _BATCH: Final = 512
 """Events of one system call: 39 KiB of buffer."""
