@@ -196,7 +196,7 @@ def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one
         wait_for_log(running, "710Mi")
         running.write("/etc/nodeagent/config.yaml", CONFIGURATION.replace("700Mi", "lots"))
         running.run("systemctl reload nodeagent.service")
-        wait_for_log(running, "configuration refused")
+        wait_for_log(running, "configuration rejected")
     finally:
         running.write("/etc/nodeagent/config.yaml", CONFIGURATION)
     wait_until_reloaded(running)
@@ -205,14 +205,14 @@ def test_a_reload_brings_the_new_configuration_without_a_restart_and_a_wrong_one
 
 @on_both
 def test_a_reload_returns_when_it_is_done_where_systemd_can_wait_for_it(running: Machine, suite: Suite) -> None:
-    """The agent is held in its cgroup, where it cannot answer."""
+    """The agent is frozen in its cgroup, where it cannot answer."""
     freezer = "/sys/fs/cgroup/nodeagent.slice/nodeagent.service/cgroup.freeze"
     waits = suite.systemd >= WAITS_FOR_RELOADS
     try:
-        held = running.run(
+        frozen = running.run(
             f"echo 1 >{freezer}; timeout {3 if waits else 60} systemctl reload nodeagent.service", check=False
         )
-        assert (held.returncode == 124) == waits
+        assert (frozen.returncode == 124) == waits
     finally:
         running.run(f"echo 0 >{freezer}")
     running.run("systemctl reload nodeagent.service")
