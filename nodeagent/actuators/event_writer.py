@@ -14,6 +14,7 @@ Promises:
 4. An Event that cannot be written is lost and counted. Logs and metrics have the same facts.
 """
 
+import enum
 import random
 import threading
 import time
@@ -53,6 +54,60 @@ _CORE_NAMES: Final = {
 """Fields with another name in core/v1. Its own fields (source, count, first and last time) stay empty."""
 
 
+class EventReason(enum.StrEnum):
+    """Why an Event is written. Its value is the reason in the Event."""
+
+    object: str
+    """`Pod` or `Node`: what the Event is about."""
+    warning: bool
+    """False: its type is Normal."""
+    meaning: str
+
+    def __new__(cls, value: str, about: str, warning: bool, meaning: str) -> "EventReason":
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.object, member.warning, member.meaning = about, warning, meaning
+        return member
+
+    EVICTED = (
+        "Evicted",
+        "Pod",
+        True,
+        "The API server accepted the pod's eviction. The note is the kubelet's message, the annotations are the "
+        "kubelet's (`starved_resource`, `offending_containers`...).",
+    )
+    EVICTION_GRACE_SHORTENED = (
+        "EvictionGraceShortened",
+        "Pod",
+        True,
+        "Hard tier: the pod was terminating, its grace was cut.",
+    )
+    KILLED = ("Killed", "Pod", True, "Last resort: its processes were ended while the API was out of reach.")
+    EVICTION_THRESHOLD_MET = (
+        "EvictionThresholdMet",
+        "Node",
+        True,
+        "Pods are about to be evicted for the named resource.",
+    )
+    CONFIGURATION_REJECTED = (
+        "ConfigurationRejected",
+        "Node",
+        True,
+        "A changed configuration is not valid; the old one stays.",
+    )
+    NODE_HAS_INSUFFICIENT_MEMORY = (
+        "NodeHasInsufficientMemory",
+        "Node",
+        False,
+        "MemoryPressure has become True.",
+    )
+    NODE_HAS_SUFFICIENT_MEMORY = ("NodeHasSufficientMemory", "Node", False, "MemoryPressure has become False.")
+    NODE_HAS_DISK_PRESSURE = ("NodeHasDiskPressure", "Node", False, "DiskPressure has become True.")
+    NODE_HAS_NO_DISK_PRESSURE = ("NodeHasNoDiskPressure", "Node", False, "DiskPressure has become False.")
+    NODE_HAS_INSUFFICIENT_PID = ("NodeHasInsufficientPID", "Node", False, "PIDPressure has become True.")
+    NODE_HAS_SUFFICIENT_PID = ("NodeHasSufficientPID", "Node", False, "PIDPressure has become False.")
+
+
 class KubernetesEvent(NamedTuple):
     """One Event to write."""
 
@@ -62,11 +117,9 @@ class KubernetesEvent(NamedTuple):
     """Empty for a Node."""
     name: str
     uid: str
-    reason: str
-    """CamelCase: `Evicted`, `EvictionThresholdMet`."""
+    reason: EventReason
     note: str
     action: str = "Evicting"
-    warning: bool = True
     annotations: Mapping[str, str] = {}
     at_wall: float | None = None
     """Time of the event, epoch seconds; None: now."""
@@ -229,7 +282,7 @@ class EventWriter:
             "reason": event.reason,
             "regarding": regarding,
             "note": event.note.encode()[:MAX_NOTE_BYTES].decode("utf-8", "ignore"),
-            "type": "Warning" if event.warning else "Normal",
+            "type": "Warning" if event.reason.warning else "Normal",
         }
         if self._core:
             body = {_CORE_NAMES.get(field, field): value for field, value in body.items()} | {"apiVersion": "v1"}

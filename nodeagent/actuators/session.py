@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 from nodeagent.actuators import api_writers, taints
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
-from nodeagent.actuators.event_writer import KubernetesEvent
+from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import Config, Mode
 from nodeagent.kube import node_identity, pod_decoder
@@ -62,12 +62,12 @@ PLAN_ANNOTATION: Final = "nodeagent.io/plan"
 """On Events: the id of the decision, as in the log, the record and the metrics."""
 _MAX_KILL_EVENTS: Final = 20
 _CHANGE_REASONS: Final = {
-    (ConditionType.MEMORY_PRESSURE, True): "NodeHasInsufficientMemory",
-    (ConditionType.MEMORY_PRESSURE, False): "NodeHasSufficientMemory",
-    (ConditionType.DISK_PRESSURE, True): "NodeHasDiskPressure",
-    (ConditionType.DISK_PRESSURE, False): "NodeHasNoDiskPressure",
-    (ConditionType.PID_PRESSURE, True): "NodeHasInsufficientPID",
-    (ConditionType.PID_PRESSURE, False): "NodeHasSufficientPID",
+    (ConditionType.MEMORY_PRESSURE, True): EventReason.NODE_HAS_INSUFFICIENT_MEMORY,
+    (ConditionType.MEMORY_PRESSURE, False): EventReason.NODE_HAS_SUFFICIENT_MEMORY,
+    (ConditionType.DISK_PRESSURE, True): EventReason.NODE_HAS_DISK_PRESSURE,
+    (ConditionType.DISK_PRESSURE, False): EventReason.NODE_HAS_NO_DISK_PRESSURE,
+    (ConditionType.PID_PRESSURE, True): EventReason.NODE_HAS_INSUFFICIENT_PID,
+    (ConditionType.PID_PRESSURE, False): EventReason.NODE_HAS_SUFFICIENT_PID,
 }
 """By condition and whether it is True: the reasons of the kubelet's Events on the Node (KUBELET-CONTRACT §7)."""
 
@@ -100,9 +100,7 @@ class Session(Protocol):
     def announce(self, plan: Plan) -> None: ...
     def evict(self, plan_id: str, victim: Victim) -> None: ...
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
-    def emit_node_event(
-        self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True
-    ) -> None: ...
+    def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
     def outcomes(self) -> tuple[Outcome, ...]: ...
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
     def prewarm(self) -> None: ...
@@ -138,9 +136,7 @@ class NoCluster:
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
 
-    def emit_node_event(
-        self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True
-    ) -> None: ...
+    def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
 
     def outcomes(self) -> tuple[Outcome, ...]:
         return ()
@@ -269,7 +265,10 @@ class ClusterSession:
         if plan.victims:
             resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource
             self.emit_node_event(
-                "EvictionThresholdMet", f"Attempting to reclaim {resource}", action="Evicting", plan_id=plan.id
+                EventReason.EVICTION_THRESHOLD_MET,
+                f"Attempting to reclaim {resource}",
+                action="Evicting",
+                plan_id=plan.id,
             )
 
     def evict(self, plan_id: str, victim: Victim) -> None:
@@ -282,19 +281,17 @@ class ClusterSession:
     def announce_kill(self, plan_id: str, victim: Victim) -> None:
         """Store the Event of a kill until the API server is reachable again. The last 20 are stored; the flight
         recorder has all of them."""
-        event = _about_pod(victim, "Killed", plan_id)._replace(action="Killing", at_wall=time.time())
+        event = _about_pod(victim, EventReason.KILLED, plan_id)._replace(action="Killing", at_wall=time.time())
         self._kill_events = [*self._kill_events, event][-_MAX_KILL_EVENTS:]
 
-    def emit_node_event(self, reason: str, note: str, *, action: str, plan_id: str = "", warning: bool = True) -> None:
+    def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None:
         """Emit an Event on the Node; not in a dry run."""
         if self._writers is None:
             return
         name = self._writers.node.node_name
         # As the kubelet: an Event on a Node has its name as UID, and `kubectl describe` searches for that.
         annotations = {PLAN_ANNOTATION: plan_id} if plan_id else {}
-        event = KubernetesEvent(
-            "Node", "", name, name, reason, note, action=action, warning=warning, annotations=annotations
-        )
+        event = KubernetesEvent("Node", "", name, name, reason, note, action=action, annotations=annotations)
         self._writers.events.emit(event)
 
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -311,7 +308,8 @@ class ClusterSession:
             victim = self._unanswered.pop((outcome.plan_id, outcome.pod_uid), None)
             if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
                 # For a terminating pod the request shortened the grace period.
-                reason = "EvictionGraceShortened" if victim.pod.terminating else "Evicted"
+                terminating = victim.pod.terminating
+                reason = EventReason.EVICTION_GRACE_SHORTENED if terminating else EventReason.EVICTED
                 writers.events.emit(_about_pod(victim, reason, outcome.plan_id))
         return outcomes
 
@@ -451,7 +449,7 @@ class ClusterSession:
             if status is not before and ConditionStatus.UNKNOWN not in (status, before):
                 reason = _CHANGE_REASONS[kind, status is ConditionStatus.TRUE]
                 name = self._writers.node.node_name if self._writers else ""
-                self.emit_node_event(reason, f"Node {name} status is now: {reason}", action="Observing", warning=False)
+                self.emit_node_event(reason, f"Node {name} status is now: {reason}", action="Observing")
 
     # --- the identity thread ----------------------------------------------------------------------------------------
 
@@ -495,7 +493,7 @@ def _pdb_spread_s(config: Config) -> float:
     return min(PDB_SPREAD_S, 0.5 * min(graces, default=0.0))
 
 
-def _about_pod(victim: Victim, reason: str, plan_id: str) -> KubernetesEvent:
+def _about_pod(victim: Victim, reason: EventReason, plan_id: str) -> KubernetesEvent:
     pod = victim.pod
     annotations = {**victim.annotations, PLAN_ANNOTATION: plan_id}
     return KubernetesEvent(

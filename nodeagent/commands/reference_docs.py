@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from nodeagent.actuators import brakes
+from nodeagent.actuators.event_writer import EventReason
 from nodeagent.commands import exit_codes
 from nodeagent.model import (
     ConditionStatus,
@@ -23,7 +24,6 @@ from nodeagent.model import (
     SignalState,
     Tier,
     machines,
-    refusals,
 )
 from nodeagent.policy import machines as policy_machines
 from nodeagent.policy import messages
@@ -97,7 +97,7 @@ numbers. Codes are added, never renamed.
 
 _EVENTS: Final = f"""# Events
 
-{_GENERATED.format(page="events", source="nodeagent/model/refusals.py")}
+{_GENERATED.format(page="events", source="nodeagent/actuators/event_writer.py")}
 API group `events.k8s.io/v1`; node credentials can only write `v1`. The controller is `nodeagent.io/nodeagent`. Events
 are best effort: bounded, and dropped instead of delaying the agent. A repetition within six minutes extends the series
 of one Event. A dry run writes none. The annotation `nodeagent.io/plan` is the id for `nodeagent explain`.
@@ -127,7 +127,10 @@ def reasons_page() -> str:
 
 def events_page() -> str:
     """`docs/events.md`."""
-    rows = (f"| `{each.reason}` | {each.object} | {each.type} | {each.meaning} |\n" for each in refusals.EVENTS)
+    rows = (
+        f"| `{each}` | {each.object} | {'Warning' if each.warning else 'Normal'} | {each.meaning} |\n"
+        for each in EventReason
+    )
     return "".join([_EVENTS, *rows])
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from nodeagent.actuators.conditions import OwnedCondition
+from nodeagent.actuators.event_writer import EventReason
 from nodeagent.actuators.session import Session
 from nodeagent.config import config_file
 from nodeagent.config.load import LoadedConfig
@@ -243,7 +244,7 @@ class Agent:
             problems = [str(each) for each in error.problems] if isinstance(error, ConfigError) else [str(error)]
             self._rejected = "; ".join(problems)
             self._log.error("configuration rejected", problems=problems)
-            self.session.emit_node_event("ConfigurationRejected", self._rejected, action="Reloading")
+            self.session.emit_node_event(EventReason.CONFIGURATION_REJECTED, self._rejected, action="Reloading")
         else:
             self._rejected = ""
             self.decision_log.log_config_changes(config_file.config_changes(self._components.loaded, loaded))

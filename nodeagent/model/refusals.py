@@ -421,33 +421,3 @@ class Refusal(NamedTuple):
     code: RefusalCode
     message: str
     """Subject, state, number, limit."""
-
-
-class EventReason(NamedTuple):
-    """One reason of an Event."""
-
-    reason: str
-    object: str
-    type: str
-    meaning: str
-
-
-EVENTS: Final = (
-    EventReason(
-        "Evicted",
-        "Pod",
-        "Warning",
-        "The API server accepted the pod's eviction. The note is the kubelet's message, the annotations are the "
-        "kubelet's (`starved_resource`, `offending_containers`...).",
-    ),
-    EventReason("EvictionGraceShortened", "Pod", "Warning", "Hard tier: the pod was terminating, its grace was cut."),
-    EventReason("Killed", "Pod", "Warning", "Last resort: its processes were ended while the API was out of reach."),
-    EventReason("EvictionThresholdMet", "Node", "Warning", "Pods are about to be evicted for the named resource."),
-    EventReason("ConfigurationRejected", "Node", "Warning", "A changed configuration is not valid; the old one stays."),
-    EventReason("NodeHasInsufficientMemory", "Node", "Normal", "MemoryPressure has become True."),
-    EventReason("NodeHasSufficientMemory", "Node", "Normal", "MemoryPressure has become False."),
-    EventReason("NodeHasDiskPressure", "Node", "Normal", "DiskPressure has become True."),
-    EventReason("NodeHasNoDiskPressure", "Node", "Normal", "DiskPressure has become False."),
-    EventReason("NodeHasInsufficientPID", "Node", "Normal", "PIDPressure has become True."),
-    EventReason("NodeHasSufficientPID", "Node", "Normal", "PIDPressure has become False."),
-)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from nodeagent.actuators.event_writer import REFRESH_S, EventWriter, KubernetesEvent
+from nodeagent.actuators.event_writer import REFRESH_S, EventReason, EventWriter, KubernetesEvent
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.fake_kube import ApiServer, pod
@@ -115,7 +115,9 @@ def repeat_an_event(api: ApiServer, tmp_path: Path) -> None:
     transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
     writer = EventWriter(transport, "lab-node", clock=lambda: now[0])
     writer.start()
-    event = KubernetesEvent("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
+    event = KubernetesEvent(
+        "Node", "", "lab-node", "lab-node", EventReason.EVICTION_THRESHOLD_MET, "Attempting to reclaim memory"
+    )
     before = len(api.sent("POST", "/events"))
     writer.emit(event)
     assert api.wait_for(lambda: len(api.sent("POST", "/events")) > before, 30)

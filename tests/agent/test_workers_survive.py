@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodeagent.actuators.conditions import NodeConditions
-from nodeagent.actuators.event_writer import EventWriter, KubernetesEvent
+from nodeagent.actuators.event_writer import EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.actuators.session import ClusterSession
@@ -186,7 +186,9 @@ def _events(transport: FaultyTransport, api: ApiServer) -> Running:
 
     def works() -> bool:
         # An Event that could not be written is lost: the next one is to be written.
-        writer.emit(KubernetesEvent("Node", "", "lab-node", "u", "Why", f"note {boottime()}"))
+        writer.emit(
+            KubernetesEvent("Node", "", "lab-node", "u", EventReason.EVICTION_THRESHOLD_MET, f"note {boottime()}")
+        )
         return bool(api.store.objects["events"])
 
     return Running(works, writer.stop)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nodeagent.actuators.event_writer import REFRESH_S, EventWriter, KubernetesEvent
+from nodeagent.actuators.event_writer import REFRESH_S, EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.config.schema import ProtectionConfig
@@ -557,8 +557,8 @@ def test_the_events_of_the_agent_are_allowed(api: ApiServer, transport: Transpor
     now = [1000.0]
     writer = EventWriter(transport, "node-a", clock=lambda: now[0])
     for event in (
-        KubernetesEvent("Pod", "shop", "web", "u", "Evicted", "low", annotations={"nodeagent.io/plan": "p"}),
-        KubernetesEvent("Node", "", "node-a", "node-a", "EvictionThresholdMet", "low"),
+        KubernetesEvent("Pod", "shop", "web", "u", EventReason.EVICTED, "low", annotations={"nodeagent.io/plan": "p"}),
+        KubernetesEvent("Node", "", "node-a", "node-a", EventReason.EVICTION_THRESHOLD_MET, "low"),
     ):
         writer._write(event, 1000.0)
         now[0] += REFRESH_S + 1

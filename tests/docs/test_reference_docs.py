@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.actuators import session
+from nodeagent.actuators.event_writer import EventReason
 from nodeagent.commands import reference_docs
-from nodeagent.model import OutcomeKind, RefusalCode, refusals
+from nodeagent.model import OutcomeKind, RefusalCode
 from nodeagent.telemetry import metric_families, metrics
 from nodeagent.telemetry.exposition import sample_name
 from tests.support.paths import REPOSITORY
@@ -62,14 +62,17 @@ def test_every_refusal_code_names_its_configuration_key_on_the_page() -> None:
             assert f"| `{code.config_key.partition('.')[2]}` |" in keys
 
 
-def test_every_reason_of_an_event_is_explained_and_every_explained_one_is_emitted() -> None:
-    emitted = {reason for call in calls("emit_node_event") if (reason := literal(call, 0)) is not None}
-    emitted |= {reason for call in calls("_about_pod") if (reason := literal(call, 1)) is not None}
-    emitted |= set(session._CHANGE_REASONS.values())
-    source = (REPOSITORY / "nodeagent" / "actuators" / "session.py").read_text("utf-8")
-    for choice in re.findall(r'reason = ("\w+" if .* else "\w+")', source):
-        emitted |= set(re.findall(r'"(\w+)"', choice))
-    assert emitted == {each.reason for each in refusals.EVENTS}
+def test_every_reason_of_an_event_is_emitted_and_none_is_written_as_a_string() -> None:
+    emitted = {
+        node.attr
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "EventReason"
+    }
+    assert emitted == set(EventReason.__members__)
+    assert [call for call in calls("emit_node_event") if literal(call, 0) is not None] == []
+    assert [call for call in calls("_about_pod") if literal(call, 1) is not None] == []
+    assert all(f"| `{reason}` | {reason.object} |" in reference_docs.events_page() for reason in EventReason)
 
 
 def test_every_outcome_stage_and_failure_has_a_meaning() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.actuators.conditions import NodeConditions
-from nodeagent.actuators.event_writer import EventWriter, KubernetesEvent
+from nodeagent.actuators.event_writer import EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.actuators.taints import NodeTaints
@@ -298,7 +298,7 @@ def test_the_taint_is_added_and_removed_beside_other_taints(cluster: Cluster, no
 def test_an_event_is_written(cluster: Cluster) -> None:
     writer = EventWriter(cluster.transport, cluster.node_name)
     writer.start()
-    writer.emit(KubernetesEvent("Pod", cluster.namespace, "e2e", "uid", "Evicted", "end-to-end test"))
+    writer.emit(KubernetesEvent("Pod", cluster.namespace, "e2e", "uid", EventReason.EVICTED, "end-to-end test"))
     writer.stop(timeout_s=30)
     assert not writer.reason, writer.reason
     events = cluster.get(f"/apis/events.k8s.io/v1/namespaces/{cluster.namespace}/events")["items"]

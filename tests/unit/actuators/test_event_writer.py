@@ -14,6 +14,7 @@ from nodeagent.actuators.event_writer import (
     EVENTS_PER_S,
     MAX_QUEUE,
     REFRESH_S,
+    EventReason,
     EventWriter,
     KubernetesEvent,
 )
@@ -22,7 +23,13 @@ from nodeagent.kube.transport import connect
 from tests.fake_kube import ApiServer
 
 EVICTED = KubernetesEvent(
-    "Pod", "default", "hog", "uid-1", "Evicted", "The node was low on resource: memory. ", annotations={"x": "y"}
+    "Pod",
+    "default",
+    "hog",
+    "uid-1",
+    EventReason.EVICTED,
+    "The node was low on resource: memory. ",
+    annotations={"x": "y"},
 )
 
 
@@ -66,7 +73,9 @@ def test_an_event_about_a_pod_is_in_its_namespace(api: ApiServer, writer: EventW
 
 def test_an_event_about_the_node_is_in_default(api: ApiServer, writer: EventWriter) -> None:
     writer.emit(
-        KubernetesEvent("Node", "", "lab-node", "lab-node", "EvictionThresholdMet", "Attempting to reclaim memory")
+        KubernetesEvent(
+            "Node", "", "lab-node", "lab-node", EventReason.EVICTION_THRESHOLD_MET, "Attempting to reclaim memory"
+        )
     )
     assert api.wait_for(lambda: api.store.objects["events"], 30)
     assert "namespace" not in api.sent("POST")[0].body["regarding"]
@@ -163,7 +172,7 @@ def test_the_name_of_an_event_is_valid_wherever_a_long_pod_name_is_cut(
 def _storm(writer: EventWriter) -> None:
     """400 Events in four seconds."""
     for number in range(400):
-        writer.emit(KubernetesEvent("Node", "", "lab-node", "u", "Why", f"note {number}"))
+        writer.emit(KubernetesEvent("Node", "", "lab-node", "u", EventReason.EVICTION_THRESHOLD_MET, f"note {number}"))
         threading.Event().wait(0.01)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.actuators.event_writer import EventReason
 from nodeagent.actuators.session import TAINT_WAIT_S, ClusterSession
 from nodeagent.config.schema import ConditionsConfig, Config, FleetConfig, Mode, ProtectionConfig
 from nodeagent.kube.credentials import find_credentials
@@ -251,7 +252,7 @@ def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., Cluster
     agent = session(Config(mode=Mode.DRY_RUN))
     agent.publish([TRUE])
     agent.announce(plan(victim(agent)))
-    agent.emit_node_event("ConfigurationRejected", "x", action="Reloading")
+    agent.emit_node_event(EventReason.CONFIGURATION_REJECTED, "x", action="Reloading")
     agent.prewarm()
     assert waits_for(agent) != "waits-for-taint"
     agent.stop(clear=True)
