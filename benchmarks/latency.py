@@ -184,7 +184,7 @@ class StampedStore(StateFile):
 
     stamped_at = 0.0
 
-    def save(self, value: AgentState) -> None:
+    def save(self, value: object) -> None:
         self.stamped_at = _now()
         super().save(value)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.fake_kube import ApiServer
-from tests.vm.image import REPOSITORY, image, why_not
+from tests.support.paths import REPOSITORY
+from tests.vm.image import image, why_not
 from tests.vm.machine import Machine, booted
 from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
 
