@@ -101,6 +101,14 @@ class PodUsage(NamedTuple):
     memory_unreclaimable: int | None = None
     """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty
     file pages."""
+    memory_file_cache: int | None = None
+    """File pages that reclaim can drop without loss: active_file + inactive_file - dirty and writeback pages. None: not
+    read, or cgroup v1."""
+    memory_swap: int | None = None
+    """memory.swap.current (v2) or swap of memory.stat (v1): bytes of the pod in swap, zram included."""
+    memory_protected: int | None = None
+    """The larger of memory.min and memory.low of the pod cgroup (v2): reclaim does not take what is below it. None: not
+    read, or cgroup v1."""
     memory_limit: int | None = None
     """The pod cgroup's own limit; None: no limit, or not readable."""
     memory_stall_some_avg10: float | None = None

@@ -81,8 +81,11 @@ run (KUBELET-CONTRACT 14)."""
 
 
 class MemoryModel(enum.StrEnum):
-    """How `memory.available` is computed."""
+    """How `memory.available` and `allocatableMemory.available` are computed."""
 
+    LOWER = "lower"
+    """Whichever of the two below is lower; a shortage of the working-set figure alone is page cache and evicts no
+    pod."""
     WORKING_SET = "workingset"
     """The kubelet's: MemTotal - (usage - inactive_file) of the root cgroup."""
     MEM_AVAILABLE = "memavailable"
@@ -133,6 +136,9 @@ class Threshold(NamedTuple):
     require_stall: StallRequirement | None = None
     exhaustion_within_s: float | None = None
     """Soft thresholds only: the grace also ends if the trend predicts exhaustion within this time."""
+    above_kubelet: Amount | None = None
+    """The kubelet's own threshold of this signal plus a margin: the threshold is at least this high. None: not known,
+    or `aboveKubelet` is off."""
 
     @property
     def hard(self) -> bool:

@@ -180,6 +180,9 @@ class NodeSnapshot(NamedTuple):
     """The growth of each file system; empty if not measured."""
     suspended_s: float = 0.0
     """How long the machine was suspended since it booted."""
+    allocatable_by_kernel: Observation | None = None
+    """`allocatableMemory.available` with page cache counted as available: limit of kubepods - (usage - reclaimable file
+    pages and slab). None: not sampled."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation for a threshold with this memory model."""

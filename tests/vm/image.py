@@ -60,6 +60,7 @@ PACKAGES: Final = (
     "python3-venv",
     "runc",
     "systemd",
+    "systemd-oomd",
     "systemd-sysv",
     "udev",
     "xfsprogs",
@@ -78,7 +79,7 @@ STEP_TIMEOUT_S: Final = 900.0
 
 GUEST: Final = Path(__file__).parent / "guest"
 """Files laid over the guest's root."""
-STARTED_BY_TESTS: Final = ("containerd.service", "earlyoom.service")
+STARTED_BY_TESTS: Final = ("containerd.service", "earlyoom.service", "systemd-oomd.service")
 """Not at boot: only some tests and benchmarks want them."""
 MASKED: Final = (
     "apt-daily-upgrade.timer",
