@@ -10,47 +10,44 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from nodeagent.config.schema import FleetConfig
+from nodeagent.config.schema import Config, EscalationConfig, FleetConfig, Mode, OnBlocked
+from nodeagent.kube import rights
+from nodeagent.kube.rights import Rule
 from nodeagent.sampling.node import kubelet_config
 from tests.support.manifests import DAEMONSET, Document, container, document_of, documents, pod_spec, with_brake
 from tests.support.paths import REPOSITORY
 
 API_PACKAGES: Final = [REPOSITORY / "nodeagent" / each for each in ("kube", "actuators")]
 
-RIGHTS: Final = {
-    # What the code sends, with {} for what it fills in: the right it takes (group, resource, verbs).
-    "/api/v1/pods": ("", "pods", {"list", "watch"}),
-    "/api/v1/nodes": ("", "nodes", {"list", "watch"}),
-    "/api/v1/nodes/{}": ("", "nodes", {"get", "patch"}),
-    "/api/v1/nodes/{}/status": ("", "nodes/status", {"patch"}),
-    "/api/v1/namespaces/{}/pods": ("", "pods", {"list"}),
-    "/api/v1/namespaces/{}/pods/{}/eviction": ("", "pods/eviction", {"create"}),
-    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": ("policy", "poddisruptionbudgets", {"list", "watch"}),
-    "/api/v1/namespaces/{}/persistentvolumeclaims/{}": ("", "persistentvolumeclaims", {"get"}),
-    "/api/v1/persistentvolumes/{}": ("", "persistentvolumes", {"get"}),
-    "/apis/events.k8s.io/v1/namespaces/{}/events": ("events.k8s.io", "events", {"create", "patch"}),
+RIGHTS_OF_PATHS: Final = {
+    # What the code sends, with {} for what it fills in: the rights it takes (nodeagent.kube.rights).
+    "/api/v1/pods": {"list pods", "watch pods"},
+    "/api/v1/nodes": {"list nodes", "watch nodes"},
+    "/api/v1/nodes/{}": {"get nodes", "patch nodes"},
+    "/api/v1/nodes/{}/status": {"patch nodes/status"},
+    "/api/v1/namespaces/{}/pods": {"list pods"},
+    "/api/v1/namespaces/{}/pods/{}": {"delete pods"},
+    "/api/v1/namespaces/{}/pods/{}/eviction": {"create pods/eviction"},
+    "/api/v1/namespaces/{}/pods/{}/status": {"patch pods/status"},
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets": {
+        "list poddisruptionbudgets.policy",
+        "watch poddisruptionbudgets.policy",
+    },
+    "/api/v1/namespaces/{}/persistentvolumeclaims/{}": {"get persistentvolumeclaims"},
+    "/api/v1/persistentvolumes/{}": {"get persistentvolumes"},
+    "/apis/events.k8s.io/v1/namespaces/{}/events": {"create events.events.k8s.io", "patch events.events.k8s.io"},
+    "/api/v1/namespaces/{}/events": {"create events", "patch events"},
+    "/apis/coordination.k8s.io/v1/namespaces/{}/leases": {
+        "list leases.coordination.k8s.io",
+        "create leases.coordination.k8s.io",
+        "update leases.coordination.k8s.io",
+    },
+    "/apis/authentication.k8s.io/v1/selfsubjectreviews": {"create selfsubjectreviews.authentication.k8s.io"},
 }
-OPTIONAL_RIGHTS: Final = {
-    # Commented out in the ClusterRole: only `escalation.onBlocked: delete` uses them.
-    "/api/v1/namespaces/{}/pods/{}/status": ("", "pods/status", {"patch"}),
-    "/api/v1/namespaces/{}/pods/{}": ("", "pods", {"delete"}),
-}
-FLEET_RIGHTS: Final = {
-    # The Role of examples/fleet-leases.yaml: only `fleet.maxConcurrentEvictions` uses them.
-    "/apis/coordination.k8s.io/v1/namespaces/{}/leases": (
-        "coordination.k8s.io",
-        "leases",
-        {"list", "create", "update"},
-    ),
-}
-NODES: Final = {
-    # Only with a node's own credentials, which may do that anyway.
-    "/api/v1/namespaces/{}/events",
-}
-EVERYBODYS: Final = {
-    # What every authenticated identity may do (ClusterRole system:basic-user).
-    "/apis/authentication.k8s.io/v1/selfsubjectreviews",
-}
+INSTALLED: Final = Config(mode=Mode.ENFORCE, node_name="n1")
+"""What the ClusterRole is for: the name comes from the downward API."""
+OVERRIDING: Final = INSTALLED._replace(escalation=EscalationConfig(on_blocked=OnBlocked.DELETE))
+FLEET: Final = INSTALLED._replace(fleet=FleetConfig(max_concurrent_evictions=1))
 
 CAPABILITIES: Final = {
     "DAC_READ_SEARCH": ("nodeagent/sampling/disk", r"scandir|openat|dir_fd|os\.open"),
@@ -145,20 +142,22 @@ def request_paths() -> Iterator[tuple[str, str]]:
         yield from ((path + tail, module.name) for path in found for tail in tails if path.endswith("}"))
 
 
-def granted() -> dict[tuple[str, str], set[str]]:
-    rights: dict[tuple[str, str], set[str]] = {}
-    for rule in document_of("ClusterRole")["rules"]:
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                rights.setdefault((group, resource), set()).update(rule["verbs"])
-    return rights
+def rules_of(role: Document) -> list[Rule]:
+    return [
+        Rule(verb, group, resource)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+
+
+def rules_for(config: Config) -> frozenset[Rule]:
+    return rights.direct_rules(rights.used_by(config))
 
 
 def test_the_role_grants_exactly_the_rights_in_the_table() -> None:
-    wanted: dict[tuple[str, str], set[str]] = {}
-    for group, resource, verbs in RIGHTS.values():
-        wanted.setdefault((group, resource), set()).update(verbs)
-    assert granted() == wanted
+    assert sorted(rules_of(document_of("ClusterRole"))) == sorted(rules_for(INSTALLED))
 
 
 def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
@@ -168,22 +167,23 @@ def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
 
 
 def test_every_path_that_the_code_requests_has_its_right() -> None:
-    known = RIGHTS.keys() | OPTIONAL_RIGHTS.keys() | FLEET_RIGHTS.keys() | EVERYBODYS | NODES
-    unknown = {(path, module) for path, module in request_paths() if path not in known}
+    unknown = {(path, module) for path, module in request_paths() if path not in RIGHTS_OF_PATHS}
     assert not unknown
 
 
 def test_every_right_is_for_a_path_that_the_code_requests() -> None:
     requested = {path for path, _ in request_paths()}
-    assert not (RIGHTS.keys() | OPTIONAL_RIGHTS.keys() | FLEET_RIGHTS.keys() | NODES) - requested
+    assert not RIGHTS_OF_PATHS.keys() - requested
+    for_everybody = {f"create {rights.resource_name(*each)}" for each in rights.EVERYBODY}
+    table = {right.name for right in (*rights.RIGHTS, *rights.NODE_EVENTS)}
+    assert set().union(*RIGHTS_OF_PATHS.values()) - for_everybody == table - for_everybody
 
 
 def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
     text = DAEMONSET.read_text(encoding="utf-8")
     commented = "\n".join(re.findall(r"^  # (- apiGroups.*|  (?:resources|verbs):.*)$", text, re.MULTILINE))
-    rules = yaml.safe_load(commented)
-    commented_out = [(rule["apiGroups"][0], rule["resources"][0], set(rule["verbs"])) for rule in rules]
-    assert commented_out == list(OPTIONAL_RIGHTS.values())
+    rules = rules_of({"rules": yaml.safe_load(commented)})
+    assert sorted(rules) == sorted(rules_for(OVERRIDING) - rules_for(INSTALLED))
 
 
 def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -> None:
@@ -191,8 +191,7 @@ def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -
     role, binding = made[:2]
     policy = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
     assert [each["kind"] for each in made] == ["Role", "RoleBinding", *policy]
-    [rule] = role["rules"]
-    assert [(rule["apiGroups"][0], rule["resources"][0], set(rule["verbs"]))] == list(FLEET_RIGHTS.values())
+    assert sorted(rules_of(role)) == sorted(rules_for(FLEET) - rules_for(INSTALLED))
     home = document_of("Namespace")["metadata"]["name"]
     assert {role["metadata"]["namespace"], binding["metadata"]["namespace"], FleetConfig().lease_namespace} == {home}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
