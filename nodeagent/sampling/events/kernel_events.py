@@ -48,24 +48,27 @@ class EventSource(NamedTuple):
     close: Callable[[], None]
 
 
-def psi_trigger(path: str, *, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSource | Note:
-    """A trigger on one PSI file: the first of `triggers` that the kernel accepts, or a note if it accepts none.
+def psi_trigger(*paths: str, triggers: tuple[bytes, ...] = TRIGGERS) -> EventSource | Note:
+    """A trigger on the first of `paths`, which show the same pressure, with the first of `triggers` that the kernel
+    accepts there; or one note with the reason of each path if it accepts none.
 
     The first event after creation can be spurious (performance.md R4).
     """
-    refused = ""
-    for trigger in triggers:
-        fd = -1
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.write(fd, trigger)
-        except OSError as error:
-            refused = os.strerror(error.errno or 0)
-            if fd >= 0:
-                os.close(fd)
-            continue
-        return EventSource("psi", fd, select.EPOLLPRI, _no_drain, functools.partial(os.close, fd))
-    return Note(NoteKind.WAKE_UPS, f"no PSI trigger on {path}: {refused}")
+    refused: dict[str, str] = {}
+    for path in paths:
+        for trigger in triggers:
+            fd = -1
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.write(fd, trigger)
+            except OSError as error:
+                refused[path] = os.strerror(error.errno or 0)
+                if fd >= 0:
+                    os.close(fd)
+                continue
+            return EventSource("psi", fd, select.EPOLLPRI, _no_drain, functools.partial(os.close, fd))
+    reasons = "; ".join(f"{path}: {reason}" for path, reason in refused.items())
+    return Note(NoteKind.WAKE_UPS, f"no PSI trigger on {reasons}")
 
 
 class MemcgThreshold:

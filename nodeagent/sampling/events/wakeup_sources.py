@@ -22,6 +22,8 @@ from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryV1
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _EVENT_FILES = ("memory.events", "cgroup.events")
+_PRESSURE: Final = "/proc/pressure/memory"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 ARMING_TIMEOUT_S: Final = 2.0
 """A longer move is reported as stuck, and `close` does not wait longer. The longest one measured took 0.03 s."""
 
@@ -29,8 +31,10 @@ ARMING_TIMEOUT_S: Final = 2.0
 class WakeupSources:
     """The wake-up sources of one host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, own: Host | None = None) -> None:
+        """`own` is the root that this process itself sees, which is not the host's in a container; None is `/`."""
         self._host = host
+        self._own = own or Host()
         self._opened: tuple[Hierarchy, Kubepods | None] | None = None
         self._thresholds: dict[Signal, MemcgThreshold] = {}
         self._armer: _ThresholdArmer | None = None
@@ -88,10 +92,23 @@ class WakeupSources:
         self.sources, self._thresholds, self._opened = (), {}, None
 
     def _pressure(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[EventSource | Note]:
-        paths = ["/proc/pressure/memory"]
+        found = [kernel_events.psi_trigger(*self._node_pressure())]
         if hierarchy.unified is not None and hierarchy.memory == hierarchy.unified and kubepods is not None:
-            paths.append(f"{hierarchy.unified}{kubepods.path}/memory.pressure")
-        return [kernel_events.psi_trigger(self._host.real(path)) for path in paths]
+            pods = f"{hierarchy.unified}{kubepods.path}/memory.pressure"
+            found.append(kernel_events.psi_trigger(self._host.real(pods)))
+        return found
+
+    def _node_pressure(self) -> tuple[str, ...]:
+        """The files with the node's pressure. The DaemonSet mounts the host's procfs read-only; the container's own one
+        is writable, and no namespace changes its /proc/pressure: it is the node's if both belong to one boot."""
+        host, own = self._host.real(_PRESSURE), self._own.real(_PRESSURE)
+        return (host, own) if own != host and self._same_kernel() else (host,)
+
+    def _same_kernel(self) -> bool:
+        try:
+            return self._host.text(_BOOT_ID) == self._own.text(_BOOT_ID)
+        except Unreadable:
+            return False
 
     def _memcg_thresholds(self, hierarchy: Hierarchy, kubepods: Kubepods | None) -> list[EventSource | Note]:
         if hierarchy.memory is None or not isinstance(hierarchy.memory_files, MemoryV1):

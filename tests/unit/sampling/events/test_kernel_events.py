@@ -228,6 +228,23 @@ def test_a_host_without_psi_is_a_note(tmp_path: Path) -> None:
     assert "No such file" in note.message
 
 
+def test_a_trigger_is_set_on_the_first_file_that_the_kernel_lets_be_opened(tmp_path: Path) -> None:
+    accepts = tmp_path / "accepts"
+    accepts.touch()
+    source = kernel_events.psi_trigger(str(tmp_path / "missing"), str(accepts))
+    assert isinstance(source, kernel_events.EventSource)
+    source.close()
+    assert accepts.read_bytes() == kernel_events.PRIVILEGED_TRIGGER
+
+
+def test_one_note_has_the_reason_of_each_file(tmp_path: Path) -> None:
+    note = kernel_events.psi_trigger(str(tmp_path / "missing"), str(tmp_path))
+    assert isinstance(note, Note)
+    assert (
+        note.message == f"no PSI trigger on {tmp_path}/missing: No such file or directory; {tmp_path}: Is a directory"
+    )
+
+
 @pytest.mark.real_cgroup
 @real_v1
 def test_created_and_removed_pods_wake_the_loop(cgroup: Path) -> None:

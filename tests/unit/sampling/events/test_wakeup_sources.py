@@ -23,13 +23,10 @@ sys.stdin.read()
 print(len(bytearray(b"x") * (40 << 20)), file=sys.stderr)
 """
 
-pytestmark = [
-    pytest.mark.real_cgroup,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK),
-        reason="needs root and a writable cgroup v1 memory hierarchy",
-    ),
-]
+real_v1 = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(MEMORY / "cgroup.procs", os.W_OK),
+    reason="needs root and a writable cgroup v1 memory hierarchy",
+)
 
 
 def _open(cgroup: Path) -> WakeupSources:
@@ -53,6 +50,8 @@ def _ready(wakeups: WakeupSources, timeout_s: float) -> bool:
         return bool(epoll.poll(timeout_s))
 
 
+@pytest.mark.real_cgroup
+@real_v1
 def test_a_thread_arms_the_thresholds_and_ends_with_the_sources(cgroup: Path) -> None:
     wakeups = _open(cgroup)
     assert _armers() == []
@@ -66,6 +65,8 @@ def test_a_thread_arms_the_thresholds_and_ends_with_the_sources(cgroup: Path) ->
     assert _armers() == []
 
 
+@pytest.mark.real_cgroup
+@real_v1
 def test_arming_does_not_wait_for_the_kernel(cgroup: Path) -> None:
     wakeups = _open(cgroup)
     times = []
@@ -78,6 +79,8 @@ def test_arming_does_not_wait_for_the_kernel(cgroup: Path) -> None:
     assert sorted(times)[10] < 0.005
 
 
+@pytest.mark.real_cgroup
+@real_v1
 def test_a_cgroup_that_is_gone_makes_the_sources_stale_without_an_error(cgroup: Path) -> None:
     """With an error the loop would never open them again."""
     wakeups = _open(cgroup)
@@ -94,3 +97,56 @@ def test_a_cgroup_that_is_gone_makes_the_sources_stale_without_an_error(cgroup: 
     wakeups.open(*cgroups)
     assert not any("no memcg threshold" in note.message for note in wakeups.notes)
     wakeups.close()
+
+
+# --- PSI: the host's file, or the process's own file of the same kernel -----------------------------------------------
+
+PRESSURE = "proc/pressure/memory"
+BOOT_ID = "proc/sys/kernel/random/boot_id"
+
+
+def _root(directory: Path, *, boot_id: str, pressure: bool) -> Host:
+    for path in (PRESSURE, BOOT_ID):
+        (directory / path).parent.mkdir(parents=True)
+    (directory / BOOT_ID).write_text(boot_id, encoding="ascii")
+    if pressure:
+        (directory / PRESSURE).touch()
+    return Host(str(directory))
+
+
+def _open_pressure(host: Host, own: Host) -> WakeupSources:
+    wakeups = WakeupSources(host, own=own)
+    wakeups.open(Hierarchy("none", None, V1, None, None), None)
+    wakeups.close()
+    return wakeups
+
+
+def test_the_hosts_own_pressure_file_comes_first(tmp_path: Path) -> None:
+    host = _root(tmp_path / "host", boot_id="a\n", pressure=True)
+    own = _root(tmp_path / "own", boot_id="a\n", pressure=True)
+    assert _open_pressure(host, own).notes == ()
+    assert (tmp_path / "host" / PRESSURE).read_bytes()
+    assert (tmp_path / "own" / PRESSURE).read_bytes() == b""
+
+
+def test_where_the_hosts_procfs_refuses_the_containers_own_one_gets_the_trigger(tmp_path: Path) -> None:
+    host = _root(tmp_path / "host", boot_id="a\n", pressure=False)
+    own = _root(tmp_path / "own", boot_id="a\n", pressure=True)
+    assert _open_pressure(host, own).notes == ()
+    assert (tmp_path / "own" / PRESSURE).read_bytes()
+
+
+def test_the_pressure_of_another_kernel_is_not_the_nodes(tmp_path: Path) -> None:
+    host = _root(tmp_path / "host", boot_id="a\n", pressure=False)
+    own = _root(tmp_path / "own", boot_id="b\n", pressure=True)
+    [note] = _open_pressure(host, own).notes
+    assert note.message == f"no PSI trigger on {tmp_path}/host/{PRESSURE}: No such file or directory"
+    assert (tmp_path / "own" / PRESSURE).read_bytes() == b""
+
+
+def test_a_host_whose_boot_is_unknown_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    host = _root(tmp_path / "host", boot_id="a\n", pressure=False)
+    own = _root(tmp_path / "own", boot_id="a\n", pressure=True)
+    (tmp_path / "host" / BOOT_ID).unlink()
+    assert len(_open_pressure(host, own).notes) == 1
+    assert (tmp_path / "own" / PRESSURE).read_bytes() == b""
