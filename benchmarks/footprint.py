@@ -1,17 +1,17 @@
-"""CPU and memory of the agent within the limits of daemonset.yaml: `python -m benchmarks.footprint [pods...]`.
+"""CPU and memory of the agent with the resources of daemonset.yaml: `python -m benchmarks.footprint [pods...]`.
 
-The agent (`nodeagent run` with its defaults, against an API double) runs in v1 cgroups with the memory and CPU limits
-of the DaemonSet's container, on a node of pods in real cgroups (110, then 500; needs root):
+The agent (`nodeagent run` with its defaults, against an API double) runs in v1 cgroups with the memory limit and the
+CPU shares of the DaemonSet's container, which has no CPU limit, on a node of pods in real cgroups (110, then 500; needs
+root):
 
 * `start`: until its first conditions are published;
 * `calm`: nothing is near a threshold;
 * `near`: a pod grows slowly to just above the hard threshold, so that the loop samples at its highest rate;
 * `pressure`: three pods, one after the other, grow fast through the threshold; each is evicted and ended.
 
-For each phase the output has the CPU share of one core, and the share of time in which the CPU limit throttled the
-agent. Then follow the peak of the charged memory, including kernel memory and page cache, its part of kernel memory,
-and the number of limit hits. Files that other processes have read before are not charged: a new node charges several
-MiB of page cache more, which the kernel reclaims when necessary.
+For each phase the output has the CPU share of one core. Then follow the peak of the charged memory, including kernel
+memory and page cache, its part of kernel memory, and the number of limit hits. Files that other processes have read
+before are not charged: a new node charges several MiB of page cache more, which the kernel reclaims when necessary.
 """
 
 import signal
@@ -38,17 +38,15 @@ HARD_MIB: Final = 300
 LIMIT_MIB: Final = 900
 """Limit of all pods together. The rest of it is the signal."""
 HOGS: Final = ("first", "second", "third")
-PERIOD_US: Final = 100_000
-"""Of a kubelet's CFS quota."""
 START_S: Final = 60.0
 
 
-class Limits(NamedTuple):
-    """The limits of the DaemonSet's container."""
+class Resources(NamedTuple):
+    """The resources of the DaemonSet's container."""
 
-    memory: int
+    memory_limit: int
     """Bytes."""
-    cpu: float
+    cpu_request: float
     """Cores."""
 
 
@@ -59,8 +57,6 @@ class Phase(NamedTuple):
     seconds: float
     core: float
     """Share of one core."""
-    throttled: float
-    """Share of time in which the CPU limit throttled it."""
 
 
 class Footprint(NamedTuple):
@@ -78,19 +74,19 @@ class Footprint(NamedTuple):
     """Names of the pods, in order."""
 
 
-def container_limits() -> Limits:
-    """The limits in daemonset.yaml."""
+def container_resources() -> Resources:
+    """The resources in daemonset.yaml."""
     documents = yaml.safe_load_all(DAEMONSET.read_text(encoding="utf-8"))
     [spec] = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "DaemonSet"]
     [container] = spec["containers"]
-    values = container["resources"]["limits"]
-    return Limits(quantity.parse_quantity(values["memory"]), quantity.parse_milli(values["cpu"]) / 1000)
+    limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+    return Resources(quantity.parse_quantity(limits["memory"]), quantity.parse_milli(requests["cpu"]) / 1000)
 
 
 class LimitedCgroups:
-    """Cgroups with the limits of the container."""
+    """Cgroups with the resources of the container."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, resources: Resources) -> None:
         name = f"nodeagent-test-{uuid.uuid4().hex[:12]}"
         self.memory, self.cpu, self.account = (
             Path("/sys/fs/cgroup", each).resolve(strict=True) / name for each in ("memory", "cpu", "cpuacct")
@@ -98,17 +94,15 @@ class LimitedCgroups:
         self._paths = sorted({self.memory, self.cpu, self.account})  # cpu and cpuacct are one hierarchy on most hosts
         for path in self._paths:
             path.mkdir()
-        (self.memory / "memory.limit_in_bytes").write_text(str(limits.memory))
-        (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (self.cpu / "cpu.cfs_quota_us").write_text(str(int(limits.cpu * PERIOD_US)))
+        (self.memory / "memory.limit_in_bytes").write_text(str(resources.memory_limit))
+        (self.cpu / "cpu.shares").write_text(str(int(resources.cpu_request * 1024)))  # as a kubelet does
 
     def number(self, name: str) -> int:
         return int((self.memory / name).read_text())
 
-    def spent_s(self) -> tuple[float, float]:
-        """(CPU time, time throttled by the limit)."""
-        stat = dict(line.split() for line in (self.cpu / "cpu.stat").read_text().splitlines())
-        return int((self.account / "cpuacct.usage").read_text()) / 1e9, int(stat["throttled_time"]) / 1e9
+    def spent_s(self) -> float:
+        """CPU time."""
+        return int((self.account / "cpuacct.usage").read_text()) / 1e9
 
     def command(self, *arguments: str) -> list[str]:
         """A command that runs Python with these arguments in the cgroups from its first instruction."""
@@ -122,7 +116,7 @@ class LimitedCgroups:
 
 def measure(size: int, *, calm_s: float = CALM_S) -> Footprint:
     """One run with this many pods."""
-    kubepods, cgroups = Kubepods(limit=LIMIT_MIB * MIB), LimitedCgroups(container_limits())
+    kubepods, cgroups = Kubepods(limit=LIMIT_MIB * MIB), LimitedCgroups(container_resources())
     names = {name: str(uuid.uuid4()) for name in HOGS} | {f"calm-{number}": str(uuid.uuid4()) for number in range(size)}
     pods = [pod(name, uid=uid, owner=("ReplicaSet", name), requests={"memory": "8Mi"}) for name, uid in names.items()]
     evicted: list[str] = []
@@ -173,10 +167,10 @@ def _watch(
     phases = []
 
     def during(name: str, work: Callable[[], object]) -> None:
-        began, (cpu, throttled) = time.monotonic(), cgroups.spent_s()
+        began, cpu = time.monotonic(), cgroups.spent_s()
         work()
-        passed, (cpu_after, throttled_after) = time.monotonic() - began, cgroups.spent_s()
-        phases.append(Phase(name, passed, (cpu_after - cpu) / passed, (throttled_after - throttled) / passed))
+        passed = time.monotonic() - began
+        phases.append(Phase(name, passed, (cgroups.spent_s() - cpu) / passed))
 
     def condition_is(status: str) -> bool:
         found: Json | None = api.condition("NodeAgentMemoryPressure")
@@ -218,17 +212,14 @@ def main(arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return
-    limits = container_limits()
-    print(f"limits: {limits.memory / MIB:.0f} MiB, {limits.cpu:g} of a core")
+    resources = container_resources()
+    print(f"memory limit {resources.memory_limit / MIB:.0f} MiB, CPU request {resources.cpu_request:g} of a core")
     for size in [int(each) for each in arguments] or SIZES:
         result = measure(size)
         print(f"{size} pods: at most {result.peak / MIB:.1f} MiB charged, {result.peak_kernel / MIB:.1f} of them "
               f"kernel memory; resident {result.resident / MIB:.1f}; limit hit {result.limit_hits} times")  # fmt: skip
         for phase in result.phases:
-            print(
-                f"  {phase.name:<9} {phase.seconds:5.1f} s  {phase.core:7.2%} of a core, "
-                f"throttled {phase.throttled:6.2%}"
-            )
+            print(f"  {phase.name:<9} {phase.seconds:5.1f} s  {phase.core:7.2%} of a core")
 
 
 if __name__ == "__main__":

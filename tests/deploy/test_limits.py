@@ -1,11 +1,12 @@
-"""The running agent lives within the memory and CPU that daemonset.yaml gives it, on 110 pods, in calm and pressure."""
+"""The running agent lives within the memory that daemonset.yaml gives it, on 110 pods, in calm and pressure."""
 
 from typing import Final
 
 import pytest
 
-from benchmarks.footprint import HOGS, Footprint, container_limits, measure
+from benchmarks.footprint import HOGS, Footprint, container_resources, measure
 from tests.support.livenode import needs_cgroup_v1
+from tests.support.manifests import container
 
 pytestmark = [pytest.mark.real_cgroup, needs_cgroup_v1]
 
@@ -23,16 +24,15 @@ def footprint() -> Footprint:
 
 def test_the_memory_limit_is_never_reached_and_leaves_a_reserve(footprint: Footprint) -> None:
     assert footprint.limit_hits == 0, footprint
-    assert footprint.peak < MOST * container_limits().memory, footprint
+    assert footprint.peak < MOST * container_resources().memory_limit, footprint
 
 
-def test_it_is_ready_before_a_probe_could_end_it(footprint: Footprint) -> None:
-    """daemonset.yaml: the first probe after 15 s."""
-    start = footprint.phases[0]
+def test_it_has_started_long_before_a_probe_could_end_it(footprint: Footprint) -> None:
+    start, probe = footprint.phases[0], container()["startupProbe"]
     assert start.name == "start"
-    assert start.seconds < 15, footprint
+    assert start.seconds < probe["periodSeconds"] * probe["failureThreshold"] / 10, footprint
 
 
-def test_the_pod_that_fills_the_memory_is_evicted_in_time_with_so_little_cpu(footprint: Footprint) -> None:
+def test_the_pod_that_fills_the_memory_is_evicted_in_time_with_these_cpu_shares(footprint: Footprint) -> None:
     assert footprint.evicted[0] == HOGS[0], footprint
     assert set(footprint.evicted) == set(HOGS), footprint
