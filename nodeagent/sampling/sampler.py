@@ -306,6 +306,7 @@ class Sampler:
             capacity=snapshot.mem_available.capacity,
             names=self._names.containers,
             fresh=fresh,
+            swap_total=self._limits.memory.swap_total if self._limits is not None else None,
             api_pods=self._confirmed(api_pods),
         )
         if usages is not self._usages:

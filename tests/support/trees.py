@@ -45,6 +45,12 @@ class TreePod(NamedTuple):
     qos: QOSClass = QOSClass.BURSTABLE
     working_set: int = 10 * MI
     inactive_file: int = 0
+    active_file: int = 0
+    """Part of the working set."""
+    dirty_file: int = 0
+    swap: int = 0
+    memory_min: int = 0
+    memory_low: int = 0
     request: int = 0
     """Memory request in bytes, divided over the containers; for Guaranteed pods also the cgroup's limit."""
     containers: tuple[TreeContainer, ...] = (TreeContainer(),)
@@ -58,6 +64,9 @@ class TreePod(NamedTuple):
     @property
     def cgroup_uid(self) -> str:
         return self.uid or str(uuid.uuid5(uuid.NAMESPACE_DNS, self.key))
+
+
+_EMPTY: Final = TreePod("")
 
 
 class TreeDisk(NamedTuple):
@@ -83,6 +92,10 @@ class Node(NamedTuple):
     memory_available: int = 4 * GI
     mem_available: int | None = None
     """MemAvailable; None: the same."""
+    swap_total: int = 0
+    swap_free: int = 0
+    swap_accounting: bool = True
+    """False: the kernel does not count swap by cgroup."""
     allocatable_limit: int | None = 7 * GI
     """Limit of the pods' cgroup; None: unlimited."""
     pods_working_set: int | None = None
@@ -137,8 +150,8 @@ class _Writer:
             "MemAvailable": kernel_estimate,
             "Buffers": 0,
             "Cached": 0,
-            "SwapTotal": 0,
-            "SwapFree": 0,
+            "SwapTotal": node.swap_total // KI,
+            "SwapFree": node.swap_free // KI,
             "Dirty": 0,
             "AnonPages": total - available,
             "Shmem": 0,
@@ -189,7 +202,7 @@ class _Writer:
             controllers = "cpu io memory pids" if node.cgroup == "v2" else ""
             self.put(f"{self.unified}/cgroup.controllers", f"{controllers}\n")
         used = node.memory_total - node.memory_available
-        self.memory_files("", usage=used, inactive_file=0, limit=None)
+        self.memory_files("", usage=used, limit=None)
         self.pressure("/system.slice", 0.0)
         if node.kubepods:
             self.kubepods()
@@ -201,12 +214,13 @@ class _Writer:
         working_set = total if node.pods_working_set is None else node.pods_working_set
         inactive = sum(pod.inactive_file for pod in node.pods)
         limit = node.allocatable_limit
-        self.memory_files(place, usage=working_set + inactive, inactive_file=inactive, limit=limit)
+        sums = TreePod("", inactive_file=inactive, active_file=sum(pod.active_file for pod in node.pods))
+        self.memory_files(place, usage=working_set + inactive, limit=limit, pod=sums)
         self.pressure(place, 0.0)
         parents = [place]
         for qos in ("burstable", "besteffort"):
             parents.append(path := cgroup_path(node.cgroup_root, "kubepods", qos, systemd=node.systemd))
-            self.memory_files(path, usage=0, inactive_file=0, limit=None)
+            self.memory_files(path, usage=0, limit=None)
         pods = [self.pod(pod) for pod in node.pods]
         self.remove_others(parents, {*parents, *pods})
 
@@ -215,7 +229,7 @@ class _Writer:
         node = self.node
         path = pod_cgroup(node, pod)
         limit = pod.request if pod.qos is QOSClass.GUARANTEED else None
-        self.memory_files(path, usage=pod.working_set + pod.inactive_file, inactive_file=pod.inactive_file, limit=limit)
+        self.memory_files(path, usage=pod.working_set + pod.inactive_file, limit=limit, pod=pod)
         self.pressure(path, pod.stall)
         processes = sum(container.processes for container in pod.containers) + pod.sandbox
         self.put(f"{self.pids}{path}/pids.current", f"{processes}\n")
@@ -237,16 +251,25 @@ class _Writer:
         for top in {self.memory, self.pids}:
             self.put(f"{top}{path}/cgroup.procs", "".join(f"{pid}\n" for pid in pids))
 
-    def memory_files(self, path: str, *, usage: int, inactive_file: int, limit: int | None) -> None:
-        place, anon = f"{self.memory}{path}", usage - inactive_file
+    def memory_files(self, path: str, *, usage: int, limit: int | None, pod: TreePod = _EMPTY) -> None:
+        """`pod` has the numbers beside the usage."""
+        place, file = f"{self.memory}{path}", pod.inactive_file + pod.active_file
         if self.node.cgroup == "v2":
-            lines = {"anon": anon, "file": inactive_file, "kernel": 0, "shmem": 0, "file_dirty": 0}
-            lines |= {"inactive_file": inactive_file, "slab_reclaimable": 0}
+            lines = {"anon": usage - file, "file": file, "kernel": 0, "shmem": 0, "file_dirty": pod.dirty_file}
+            lines |= {"file_writeback": 0, "inactive_file": pod.inactive_file, "active_file": pod.active_file}
+            lines |= {"slab_reclaimable": 0}
             if path:
-                self.put(f"{place}/memory.current", f"{usage}\n")
-                self.put(f"{place}/memory.max", f"{'max' if limit is None else limit}\n")
+                files = {"current": usage, "max": "max" if limit is None else limit}
+                files |= {"min": pod.memory_min, "low": pod.memory_low}
+                if self.node.swap_accounting:
+                    files["swap.current"] = pod.swap
+                for name, content in files.items():
+                    self.put(f"{place}/memory.{name}", f"{content}\n")
         else:
-            lines = {"total_rss": anon, "total_shmem": 0, "total_dirty": 0, "total_inactive_file": inactive_file}
+            lines = {"total_rss": usage - file, "total_shmem": 0, "total_dirty": pod.dirty_file}
+            lines |= {"total_inactive_file": pod.inactive_file, "total_active_file": pod.active_file}
+            if self.node.swap_accounting:
+                lines["total_swap"] = pod.swap
             self.put(f"{place}/memory.usage_in_bytes", f"{usage}\n")
             self.put(f"{place}/memory.limit_in_bytes", f"{_V1_MAX if limit is None else limit}\n")
         self.put(f"{place}/memory.stat", "".join(f"{key} {value}\n" for key, value in lines.items()))

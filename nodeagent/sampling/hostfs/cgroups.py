@@ -15,6 +15,7 @@ import os
 from typing import Final, NamedTuple, Protocol
 
 from nodeagent.model import CgroupUsage, Note, NoteKind
+from nodeagent.model.units import MAX_PLAUSIBLE
 from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.mounts import Mount
@@ -29,13 +30,21 @@ _USUAL_PARENTS: Final = ("", "/kubelet", "/kubelet.slice")
 
 
 _INACTIVE_V1: Final = parse.line_starts("total_inactive_file")
-_UNRECLAIMABLE_V1: Final = parse.line_starts(
-    "total_inactive_file", "total_rss", "total_shmem", "total_dirty", "total_writeback"
+_NUMBERS_V1: Final = parse.line_starts(
+    "total_inactive_file", "total_rss", "total_swap", "total_shmem", "total_dirty", "total_writeback"
 )
 _INACTIVE_V2: Final = parse.line_starts("inactive_file")
 _ROOT_V2: Final = parse.line_starts("inactive_file", "anon", "file")
-_UNRECLAIMABLE_V2: Final = parse.line_starts(
-    "inactive_file", "anon", "kernel", "slab_reclaimable", "shmem", "sock", "file_dirty", "file_writeback"
+_NUMBERS_V2: Final = parse.line_starts(
+    "inactive_file",
+    "active_file",
+    "anon",
+    "kernel",
+    "slab_reclaimable",
+    "shmem",
+    "sock",
+    "file_dirty",
+    "file_writeback",
 )
 _KERNEL_V2: Final = parse.line_starts(
     "kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "slab_unreclaimable"
@@ -60,6 +69,11 @@ class MemoryNumbers(NamedTuple):
     """anon + shmem + dirty file pages, and on v2 kernel memory that is not reclaimable. v1 does not report which part
     of its kernel memory is, so it is left out: a predicted relief is rather too small."""
     reason: str = ""
+    file_cache: int | None = None
+    """File pages that reclaim can drop without loss; shmem and locked pages are on other lists. None on v1, which has
+    no file for such a reclaim."""
+    swap: int | None = None
+    """Bytes in swap. None: not in memory.stat, which contains it on v1 alone, and there only with swap accounting."""
 
 
 class MemoryFiles(Protocol):
@@ -69,6 +83,10 @@ class MemoryFiles(Protocol):
     """File with the usage, including page cache; the v2 root has none."""
     stat: str
     limit: str
+    swap: str
+    """File with the bytes in swap; empty on v1, whose memory.stat contains them."""
+    protections: tuple[str, ...]
+    """Files with the amounts that reclaim does not take; empty on v1, whose soft limit is none."""
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
         """The numbers in the contents of `usage` and `stat`."""
@@ -86,13 +104,14 @@ class MemoryV1:
     usage: str = "memory.usage_in_bytes"
     stat: str = "memory.stat"
     limit: str = "memory.limit_in_bytes"
+    swap: str = ""
+    protections: tuple[str, ...] = ()
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, *rest = parse.parse_keyed(stat, _UNRECLAIMABLE_V1)
+        inactive, anon, swap, *rest = parse.parse_keyed(stat, _NUMBERS_V1)
         unreclaimable = None if anon is None else anon + _sum(rest)
-        return _numbers(
-            parse.parse_count(usage), inactive, unreclaimable, self.usage, "total_inactive_file", "total_rss"
-        )
+        names = (self.usage, "total_inactive_file", "total_rss")
+        return _numbers(parse.parse_count(usage), inactive, unreclaimable, names, swap=swap)
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         [inactive] = parse.parse_keyed(stat, _INACTIVE_V1)
@@ -108,14 +127,20 @@ class MemoryV2:
     usage: str = "memory.current"
     stat: str = "memory.stat"
     limit: str = "memory.max"
+    swap: str = "memory.swap.current"
+    protections: tuple[str, ...] = ("memory.min", "memory.low")
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, kernel, reclaimable, *rest = parse.parse_keyed(stat, _UNRECLAIMABLE_V2)
+        inactive, active, anon, kernel, reclaimable, *rest = parse.parse_keyed(stat, _NUMBERS_V2)
         unreclaimable = None
         if anon is not None:
             fixed = _sum(parse.parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
             unreclaimable = anon + fixed + _sum(rest)
-        return _numbers(parse.parse_count(usage), inactive, unreclaimable, self.usage, "inactive_file", "anon")
+        file_cache = None
+        if inactive is not None and active is not None:
+            file_cache = max(0, inactive + active - _sum(rest[-2:]))  # dirty and writeback pages must be written first
+        names = (self.usage, "inactive_file", "anon")
+        return _numbers(parse.parse_count(usage), inactive, unreclaimable, names, file_cache=file_cache)
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         [inactive] = parse.parse_keyed(stat, _INACTIVE_V2)
@@ -148,15 +173,17 @@ def _numbers(
     used: int | None,
     inactive: int | None,
     unreclaimable: int | None,
-    usage_name: str,
-    inactive_name: str,
-    anon_name: str,
+    names: tuple[str, str, str],
+    *,
+    file_cache: int | None = None,
+    swap: int | None = None,
 ) -> MemoryNumbers:
+    """`names` are the sources of the three numbers, for the reason if one is missing."""
     working_set = None if used is None or inactive is None else max(0, used - inactive)
-    if working_set is not None and unreclaimable is not None:
-        return MemoryNumbers(used, working_set, unreclaimable, "")
-    missing = _missing((usage_name, used), (inactive_name, inactive), (anon_name, unreclaimable))
-    return MemoryNumbers(used, working_set, unreclaimable, missing)
+    reason = ""
+    if working_set is None or unreclaimable is None:
+        reason = _missing(*zip(names, (used, inactive, unreclaimable), strict=True))
+    return MemoryNumbers(used, working_set, unreclaimable, reason, file_cache, swap)
 
 
 def _missing(*parts: tuple[str, int | None]) -> str:
@@ -166,6 +193,11 @@ def _missing(*parts: tuple[str, int | None]) -> str:
 def parse_limit(data: bytes) -> int | None:
     """Bytes; None if unlimited (`max`, or on v1 a number above 2^62) or not a number."""
     return parse.parse_count(data)
+
+
+def parse_protection(data: bytes) -> int | None:
+    """The bytes of memory.min or memory.low, `MAX_PLAUSIBLE` for `max`; None if it is not a number."""
+    return MAX_PLAUSIBLE if data.strip() == b"max" else parse.parse_count(data)
 
 
 # --- where the controllers are ---------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ _OPTIONAL_FIELDS: Final = (
     b"HugePages_Free",
     b"HugePages_Rsvd",
 )
-# The fields that a threshold needs.
-_LIMIT_FIELDS: Final = (b"MemTotal", b"MemAvailable")
+# The fields that a threshold or the pods need.
+_LIMIT_FIELDS: Final = (b"MemTotal", b"MemAvailable", b"SwapTotal")
 ALL_FIELDS: Final = (*_REQUIRED_FIELDS.values(), *_OPTIONAL_FIELDS)
 
 
@@ -99,6 +99,8 @@ class MemoryLimits(NamedTuple):
     meminfo_reason: str
     pods: int | None
     pods_reason: str
+    swap_total: int | None = None
+    """0 on a node without swap."""
 
 
 class MemoryReading(NamedTuple):
@@ -116,7 +118,8 @@ def read_limits(files: FdCache, paths: MemoryPaths) -> MemoryLimits:
     except Unreadable as error:
         meminfo, reason = {}, str(error)
     limit, why = _pods_limit(files, paths)
-    return MemoryLimits(meminfo.get(b"MemTotal"), meminfo.get(b"MemAvailable"), reason, limit, why)
+    swap_total = meminfo.get(b"SwapTotal")
+    return MemoryLimits(meminfo.get(b"MemTotal"), meminfo.get(b"MemAvailable"), reason, limit, why, swap_total)
 
 
 def read_memory(files: FdCache, paths: MemoryPaths) -> MemoryReading:

@@ -39,10 +39,11 @@ def _row(*changes: Change, max_age_s: float, max_age_listed_s: float | None = No
 
 AGES: Final[Mapping[str, Age]] = {
     "usage": _row(Change.SAMPLE, max_age_s=0.0),
-    # memory.stat and memory.pressure. The kubelet's own samples of a pod are up to 15 s old, however far it moved.
+    # memory.stat, memory.swap.current and memory.pressure. What is swapped out leaves the usage, so it moves. The
+    # kubelet's own samples of a pod are up to 15 s old, however far it moved.
     "memory": _row(Change.USAGE_MOVED, max_age_s=20.0),
     "counts": _row(Change.USAGE_MOVED, max_age_s=60.0),
-    # Two thirds of the cost of a pod.
+    # Two thirds of the cost of a pod. Includes its memory.max, memory.min and memory.low.
     "containers": _row(
         Change.COUNTS_CHANGED,
         Change.VERSION_CHANGED,

@@ -33,10 +33,11 @@ from nodeagent.sampling.pods.pod_containers import FirstProcess, PodContainers
 
 
 class PodMemory(NamedTuple):
-    """memory.stat and memory.pressure of a pod."""
+    """memory.stat, memory.swap.current and memory.pressure of a pod."""
 
     read_at: float
     numbers: MemoryNumbers
+    swap: int | None
     stall_some_avg10: float | None
 
 
@@ -81,6 +82,7 @@ class _Sample(NamedTuple):
     names: Mapping[str, str]
     versions: Mapping[str, Pod]
     fresh: bool
+    swap_total: int | None
     notes: list[Note]
 
 
@@ -105,6 +107,8 @@ class PodCache:
         self._files = files
         self._memory_age_s = pod_ages.memory_age_s(stale_after_s)
         self._stalls = stalls
+        self._swap_file = hierarchy.memory_files.swap
+        """Empty: there is none, or the kernel does not count swap by cgroup."""
         self._containers = pod_containers.ContainerReader(host, hierarchy)
         self._listing: CgroupListing | None = None
         self._cgroups: Sequence[PodCgroup] = ()
@@ -145,6 +149,7 @@ class PodCache:
         capacity: int | None,
         names: Mapping[str, str],
         fresh: bool,
+        swap_total: int | None,
         api_pods: Sequence[Pod] | None = None,
     ) -> tuple[tuple[PodUsage, ...], tuple[Note, ...]]:
         """The usage of each pod, and what could not be read. The same tuple again if no pod was read.
@@ -154,6 +159,7 @@ class PodCache:
             capacity: MemTotal.
             names: container names by container id.
             fresh: read every pod now, whatever the ages of its values.
+            swap_total: SwapTotal. With 0 no pod has anything in swap, and one file less is read for each.
             api_pods: the pods that the API server lists.
         """
         if api_pods is not self._api_pods:
@@ -166,7 +172,7 @@ class PodCache:
             texts = [self._usage_text(pod) for pod in before]
         else:
             before = list[CachedPod | None](self._pods)
-        sample = _Sample(now, capacity, names, self._versions, fresh, [])
+        sample = _Sample(now, capacity, names, self._versions, fresh, swap_total, [])
         pods = [
             pod
             if pod is not None and not fresh and text is not None and now < pod.due_at and not _moved(pod, text)
@@ -269,7 +275,8 @@ class PodCache:
         usage = self._files.read(self._usage_file(cgroup))
         stat = self._host.read(f"{directory}/{self._hierarchy.memory_files.stat}")
         numbers = self._hierarchy.memory_files.numbers(usage, stat)
-        memory = PodMemory(sample.now, numbers, self._stall(cgroup.path))
+        swap = self._swap(directory, numbers, sample.swap_total)
+        memory = PodMemory(sample.now, numbers, swap, self._stall(cgroup.path))
         version = sample.versions.get(cgroup.uid)
 
         def is_outdated(value: str, read_at: float, changes: Set[Change]) -> bool:
@@ -308,6 +315,20 @@ class PodCache:
         try:
             return os.stat(self._host.real(directory)).st_nlink
         except OSError:
+            return None
+
+    def _swap(self, directory: str, numbers: MemoryNumbers, swap_total: int | None) -> int | None:
+        """None: unknown, or the kernel does not count it."""
+        if swap_total == 0:
+            return 0
+        if not self._swap_file:
+            return numbers.swap
+        try:
+            return parse.parse_count(self._host.read(f"{directory}/{self._swap_file}"))
+        except Unreadable:
+            # A kernel without swap accounting has no such file anywhere. Tested once.
+            kubepods = f"{self._hierarchy.memory}{self._kubepods.path}"
+            self._swap_file = self._swap_file if self._host.exists(f"{kubepods}/{self._swap_file}") else ""
             return None
 
     def _stall(self, path: str) -> float | None:
@@ -371,6 +392,9 @@ def _pod_usage(cgroup: PodCgroup, values: PodValues, sample: _Sample, *, visible
         memory_working_set=memory.numbers.working_set,
         memory_usage=memory.numbers.usage,
         memory_unreclaimable=memory.numbers.unreclaimable,
+        memory_file_cache=memory.numbers.file_cache,
+        memory_swap=memory.swap,
+        memory_protected=containers.protected,
         memory_limit=containers.limit,
         memory_stall_some_avg10=memory.stall_some_avg10,
         memory_request_estimate=pod_containers.estimate_request(

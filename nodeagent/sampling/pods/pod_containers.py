@@ -52,6 +52,8 @@ class PodContainers(NamedTuple):
     """oom_score_adj of each container."""
     started_at: float | None
     limit: int | None
+    protected: int | None
+    """The larger of the pod cgroup's memory.min and memory.low; None: not readable, or v1."""
     has_processes: bool
     """False in an empty pod, or if all processes are outside our PID namespace."""
     complete: bool
@@ -118,6 +120,7 @@ class ContainerReader:
             scores=tuple([processes[name].oom_score_adj if name in processes else None for name, _ in containers]),
             started_at=_earliest(processes[name] for name in sandboxes) or _earliest(processes.values()),
             limit=self._limit(directory),
+            protected=self._protected(directory),
             has_processes=any(each.pids for each in members.values()),
             complete=all(each.complete for each in members.values()),
             first_processes=processes,
@@ -217,6 +220,18 @@ class ContainerReader:
             return cgroups.parse_limit(self._host.read(f"{directory}/{self._hierarchy.memory_files.limit}"))
         except Unreadable:
             return None
+
+    def _protected(self, directory: str) -> int | None:
+        """None: not readable, or v1."""
+        amounts: list[int] = []
+        for name in self._hierarchy.memory_files.protections:
+            try:
+                amount = cgroups.parse_protection(self._host.read(f"{directory}/{name}"))
+            except Unreadable:
+                continue
+            if amount is not None:
+                amounts.append(amount)
+        return max(amounts, default=None)
 
 
 def estimate_request(

@@ -174,7 +174,20 @@ def test_any_name_is_parsed_without_an_exception(name: str) -> None:
 
 def test_v2_memory_is_split_into_working_set_and_unreclaimable_memory() -> None:
     numbers = MemoryV2().numbers(b"200\n", V2_STAT)
-    assert numbers == (200, 160, 100 + (30 - 10) + 7 + 5 + 3 + 1, "")
+    assert numbers[:4] == (200, 160, 100 + (30 - 10) + 7 + 5 + 3 + 1, "")
+
+
+def test_v2_file_cache_is_what_can_be_dropped_without_writing() -> None:
+    assert MemoryV2().numbers(b"200\n", V2_STAT + b"active_file 20\n").file_cache == 40 + 20 - 3 - 1
+    assert MemoryV2().numbers(b"200\n", V2_STAT).file_cache is None
+    dirty = b"inactive_file 1\nactive_file 1\nfile_dirty 9\nanon 1\n"
+    assert MemoryV2().numbers(b"200\n", dirty).file_cache == 0
+
+
+def test_v1_swap_is_that_of_the_descendants_too() -> None:
+    stat = b"swap 1\ntotal_inactive_file 40\ntotal_active_file 9\ntotal_rss 100\ntotal_swap 30\n"
+    assert (MemoryV1().numbers(b"200\n", stat).swap, MemoryV1().numbers(b"200\n", stat).file_cache) == (30, None)
+    assert MemoryV1().numbers(b"200\n", stat.replace(b"total_swap", b"total_swapx")).swap is None
 
 
 def test_v2_root_usage_is_anon_and_file() -> None:
@@ -197,7 +210,7 @@ def test_v2_of_an_older_kernel_sums_the_kernel_memory() -> None:
 
 def test_v1_memory_includes_the_descendants() -> None:
     stat = b"inactive_file 1\nrss 1\nshmem 1\ntotal_inactive_file 40\ntotal_rss 100\ntotal_shmem 7\ntotal_dirty 3\n"
-    assert MemoryV1().numbers(b"200\n", stat) == (200, 160, 110, "")
+    assert MemoryV1().numbers(b"200\n", stat)[:4] == (200, 160, 110, "")
 
 
 @pytest.mark.parametrize("files", [MemoryV1(), MemoryV2()])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.config.schema import SamplingConfig
-from nodeagent.model import Container, NodeSnapshot, Pod, PodSource, PodUsage, PodView, QOSClass
+from nodeagent.model import Container, NodeSnapshot, NoteKind, Pod, PodSource, PodUsage, PodView, QOSClass
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.sampler import Sampler
 from tests.support.trees import GI, MI, Node, TreeContainer, TreePod, container_id, pod_cgroup, write_node
@@ -106,6 +106,67 @@ def test_a_pod_with_broken_memory_files_is_listed_with_unknown_memory(tmp_path: 
     assert usages["broken"].process_count == 1
     assert usages["whole"].memory_working_set == 10 * MI
     assert any(pods[0].cgroup_uid in note.subject for note in snapshot.notes)
+
+
+def test_file_cache_swap_and_protection_of_a_pod_are_read_on_v2(tmp_path: Path) -> None:
+    pod = TreePod(
+        "a/b", working_set=300 * MI, inactive_file=50 * MI, active_file=90 * MI, dirty_file=10 * MI, swap=70 * MI
+    )
+    pods = (pod._replace(memory_min=20 * MI, memory_low=30 * MI), TreePod("a/plain"))
+    node = Node(swap_total=2 * GI, swap_free=1 * GI, pods=pods)
+    usages = {view.pod.name: _usage(view) for view in _sample(write_node(tmp_path, node)).pods}
+    assert usages["b"].memory_file_cache == 130 * MI
+    assert usages["b"].memory_swap == 70 * MI
+    assert usages["b"].memory_protected == 30 * MI
+    plain = usages["plain"]
+    assert (plain.memory_file_cache, plain.memory_swap, plain.memory_protected) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("version", ["v1", "hybrid"])
+def test_on_v1_swap_is_read_from_memory_stat_and_file_cache_and_protection_are_unknown(
+    tmp_path: Path, version: str
+) -> None:
+    pod = TreePod("a/b", inactive_file=50 * MI, active_file=5 * MI, swap=70 * MI)
+    [view] = _sample(write_node(tmp_path, Node(version, swap_total=2 * GI, pods=(pod,)))).pods
+    usage = _usage(view)
+    assert (usage.memory_swap, usage.memory_file_cache, usage.memory_protected) == (70 * MI, None, None)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "hybrid"])
+def test_without_swap_accounting_the_swap_of_a_pod_is_unknown_without_a_note(tmp_path: Path, version: str) -> None:
+    node = Node(version, swap_total=2 * GI, swap_accounting=False, pods=(TreePod("a/b"), TreePod("a/c")))
+    snapshot = _sample(write_node(tmp_path, node))
+    assert [_usage(view).memory_swap for view in snapshot.pods] == [None, None]
+    assert all(_usage(view).memory_working_set == 10 * MI for view in snapshot.pods)
+    assert not [note for note in snapshot.notes if note.kind is NoteKind.POD]
+
+
+def test_a_node_without_swap_has_no_pod_in_swap_and_no_file_is_read_for_it(tmp_path: Path) -> None:
+    root = write_node(tmp_path, Node(pods=(pod := TreePod("a/b"),)))
+    (tmp_path / f"sys/fs/cgroup{pod_cgroup(Node(), pod)}/memory.swap.current").write_text("4096\n")
+    assert _usage(_sample(root).pods[0]).memory_swap == 0
+
+
+def test_swap_is_read_again_with_the_memory_of_a_pod_also_after_swapon(tmp_path: Path) -> None:
+    pod, node = TreePod("a/b", working_set=300 * MI), Node()
+    root, times = write_node(tmp_path, node._replace(pods=(pod,))), iter([100.0, 101.0, 102.0, 122.0])
+    with Sampler(open_host(root), SamplingConfig(), node_name="n", boottime=times.__next__) as sampler:
+        assert _usage(sampler.sample().pods[0]).memory_swap == 0
+        swapped = pod._replace(working_set=100 * MI, swap=200 * MI)
+        write_node(tmp_path, node._replace(swap_total=1 * GI, pods=(swapped,)))
+        assert _usage(sampler.sample(fresh=False).pods[0]).memory_swap == 200 * MI
+        write_node(tmp_path, node._replace(swap_total=1 * GI, pods=(swapped._replace(swap=150 * MI),)))
+        assert _usage(sampler.sample(fresh=False).pods[0]).memory_swap == 200 * MI
+        assert _usage(sampler.sample(fresh=False).pods[0]).memory_swap == 150 * MI
+
+
+@pytest.mark.parametrize(
+    ("low", "expected"), [(b"max\n", 1 << 62), (b"", 4096), (b"-1\n", 4096), (b"9" * 30, 4096), (b"8192\n", 8192)]
+)
+def test_a_protection_is_the_larger_one_that_is_a_number(tmp_path: Path, low: bytes, expected: int) -> None:
+    root = write_node(tmp_path, Node(pods=(pod := TreePod("a/b", memory_min=4096),)))
+    (tmp_path / f"sys/fs/cgroup{pod_cgroup(Node(), pod)}/memory.low").write_bytes(low)
+    assert _usage(_sample(root).pods[0]).memory_protected == expected
 
 
 def test_a_pod_that_barely_moved_keeps_its_reading_and_its_time(tmp_path: Path) -> None:
