@@ -12,6 +12,12 @@ RBAC for a request that impersonates the own node needs two verbs of the Service
 * `impersonate-on:associated-node:VERB` on the resource of the request;
 * `impersonate:associated-node` on `nodes` of authentication.k8s.io, without resourceNames: the server asks for the name
   `*`, so that its answer holds for every node.
+
+The ServiceAccount itself sends what the node may not send (taints, PodDisruptionBudgets, Leases), and what the
+admission policies of daemonset.yaml limit more than the server limits a node. `nodes/status`: the six conditions of the
+own node; a node may write its whole status. `pods/status` and `pods` delete: pods of the own node outside kube-system,
+and only the condition DisruptionTarget. Events: in the own node's name; NodeRestriction does not limit Events at all. A
+policy cannot limit a node instead: it would limit a kubelet whose credentials give its user no extra as well.
 """
 
 import enum
@@ -186,7 +192,7 @@ RIGHTS: Final = (
         "pressure conditions",
         "conditions: the scheduler places pods on the node",
         Need.REQUIRED,
-        _NODE,
+        _ACCOUNT,
         Scope.OWN_NODE,
         _publishes,
     ),
@@ -205,10 +211,10 @@ RIGHTS: Final = (
     Right("watch", "policy", "poddisruptionbudgets", *_PDBS, Need.FEATURE, _ACCOUNT, used=_pdbs),
     Right("get", "", "persistentvolumeclaims", *_VOLUMES, Need.FEATURE, _NODE, used=_node_bound),
     Right("get", "", "persistentvolumes", *_VOLUMES, Need.FEATURE, _NODE, used=_node_bound),
-    Right("create", "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _NODE, used=_enforce),
-    Right("patch", "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _NODE, used=_enforce),
-    Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _NODE, used=_deletes),
-    Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _NODE, used=_deletes),
+    Right("create", "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _ACCOUNT, used=_enforce),
+    Right("patch", "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _ACCOUNT, used=_enforce),
+    Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
+    Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("list", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),
     Right("create", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),
     Right("update", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),

@@ -78,10 +78,13 @@ def test_without_a_required_right_evictions_or_conditions_fail() -> None:
     assert not {"patch nodes", "create events.events.k8s.io", "get persistentvolumes"} & required
 
 
-def test_an_impersonating_account_has_no_direct_right_on_pods_nodes_status_or_events() -> None:
+def test_an_impersonating_account_has_no_direct_right_on_pods_evictions_claims_or_to_read_nodes() -> None:
     rules = rights.impersonation_rules(rights.used_by(ENFORCE))
     assert {rule for rule in rules if not rule.verb.startswith("impersonate")} == {
         Rule("patch", "", "nodes"),
+        Rule("patch", "", "nodes/status"),
+        Rule("create", "events.k8s.io", "events"),
+        Rule("patch", "events.k8s.io", "events"),
         Rule("list", "policy", "poddisruptionbudgets"),
         Rule("watch", "policy", "poddisruptionbudgets"),
     }
