@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.commands import exit_codes, standard_streams
-from nodeagent.config import load
+from nodeagent.config import above_kubelet, load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, StartupConfig
 from nodeagent.model import (
@@ -150,6 +150,7 @@ class NodeChecker:
         self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
         self._kubelet, self._kubelet_notes = kubelet_config.read_thresholds(self._host)
+        self._config = above_kubelet.keep_above(self._config, kubelet_config.known_thresholds(self._kubelet))
 
     def close(self) -> None:
         """Close descriptors and connections."""

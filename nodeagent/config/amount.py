@@ -1,5 +1,6 @@
 """Read threshold values as the kubelet does: a quantity, or a percentage of a capacity.
 
+`parse_threshold` also reads a percentage with bounds (`2%, at least 200Mi, at most 1Gi`), which no kubelet has.
 Thresholds and minimum reclaim differ in the meaning of zero (`AmountRule`). The kubelet converts percentages to 32 bit
 floating point, so that `100.000001%` is 100%. This module does the same.
 """
@@ -11,6 +12,7 @@ from nodeagent.config.bounds import AmountRule
 from nodeagent.model import Amount
 
 _DIGITS: Final = "0123456789"
+_BOUNDS: Final = {"at least": "at_least", "at most": "at_most"}
 
 
 def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amount:
@@ -25,6 +27,27 @@ def parse_amount(text: str, *, rule: AmountRule = AmountRule.THRESHOLD) -> Amoun
     if count == quantity.MAX_QUANTITY:
         raise ValueError(f"it is {quantity.MAX_QUANTITY} or more, all that 64 bits can hold: no node has as much")
     return Amount(count, None, text)
+
+
+def parse_threshold(text: str) -> Amount:
+    """A threshold, which may be a percentage with a lower and an upper bound. Raises ValueError as `parse_amount`."""
+    first, *bounds = text.split(", ")
+    amount = parse_amount(first)
+    for bound in bounds:
+        word, _, count = bound.rpartition(" ")
+        field = _BOUNDS.get(word)
+        if field is None:
+            raise ValueError(f'{bound!r} is not "at least" or "at most" with a quantity')
+        if amount.quantity is not None:
+            raise ValueError("only a percentage has bounds")
+        if getattr(amount, field) is not None:
+            raise ValueError(f"{word!r} is there twice")
+        amount = amount._replace(**{field: parse_amount(count).quantity})  # type: ignore[arg-type]
+        if getattr(amount, field) is None:
+            raise ValueError(f"{bound!r} is not a quantity")
+    if amount.at_least is not None and amount.at_most is not None and amount.at_least > amount.at_most:
+        raise ValueError('the quantity of "at least" is above that of "at most"')
+    return amount._replace(text=text)
 
 
 def _percentage(text: str, *, rule: AmountRule) -> float:

@@ -253,7 +253,9 @@ def _read_list(reader: Reader, node: YamlNode, path: str, key: ConfigKey, elemen
 def _scalar(node: YamlNode, key: ConfigKey, type_: Any) -> Any:
     """Raises ValueError with what is wrong."""
     if type_ is Amount:
-        return amount.parse_amount(_text(node), rule=key.bound(AmountRule))
+        rule = key.bound(AmountRule)
+        text = _text(node)
+        return amount.parse_threshold(text) if rule is AmountRule.THRESHOLD else amount.parse_amount(text, rule=rule)
     if key.duration:
         return _within(duration.parse_duration(_text(node)), key)
     if isinstance(type_, type) and issubclass(type_, enum.StrEnum):

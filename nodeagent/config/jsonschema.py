@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeagent.config import field_docs, keys, show
-from nodeagent.config.bounds import Mark, OneOf, Range, Shape
+from nodeagent.config.bounds import AmountRule, Mark, OneOf, Range, Shape
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.schema import API_VERSION, CONFIG_KIND, RankingKey
 from nodeagent.model import Amount, Signal
@@ -24,9 +24,11 @@ SCHEMA_FILE: Final = Path(__file__).parent / "nodeagent.schema.json"
 _DURATION: Final = r"^\+?(0|([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))" + (
     r"(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))*$"
 )
-_AMOUNT: Final = (
-    r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+|([eE][+-]?[0-9]+)?%+)?$"
-)
+_NUMBER: Final = r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)"
+_SUFFIX: Final = "n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+"
+_PERCENT: Final = "([eE][+-]?[0-9]+)?%+"
+_AMOUNT: Final = f"^{_NUMBER}({_SUFFIX}|{_PERCENT})?$"
+_THRESHOLD: Final = f"^{_NUMBER}({_SUFFIX}|{_PERCENT}(, at (least|most) {_NUMBER}({_SUFFIX})?){{0,2}})?$"
 
 
 def generate() -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _list(key: ConfigKey, element: Any) -> dict[str, Any]:
 def _scalar(key: ConfigKey, type_: Any) -> dict[str, Any]:
     words, shape, bounds = key.bound(OneOf), key.bound(Shape), key.bound(Range)
     if type_ is Amount:
-        return {"type": "string", "pattern": _AMOUNT}
+        return {"type": "string", "pattern": _THRESHOLD if key.bound(AmountRule) is AmountRule.THRESHOLD else _AMOUNT}
     if key.duration:
         return {"type": "string", "pattern": _DURATION}
     if isinstance(type_, type) and issubclass(type_, enum.StrEnum):

@@ -305,7 +305,7 @@ def _not_comparable(theirs: Threshold, own: Threshold, capacity: int | None) -> 
 
 def _level(threshold: Threshold, capacity: int | None) -> float:
     """Bytes, inodes or PIDs; percent if the capacity is unknown."""
-    value = resolve.resolve_amount(threshold.value, capacity=capacity)
+    value = resolve.resolve_threshold(threshold, capacity=capacity)
     return float(threshold.value.percentage or 0.0) if value is None else value
 
 

@@ -1,9 +1,16 @@
-"""Convert a configured amount (a quantity or a percentage) to whole units, bit for bit as the kubelet does."""
+"""Convert a configured amount (a quantity or a percentage) to whole units, bit for bit as the kubelet does, and a
+threshold to the value that it is compared with.
+
+Theory of operation. A threshold that must stay above the kubelet's (`Threshold.above_kubelet`) has the highest of its
+configured value and those levels. A level is at most half of the capacity, and a threshold of the kubelet that is not
+below that half is not followed: it is a slip or the file of another machine, and to act at it would evict most pods of
+a healthy node.
+"""
 
 from functools import lru_cache
 from typing import Final
 
-from nodeagent.model import Amount
+from nodeagent.model import Amount, KubeletLevel, Threshold
 from nodeagent.model.units import MAX_PLAUSIBLE
 
 _FLOAT32_BITS: Final = 24
@@ -27,7 +34,44 @@ def resolve_amount(amount: Amount, *, capacity: int | None) -> int | None:
     if fraction is None:
         return None
     product = float(capacity) * fraction
-    return int(product) if product <= MAX_PLAUSIBLE else None
+    return _bounded(int(product), amount) if product <= MAX_PLAUSIBLE else None
+
+
+def resolve_threshold(threshold: Threshold, *, capacity: int | None) -> int | None:
+    """The value of the threshold in bytes, inodes or PIDs. None as in `resolve_amount`: it is never met."""
+    value = resolve_amount(threshold.value, capacity=capacity)
+    if value is None or not threshold.above_kubelet:
+        return value
+    levels = [resolve_level(each, capacity=capacity) for each in threshold.above_kubelet]
+    return max(value, *[level or 0 for level in levels])
+
+
+def resolve_level(level: KubeletLevel, *, capacity: int | None) -> int | None:
+    """The amount that is the margin above the kubelet's threshold, at most half of the capacity. None: the capacity is
+    unknown, the kubelet's threshold is zero and never met, or it is not followed (`beyond_half`)."""
+    kubelet = resolve_amount(level.kubelet, capacity=capacity)
+    if not kubelet or capacity is None or not _plausible(capacity) or kubelet >= capacity // 2:
+        return None
+    base = capacity if level.margin_of_capacity else kubelet
+    margin = resolve_amount(level.margin, capacity=base)
+    if level.margin_of_capacity and level.kubelet.percentage is not None and level.margin.percentage is not None:
+        # 10% + 2% is exactly 12%: two roundings would add up to another number.
+        total = resolve_amount(Amount(None, level.kubelet.percentage + level.margin.percentage, ""), capacity=capacity)
+    else:
+        total = kubelet + (margin or 0)
+    return None if total is None else max(kubelet + 1, min(total, capacity // 2))
+
+
+def beyond_half(level: KubeletLevel, *, capacity: int | None) -> bool:
+    """True if the kubelet's threshold is half of the capacity or more, so that it is not followed."""
+    kubelet = resolve_amount(level.kubelet, capacity=capacity)
+    return kubelet is not None and capacity is not None and _plausible(capacity) and kubelet >= capacity // 2
+
+
+def _bounded(number: int, amount: Amount) -> int:
+    if amount.at_most is not None:
+        number = min(number, amount.at_most)
+    return number if amount.at_least is None else max(number, amount.at_least)
 
 
 @lru_cache(maxsize=256)

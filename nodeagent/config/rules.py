@@ -156,12 +156,17 @@ def _soft_below_hard(eviction: EvictionConfig) -> _Findings:
 
 
 def _not_above(soft: Amount, hard: Amount) -> bool:
-    """False also if a quantity and a percentage cannot be compared without the node."""
-    if soft.quantity is not None and hard.quantity is not None:
-        return soft.quantity <= hard.quantity
-    if soft.percentage is not None and hard.percentage is not None:
-        return soft.percentage <= hard.percentage
-    return False
+    """False also if the two cannot be compared without the node."""
+    if None not in (soft.percentage, hard.percentage) and not {
+        soft.at_least,
+        soft.at_most,
+        hard.at_least,
+        hard.at_most,
+    } - {None}:
+        return (soft.percentage or 0.0) <= (hard.percentage or 0.0)
+    highest_soft = soft.quantity if soft.quantity is not None else soft.at_most
+    lowest_hard = hard.quantity if hard.quantity is not None else hard.at_least
+    return highest_soft is not None and lowest_hard is not None and highest_soft <= lowest_hard
 
 
 def _soft_without_grace_is_hard(eviction: EvictionConfig) -> _Findings:

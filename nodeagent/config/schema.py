@@ -372,9 +372,9 @@ class EvictionConfig(NamedTuple):
     """The keys of the file that become `Config.thresholds`; names and meanings are the kubelet's."""
 
     eviction_hard: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
-    """Thresholds that act at once: least available quantity (`200Mi`) or share of the capacity (`12%`). This key
-    replaces all built-in hard and soft thresholds; evictionSoft alone replaces the soft ones. `0%` and `100%` switch a
-    signal off."""
+    """Thresholds that act at once: least available quantity (`200Mi`) or share of the capacity, which may have bounds
+    (`12%`; `2%, at least 200Mi, at most 1Gi`). This key replaces all built-in hard and soft thresholds; evictionSoft
+    alone replaces the soft ones. `0%` and `100%` switch a signal off."""
     eviction_soft: Annotated[Mapping[Signal, Amount], AmountRule.THRESHOLD] = {}
     """Thresholds that act after they were met for their grace period."""
     eviction_soft_grace_period: Annotated[Mapping[Signal, float], bounds.ANY_DURATION] = {}
@@ -419,6 +419,10 @@ class Config(NamedTuple):
     enforce_node_allocatable: Annotated[bool, Mark.DERIVED] = True
     """True if enforceNodeAllocatable contains `pods`: hard memory.available thresholds also apply to
     allocatableMemory.available."""
+    above_kubelet: bool = True
+    """Keep each threshold above the kubelet's own, also one that this file sets, so that the agent acts first: where
+    the kubelet's thresholds can be read, from its files or its flags. Memory: 50% above them (100Mi to 512Mi), disks,
+    inodes and PIDs 2% of the capacity. Off with `ranking.order: kubelet`."""
     local_storage_limits: bool = False
     """Evict pods that exceed their own local-storage limits (emptyDir sizeLimit, ephemeral-storage limits). The kubelet
     does this already; set it only where localStorageCapacityIsolation is off. Costs a walk every minute."""

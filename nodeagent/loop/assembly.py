@@ -16,6 +16,7 @@ from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import ClusterSession, NoCluster, Session
+from nodeagent.config import above_kubelet
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
@@ -186,6 +187,7 @@ class ComponentBuilder:
         """The components of the first configuration. Raises CannotRunError."""
         session = self.session = self._connect_first(loaded.config, owned)
         session.start()
+        loaded = self._above_kubelet(loaded)
         config = loaded.config
         return Components(
             loaded,
@@ -247,7 +249,13 @@ class ComponentBuilder:
             disks = self._disks(config)
             before.disks.close(timeout_s=0.0)
         missing = reclaim_runner.missing_programs(config.reclaim.actions)
-        return Components(loaded._replace(config=config), sampler, session, disks, missing)
+        return Components(self._above_kubelet(loaded._replace(config=config)), sampler, session, disks, missing)
+
+    def _above_kubelet(self, loaded: LoadedConfig) -> LoadedConfig:
+        """With the thresholds above those of this host's kubelet, where these can be read."""
+        kubelet, _ = kubelet_config.read_thresholds(self._host)
+        thresholds = kubelet_config.known_thresholds(kubelet)
+        return loaded._replace(config=above_kubelet.keep_above(loaded.config, thresholds))
 
     def close(self) -> None:
         self._statvfs.close()

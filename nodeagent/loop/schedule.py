@@ -389,7 +389,7 @@ def _judge(inputs: ScheduleInputs, levels: Mapping[Stream, SignalLevel]) -> Sche
     for threshold in inputs.thresholds:
         level = levels.get((threshold.signal, threshold.memory_model))
         capacity = inputs.node.observe(threshold.signal, threshold.memory_model).capacity
-        value = resolve.resolve_amount(threshold.value, capacity=capacity)
+        value = resolve.resolve_threshold(threshold, capacity=capacity)
         if level is None or value is None:
             unknown.add(threshold.signal)
         else:

@@ -101,6 +101,19 @@ class Amount(NamedTuple):
     """Percent, 0 to 100 and above, as written (`10%` is 10.0); None when this is a quantity."""
     text: str
     """As configured, for reports and messages."""
+    at_least: int | None = None
+    """Lower bound of a percentage in the signal's unit."""
+    at_most: int | None = None
+    """Upper bound of a percentage in the signal's unit."""
+
+
+class KubeletLevel(NamedTuple):
+    """A threshold of the kubelet, and how far one of the agent's must be above it."""
+
+    kubelet: Amount
+    margin: Amount
+    margin_of_capacity: bool
+    """A percentage in `margin` is one of the capacity; False: of the kubelet's threshold."""
 
 
 class StallScope(enum.StrEnum):
@@ -136,9 +149,9 @@ class Threshold(NamedTuple):
     require_stall: StallRequirement | None = None
     exhaustion_within_s: float | None = None
     """Soft thresholds only: the grace also ends if the trend predicts exhaustion within this time."""
-    above_kubelet: Amount | None = None
-    """The kubelet's own threshold of this signal plus a margin: the threshold is at least this high. None: not known,
-    or `aboveKubelet` is off."""
+    above_kubelet: tuple[KubeletLevel, ...] = ()
+    """The kubelet's own thresholds of this signal: the threshold is at least this far above each of them. It is not
+    part of the identity. Empty: they are not known, or `aboveKubelet` is off."""
 
     @property
     def hard(self) -> bool:

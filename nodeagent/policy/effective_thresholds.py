@@ -53,9 +53,12 @@ def _containerfs(thresholds: tuple[Threshold, ...], layout: DiskLayout) -> tuple
 
 @lru_cache(maxsize=256)
 def identity(threshold: Threshold) -> str:
-    """The key of the threshold from one sample to the next: signal, memory model, grace period and value."""
+    """The key of the threshold from one sample to the next: signal, memory model, grace period and configured value.
+    Neither the capacity nor the kubelet's thresholds change it."""
     value = threshold.value
     amount = value.quantity if value.quantity is not None else f"{resolve.as_fraction(value.percentage)}*"
+    if value.at_least is not None or value.at_most is not None:
+        amount = f"{amount}[{value.at_least},{value.at_most}]"
     return f"{stream_name(threshold)}<{amount}~{threshold.grace_period_s:g}"
 
 

@@ -7,6 +7,7 @@ full stop and a space. A condition has the agent's own reason and message.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nodeagent.config import above_kubelet
 from nodeagent.model import (
     SIGNAL_TABLE,
     Amount,
@@ -135,7 +136,7 @@ def threshold_quantity(configured: Amount, *, value: int) -> str:
     if _has_exponent(text):
         mantissa, unit = units.factored(value, 1000)
         return f"{mantissa}e{3 * unit}" if unit else str(mantissa)
-    return _milli(text) or units.format_quantity(value, binary=False)
+    return (_milli(text) if value == configured.quantity else "") or units.format_quantity(value, binary=False)
 
 
 def available_quantity(observation: Observation) -> str:
@@ -194,7 +195,10 @@ def _met(verdict: SignalVerdict) -> str:
     available = verdict.observation.available
     below = available is not None and (worst.value or 0) > available
     relation = "below" if below else "minimum reclaim not reached above"
-    return f"{_available(verdict)}, {relation} {worst.threshold.value.text} ({tier})"
+    level = above_kubelet.describe_value(
+        worst.threshold, capacity=verdict.observation.capacity, unit=SIGNAL_TABLE[verdict.signal].unit
+    )
+    return f"{_available(verdict)}, {relation} {level} ({tier})"
 
 
 def _available(verdict: SignalVerdict) -> str:

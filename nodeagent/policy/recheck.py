@@ -45,7 +45,7 @@ def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Co
     threshold = victim.threshold
     observation = snapshot.observe(threshold.signal, threshold.memory_model)
     unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
-    value = resolve.resolve_amount(threshold.value, capacity=observation.capacity)
+    value = resolve.resolve_threshold(threshold, capacity=observation.capacity)
     if unusable or value is None or observation.available is None:
         return Refusal(
             RefusalCode.SIGNAL_UNKNOWN, f"{threshold.signal.value} is unknown now: {unusable or observation.reason}"

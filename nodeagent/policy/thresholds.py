@@ -395,7 +395,7 @@ def _judge_one(
     known = before is not ThresholdStage.CLEAR
     first = state.first_observed[key] if known else None
     since = now if first is None else min(first + stream.stopped_s, now)
-    value = None if stream.unknown else resolve.resolve_amount(threshold.value, capacity=stream.observation.capacity)
+    value = None if stream.unknown else resolve.resolve_threshold(threshold, capacity=stream.observation.capacity)
     event = _event(threshold, stream, before, value=value, met_s=elapsed(since, now))
     stage = TRANSITIONS[before, event]
     if event is ThresholdEvent.UNKNOWN:

@@ -63,7 +63,7 @@ def _nearest_threshold(snapshot: NodeSnapshot, config: Config) -> _NearestThresh
         if not threshold.hard or threshold.signal not in MEMORY_SIGNALS:
             continue
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
-        available, value = observation.available, resolve.resolve_amount(threshold.value, capacity=observation.capacity)
+        available, value = observation.available, resolve.resolve_threshold(threshold, capacity=observation.capacity)
         if available is not None and value is not None and available >= value:
             ahead.append(_NearestThreshold(threshold, observation, value, available - value))
     return min(ahead, key=lambda each: each.headroom, default=None)

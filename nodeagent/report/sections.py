@@ -7,6 +7,7 @@ program (names, paths, messages) has passed `wording.escape_terminal`.
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from nodeagent.config import above_kubelet
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
@@ -204,7 +205,7 @@ def _threshold_cells(report: Report, verdict: ThresholdVerdict | None, unit: Uni
         return Cell("none", DIM), Cell("")
     margin = headroom.threshold_headroom(report.snapshot, verdict)
     style = BAD if margin is not None and margin < 0 else ""
-    return Cell(_threshold_text(verdict.threshold, verdict.value, unit)), Cell(
+    return Cell(_threshold_text(report, verdict.threshold, unit)), Cell(
         units.format_amount(margin, unit, signed=True), style
     )
 
@@ -213,11 +214,11 @@ def _tier(threshold: Threshold) -> str:
     return "hard" if threshold.hard else f"soft for {units.format_duration(threshold.grace_period_s)}"
 
 
-def _threshold_text(threshold: Threshold, value: int | None, unit: Unit) -> str:
+def _threshold_text(report: Report, threshold: Threshold, unit: Unit) -> str:
     """`hard 300Mi`, `soft for 30s 15% = 2.7Gi, memavailable`."""
-    amount = threshold.value.text
-    if threshold.value.percentage is not None and value is not None:
-        amount += f" = {units.format_amount(value, unit)}"
+    observation = report.snapshot.observations.get(threshold.signal)
+    capacity = observation.capacity if observation is not None else None
+    amount = above_kubelet.describe_value(threshold, capacity=capacity, unit=unit)
     if threshold.memory_model is not MemoryModel.WORKING_SET:
         amount += f", {threshold.memory_model}"
     return f"{_tier(threshold)} {amount}"
@@ -470,11 +471,11 @@ def _kubelet(report: Report) -> Section:
     rows = []
     for each in node_report.compare_with_kubelet(report):
         unit = SIGNAL_TABLE[each.threshold.signal].unit
-        ours = [_threshold_text(own.threshold, own.value, unit) for own in (each.soft, each.answer) if own is not None]
+        ours = [_threshold_text(report, own.threshold, unit) for own in (each.soft, each.answer) if own is not None]
         rows.append(
             (
                 Cell(str(each.threshold.signal), STRONG),
-                Cell(_threshold_text(each.threshold, each.value, unit)),
+                Cell(_threshold_text(report, each.threshold, unit)),
                 Cell("; ".join(ours) or "none"),
                 Cell(_first_to_act(each), styles.get(each.verdict, WARN)),
             )

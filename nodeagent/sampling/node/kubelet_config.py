@@ -9,7 +9,7 @@ from typing import Final
 
 from nodeagent.config import kubelet
 from nodeagent.config.kubelet import KubeletThresholds
-from nodeagent.model import Note, NoteKind
+from nodeagent.model import Note, NoteKind, Threshold
 from nodeagent.sampling.hostfs import processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
@@ -45,6 +45,11 @@ def read_thresholds(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, .
     if directory:
         notes += (Note(NoteKind.KUBELET, f"files in its --config-dir {directory} are not read"),)
     return KubeletThresholds(path or "command line", settings.thresholds, unread), notes
+
+
+def known_thresholds(kubelet: KubeletThresholds | None) -> tuple[Threshold, ...]:
+    """The kubelet's thresholds that are facts; none if its configuration is only assumed."""
+    return () if kubelet is None or kubelet.unread else kubelet.thresholds
 
 
 def _read_file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from nodeagent.config.amount import parse_amount
+from nodeagent.config.amount import parse_amount, parse_threshold
 from nodeagent.config.bounds import AmountRule
+from nodeagent.model import Amount
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from nodeagent.config.bounds import AmountRule
     ],
 )
 def test_a_threshold_is_a_quantity_or_a_percentage(text: str, quantity: int | None, percentage: float | None) -> None:
-    assert parse_amount(text) == (quantity, percentage, text)
+    assert parse_amount(text) == Amount(quantity, percentage, text)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,34 @@ def test_minimum_reclaim_may_be_zero_and_more_than_all_but_not_zero_percent() ->
     assert parse_amount("150%", rule=AmountRule.RECLAIM).percentage == 150.0
     with pytest.raises(ValueError, match="above 0%"):
         parse_amount("0%", rule=AmountRule.RECLAIM)
+
+
+def test_a_threshold_may_be_a_percentage_with_bounds() -> None:
+    mib = 2**20
+    text = "2%, at least 200Mi, at most 1Gi"
+    assert parse_threshold(text) == Amount(None, 2.0, text, at_least=200 * mib, at_most=1024 * mib)
+    assert parse_threshold("2%, at most 1Gi").at_least is None
+    assert parse_threshold("200Mi") == Amount(200 * mib, None, "200Mi")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("200Mi, at most 1Gi", "only a percentage has bounds"),
+        ("2%, at least 2Gi, at most 1Gi", "is above that of"),
+        ("2%, at least 1Gi, at least 2Gi", "is there twice"),
+        ("2%, at least 1%", "is not a quantity"),
+        ("2%, 200Mi", "is not .at least. or .at most. with a quantity"),
+        ("2%,at least 200Mi", "plain number|empty|suffix|quantity"),
+        ("2%, at least", "is not .at least. or .at most. with a quantity"),
+        ("2%, at least ", r".+"),
+    ],
+)
+def test_bounds_without_a_meaning_are_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_threshold(text)
+
+
+def test_a_kubelets_threshold_has_no_bounds() -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_amount("2%, at least 200Mi")

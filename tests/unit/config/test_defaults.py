@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from nodeagent.config import defaults, kubelet, load, resolve
 from nodeagent.model import SIGNAL_TABLE, Signal, Unit
+from nodeagent.policy import effective_thresholds
 
+GIB = 2**30
 CONFIGURED = tuple(defaults.EVICTION_HARD)
 SMALLEST = {Unit.BYTES: 64 * 2**20, Unit.INODES: 1000, Unit.PIDS: 1000}
 
@@ -44,8 +46,8 @@ def test_the_comparison_finds_no_signal_on_which_a_default_kubelet_is_first(capa
 def test_the_defaults_are_what_the_documentation_states() -> None:
     stated = {(str(t.signal), t.value.text, t.grace_period_s): None for t in load.defaults().config.thresholds}
     assert list(stated) == [
-        ("memory.available", "200Mi", 0.0),
-        ("memory.available", "300Mi", 30.0),
+        ("memory.available", "2%, at least 200Mi, at most 1Gi", 0.0),
+        ("memory.available", "3%, at least 300Mi, at most 1536Mi", 30.0),
         ("nodefs.available", "12%", 0.0),
         ("nodefs.available", "15%", 120.0),
         ("nodefs.inodesFree", "7%", 0.0),
@@ -57,3 +59,31 @@ def test_the_defaults_are_what_the_documentation_states() -> None:
         ("pid.available", "5%", 0.0),
         ("pid.available", "10%", 30.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "hard", "soft"),
+    [
+        (1 * GIB, 200, 300),
+        (int(2.85 * GIB), 200, 300),
+        (8 * GIB, 200, 300),
+        (10 * GIB, 204, 307),
+        (16 * GIB, 327, 491),
+        (32 * GIB, 655, 983),
+        (64 * GIB, 1024, 1536),
+        (256 * GIB, 1024, 1536),
+        (4096 * GIB, 1024, 1536),
+    ],
+)
+def test_memory_thresholds_follow_the_capacity_between_two_bounds(capacity: int, hard: int, soft: int) -> None:
+    amounts = (defaults.EVICTION_HARD[Signal.MEMORY], defaults.EVICTION_SOFT[Signal.MEMORY])
+    values = [resolve.resolve_amount(each, capacity=capacity) for each in amounts]
+    assert [(value or 0) // 2**20 for value in values] == [hard, soft]
+
+
+def test_a_few_more_kilobytes_of_memory_do_not_change_the_identity_of_a_threshold() -> None:
+    thresholds = load.defaults().config.thresholds
+    assert len({effective_thresholds.identity(each) for each in thresholds}) == len(thresholds)
+    memory = thresholds[0]
+    values = {resolve.resolve_threshold(memory, capacity=16 * GIB + kib * 1024) for kib in (0, 64)}
+    assert len(values) == 2, "the value moves with MemTotal; the identity is that of the configured value"

@@ -193,7 +193,8 @@ def test_a_soft_threshold_of_the_kubelet_is_compared_with_its_grace() -> None:
         ("1Gi", "2m", True),
     ):
         theirs = kubelet.read_settings(text % (level, grace)).thresholds
-        assert bool(kubelet.find_earlier_thresholds(agents, theirs, capacities={})) is first, (level, grace)
+        found = kubelet.find_earlier_thresholds(agents, theirs, capacities={Signal.MEMORY: 8 * GIB})
+        assert bool(found) is first, (level, grace)
 
 
 def test_another_memory_model_is_named_as_a_different_value() -> None:

@@ -1,6 +1,7 @@
 """The kubelet's configuration is found on the host, or its absence is reported."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from nodeagent.report import sections, text
 from nodeagent.report.json_document import to_json
 from nodeagent.sampling.hostfs.host import open_host
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
-from tests.support import schemas
+from tests.support import config_files, schemas
 from tests.support.trees import Node, write_node
 
 STRICT = 'kind: KubeletConfiguration\nevictionHard: {memory.available: "500Mi", pid.available: "1%"}\n'
@@ -66,16 +67,37 @@ def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     assert "many" in note.message
 
 
+def json_report(root: Path, body: str) -> dict[str, Any]:
+    """The report about this host with this configuration."""
+    config = root / "nodeagent.yaml"
+    config.write_text(config_files.file(body))
+    checker = check.NodeChecker(check.options_from(host_root=str(root), config_file=str(config)))
+    try:
+        return to_json(checker.make_report())
+    finally:
+        checker.close()
+
+
+def verdicts_of(document: dict[str, Any]) -> dict[str, str]:
+    return {each["signal"]: each["verdict"] for each in document["kubelet"]["thresholds"]}
+
+
+def test_the_report_keeps_our_thresholds_above_the_kubelets(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
+    document = json_report(tmp_path, "")
+    assert set(verdicts_of(document).values()) == {"ours first"}
+    assert not [note for note in document["notes"] if note["subject"] == "kubelet"]
+    (memory,) = [each for each in document["signals"] if each["name"] == "memory.available"]
+    values = {each["tier"]: each["value"] for each in memory["thresholds"]}
+    assert values == {"hard": 750 * 2**20, "soft": 1000 * 2**20}
+
+
 def test_the_report_warns_if_the_kubelet_would_act_first(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
-    checker = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
-    try:
-        document = to_json(checker.make_report())
-    finally:
-        checker.close()
-    verdicts = {each["signal"]: each["verdict"] for each in document["kubelet"]["thresholds"]}
-    assert verdicts == {
+    document = json_report(tmp_path, "aboveKubelet: false")
+    assert verdicts_of(document) == {
         "memory.available": "kubelet first",
         "allocatableMemory.available": "kubelet first",
         "pid.available": "ours first",

@@ -1,0 +1,78 @@
+"""Keep each threshold above the kubelet's own (`aboveKubelet`), so that the agent acts first.
+
+Theory of operation. `keep_above` adds to each threshold the levels that the kubelet's thresholds of the same signal
+require: a hard one must be above the kubelet's hard ones, a soft one above its soft and its hard ones. The margins are
+those of `defaults`. `resolve.resolve_threshold` then takes the highest value for the capacity. A threshold of the
+kubelet that can never be met (0) adds nothing, and one without a counterpart of the same signal has no effect.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from nodeagent.config import defaults, resolve
+from nodeagent.config.schema import Config
+from nodeagent.model import MEMORY_SIGNALS, Amount, KubeletLevel, Threshold, Unit, units
+
+
+def keep_above(config: Config, kubelet: Sequence[Threshold]) -> Config:
+    """The configuration with each threshold above these of the kubelet. Levels from an earlier call are replaced, and
+    removed if `aboveKubelet` is off, if the ranking order is the kubelet's, or if `kubelet` is empty."""
+    if not config.above_kubelet or config.ranking.kubelet:
+        kubelet = ()
+    kept = tuple(each._replace(above_kubelet=tuple(_levels(each, kubelet))) for each in config.thresholds)
+    return config if kept == config.thresholds else config._replace(thresholds=kept)
+
+
+def leading_level(threshold: Threshold, *, capacity: int | None) -> KubeletLevel | None:
+    """The level that determines the threshold's value for this capacity; None if the configured value does."""
+    configured = resolve.resolve_amount(threshold.value, capacity=capacity)
+    if configured is None:
+        return None
+    above = [
+        (value, index)
+        for index, level in enumerate(threshold.above_kubelet)
+        if (value := resolve.resolve_level(level, capacity=capacity)) is not None and value > configured
+    ]
+    return threshold.above_kubelet[max(above)[1]] if above else None
+
+
+def describe_value(threshold: Threshold, *, capacity: int | None, unit: Unit) -> str:
+    """`200Mi`, `12% = 2.4Gi`, `2%, at least 200Mi`, or with its origin `750Mi (kubelet 500Mi + margin 250Mi; configured
+    200Mi)`."""
+    configured, value = threshold.value, resolve.resolve_threshold(threshold, capacity=capacity)
+    level = leading_level(threshold, capacity=capacity)
+    if value is None or (level is None and configured.percentage is None):
+        return configured.text
+    if level is None:
+        share, bounded = configured.text.partition(",")[0], units.format_amount(value, unit)
+        if value in (configured.at_least, configured.at_most):
+            return f"{share}, at {'least' if value == configured.at_least else 'most'} {bounded}"
+        return f"{share} = {bounded}"
+    kubelet = resolve.resolve_amount(level.kubelet, capacity=capacity) or 0
+    margin = units.format_amount(value - kubelet, unit)
+    origin = f"kubelet {level.kubelet.text} + margin {margin}; configured {configured.text}"
+    return f"{units.format_amount(value, unit)} ({origin})"
+
+
+def describe_level(level: KubeletLevel) -> str:
+    """The level without a node: `the kubelet's 500Mi + 250Mi`, `the kubelet's 10% + 2%`."""
+    margin = resolve.resolve_amount(level.margin, capacity=level.kubelet.quantity)
+    if level.margin_of_capacity or level.kubelet.quantity is None or margin is None:
+        of = "" if level.margin_of_capacity else " of it"
+        return f"the kubelet's {level.kubelet.text} + {level.margin.text.replace('%', f'%{of}')}"
+    return f"the kubelet's {level.kubelet.text} + {units.format_quantity(margin)}"
+
+
+def not_followed(threshold: Threshold, *, capacity: int | None) -> Amount | None:
+    """The kubelet's threshold that is half of the capacity or more, so that this one is not raised above it."""
+    return next(
+        (each.kubelet for each in threshold.above_kubelet if resolve.beyond_half(each, capacity=capacity)), None
+    )
+
+
+def _levels(threshold: Threshold, kubelet: Iterable[Threshold]) -> Iterable[KubeletLevel]:
+    for theirs in kubelet:
+        if theirs.signal is not threshold.signal or (threshold.hard and not theirs.hard):
+            continue
+        memory, soft_above_hard = threshold.signal in MEMORY_SIGNALS, theirs.hard and not threshold.hard
+        margin = defaults.KUBELET_MARGINS[memory, soft_above_hard]
+        yield KubeletLevel(theirs.value, margin, margin_of_capacity=not memory)
