@@ -12,11 +12,13 @@ gets its deletionTimestamp and goes away after its grace (`linger_s` overrides i
 
 Knobs: `on_eviction(pod, body)` is called for each accepted eviction or delete, `at_request(request, done)` before and
 after each request is carried out; `set_pdb`; `throttle(seconds)`;
-`forbid("patch", "nodes/status")`; `tokens` (token -> user); `compact()` and `end_watches()`; `kubelet(every_s)` puts
+`forbid("patch", "nodes/status")`; `grant(account, rules)`; `tokens` (token -> user); `minor` (version of the server),
+`constrained_impersonation`; `compact()` and `end_watches()`; `kubelet(every_s)` puts
 False over a foreign pressure condition as a live kubelet does; `delay_s` for every answer; `go_down()`, `come_back()`.
 """
 
-from tests.fake_kube.auth import AGENT, NOBODY
+from tests.fake_kube.auth import NOBODY
+from tests.fake_kube.authorizer import AGENT
 from tests.fake_kube.messages import Answer, Json, RefusedError, Request
 from tests.fake_kube.objects import KUBELET_FALSE, node_object, pod
 from tests.fake_kube.server import ApiServer

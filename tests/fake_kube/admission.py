@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tests.fake_kube import auth
+from tests.fake_kube import auth, watch
+from tests.fake_kube.authorizer import NODE_USER
 from tests.fake_kube.messages import Json, RefusedError, Request, Target
 
 if TYPE_CHECKING:
@@ -10,9 +11,13 @@ if TYPE_CHECKING:
 
 
 def admit(api: "ApiServer", request: Request, target: Target, old: Json | None, new: Json | None) -> None:
-    user = auth.authenticate(api, request)
-    if user.startswith(auth.NODE_USER) and target.resource == "nodes" and old is not None and new is not None:
-        restrict_node(api, user.removeprefix(auth.NODE_USER), target, old, new)
+    user = auth.acting_user(api, request)
+    if user.startswith(NODE_USER):
+        node = user.removeprefix(NODE_USER)
+        if target.resource == "nodes" and old is not None and new is not None:
+            restrict_node(node, target, old, new)
+        elif target.resource == "pods":
+            restrict_pod(api, node, target, deleted=new is None)
     if api.admit is None:
         return
     asked: Json = {
@@ -27,8 +32,23 @@ def admit(api: "ApiServer", request: Request, target: Target, old: Json | None, 
         raise RefusedError(403, "Forbidden", f"{subject}: {messages[0]}", details=target.details())
 
 
-def restrict_node(api: "ApiServer", node: str, target: Target, old: Json, new: Json) -> None:
-    """NodeRestriction (plugin/pkg/admission/noderestriction/admission.go, admitNode)."""
+def restrict_pod(api: "ApiServer", node: str, target: Target, *, deleted: bool) -> None:
+    """NodeRestriction (plugin/pkg/admission/noderestriction/admission.go, admitPod, admitPodStatus, admitPodEviction):
+    evictions, deletions and status only of the node's own pods."""
+    pod = watch.stored_object(api, target._replace(subresource=""))
+    if pod["spec"].get("nodeName") == node:
+        return
+    why = {
+        "eviction": f"node {node} can only evict pods with spec.nodeName set to itself",
+        "status": f'node "{node}" can only update pod status for pods with spec.nodeName set to itself',
+        "": f'node "{node}" can only {"delete" if deleted else "create"} pods with spec.nodeName set to itself',
+    }[target.subresource]
+    subject = f'{target.group_resource} "{target.name}" is forbidden'
+    raise RefusedError(403, "Forbidden", f"{subject}: {why}", details=target.details())
+
+
+def restrict_node(node: str, target: Target, old: Json, new: Json) -> None:
+    """NodeRestriction (the same file, admitNode)."""
     why = ""
     if target.name != node:
         why = f'node "{node}" is not allowed to modify node "{target.name}"'

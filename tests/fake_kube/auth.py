@@ -1,31 +1,21 @@
-"""Authentication, the Node authorizer, RBAC, reviews and tokens."""
+"""Authentication, reviews and tokens."""
 
 import time
 import uuid
 from typing import TYPE_CHECKING
 
-from tests.fake_kube import messages, writes
+from tests.fake_kube import authorizer, impersonation, messages, writes
+from tests.fake_kube.authorizer import Attributes
 from tests.fake_kube.messages import Answer, Json, RefusedError, Request, Target
 
 if TYPE_CHECKING:
     from tests.fake_kube.server import ApiServer
 
-AGENT = "system:serviceaccount:kube-system:nodeagent"
-NODE_USER = "system:node:"
-NODE_RULES = {
-    ("patch", "", "nodes"),
-    ("patch", "", "nodes/status"),
-    ("create", "", "pods/eviction"),
-    ("patch", "", "pods/status"),
-    ("delete", "", "pods"),
-    ("create", "", "events"),
-    ("patch", "", "events"),
-}
-"""What a node's credentials may do whatever the object. No events.k8s.io, no PDBs, no Leases of others."""
 NOBODY = "system:serviceaccount:default:nobody-sa"
 
 
 def authenticate(api: "ApiServer", request: Request) -> str:
+    """The user of the credentials."""
     authorization = request.headers.get("authorization", "")
     if not authorization:
         return "system:anonymous"
@@ -35,79 +25,9 @@ def authenticate(api: "ApiServer", request: Request) -> str:
     return user
 
 
-def authorize(api: "ApiServer", request: Request, user: str, target: Target) -> None:
-    verb = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}.get(request.method)
-    if verb is None:
-        watching = request.query.get("watch") in ("1", "true")
-        verb = "get" if target.name else ("watch" if watching else "list")
-    resource = target.resource + (f"/{target.subresource}" if target.subresource else "")
-    unknown = user == "system:anonymous" or (user.startswith("system:serviceaccount:") and user != AGENT)
-    unknown = unknown and not granted(api, user, verb, target.group, resource, target.namespace)
-    allowed = not unknown and (verb, resource) not in api.forbidden
-    if allowed and user.startswith(NODE_USER):
-        allowed = node_may(api, user.removeprefix(NODE_USER), verb, resource, request, target)
-    if allowed and api.rights is not None and resource != "selfsubjectreviews":
-        allowed = api.rights(verb, target.group, resource, target.namespace)
-    if allowed or resource == "selfsubjectreviews":
-        return
-    where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-    subject = f'{target.group_resource} "{target.name}"' if target.name else target.group_resource
-    details: Json = {"name": target.name} if target.name else {}
-    if target.group:
-        details["group"] = target.group
-    details["kind"] = target.resource
-    raise RefusedError(
-        403,
-        "Forbidden",
-        f'{subject} is forbidden: User "{user}" cannot {verb} resource "{resource}" '
-        f'in API group "{target.group}" {where}',
-        details=details,
-    )
-
-
-def node_may(api: "ApiServer", node: str, verb: str, resource: str, request: Request, target: Target) -> bool:
-    """The Node authorizer (plugin/pkg/auth/authorizer/node/node_authorizer.go) and the rules that it falls back to
-    (plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go, NodeRules), as far as an agent asks."""
-    if resource in ("persistentvolumeclaims", "persistentvolumes"):
-        return verb == "get" and mounted_on(api, node, target)
-    if resource in ("nodes", "pods") and verb in ("list", "watch"):
-        field = "metadata.name" if resource == "nodes" else "spec.nodeName"
-        return request.query.get("fieldSelector") == f"{field}={node}"
-    if resource == "nodes" and verb == "get":
-        return target.name == node
-    return (verb, target.group, resource) in NODE_RULES
-
-
-def mounted_on(api: "ApiServer", node: str, target: Target) -> bool:
-    """The Node authorizer's graph: pod of the node, its claims, their volumes."""
-    claims = {
-        (namespace, volume["persistentVolumeClaim"]["claimName"])
-        for (namespace, _), pod in api.store.objects["pods"].items()
-        if pod["spec"].get("nodeName") == node
-        for volume in pod["spec"].get("volumes", ())
-        if "persistentVolumeClaim" in volume
-    }
-    if target.resource == "persistentvolumeclaims":
-        return (target.namespace, target.name) in claims
-    bound = (api.store.objects["persistentvolumeclaims"].get(claim, {}) for claim in claims)
-    return any(claim.get("spec", {}).get("volumeName") == target.name for claim in bound)
-
-
-def granted(api: "ApiServer", user: str, verb: str, group: str, resource: str, namespace: str) -> bool:
-    """Whether a ClusterRoleBinding, or a RoleBinding of the namespace, gives this right to a service account."""
-    bindings = [("clusterroles", "", each) for each in api.store.objects["clusterrolebindings"].values()]
-    bindings += [
-        ("roles", namespace, each)
-        for (where, _), each in api.store.objects["rolebindings"].items()
-        if where == namespace
-    ]
-    for kind, where, binding in bindings:
-        subjects = (f"system:serviceaccount:{s['namespace']}:{s['name']}" for s in binding["subjects"])
-        if user in subjects:
-            rules = api.store.objects[kind][where, binding["roleRef"]["name"]]["rules"]
-            if any(group in r["apiGroups"] and resource in r["resources"] and verb in r["verbs"] for r in rules):
-                return True
-    return False
+def acting_user(api: "ApiServer", request: Request) -> str:
+    """The user that an authorized request acts as: the impersonated one, or that of the credentials."""
+    return impersonation.wanted_user(request) or authenticate(api, request)
 
 
 def review(api: "ApiServer", request: Request, user: str, target: Target) -> Answer:
@@ -124,19 +44,61 @@ def review(api: "ApiServer", request: Request, user: str, target: Target) -> Ans
         if known:
             audiences = ["https://kubernetes.default.svc"]
             body["status"] = {"authenticated": True, "user": user_info(api, known), "audiences": audiences}
+    elif target.resource == "selfsubjectrulesreviews":
+        # No recording: pkg/registry/authorization/selfsubjectrulesreview/rest.go.
+        body["spec"] = {}
+        body["status"] = rules_review(api, user, spec.get("namespace", ""))
     else:
-        attributes = spec["resourceAttributes"]
-        resource = "/".join(filter(None, (attributes["resource"], attributes.get("subresource"))))
-        allowed = spec["user"] not in (NOBODY, "system:anonymous")
-        allowed = allowed and (attributes["verb"], resource) not in api.forbidden
+        # Of a SelfSubjectAccessReview there is no recording; it is taken to have the form of the recorded one.
+        about = user if target.resource == "selfsubjectaccessreviews" else spec["user"]
+        decision = authorizer.decide(api, about, asked_by(api, spec["resourceAttributes"]))
         body["spec"] = spec
-        body["status"] = {"allowed": allowed}
-        if allowed:
-            body["status"]["reason"] = (
-                'RBAC: allowed by ClusterRoleBinding "nodeagent" of ClusterRole "nodeagent" '
-                'to ServiceAccount "nodeagent/kube-system"'
-            )
+        body["status"] = {"allowed": decision.allowed, **({"reason": decision.reason} if decision.reason else {})}
     return Answer(201, body)
+
+
+def asked_by(api: "ApiServer", attributes: Json) -> Attributes:
+    """The attributes of a review. Field selectors count from 1.32 on (AuthorizeWithSelectors)."""
+    requirements = attributes.get("fieldSelector", {}).get("requirements", ()) if api.minor >= 32 else ()
+    return Attributes(
+        attributes["verb"],
+        attributes.get("group", ""),
+        "/".join(filter(None, (attributes["resource"], attributes.get("subresource")))),
+        attributes.get("namespace", ""),
+        attributes.get("name", ""),
+        frozenset((each["key"], each["values"][0]) for each in requirements if each["operator"] == "In"),
+    )
+
+
+def rules_review(api: "ApiServer", user: str, namespace: str) -> Json:
+    """The rules that apply in a namespace, as far as authorizers list theirs: the Node authorizer does not."""
+    if not namespace:
+        raise RefusedError(400, "BadRequest", "no namespace on request")
+    rules = [rule for _, rule in authorizer.rules_of(api, user, namespace)]
+    if user == authorizer.AGENT:
+        rules = [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]
+    for group, resource in sorted(authorizer.SELF_REVIEWS):
+        rules.append({"verbs": ["create"], "apiGroups": [group], "resources": [resource]})
+    discovery = [
+        "/api",
+        "/api/*",
+        "/apis",
+        "/apis/*",
+        "/healthz",
+        "/livez",
+        "/openapi",
+        "/openapi/*",
+        "/readyz",
+        "/version",
+    ]
+    status: Json = {
+        "resourceRules": rules,
+        "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": discovery}],
+        "incomplete": False,
+    }
+    if user.startswith(authorizer.NODE_USER):
+        status |= {"incomplete": True, "evaluationError": "node authorizer does not support user rule resolution"}
+    return status
 
 
 def user_info(api: "ApiServer", user: str, request: Request | None = None) -> Json:

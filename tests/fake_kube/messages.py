@@ -12,6 +12,8 @@ KINDS = {
     "poddisruptionbudgets": "PodDisruptionBudget",
     "selfsubjectreviews": "SelfSubjectReview",
     "subjectaccessreviews": "SubjectAccessReview",
+    "selfsubjectaccessreviews": "SelfSubjectAccessReview",
+    "selfsubjectrulesreviews": "SelfSubjectRulesReview",
     "tokenreviews": "TokenReview",
     "serviceaccounts": "ServiceAccount",
     "namespaces": "Namespace",
@@ -27,6 +29,7 @@ KINDS = {
     "validatingadmissionpolicies": "ValidatingAdmissionPolicy",
     "validatingadmissionpolicybindings": "ValidatingAdmissionPolicyBinding",
 }
+REVIEWS = {kind for kind in KINDS if kind.endswith("reviews")}
 VERSION = {
     "major": "1",
     "minor": "36",
@@ -69,6 +72,14 @@ class Target(NamedTuple):
 
     def details(self) -> Json:
         return {"name": self.name, **({"group": self.group} if self.group else {}), "kind": self.resource}
+
+
+def version(minor: int) -> Json:
+    """What GET /version answers: recorded of 1.36."""
+    if minor == 36:
+        return dict(VERSION)
+    emulated = {"emulationMinor": str(minor), "minCompatibilityMinor": str(minor - 1)}
+    return {**VERSION, "minor": str(minor), "gitVersion": f"v1.{minor}.0", **emulated}
 
 
 def rfc3339(at: float | None = None) -> str:

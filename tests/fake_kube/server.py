@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.fake_kube import auth, eviction, http, messages, objects, watch, writes
+from tests.fake_kube import auth, authorizer, eviction, http, impersonation, messages, objects, watch, writes
 from tests.fake_kube.messages import Answer, Json, RefusedError, Request
 from tests.fake_kube.store import Store
 
@@ -23,7 +23,8 @@ class ApiServer:
         node: str | Json = "lab-node",
         pods: Iterable[Json] = (),
         token: str = "agent-token",
-        user: str = auth.AGENT,
+        user: str = authorizer.AGENT,
+        minor: int = 36,
         first_version: int = 500,
         linger_s: float | None = -1.0,
         bookmark_s: float = 60.0,
@@ -31,6 +32,10 @@ class ApiServer:
     ) -> None:
         self.tokens: dict[str, str] = {token: user, "nobody-token": auth.NOBODY}
         self.token = token
+        self.minor = minor
+        """The server's version: 1.36.2 was recorded, and 1.35 differs in what is stated where it is used."""
+        self.constrained_impersonation = minor >= 36
+        """The feature gate ConstrainedImpersonation: alpha in 1.35, on by default from 1.36 on."""
         self.token_nodes: dict[str, str] = {}
         """Nodes of the pods that tokens are bound to."""
         self.requests: list[Request] = []
@@ -236,6 +241,22 @@ class ApiServer:
     def allow(self, verb: str, resource: str) -> None:
         self.forbidden.discard((verb, resource))
 
+    def grant(self, account: str, rules: Iterable[tuple[str, str, str]], *, namespace: str = "kube-system") -> None:
+        """Give a service account these rights by a ClusterRole and its binding of the account's name: (verb, API group,
+        resource). Replaces what was granted before."""
+        name = f"{namespace}-{account}"
+        role = {
+            "metadata": {"name": name},
+            "rules": [{"verbs": [v], "apiGroups": [g], "resources": [r]} for v, g, r in sorted(rules)],
+        }
+        binding = {
+            "metadata": {"name": name},
+            "roleRef": {"kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "namespace": namespace, "name": account}],
+        }
+        self.store.put("clusterroles", role, "MODIFIED")
+        self.store.put("clusterrolebindings", binding, "MODIFIED")
+
     def compact(self) -> None:
         """See `Store.compact`."""
         self.store.compact()
@@ -314,10 +335,12 @@ class ApiServer:
         if request.path in ("/healthz", "/livez", "/readyz"):
             return Answer(200, b"ok", "text/plain; charset=utf-8")
         if request.path == "/version":
-            return Answer(200, json.dumps(messages.VERSION, indent=2).encode())
+            return Answer(200, json.dumps(messages.version(self.minor), indent=2).encode())
         target = messages.parse_target(request.path)
-        auth.authorize(self, request, user, target)
-        if target.resource in ("selfsubjectreviews", "subjectaccessreviews", "tokenreviews"):
+        asked = authorizer.attributes_of(request, target)
+        user = impersonation.impersonate(self, request, user, asked)
+        authorizer.authorize(self, user, asked)
+        if target.resource in messages.REVIEWS:
             return auth.review(self, request, user, target)
         with self.store.changed:
             if request.method == "GET":
