@@ -170,6 +170,9 @@ class ProtectionConfig(NamedTuple):
     `nodeagent.io/evict: never|prefer|avoid` in the soft tier. Elsewhere these are ignored. `"*"`: every namespace."""
     unknown_pods: bool = True
     """Protect pods that the API server does not list."""
+    system_partition: bool = True
+    """Protect pods in the kubelet's system partition (`systemPartition`, KEP-5894): their cgroups are below
+    `kubepods/system`."""
 
 
 class TokenBucket(NamedTuple):

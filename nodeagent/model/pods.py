@@ -130,6 +130,8 @@ class PodUsage(NamedTuple):
     """None: nothing of its disk was measured."""
     writing: WriteRate | None = None
     """None: its writes are not counted, or were read only once."""
+    system_partition: bool = False
+    """Its cgroup is below `kubepods/system`: the kubelet's configuration counts it among the system pods (KEP-5894)."""
 
 
 class ContainerKind(enum.StrEnum):

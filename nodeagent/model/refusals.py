@@ -167,6 +167,14 @@ class RefusalCode(enum.StrEnum):
         "not-running",
         _protection("No cgroup was found: not started yet, already gone, or not readable."),
     )
+    SYSTEM_PARTITION = (
+        "system-partition",
+        _protection(
+            "Its cgroup is below kubepods/system: the kubelet's `systemPartition` counts it among the system pods of "
+            "the node, with a memory limit of their own.",
+            config_key="protection.systemPartition",
+        ),
+    )
     USAGE_UNKNOWN = (
         "usage-unknown",
         _protection(

@@ -202,6 +202,12 @@ def _not_running(now: RuleInput) -> str | None:
     return "no cgroup found: not started, already gone, or not readable" if now.usage is None else None
 
 
+def _system_partition(now: RuleInput) -> str | None:
+    if not now.context.rules.system_partition or now.usage is None or not now.usage.system_partition:
+        return None
+    return f"in the system partition of the kubelet, {now.usage.cgroup}"
+
+
 def _usage_unknown(now: RuleInput) -> str | None:
     return f"{now.context.resource} usage unknown" if now.usage is not None and now.used is None else None
 
@@ -239,6 +245,7 @@ def _evict_never(now: RuleInput) -> str | None:
 MOMENTARY_RULES: Final = (
     MomentaryRule(RefusalCode.TERMINATING, _terminating),
     MomentaryRule(RefusalCode.NOT_RUNNING, _not_running),
+    MomentaryRule(RefusalCode.SYSTEM_PARTITION, _system_partition),
     MomentaryRule(RefusalCode.USAGE_UNKNOWN, _usage_unknown),
     MomentaryRule(RefusalCode.TOO_YOUNG, _too_young),
     MomentaryRule(RefusalCode.DISRUPTION_BUDGET, _disruption_budget),

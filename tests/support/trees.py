@@ -58,6 +58,8 @@ class TreePod(NamedTuple):
     sandbox: bool = True
     logs: bool = True
     """True: it has a log directory, which gives it a name."""
+    system: bool = False
+    """In the system partition (KEP-5894)."""
     stall: float = 0.0
     started_s_ago: float = 3600.0
 
@@ -218,9 +220,16 @@ class _Writer:
         self.memory_files(place, usage=working_set + inactive, limit=limit, pod=sums)
         self.pressure(place, 0.0)
         parents = [place]
-        for qos in ("burstable", "besteffort"):
-            parents.append(path := cgroup_path(node.cgroup_root, "kubepods", qos, systemd=node.systemd))
+        partitions: list[tuple[str, ...]] = [()]
+        if any(pod.system for pod in node.pods):
+            partitions.append(("system",))
+            parents.append(path := cgroup_path(node.cgroup_root, "kubepods", "system", systemd=node.systemd))
             self.memory_files(path, usage=0, limit=None)
+        for partition in partitions:
+            for qos in ("burstable", "besteffort"):
+                path = cgroup_path(node.cgroup_root, "kubepods", *partition, qos, systemd=node.systemd)
+                parents.append(path)
+                self.memory_files(path, usage=0, limit=None)
         pods = [self.pod(pod) for pod in node.pods]
         self.remove_others(parents, {*parents, *pods})
 
@@ -326,8 +335,12 @@ def cgroup_path(cgroup_root: str, *parts: str, systemd: bool) -> str:
 
 def pod_cgroup(node: Node, pod: TreePod) -> str:
     """Path of a pod below the hierarchy's root, as the kubelet makes it."""
-    between = {QOSClass.GUARANTEED: [], QOSClass.BURSTABLE: ["burstable"], QOSClass.BEST_EFFORT: ["besteffort"]}
-    return cgroup_path(node.cgroup_root, "kubepods", *between[pod.qos], f"pod{pod.cgroup_uid}", systemd=node.systemd)
+    between = {QOSClass.GUARANTEED: [], QOSClass.BURSTABLE: ["burstable"], QOSClass.BEST_EFFORT: ["besteffort"]}[
+        pod.qos
+    ]
+    partition = ["system"] if pod.system else []
+    names = ["kubepods", *partition, *between, f"pod{pod.cgroup_uid}"]
+    return cgroup_path(node.cgroup_root, *names, systemd=node.systemd)
 
 
 def container_id(pod: TreePod, container: TreeContainer) -> str:

@@ -136,7 +136,7 @@ class WakeupSources:
             return [Note(NoteKind.WAKE_UPS, f"no inotify: {error.strerror}")]
         top = hierarchy.memory + kubepods.path
         try:
-            parents = {top, *(f"{top}/{name}" for name, _ in self._host.subdirectories(top) if cgroups.qos_of(name))}
+            parents = {parent.path for parent in cgroups.pod_parents(self._host, top)}
         except Unreadable as error:
             return [watch.source(), Note(NoteKind.WAKE_UPS, f"created and removed pods are not watched: {error}")]
         unified = hierarchy.memory == hierarchy.unified

@@ -348,16 +348,54 @@ def _select(host: Host, top: str, found: list[str]) -> Kubepods:
 
 def _count_pods(host: Host, path: str) -> int:
     """Number of pod cgroups below a kubepods, both drivers."""
-    number, todo = 0, [path]
-    for directory in todo:
+    number, todo = 0, [PodParent(path)]
+    for parent in todo:
         try:
-            names = [name for name, _ in host.subdirectories(directory)]
+            names = [name for name, _ in host.subdirectories(parent.path)]
         except Unreadable:
             continue
         number += sum(pod_uid(name) is not None for name in names)
-        if directory == path:
-            todo += [f"{directory}/{name}" for name in names if qos_of(name) is not None]
+        todo += [found for name in names if (found := parent.child(name)) is not None]
     return number
+
+
+class PodParent(NamedTuple):
+    """A directory that the kubelet makes pod cgroups in.
+
+    Below `kubepods` are the Guaranteed pods, the directories of the two other QoS classes and, with the feature gate
+    NodeSystemPartition (KEP-5894), `system` with the same three again.
+    """
+
+    path: str
+    qos: str | None = None
+    """`burstable` or `besteffort`; None: its pods are Guaranteed."""
+    system: bool = False
+    """In the system partition."""
+
+    def child(self, name: str) -> "PodParent | None":
+        """The directory of this name in it; None if it holds no pods (a pod cgroup, or none of the kubelet's)."""
+        if self.qos is not None:
+            return None
+        path = f"{self.path}/{name}"
+        if (qos := qos_of(name)) is not None:
+            return PodParent(path, qos, self.system)
+        if not self.system and (name == "system" or name.endswith("kubepods-system.slice")):
+            return PodParent(path, system=True)
+        return None
+
+
+def pod_parents(host: Host, top: str) -> list[PodParent]:
+    """The kubepods at `top` and its directories with pods. Raises Unreadable if `top` cannot be listed."""
+    parents = [PodParent(top)]
+    for parent in parents:
+        try:
+            names = [name for name, _ in host.subdirectories(parent.path)]
+        except Unreadable:
+            if parent.path == top:
+                raise
+            continue  # removed meanwhile
+        parents += [found for name in names if (found := parent.child(name)) is not None]
+    return parents
 
 
 class Subtree(NamedTuple):

@@ -242,7 +242,7 @@ class PodCache:
             if not self._host.exists(directory):
                 return None
             sample.notes.append(Note(NoteKind.POD, str(error), about=cgroup.uid))
-            unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=sample.now)
+            unread = PodUsage(cgroup.uid, cgroup.qos, cgroup.path, read_at=sample.now, system_partition=cgroup.system)
             return CachedPod(cgroup, None, unread, float("-inf"), had_processes)
         # pids.current counts a process that has ended until its parent waits for it; cgroup.procs does not.
         had_processes = had_processes or values.containers.has_processes
@@ -404,5 +404,6 @@ def _pod_usage(cgroup: PodCgroup, values: PodValues, sample: _Sample, *, visible
         thread_count=counts.threads,
         started_at=containers.started_at,
         containers=containers.containers,
+        system_partition=cgroup.system,
     )
     return usage, notes

@@ -1,7 +1,7 @@
 """The pod cgroups below kubepods.
 
-A directory below kubepods with a pod's name is a pod cgroup. Its parent gives the QoS class, its children are the
-containers.
+A directory below kubepods with a pod's name is a pod cgroup. Its parent (`cgroups.PodParent`) gives the QoS class and
+whether the pod is in the system partition, its children are the containers. Directories of any other name are ignored.
 """
 
 import os
@@ -10,10 +10,11 @@ from typing import Final, NamedTuple
 
 from nodeagent.model import QOSClass
 from nodeagent.sampling.hostfs import cgroups
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, PodParent
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _UNKNOWN: Final = -1
+_QOS: Final = {None: QOSClass.GUARANTEED, "burstable": QOSClass.BURSTABLE, "besteffort": QOSClass.BEST_EFFORT}
 
 
 class PodCgroup(NamedTuple):
@@ -25,6 +26,8 @@ class PodCgroup(NamedTuple):
     """Below the hierarchy's root."""
     inode: int
     """Distinguishes a cgroup from an earlier one at the same path: cgroupfs never uses a number twice."""
+    system: bool = False
+    """In the kubelet's system partition (KEP-5894)."""
 
 
 class CgroupListing(NamedTuple):
@@ -41,34 +44,28 @@ def list_pods(host: Host, hierarchy: Hierarchy, kubepods: Kubepods) -> CgroupLis
     cannot be listed."""
     root = hierarchy.memory or ""
     pods: list[PodCgroup] = []
-    qos_directories: list[tuple[str, QOSClass]] = []
-    # Counted before the listing: a pod that comes in between changes the next count.
-    counts = [(root + kubepods.path, _count_children(host, root + kubepods.path))]
-    entries = host.subdirectories(root + kubepods.path)
-    complete = len(entries) == counts[0][1]
-    for name, inode in entries:
-        path = f"{kubepods.path}/{name}"
-        qos = cgroups.qos_of(name)
-        if qos is not None:
-            qos_directories.append((path, QOSClass.BURSTABLE if qos == "burstable" else QOSClass.BEST_EFFORT))
-        elif (uid := cgroups.pod_uid(name)) is not None:
-            pods.append(PodCgroup(uid, QOSClass.GUARANTEED, path, inode))
-        else:
-            complete = False
-    for parent, qos_class in qos_directories:
-        counts.append((root + parent, _count_children(host, root + parent)))
+    counts: list[tuple[str, int]] = []
+    complete = True
+    parents = [PodParent(kubepods.path)]
+    for parent in parents:
+        directory = root + parent.path
+        # Counted before the listing: a pod that comes in between changes the next count.
+        counts.append((directory, _count_children(host, directory)))
         try:
-            entries = host.subdirectories(root + parent)
+            entries = host.subdirectories(directory)
         except Unreadable:
+            if parent.path == kubepods.path:
+                raise
             complete = False
-            continue  # removed after kubepods was listed
+            continue  # removed after its parent was listed
         complete = complete and len(entries) == counts[-1][1]
         for name, inode in entries:
-            uid = cgroups.pod_uid(name)
-            if uid is None:
-                complete = False
+            if (child := parent.child(name)) is not None:
+                parents.append(child)
+            elif (uid := cgroups.pod_uid(name)) is not None:
+                pods.append(PodCgroup(uid, _QOS[parent.qos], f"{parent.path}/{name}", inode, parent.system))
             else:
-                pods.append(PodCgroup(uid, qos_class, f"{parent}/{name}", inode))
+                complete = False
     pods.sort(key=lambda pod: pod.path)
     return CgroupListing(pods, counts if complete else None)
 

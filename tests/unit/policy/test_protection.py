@@ -17,6 +17,7 @@ NOTHING = ProtectionConfig(
     minimum_age_s=0.0,
     disruption_budgets=False,
     unknown_pods=False,
+    system_partition=False,
 )
 
 
@@ -193,3 +194,11 @@ def test_every_switch_is_a_key_of_the_configuration() -> None:
     for row in (*protection.OBJECT_RULES, *protection.MOMENTARY_RULES):
         if row.code.config_key:
             assert row.code.config_key.removeprefix("protection.").lower() in fields
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_pod_of_the_system_partition_is_protected_in_both_tiers_unless_switched_off(tier: Tier) -> None:
+    of = pod("dns")
+    used = usage(of, 100)._replace(system_partition=True)
+    assert codes(of, ProtectionConfig(), tier=tier, used=used) == ["system-partition"]
+    assert codes(of, ProtectionConfig(system_partition=False), tier=tier, used=used) == []
