@@ -45,6 +45,8 @@ class JobResult(NamedTuple):
 
     result: ReclaimResult
     message: str
+    reclaimed: int = 0
+    """Bytes of page cache."""
 
 
 ReclaimJob = Callable[[float], JobResult]
@@ -109,7 +111,7 @@ class ReclaimRunner:
 
     def _run(self, plan_id: str, name: str, job: ReclaimJob, until: float) -> None:
         try:
-            with workers.step("its command", limit_s=until - time.monotonic() + _STUCK_AFTER_S):
+            with workers.step("its action", limit_s=until - time.monotonic() + _STUCK_AFTER_S):
                 result = job(until)
         except Exception as error:  # whatever it is, the decision must not wait for this job
             result = JobResult(ReclaimResult.FAILED, f"{type(error).__name__}: {error}")
@@ -119,7 +121,9 @@ class ReclaimRunner:
     def _end(self, plan_id: str, name: str, result: JobResult) -> None:
         with self._lock:
             self._running.discard(name)
-            self._finished.append(ReclaimOutcome(plan_id, name, result.result, result.message, self._boottime()))
+            self._finished.append(
+                ReclaimOutcome(plan_id, name, result.result, result.message, self._boottime(), result.reclaimed)
+            )
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------

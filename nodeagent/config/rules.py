@@ -113,6 +113,10 @@ def _reclaim_actions(config: Config) -> _Findings:
         if action.name in names:
             yield f"{path}.name", f"{action.name} is already the name of another action", "give each a different name"
         names.add(action.name)
+        if action.kind is ReclaimKind.PAGE_CACHE:
+            yield f"{path}.kind", "pageCache is built in", "remove the action; `reclaim.pageCache` switches it"
+        if action.name == ReclaimKind.PAGE_CACHE:
+            yield f"{path}.name", "pageCache is the name of the built-in action", "give the action a different name"
         if action.kind is ReclaimKind.COMMAND and not action.command:
             yield f"{path}.command", "is missing", "name the program and its arguments, one word each"
         if action.kind is ReclaimKind.CONTAINER_LOGS and action.command:

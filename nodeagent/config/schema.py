@@ -208,6 +208,8 @@ class ReclaimKind(enum.StrEnum):
     IMAGES = "images"
     JOURNAL = "journal"
     CONTAINER_LOGS = "containerLogs"
+    PAGE_CACHE = "pageCache"
+    """Built in: `ReclaimConfig.page_cache` switches it."""
 
 
 class ReclaimAction(NamedTuple):
@@ -242,6 +244,11 @@ class ReclaimConfig(NamedTuple):
     wait_for_kubelet_s: Annotated[float, Range(0, 600)] = 10.0
     """Soft tier, disks: how long a due threshold waits for the kubelet's image garbage collection. The kubelet checks
     every 10 s."""
+    page_cache: bool = True
+    """Reclaim page cache of pods (`memory.reclaim`) before a soft eviction for memory, and when memory is short by page
+    cache alone, for which a kubelet evicts. No pod falls below its memory request. Needs cgroup v2, Linux 5.19 and
+    write access to cgroups; without them a note reports what is missing. Has no effect with `ranking.order:
+    kubelet`."""
 
 
 class EscalationConfig(NamedTuple):

@@ -18,9 +18,10 @@ order and the reasons for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
-from nodeagent.actuators import brakes, reclaim_runner
+from nodeagent.actuators import brakes, page_cache, reclaim_runner
 from nodeagent.actuators.cgroup_brake import BrakeKind
 from nodeagent.config.schema import BrakeMode, Config, HardKill, Mode
 from nodeagent.loop.components import Components, Runtime
@@ -243,6 +244,8 @@ class Executor:
         for order in plan.reclaims:
             if not self._acts:
                 self._apply_reclaims([self._reclaim_outcome(plan, order, ReclaimResult.DRY_RUN)])
+            elif order.targets:
+                self._start_page_cache(plan, order)
             elif not saved and order.tier is not Tier.HARD:
                 failed = self._reclaim_outcome(plan, order, ReclaimResult.FAILED, "state not saved")
                 self._apply_reclaims([failed])
@@ -260,6 +263,18 @@ class Executor:
             ended=lambda name: bool(pod_cgroups) and name.rpartition("_")[2] not in pod_cgroups,
             stop=runner.closing,
         )
+        runner.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
+
+    def _start_page_cache(self, plan: Plan, order: ReclaimOrder) -> None:
+        """Also if the state could not be saved: it evicts no pod."""
+        sampler, runner = self._components().sampler, self._reclaim_runner
+        cgroups = sampler.host_layout().hierarchy.memory
+        if cgroups is None:
+            failed = self._reclaim_outcome(plan, order, ReclaimResult.FAILED, "no memory controller")
+            self._apply_reclaims([failed])
+            return
+        paths = page_cache.Paths(Path(runner.local_path(cgroups)), Path(runner.local_path("/proc/meminfo")))
+        job = page_cache.build_job(order, paths, figure=sampler.working_set_reader(order.signal), stop=runner.closing)
         runner.start(plan.id, order.name, job, timeout_s=order.until - plan.made_at)
 
     def _reclaim_outcome(

@@ -167,11 +167,24 @@ class ReliefReport(NamedTuple):
     """From the decision to that sample."""
 
 
+class ReclaimTarget(NamedTuple):
+    """A pod whose page cache may be reclaimed."""
+
+    pod: str
+    """`namespace/name`, for people."""
+    cgroup: str
+    """Below the hierarchy's root, starting with `/`."""
+    amount: int
+    """The most that may be reclaimed, in bytes."""
+    keep: int
+    """Its usage stays at or above this: the larger of its memory request and what memory.min or memory.low protects."""
+
+
 class ReclaimOrder(NamedTuple):
     """A reclaim action to run before pods are evicted."""
 
     name: str
-    """Of the configured action."""
+    """Of the configured action, or `pageCache`."""
     signal: Signal
     tier: Tier
     deficit: int
@@ -179,14 +192,21 @@ class ReclaimOrder(NamedTuple):
     available: int
     until: float
     """CLOCK_BOOTTIME of its deadline."""
+    level: int | None = None
+    """Page cache: the amount of `signal` by the working set at which the reclaim ends."""
+    targets: tuple[ReclaimTarget, ...] = ()
+    """Page cache: the pods, in this order. Empty for every other action."""
 
 
 class ReclaimResult(enum.StrEnum):
     """How a reclaim action ended."""
 
     DONE = "done"
+    """It ran to its end. Page cache: the level is reached."""
+    STOPPED = "stopped"
+    """Page cache: it ended below the level, because the pods have no more of it or began to stall."""
     FAILED = "failed"
-    """It could not be started, or its exit code was not 0."""
+    """It could not be started, its exit code was not 0, or the kernel refused it."""
     TIMED_OUT = "timed-out"
     DRY_RUN = "dry-run"
     """Nothing ran."""
@@ -199,8 +219,10 @@ class ReclaimOutcome(NamedTuple):
     name: str
     result: ReclaimResult
     message: str
-    """Exit code and the end of its output, or why it did not run."""
+    """Exit code and the end of its output, or why it did not run. Page cache: the bytes of each pod."""
     at: float
+    reclaimed: int = 0
+    """Page cache: the bytes that were reclaimed."""
 
 
 class ReclaimReport(NamedTuple):
@@ -214,6 +236,8 @@ class ReclaimReport(NamedTuple):
     """Change of `available` since the decision; negative if more was taken than freed."""
     took_s: float
     """From the decision to the end of the action."""
+    message: str = ""
+    """Of its outcome; empty if that was lost."""
 
 
 class Plan(NamedTuple):

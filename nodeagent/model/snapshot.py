@@ -184,6 +184,10 @@ class NodeSnapshot(NamedTuple):
     """`allocatableMemory.available` with page cache counted as available: limit of kubepods - (usage - reclaimable file
     pages and slab). None: not sampled."""
 
+    page_cache_blocked: str = ""
+    """Why the page cache of pods cannot be reclaimed on this host (no memory.reclaim, or not writable); empty if it
+    can."""
+
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation for a threshold with this memory model."""
         if signal is Signal.MEMORY and model is MemoryModel.MEM_AVAILABLE:

@@ -45,6 +45,7 @@ from nodeagent.policy import (
     effective_thresholds,
     in_flight,
     local_storage_eviction,
+    page_cache,
     preconditions,
     reclaim,
     signal_plan,
@@ -112,6 +113,16 @@ def decide(
     if not chosen.victims:
         chosen, more, limit_state = _plan_most_urgent(context, judged, limit_state, always_rank=always_rank)
         refusals = (*refusals, *more)
+    reclaims = chosen.reclaim_state if chosen.reclaim_state is not None else runs.state
+    beside = reclaim.attempt_page_cache(
+        reclaims,
+        judged,
+        snapshot,
+        good_samples=threshold_state.good_samples,
+        plan_id=context.plan_id,
+        now=now,
+        config=config,
+    )
     plan = Plan(
         id=context.plan_id,
         made_at=now,
@@ -128,10 +139,11 @@ def decide(
             *chosen.notes,
             *[_relief_note(report) for report in observed.reports],
             *[Note(NoteKind.RECLAIM, reclaim.describe(report, config.reclaim.actions)) for report in runs.reports],
+            *page_cache.note(snapshot, config=config),
         ),
         rank_order=chosen.order,
         relief_reports=observed.reports,
-        reclaims=chosen.reclaims,
+        reclaims=(*chosen.reclaims, *beside.orders),
         reclaim_reports=runs.reports,
         recount=recount,
     )
@@ -143,7 +155,7 @@ def decide(
         in_flight=in_flight.add(observed.state, chosen.entries),
         rate_limits=limit_state,
         growth=usage_growth.record_sample(state.growth, snapshot),
-        reclaims=chosen.reclaim_state if chosen.reclaim_state is not None else runs.state,
+        reclaims=beside.state,
         suspended_s=state.suspended_s,
     )
     return plan, after

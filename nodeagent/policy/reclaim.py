@@ -1,4 +1,4 @@
-"""Reclaim before evictions: configured actions, one after another, and the kubelet's own image garbage collection.
+"""Reclaim before evictions: page cache, then configured actions, and the kubelet's own image garbage collection.
 
 Promises:
 
@@ -13,7 +13,8 @@ Promises:
 
 Theory of operation. A `ReclaimRun` is added when an action is ordered. It ends with its outcome, or when its deadline
 and `LOST_S` have passed without one (a restart). It is measured by the first sample after its end. One action runs at a
-time, so that each gain belongs to one action; a run that another threshold started is waited for too. The record of
+time, so that each gain belongs to one action; a run that another threshold started is waited for too. Page cache and
+actions for disks or PIDs do not exclude each other, because neither changes the other's signal. The record of
 waited-for actions ends when the threshold is no longer met. In the soft tier the kubelet comes first: its image garbage
 collection gets `waitForKubelet` from the time when a disk threshold is due.
 """
@@ -24,6 +25,7 @@ from typing import Final, NamedTuple
 from nodeagent.config.schema import Config, ReclaimAction, ReclaimKind
 from nodeagent.model import (
     IMAGEFS_SIGNALS,
+    MEMORY_SIGNALS,
     SIGNAL_TABLE,
     ConditionType,
     Deficit,
@@ -34,15 +36,17 @@ from nodeagent.model import (
     ReclaimOutcome,
     ReclaimReport,
     ReclaimResult,
+    ReclaimTarget,
     Refusal,
     RefusalCode,
     Signal,
+    SignalVerdict,
     ThresholdVerdict,
     Tier,
     Trend,
     units,
 )
-from nodeagent.policy import effective_thresholds
+from nodeagent.policy import effective_thresholds, page_cache, preconditions
 
 LOST_S: Final = 5.0
 """How long after its deadline an outcome may come: killing a process group takes less than 1 s."""
@@ -66,8 +70,10 @@ NO_EFFECT: Final[Mapping[tuple[ReclaimKind, DiskLayout], frozenset[Signal]]] = {
     (ReclaimKind.IMAGES, DiskLayout.SPLIT): _ALL.difference(IMAGEFS_SIGNALS),
     (ReclaimKind.CONTAINER_LOGS, DiskLayout.DEDICATED_IMAGEFS): _ALL - _NODEFS,
     (ReclaimKind.CONTAINER_LOGS, DiskLayout.SPLIT): frozenset(IMAGEFS_SIGNALS),
+    **{(ReclaimKind.PAGE_CACHE, layout): _ALL - MEMORY_SIGNALS for layout in DiskLayout},
 }
-"""Signals of file systems without images, or without logs (KUBELET-CONTRACT 4). The effect of commands is unknown."""
+"""Signals of file systems without images, or without logs (KUBELET-CONTRACT 4), and what is no memory. The effect of
+commands is unknown."""
 
 
 class ReclaimRun(NamedTuple):
@@ -84,6 +90,7 @@ class ReclaimRun(NamedTuple):
     ended_at: float | None = None
     result: ReclaimResult = ReclaimResult.FAILED
     measured: bool = False
+    message: str = ""
 
 
 class ReclaimState(NamedTuple):
@@ -130,7 +137,15 @@ def advance(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str]
             run = run._replace(measured=True)
             took_s = max(0.0, before.ended_at - run.started_at) if before.ended_at is not None else now - run.started_at
             reports.append(
-                ReclaimReport(run.plan_id, name, run.signal, run.result, observation.available - run.available, took_s)
+                ReclaimReport(
+                    run.plan_id,
+                    name,
+                    run.signal,
+                    run.result,
+                    observation.available - run.available,
+                    took_s,
+                    run.message,
+                )
             )
         elif run.ended_at is not None and now - run.ended_at > UNMEASURED_S:
             run = run._replace(measured=True)
@@ -152,7 +167,7 @@ def apply_outcome(state: ReclaimState, outcome: ReclaimOutcome) -> ReclaimState:
     run = state.runs.get(outcome.name)
     if run is None or run.plan_id != outcome.plan_id or run.ended_at is not None:
         return state
-    ended = run._replace(ended_at=outcome.at, result=outcome.result)
+    ended = run._replace(ended_at=outcome.at, result=outcome.result, message=outcome.message)
     return state._replace(runs={**state.runs, outcome.name: ended})
 
 
@@ -162,17 +177,17 @@ def attempt(
     observation: Observation,
     deficit: Deficit,
     *,
-    layout: DiskLayout,
+    snapshot: NodeSnapshot,
     trend: Trend | None,
     plan_id: str,
     now: float,
     config: Config,
 ) -> ReclaimAttempt:
     """What runs for this threshold before an eviction. `deficit` is above 0."""
-    tier = Tier.HARD if verdict.threshold.hard else Tier.SOFT
+    tier = page_cache.tier(verdict.threshold)
     if (kubelet := _wait_for_kubelet(verdict, tier, now=now, config=config)) is not None:
         return ReclaimAttempt(state, (), kubelet)
-    applicable = [action for action in config.reclaim.actions if _has_effect(action, deficit.signal, layout)]
+    applicable = _applicable(state, verdict, snapshot, config=config)
     key = effective_thresholds.identity(verdict.threshold)
     for action in applicable:
         run = state.runs.get(action.name)
@@ -183,22 +198,98 @@ def attempt(
             state = _with_run(state, action, run, key)
         if key in run.awaited_by and (run.ended_at is None or observation.read_at <= run.ended_at):
             return ReclaimAttempt(state, (), _wait_for_run(action, run, tier, trend, now=now))
-    if not all(run.measured for run in state.runs.values()):
+    if _busy(state, deficit.signal):
         return ReclaimAttempt(state)  # a run for another signal comes first
     tried = state.tried.get(key, ())
     for action in applicable:
         if action.name not in tried and _interval_over(action, state.runs.get(action.name), now=now):
-            started, order = _start(action, observation, deficit, tier, plan_id=plan_id, now=now)
+            if action.kind is ReclaimKind.PAGE_CACHE:
+                started, order = _start_page_cache(action, verdict, snapshot, plan_id=plan_id, now=now, config=config)
+            else:
+                started, order = _start(action, observation, deficit, tier, plan_id=plan_id, now=now)
             started = started._replace(awaited_by=(key,))
             waits = _wait_for_run(action, started, tier, trend, now=now)
             return ReclaimAttempt(_with_run(state, action, started, key), (order,), waits)
     if tier is Tier.SOFT:
         again = [action for action in applicable if action.name in tried and _may_repeat(action, state, now=now)]
+        again = [action for action in again if action.kind is not ReclaimKind.PAGE_CACHE]
         if again:
             longest_ago = min(again, key=lambda action: state.runs[action.name].started_at)
             started, order = _start(longest_ago, observation, deficit, tier, plan_id=plan_id, now=now)
             return ReclaimAttempt(_with_run(state, longest_ago, started), (order,))
     return ReclaimAttempt(state)
+
+
+def attempt_page_cache(
+    state: ReclaimState,
+    judged: Collection[SignalVerdict],
+    snapshot: NodeSnapshot,
+    *,
+    good_samples: Mapping[str, int],
+    plan_id: str,
+    now: float,
+    config: Config,
+) -> ReclaimAttempt:
+    """Reclaim of page cache for memory thresholds that are met by page cache alone. No eviction waits for it.
+    `good_samples`: see `ThresholdState`."""
+    last = state.runs.get(page_cache.ACTION.name)
+    action = page_cache.action(last.result if last is not None else None, config=config)
+    met = [
+        verdict
+        for signal in judged
+        for verdict in signal.thresholds
+        if good_samples.get(effective_thresholds.stream_name(verdict.threshold), 0) >= config.startup.fresh_samples
+        and page_cache.page_cache_only(snapshot, verdict)
+    ]
+    if not met or action is None or _busy(state, Signal.MEMORY) or not _interval_over(action, last, now=now):
+        return ReclaimAttempt(state)
+    if preconditions.snapshot_too_old(snapshot, now=now, config=config) or not page_cache.targets(
+        snapshot, config=config
+    ):
+        return ReclaimAttempt(state)
+    highest = max(met, key=lambda verdict: verdict.value or 0)
+    run, order = _start_page_cache(action, highest, snapshot, plan_id=plan_id, now=now, config=config)
+    return ReclaimAttempt(_with_run(state, action, run), (order,))
+
+
+def _applicable(
+    state: ReclaimState, verdict: ThresholdVerdict, snapshot: NodeSnapshot, *, config: Config
+) -> list[ReclaimAction]:
+    """The actions for this threshold, in their order. The hard tier does not wait for page cache."""
+    signal = verdict.threshold.signal
+    configured = [action for action in config.reclaim.actions if _has_effect(action, signal, snapshot.layout)]
+    last = state.runs.get(page_cache.ACTION.name)
+    built_in = page_cache.action(last.result if last is not None else None, config=config)
+    if built_in is None or verdict.threshold.hard:
+        return configured
+    running = last is not None and not last.measured
+    if page_cache.before_soft_eviction(snapshot, verdict) and (running or page_cache.targets(snapshot, config=config)):
+        return [built_in, *configured]
+    return configured
+
+
+def _busy(state: ReclaimState, signal: Signal) -> bool:
+    """True while a run is not measured whose gain could not be told from that of an action for this signal."""
+    memory = signal in MEMORY_SIGNALS
+    return any(not run.measured and (run.signal in MEMORY_SIGNALS) is memory for run in state.runs.values())
+
+
+def _start_page_cache(
+    action: ReclaimAction,
+    verdict: ThresholdVerdict,
+    snapshot: NodeSnapshot,
+    *,
+    plan_id: str,
+    now: float,
+    config: Config,
+) -> tuple[ReclaimRun, ReclaimOrder]:
+    threshold = verdict.threshold
+    observation = page_cache.by_working_set(snapshot, threshold.signal)
+    level = page_cache.level(threshold, verdict.value or 0, capacity=observation.capacity)
+    deficit = Deficit(threshold.signal, max(0, level - (observation.available or 0)), 0)
+    run, order = _start(action, observation, deficit, page_cache.tier(threshold), plan_id=plan_id, now=now)
+    targets: tuple[ReclaimTarget, ...] = page_cache.targets(snapshot, config=config)
+    return run, order._replace(level=level, targets=targets)
 
 
 def _start(

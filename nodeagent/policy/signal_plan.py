@@ -152,7 +152,7 @@ def plan_signal(
             verdict,
             observation,
             deficit,
-            layout=snapshot.layout,
+            snapshot=snapshot,
             trend=target.trend,
             plan_id=context.plan_id,
             now=now,

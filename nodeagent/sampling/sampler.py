@@ -23,7 +23,7 @@ from nodeagent.model import CgroupUsage, NodeSnapshot, Note, NoteKind, Observati
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Clocks, FileSystem, Host, Statvfs, Unreadable
-from nodeagent.sampling.node import filesystems, memory, pids, psi, signals
+from nodeagent.sampling.node import filesystems, memory, page_cache, pids, psi, signals
 from nodeagent.sampling.pods import pod_join, pod_names
 from nodeagent.sampling.pods.pod_cache import PodCache
 from nodeagent.sampling.pods.pod_cgroups import PodCgroup
@@ -55,6 +55,8 @@ class HostLayout(NamedTuple):
     stall_files: psi.StallFiles
     notes: tuple[Note, ...]
     detected_at: float
+    page_cache_blocked: str = ""
+    """Why page cache of pods cannot be reclaimed; empty if it can."""
 
 
 class FilesystemReading(NamedTuple):
@@ -136,6 +138,11 @@ class Sampler:
         reading them for every pod would take as long as the rest of it."""
         return self._pods.with_container_memory(usage) if self._pods is not None else usage
 
+    def working_set_reader(self, signal: Signal) -> Callable[[], int | None]:
+        """Reads a memory signal by the working set. It may be called in another thread."""
+        host, paths = self._host, self.host_layout().memory
+        return lambda: page_cache.working_set_available(host, paths, signal)
+
     # --- samples
 
     def sample_node(self, *, disks: bool = True, limits: bool = True) -> NodeSnapshot:
@@ -171,6 +178,7 @@ class Sampler:
             layout=layout.layout.kind,
             notes=self._host.notes + layout.notes,
             suspended_s=suspended_s,
+            page_cache_blocked=layout.page_cache_blocked,
         )
 
     def sample(
@@ -273,6 +281,7 @@ class Sampler:
             notes=notes,
             # Without a PID for its thread, statvfs failed and the file systems are wrong: detected again soon.
             detected_at=now - max(0.0, _LAYOUT_S - _NO_KUBEPODS_S) if no_threads else now,
+            page_cache_blocked=page_cache.reclaim_blocked(self._host, hierarchy, kubepods),
         )
         return self._layout
 

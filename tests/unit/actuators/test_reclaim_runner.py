@@ -18,7 +18,7 @@ from nodeagent.actuators.reclaim_runner import (
     run_command,
 )
 from nodeagent.config.schema import ReclaimAction, ReclaimKind
-from nodeagent.model import Note, NoteKind, ReclaimOrder, ReclaimResult, Signal, Tier
+from nodeagent.model import Note, NoteKind, ReclaimOrder, ReclaimOutcome, ReclaimResult, Signal, Tier
 
 ORDER = ReclaimOrder("a", Signal.NODEFS, Tier.SOFT, 1234, 99, 0.0)
 
@@ -156,7 +156,7 @@ def test_no_call_waits_for_a_job_and_its_outcome_wakes_the_loop() -> None:
     go.set()
     assert woken.wait(20)
     [outcome] = hooks.finished()
-    assert outcome == ("p-1", "slow", ReclaimResult.DONE, "did it", 7.0)
+    assert outcome == ReclaimOutcome("p-1", "slow", ReclaimResult.DONE, "did it", 7.0)
     assert hooks.finished() == []
 
 

@@ -112,6 +112,7 @@ def test_images_and_logs_are_removed_only_where_they_are(
         ReclaimKind.CONTAINER_LOGS: logs,
         ReclaimKind.JOURNAL: everywhere,
         ReclaimKind.COMMAND: everywhere,
+        ReclaimKind.PAGE_CACHE: set(),
     }
 
 
