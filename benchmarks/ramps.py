@@ -1,41 +1,73 @@
-"""Memory ramps in the virtual machine, stopped by nodeagent and by Debian's earlyoom alternately.
+"""Memory ramps in the virtual machine, stopped by nodeagent and by its peers in turns.
 
-    python -m benchmarks.ramps [--runs 2] [--speeds 50 100 1024]
+    python -m benchmarks.ramps [--runs 3] [--speeds 10 25 50 100 full] [--contenders NAME...] [--json FILE]
 
-Needs the same as tests/vm (QEMU, and root for the first build of the image). Every contender has the same limit, 300
-MiB of MemAvailable, in the same machine, on the same ramp; the kubelet's part of an eviction takes 1.5 s. For each ramp
-and contender the output has the number of runs in which the OOM killer was faster, the lowest MemAvailable of all runs
-as a share of the limit, the median time from the crossing to the recovery, and the actual speed of the last 200 MiB
-before the limit. Nothing is asserted, because the machine is emulated; the order of the contenders is the result.
+Needs the same as tests/vm (QEMU, and root for the first build of the image). All run in one machine of 2 GiB, on the
+same ramps, with the same limit of 200 MiB, which is nodeagent's built-in hard threshold there. An API double answers
+the agent; the kubelet's part of an eviction takes 1.5 s. The contenders:
+
+* `unit`: the systemd unit with systemd/config.yaml, nothing changed;
+* `container`: daemonset.yaml's container with its own configuration, memory limit and CPU request;
+* `brake`: the unit with drop-ins/brake.conf, and `escalation.brake: throttle` as the only change;
+* `earlyoom`: Debian's earlyoom (nice -20), SIGTERM below 200 MiB of MemAvailable and SIGKILL below 100 (its default,
+  10% and 5%, is 197 and 98 MiB in this machine);
+* `oomd`: Debian's systemd-oomd, ManagedOOMMemoryPressure=kill on the pods' slice, with its defaults: 60% for 30 s;
+* `oomd-early`: the same with 5% for 1 s, the shortest duration that it accepts.
+
+A run is lost if the OOM killer acted or if anything but the growing pod ended. For each speed and contender the table
+has the lost runs; the lowest MemAvailable of all runs as a share of the limit; medians of the time from the crossing to
+the recovery, and of the full stall (PSI) of the node in that time, with the longest in brackets; and the actual speed
+of the last 100 MiB before the limit. Nothing is asserted, because the machine is emulated; the order of the contenders
+is the result.
 """
 
 import argparse
+import contextlib
 import functools
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from tests.fake_kube import ApiServer
 from tests.support.paths import REPOSITORY
+from tests.vm import agent_container
+from tests.vm.agent_container import AgentContainer
 from tests.vm.image import image, why_not
 from tests.vm.machine import Machine, booted
-from tests.vm.ramps import HARD_MIB, MIB, NODE, Node, Ramp, Result
+from tests.vm.ramps import MIB, NODE, Node, Ramp, Result
 
-LEAVE_MIB: Final = {10: 560, 50: 700, 100: 1200}
-"""MemAvailable before the start; faster ramps begin at 1,500 MiB."""
+HARD_MIB: Final = 200
+SOFT_MIB: Final = 300
+"""The built-in thresholds in this machine."""
+FULL: Final = 4096
+"""MiB a second: more than the machine can touch."""
+LEAVE_MIB: Final = {10: 330, 25: 360, 50: 420, 100: 600, FULL: 1200}
+"""MemAvailable before the start: shortly above the soft threshold, and a second of the ramp above the hard one."""
+SPEEDS: Final = tuple(LEAVE_MIB)
 EARLYOOM: Final = f"earlyoom -M {HARD_MIB * 1024},{HARD_MIB * 512} -r 0"
-"""SIGTERM below the limit, SIGKILL below half of it, which is its default ratio."""
+EARLY_OOMD: Final = "[OOM]\nDefaultMemoryPressureLimit=5%\nDefaultMemoryPressureDurationSec=1s\n"
+PODS_SLICE: Final = "kubepods.slice"
+CONTENDERS: Final = ("unit", "container", "brake", "earlyoom", "oomd", "oomd-early")
+
+Running = Callable[[Node], contextlib.AbstractContextManager[Callable[[], str]]]
+"""Runs a contender for as long as the context lasts, which returns its log."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--speeds", type=int, nargs="+", default=[50, 100, 1024], metavar="MIB_PER_S")
-    options = parser.parse_args()
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--speeds", type=_speed, nargs="+", default=SPEEDS, metavar="MIB_PER_S")
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS, metavar="NAME")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to this file")
+    options = parser.parse_args(arguments)
     if reason := why_not():
         print(f"needs a virtual machine: {reason}", file=sys.stderr)
         return 1
@@ -44,10 +76,25 @@ def main() -> int:
         ApiServer(node=NODE, linger_s=None) as api,
         booted(image(), Path(scratch)) as machine,
     ):
+        kubeconfig = api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8")
         install(machine, Path(scratch))
-        node = Node(machine, api, api.kubeconfig(Path(scratch) / "kubeconfig").read_text(encoding="utf-8"))
-        compare(node, runs=options.runs, speeds=options.speeds)
+        contenders: dict[str, Running] = {
+            "unit": _unit,
+            "brake": _brake,
+            "earlyoom": _earlyoom,
+            "oomd": _oomd,
+            "oomd-early": functools.partial(_oomd, configuration=EARLY_OOMD),
+        }
+        if "container" in options.contenders:
+            built = agent_container.install_image(machine, Path(tempfile.mkdtemp(dir=scratch)))
+            agent = AgentContainer(machine, built, api, kubeconfig, node=NODE)
+            contenders["container"] = functools.partial(_container, agent=agent)
+        node = Node(machine, api, kubeconfig)
+        node.allow_brake(False)
+        results = measure(node, {name: contenders[name] for name in options.contenders}, options.speeds, options.runs)
         node.close()
+    if options.json:
+        options.json.write_text(json.dumps([_as_json(*each) for each in results], indent=1), encoding="utf-8")
     return 0
 
 
@@ -62,52 +109,127 @@ def install(machine: Machine, scratch: Path) -> None:
     machine.run("mkdir -p /var/lib/kubelet /var/log/pods")
 
 
-def compare(node: Node, *, runs: int, speeds: list[int]) -> None:
-    """Run all contenders and print the table."""
-    contenders: dict[str, Callable[[Ramp], Result]] = {
-        "evict": functools.partial(by_agent, node),
-        "throttle, evict, kill": functools.partial(by_agent, node, brake="throttle", hardKill="cgroup"),
-        "freeze, evict, kill": functools.partial(by_agent, node, brake="freeze", hardKill="cgroup"),
-        "earlyoom": functools.partial(by_earlyoom, node),
-    }
-    print(f"{'MiB/s':>6}  {'contender':<22} {'lost':>5}  {'lowest/limit':>12}  {'back, s':>8}  {'real MiB/s':>10}")
+def measure(
+    node: Node, contenders: dict[str, Running], speeds: Sequence[int], runs: int
+) -> list[tuple[int, str, Result]]:
+    """Run all contenders, one after the other on each ramp, and print the table as it grows."""
+    results: list[tuple[int, str, Result]] = []
+    print(
+        f"{'MiB/s':>6}  {'contender':<11} {'lost':>5}  {'lowest/limit':>12}  {'back, s':>8}  {'full stall, s':>15}  "
+        f"{'real MiB/s':>10}"
+    )
     for speed in speeds:
-        ramp = Ramp(speed, LEAVE_MIB.get(speed, 1500))
-        results: dict[str, list[Result]] = {name: [] for name in contenders}
-        for _ in range(runs):
-            for name, run in contenders.items():
-                results[name].append(run(ramp))
-        for name, found in results.items():
-            print(f"{speed:>6}  {name:<22} {row(found)}", flush=True)
+        ramp = Ramp(speed, LEAVE_MIB.get(speed, 2 * SOFT_MIB), HARD_MIB, SOFT_MIB)
+        for run in range(runs):
+            for name, running in contenders.items():
+                began = time.monotonic()
+                with running(node) as log:
+                    result = node.ramp(ramp, agent=False)
+                    result = result._replace(log=log() if lost(result) else "")
+                results.append((speed, name, result))
+                took_s = time.monotonic() - began
+                shown = result._replace(log=result.log[-2000:])
+                print(f"{_name(speed)} {name} {run + 1}/{runs}, {took_s:.0f} s: {shown}", file=sys.stderr, flush=True)
+        for name in contenders:
+            found = [result for at, who, result in results if (at, who) == (speed, name)]
+            print(f"{_name(speed):>6}  {name:<11} {row(found)}", flush=True)
+    return results
+
+
+def lost(result: Result) -> bool:
+    """Whether the OOM killer was faster, or another pod than the growing one ended."""
+    return result.oom_kills > 0 or result.alive != {"chill"} or not {"bloated"}.issuperset(result.victims)
 
 
 def row(found: list[Result]) -> str:
     """One line of the table."""
-    lost = sum(result.oom_kills > 0 or result.alive != {"chill"} for result in found)
     lowest = min(result.lowest for result in found) / (HARD_MIB * MIB)
-    back = [result.back_s for result in found if result.back_s is not None]
-    real = [result.mib_per_s for result in found if result.mib_per_s is not None]
-    share = f"{lost}/{len(found)}"
-    return (
-        f"{share:>5}  {lowest:>12.2f}  {statistics.median(back) if back else 0:>8.2f}  "
-        f"{statistics.median(real) if real else 0:>10.0f}"
-    )
+    back = _median(result.back_s for result in found)
+    stalls = [result.stall_s for result in found if result.stall_s is not None]
+    stall = f"{statistics.median(stalls):.2f} ({max(stalls):.2f})" if stalls else "-"
+    share = f"{sum(lost(result) for result in found)}/{len(found)}"
+    return f"{share:>5}  {lowest:>12.2f}  {back:>8.2f}  {stall:>15}  {_median(r.mib_per_s for r in found):>10.0f}"
 
 
-def by_agent(node: Node, ramp: Ramp, **escalation: Any) -> Result:
-    node.start_agent(escalation=escalation)
+def _median(values: Iterator[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else float("nan")
+
+
+def _speed(text: str) -> int:
+    return FULL if text == "full" else int(text)
+
+
+def _name(speed: int) -> str:
+    return "full" if speed == FULL else str(speed)
+
+
+def _as_json(speed: int, contender: str, result: Result) -> dict[str, Any]:
+    values = {key: sorted(value) if key == "alive" else value for key, value in result._asdict().items()}
+    return {"speed": _name(speed), "contender": contender, "lost": lost(result), "limit": HARD_MIB * MIB, **values}
+
+
+# --- contenders ------------------------------------------------------------------------------------------------------
+
+
+def _journal(node: Node, unit: str) -> str:
+    return node.machine.run(f"journalctl --output=cat --lines=40 --unit={unit}").stdout
+
+
+@contextlib.contextmanager
+def _unit(node: Node, **changes: Any) -> Iterator[Callable[[], str]]:
+    text = (REPOSITORY / "systemd" / "config.yaml").read_text(encoding="utf-8")
+    node.start_configured(yaml.safe_dump({**yaml.safe_load(text), **changes}) if changes else text)
     try:
-        return node.ramp(ramp)
+        yield node.log
     finally:
         node.stop_agent()
 
 
-def by_earlyoom(node: Node, ramp: Ramp) -> Result:
+@contextlib.contextmanager
+def _brake(node: Node) -> Iterator[Callable[[], str]]:
+    node.allow_brake(True)
+    try:
+        with _unit(node, escalation={"brake": "throttle"}) as log:
+            yield log
+    finally:
+        node.allow_brake(False)
+
+
+@contextlib.contextmanager
+def _container(node: Node, agent: AgentContainer) -> Iterator[Callable[[], str]]:
+    agent.start()
+    try:
+        assert node.api.wait_for(node.published, 120), agent.log()
+        yield agent.log
+    finally:
+        agent.stop()
+        agent.close()
+
+
+@contextlib.contextmanager
+def _earlyoom(node: Node) -> Iterator[Callable[[], str]]:
     node.machine.run(f"systemd-run --quiet --unit=rival --property=Nice=-20 --property=OOMScoreAdjust=-999 {EARLYOOM}")
     try:
-        return node.ramp(ramp, agent=False)
+        yield functools.partial(_journal, node, "rival.service")
     finally:
         node.machine.run("systemctl stop rival")
+
+
+@contextlib.contextmanager
+def _oomd(node: Node, configuration: str = "") -> Iterator[Callable[[], str]]:
+    node.machine.write("/etc/systemd/oomd.conf.d/benchmark.conf", configuration)
+    node.machine.run(
+        f"systemctl set-property --runtime {PODS_SLICE} ManagedOOMMemoryPressure=kill && "
+        "systemctl start systemd-oomd.service"
+    )
+    try:
+        yield functools.partial(_journal, node, "systemd-oomd.service")
+    finally:
+        node.machine.run(
+            f"systemctl stop systemd-oomd.service; "
+            f"systemctl set-property --runtime {PODS_SLICE} ManagedOOMMemoryPressure=auto"
+        )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 Commands come one a line on stdin, answers go as JSON lines to stdout:
 
     watch BYTES ABOVE    begin again: how low MemAvailable gets, and how long it is below so many bytes
-    report               -> {"lowest", "crossed_at", "back_at", "per_s", "oom_kills"}; times are CLOCK_BOOTTIME, per_s
-                         is how fast it went from ABOVE to BYTES; null: has not happened
+    report               -> {"lowest", "crossed_at", "back_at", "per_s", "stall_s", "oom_kills"}; times are
+                         CLOCK_BOOTTIME, per_s is how fast it went from ABOVE to BYTES, stall_s the full stall of the
+                         node (PSI) from crossed_at to back_at; null: has not happened
     kill CGROUP SECONDS  end the pod's processes after so long -> {"gone": CGROUP, "at"} when they are
 
 It must run when nothing else can: locked in memory, with the highest priority.
@@ -43,6 +44,8 @@ class Observer:
         self.lowest = 1 << 62
         self.crossed_at: float | None = None
         self.back_at: float | None = None
+        self.stalled_before = 0.0
+        self.stall_s: float | None = None
         self.oom_kills_before = oom_kills()
 
     def sample(self) -> None:
@@ -55,11 +58,13 @@ class Observer:
         if available < self.limit:
             if self.crossed_at is None:
                 self.crossed_at = now()
+                self.stalled_before = full_stall_s()
                 if self.above_at is not None:
                     self.per_s = (self.above_at[1] - available) / (self.crossed_at - self.above_at[0])
-            self.back_at = None
+            self.back_at = self.stall_s = None
         elif self.crossed_at is not None and self.back_at is None:
             self.back_at = now()
+            self.stall_s = full_stall_s() - self.stalled_before
 
     def act(self) -> None:
         for due, cgroup in [each for each in self.kills if each[0] <= now()]:
@@ -82,6 +87,7 @@ class Observer:
                 crossed_at=self.crossed_at,
                 back_at=self.back_at,
                 per_s=self.per_s,
+                stall_s=self.stall_s,
                 oom_kills=oom_kills() - self.oom_kills_before,
             )
         elif word == "kill":
@@ -98,6 +104,12 @@ def populated(cgroup: str) -> bool:
 def oom_kills() -> int:
     """Processes that the kernel's OOM killer has ended since boot."""
     return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split("\n")[0])
+
+
+def full_stall_s() -> float:
+    """Time since boot in which every process that was not idle waited for memory."""
+    total = Path("/proc/pressure/memory").read_text().split("full ")[1].split("total=")[1]
+    return int(total) / 1e6
 
 
 def report(**values: object) -> None:

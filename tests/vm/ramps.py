@@ -53,6 +53,10 @@ class Ramp(NamedTuple):
     mib_per_s: int
     leave_mib: int
     """MemAvailable at its start: what is above that is taken before, at once."""
+    hard_mib: int = HARD_MIB
+    """Where the crossing is."""
+    soft_mib: int = SOFT_MIB
+    """From where on its speed is measured."""
 
 
 class Result(NamedTuple):
@@ -62,9 +66,11 @@ class Result(NamedTuple):
     lowest: int
     """Bytes of MemAvailable."""
     mib_per_s: float | None
-    """How fast MemAvailable went from SOFT_MIB to HARD_MIB; None: it did not."""
+    """How fast MemAvailable went from `Ramp.soft_mib` to `Ramp.hard_mib`; None: it did not."""
     back_s: float | None
-    """From the first time below HARD_MIB until above it for good; None: it never was below."""
+    """From the first time below `Ramp.hard_mib` until above it for good; None: it never was below."""
+    stall_s: float | None
+    """Full stall of the node (PSI) in that time."""
     victims: tuple[str, ...]
     """Names of the pods that were evicted, in order."""
     alive: frozenset[str]
@@ -86,9 +92,9 @@ class Observer:
         self._reader.start()
         self._answer()
 
-    def watch(self) -> None:
+    def watch(self, *, hard_mib: int = HARD_MIB, soft_mib: int = SOFT_MIB) -> None:
         """Begin to watch MemAvailable again."""
-        self._send(f"watch {HARD_MIB * MIB} {SOFT_MIB * MIB}")
+        self._send(f"watch {hard_mib * MIB} {soft_mib * MIB}")
         self._answer()
 
     def report(self) -> dict[str, Any]:
@@ -159,15 +165,26 @@ class Node:
             last.callback(self.observer.stop)
             self.stop_agent()
 
+    def allow_brake(self, allow: bool) -> None:
+        """Install the unit's drop-in for a brake, or remove it."""
+        drop_ins = f"{_UNIT_FILES}/nodeagent.service.d"
+        change = (
+            f"install -D -m 644 -t {drop_ins} /run/vm/systemd/drop-ins/brake.conf" if allow else f"rm -r {drop_ins}"
+        )
+        self.machine.run(f"{change} && systemctl daemon-reload")
+
     def start_agent(self, **changes: Any) -> None:
         """Restart the agent without saved state; returns when it has published that there is no pressure."""
+        self.start_configured(json.dumps({**CONFIGURATION, **changes}))  # JSON is YAML
+
+    def start_configured(self, configuration: str) -> None:
+        """The same with the text of a whole configuration."""
         self.stop_agent()
         self.api.requests.clear()
-        configuration = json.dumps({**CONFIGURATION, **changes})  # JSON is YAML
         self.machine.write("/etc/nodeagent/config.yaml", configuration)
         started = self.machine.run("systemctl restart nodeagent.service", timeout_s=120, check=False)
         assert started.returncode == 0, self.log()
-        assert self.api.wait_for(self._published, 120), self.log()
+        assert self.api.wait_for(self.published, 120), self.log()
 
     def stop_agent(self) -> None:
         self.machine.run(
@@ -182,7 +199,8 @@ class Node:
             "_SYSTEMD_INVOCATION_ID=$(systemctl show --value --property=InvocationID nodeagent.service)"
         ).stdout
 
-    def _published(self) -> bool:
+    def published(self) -> bool:
+        """Whether the agent has published that there is no pressure."""
         condition = self.api.condition("NodeAgentMemoryPressure")
         return condition is not None and condition["status"] == "False" and bool(self.api.sent("PATCH", "/status"))
 
@@ -191,7 +209,7 @@ class Node:
         with self.cast() as cast:
             cast.add(start_pod(self.machine, "chill", work="hold 48 1"))
             bloated = cast.add(start_pod(self.machine, "bloated", work=f"flood {ramp.leave_mib} {ramp.mib_per_s}"))
-            self.observer.watch()
+            self.observer.watch(hard_mib=ramp.hard_mib, soft_mib=ramp.soft_mib)
             go(self.machine, bloated)
             over = self.wait_until_ended(bloated)
             seen = self._settled()
@@ -199,7 +217,10 @@ class Node:
             back = seen["back_at"] - seen["crossed_at"] if seen["back_at"] is not None else None
             speed = seen["per_s"] / MIB if seen["per_s"] is not None else None
             log = self.log() if agent else ""
-            return Result(seen["oom_kills"], seen["lowest"], speed, back, tuple(cast.victims), cast.alive(), log)
+            alive = cast.alive()
+            return Result(
+                seen["oom_kills"], seen["lowest"], speed, back, seen["stall_s"], tuple(cast.victims), alive, log
+            )
 
     @contextlib.contextmanager
     def cast(self) -> Iterator["Cast"]:

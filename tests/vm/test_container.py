@@ -1,15 +1,10 @@
 """daemonset.yaml's pod, run by a real container runtime (runc): what it mounts and may do is enough, and why it asks.
 
-from tests.support.paths import REPOSITORY
-The container is made from the Dockerfile, whose steps are taken without a container engine, and from the manifest: its
-mounts, capabilities, namespaces, user and memory limit. Not from them: the seccomp profile, which a kubelet's runtime
-brings, the network, and the CPU limit, because an emulated core has a tenth of a real one's speed
-(tests/deploy/test_limits.py has it).
+Each test runs one command in a container of its own; tests/vm/test_daemonset_ramps.py runs the agent.
 """
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,21 +12,18 @@ from typing import Any, Final
 
 import pytest
 
-from nodeagent.config.quantity import parse_quantity
-from tests.support.manifests import Document, container, document_of, pod_spec, with_brake
-from tests.support.paths import REPOSITORY
-from tests.vm.dockerfile import Built, base_root, build
-from tests.vm.image import cache_folder
+from tests.support.manifests import Document, with_brake
+from tests.vm import agent_container
+from tests.vm.agent_container import BUNDLE, MEMORY_LIMIT
+from tests.vm.dockerfile import Built
 from tests.vm.machine import Machine
 from tests.vm.pods import VmPod, kill_pod, start_pod
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
-BUNDLE: Final = "/var/tmp/bundle"
 PEAK: Final = "/run/vm/peak"
 """Prints the highest memory charge of the last container."""
 CGROUP: Final = "/nodeagent-container"
-MEMORY_LIMIT: Final = parse_quantity(container()["resources"]["limits"]["memory"])
 CHECK: Final = ("check", "--api", "never", "-o", "json")
 LARGEST_IMAGE: Final = 210 << 20
 """Unpacked. Seen: 196 MB, of which 167 MB are debootstrap's minimal Debian and 29 MB Python and the agent."""
@@ -41,63 +33,7 @@ TROUBLE: Final = re.compile(r"not provably|Permission denied|Operation not permi
 @pytest.fixture(scope="module")
 def image(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The image, unpacked in the machine at BUNDLE."""
-    scratch = tmp_path_factory.mktemp("image")
-    try:
-        built = build(REPOSITORY / "Dockerfile", base=base_root(cache_folder()), scratch=scratch)
-        machine.copy(built.root, BUNDLE, timeout_s=180)
-        machine.run(f"mv {BUNDLE}/{built.root.name} {BUNDLE}/rootfs && mkdir -p /run/nodeagent")
-    finally:
-        shutil.rmtree(scratch)
-    return built
-
-
-def runtime_spec(
-    command: tuple[str, ...], environment: dict[str, str], *, host_pid: bool, daemonset: Document
-) -> dict[str, Any]:
-    """The OCI configuration that a kubelet's runtime would make of the manifest."""
-    capabilities = [f"CAP_{name}" for name in container(daemonset)["securityContext"]["capabilities"]["add"]]
-    namespaces = ["mount", "ipc", "uts", "network", "cgroup", *([] if host_pid else ["pid"])]
-    return {
-        "ociVersion": "1.0.2",
-        "process": {
-            "user": {"uid": pod_spec()["securityContext"]["runAsUser"], "gid": 0},
-            "args": command,
-            "env": [f"{name}={value}" for name, value in environment.items()],
-            "cwd": "/",
-            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
-            "noNewPrivileges": not container()["securityContext"]["allowPrivilegeEscalation"],
-            "oomScoreAdj": -997,
-        },
-        "root": {"path": f"{BUNDLE}/rootfs", "readonly": container()["securityContext"]["readOnlyRootFilesystem"]},
-        "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
-            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", "nosuid", "noexec"]},
-            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
-            *host_mounts(daemonset),
-        ],
-        "linux": {
-            "namespaces": [{"type": name} for name in namespaces],
-            "resources": {"memory": {"limit": MEMORY_LIMIT}},
-            "cgroupsPath": CGROUP,
-        },
-    }
-
-
-def host_mounts(daemonset: Document) -> Iterator[dict[str, Any]]:
-    """The manifest's hostPath volumes as bind mounts. A container runtime makes them recursive."""
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod_spec()["volumes"] if "hostPath" in volume}
-    for mount in container(daemonset)["volumeMounts"]:
-        if mount["name"] in paths:
-            propagation = "rslave" if mount.get("mountPropagation") == "HostToContainer" else "rprivate"
-            recursive = mount.get("recursiveReadOnly", "Disabled") != "Disabled"
-            access = "rro" if recursive else "ro" if mount.get("readOnly") else "rw"
-            yield {
-                "destination": mount["mountPath"],
-                "type": "bind",
-                "source": paths[mount["name"]],
-                "options": ["rbind", access, propagation],
-            }
+    return agent_container.install_image(machine, tmp_path_factory.mktemp("image"))
 
 
 def run_contained(
@@ -110,8 +46,8 @@ def run_contained(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in the DaemonSet's container; its exit code and output."""
     environment = {"PATH": "/usr/bin:/bin", "NODE_NAME": "vm-node", **image.environment}
-    spec = runtime_spec(command, environment, host_pid=host_pid, daemonset=daemonset or document_of("DaemonSet"))
-    machine.write(f"{BUNDLE}/config.json", json.dumps(spec))
+    spec = agent_container.runtime_spec(command, environment, cgroup=CGROUP, host_pid=host_pid, daemonset=daemonset)
+    machine.write(agent_container.SPEC, json.dumps(spec))
     return machine.run(
         f"timeout 150 runc run --keep --bundle {BUNDLE} nodeagent; s=$?; cat /sys/fs/cgroup{CGROUP}/memory.peak "
         f">{PEAK}; runc delete --force nodeagent; exit $s",
@@ -174,6 +110,26 @@ def test_the_container_sees_the_node_as_a_process_of_the_host_does(
     ]
     assert {pod["name"]: pod["processCount"] for pod in inside["pods"]} == {"forker": 4, "steady": 2}
     assert [note for note in inside["notes"] if TROUBLE.search(note["message"])] == []
+
+
+OPEN_TRIGGER: Final = """
+import os, sys
+for path in ("/host/proc/pressure/memory", "/proc/pressure/memory"):
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        os.write(fd, b"some 100000 2000000\\0")
+        print("armed")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_without_a_capability_an_older_kernel_gives_no_psi_trigger_on_a_writable_file_either(
+    machine: Machine, image: Built
+) -> None:
+    """tests/vm/test_daemonset_ramps.py has a newer kernel, where the second file gets the trigger."""
+    tried = run_contained(machine, image, ("python3", "-c", OPEN_TRIGGER))
+    assert tried.stdout.splitlines() == ["Read-only file system", "Operation not permitted"], tried.stderr
 
 
 LATER: Final = "/var/lib/kubelet/pods/later"
