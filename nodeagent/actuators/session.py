@@ -21,8 +21,8 @@ from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
 from nodeagent.actuators.taints import NodeTaints
-from nodeagent.config.schema import Config, Mode
-from nodeagent.kube import node_identity, pod_decoder
+from nodeagent.config.schema import ClusterIdentity, Config, Mode
+from nodeagent.kube import identity_probe, node_identity, pod_decoder
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import Identity, IdentityError
@@ -88,6 +88,8 @@ class Counts(NamedTuple):
     condition_writes: int = 0
     events_dropped: int = 0
     in_flight: int = 0
+    api_identity: str = ""
+    """Whose rights the requests for pods use: `node` or `serviceAccount`; empty until the API server has answered."""
 
 
 class Session(Protocol):
@@ -179,6 +181,7 @@ class ClusterSession:
         wake: Callable[[], None],
         owned: Sequence[OwnedCondition] = (),
         backoff: RetryBackoff | None = None,
+        probe_backoff: RetryBackoff | None = None,
         clock: Callable[[], float] = clock.boottime,
     ) -> None:
         """`guess`: the node's name before it is confirmed. `owned`: the conditions that an earlier process set on the
@@ -189,6 +192,7 @@ class ClusterSession:
         self._wake = wake
         self._owned = tuple(owned)
         self._backoff = backoff or RetryBackoff()
+        self._probe_backoff = probe_backoff or identity_probe.backoff()
         self._clock = clock
         self._stopping = threading.Event()
         self._trouble = "the API server has not answered yet"
@@ -373,12 +377,20 @@ class ClusterSession:
             condition_writes=writers.conditions.writes if writers is not None else 0,
             events_dropped=writers.events.dropped if writers is not None else 0,
             in_flight=writers.evictions.in_flight if writers is not None else 0,
+            api_identity=self._api_identity(),
         )
+
+    def _api_identity(self) -> str:
+        if self._confirmed is None:
+            return ""
+        as_node = self._confirmed.node_credentials or self._transport.impersonation.complete
+        return (ClusterIdentity.NODE if as_node else ClusterIdentity.SERVICE_ACCOUNT).value
 
     def notes(self) -> tuple[Note, ...]:
         """The troubles with the API server now."""
         view = self.pods()
         parts = [(NoteKind.API, view.reason), (NoteKind.CREDENTIALS, self._transport.trouble)]
+        parts.append((NoteKind.IDENTITY, self._transport.impersonation.note))
         if self._writers:
             parts.append((NoteKind.NODE_OBJECT, self._writers.node.reason))
             parts.append((NoteKind.NODE_CONDITIONS, self._writers.conditions.reason))
@@ -393,6 +405,7 @@ class ClusterSession:
         gets the reason that the agent has stopped, without `mark` the next session continues it. Returns what could not
         be cleared or marked."""
         self._stopping.set()
+        self._transport.impersonation.doubted.set()
         workers.join(self._thread, 1.0)
         failed = self._writers.stop(clear=clear, mark=mark) if self._writers else ""
         for part in (self._volumes, self._pdbs, self._pods):
@@ -455,10 +468,11 @@ class ClusterSession:
 
     def _confirm(self) -> None:
         """Repeat until the identity is confirmed: the Node may be created later, and the API server may be
-        unreachable."""
-        while not self._stopping.is_set():
+        unreachable. Then probe the identity of the requests from time to time."""
+        mode, evicts = self._config.cluster.identity, self._config.mode is Mode.ENFORCE
+        while not self._stopping.is_set() and self._confirmed is None:
             try:
-                confirmed = node_identity.confirm_identity(self._transport, self._guess)
+                confirmed = node_identity.confirm_identity(self._transport, self._guess, mode=mode, evicts=evicts)
             except Exception as error:
                 self._trouble = str(error) or type(error).__name__
                 self._wake()
@@ -468,7 +482,9 @@ class ClusterSession:
                 self._stopping.wait(self._backoff.failed(retry_after_s))
                 continue
             self._open(confirmed)
-            return
+        if self._confirmed is not None and mode is ClusterIdentity.AUTO:
+            node, backoff = self._confirmed.name, self._probe_backoff
+            identity_probe.run(self._transport, node, evicts=evicts, stopping=self._stopping, backoff=backoff)
 
     def _open(self, confirmed: Identity) -> None:
         config, transport = self._config, self._transport

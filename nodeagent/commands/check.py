@@ -147,6 +147,8 @@ class NodeChecker:
         )
         self._state: PolicyState | None = None
         self._transport: Transport | None = None
+        self._user_name = ""
+        """The user of the credentials; empty if it is unknown."""
         self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
         self._kubelet, self._kubelet_notes = kubelet_config.read_thresholds(self._host)
@@ -300,13 +302,26 @@ class NodeChecker:
             if self._options.api == "always" or self._config.cluster.kubeconfig:
                 raise CheckError(f"no API server: {found.reason}")
             return PodListing(None, None, f"this host alone, {found.reason}")
-        from nodeagent.kube import api_errors, node_identity, pod_watch, transport, volume_lookup
+        from nodeagent.kube import (
+            api_errors,
+            identity_probe,
+            impersonation,
+            node_identity,
+            pod_watch,
+            transport,
+            user_review,
+            volume_lookup,
+        )
 
         notes: tuple[Note, ...] = ()
         try:
             if self._transport is None:
                 timeout_s = self._config.cluster.request_timeout_s
                 self._transport = transport.connect(found, request_timeout_s=timeout_s)
+                user = user_review.fetch_user(self._transport)
+                self._user_name = user.name
+                mode = self._config.cluster.identity
+                identity_probe.act_unprobed(self._transport, user, self._node_name, mode)
             view = pod_watch.list_pods(self._transport, self._node_name)
             if self._config.protection.node_bound:
                 placed, trouble = volume_lookup.look_up_all(
@@ -319,8 +334,10 @@ class NodeChecker:
                 view = view._replace(pods=placed)
                 notes = (Note(NoteKind.VOLUMES, trouble),) if trouble else ()
             if self._config.mode is Mode.ENFORCE and self._config.conditions.taint:
-                me = node_identity.Identity(self._node_name, "", node_identity.fetch_user_name(self._transport))
+                me = node_identity.Identity(self._node_name, "", self._user_name)
                 notes += (Note(NoteKind.TAINTS, node_identity.NO_TAINT_RIGHTS),) if me.node_credentials else ()
+            identity = self._transport.impersonation
+            notes += (Note(NoteKind.IDENTITY, identity.note),) if identity.note else ()
         except (api_errors.ApiError, credentials.CredentialsError) as error:
             if self._options.api == "always":
                 raise CheckError(f"the API server did not list the pods of {self._node_name}: {error}") from error
@@ -328,9 +345,10 @@ class NodeChecker:
                 None, None, "this host alone, the API server did not answer", (Note(NoteKind.API, str(error)),)
             )
         # Listed just now, on the clock of the host: a recording has another one than this machine.
-        return PodListing(
-            view.pods, self._host.boottime(), f"the API server {self._transport.server}", view.notes + notes
-        )
+        source = f"the API server {self._transport.server}"
+        if identity.complete:
+            source += f", as {impersonation.NODE_USER}{self._node_name}"
+        return PodListing(view.pods, self._host.boottime(), source, view.notes + notes)
 
 
 def _unmatched_pods(snapshot: NodeSnapshot, listing: PodListing) -> tuple[Note, ...]:

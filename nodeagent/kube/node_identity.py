@@ -2,7 +2,10 @@
 
 Order: the configured name (`--node-name`, the configuration), $NODE_NAME (the DaemonSet's downward API), the kubelet's
 `--hostname-override`, the hostname; and if no Node has that hostname, the one Node whose addresses are this host's. A
-node's credentials (`system:node:x`) must belong to the same Node.
+node's credentials (`system:node:x`) must belong to the same Node, and so must the pod of a ServiceAccount's token.
+
+The identity of the requests is chosen here as well (`cluster.identity`): only with the node's name in the token can the
+ServiceAccount act as that node (`impersonation`).
 """
 
 import re
@@ -10,6 +13,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from nodeagent.config.schema import ClusterIdentity
+from nodeagent.kube import impersonation
 from nodeagent.model import OutcomeKind
 
 if TYPE_CHECKING:
@@ -17,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NODE_USER: Final = "system:node:"
 _NODE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 NO_TAINT_RIGHTS: Final = "node credentials cannot change taints; publishing conditions only"
 
@@ -38,7 +42,7 @@ class Identity(NamedTuple):
     @property
     def node_credentials(self) -> bool:
         """True for a node's credentials: NodeRestriction forbids them taints and other nodes."""
-        return self.user.startswith(_NODE_USER)
+        return self.user.startswith(impersonation.NODE_USER)
 
 
 def local_name(*, given: str = "", env: str = "", hostname_override: str = "", hostname: str | None = None) -> Identity:
@@ -66,16 +70,33 @@ def confirm_identity(
     guess: Identity,
     *,
     addresses: Callable[[], Iterable[str]] | None = None,
+    mode: ClusterIdentity = ClusterIdentity.AUTO,
+    evicts: bool = True,
 ) -> Identity:
-    """The guess, confirmed by the API server, or the Node that has this host's addresses.
+    """The guess, confirmed by the API server, or the Node that has this host's addresses. Also chooses the identity of
+    the transport's requests.
 
-    `addresses` returns this host's addresses (default: from the kernel, with pyroute2). Raises `IdentityError` if the
-    Node is uncertain, `ApiError` if the API server does not answer.
+    `addresses` returns this host's addresses (default: from the kernel, with pyroute2). `evicts`: evictions are sent.
+    Raises `IdentityError` if the Node is uncertain or if `mode` is `node` and the API server does not allow that,
+    `ApiError` if it does not answer.
     """
-    user = fetch_user_name(transport)
+    from nodeagent.kube import identity_probe, user_review
+
+    reviewed = user_review.fetch_user(transport)
+    user = reviewed.name
     own_addresses = addresses or host_addresses
-    if user.startswith(_NODE_USER):
-        return _by_credentials(transport, guess, user, own_addresses)
+    if user.startswith(impersonation.NODE_USER):
+        owner = user.removeprefix(impersonation.NODE_USER)
+        return _by_credentials(transport, guess, owner, own_addresses, "the credentials belong to")._replace(user=user)
+    if reviewed.node and reviewed.node != guess.name and guess.source != "hostname":
+        raise _mismatch(guess, reviewed.node, "the token is of a pod on")
+    if (trouble := identity_probe.choose(transport, user, reviewed.node, mode, evicts=evicts)) is not None:
+        raise IdentityError(f"cluster.identity is node, but that is not possible: {trouble}")
+    if reviewed.node:
+        found = _by_credentials(transport, guess, reviewed.node, own_addresses, "the token is of a pod on")
+        if not _exists(transport, found.name):
+            raise IdentityError(f"{found.source} is {found.name}, but there is no such Node; correct the name")
+        return found._replace(user=user)
     if _exists(transport, guess.name):
         return guess._replace(user=user)
     if guess.source != "hostname":
@@ -97,50 +118,26 @@ def host_addresses() -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def fetch_user_name(transport: "Transport") -> str:
-    """The user name that the API server assigns to the credentials; empty if it returns none. Raises `ApiError`."""
-    from nodeagent.kube.api_errors import ApiError
-    from nodeagent.kube.objects import SelfSubjectReview
-
-    body = b'{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
-    try:
-        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-        return _decode(transport.request("POST", path, body=body).body, SelfSubjectReview).status.user_info.username
-    except ApiError as error:
-        if error.kind in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
-            # Servers before 1.28 do not have it. NodeRestriction limits node credentials all the same.
-            return ""
-        raise
-
-
-def _decode(body: bytes, shape: type[T]) -> T:
-    """Raises `ApiError`, as an unanswered request does, so that the caller tries again."""
-    from nodeagent.kube.api_errors import ApiError
-    from nodeagent.kube.objects import Decoder, UnreadableError
-
-    try:
-        return Decoder(shape).decode(body)
-    except UnreadableError as error:
-        raise ApiError(OutcomeKind.SERVER_ERROR, f"the API server's answer cannot be read: {error}") from error
-
-
 def _by_credentials(
-    transport: "Transport", guess: Identity, user: str, own_addresses: Callable[[], Iterable[str]]
+    transport: "Transport", guess: Identity, owner: str, own_addresses: Callable[[], Iterable[str]], belong: str
 ) -> Identity:
-    """The node of the credentials. A copy of them on another machine must not act on that node."""
+    """The node of the credentials, `owner`. A copy of them on another machine must not act on that node."""
+    from nodeagent.kube import user_review
     from nodeagent.kube.objects import NodeObject
 
-    owner = user.removeprefix(_NODE_USER)
     if owner == guess.name:
-        return guess._replace(user=user)
+        return guess
     if guess.source == "hostname":
         # In some clouds a node's name differs from its hostname; its addresses are still this host's.
-        node = _decode(transport.request("GET", f"/api/v1/nodes/{owner}").body, NodeObject)
+        node = user_review.decode(transport.request("GET", f"/api/v1/nodes/{owner}").body, NodeObject)
         if shared := {a.address for a in node.status.addresses or () if a.type == "InternalIP"} & set(own_addresses()):
-            return Identity(owner, f"addresses {', '.join(sorted(shared))}", user)
-    raise IdentityError(
-        f"{guess.source} is {guess.name}, but the credentials belong to {owner}; "
-        "use this node's own credentials or correct the name"
+            return Identity(owner, f"addresses {', '.join(sorted(shared))}")
+    raise _mismatch(guess, owner, belong)
+
+
+def _mismatch(guess: Identity, owner: str, belong: str) -> IdentityError:
+    return IdentityError(
+        f"{guess.source} is {guess.name}, but {belong} {owner}; use this node's own credentials or correct the name"
     )
 
 
@@ -157,12 +154,13 @@ def _exists(transport: "Transport", name: str) -> bool:
 
 
 def _by_address(transport: "Transport", hostname: str, own_addresses: set[str]) -> Identity:
+    from nodeagent.kube import user_review
     from nodeagent.kube.list_stream import Listing
     from nodeagent.kube.objects import NodeObject
 
     matches: dict[str, set[str]] = {}
     for item in Listing(transport, "/api/v1/nodes", {"resourceVersion": "0"}):
-        node = _decode(item, NodeObject)
+        node = user_review.decode(item, NodeObject)
         internal = {a.address for a in node.status.addresses or () if a.type == "InternalIP"}
         if internal & own_addresses:
             matches[node.metadata.name] = internal & own_addresses

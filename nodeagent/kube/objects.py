@@ -309,6 +309,7 @@ class StatusObject(Struct):
 class UserInfo(Struct):
     username: str = ""
     groups: list[str] | None = None
+    extra: dict[str, list[str]] | None = None
 
 
 class ReviewStatus(Struct, rename="camel"):

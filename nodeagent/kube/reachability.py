@@ -39,11 +39,13 @@ class ApiReachability:
             self._suspended_s = suspended_s
         return since + self._suspended_s
 
-    def answered(self) -> None:
-        """A request was answered now."""
+    def answered(self) -> bool:
+        """A request was answered now. True if that ends an outage."""
         with self._lock:
+            was_out = self._unanswered_since is not None
             self._answered_at = self.clock()
             self._unanswered_since = None
+        return was_out
 
     def unanswered(self, begun_at: float) -> None:
         """A request that began at `begun_at` on `clock` was given up. It does not count if another request was answered

@@ -10,6 +10,8 @@ Promises:
 3. Every failure is an `ApiError` whose kind states what it means for a request that changes something. "Nothing was
    sent" is claimed only if the socket was given no byte; all else is uncertain.
 4. No redirect is followed.
+5. The requests in `impersonation.IMPERSONATED` are sent as the own node while that is the identity; a caller does not
+   choose.
 
 A `Transport` is used by many threads at once; each request is driven by the thread that makes it. Credentials and TLS:
 `server_connection`. Errors: `api_errors`. Answers: `api_responses`.
@@ -22,11 +24,20 @@ from contextlib import contextmanager
 from typing import Final
 
 from nodeagent import __version__
-from nodeagent.kube import api_errors, api_responses, deadline_http, kubernetes_client, line_stream, server_connection
+from nodeagent.kube import (
+    api_errors,
+    api_responses,
+    deadline_http,
+    impersonation,
+    kubernetes_client,
+    line_stream,
+    server_connection,
+)
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.api_responses import Response
 from nodeagent.kube.credentials import Credentials, CredentialsError
 from nodeagent.kube.deadline_http import RequestLimits
+from nodeagent.kube.impersonation import Impersonation
 from nodeagent.kube.line_stream import LineStream
 from nodeagent.kube.reachability import ApiReachability
 from nodeagent.kube.server_connection import ServerConnection
@@ -66,6 +77,7 @@ class Transport:
     ) -> None:
         self.request_timeout_s = request_timeout_s
         self.reach = ApiReachability()
+        self.impersonation = Impersonation()
         self._connection = ServerConnection(credentials, clock=clock, light=light)
 
     @property
@@ -93,13 +105,15 @@ class Transport:
         timeout_s: float | None = None,
         max_bytes: int = MAX_BODY_BYTES,
         accept: str = JSON,
+        user: str | None = None,
     ) -> Response:
         """One request, answered as the API defines it within `timeout_s` (default: the transport's), or `ApiError`. A
-        body of another `accept`ed type than JSON is returned unchecked."""
+        body of another `accept`ed type than JSON is returned unchecked. `user`: impersonate this user, or none with an
+        empty one, whatever the identity is; only for a probe."""
         limits = self._limits(timeout_s)
         with _as_step(method, path, limit_s=limits.idle_s):
             try:
-                response = self._answer(method, path, body, content_type, limits=limits, accept=accept)
+                response = self._answer(method, path, body, content_type, limits=limits, accept=accept, user=user)
                 content = api_responses.read_body(response, max_bytes)
                 if accept == JSON:
                     api_responses.check_object(response.status, content)
@@ -163,14 +177,27 @@ class Transport:
         return RequestLimits(deadline=time.monotonic() + seconds, idle_s=seconds)
 
     def _answer(
-        self, method: str, path: str, body: bytes | None, content_type: str, *, limits: RequestLimits, accept: str
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        content_type: str,
+        *,
+        limits: RequestLimits,
+        accept: str,
+        user: str | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """An answer that can be the API's by its status and type; its body is not read. Any other is an `ApiError`."""
         may_renew = True
+        acts_as = self.impersonation.user_for(method, path) if user is None else user
         while True:
-            response, used = self._send(method, path, body=body, content_type=content_type, limits=limits)
+            response, used = self._send(
+                method, path, body=body, content_type=content_type, limits=limits, acts_as=acts_as
+            )
             if response.status < 400:
                 api_responses.check_head(response, accept)
+                if acts_as and user is None:
+                    self.impersonation.succeeded(method, path)
                 return response
             content = api_responses.read_body(response, MAX_REFUSAL_BYTES, cut=True)
             error = api_errors.from_response(response.status, response.headers, content)
@@ -179,10 +206,22 @@ class Transport:
                 may_renew = False
                 limits.uncertain = limits.uncertain or not error.from_api
                 continue
+            if acts_as and user is None and response.status == 403 and error.from_api:
+                # The refusal precedes the request itself, so that a repetition is safe.
+                acts_as = "" if self.impersonation.refuse(method, path, error.message) else acts_as
+                if not acts_as:
+                    continue
             raise error
 
     def _send(
-        self, method: str, path: str, *, body: bytes | None, content_type: str, limits: RequestLimits
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        content_type: str,
+        limits: RequestLimits,
+        acts_as: str = "",
     ) -> tuple[urllib3.BaseHTTPResponse, str | None]:
         """The head of the answer, and the authorization that was sent."""
         headers = dict(_HEADERS)
@@ -191,6 +230,8 @@ class Transport:
             headers["Authorization"] = authorization
         if body is not None:
             headers["Content-Type"] = content_type
+        if acts_as:
+            headers[impersonation.HEADER] = acts_as
         may_reconnect = True
         while True:
             left_s = limits.deadline - time.monotonic()
@@ -226,7 +267,8 @@ class Transport:
             except Exception as error:
                 # A header that cannot be sent, or an answer on which a library fails: no sign of an outage.
                 raise self._failure(error, limits) from error
-            self.reach.answered()
+            if self.reach.answered():
+                self.impersonation.server_returned()
             return response, authorization
 
     def _failure(self, error: Exception, limits: RequestLimits) -> ApiError:

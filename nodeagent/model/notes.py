@@ -27,6 +27,7 @@ class NoteKind(enum.StrEnum):
     EVENTS = "events", "Kubernetes Events cannot be written."
     FORKS = "forks", "Fork rates are unknown, or pods fork very often."
     HOST = "host", "The report is made from a recording."
+    IDENTITY = "identity", "Requests for pods use the ServiceAccount's own rights, or the node's are incomplete."
     KUBELET = "kubelet", "The kubelet's configuration is unknown, or the kubelet acts first."
     LOOP = "loop", "A sync started late."
     MEMORY_PRESSURE = "MemoryPressure", "The kubelet also writes this condition."

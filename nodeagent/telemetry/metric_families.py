@@ -272,6 +272,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     # others
     Family("nodeagent_api_watch_failures", exposition.COUNTER, "Failed lists and broken watches.", ("watch",)),
+    Family(
+        "nodeagent_api_identity",
+        exposition.GAUGE,
+        "1: requests for pods, evictions, claims and the Node use the rights of the node, or of the serviceAccount.",
+        ("identity",),
+    ),
     Family("nodeagent_api_relists", exposition.COUNTER, "Full lists after a watch ended.", ("watch",)),
     Family("nodeagent_events_dropped", exposition.COUNTER, "Kubernetes Events that were dropped."),
     Family(

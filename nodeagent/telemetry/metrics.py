@@ -127,6 +127,8 @@ class RuntimeCounters(NamedTuple):
     log_lines_dropped: int = 0
     brakes_active: int = 0
     eviction_requests_in_flight: int = 0
+    api_identity: str = ""
+    """Whose rights the requests for pods use: `node` or `serviceAccount`; empty: no answer of the API server yet."""
     workers_stuck: Sequence[str] = ()
     """The kind of each stuck thread (`runtime.workers`)."""
     worker_failures: Mapping[str, int] = {}
@@ -433,6 +435,8 @@ def _cluster(counters: RuntimeCounters, now: float) -> Iterator[_Sample]:
         yield _Sample("nodeagent_condition_true_seconds", labels, conflict.true_s)
     yield _Sample("nodeagent_condition_writes", (), counters.condition_writes)
     yield _Sample("nodeagent_eviction_requests_in_flight", (), counters.eviction_requests_in_flight)
+    if counters.api_identity:
+        yield _Sample("nodeagent_api_identity", (counters.api_identity,), 1)
     for worker, number in collections.Counter(counters.workers_stuck).items():
         yield _Sample("nodeagent_workers_stuck", (worker,), number)
     for worker, number in counters.worker_failures.items():

@@ -12,7 +12,15 @@ import pytest
 
 from nodeagent.actuators.event_writer import EventReason
 from nodeagent.actuators.session import TAINT_WAIT_S, ClusterSession
-from nodeagent.config.schema import ConditionsConfig, Config, FleetConfig, Mode, ProtectionConfig
+from nodeagent.config.schema import (
+    ClusterConfig,
+    ClusterIdentity,
+    ConditionsConfig,
+    Config,
+    FleetConfig,
+    Mode,
+    ProtectionConfig,
+)
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity
 from nodeagent.kube.transport import connect
@@ -246,6 +254,128 @@ def test_with_node_credentials_there_is_no_taint_and_a_note_states_it(
     assert any("cannot change taints" in note.message for note in agent.notes())
     assert api.wait_for(lambda: api.sent("PATCH", "/status"), 30)
     assert not api.sent("PATCH", "/nodes/lab-node")
+
+
+# --- the identity of the requests ------------------------------------------------------------------------------------
+
+
+def impersonated(requests: list[Request]) -> set[str]:
+    """The requests with the header, as method and resource."""
+    named = [request for request in requests if "impersonate-user" in request.headers]
+    assert {request.headers["impersonate-user"] for request in named} <= {"system:node:lab-node"}
+    return {f"{request.method} {'/'.join(request.path.split('/')[3:])}" for request in named}
+
+
+def test_pods_evictions_claims_and_the_node_are_the_nodes_requests_and_the_rest_the_accounts(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    api.add_pod(mounting("data"))
+    api.set_volume("data", {"local": {"path": "/mnt/disks/0"}})
+    agent = session(Config(mode=Mode.ENFORCE, fleet=FleetConfig(max_concurrent_evictions=1)))
+    assert agent.counts().api_identity == "node"
+    agent.prewarm()
+    agent.publish([TRUE])
+    [listed] = [each for each in agent.pods().pods if each.name == "hog"]
+    hog = victim(agent)._replace(pod=listed)
+    agent.announce(plan(hog))
+    eventually(lambda: any(each.node_bound for each in agent.pods().pods))
+    eventually(lambda: api.sent("GET", "/leases") and api.sent("GET", "/poddisruptionbudgets") and taints(api))
+    agent.evict("p-1", hog)
+    assert outcome(agent).kind is OutcomeKind.ACCEPTED
+    assert api.wait_for(lambda: len(api.sent("POST", "/events")) >= 2, 30)
+    assert impersonated(api.requests) == {
+        "GET pods",
+        "GET nodes",
+        "GET nodes/lab-node",
+        "POST namespaces/default/pods/hog/eviction",
+        "GET namespaces/default/persistentvolumeclaims/data",
+        "GET persistentvolumes/pv-data",
+    }
+    own = {request.path.split("/")[-1] for request in api.requests if "impersonate-user" not in request.headers}
+    assert {"lab-node", "status", "poddisruptionbudgets", "leases", "events"} <= own
+    assert not [note for note in agent.notes() if note.kind is NoteKind.IDENTITY]
+
+
+def test_an_older_server_is_one_note_and_the_session_works_as_the_service_account(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    api.constrained_impersonation = False
+    agent = session()
+    assert agent.counts().api_identity == "serviceAccount"
+    agent.evict("p-1", victim(agent))
+    assert outcome(agent).kind is OutcomeKind.ACCEPTED
+    [note] = [note for note in agent.notes() if note.kind is NoteKind.IDENTITY]
+    assert "no constrained impersonation (Kubernetes 1.36)" in note.message
+    api.requests.clear()
+    agent.evict("p-2", victim(agent))
+    outcome(agent)
+    assert impersonated(api.requests) == set()
+
+
+def test_an_eviction_goes_on_as_the_service_account_when_the_right_is_taken_away(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    agent = session()
+    api.forbid("impersonate-on:associated-node:create", "pods/eviction")
+    agent.evict("p-1", victim(agent))
+    assert outcome(agent).kind is OutcomeKind.ACCEPTED
+    first, second = api.sent("POST", "/eviction")
+    assert ["impersonate-user" in each.headers for each in (first, second)] == [True, False]
+    [note] = [note for note in agent.notes() if note.kind is NoteKind.IDENTITY]
+    assert 'verbs: ["impersonate-on:associated-node:create"]' in note.message
+    assert agent.counts().api_identity == "serviceAccount"
+
+
+def test_the_identity_node_never_evicts_as_the_service_account(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    agent = session(Config(mode=Mode.ENFORCE, cluster=ClusterConfig(identity=ClusterIdentity.NODE)))
+    api.forbid("impersonate-on:associated-node:create", "pods/eviction")
+    agent.evict("p-1", victim(agent))
+    refused = outcome(agent)
+    assert refused.kind is OutcomeKind.FORBIDDEN
+    assert "impersonate-on:associated-node:create" in refused.message
+    assert all("impersonate-user" in each.headers for each in api.sent("POST", "/eviction"))
+
+
+def test_the_identity_node_waits_for_an_api_server_that_allows_it(api: ApiServer, tmp_path: Path) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    api.constrained_impersonation = False
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))))
+    config = Config(mode=Mode.ENFORCE, cluster=ClusterConfig(identity=ClusterIdentity.NODE))
+    agent = ClusterSession(transport, config, Identity("lab-node", "test"), wake=lambda: None)
+    agent.start()
+    try:
+        eventually(lambda: "cluster.identity is node" in agent.pods().reason)
+        assert (agent.identity(), agent.counts().api_identity) == (None, "")
+        assert not api.sent("GET", "/api/v1/pods") or impersonated(api.sent("GET", "/api/v1/pods"))
+        api.constrained_impersonation = True
+        eventually(lambda: agent.counts().api_identity == "node")
+    finally:
+        agent.stop(clear=False)
+
+
+def test_with_node_credentials_the_identity_is_the_nodes_without_impersonation(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    api.tokens[api.token] = "system:node:lab-node"
+    agent = session()
+    assert agent.counts().api_identity == "node"
+    assert impersonated(api.requests) == set()
+
+
+def test_a_session_stops_while_it_waits_to_probe_again(api: ApiServer, session: Callable[..., ClusterSession]) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    api.constrained_impersonation = False
+    agent = session()
+    began = time.monotonic()
+    agent.stop(clear=False)
+    assert time.monotonic() - began < 3.0
+    assert not [thread for thread in threading.enumerate() if thread.name == "identity"]
 
 
 def test_a_dry_run_writes_nothing(api: ApiServer, session: Callable[..., ClusterSession]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.config.schema import ClusterIdentity
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_identity import Identity, IdentityError, confirm_identity, host_addresses, local_name
 from nodeagent.kube.transport import Transport, connect
@@ -87,3 +88,55 @@ def test_this_hosts_addresses_come_from_the_kernel() -> None:
     addresses = host_addresses()
     assert "127.0.0.1" not in addresses
     assert "::1" not in addresses
+
+
+# --- the node of a ServiceAccount's token ----------------------------------------------------------------------------
+
+
+def test_a_token_of_a_pod_on_another_node_is_refused_before_anything_is_sent_as_that_node(
+    api: ApiServer, transport: Transport
+) -> None:
+    api.token_nodes[api.token] = "node-2"
+    for mode in ClusterIdentity:
+        with pytest.raises(IdentityError, match="the token is of a pod on node-2"):
+            confirm_identity(transport, Identity("node-1", "$NODE_NAME"), addresses=here("10.0.0.1"), mode=mode)
+    assert not [request for request in api.requests if "impersonate-user" in request.headers]
+
+
+def test_the_token_decides_the_node_of_a_host_only_if_its_address_is_this_hosts(
+    api: ApiServer, transport: Transport
+) -> None:
+    api.token_nodes[api.token] = "node-2"
+    assert confirm_identity(transport, Identity("my-host", "hostname"), addresses=here("10.0.0.2")).name == "node-2"
+    with pytest.raises(IdentityError, match="the token is of a pod on node-2"):
+        confirm_identity(transport, Identity("my-host", "hostname"), addresses=here("10.0.0.1"))
+
+
+def test_the_node_of_the_token_is_impersonated_once_it_is_confirmed(api: ApiServer, transport: Transport) -> None:
+    api.token_nodes[api.token] = "node-1"
+    confirm_identity(transport, Identity("node-1", "$NODE_NAME"), addresses=here())
+    assert transport.impersonation.complete
+    [confirmed] = api.sent("GET", "/nodes/node-1")
+    assert confirmed.headers["impersonate-user"] == "system:node:node-1"
+
+
+def test_a_token_of_a_node_that_does_not_exist_is_refused(api: ApiServer, transport: Transport) -> None:
+    api.token_nodes[api.token] = "node-9"
+    with pytest.raises(IdentityError, match="no such Node"):
+        confirm_identity(transport, Identity("node-9", "$NODE_NAME"), addresses=here())
+
+
+def test_the_identity_node_is_required_where_it_is_configured(api: ApiServer, transport: Transport) -> None:
+    for token_node, why in (("node-1", "Kubernetes 1.36"), ("", "the token names no node")):
+        api.token_nodes[api.token] = token_node
+        api.constrained_impersonation = False
+        with pytest.raises(IdentityError, match=f"cluster.identity is node.*{why}"):
+            confirm_identity(transport, Identity("node-1", "--node-name"), addresses=here(), mode=ClusterIdentity.NODE)
+
+
+def test_nodes_credentials_are_the_node_without_impersonation(api: ApiServer, transport: Transport) -> None:
+    api.tokens[api.token] = "system:node:node-1"
+    for mode in ClusterIdentity:
+        confirm_identity(transport, Identity("node-1", "--node-name"), addresses=here(), mode=mode)
+    assert not [request for request in api.requests if "impersonate-user" in request.headers]
+    assert transport.impersonation.note == ""

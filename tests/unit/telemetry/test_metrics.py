@@ -225,6 +225,7 @@ def test_counters_of_other_packages_are_read_at_the_scrape() -> None:
         tainted=frozenset({"MemoryPressure"}),
         watches=(WatchCounters("pods", 3, 2),),
         brakes_active=1,
+        api_identity="node",
         log_lines_dropped=9,
         workers_stuck=("statvfs", "statvfs", "log"),
     )
@@ -240,6 +241,7 @@ def test_counters_of_other_packages_are_read_at_the_scrape() -> None:
     assert series["nodeagent_condition_true_seconds_total", "MemoryPressure"] == 99.9
     assert series["nodeagent_api_relists_total", "pods"] == 2
     assert series["nodeagent_brakes_active"] == 1
+    assert series["nodeagent_api_identity", "node"] == 1
     assert series["nodeagent_log_lines_dropped_total"] == 9
     assert series["nodeagent_workers_stuck", "statvfs"] == 2
     assert series["nodeagent_workers_stuck", "log"] == 1
