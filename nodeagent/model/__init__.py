@@ -87,6 +87,7 @@ from nodeagent.model.snapshot import (
     NodeSnapshot,
     Observation,
     Stall,
+    SwapDevice,
     UnattributedDisk,
 )
 
@@ -155,6 +156,7 @@ __all__ = [
     "Stall",
     "StallRequirement",
     "StallScope",
+    "SwapDevice",
     "Threshold",
     "ThresholdVerdict",
     "Tier",

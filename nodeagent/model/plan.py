@@ -109,7 +109,7 @@ class RankedPod(NamedTuple):
     """Empty in a fresh plan, because texts for 500 pods cost more than the decision. For a report or a record
     `policy.ranking.with_key_texts(plan)` fills them from `values`."""
     usage: int | None
-    """Of the ranked resource: bytes, inodes or processes."""
+    """Of the ranked resource: bytes, inodes or processes. Memory includes `swap`."""
     request: int | None
     """None where the resource has no request (inodes, PIDs)."""
     relief: int | None
@@ -118,6 +118,8 @@ class RankedPod(NamedTuple):
     """Why it would not be evicted; empty for a candidate."""
     values: tuple[float, ...] = ()
     """The value of each key of `Plan.rank_order`, in that order; smaller is evicted first."""
+    swap: int = 0
+    """The part of a memory usage that is in swap."""
 
 
 class Method(enum.StrEnum):

@@ -106,6 +106,8 @@ class PodUsage(NamedTuple):
     read, or cgroup v1."""
     memory_swap: int | None = None
     """memory.swap.current (v2) or swap of memory.stat (v1): bytes of the pod in swap, zram included."""
+    memory_swap_cached: int = 0
+    """The part of `memory_swap` that is in memory as well, and counts in both (v2)."""
     memory_protected: int | None = None
     """The larger of memory.min and memory.low of the pod cgroup (v2): reclaim does not take what is below it. None: not
     read, or cgroup v1."""

@@ -40,6 +40,18 @@ class HugePages(NamedTuple):
     reserved: int
 
 
+class SwapDevice(NamedTuple):
+    """A swap device of /proc/swaps; sizes in bytes."""
+
+    path: str
+    kind: str
+    """`partition` or `file`, as the kernel writes it, or `zram`."""
+    size: int
+    used: int
+    memory: int | None = None
+    """What a zram device takes of the memory for `used`. None: on a disk, or not readable."""
+
+
 class NodeMemory(NamedTuple):
     """/proc/meminfo in bytes."""
 
@@ -59,6 +71,13 @@ class NodeMemory(NamedTuple):
     swap_free: int
     hugepages: tuple[HugePages, ...] = ()
     hugetlb: int = 0
+    swaps: tuple[SwapDevice, ...] = ()
+    """Empty without swap."""
+
+    @property
+    def zram(self) -> int:
+        """Memory that the zram devices take for what is swapped to them."""
+        return sum([device.memory or 0 for device in self.swaps])
 
 
 class Stall(NamedTuple):

@@ -12,6 +12,7 @@ from nodeagent.config.schema import Config, RankingKey
 from nodeagent.model import (
     DISK_BYTE_SIGNALS,
     DISK_SIGNALS,
+    MEMORY_SIGNALS,
     NO_RESOURCES,
     SIGNAL_TABLE,
     DiskLayout,
@@ -146,6 +147,9 @@ class _RankingContext(NamedTuple):
     rules: protection.RuleContext
     usage_limit: int
     """More usage than this is not plausible for one pod."""
+    swap_limit: int
+    """The most swap of a pod that counts in its memory usage."""
+    swap_memory: relief.SwapMemory
     growth_rate: usage_growth.GrowthRate | None
     """None if no key of the order needs it."""
     replicas: Mapping[str, int] | None
@@ -207,6 +211,8 @@ def _ranking_context(
         order=order,
         rules=protection.RuleContext(config.protection, tier, resource, snapshot.taken_at, snapshot.wall_time),
         usage_limit=plausibility.usage_limit(snapshot, signal, config=config),
+        swap_limit=pod_usage.swap_limit(snapshot, config=config) if signal in MEMORY_SIGNALS else 0,
+        swap_memory=relief.swap_memory(snapshot, config=config),
         growth_rate=usage_growth.growth_rate(growth, signal, layout, at=snapshot.taken_at) if needs_growth else None,
         replicas=ranking.count_replicas(snapshot.pods) if RankingKey.DUPLICATE_ON_NODE in order else None,
         unseen_pids=relief.unseen_pids(snapshot) if signal is Signal.PID and not kubelet else 0,
@@ -240,7 +246,9 @@ def _plausible_usage(context: _RankingContext, view: PodView, facts: PodFacts) -
         return None
     if context.signal in DISK_SIGNALS and pod_usage.disk_usage_expired(usage, at=at):
         return None
-    return pod_usage.signal_usage(usage, context.signal, context.snapshot.layout, limit=context.usage_limit)
+    return pod_usage.signal_usage(
+        usage, context.signal, context.snapshot.layout, limit=context.usage_limit, swap_limit=context.swap_limit
+    )
 
 
 def _ranks_by_writes(context: _RankingContext, inputs: Sequence[ranking.RankingInput]) -> bool:
@@ -273,7 +281,10 @@ def _ranked_pod(
         refusals = (protection.OWN_POD, *refusals)
     if context.minimum is not None and not refusals and (freed or 0) < context.minimum.relief:
         refusals = (context.minimum.refusal,)
-    return RankedPod(view, rank, (), used, ranked.request, freed, refusals, values)
+    swap = 0
+    if context.swap_limit and used is not None and view.usage is not None:
+        swap = pod_usage.swap_usage(view.usage, limit=context.swap_limit)
+    return RankedPod(view, rank, (), used, ranked.request, freed, refusals, values, swap)
 
 
 def _predicted_relief(context: _RankingContext, ranked: ranking.RankingInput) -> int | None:
@@ -281,7 +292,9 @@ def _predicted_relief(context: _RankingContext, ranked: ranking.RankingInput) ->
     if ranked.usage is None:
         return None
     usage, layout = ranked.view.usage, context.snapshot.layout
-    freed = relief.predicted_relief(usage, context.signal, layout, limit=context.usage_limit)
+    freed = relief.predicted_relief(
+        usage, context.signal, layout, limit=context.usage_limit, swap_memory=context.swap_memory
+    )
     if context.unseen_pids and freed is not None:
         freed += min(context.unseen_pids, usage_growth.expected_forks(usage))
     return freed

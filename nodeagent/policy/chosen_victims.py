@@ -32,7 +32,7 @@ def from_ranked(
     `onBlocked: delete`."""
     pod, usage = ranked.view
     tier = Tier.HARD if verdict.threshold.hard else Tier.SOFT
-    text = messages.eviction_text(ranked.view, verdict=verdict, observation=observation)
+    text = messages.eviction_text(ranked.view, verdict=verdict, observation=observation, swap=ranked.swap)
     backoff = limit_state.pods.get(pod.uid)
     refused = backoff is not None and backoff.code in backoffs.BLOCKED
     overrides = refused and tier is Tier.HARD and config.escalation.on_blocked is OnBlocked.DELETE
@@ -112,7 +112,8 @@ def with_current_text(chosen: Victim, view: PodView, *, plan: Plan) -> Victim:
     if verdict is None or verdict.threshold != chosen.threshold:
         return chosen
     observation = next(each.observation for each in plan.signals if each.signal is chosen.threshold.signal)
-    text = messages.eviction_text(view, verdict=verdict, observation=observation)
+    swap = next((ranked.swap for ranked in plan.ranking if ranked.view.pod.uid == view.pod.uid), 0)
+    text = messages.eviction_text(view, verdict=verdict, observation=observation, swap=swap)
     return chosen._replace(message=text.message, annotations=text.annotations)
 
 

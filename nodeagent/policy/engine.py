@@ -46,6 +46,7 @@ from nodeagent.policy import (
     in_flight,
     local_storage_eviction,
     page_cache,
+    pod_usage,
     preconditions,
     reclaim,
     signal_plan,
@@ -154,7 +155,9 @@ def decide(
         conditions=condition_state,
         in_flight=in_flight.add(observed.state, chosen.entries),
         rate_limits=limit_state,
-        growth=usage_growth.record_sample(state.growth, snapshot),
+        growth=usage_growth.record_sample(
+            state.growth, snapshot, swap_limit=pod_usage.swap_limit(snapshot, config=config)
+        ),
         reclaims=beside.state,
         suspended_s=state.suspended_s,
     )

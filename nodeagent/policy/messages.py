@@ -37,11 +37,12 @@ class EvictionText(NamedTuple):
 # --- evictions -------------------------------------------------------------------------------------------------------
 
 
-def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Observation) -> EvictionText:
+def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Observation, swap: int = 0) -> EvictionText:
     """The kubelet's message and event annotations for evicting this pod for this threshold.
 
     `verdict` is the threshold acted on, `observation` the sample it was judged by. For memory and ephemeral storage the
-    message lists the containers above their request, in the order of the usage.
+    message lists the containers above their request, in the order of the usage. What the pod has in `swap`, which the
+    kubelet does not count, is appended.
     """
     signal = verdict.threshold.signal
     resource = SIGNAL_TABLE[signal].resource
@@ -63,6 +64,8 @@ def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Obse
         used = units.format_quantity(used_units)
         message += _larger_consumption(f"Container {name}", used, request, resource)
         over_request.append((name, used))
+    if swap:
+        message += f"Pod {view.pod.name} has {units.format_quantity(swap)} of its usage in swap. "
     annotations |= {
         "offending_containers": ",".join(name for name, _ in over_request),
         "offending_containers_usage": ",".join(used for _, used in over_request),

@@ -195,7 +195,9 @@ def _unbelieved_relief(ranked: RankedPod, ranked_pods: RankedPods, context: Reac
     """The relief by a usage that is too old or stands beside an implausible request: good enough as a bound."""
     signal, snapshot = ranked_pods.signal, context.snapshot
     limit = plausibility.usage_limit(snapshot, signal, config=context.config)
-    return relief.predicted_relief(ranked.view.usage, signal, snapshot.layout, limit=limit) or 0
+    swap_memory = relief.swap_memory(snapshot, config=context.config)
+    freed = relief.predicted_relief(ranked.view.usage, signal, snapshot.layout, limit=limit, swap_memory=swap_memory)
+    return freed or 0
 
 
 def _limit_finder(context: ReachContext) -> Callable[[Pod], tuple[Replacement, Refusal] | None] | None:

@@ -39,6 +39,7 @@ def pending(
     if not state.departing and not state.entries:
         return PendingRelease(0, (), ())
     limit = plausibility.usage_limit(snapshot, signal, config=config)
+    swap_memory = relief.swap_memory(snapshot, config=config)
     soft_s = max(SOFT_PATIENCE_S, config.eviction_max_pod_grace_period_s)
     patience_s = HARD_PATIENCE_S if tier is Tier.HARD else soft_s
     entries = {entry.pod_uid: entry for entry in state.entries}
@@ -61,7 +62,7 @@ def pending(
             if left_s > patience_s and not departing.shortened:
                 long_grace.append(view)
         if counts:
-            freed = relief.predicted_relief(view.usage, signal, snapshot.layout, limit=limit)
+            freed = relief.predicted_relief(view.usage, signal, snapshot.layout, limit=limit, swap_memory=swap_memory)
             if freed is None and entry is not None and same_resource(entry.signal, signal, snapshot):
                 freed = _remaining(entry, snapshot)
             if entry is not None and _exceeds_usage(entry, signal, snapshot):

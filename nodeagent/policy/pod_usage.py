@@ -6,7 +6,17 @@ makes a pod a victim.
 
 from typing import Final
 
-from nodeagent.model import DISK_INODE_SIGNALS, MEMORY_SIGNALS, DiskLayout, DiskUsage, PodUsage, Signal, units
+from nodeagent.config.schema import Config
+from nodeagent.model import (
+    DISK_INODE_SIGNALS,
+    MEMORY_SIGNALS,
+    DiskLayout,
+    DiskUsage,
+    NodeSnapshot,
+    PodUsage,
+    Signal,
+    units,
+)
 from nodeagent.policy import plausibility
 
 DISK_MAX_AGE_S: Final = 600.0
@@ -23,22 +33,46 @@ def holds_no_pod_data(signal: Signal, layout: DiskLayout) -> bool:
 
 
 def signal_usage(
-    usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE
+    usage: PodUsage | None,
+    signal: Signal,
+    layout: DiskLayout,
+    *,
+    limit: int = units.MAX_PLAUSIBLE,
+    swap_limit: int = 0,
 ) -> int | None:
-    """The pod's usage of the signal's resource: memory working set, number of processes, or disk usage.
+    """The pod's usage of the signal's resource: memory, number of processes, or disk usage.
 
-    Memory is the pod's own working set, else the sum over its containers. An amount above `limit` is not plausible.
+    Memory is the pod's own working set, else the sum over its containers, and what it has in swap (`swap_usage`). An
+    amount above `limit` is not plausible.
     """
     if usage is None:
         return None
     if signal in MEMORY_SIGNALS:
         working_set = usage.memory_working_set
-        return plausibility.plausible(
+        working_set = plausibility.plausible(
             working_set if working_set is not None else _containers_memory(usage), limit=limit
         )
+        if working_set is None or not swap_limit:
+            return working_set
+        return working_set + swap_usage(usage, limit=swap_limit)
     if signal is Signal.PID:
         return plausibility.plausible(usage.process_count, limit=limit)
     return disk_usage(usage.disk, signal, layout, limit=limit)
+
+
+def swap_limit(snapshot: NodeSnapshot, *, config: Config) -> int:
+    """The most swap of a pod that counts in its memory usage: SwapTotal. 0 with the kubelet's order, which ranks by the
+    working set alone (kubernetes/kubernetes#129578), or if the node's swap is unknown."""
+    if config.ranking.kubelet or snapshot.memory is None:
+        return 0
+    return plausibility.plausible(snapshot.memory.swap_total) or 0
+
+
+def swap_usage(usage: PodUsage, *, limit: int) -> int:
+    """What the pod has in swap and not in memory as well; 0 if it is unknown or above `limit`, so that the usage is
+    then the working set alone."""
+    swap = plausibility.plausible(usage.memory_swap, limit=limit) or 0
+    return max(0, swap - (plausibility.plausible(usage.memory_swap_cached) or 0))
 
 
 def _containers_memory(usage: PodUsage) -> int | None:

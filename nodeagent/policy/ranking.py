@@ -108,16 +108,20 @@ def _usage_over_request(ranked: RankingInput) -> float:
 def _usage_over_request_text(value: float, pod: RankedPod, unit: Unit) -> str:
     amount = units.format_amount(int(abs(value)), unit)
     if pod.request is None:
-        return f"uses {amount}"
-    return f"uses {amount} {'over' if value <= 0 else 'less than'} its request"
+        return f"uses {amount}{_swap_text(pod)}"
+    return f"uses {amount} {'over' if value <= 0 else 'less than'} its request{_swap_text(pod)}"
+
+
+def _swap_text(pod: RankedPod) -> str:
+    return f", {units.format_amount(pod.swap)} of its usage in swap" if pod.swap else ""
 
 
 def _usage(ranked: RankingInput) -> float:
     return SORTED_LAST if ranked.usage is None else float(-ranked.usage)
 
 
-def _usage_text(value: float, _pod: RankedPod, unit: Unit) -> str:
-    return f"uses {units.format_amount(int(-value), unit)}"
+def _usage_text(value: float, pod: RankedPod, unit: Unit) -> str:
+    return f"uses {units.format_amount(int(-value), unit)}{_swap_text(pod)}"
 
 
 def _growth(ranked: RankingInput) -> float:

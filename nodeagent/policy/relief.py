@@ -3,7 +3,8 @@
 Promises:
 
 1. Relief is what an eviction really frees: memory that the kernel could not reclaim otherwise, disk that is deleted
-   with the pod, threads. Clean page cache is no relief.
+   with the pod, threads. Clean page cache is no relief, also not what memory.min or memory.low protects, and neither
+   is swap, except for the memory that zram takes for it.
 2. The selected set covers the deficit with as few pods as possible out of the shortest prefix of the eviction order
    that covers it; among sets of that size it is the first in the order. No member is superfluous.
 3. If all candidates together cannot cover the deficit, the refusal lists the largest other holders with their amounts.
@@ -14,10 +15,10 @@ pod is left out if the others cover the deficit without it.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
-from nodeagent.config.schema import ReliefConfig
+from nodeagent.config.schema import Config, ReliefConfig
 from nodeagent.model import (
     MEMORY_SIGNALS,
     SIGNAL_TABLE,
@@ -46,26 +47,61 @@ TOP_CGROUPS: Final = 3
 # --- what an eviction frees ------------------------------------------------------------------------------------------
 
 
+class SwapMemory(NamedTuple):
+    """The memory that swap takes: zram only."""
+
+    share: float
+    """Of a byte in swap, on average: 0 to 1."""
+    limit: int
+    """More swap than this is not plausible for one pod."""
+
+
+NO_SWAP_MEMORY: Final = SwapMemory(0.0, 0)
+
+
 def predicted_relief(
-    usage: PodUsage | None, signal: Signal, layout: DiskLayout, *, limit: int = units.MAX_PLAUSIBLE
+    usage: PodUsage | None,
+    signal: Signal,
+    layout: DiskLayout,
+    *,
+    limit: int = units.MAX_PLAUSIBLE,
+    swap_memory: SwapMemory = NO_SWAP_MEMORY,
 ) -> int | None:
     """What evicting the pod frees: bytes, inodes or (for `pid.available`) threads; None if unknown.
 
-    For memory it is `memory_unreclaimable`, else half of the working set. Children that live too short to be in a
-    sample are not counted here; `candidates` adds them.
+    For memory it is `memory_unreclaimable`, else half of the working set, and the memory that its swap takes. Children
+    that live too short to be in a sample are not counted here; `candidates` adds them.
     """
     if usage is None:
         return None
     if signal in MEMORY_SIGNALS:
-        unreclaimable = plausibility.plausible(usage.memory_unreclaimable, limit=limit)
-        if unreclaimable is not None:
-            return unreclaimable
-        working_set = plausibility.plausible(usage.memory_working_set, limit=limit)
-        return int(working_set * UNREAD_SHARE) if working_set is not None else None
+        freed = plausibility.plausible(usage.memory_unreclaimable, limit=limit)
+        if freed is None:
+            working_set = plausibility.plausible(usage.memory_working_set, limit=limit)
+            freed = int(working_set * UNREAD_SHARE) if working_set is not None else None
+        if freed is not None and swap_memory.share:
+            swap = plausibility.plausible(usage.memory_swap, limit=swap_memory.limit) or 0
+            freed += int(swap * swap_memory.share)
+        return freed
     if signal is Signal.PID:
         threads = plausibility.plausible(usage.thread_count, limit=limit)
         return threads if threads is not None else plausibility.plausible(usage.process_count, limit=limit)
     return pod_usage.disk_usage(usage.disk, signal, layout, limit=limit)
+
+
+def swap_memory(snapshot: NodeSnapshot, *, config: Config) -> SwapMemory:
+    """What zram takes for all that is in swap.
+
+    The kernel does not show which device has a pod's pages, so beside a disk each pod has its share of the zram.
+    Nothing with the kubelet's order, whose figure does not see zram.
+    """
+    memory = snapshot.memory
+    if memory is None or config.ranking.kubelet:
+        return NO_SWAP_MEMORY
+    total, free, zram = (plausibility.plausible(each) for each in (memory.swap_total, memory.swap_free, memory.zram))
+    if total is None or free is None or not zram or total <= free:
+        return NO_SWAP_MEMORY
+    return SwapMemory(min(1.0, zram / (total - free)), total)
 
 
 def minimum_relief(rules: ReliefConfig, deficit: int) -> int:
@@ -240,6 +276,7 @@ def _node_memory(snapshot: NodeSnapshot) -> tuple[str, ...]:
     parts = [("pods", pods), ("shmem", _plausible_sum([memory.shmem]))]
     parts.append(("slab", _plausible_sum([memory.slab_reclaimable, memory.slab_unreclaimable])))
     parts.append(("hugepages", _plausible_sum([memory.hugetlb])))
+    parts.append(("zram", _plausible_sum([memory.zram])))
     if total is not None and available is not None:
         parts.append(("not attributed", max(0, total - available - pods - groups)))
     return tuple([f"{name} {units.format_amount(size)}" for name, size in parts if size > 0])

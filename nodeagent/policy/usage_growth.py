@@ -65,8 +65,9 @@ class GrowthState(NamedTuple):
 # --- record ----------------------------------------------------------------------------------------------------------
 
 
-def record_sample(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
-    """The state with this snapshot's usage, if the newest kept sample is old enough."""
+def record_sample(state: GrowthState, snapshot: NodeSnapshot, *, swap_limit: int = 0) -> GrowthState:
+    """The state with this snapshot's usage, if the newest kept sample is old enough. `swap_limit` as in
+    `pod_usage.signal_usage`, so that a pod that is swapped out or in neither shrinks nor grows."""
     newer, taken_at = state.newer, snapshot.taken_at
     if newer is not None and 0 <= taken_at - newer.at < SAMPLE_DISTANCE_S:
         return state
@@ -78,7 +79,7 @@ def record_sample(state: GrowthState, snapshot: NodeSnapshot) -> GrowthState:
             continue
         uid, working_set, process_count = usage.cgroup_uid, usage.memory_working_set, usage.process_count
         if type(working_set) is int and working_set >= 0:
-            memory[uid] = working_set
+            memory[uid] = working_set + pod_usage.swap_usage(usage, limit=swap_limit)
         if type(process_count) is int and process_count >= 0:
             processes[uid] = process_count
         if usage.disk_usage_quality is not None and (counts := _with_walk(state.inodes.get(uid, ()), usage)):

@@ -159,7 +159,7 @@ def _memory(report: Report) -> JsonObject:
         "workingSetModel": _model(working_set),
         "memAvailableModel": _model(by_kernel),
         "details": _meminfo(memory) if memory else None,
-        "swap": {"totalBytes": memory.swap_total, "freeBytes": memory.swap_free} if memory else None,
+        "swap": _swap(memory) if memory else None,
         "hugePages": [
             {
                 "pageSizeBytes": pool.page_size,
@@ -172,6 +172,23 @@ def _memory(report: Report) -> JsonObject:
         if memory
         else [],
         "hugetlbBytes": memory.hugetlb if memory else None,
+    }
+
+
+def _swap(memory: NodeMemory) -> JsonObject:
+    return {
+        "totalBytes": memory.swap_total,
+        "freeBytes": memory.swap_free,
+        "devices": [
+            {
+                "path": device.path,
+                "kind": device.kind,
+                "sizeBytes": device.size,
+                "usedBytes": device.used,
+                "memoryBytes": device.memory,
+            }
+            for device in memory.swaps
+        ],
     }
 
 
@@ -233,6 +250,7 @@ def _pod(report: Report, ranked: RankedPod) -> JsonObject:
         "memoryRequestBytes": request.value,
         "memoryLimitBytes": usage.memory_limit if usage else None,
         "memoryUnreclaimableBytes": usage.memory_unreclaimable if usage else None,
+        "memorySwapBytes": usage.memory_swap if usage else None,
         "processCount": usage.process_count if usage else None,
         "threadCount": usage.thread_count if usage else None,
         "disk": _disk(report, usage) if usage else None,

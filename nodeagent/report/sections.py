@@ -20,6 +20,7 @@ from nodeagent.model import (
     SignalState,
     SignalVerdict,
     Stall,
+    SwapDevice,
     Threshold,
     ThresholdVerdict,
     Unit,
@@ -255,11 +256,21 @@ def _memory(report: Report) -> Section:
         return Section("MEMORY", columns, tuple(rows))
     swap = f"of {units.format_amount(memory.swap_total)}" if memory.swap_total else "no swap"
     rows.append((Cell("swap free"), Cell(units.format_amount(memory.swap_free)), Cell(swap, DIM)))
+    rows += [(Cell("swap used"), Cell(units.format_amount(each.used)), _swap_device(each)) for each in memory.swaps]
     for pool in memory.hugepages:
         if pool.total:
             remark = f"of {pool.total} pages of {units.format_amount(pool.page_size)} free; invisible to both models"
             rows.append((Cell("HugeTLB"), Cell(str(pool.free)), Cell(remark, DIM)))
     return Section("MEMORY", columns, tuple(rows))
+
+
+def _swap_device(device: SwapDevice) -> Cell:
+    """`of 2Gi, file /swapfile`, `of 1Gi, zram /dev/zram0: takes 300Mi of the memory`."""
+    text = f"of {units.format_amount(device.size)}, {device.kind} {device.path}"
+    if device.kind == "zram":
+        taken = "an unknown amount" if device.memory is None else units.format_amount(device.memory)
+        text += f": takes {taken} of the memory"
+    return Cell(wording.escape_terminal(text), DIM)
 
 
 def _pressure(report: Report) -> Section:

@@ -46,6 +46,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
         exposition.GAUGE,
         "memory.available computed from the kernel's MemAvailable.",
     ),
+    Family("nodeagent_swap_total_bytes", exposition.GAUGE, "SwapTotal of the node; 0 without swap."),
+    Family("nodeagent_swap_free_bytes", exposition.GAUGE, "SwapFree of the node."),
+    Family("nodeagent_zram_memory_bytes", exposition.GAUGE, "Memory that zram takes for what is swapped to it."),
     Family(
         "nodeagent_signal_state",
         exposition.GAUGE,

@@ -397,6 +397,10 @@ def _trend(trend: Trend, signal: str, unit: str) -> Iterator[_Sample]:
 def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Sample]:
     if snapshot.mem_available.available is not None:
         yield _Sample("nodeagent_memory_mem_available_bytes", (), snapshot.mem_available.available)
+    if snapshot.memory is not None:
+        yield _Sample("nodeagent_swap_total_bytes", (), snapshot.memory.swap_total)
+        yield _Sample("nodeagent_swap_free_bytes", (), snapshot.memory.swap_free)
+        yield _Sample("nodeagent_zram_memory_bytes", (), snapshot.memory.zram)
     for stall in snapshot.stalls:
         for kind, total_us in (("some", stall.some_total_us), ("full", stall.full_total_us)):
             if total_us is not None:

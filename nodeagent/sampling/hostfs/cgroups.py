@@ -38,6 +38,7 @@ _ROOT_V2: Final = parse.line_starts("inactive_file", "anon", "file")
 _NUMBERS_V2: Final = parse.line_starts(
     "inactive_file",
     "active_file",
+    "swapcached",
     "anon",
     "kernel",
     "slab_reclaimable",
@@ -74,6 +75,8 @@ class MemoryNumbers(NamedTuple):
     no file for such a reclaim."""
     swap: int | None = None
     """Bytes in swap. None: not in memory.stat, which contains it on v1 alone, and there only with swap accounting."""
+    swap_cached: int = 0
+    """Bytes that are in swap and in memory, and count in both. 0 before Linux 5.13."""
 
 
 class MemoryFiles(Protocol):
@@ -131,7 +134,7 @@ class MemoryV2:
     protections: tuple[str, ...] = ("memory.min", "memory.low")
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, active, anon, kernel, reclaimable, *rest = parse.parse_keyed(stat, _NUMBERS_V2)
+        inactive, active, cached, anon, kernel, reclaimable, *rest = parse.parse_keyed(stat, _NUMBERS_V2)
         unreclaimable = None
         if anon is not None:
             fixed = _sum(parse.parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
@@ -140,7 +143,8 @@ class MemoryV2:
         if inactive is not None and active is not None:
             file_cache = max(0, inactive + active - _sum(rest[-2:]))  # dirty and writeback pages must be written first
         names = (self.usage, "inactive_file", "anon")
-        return _numbers(parse.parse_count(usage), inactive, unreclaimable, names, file_cache=file_cache)
+        numbers = _numbers(parse.parse_count(usage), inactive, unreclaimable, names, file_cache=file_cache)
+        return numbers._replace(swap_cached=cached) if cached else numbers
 
     def working_set(self, usage: bytes, stat: bytes) -> WorkingSet:
         [inactive] = parse.parse_keyed(stat, _INACTIVE_V2)

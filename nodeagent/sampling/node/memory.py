@@ -8,12 +8,13 @@ model.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.model import HugePages, NodeMemory
+from nodeagent.model import HugePages, NodeMemory, SwapDevice
 from nodeagent.model.units import MAX_PLAUSIBLE
 from nodeagent.sampling.hostfs import parse
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryFiles, WorkingSet
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
+from nodeagent.sampling.node import swap
 
 MEMINFO: Final = "/proc/meminfo"
 _HUGEPAGES: Final = "/sys/kernel/mm/hugepages"
@@ -157,10 +158,13 @@ def read_node_memory(host: Host, files: FdCache) -> NodeMemory | None:
         meminfo = parse_meminfo(files.read(MEMINFO), ALL_FIELDS)
     except Unreadable:
         return None
-    return node_memory(meminfo, _other_hugepages(host, meminfo))
+    swaps = swap.read_swaps(host, files) if meminfo.get(b"SwapTotal") else ()
+    return node_memory(meminfo, _other_hugepages(host, meminfo), swaps)
 
 
-def node_memory(meminfo: dict[bytes, int], other_pools: tuple[HugePages, ...] = ()) -> NodeMemory | None:
+def node_memory(
+    meminfo: dict[bytes, int], other_pools: tuple[HugePages, ...] = (), swaps: tuple[SwapDevice, ...] = ()
+) -> NodeMemory | None:
     """meminfo as the model's `NodeMemory`; None if a required field is missing."""
     try:
         fields = {name: meminfo[key] for name, key in _REQUIRED_FIELDS.items()}
@@ -171,6 +175,7 @@ def node_memory(meminfo: dict[bytes, int], other_pools: tuple[HugePages, ...] = 
         mem_available=meminfo.get(b"MemAvailable"),
         hugepages=_default_hugepages(meminfo) + other_pools,
         hugetlb=meminfo.get(b"Hugetlb", 0),
+        swaps=swaps,
     )
 
 

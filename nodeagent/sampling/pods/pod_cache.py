@@ -394,6 +394,7 @@ def _pod_usage(cgroup: PodCgroup, values: PodValues, sample: _Sample, *, visible
         memory_unreclaimable=memory.numbers.unreclaimable,
         memory_file_cache=memory.numbers.file_cache,
         memory_swap=memory.swap,
+        memory_swap_cached=memory.numbers.swap_cached,
         memory_protected=containers.protected,
         memory_limit=containers.limit,
         memory_stall_some_avg10=memory.stall_some_avg10,

@@ -184,6 +184,11 @@ def test_v2_file_cache_is_what_can_be_dropped_without_writing() -> None:
     assert MemoryV2().numbers(b"200\n", dirty).file_cache == 0
 
 
+def test_v2_pages_in_swap_and_in_memory_are_known_as_such() -> None:
+    assert MemoryV2().numbers(b"200\n", V2_STAT + b"swapcached 20\n").swap_cached == 20
+    assert MemoryV2().numbers(b"200\n", V2_STAT).swap_cached == 0
+
+
 def test_v1_swap_is_that_of_the_descendants_too() -> None:
     stat = b"swap 1\ntotal_inactive_file 40\ntotal_active_file 9\ntotal_rss 100\ntotal_swap 30\n"
     assert (MemoryV1().numbers(b"200\n", stat).swap, MemoryV1().numbers(b"200\n", stat).file_cache) == (30, None)
