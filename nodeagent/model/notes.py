@@ -33,6 +33,7 @@ class NoteKind(enum.StrEnum):
     MEMORY_PRESSURE = "MemoryPressure", "The kubelet also writes this condition."
     NODE_CONDITIONS = "node conditions", "Conditions cannot be written."
     NODE_OBJECT = "node object", "The own Node object cannot be read."
+    OOM_KILLS = "OOM kills", "The kernel ended processes because memory was short, or cannot be asked for it."
     OTHER_OOM_HANDLERS = "other OOM handlers", "Another program on this node kills processes when memory is short."
     PDBS = "PDBs", "The PodDisruptionBudgets of a namespace are unknown."
     PID_PRESSURE = "PIDPressure", "The kubelet also writes this condition."

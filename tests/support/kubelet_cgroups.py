@@ -92,12 +92,13 @@ class KubeletCgroups:
     def stop(self) -> None:
         """End the processes (their children end with their standard input) and wait for their end."""
         for process in self.processes:
-            descriptor = os.pidfd_open(process.pid)
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.close()
-            assert select.select([descriptor], [], [], 60)[0], "a test process did not end"
-            os.close(descriptor)
+            if process.poll() is None:
+                descriptor = os.pidfd_open(process.pid)
+                assert select.select([descriptor], [], [], 60)[0], "a test process did not end"
+                os.close(descriptor)
             process.stdout.read()  # to the end: every child that inherited it has ended
             process.stdout.close()
             process.wait()
