@@ -43,6 +43,8 @@ MAX_NOTE_BYTES: Final = 1024
 EVENT_BURST: Final = 25.0
 EVENTS_PER_S: Final = 1.0
 """The burst of client-go for one object; a decision with five victims emits eight Events."""
+PLAN_ANNOTATION: Final = "nodeagent.io/plan"
+"""On Events: the id of the decision or of the report, as in the log and the record."""
 _MAX_SERIES: Final = 256
 """Series that are stored; the oldest is dropped."""
 CONTROLLER: Final = "nodeagent.io/nodeagent"
@@ -58,7 +60,7 @@ class EventReason(enum.StrEnum):
     """Why an Event is written. Its value is the reason in the Event."""
 
     object: str
-    """`Pod` or `Node`: what the Event is about."""
+    """What the Event is about: `Pod`, `Node`."""
     warning: bool
     """False: its type is Normal."""
     meaning: str
@@ -81,6 +83,15 @@ class EventReason(enum.StrEnum):
         "Pod",
         True,
         "Hard tier: the pod was terminating, its grace was cut.",
+    )
+    OOM_KILL_OBSERVED = (
+        "OOMKillObserved",
+        "Pod and its owner; Node",
+        True,
+        "The kernel's OOM killer ended processes of the pod, also others than the first one of a container. The note "
+        "has the container, the processes if the kernel log is readable, whether a limit of the pod was reached or the "
+        "node had no memory left, and for the latter why no eviction came first. On the Node: outside pods, or a "
+        "shortage of the node.",
     )
     KILLED = ("Killed", "Pod", True, "Last resort: its processes were ended while the API was out of reach.")
     EVICTION_THRESHOLD_MET = (
@@ -112,7 +123,7 @@ class KubernetesEvent(NamedTuple):
     """One Event to write."""
 
     kind: str
-    """`Pod` or `Node`."""
+    """`Pod`, `Node` or the kind of a pod's owner."""
     namespace: str
     """Empty for a Node."""
     name: str
@@ -123,6 +134,10 @@ class KubernetesEvent(NamedTuple):
     annotations: Mapping[str, str] = {}
     at_wall: float | None = None
     """Time of the event, epoch seconds; None: now."""
+    api_version: str = "v1"
+    """Of the object."""
+    urgent: bool = False
+    """It is written at once, without the wait that spreads the Events of a fleet."""
 
 
 class _Series:
@@ -178,6 +193,7 @@ class EventWriter:
         self._queue: deque[tuple[KubernetesEvent, float]] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._urgent = False
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
         self._limiter = _WriteLimiter(EVENT_BURST, EVENTS_PER_S)
         self._backoff = RetryBackoff()
@@ -198,6 +214,7 @@ class EventWriter:
                 self._queue.popleft()
                 self.dropped += 1
             self._queue.append((event, time.time() if event.at_wall is None else event.at_wall))
+            self._urgent = self._urgent or event.urgent
             self._changed.notify()
 
     def stop(self, *, timeout_s: float = 2.0) -> None:
@@ -212,12 +229,14 @@ class EventWriter:
             with self._changed:
                 if not self._queue:
                     self._changed.wait_for(lambda: self._queue or self._stopping)
-                    self._changed.wait_for(lambda: self._stopping, self._rng.uniform(0.0, self._spread_s))
+                    spread_s = self._rng.uniform(0.0, self._spread_s)
+                    self._changed.wait_for(lambda: self._stopping or self._urgent, spread_s)
                 while not self._stopping and not self._limiter.take(self._clock()):
                     self._changed.wait(1.0 / EVENTS_PER_S)
                 if not self._queue:
                     return
                 event, wall = self._queue.popleft()
+                self._urgent = self._urgent and bool(self._queue)
             try:
                 self._write(event, wall)
                 self.reason = ""
@@ -268,7 +287,7 @@ class EventWriter:
             self._series.popitem(last=False)
 
     def _body(self, event: KubernetesEvent, wall: float, namespace: str, name: str) -> bytes:
-        regarding = {"kind": event.kind, "apiVersion": "v1", "name": event.name, "uid": event.uid}
+        regarding = {"kind": event.kind, "apiVersion": event.api_version, "name": event.name, "uid": event.uid}
         if event.namespace:
             regarding["namespace"] = event.namespace
         body: dict[str, object] = {

@@ -13,10 +13,10 @@ Promises:
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.actuators import api_writers, taints
+from nodeagent.actuators import api_writers, event_writer, oom_events, taints
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
@@ -37,10 +37,12 @@ from nodeagent.model import (
     ConditionVerdict,
     Note,
     NoteKind,
+    OomReport,
     Outcome,
     OutcomeKind,
     Plan,
     Pod,
+    PodView,
     Refusal,
     RefusalCode,
     Tier,
@@ -58,8 +60,6 @@ PDB_SPREAD_S: Final = 10.0
 a second instead of 50,000 (benchmarks/fleet.py)."""
 VOLUME_SPREAD_S: Final = 3.0
 """Longest wait before the first claim is looked up while no pressure is near."""
-PLAN_ANNOTATION: Final = "nodeagent.io/plan"
-"""On Events: the id of the decision, as in the log, the record and the metrics."""
 _MAX_KILL_EVENTS: Final = 20
 _CHANGE_REASONS: Final = {
     (ConditionType.MEMORY_PRESSURE, True): EventReason.NODE_HAS_INSUFFICIENT_MEMORY,
@@ -103,6 +103,7 @@ class Session(Protocol):
     def evict(self, plan_id: str, victim: Victim) -> None: ...
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
+    def announce_oom_kills(self, report: OomReport, pods: Mapping[str, PodView]) -> None: ...
     def outcomes(self) -> tuple[Outcome, ...]: ...
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
     def prewarm(self) -> None: ...
@@ -139,6 +140,8 @@ class NoCluster:
     def announce_kill(self, plan_id: str, victim: Victim) -> None: ...
 
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None: ...
+
+    def announce_oom_kills(self, report: OomReport, pods: Mapping[str, PodView]) -> None: ...
 
     def outcomes(self) -> tuple[Outcome, ...]:
         return ()
@@ -294,9 +297,17 @@ class ClusterSession:
             return
         name = self._writers.node.node_name
         # As the kubelet: an Event on a Node has its name as UID, and `kubectl describe` searches for that.
-        annotations = {PLAN_ANNOTATION: plan_id} if plan_id else {}
+        annotations = {event_writer.PLAN_ANNOTATION: plan_id} if plan_id else {}
         event = KubernetesEvent("Node", "", name, name, reason, note, action=action, annotations=annotations)
         self._writers.events.emit(event)
+
+    def announce_oom_kills(self, report: OomReport, pods: Mapping[str, PodView]) -> None:
+        """Emit the Events of OOM kills at once, on the pods, their owners and the node; not in a dry run. `pods`: by
+        the UID in the cgroup's name."""
+        writers = self._writers
+        if writers is not None:
+            for event in oom_events.events(report, pods, node_name=writers.node.node_name):
+                writers.events.emit(event)
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes since the last call. An accepted eviction gets an Event on its pod."""
@@ -511,7 +522,7 @@ def _pdb_spread_s(config: Config) -> float:
 
 def _about_pod(victim: Victim, reason: EventReason, plan_id: str) -> KubernetesEvent:
     pod = victim.pod
-    annotations = {**victim.annotations, PLAN_ANNOTATION: plan_id}
+    annotations = {**victim.annotations, event_writer.PLAN_ANNOTATION: plan_id}
     return KubernetesEvent(
         "Pod", pod.namespace or "", pod.name or "", pod.uid, reason, victim.message, annotations=annotations
     )

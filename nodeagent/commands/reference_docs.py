@@ -16,8 +16,10 @@ from nodeagent.actuators.event_writer import EventReason
 from nodeagent.commands import exit_codes
 from nodeagent.model import (
     ConditionStatus,
+    OomCause,
     OutcomeKind,
     QOSClass,
+    RaceLoss,
     RefusalCode,
     RefusalKind,
     Signal,
@@ -78,6 +80,8 @@ nodeagent_signal_time_to_exhaustion_seconds < 120 and nodeagent_signal_trend_con
 rate(nodeagent_refusals_total{code=~"futile|no-candidates|circuit-breaker"}[5m]) > 0
 # evictions with too little relief
 increase(nodeagent_relief_shortfalls_total[1h]) > 0
+# an eviction came too late: the OOM killer was first
+increase(nodeagent_lost_races_total[10m]) > 0
 # the agent cannot work
 nodeagent_pods_view_age_seconds > 120 or nodeagent_sample_age_seconds > 30 or nodeagent_sync_age_seconds > 30
 # the configuration on disk is not the one in force
@@ -171,11 +175,17 @@ def _labels() -> Iterator[str]:
         ("state", _members(SignalState)),
         ("qos_class", _members(QOSClass)),
         ("status", _members(ConditionStatus)),
+        ("victim", "`pod`, `host`, `unattributed`"),
         ("code", "see [reasons](reasons.md)"),
         ("outcome", "see [reasons](reasons.md#outcomes)"),
     ):
         yield f"| `{label}` | {values} |\n"
-    for title, words in (("stage", metrics.SyncStage), ("what", metrics.Failure)):
+    for title, words in (
+        ("stage", metrics.SyncStage),
+        ("what", metrics.Failure),
+        ("cause", OomCause),
+        ("loss", RaceLoss),
+    ):
         yield f"\n`{title}`:\n\n| value | meaning |\n| --- | --- |\n"
         yield from (f"| `{word}` | {meaning} |\n" for word, meaning in enum_docs(words).items())
 

@@ -19,7 +19,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodeagent.model import NodeSnapshot, Outcome, Plan, Pod, RankedPod, ReclaimReport, ReliefReport, Threshold, Victim
+from nodeagent.model import (
+    NodeSnapshot,
+    OomReport,
+    Outcome,
+    Plan,
+    Pod,
+    RankedPod,
+    ReclaimReport,
+    ReliefReport,
+    Threshold,
+    Victim,
+)
 from nodeagent.policy.state import PolicyState
 from nodeagent.records import state_file, utf8
 from nodeagent.runtime import regular_files
@@ -81,6 +92,10 @@ class FlightRecorder:
     def reclaim(self, report: ReclaimReport, *, wall_time: float) -> str:
         """Record what a reclaim action freed. Returns as `decision`."""
         return self._append({"record": "reclaim", "wallTime": wall_time, **to_json(report)})
+
+    def oom(self, report: OomReport, *, wall_time: float) -> str:
+        """Record OOM kills with the samples before them. Returns as `decision`."""
+        return self._append({"record": "oom", "wallTime": wall_time, **to_json(report)})
 
     def _append(self, record: Mapping[str, Any]) -> str:
         try:

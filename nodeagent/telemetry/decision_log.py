@@ -16,6 +16,7 @@ from nodeagent.model import (
     ConditionVerdict,
     NodeSnapshot,
     Note,
+    OomReport,
     Outcome,
     OutcomeKind,
     Plan,
@@ -24,7 +25,7 @@ from nodeagent.model import (
     SignalState,
     SignalVerdict,
 )
-from nodeagent.policy import ranking
+from nodeagent.policy import oom_messages, ranking
 from nodeagent.records.flight_recorder import DecisionInputs, FlightRecorder
 
 if TYPE_CHECKING:
@@ -141,6 +142,33 @@ class DecisionLog:
         good = outcome.result in (ReclaimResult.DONE, ReclaimResult.DRY_RUN)
         line = self._log.info if good else self._log.warning
         line("reclaim " + outcome.result.value, id=outcome.plan_id, action=outcome.name, message=outcome.message)
+
+    def log_oom_kills(self, report: OomReport) -> None:
+        """Log and record OOM kills."""
+        for kill in report.kills:
+            self._log.warning(
+                "OOM kill",
+                id=report.id,
+                pod=kill.pod or None,
+                container=kill.container or None,
+                cgroup=kill.place.path if kill.place is not None else None,
+                cause=kill.cause,
+                number=kill.number,
+                processes=[each.name for each in kill.processes],
+                message=oom_messages.kill_text(kill),
+            )
+        if report.race is not None:
+            self._log.warning(
+                "eviction too late",
+                id=report.id,
+                loss=report.race.loss,
+                deficit=report.race.deficit,
+                threshold=report.race.threshold,
+                victims=list(report.race.victims),
+                message=oom_messages.race_text(report.race),
+            )
+        if self._recorder is not None:
+            self._check_recorded(self._recorder.oom(report, wall_time=time.time()))
 
     def log_config_changes(self, changes: Iterable[Change]) -> None:
         """Log each changed key of the configuration."""

@@ -239,6 +239,18 @@ FAMILIES: Final[tuple[Family, ...]] = (
         _SIGNAL,
         _DISK_UNITS,
     ),
+    Family(
+        "nodeagent_oom_kills",
+        exposition.COUNTER,
+        "Processes that the kernel's OOM killer ended, by cause and by what they belonged to.",
+        ("cause", "victim"),
+    ),
+    Family(
+        "nodeagent_lost_races",
+        exposition.COUNTER,
+        "Shortages of the node that ended in OOM kills instead of an eviction, by the reason.",
+        ("loss",),
+    ),
     Family("nodeagent_brakes_active", exposition.GAUGE, "Pods with an active brake (throttled or frozen)."),
     Family(
         "nodeagent_eviction_requests_in_flight",

@@ -30,6 +30,7 @@ from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
     NodeSnapshot,
+    OomReport,
     Outcome,
     Plan,
     QOSClass,
@@ -206,6 +207,8 @@ class Metrics:
         self._shortfalls = _Counts(1)
         self._reclaims = _Counts(2)
         self._gained = {unit: _Counts(1) for unit in metric_families.UNIT_WORDS.values()}
+        self._oom_kills = _Counts(2)
+        self._lost_races = _Counts(1)
         self._wakeups = _Counts(1)
         self._failures = _Counts(1)
         self._reloads = _Counts(1)
@@ -260,6 +263,13 @@ class Metrics:
         began = self._boottime()
         yield
         self.observe_stage(stage, self._boottime() - began)
+
+    def observe_oom_kills(self, report: OomReport) -> None:
+        """Count OOM kills, and the race that was lost."""
+        for kill in report.kills:
+            self._oom_kills.add(kill.cause, kill.victim, by=kill.number)
+        if report.race is not None:
+            self._lost_races.add(report.race.loss)
 
     def observe_failure(self, failure: Failure) -> None:
         """Count a failure of the agent itself."""
@@ -320,6 +330,8 @@ class Metrics:
             ("nodeagent_evictions", self._evictions),
             ("nodeagent_relief_shortfalls", self._shortfalls),
             ("nodeagent_reclaims", self._reclaims),
+            ("nodeagent_oom_kills", self._oom_kills),
+            ("nodeagent_lost_races", self._lost_races),
             ("nodeagent_wakeups", self._wakeups),
             ("nodeagent_failures", self._failures),
             ("nodeagent_config_reloads", self._reloads),

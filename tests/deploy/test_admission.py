@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from nodeagent.actuators import oom_events
 from nodeagent.actuators.event_writer import REFRESH_S, EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
@@ -401,7 +402,7 @@ def test_the_configuration_protects_by_default_the_pods_that_the_policy_refuses(
 # --- Events ----------------------------------------------------------------------------------------------------------
 
 NAME: Final = "nodeagent may write Events only in the name of its own node"
-ABOUT: Final = "nodeagent may write Events only about its own node, and about pods in their namespace"
+ABOUT: Final = "nodeagent may write Events only about its own node, and about pods and their owners in their namespace"
 SERIES: Final = "nodeagent may change nothing of an Event but its series"
 EVENT: Final[Document] = {
     "apiVersion": "events.k8s.io/v1",
@@ -431,6 +432,47 @@ about_events = functools.partial(request, "events", group="events.k8s.io")
 )
 def test_an_event_is_written_in_the_own_name_about_a_pod_of_its_namespace(values: Document, why: list[str]) -> None:
     assert refused(about_events(verb="CREATE"), old=None, new=EVENT | values) == why
+
+
+OWNED: Final[Document] = {
+    "kind": "ReplicaSet",
+    "apiVersion": "apps/v1",
+    "namespace": "shop",
+    "name": "web-1",
+    "uid": "u",
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "values", "why"),
+    [
+        ("OOMKillObserved", {}, []),
+        ("OOMKillObserved", {"kind": "Job", "apiVersion": "batch/v1"}, []),
+        ("OOMKillObserved", {"kind": "ReplicationController", "apiVersion": "v1"}, []),
+        ("OOMKillObserved", {"namespace": "bank"}, [ABOUT]),
+        ("OOMKillObserved", {"kind": "Deployment"}, [ABOUT]),
+        ("OOMKillObserved", {"apiVersion": "evil.example/v1"}, [ABOUT]),
+        ("OOMKillObserved", {"kind": "Secret", "apiVersion": "v1"}, [ABOUT]),
+        ("Evicted", {}, [ABOUT]),
+    ],
+)
+def test_only_an_oom_kill_is_also_reported_on_the_owner_of_its_pod(
+    reason: str, values: Document, why: list[str]
+) -> None:
+    entry = EVENT | {"reason": reason, "regarding": OWNED | values}
+    assert refused(about_events(verb="CREATE"), old=None, new=entry) == why
+
+
+def test_an_event_about_an_owner_names_its_api_version() -> None:
+    regarding = {key: value for key, value in OWNED.items() if key != "apiVersion"}
+    entry = EVENT | {"reason": "OOMKillObserved", "regarding": regarding}
+    assert refused(about_events(verb="CREATE"), old=None, new=entry) == [ABOUT]
+
+
+def test_the_owners_that_get_an_event_are_those_that_the_policy_allows() -> None:
+    for api_version, kind in oom_events.OWNERS:
+        entry = EVENT | {"reason": "OOMKillObserved", "regarding": OWNED | {"apiVersion": api_version, "kind": kind}}
+        assert refused(about_events(verb="CREATE"), old=None, new=entry) == [], kind
 
 
 def test_an_event_about_a_node_is_about_the_own_one() -> None:
