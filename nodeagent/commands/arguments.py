@@ -207,7 +207,9 @@ def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description=_EXPLAIN_DESCRIPTION,
         formatter_class=_Formatter,
     )
-    explain.add_argument("id", metavar="ID", nargs="?", help="id of a decision, its first characters, or `last`")
+    explain.add_argument(
+        "id", metavar="ID", nargs="?", help="id of a decision or of OOM kills, its first characters, or `last`"
+    )
     explain.add_argument(
         "--state-dir", metavar="DIR", help="directory of the records, or a file of records (default: stateDir)"
     )

@@ -21,13 +21,16 @@ from nodeagent.model import (
     NodeSnapshot,
     Note,
     NoteKind,
+    OomEvents,
+    OomKill,
+    OomLevel,
     Plan,
     Pod,
     Signal,
     SignalState,
     Threshold,
 )
-from nodeagent.policy import chosen_victims, engine, ranking, stall
+from nodeagent.policy import chosen_victims, engine, oom_attribution, ranking, stall
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.report import node_report, sections, text
@@ -36,6 +39,7 @@ from nodeagent.sampling import snapshot as snapshots
 from nodeagent.sampling.hostfs import host as hostfs
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
+from nodeagent.sampling.node.oom_counters import OomCgroups, OomKillCounter
 from nodeagent.sampling.sampler import Sampler
 from nodeagent.sampling.snapshot import SnapshotParts
 
@@ -151,12 +155,14 @@ class NodeChecker:
         """The user of the credentials; empty if it is unknown."""
         self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
+        self._oom_counter = OomKillCounter(self._host)
         self._kubelet, self._kubelet_notes = kubelet_config.read_thresholds(self._host)
         self._config = above_kubelet.keep_above(self._config, kubelet_config.known_thresholds(self._kubelet))
 
     def close(self) -> None:
         """Close descriptors and connections."""
         self._sampler.close()
+        self._oom_counter.close()
         if self._disks is not None:
             self._disks.close()
         if self._transport is not None:
@@ -188,8 +194,22 @@ class NodeChecker:
             config_source=self._options.config_source,
             pods_source=listing.source,
             kubelet=self._kubelet,
+            oom_kills=self._oom_kills(snapshot),
         )
         return report._replace(notes=self._notes(report, listing))
+
+    def _oom_kills(self, snapshot: NodeSnapshot) -> tuple[OomKill, ...]:
+        """The OOM kills in the cgroups that exist, since each was made. One file is read if the node has none."""
+        if not self._oom_counter.read():
+            return ()
+        layout = self._sampler.host_layout()
+        kubepods = layout.kubepods.path if layout.kubepods else ""
+        counts = [
+            count if count.place.level is OomLevel.POD else count._replace(gone=OomEvents())
+            for count in OomCgroups(self._host).read(layout.hierarchy, kubepods)
+        ]
+        pods = {view.pod.cgroup_uid: view for view in snapshot.pods}
+        return oom_attribution.attribute(None, counts, (), pods).kills
 
     def _with_messages(self, plan: Plan, snapshot: NodeSnapshot) -> Plan:
         """The plan with its eviction messages. They contain the memory of each container, which is read only for

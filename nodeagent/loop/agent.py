@@ -30,6 +30,7 @@ from nodeagent.config.schema import Config, Mode, OnExit
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.observe import Observer
+from nodeagent.loop.oom_monitor import OomMonitor
 from nodeagent.loop.state_store import StateStore
 from nodeagent.loop.sync import sync
 from nodeagent.model import ConditionType, NodeSnapshot, Note, NoteKind, Plan
@@ -83,6 +84,7 @@ class Agent:
             brakes=runtime.brakes,
             owned=self._owned_conditions,
             status_notes=self._status_notes,
+            oom=lambda: self.oom_monitor.state,
             metrics=self.metrics,
             log=runtime.log,
         )
@@ -99,6 +101,14 @@ class Agent:
             store=self._store,
             metrics=self.metrics,
             can_cap_growth=self.executor.can_cap_growth,
+        )
+        self.oom_monitor = OomMonitor(
+            runtime,
+            components=lambda: self._components,
+            store=self._store,
+            decision_log=self.decision_log,
+            metrics=self.metrics,
+            cache=self.observer.ranking_cache,
         )
         self._endpoint = Endpoint(
             endpoint.build_pages(self.metrics, config=lambda: self._config, boottime=runtime.boottime),
@@ -292,7 +302,7 @@ class Agent:
         return plan
 
     def record(self, plan: Plan, snapshot: NodeSnapshot) -> None:
-        """Log, flight recorder, service status, periodic save."""
+        """Log, flight recorder, service status, what a later report of OOM kills needs, periodic save."""
         now = snapshot.taken_at
         inputs = DecisionInputs(
             snapshot=snapshot,
@@ -305,6 +315,7 @@ class Agent:
         if now - self._status_at >= STATUS_EVERY_S:
             self._status_at = now
             self._runtime.notifier.status(decision_log.status(plan, snapshot))
+        self.oom_monitor.remember(plan, snapshot)
         self._store.save(now=now, urgent=False)
 
     def next_deadline_s(self, now: float) -> float:
@@ -346,6 +357,7 @@ class Agent:
             *self._components.missing,
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
+            *self.oom_monitor.notes(),
         )
 
     def _counters(self) -> RuntimeCounters:

@@ -41,7 +41,7 @@ from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
-from nodeagent.sampling.node import kubelet_config, other_oom_handlers
+from nodeagent.sampling.node import kubelet_config, oom_sources, other_oom_handlers
 from nodeagent.sampling.pods import pod_cgroups
 from nodeagent.sampling.pods.pod_cgroups import PodCgroup
 from nodeagent.sampling.sampler import Sampler
@@ -116,6 +116,8 @@ def build_agent(
     _, bounds = own_cost.limit_descriptors()
     forks, no_forks = fork_meter.open_meter(host)
     stack.callback(forks.close)
+    sources = oom_sources.open_sources(host, saved.oom.totals if saved.oom is not None else None)
+    stack.callback(sources.close)
     notes = (*self_protection.protect_process(), *bounds, *no_forks)
     if other:
         notes += (Note(NoteKind.AGENT, f"another agent acts on this node ({other}): dry run until it ends"),)
@@ -135,6 +137,8 @@ def build_agent(
         lock=lock,
         standby=bool(other),
         restorable_until=recalled.restorable_until,
+        oom_sources=sources,
+        oom_state=saved.oom,
         startup_notes=notes,
         log=log,
         lines_dropped=lambda: writer.dropped_total,

@@ -11,6 +11,7 @@ from nodeagent.actuators.session import Session
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.schema import Config
+from nodeagent.loop.state_store import OomState
 from nodeagent.model import Note
 from nodeagent.records.flight_recorder import FlightRecorder
 from nodeagent.records.state_file import StateFile
@@ -19,6 +20,7 @@ from nodeagent.runtime.sd_notify import Notifier
 from nodeagent.sampling.disk.monitor import DiskMonitor
 from nodeagent.sampling.events.fork_meter import ForkMeter
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
+from nodeagent.sampling.node.oom_sources import OomSources
 from nodeagent.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Runtime(NamedTuple):
     """None for an agent that stores nothing."""
     recorder: FlightRecorder | None
     """None without a state directory."""
+    oom_sources: OomSources
     startup_notes: tuple[Note, ...]
     log: "FilteringBoundLogger"
     lines_dropped: Callable[[], int]
@@ -66,6 +69,8 @@ class Runtime(NamedTuple):
     """Another agent acts on this node. This one only decides, until it may take over."""
     restorable_until: float = float("-inf")
     """See `state_store.recall`."""
+    oom_state: OomState | None = None
+    """The counters of OOM kills that an earlier process on this boot saw last."""
     own_pod_uid: str = ""
     monotonic: Callable[[], float] = time.monotonic
     """The clock of the process. `boottime` is the host's, and that of a recorded node stands still."""

@@ -15,14 +15,14 @@ agent with another state directory.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Concatenate, Final, NamedTuple, ParamSpec
 
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import Brake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.config.schema import Config
-from nodeagent.model import NodeSnapshot, Note, Plan
+from nodeagent.model import NodeSnapshot, Note, OomTotals, Plan
 from nodeagent.policy import engine
 from nodeagent.policy import state as policy_states
 from nodeagent.policy.candidates import RankingCache
@@ -47,6 +47,15 @@ TRUSTED_S: Final = 360.0
 at most). A hard threshold waits this long if the state directory becomes read-only."""
 
 
+class OomState(NamedTuple):
+    """The counters of OOM kills when they were last read."""
+
+    kills: int
+    """/proc/vmstat `oom_kill`."""
+    totals: Mapping[str, OomTotals]
+    """By path of the cgroup."""
+
+
 class AgentState(NamedTuple):
     """What survives a restart."""
 
@@ -57,6 +66,8 @@ class AgentState(NamedTuple):
     """Cgroups with a brake, or with a planned one."""
     saved_at: float = 0.0
     """CLOCK_BOOTTIME."""
+    oom: OomState | None = None
+    """None: OOM kills are not counted."""
 
 
 class Recalled(NamedTuple):
@@ -102,18 +113,21 @@ class StateStore:
         brakes: ActiveBrakes,
         owned: Callable[[], tuple[OwnedCondition, ...]],
         status_notes: Callable[[], tuple[Note, ...]],
+        oom: Callable[[], OomState | None] = lambda: None,
         metrics: Metrics,
         log: "FilteringBoundLogger",
     ) -> None:
         """`store` is None for an agent that stores nothing; `restorable_until` is that of `recall`. Nothing is written
-        while another agent has the `lock`, and by a dry run if another has written since. `brakes` and `owned` are read
-        at each save; `status_notes`, what `check` reports of the running agent, at each save that is not urgent."""
+        while another agent has the `lock`, and by a dry run if another has written since. `brakes`, `owned`
+        and `oom` are read at each save; `status_notes`, what `check` reports of the running agent, at each
+        save that is not urgent."""
         self._policy_state = policy
         self._state_before = policy
         self._store = store
         self._brakes = brakes
         self._owned = owned
         self._status_notes = status_notes
+        self._oom = oom
         self._metrics = metrics
         self._log = log
         self._saved_at = float("-inf")
@@ -163,7 +177,7 @@ class StateStore:
             with self._metrics.timed(SyncStage.SAVE), self._writing(store) as allowed:
                 if not allowed:
                     return False
-                store.save(AgentState(self._policy_state, self._owned(), self._brakes.active, now))
+                store.save(AgentState(self._policy_state, self._owned(), self._brakes.active, now, self._oom()))
                 self._restorable_until = now + TRUSTED_S
                 if with_status:
                     self._status_at = now

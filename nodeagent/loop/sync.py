@@ -32,11 +32,13 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 17. Recounts are requested before the record and take effect in rule 5 of the next sync.
 18. The record last: 0.6 ms and 8 KiB after everything urgent. The flight recorder gets the state from before the
     decision, for replay. The periodic save follows.
-19. API connections are prewarmed after the decision, because their threads share the interpreter with it.
-20. memcg thresholds are armed last: without a PID for the arming thread the kernel blocks the loop for 13 to 32 ms.
-21. Brake deadlines and the startup wait bound the sleep. A successful sync moves the wake-up sources to its cgroups and
+19. OOM kills are found and reported after everything that acts: none of it waits for a report, and a kill is never a
+    reason to evict.
+20. API connections are prewarmed after the decision, because their threads share the interpreter with it.
+21. memcg thresholds are armed last: without a PID for the arming thread the kernel blocks the loop for 13 to 32 ms.
+22. Brake deadlines and the startup wait bound the sleep. A successful sync moves the wake-up sources to its cgroups and
     feeds the watchdog. Signals and reload wait for its end.
-22. Start: the first rule 2 releases leftover brakes. Stop: brakes, reclaim jobs, API writers, state, disks,
+23. Start: the first rule 2 releases leftover brakes. Stop: brakes, reclaim jobs, API writers, state, disks,
     descriptors. No brake waits for the API; the state lists what is still set.
 """
 
@@ -45,6 +47,7 @@ from typing import Protocol
 from nodeagent.actuators.session import Session
 from nodeagent.loop.executor import Executor
 from nodeagent.loop.observe import Observer
+from nodeagent.loop.oom_monitor import OomMonitor
 from nodeagent.model import NodeSnapshot, Plan
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.telemetry.decision_log import DecisionLog
@@ -59,6 +62,7 @@ class Steps(Protocol):
     decision_log: DecisionLog
     metrics: Metrics
     wakeup_sources: WakeupSources
+    oom_monitor: OomMonitor
 
     @property
     def session(self) -> Session: ...
@@ -81,10 +85,11 @@ def sync(agent: Steps) -> float:
         victims = agent.observer.prearm(node, predict=due.growth_cap)
         if due.growth_cap:
             agent.executor.cap_growth(victims, now=node.taken_at)
+    agent.oom_monitor.observe(node)  # 19
     if due.under_pressure:
-        agent.session.prewarm()  # 19
-    agent.wakeup_sources.arm(due.headroom)  # 20
-    return min(due.sleep_s, agent.next_deadline_s(node.taken_at))  # 21
+        agent.session.prewarm()  # 20
+    agent.wakeup_sources.arm(due.headroom)  # 21
+    return min(due.sleep_s, agent.next_deadline_s(node.taken_at))  # 22
 
 
 def decide_and_act(agent: Steps, snapshot: NodeSnapshot) -> None:

@@ -2,29 +2,29 @@
 
 Without an id the last decisions are listed. With an id, its first characters or `last`, the report of one decision
 lists the samples and their ages, the threshold that acted, the deficit, the pods in order with their ranking keys, the
-protected pods with the reasons, the victims, the answers of the API server and the measured relief.
+protected pods with the reasons, the victims, the answers of the API server and the measured relief. OOM kills are
+listed among the decisions (`explain_oom`).
 
 Theory of operation. Records are JSON objects that may be older than this program, so every field is optional, and a
 missing one is printed as `?`. Records of one decision share its id and may have any order: an outcome may be written
 before its decision, and the relief is measured much later.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION
 from nodeagent.model import SIGNAL_TABLE, Unit, units
 from nodeagent.records import flight_recorder
-from nodeagent.report import wording
+from nodeagent.report import explain_oom, record_fields, wording
+from nodeagent.report.record_fields import JsonObject
 from nodeagent.report.sections import BAD, DIM, GOOD, STRONG, WARN, Cell, Column, Section
 
 MAX_POD_ROWS: Final = 40
 """Rows of the ranking in text; JSON has all. Victims are among the first."""
 LAST_DECISION: Final = "last"
 _UNITS: Final = {facts.signal.value: facts.unit for facts in SIGNAL_TABLE.values()}
-
-JsonObject = Mapping[str, Any]
 
 
 class ExplainError(Exception):
@@ -57,8 +57,9 @@ def read_decisions(path: Path) -> tuple[RecordedDecision, ...]:
     try:
         for record in flight_recorder.read_records(path):
             kind = record.get("record")
-            identity = str(record.get("id" if kind == "decision" else "planId", ""))
-            if kind == "decision":
+            own = kind in ("decision", explain_oom.RECORD)
+            identity = str(record.get("id" if own else "planId", ""))
+            if own:
                 decisions[identity] = record
             elif kind in later:
                 later[kind].setdefault(identity, []).append(record)
@@ -101,6 +102,9 @@ def as_list(decisions: Iterable[RecordedDecision]) -> dict[str, Any]:
     for recorded in decisions:
         dropped = ("ranking", "inputs", "record")
         kept = {key: value for key, value in recorded.decision.items() if key not in dropped}
+        if explain_oom.is_oom(recorded.decision):
+            items.append({"kind": "OOMKills", **kept, "id": recorded.id})
+            continue
         items.append({**kept, "id": recorded.id, **_later_records(recorded)})
     return {"apiVersion": API_VERSION, "kind": "DecisionList", "items": items}
 
@@ -108,6 +112,8 @@ def as_list(decisions: Iterable[RecordedDecision]) -> dict[str, Any]:
 def to_json(recorded: RecordedDecision) -> dict[str, Any]:
     """One decision as a JSON object: its record and all later records."""
     kept = {key: value for key, value in recorded.decision.items() if key not in ("inputs", "record")}
+    if explain_oom.is_oom(recorded.decision):
+        return {"apiVersion": API_VERSION, "kind": "OOMKills", **kept, "id": recorded.id}
     return {"apiVersion": API_VERSION, "kind": "Decision", **kept, "id": recorded.id, **_later_records(recorded)}
 
 
@@ -140,12 +146,14 @@ def list_section(decisions: Sequence[RecordedDecision]) -> Section:
 
 def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
     decision = recorded.decision
+    if explain_oom.is_oom(decision):
+        return explain_oom.list_row(recorded.id, decision)
     first = next((each for each in (decision, *recorded.outcomes, *recorded.reliefs, *recorded.reclaims) if each), {})
     unit = _unit(decision)
-    predicted = [victim.get("predictedRelief") for victim in _items(decision, "victims")]
+    predicted = [victim.get("predictedRelief") for victim in record_fields.items(decision, "victims")]
     measured = [each.get("measured") for each in recorded.reliefs]
     return (
-        Cell(_time(first)),
+        Cell(record_fields.time_text(first)),
         Cell(wording.escape_terminal(recorded.id), STRONG),
         Cell(_subject(decision)),
         _headline(recorded),
@@ -156,18 +164,21 @@ def _list_row(recorded: RecordedDecision) -> tuple[Cell, ...]:
 
 
 def _subject(decision: JsonObject) -> str:
-    threshold = _map(_map(decision, "actingOn"), "threshold")
+    threshold = record_fields.mapping(record_fields.mapping(decision, "actingOn"), "threshold")
     if not threshold:
         return wording.escape_terminal(str(decision.get("rankedFor", units.UNKNOWN_TEXT)))
     return f"{wording.escape_terminal(str(threshold.get('signal')))} ({_tier(threshold)})"
 
 
 def _headline(recorded: RecordedDecision) -> Cell:
-    victims = [_pod(victim) for victim in _items(recorded.decision, "victims")]
+    victims = [_pod(victim) for victim in record_fields.items(recorded.decision, "victims")]
     if victims:
         more = f" and {len(victims) - 2} more" if len(victims) > 2 else ""
         return Cell(f"evict {', '.join(victims[:2])}{more}", BAD)
-    codes = [wording.escape_terminal(str(refusal.get("code"))) for refusal in _items(recorded.decision, "refusals")]
+    codes = [
+        wording.escape_terminal(str(refusal.get("code")))
+        for refusal in record_fields.items(recorded.decision, "refusals")
+    ]
     if codes:
         return Cell(f"no pod: {', '.join(codes)}", WARN)
     return Cell("nothing was due" if recorded.decision else "dropped", DIM)
@@ -186,6 +197,8 @@ def _outcomes_in_short(recorded: RecordedDecision) -> str:
 
 def sections(recorded: RecordedDecision) -> tuple[Section, ...]:
     """All sections of one decision, in reading order."""
+    if explain_oom.is_oom(recorded.decision):
+        return explain_oom.sections(recorded.id, recorded.decision)
     if not recorded.decision:
         head = Section(
             "",
@@ -212,21 +225,22 @@ def sections(recorded: RecordedDecision) -> tuple[Section, ...]:
 
 def _head(recorded: RecordedDecision) -> Section:
     decision = recorded.decision
-    victims = len(_items(decision, "victims"))
+    victims = len(record_fields.items(decision, "victims"))
     result = f"{victims} pod{'s' * (victims != 1)} to evict" if victims else "no pod to evict"
-    lines = [Cell(f"{wording.escape_terminal(recorded.id)}  {_time(decision)}  {_subject(decision)}: {result}", STRONG)]
-    acting, deficit = _map(decision, "actingOn"), _map(decision, "deficit")
+    when = record_fields.time_text(decision)
+    lines = [Cell(f"{wording.escape_terminal(recorded.id)}  {when}  {_subject(decision)}: {result}", STRONG)]
+    acting, deficit = record_fields.mapping(decision, "actingOn"), record_fields.mapping(decision, "deficit")
     unit = _unit(decision)
     if acting:
-        threshold = _map(acting, "threshold")
-        value = units.format_amount(_int(acting.get("value")), unit)
+        threshold = record_fields.mapping(acting, "threshold")
+        value = units.format_amount(record_fields.integer(acting.get("value")), unit)
         since = _age(decision, acting.get("activeSince"))
-        grace = _number(threshold.get("gracePeriodSeconds"))
+        grace = record_fields.number(threshold.get("gracePeriodSeconds"))
         after_grace = f", after a grace period of {units.format_duration(grace)}" if grace else ""
         lines.append(Cell(f"acting on {_tier(threshold)} {value}, met for {since}{after_grace}"))
     if deficit:
-        amount = units.format_amount(_int(deficit.get("amount")), unit)
-        pending = _int(deficit.get("pendingRelease"))
+        amount = units.format_amount(record_fields.integer(deficit.get("amount")), unit)
+        pending = record_fields.integer(deficit.get("pendingRelease"))
         pending_text = f", pending release {units.format_amount(pending, unit)}" if pending else ""
         lines.append(Cell(f"deficit {amount} with minimum reclaim{pending_text}"))
     taken = _age(decision, decision.get("snapshotTakenAt"))
@@ -245,17 +259,17 @@ def _signals(recorded: RecordedDecision) -> Section:
         Column("NOT DUE, TREND, REASON"),
     )
     rows = []
-    for verdict in _items(recorded.decision, "signals"):
-        observation = _map(verdict, "observation")
+    for verdict in record_fields.items(recorded.decision, "signals"):
+        observation = record_fields.mapping(verdict, "observation")
         unit = _unit_of(observation.get("signal"))
-        thresholds = _items(verdict, "thresholds")
+        thresholds = record_fields.items(verdict, "thresholds")
         not_due = [str(each.get("notDueReason")) for each in thresholds if each.get("notDueReason")]
         state = str(verdict.get("state"))
         rows.append(
             (
                 Cell(wording.escape_terminal(str(observation.get("signal")))),
-                Cell(units.format_amount(_int(observation.get("available")), unit)),
-                Cell(units.format_amount(_int(observation.get("capacity")), unit)),
+                Cell(units.format_amount(record_fields.integer(observation.get("available")), unit)),
+                Cell(units.format_amount(record_fields.integer(observation.get("capacity")), unit)),
                 Cell(", ".join(_threshold(each, unit) for each in thresholds) or "none"),
                 Cell(wording.escape_terminal(state), {"ok": GOOD, "hard": BAD}.get(state, WARN)),
                 Cell(_age(recorded.decision, observation.get("readAt"))),
@@ -270,16 +284,16 @@ def _signals(recorded: RecordedDecision) -> Section:
 
 
 def _trend_text(verdict: JsonObject) -> str:
-    trend = _map(verdict, "trend")
+    trend = record_fields.mapping(verdict, "trend")
     return wording.trend_text(
-        *[_number(trend.get(key)) for key in ("toThresholdSeconds", "toExhaustionSeconds", "confidence")]
+        *[record_fields.number(trend.get(key)) for key in ("toThresholdSeconds", "toExhaustionSeconds", "confidence")]
     )
 
 
 def _threshold(verdict: JsonObject, unit: Unit) -> str:
-    value = units.format_amount(_int(verdict.get("value")), unit)
+    value = units.format_amount(record_fields.integer(verdict.get("value")), unit)
     met = " met" if verdict.get("met") else ""
-    return f"{_tier(_map(verdict, 'threshold'))} {value}{met}"
+    return f"{_tier(record_fields.mapping(verdict, 'threshold'))} {value}{met}"
 
 
 def _refusals(recorded: RecordedDecision) -> Section:
@@ -288,9 +302,9 @@ def _refusals(recorded: RecordedDecision) -> Section:
             f"{wording.escape_terminal(str(each.get('code')))}: {wording.escape_terminal(str(each.get('message')))}",
             WARN,
         )
-        for each in _items(recorded.decision, "refusals")
+        for each in record_fields.items(recorded.decision, "refusals")
     ]
-    title = "WHY NOT MORE" if _items(recorded.decision, "victims") else "WHY NO POD"
+    title = "WHY NOT MORE" if record_fields.items(recorded.decision, "victims") else "WHY NO POD"
     return Section(title if lines else "", lines=tuple(lines))
 
 
@@ -307,14 +321,14 @@ def _victims(recorded: RecordedDecision) -> Section:
     unit = _unit(recorded.decision)
     by_uid = {str(each.get("podUid")): each for each in recorded.outcomes}
     rows = []
-    for victim in _items(recorded.decision, "victims"):
+    for victim in record_fields.items(recorded.decision, "victims"):
         outcome = by_uid.pop(str(victim.get("uid")), {})
         rows.append(
             (
                 Cell(_pod(victim), BAD),
                 Cell(wording.escape_terminal(str(victim.get("method")))),
-                Cell(units.format_duration(_number(victim.get("gracePeriodSeconds")))),
-                Cell(units.format_amount(_int(victim.get("predictedRelief")), unit)),
+                Cell(units.format_duration(record_fields.number(victim.get("gracePeriodSeconds")))),
+                Cell(units.format_amount(record_fields.integer(victim.get("predictedRelief")), unit)),
                 _outcome(outcome),
                 Cell(_took(recorded.decision, outcome)),
                 Cell(wording.escape_terminal(str(outcome.get("message") or victim.get("message") or "").strip())),
@@ -348,17 +362,21 @@ def _outcome(outcome: JsonObject) -> Cell:
 def _reclaims(recorded: RecordedDecision) -> Section:
     """Reclaim actions and their gains. An action without a report was a dry run, or its gain is not measured yet."""
     reported = {str(each.get("name")): each for each in recorded.reclaims}
-    names = dict.fromkeys((*[str(each.get("name")) for each in _items(recorded.decision, "reclaims")], *reported))
+    names = dict.fromkeys(
+        (*[str(each.get("name")) for each in record_fields.items(recorded.decision, "reclaims")], *reported)
+    )
     lines = []
     for name in names:
         each = reported.get(name)
         if each is None:
             lines.append(Cell(f"{wording.escape_terminal(name)}: no gain recorded", DIM))
             continue
-        gained = units.format_amount(_int(each.get("gained")), _unit_of(each.get("signal")), signed=True)
-        took = units.format_duration(_number(each.get("tookSeconds")))
+        gained = units.format_amount(
+            record_fields.integer(each.get("gained")), _unit_of(each.get("signal")), signed=True
+        )
+        took = units.format_duration(record_fields.number(each.get("tookSeconds")))
         result = wording.escape_terminal(str(each.get("result")))
-        good = result == "done" and (_int(each.get("gained")) or 0) > 0
+        good = result == "done" and (record_fields.integer(each.get("gained")) or 0) > 0
         lines.append(Cell(f"{wording.escape_terminal(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
     return Section("RECLAIM ACTIONS" if lines else "", lines=tuple(lines))
 
@@ -367,8 +385,8 @@ def _relief(recorded: RecordedDecision) -> Section:
     lines = []
     for each in recorded.reliefs:
         unit = _unit_of(each.get("signal"))
-        measured, predicted = _int(each.get("measured")), _int(each.get("predicted"))
-        took = units.format_duration(_number(each.get("tookSeconds")))
+        measured, predicted = record_fields.integer(each.get("measured")), record_fields.integer(each.get("predicted"))
+        took = units.format_duration(record_fields.number(each.get("tookSeconds")))
         enough = measured is not None and predicted is not None and 2 * measured >= predicted
         text = (
             f"{units.format_amount(measured, unit, signed=True)} measured of "
@@ -382,7 +400,7 @@ def _relief(recorded: RecordedDecision) -> Section:
 def _conditions(recorded: RecordedDecision) -> Section:
     columns = (Column("CONDITION"), Column("STATUS"), Column("FOR", right=True), Column("MESSAGE"))
     rows = []
-    for each in _items(recorded.decision, "conditions"):
+    for each in record_fields.items(recorded.decision, "conditions"):
         status = str(each.get("status"))
         rows.append(
             (
@@ -405,8 +423,8 @@ def _ranking(recorded: RecordedDecision) -> Section:
         Column("WHY"),
     )
     unit = _unit(recorded.decision)
-    victims = {str(victim.get("uid")) for victim in _items(recorded.decision, "victims")}
-    pods = _items(recorded.decision, "ranking")
+    victims = {str(victim.get("uid")) for victim in record_fields.items(recorded.decision, "victims")}
+    pods = record_fields.items(recorded.decision, "ranking")
     rows = []
     for pod in pods[:MAX_POD_ROWS]:
         is_victim = str(pod.get("uid")) in victims
@@ -414,9 +432,13 @@ def _ranking(recorded: RecordedDecision) -> Section:
             (
                 Cell(wording.escape_terminal(str(pod.get("rank")))),
                 Cell(_pod(pod), BAD if is_victim else ""),
-                Cell(units.format_amount(_int(pod.get("usage")), unit)),
-                Cell(units.format_amount(_int(pod.get("request")), unit) if pod.get("request") is not None else "-"),
-                Cell(units.format_amount(_int(pod.get("relief")), unit)),
+                Cell(units.format_amount(record_fields.integer(pod.get("usage")), unit)),
+                Cell(
+                    units.format_amount(record_fields.integer(pod.get("request")), unit)
+                    if pod.get("request") is not None
+                    else "-"
+                ),
+                Cell(units.format_amount(record_fields.integer(pod.get("relief")), unit)),
                 _why(pod, is_victim=is_victim, no_victims=not victims),
             )
         )
@@ -427,8 +449,8 @@ def _ranking(recorded: RecordedDecision) -> Section:
 
 
 def _why(pod: JsonObject, *, is_victim: bool, no_victims: bool) -> Cell:
-    keys = "; ".join(str(key.get("text")) for key in _items(pod, "keys"))
-    refusals = "; ".join(str(refusal.get("message")) for refusal in _items(pod, "refusals"))
+    keys = "; ".join(str(key.get("text")) for key in record_fields.items(pod, "keys"))
+    refusals = "; ".join(str(refusal.get("message")) for refusal in record_fields.items(pod, "refusals"))
     if is_victim:
         return Cell(wording.escape_terminal(f"evicted: {keys}"), BAD)
     if refusals:
@@ -441,7 +463,7 @@ def _notes(recorded: RecordedDecision) -> Section:
         Cell(
             f"{wording.escape_terminal(str(each.get('subject')))}: {wording.escape_terminal(str(each.get('message')))}"
         )
-        for each in _items(recorded.decision, "notes")
+        for each in record_fields.items(recorded.decision, "notes")
     ]
     return Section("NOTES" if lines else "", lines=tuple(lines))
 
@@ -449,29 +471,8 @@ def _notes(recorded: RecordedDecision) -> Section:
 # --- fields of records -----------------------------------------------------------------------------------------------
 
 
-def _items(record: JsonObject, key: str) -> Sequence[JsonObject]:
-    value = record.get(key)
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
-def _map(record: JsonObject, key: str) -> JsonObject:
-    value = record.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _int(value: object) -> int | None:
-    return value if type(value) is int else None
-
-
-def _number(value: object) -> float | None:
-    try:
-        return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
-    except OverflowError:  # an integer of 400 digits
-        return None
-
-
 def _sum(values: Iterable[object]) -> int | None:
-    numbers = [_int(value) for value in values]
+    numbers = [record_fields.integer(value) for value in values]
     return None if None in numbers else sum(number for number in numbers if number is not None)
 
 
@@ -481,27 +482,22 @@ def _pod(record: JsonObject) -> str:
 
 
 def _tier(threshold: JsonObject) -> str:
-    return "soft" if _number(threshold.get("gracePeriodSeconds")) else "hard"
-
-
-def _time(record: JsonObject) -> str:
-    wall = _number(record.get("wallTime"))
-    return units.UNKNOWN_TEXT if wall is None else wording.rfc3339(wall)
+    return "soft" if record_fields.number(threshold.get("gracePeriodSeconds")) else "hard"
 
 
 def _age(decision: JsonObject, instant: object) -> str:
     """Time from `instant` to the decision."""
-    made_at, at = _number(decision.get("madeAt")), _number(instant)
+    made_at, at = record_fields.number(decision.get("madeAt")), record_fields.number(instant)
     return units.UNKNOWN_TEXT if made_at is None or at is None else units.format_duration(max(0.0, made_at - at))
 
 
 def _took(decision: JsonObject, outcome: JsonObject) -> str:
-    made_at, at = _number(decision.get("madeAt")), _number(outcome.get("at"))
+    made_at, at = record_fields.number(decision.get("madeAt")), record_fields.number(outcome.get("at"))
     return "" if made_at is None or at is None else units.format_duration(max(0.0, at - made_at))
 
 
 def _unit(decision: JsonObject) -> Unit:
-    acting = _map(_map(decision, "actingOn"), "threshold").get("signal")
+    acting = record_fields.mapping(record_fields.mapping(decision, "actingOn"), "threshold").get("signal")
     return _unit_of(acting or decision.get("rankedFor"))
 
 

@@ -13,6 +13,7 @@ from nodeagent.model import (
     MemoryModel,
     NodeMemory,
     Observation,
+    OomKill,
     PodSource,
     PodUsage,
     RankedPod,
@@ -75,6 +76,7 @@ def to_json(report: Report) -> JsonObject:
             }
             for cgroup in snapshot.cgroups
         ],
+        "oomKills": [_oom_kill(kill) for kill in report.oom_kills],
         "kubelet": _kubelet(report),
         "notes": [{"subject": note.subject, "message": note.message} for note in report.notes],
     }
@@ -309,6 +311,17 @@ def _unattributed_disk(report: Report, disk: UnattributedDisk) -> JsonObject:
             for each in disk.largest
         ],
         "ageSeconds": _age(report, disk.read_at),
+    }
+
+
+def _oom_kill(kill: OomKill) -> JsonObject:
+    return {
+        "pod": kill.pod or None,
+        "container": kill.container or None,
+        "cgroup": kill.place.path if kill.place is not None else None,
+        "processes": kill.number,
+        "cause": str(kill.cause),
+        "wholeCgroup": kill.group,
     }
 
 

@@ -14,6 +14,7 @@ from nodeagent.model import (
     DiskLayout,
     NodeSnapshot,
     Note,
+    OomKill,
     Plan,
     PodSource,
     PodView,
@@ -47,6 +48,8 @@ class Report(NamedTuple):
     pods_source: str
     """The source of the pods: the API server's address, a file, or this host alone with the reason."""
     kubelet: "KubeletThresholds | None" = None
+    oom_kills: tuple[OomKill, ...] = ()
+    """OOM kills in the cgroups that exist, since each of them was made."""
     notes: tuple[Note, ...] = ()
     """All notes: of the snapshot, the plan and the report itself."""
 

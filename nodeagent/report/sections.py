@@ -35,6 +35,9 @@ MAX_DISK_ROWS: Final = 30
 MAX_CGROUP_ROWS: Final = 5
 """Rows of cgroups outside the pods in text; JSON has all."""
 
+MAX_OOM_ROWS: Final = 10
+"""Rows of OOM kills in text; JSON has all."""
+
 GOOD: Final = "good"
 WARN: Final = "warn"
 BAD: Final = "bad"
@@ -90,6 +93,7 @@ def sections(report: Report) -> tuple[Section, ...]:
         _disks(report),
         *_unattributed_disks(report),
         _outside(report),
+        _oom_kills(report),
         _kubelet(report),
         _notes(report),
     )
@@ -468,6 +472,23 @@ def _outside(report: Report) -> Section:
         for cgroup in heaviest
     )
     return Section("OUTSIDE PODS", columns, rows)
+
+
+def _oom_kills(report: Report) -> Section:
+    columns = (Column("POD, CGROUP"), Column("CONTAINER"), Column("PROCESSES", right=True), Column("CAUSE"))
+    kills = sorted(report.oom_kills, key=lambda kill: -kill.number)
+    rows = tuple(
+        (
+            Cell(wording.escape_terminal(kill.pod or (kill.place.path if kill.place else units.UNKNOWN_TEXT)), WARN),
+            Cell(wording.escape_terminal(kill.container)),
+            Cell(str(kill.number)),
+            Cell(str(kill.cause) + (", whole cgroup" if kill.group else "")),
+        )
+        for kill in kills[:MAX_OOM_ROWS]
+    )
+    more = len(kills) - len(rows)
+    lines = (Cell(f"and {more} more: -o json has them all", DIM),) if more else ()
+    return Section("OOM KILLS SINCE THE START OF EACH POD OR SERVICE", columns if rows else (), rows, lines)
 
 
 # --- kubelet and notes -----------------------------------------------------------------------------------------------

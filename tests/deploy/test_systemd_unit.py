@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from nodeagent.sampling.node import kernel_log
 from tests.support.paths import REPOSITORY
 
 UNIT: Final = REPOSITORY / "systemd" / "nodeagent.service"
@@ -86,6 +87,16 @@ def test_fork_rates_have_the_right_that_older_kernels_ask_for() -> None:
     assert settings(UNIT.parent / "drop-ins" / "fork-rates.conf") == {"CapabilityBoundingSet": ["CAP_NET_ADMIN"]}
     connector = (REPOSITORY / "nodeagent" / "sampling" / "events" / "process_connector.py").read_text(encoding="utf-8")
     assert "needs CAP_NET_ADMIN" in connector
+
+
+def test_the_kernel_log_has_the_rights_that_its_device_asks_for() -> None:
+    assert settings(UNIT.parent / "drop-ins" / "kernel-log.conf") == {
+        "ProtectKernelLogs": ["no"],
+        "PrivateDevices": ["no"],
+        "DeviceAllow": [f"{kernel_log.KMSG} r"],
+        "CapabilityBoundingSet": ["CAP_SYSLOG"],
+    }
+    assert settings(UNIT)["ProtectKernelLogs"] == ["yes"]
 
 
 def test_the_slice_protects_what_the_unit_requests() -> None:

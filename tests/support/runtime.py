@@ -10,6 +10,7 @@ from nodeagent.runtime.sd_notify import NullNotifier
 from nodeagent.sampling.events.fork_meter import NoForks
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.node import oom_sources
 
 
 def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any) -> Runtime:
@@ -23,6 +24,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         other_oom_handlers=tuple,
         store=None,
         recorder=None,
+        oom_sources=oom_sources.open_sources(host),
         startup_notes=(),
         log=log,
         lines_dropped=lambda: 0,

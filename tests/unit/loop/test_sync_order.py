@@ -39,12 +39,13 @@ STEPS = {
     "executor.start_reclaim": Step((16,), "Reclaim orders"),
     "observer.request_recount": Step((17,), "Recounts are requested before the record"),
     "record": Step((18,), "The record last"),
-    "session.prewarm": Step((19,), "API connections are prewarmed after the decision"),
-    "wakeup_sources.arm": Step((20,), "memcg thresholds are armed last"),
-    "next_deadline_s": Step((21,), "Brake deadlines and the startup wait bound the sleep"),
+    "oom_monitor.observe": Step((19,), "OOM kills are found and reported after everything that acts"),
+    "session.prewarm": Step((20,), "API connections are prewarmed after the decision"),
+    "wakeup_sources.arm": Step((21,), "memcg thresholds are armed last"),
+    "next_deadline_s": Step((22,), "Brake deadlines and the startup wait bound the sleep"),
 }
 """Every step of a sync that decides, in order."""
-NOT_IN_A_SYNC = {22: "Start: the first rule 2 releases leftover brakes"}
+NOT_IN_A_SYNC = {23: "Start: the first rule 2 releases leftover brakes"}
 
 
 class Recorder:
@@ -63,6 +64,7 @@ class Recorder:
             "session",
             "decision_log",
             "wakeup_sources",
+            "oom_monitor",
         ):
             return Recorder(self._calls, self._results, f"{name}.")
         return self._step(f"{self._prefix}{name}")
@@ -106,7 +108,7 @@ def test_a_sync_that_crosses_a_hard_threshold_takes_every_step_in_the_order_of_t
 
 def test_the_docstring_numbers_its_rules_as_the_steps_are_ordered() -> None:
     text = rules()
-    assert list(text) == list(range(1, 23))
+    assert list(text) == list(range(1, 24))
     numbers = [number for step in STEPS.values() for number in step.rules]
     assert numbers == sorted(numbers)
     assert set(numbers) | set(NOT_IN_A_SYNC) == set(text)
@@ -122,6 +124,7 @@ def test_a_calm_sync_neither_reads_the_pods_nor_decides() -> None:
         "check_own_cost",
         "executor.apply_outcomes",
         "observer.observe_node",
+        "oom_monitor.observe",
         "wakeup_sources.arm",
         "next_deadline_s",
     ]
@@ -130,7 +133,7 @@ def test_a_calm_sync_neither_reads_the_pods_nor_decides() -> None:
 @pytest.mark.parametrize("growth_cap", [True, False])
 def test_a_prearm_reads_the_pods_and_caps_growth_only_if_that_is_due(growth_cap: bool) -> None:
     calls, _ = run(prearm=True, growth_cap=growth_cap)
-    assert calls[3:-2] == ["observer.prearm", *(["executor.cap_growth"] if growth_cap else [])]
+    assert calls[3:-3] == ["observer.prearm", *(["executor.cap_growth"] if growth_cap else [])]
 
 
 def test_a_sync_fits_on_one_screen() -> None:

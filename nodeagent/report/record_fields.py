@@ -1,0 +1,35 @@
+"""Reads fields of records, which may be older than this program: a missing or malformed one is empty or None."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.model import units
+from nodeagent.report import wording
+
+JsonObject = Mapping[str, Any]
+
+
+def items(record: JsonObject, key: str) -> Sequence[JsonObject]:
+    value = record.get(key)
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def mapping(record: JsonObject, key: str) -> JsonObject:
+    value = record.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def integer(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def number(value: object) -> float | None:
+    try:
+        return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+    except OverflowError:  # an integer of 400 digits
+        return None
+
+
+def time_text(record: JsonObject) -> str:
+    wall = number(record.get("wallTime"))
+    return units.UNKNOWN_TEXT if wall is None else wording.rfc3339(wall)
