@@ -33,6 +33,11 @@ _CHECK_DESCRIPTION = """\
 Print one report of this node: every signal with its thresholds and headroom, the memory models side by side, stalls,
 the conditions that would be published, and the pods in eviction order with the reasons. Nothing is changed. Without the
 API server, pod names come from the log directory and requests are estimates; the report marks them.
+
+With --rights the report is another one: every right in the API that the configuration uses, what needs it, whether the
+credentials have it and through what, what fails without a missing one, and the rights beyond need. It asks the API
+server by access reviews, which change nothing and need no right of their own. It works with the DaemonSet's token, with
+a kubeconfig and with a node's own credentials.
 """
 
 _CHECK_EXAMPLES = """\
@@ -43,6 +48,8 @@ examples:
   nodeagent check --host-root /host --api always  from a container that mounts the host there
   kubectl get pods -A -o json --field-selector spec.nodeName=NODE > pods.json
   nodeagent check --host-root DIR --pods pods.json     a recorded node, with its real requests
+  nodeagent check --rights --config FILE          the rights in the API that FILE uses, missing ones and others
+  kubectl exec -n nodeagent POD -- nodeagent check --rights --config /etc/nodeagent/config.yaml
 """
 
 _RUN_DESCRIPTION = """\
@@ -149,6 +156,11 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check.add_argument("--signal", metavar="SIGNAL", help="rank the pods for this signal (default: the most urgent)")
     check.add_argument(
         "--disk", action="store_true", help="measure the disk usage of pods and host directories (up to a minute)"
+    )
+    check.add_argument(
+        "--rights",
+        action="store_true",
+        help="report the rights in the API instead: used, missing, beyond need (a few seconds)",
     )
     check.add_argument(
         "--watch", metavar="SECONDS", nargs="?", const=2.0, type=_interval, help="repeat until Ctrl-C (default: 2 s)"

@@ -142,7 +142,7 @@ class NodeChecker:
             self._host = hostfs.open_host(options.host_root)
         except Unreadable as error:
             raise CheckError(f"--host-root: {error}", exit_codes.USAGE) from error
-        self._node_name = self._config.node_name or _host_name(self._host)
+        self._node_name = self._config.node_name or host_name(self._host)
         self._sampler = Sampler(
             self._host,
             self._config.sampling,
@@ -379,7 +379,7 @@ def _unmatched_pods(snapshot: NodeSnapshot, listing: PodListing) -> tuple[Note, 
     return (Note(NoteKind.PODS, message),)
 
 
-def _host_name(host: Host) -> str:
+def host_name(host: Host) -> str:
     """The host's name as the kubelet uses it (lower case), or `unknown`."""
     if host.root == "/":
         return os.uname().nodename.lower()

@@ -84,6 +84,8 @@ def _completion(options: Options) -> int:
 def _check(options: Options) -> int:
     from nodeagent.commands import check
 
+    if options.rights:
+        return _check_rights(options)
     try:
         check_options = check.options_from(
             host_root=options.host_root,
@@ -96,6 +98,31 @@ def _check(options: Options) -> int:
             disk=options.disk,
         )
         return check.show(check_options, output=options.output, color=options.color, every_s=options.watch)
+    except check.CheckError as error:
+        raise _FailureError(str(error), error.kind) from error
+
+
+def _check_rights(options: Options) -> int:
+    from nodeagent.commands import check, check_rights
+
+    others = (
+        ("--api never", options.api == "never"),
+        ("--pods", options.pods is not None),
+        ("--signal", options.signal is not None),
+        ("--disk", options.disk),
+        ("--watch", options.watch is not None),
+    )
+    if wrong := [name for name, given in others if given]:
+        raise _FailureError(f"--rights: cannot be combined with {', '.join(wrong)}", exit_codes.USAGE)
+    try:
+        return check_rights.show(
+            config_file=options.config,
+            host_root=options.host_root,
+            node_name=options.node_name,
+            kubeconfig=options.kubeconfig,
+            output=options.output,
+            color=options.color,
+        )
     except check.CheckError as error:
         raise _FailureError(str(error), error.kind) from error
 

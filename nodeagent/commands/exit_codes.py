@@ -1,10 +1,13 @@
 """Exit codes of every command: one table for the code, `--help` and the README."""
 
+from collections.abc import Iterable
 from typing import Final
 
 OK: Final = 0
 SOFT: Final = 1
 HARD: Final = 2
+WARNING, CRITICAL = SOFT, HARD
+"""Of `check --rights`, as monitoring plugins call them."""
 UNKNOWN: Final = 3
 USAGE: Final = 64
 """EX_USAGE of sysexits.h: argparse's own 2 reads as `hard`."""
@@ -31,6 +34,14 @@ TABLE: Final = (
 )
 """(code, name, meaning). Monitoring plugins expect 0 to 3; `config validate` uses 0 for valid and 1 for invalid."""
 
+RIGHTS_TABLE: Final = (
+    (OK, "ok", "the credentials have every right that the configuration uses, and no others were found"),
+    (WARNING, "warning", "a right that one feature needs is missing, or there are rights beyond need"),
+    (CRITICAL, "critical", "a right is missing without which evictions or conditions fail"),
+    (UNKNOWN, "unknown", "whether a right is missing is unknown, or the API server did not answer"),
+)
+"""The same for `check --rights`; the codes from 64 on are those of every command."""
+
 _BY_STATE: Final = {"ok": OK, "soft": SOFT, "hard": HARD, "unknown": UNKNOWN}
 
 
@@ -40,11 +51,19 @@ def exit_code_of(state: str) -> int:
 
 
 def as_text() -> str:
-    """The table for a help text."""
-    return "\n".join(f"  {code:>3}  {name}: {meaning}" for code, name, meaning in TABLE)
+    """The tables for a help text."""
+    return f"{_as_lines(TABLE)}\nwith check --rights:\n{_as_lines(RIGHTS_TABLE)}"
 
 
 def as_markdown() -> str:
-    """The table for the README."""
-    rows = [f"| {code} | {name} | {meaning} |" for code, name, meaning in TABLE]
+    """The tables for the README."""
+    return f"{_as_table(TABLE)}\n\nWith `check --rights`:\n\n{_as_table(RIGHTS_TABLE)}"
+
+
+def _as_lines(table: Iterable[tuple[int, str, str]]) -> str:
+    return "\n".join(f"  {code:>3}  {name}: {meaning}" for code, name, meaning in table)
+
+
+def _as_table(table: Iterable[tuple[int, str, str]]) -> str:
+    rows = [f"| {code} | {name} | {meaning} |" for code, name, meaning in table]
     return "\n".join(["| code | name | meaning |", "| --- | --- | --- |", *rows])

@@ -1,4 +1,4 @@
-"""Prints sections as text, or the same facts as JSON, on standard output."""
+"""Prints sections as text, or the same facts as JSON or YAML, on standard output."""
 
 import os
 import sys
@@ -10,14 +10,18 @@ from nodeagent.report.sections import Section
 
 
 def show(sections: Sequence[Section], to_json: Callable[[], dict[str, Any]], *, output: str, color: str) -> None:
-    """`output` is `text` or `json`; `color` is `auto` (on a terminal), `always` or `never`.
+    """`output` is `text`, `json` or `yaml`; `color` is `auto` (on a terminal), `always` or `never`.
 
-    `to_json` is called only for JSON. Raises OutputError.
+    `to_json` is called only for JSON and YAML. Raises OutputError.
     """
     if output == "json":
         import json
 
         standard_streams.write_output(json.dumps(to_json(), indent=2) + "\n")
+    elif output == "yaml":
+        import yaml
+
+        standard_streams.write_output(yaml.safe_dump(to_json(), sort_keys=False))
     elif color == "always" or (color == "auto" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
         from nodeagent.report import terminal
 

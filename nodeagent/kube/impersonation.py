@@ -37,6 +37,7 @@ from nodeagent.kube.rights import RequestIdentity, Rule
 NODE_USER: Final = "system:node:"
 ACCOUNT_USER: Final = "system:serviceaccount:"
 HEADER: Final = "Impersonate-User"
+NO_FEATURE: Final = "the API server has no constrained impersonation (Kubernetes 1.36)"
 
 IMPERSONATED: Final = frozenset(
     right.rule
@@ -144,7 +145,7 @@ def refusal_of(message: str) -> str:
     if denied is None or not denied.rule.verb.startswith("impersonate"):
         return ""
     if denied.rule.verb == "impersonate":
-        return "the API server has no constrained impersonation (Kubernetes 1.36)"
+        return NO_FEATURE
     if ":arbitrary-node" in denied.rule.verb:
         return "the token is of no pod on this node"
     return rights.missing_rule(message)

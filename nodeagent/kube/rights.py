@@ -66,6 +66,10 @@ class Scope(enum.StrEnum):
     """The Node by its name, or by the field selector `metadata.name`."""
     LEASE_NAMESPACE = "namespace of the Leases"
     """`fleet.leaseNamespace` alone."""
+    MOUNTED = "mounted by pods of the node"
+    """Single claims and volumes of the node's pods."""
+    EVERY_NAME = "every name"
+    """A check of the API server for the name `*`."""
 
 
 class Rule(NamedTuple):
@@ -159,6 +163,24 @@ _EVENTS = ("Events on pods and the Node", "Events: acts are in the log and the r
 _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod that a PDB protects")
 _SLOTS = ("eviction slots (fleet.maxConcurrentEvictions)", "the soft tier evicts nothing: it has no eviction slot")
 
+FIND_NODE: Final = "finding the Node by this host's addresses (no nodeName)"
+"""Of no use with credentials that belong to one node."""
+EVENTS: Final = tuple(
+    Right(verb, "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _ACCOUNT, used=_enforce)
+    for verb in ("create", "patch")
+)
+TAINT: Final = Right(
+    "patch",
+    "",
+    "nodes",
+    "taints (conditions.taint)",
+    "taints: new pods arrive during an eviction, and the soft tier waits 2 s for the taint",
+    Need.FEATURE,
+    _ACCOUNT,
+    Scope.OWN_NODE,
+    _taints,
+)
+
 RIGHTS: Final = (
     Right("list", "", "pods", *_PODS, Need.REQUIRED, _NODE, Scope.PODS_OF_NODE),
     Right("watch", "", "pods", *_PODS, Need.REQUIRED, _NODE, Scope.PODS_OF_NODE),
@@ -179,7 +201,7 @@ RIGHTS: Final = (
         "list",
         "",
         "nodes",
-        "finding the Node by this host's addresses (no nodeName)",
+        FIND_NODE,
         "a Node with another name than the host is not found; set nodeName",
         Need.FEATURE,
         _ACCOUNT,
@@ -196,23 +218,12 @@ RIGHTS: Final = (
         Scope.OWN_NODE,
         _publishes,
     ),
-    Right(
-        "patch",
-        "",
-        "nodes",
-        "taints (conditions.taint)",
-        "taints: new pods arrive during an eviction, and the soft tier waits 2 s for the taint",
-        Need.FEATURE,
-        _ACCOUNT,
-        Scope.OWN_NODE,
-        _taints,
-    ),
+    TAINT,
     Right("list", "policy", "poddisruptionbudgets", *_PDBS, Need.FEATURE, _ACCOUNT, used=_pdbs),
     Right("watch", "policy", "poddisruptionbudgets", *_PDBS, Need.FEATURE, _ACCOUNT, used=_pdbs),
-    Right("get", "", "persistentvolumeclaims", *_VOLUMES, Need.FEATURE, _NODE, used=_node_bound),
-    Right("get", "", "persistentvolumes", *_VOLUMES, Need.FEATURE, _NODE, used=_node_bound),
-    Right("create", "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _ACCOUNT, used=_enforce),
-    Right("patch", "events.k8s.io", "events", *_EVENTS, Need.FEATURE, _ACCOUNT, used=_enforce),
+    Right("get", "", "persistentvolumeclaims", *_VOLUMES, Need.FEATURE, _NODE, Scope.MOUNTED, _node_bound),
+    Right("get", "", "persistentvolumes", *_VOLUMES, Need.FEATURE, _NODE, Scope.MOUNTED, _node_bound),
+    *EVENTS,
     Right("patch", "", "pods/status", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("delete", "", "pods", *_OVERRIDE, Need.FEATURE, _ACCOUNT, used=_deletes),
     Right("list", "coordination.k8s.io", "leases", *_SLOTS, Need.REQUIRED, _ACCOUNT, Scope.LEASE_NAMESPACE, _leases),
@@ -238,6 +249,7 @@ IMPERSONATION: Final = Right(
     "the agent sends every request as its ServiceAccount, whose rights are not limited to its node",
     Need.FEATURE,
     _ACCOUNT,
+    Scope.EVERY_NAME,
 )
 """The right that every impersonated request needs besides its own `impersonate-on` verb."""
 
@@ -311,10 +323,13 @@ def missing_rule(message: str) -> str:
     found = denied(message)
     if found is None:
         return ""
-    group = f'"{found.rule.group}"'
-    rule = f"apiGroups: [{group}], resources: [{found.rule.resource}], verbs: [{_quoted(found.rule.verb)}]"
     without = f"; without it: {found.right.without}" if found.right is not None else ""
-    return f"missing rule for {found.user}: {rule}{without}"
+    return f"missing rule for {found.user}: {rule_text(found.rule)}{without}"
+
+
+def rule_text(rule: Rule) -> str:
+    """The rule as a role has it."""
+    return f'apiGroups: ["{rule.group}"], resources: [{rule.resource}], verbs: [{_quoted(rule.verb)}]'
 
 
 def _quoted(verb: str) -> str:

@@ -43,6 +43,8 @@ RIGHTS_OF_PATHS: Final = {
         "update leases.coordination.k8s.io",
     },
     "/apis/authentication.k8s.io/v1/selfsubjectreviews": {"create selfsubjectreviews.authentication.k8s.io"},
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": {"create selfsubjectaccessreviews.authorization.k8s.io"},
+    "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews": {"create selfsubjectrulesreviews.authorization.k8s.io"},
 }
 INSTALLED: Final = Config(mode=Mode.ENFORCE, node_name="n1")
 """What the ClusterRole is for: the name comes from the downward API."""

@@ -123,6 +123,8 @@ def _node_decides(api: "ApiServer", node: str, asked: Attributes) -> Decision:
     if not asked.group and resource in ("persistentvolumeclaims", "persistentvolumes"):
         if asked.verb != "get":
             return Decision(False, "can only get individual resources of this type")
+        if not asked.name:
+            return Decision(False, "No Object name found")
         return _related(_mounted_on(api, node, resource, asked.namespace, asked.name), node)
     if not asked.group and resource in ("secrets", "configmaps"):
         if not asked.namespace:

@@ -17,8 +17,10 @@ ACCOUNT: Final = "system:serviceaccount:kube-system:agent"
 N1, N2 = "system:node:n1", "system:node:n2"
 GRANTED: Final = rights.impersonation_rules(rights.used_by(Config(mode=Mode.ENFORCE, node_name="n1")))
 MORE: Final = {
-    # So that it is the node that is refused.
+    # What the agent does not send as its node, so that it is the node's rights that decide.
     ("impersonate-on:associated-node:patch", "", "nodes"),
+    ("impersonate-on:associated-node:patch", "", "nodes/status"),
+    ("impersonate-on:associated-node:create", "events.k8s.io", "events"),
     ("impersonate-on:associated-node:list", "policy", "poddisruptionbudgets"),
     ("impersonate-on:associated-node:list", "", "secrets"),
     ("impersonate-on:associated-node:create", "", "events"),

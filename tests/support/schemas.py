@@ -1,6 +1,7 @@
-"""The published schema of the report, and a strict one for tests of the code."""
+"""The published schemas of the reports, and strict ones for tests of the code."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -8,16 +9,17 @@ from jsonschema import Draft202012Validator
 from tests.support.paths import REPOSITORY
 
 SCHEMA_FILE = REPOSITORY / "nodeagent" / "report" / "node_report.schema.json"
+RIGHTS_SCHEMA_FILE = SCHEMA_FILE.with_name("rights_report.schema.json")
 
 
-def schema() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+def schema(file: Path = SCHEMA_FILE) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 
 
-def strict() -> Draft202012Validator:
+def strict(file: Path = SCHEMA_FILE) -> Draft202012Validator:
     """As published, but a field that the schema does not name is an error: nothing is printed undocumented."""
-    closed = schema()
+    closed = schema(file)
     _close(closed)
     Draft202012Validator.check_schema(closed)
     return Draft202012Validator(closed)
