@@ -30,7 +30,7 @@ from nodeagent.model import (
     SignalState,
     Threshold,
 )
-from nodeagent.policy import chosen_victims, engine, oom_attribution, ranking, stall
+from nodeagent.policy import chosen_victims, engine, oom_attribution, page_cache, ranking, stall
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
 from nodeagent.report import node_report, sections, text
@@ -195,6 +195,7 @@ class NodeChecker:
             pods_source=listing.source,
             kubelet=self._kubelet,
             oom_kills=self._oom_kills(snapshot),
+            page_cache=page_cache.reclaimable(snapshot, config=self._config),
         )
         return report._replace(notes=self._notes(report, listing))
 
@@ -265,7 +266,7 @@ class NodeChecker:
             for each in node_report.compare_with_kubelet(report)
             if each.verdict in when
         )
-        return (
+        notes = (
             *report.snapshot.notes,
             *listing.notes,
             *report.plan.notes,
@@ -276,6 +277,7 @@ class NodeChecker:
             *_unmatched_pods(report.snapshot, listing),
             *earlier_kubelet,
         )
+        return tuple(dict.fromkeys(notes))  # the agent may have stored what the report finds as well
 
     def _status_of_agent(self, now: float) -> tuple[Note, ...]:
         """The notes that the agent of this host has stored. OOM handlers are left out: the report detects them

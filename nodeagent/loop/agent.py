@@ -34,6 +34,7 @@ from nodeagent.loop.oom_monitor import OomMonitor
 from nodeagent.loop.state_store import StateStore
 from nodeagent.loop.sync import sync
 from nodeagent.model import ConditionType, NodeSnapshot, Note, NoteKind, Plan
+from nodeagent.policy import page_cache
 from nodeagent.policy import state as policy_states
 from nodeagent.policy.state import PolicyState
 from nodeagent.records.flight_recorder import DecisionInputs
@@ -355,6 +356,7 @@ class Agent:
             *session.notes(),
             *rejected,
             *self._components.missing,
+            *page_cache.note(self._components.sampler.host_layout().page_cache_blocked, config=self._config),
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
             *self.oom_monitor.notes(),

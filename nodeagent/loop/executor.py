@@ -285,4 +285,5 @@ class Executor:
     def _apply_reclaims(self, results: Iterable[ReclaimOutcome]) -> None:
         for outcome in results:
             self._store.apply(outcomes.apply_reclaim, outcome)
+            self._metrics.observe_reclaim(outcome)
             self._decision_log.log_reclaim_outcome(outcome)

@@ -140,7 +140,7 @@ def decide(
             *chosen.notes,
             *[_relief_note(report) for report in observed.reports],
             *[Note(NoteKind.RECLAIM, reclaim.describe(report, config.reclaim.actions)) for report in runs.reports],
-            *page_cache.note(snapshot, config=config),
+            *page_cache.note(snapshot.page_cache_blocked, config=config),
         ),
         rank_order=chosen.order,
         relief_reports=observed.reports,

@@ -90,11 +90,11 @@ def action(last: ReclaimResult | None, *, config: Config) -> ReclaimAction | Non
     return ACTION._replace(min_interval_s=PAUSE_S.get(last, ACTION.min_interval_s)) if last is not None else ACTION
 
 
-def note(snapshot: NodeSnapshot, *, config: Config) -> tuple[Note, ...]:
-    """Why page cache is not reclaimed although that is on."""
-    if action(None, config=config) is None or not snapshot.page_cache_blocked:
+def note(blocked: str, *, config: Config) -> tuple[Note, ...]:
+    """Why page cache is not reclaimed although that is on. `blocked`: `NodeSnapshot.page_cache_blocked`."""
+    if action(None, config=config) is None or not blocked:
         return ()
-    return (Note(NoteKind.RECLAIM, f"page cache of pods is not reclaimed: {snapshot.page_cache_blocked}"),)
+    return (Note(NoteKind.RECLAIM, f"page cache of pods is not reclaimed: {blocked}"),)
 
 
 # --- whose and how much ----------------------------------------------------------------------------------------------
@@ -105,12 +105,17 @@ class Reclaimable(NamedTuple):
 
     amount: int
     pods: int
+    blocked: str = ""
+    """Why it is not reclaimed; empty if it is."""
 
 
 def reclaimable(snapshot: NodeSnapshot, *, config: Config) -> Reclaimable:
-    """The sum over all pods, whether or not the host can reclaim it."""
+    """The sum over all pods, whether or not it is reclaimed here."""
     found = _targets(snapshot, config=config)
-    return Reclaimable(sum(target.amount for target in found), len(found))
+    blocked = snapshot.page_cache_blocked
+    if action(None, config=config) is None:
+        blocked = "ranking.order is kubelet" if config.ranking.kubelet else "reclaim.pageCache is false"
+    return Reclaimable(sum(target.amount for target in found), len(found), blocked)
 
 
 def targets(snapshot: NodeSnapshot, *, config: Config) -> tuple[ReclaimTarget, ...]:

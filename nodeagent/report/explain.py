@@ -378,6 +378,8 @@ def _reclaims(recorded: RecordedDecision) -> Section:
         result = wording.escape_terminal(str(each.get("result")))
         good = result == "done" and (record_fields.integer(each.get("gained")) or 0) > 0
         lines.append(Cell(f"{wording.escape_terminal(name)} ({result}): {gained} in {took}", GOOD if good else WARN))
+        if message := str(each.get("message") or "") if name == "pageCache" else "":
+            lines.append(Cell(f"  {wording.escape_terminal(message)}", DIM))
     return Section("RECLAIM ACTIONS" if lines else "", lines=tuple(lines))
 
 

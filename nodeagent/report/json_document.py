@@ -174,6 +174,11 @@ def _memory(report: Report) -> JsonObject:
         if memory
         else [],
         "hugetlbBytes": memory.hugetlb if memory else None,
+        "pageCache": {
+            "reclaimableBytes": report.page_cache.amount,
+            "pods": report.page_cache.pods,
+            "blocked": report.page_cache.blocked or None,
+        },
     }
 
 

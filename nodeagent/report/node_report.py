@@ -26,6 +26,7 @@ from nodeagent.model import (
     ThresholdVerdict,
 )
 from nodeagent.policy import requests
+from nodeagent.policy.page_cache import Reclaimable
 
 if TYPE_CHECKING:
     from nodeagent.config.kubelet import EarlierThreshold, KubeletThresholds
@@ -52,6 +53,8 @@ class Report(NamedTuple):
     """OOM kills in the cgroups that exist, since each of them was made."""
     notes: tuple[Note, ...] = ()
     """All notes: of the snapshot, the plan and the report itself."""
+    page_cache: Reclaimable = Reclaimable(0, 0)
+    """Page cache of pods that reclaim may drop."""
 
 
 # --- the state of the whole node -------------------------------------------------------------------------------------

@@ -256,8 +256,9 @@ def _memory(report: Report) -> Section:
         )
     ]
     memory = report.snapshot.memory
+    lines = _page_cache(report)
     if memory is None:
-        return Section("MEMORY", columns, tuple(rows))
+        return Section("MEMORY", columns, tuple(rows), lines)
     swap = f"of {units.format_amount(memory.swap_total)}" if memory.swap_total else "no swap"
     rows.append((Cell("swap free"), Cell(units.format_amount(memory.swap_free)), Cell(swap, DIM)))
     rows += [(Cell("swap used"), Cell(units.format_amount(each.used)), _swap_device(each)) for each in memory.swaps]
@@ -265,7 +266,17 @@ def _memory(report: Report) -> Section:
         if pool.total:
             remark = f"of {pool.total} pages of {units.format_amount(pool.page_size)} free; invisible to both models"
             rows.append((Cell("HugeTLB"), Cell(str(pool.free)), Cell(remark, DIM)))
-    return Section("MEMORY", columns, tuple(rows))
+    return Section("MEMORY", columns, tuple(rows), lines)
+
+
+def _page_cache(report: Report) -> tuple[Cell, ...]:
+    found = report.page_cache
+    if not found.pods and not found.blocked:
+        return ()
+    pods = f"{found.pods} pod{'s' if found.pods != 1 else ''}"
+    amount = f"{units.format_amount(found.amount)} in {pods}" if found.pods else "none"
+    blocked = f"; not reclaimed: {wording.escape_terminal(found.blocked)}" if found.blocked else ""
+    return (Cell(f"page cache that reclaim may drop: {amount}{blocked}", DIM),)
 
 
 def _swap_device(device: SwapDevice) -> Cell:

@@ -20,6 +20,7 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Plan,
+    ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
     SignalState,
@@ -101,6 +102,8 @@ class DecisionLog:
             if self._logged_plan != plan.id:
                 self.log_victims(plan, acts=acts)
             self._record(plan, inputs)
+        elif plan.reclaims and not plan.refusals and self._not_recorded_lately((plan.reclaims[0].name,)):
+            self._record(plan, inputs)
         self._refusals(plan, inputs=inputs)
         self._reliefs(plan)
         self.log_notes((*notes, *plan.notes))
@@ -126,20 +129,25 @@ class DecisionLog:
             self._check_recorded(self._recorder.outcome(outcome, wall_time=time.time()))
 
     def log_reclaim_orders(self, plan: Plan, *, acts: bool) -> None:
-        """Log the reclaim actions that run before evictions."""
+        """Log the reclaim actions that run before evictions. Page cache may be reclaimed every second: its start is
+        logged rarely, its outcome each time."""
         for order in plan.reclaims:
-            self._log.warning(
+            page_cache = bool(order.targets)
+            facts = {"until": order.level, "pods": _target_names(order), "once": order.name} if page_cache else {}
+            line = self._log.info if page_cache else self._log.warning
+            line(
                 "reclaim started" if acts else "would reclaim",
                 id=plan.id,
                 action=order.name,
                 signal=order.signal,
                 tier=order.tier,
                 deficit=order.deficit,
+                **facts,
             )
 
     def log_reclaim_outcome(self, outcome: ReclaimOutcome) -> None:
         """Log the result of a reclaim action; its gain is a note of a later plan."""
-        good = outcome.result in (ReclaimResult.DONE, ReclaimResult.DRY_RUN)
+        good = outcome.result in (ReclaimResult.DONE, ReclaimResult.STOPPED, ReclaimResult.DRY_RUN)
         line = self._log.info if good else self._log.warning
         line("reclaim " + outcome.result.value, id=outcome.plan_id, action=outcome.name, message=outcome.message)
 
@@ -246,6 +254,10 @@ def status(plan: Plan, snapshot: NodeSnapshot) -> str:
     worst = next((s for s in (SignalState.HARD, SignalState.SOFT, SignalState.UNKNOWN) if s in states), SignalState.OK)
     pressure = [str(c.type) for c in plan.conditions if c.status is ConditionStatus.TRUE]
     return f"{worst}; {len(snapshot.pods)} pods; " + (", ".join(pressure) or "no pressure")
+
+
+def _target_names(order: ReclaimOrder) -> list[str]:
+    return [target.pod for target in order.targets[:MAX_PODS_IN_LINE]]
 
 
 def _signal_line(verdict: SignalVerdict) -> dict[str, Any]:

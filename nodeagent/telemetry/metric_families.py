@@ -210,7 +210,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "nodeagent_reclaims",
         exposition.COUNTER,
-        "Actions of `reclaim.actions` with a measured gain, by result.",
+        "Actions of `reclaim.actions`, and `pageCache`, with a measured gain, by result.",
         ("action", "result"),
     ),
     *_by_unit(
@@ -218,6 +218,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
         exposition.COUNTER,
         "Measured gain of the actions, in UNIT; a negative gain counts as 0.",
         ("action",),
+    ),
+    Family(
+        "nodeagent_page_cache_reclaimed_bytes",
+        exposition.COUNTER,
+        "Page cache of pods that was reclaimed before evictions.",
     ),
     Family("nodeagent_disk_walk_running", exposition.GAUGE, "1: a walk measures the disk usage of pods."),
     Family(

@@ -34,6 +34,7 @@ from nodeagent.model import (
     Outcome,
     Plan,
     QOSClass,
+    ReclaimOutcome,
     SignalState,
     SignalVerdict,
     Trend,
@@ -209,6 +210,7 @@ class Metrics:
         self._gained = {unit: _Counts(1) for unit in metric_families.UNIT_WORDS.values()}
         self._oom_kills = _Counts(2)
         self._lost_races = _Counts(1)
+        self._page_cache_reclaimed = 0
         self._wakeups = _Counts(1)
         self._failures = _Counts(1)
         self._reloads = _Counts(1)
@@ -252,6 +254,10 @@ class Metrics:
         self._evictions.add(victim.threshold.signal, victim.pod.qos_class, victim.tier, outcome.kind)
         if outcome.http_status is not None or outcome.kind == "accepted":
             self._stages[SyncStage.DECISION_TO_OUTCOME].observe(max(0.0, outcome.at - awaited.made_at))
+
+    def observe_reclaim(self, outcome: ReclaimOutcome) -> None:
+        """Count the page cache that an action has reclaimed. Its gain comes with a later plan."""
+        self._page_cache_reclaimed += outcome.reclaimed
 
     def observe_stage(self, stage: SyncStage, seconds: float) -> None:
         """One pass through a stage."""
@@ -345,6 +351,7 @@ class Metrics:
         for unit, counts in self._gained.items():
             for labels, value in counts.series():
                 yield _Sample(f"nodeagent_reclaim_gained_{unit}", labels, value)
+        yield _Sample("nodeagent_page_cache_reclaimed_bytes", (), self._page_cache_reclaimed)
         for stage, histogram in self._stages.items():
             yield _Sample("nodeagent_stage_duration_seconds", (stage,), histogram)
         yield _Sample("nodeagent_relief_duration_seconds", (), self._relief_duration)

@@ -90,7 +90,7 @@ def test_the_pods_with_most_page_cache_come_first_with_what_they_have_beyond_the
         ("shop/small", 100, 0),
     ]
     assert found[0].cgroup == "/kubepods/poduid-shop-no-request"
-    assert page_cache.reclaimable(snapshot, config=config()) == (900 * MI, 3)
+    assert page_cache.reclaimable(snapshot, config=config()) == page_cache.Reclaimable(900 * MI, 3)
 
 
 def test_what_memory_low_protects_is_kept_if_it_is_more_than_the_request() -> None:

@@ -7,7 +7,22 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model import Note, NoteKind, Outcome, OutcomeKind, Plan, Refusal, RefusalCode, ReliefReport, Signal
+from nodeagent.model import (
+    Note,
+    NoteKind,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    ReclaimOrder,
+    ReclaimOutcome,
+    ReclaimResult,
+    ReclaimTarget,
+    Refusal,
+    RefusalCode,
+    ReliefReport,
+    Signal,
+    Tier,
+)
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
@@ -133,6 +148,28 @@ def test_every_decision_that_acts_is_recorded_with_its_relief(logged: LoggedAgen
         logged.decision_log.log_plan(plan._replace(id=f"x-{number}", relief_reports=(report,)), acts=True, notes=())
     kinds = [record["record"] for record in logged.recorded()]
     assert kinds == ["decision", "relief"] * 3
+
+
+def test_reclaim_of_page_cache_is_recorded_at_most_once_a_minute_and_logged_with_its_result(
+    logged: LoggedAgent,
+) -> None:
+    target = ReclaimTarget("shop/reader", "/kubepods/podu", 300, 0)
+    order = ReclaimOrder("pageCache", Signal.MEMORY, Tier.HARD, 100, 50, NOW, level=150, targets=(target,))
+    plan = acting()._replace(victims=(), refusals=(), reclaims=(order,))
+    for second in range(int(RECORD_AGAIN_S) + 1):
+        logged.now = float(second)
+        logged.decision_log.log_reclaim_orders(plan, acts=True)
+        logged.decision_log.log_plan(plan, acts=True, notes=())
+        logged.decision_log.log_reclaim_outcome(
+            ReclaimOutcome(plan.id, "pageCache", ReclaimResult.STOPPED, "reclaimed 100", NOW, 100)
+        )
+    assert [record["record"] for record in logged.recorded()] == ["decision"] * 2
+    lines = logged.lines()
+    [started] = [line for line in lines if line["event"] == "reclaim started"]
+    assert (started["until"], started["pods"], started["level"]) == (150, ["shop/reader"], "info")
+    stopped = [line for line in lines if line["event"] == "reclaim stopped"]
+    assert len(stopped) == RECORD_AGAIN_S + 1
+    assert stopped[0]["message"] == "reclaimed 100"
 
 
 def test_a_failed_record_is_logged_once_and_counted_each_time(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from nodeagent.model import (
     Outcome,
     OutcomeKind,
     Plan,
+    ReclaimOutcome,
     ReclaimReport,
     ReclaimResult,
     Refusal,
@@ -80,6 +81,14 @@ def test_what_was_reclaimed_is_counted_by_action_and_unit() -> None:
     assert series["nodeagent_reclaim_gained_inodes_total", "images"] == 70
     assert series["nodeagent_reclaim_gained_bytes_total", "journal"] == 0
     assert series["nodeagent_reclaim_gained_pids_total", "reap"] == 9
+
+
+def test_reclaimed_page_cache_is_counted_in_bytes() -> None:
+    metrics = make()
+    metrics.observe_plan(*decided(available=3 * GI))
+    for size in (GI, 2 * GI):
+        metrics.observe_reclaim(ReclaimOutcome("a-1", "pageCache", ReclaimResult.DONE, "", NOW, size))
+    assert read(metrics)["nodeagent_page_cache_reclaimed_bytes_total"] == 3 * GI
 
 
 def test_the_progress_of_a_walk_and_usage_in_no_pod_have_series() -> None:
