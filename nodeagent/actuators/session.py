@@ -2,7 +2,7 @@
 
 Promises:
 
-1. No call waits for the API server. Threads confirm the node's identity, list, watch and write.
+1. No call but `read_configz` waits for the API server. Threads confirm the node's identity, list, watch and write.
 2. Until the node's identity is confirmed, nothing is written, and the view of the pods is empty with the reason.
 3. The taint is requested before the first victim is handed over. The hard tier does not wait for it: its eviction
    follows at once. The soft tier waits until the taint is present on the Node, at most `TAINT_WAIT_S`, until the
@@ -22,7 +22,7 @@ from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
 from nodeagent.actuators.taints import NodeTaints
 from nodeagent.config.schema import ClusterIdentity, Config, Mode
-from nodeagent.kube import identity_probe, node_identity, pod_decoder
+from nodeagent.kube import identity_probe, kubelet_configz, node_identity, pod_decoder
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.node_identity import Identity, IdentityError
@@ -108,6 +108,7 @@ class Session(Protocol):
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None: ...
     def prewarm(self) -> None: ...
     def identity(self) -> Identity | None: ...
+    def read_configz(self) -> str: ...
     def owned(self) -> tuple[OwnedCondition, ...]: ...
     def conflicts(self) -> tuple[ConditionConflict, ...]: ...
     def tainted(self, pressure: ConditionType) -> bool: ...
@@ -152,6 +153,9 @@ class NoCluster:
 
     def identity(self) -> Identity | None:
         return None
+
+    def read_configz(self) -> str:
+        return ""
 
     def owned(self) -> tuple[OwnedCondition, ...]:
         return ()
@@ -364,6 +368,11 @@ class ClusterSession:
     def identity(self) -> Identity | None:
         """The node's identity; None until the API server confirmed it."""
         return self._confirmed
+
+    def read_configz(self) -> str:
+        """The kubelet's own configuration, read through the API server; empty until the node's identity is confirmed.
+        Waits for the answer: not for the loop. Raises ApiError."""
+        return kubelet_configz.fetch(self._transport, self._confirmed.name) if self._confirmed else ""
 
     def owned(self) -> tuple[OwnedCondition, ...]:
         """The standard conditions that this agent has set True and must clear, for the saved state."""

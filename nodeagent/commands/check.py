@@ -156,8 +156,8 @@ class NodeChecker:
         self._claim_locations: dict[Claim, ClaimLocation] = {}
         self._disks: OneShotMeasurement | None = None
         self._oom_counter = OomKillCounter(self._host)
-        self._kubelet, self._kubelet_notes = kubelet_config.read_thresholds(self._host)
-        self._config = above_kubelet.keep_above(self._config, kubelet_config.known_thresholds(self._kubelet))
+        self._kubelet = kubelet_config.read_thresholds(self._host)
+        self._asked_for_configz = False
 
     def close(self) -> None:
         """Close descriptors and connections."""
@@ -171,6 +171,7 @@ class NodeChecker:
     def make_report(self) -> Report:
         """Sample, decide and report. Raises CheckError if `--api always` gets no answer."""
         listing = self._list_pods()
+        self._follow_kubelet()
         node = self._sampler.sample_node()
         parts = SnapshotParts(node, self._sampler.read_pods(node, listing.pods), pods_synced_at=listing.synced_at)
         snapshot = snapshots.assemble_snapshot(parts)
@@ -193,7 +194,7 @@ class NodeChecker:
             mode=self._config.mode.value,
             config_source=self._options.config_source,
             pods_source=listing.source,
-            kubelet=self._kubelet,
+            kubelet=self._kubelet.kubelet,
             oom_kills=self._oom_kills(snapshot),
             page_cache=page_cache.reclaimable(snapshot, config=self._config),
         )
@@ -211,6 +212,19 @@ class NodeChecker:
         ]
         pods = {view.pod.cgroup_uid: view for view in snapshot.pods}
         return oom_attribution.attribute(None, counts, (), pods).kills
+
+    def _follow_kubelet(self) -> None:
+        """Keep the thresholds above the kubelet's. Where files and flags give nothing, the API server is asked once."""
+        if self._kubelet.known is None and self._transport is not None and not self._asked_for_configz:
+            from nodeagent.kube import api_errors, kubelet_configz
+
+            self._asked_for_configz = True
+            try:
+                answer = kubelet_configz.fetch(self._transport, self._node_name)
+                self._kubelet = kubelet_config.from_configz(answer)
+            except api_errors.ApiError as error:
+                self._kubelet = kubelet_config.not_known(self._kubelet, str(error))
+        self._config = above_kubelet.keep_above(self._config, self._kubelet.known or ())
 
     def _with_messages(self, plan: Plan, snapshot: NodeSnapshot) -> Plan:
         """The plan with its eviction messages. They contain the memory of each container, which is read only for
@@ -259,7 +273,7 @@ class NodeChecker:
 
     def _notes(self, report: Report, listing: PodListing) -> tuple[Note, ...]:
         warnings = tuple(Note(NoteKind.CONFIGURATION, str(problem)) for problem in self._options.loaded.warnings)
-        assumed = " (defaults assumed)" if self._kubelet is not None and self._kubelet.unread else ""
+        assumed = " (defaults assumed)" if self._kubelet.known is None else ""
         when = {node_report.KUBELET_FIRST: "would", node_report.SOFT_FIRST: "may"}
         earlier_kubelet = tuple(
             Note(NoteKind.KUBELET, f"the kubelet {when[each.verdict]} act first{assumed}: {each.message}")
@@ -271,7 +285,8 @@ class NodeChecker:
             *listing.notes,
             *report.plan.notes,
             *warnings,
-            *self._kubelet_notes,
+            *self._kubelet.notes,
+            *above_kubelet.notes(self._config.thresholds, report.snapshot),
             *self._status_of_agent(report.snapshot.taken_at),
             *self._other_oom_handlers(),
             *_unmatched_pods(report.snapshot, listing),

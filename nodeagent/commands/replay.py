@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nodeagent.config import above_kubelet
 from nodeagent.config.schema import API_VERSION, Config, Mode
 from nodeagent.model import Plan, RankedPod, Victim, units
 from nodeagent.policy import effective_thresholds, engine, ranking
@@ -100,6 +101,7 @@ def _repeat(record: Mapping[str, Any], config: Config, packer: flight_recorder.P
 
 def _decide(inputs: flight_recorder.DecisionInputs, config: Config) -> tuple[Plan, tuple[str, ...]]:
     """The plan for these inputs, and the soft thresholds whose grace period counts as over."""
+    config = above_kubelet.keep_above(config, inputs.kubelet)
     in_force = effective_thresholds.effective(config, inputs.snapshot.layout)
     recorded = {effective_thresholds.identity(each) for each in inputs.thresholds}
     added = [each for each in in_force if effective_thresholds.identity(each) not in recorded]

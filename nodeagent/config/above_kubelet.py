@@ -10,7 +10,17 @@ from collections.abc import Iterable, Sequence
 
 from nodeagent.config import defaults, resolve
 from nodeagent.config.schema import Config
-from nodeagent.model import MEMORY_SIGNALS, Amount, KubeletLevel, Threshold, Unit, units
+from nodeagent.model import (
+    MEMORY_SIGNALS,
+    Amount,
+    KubeletLevel,
+    NodeSnapshot,
+    Note,
+    NoteKind,
+    Threshold,
+    Unit,
+    units,
+)
 
 
 def keep_above(config: Config, kubelet: Sequence[Threshold]) -> Config:
@@ -60,6 +70,21 @@ def describe_level(level: KubeletLevel) -> str:
         of = "" if level.margin_of_capacity else " of it"
         return f"the kubelet's {level.kubelet.text} + {level.margin.text.replace('%', f'%{of}')}"
     return f"the kubelet's {level.kubelet.text} + {units.format_quantity(margin)}"
+
+
+def notes(thresholds: Iterable[Threshold], snapshot: NodeSnapshot) -> tuple[Note, ...]:
+    """A note for each threshold of the kubelet that is not followed on this node."""
+    found: dict[str, Note] = {}
+    for threshold in thresholds:
+        observation = snapshot.observations.get(threshold.signal)
+        refused = not_followed(threshold, capacity=observation.capacity if observation is not None else None)
+        if refused is not None:
+            message = (
+                f"its threshold {threshold.signal}<{refused.text} is half of the capacity or more: ours is not kept "
+                "above it"
+            )
+            found[message] = Note(NoteKind.KUBELET, message)
+    return tuple(found.values())
 
 
 def not_followed(threshold: Threshold, *, capacity: int | None) -> Amount | None:

@@ -1,8 +1,8 @@
 """Read the effective eviction settings of this node's kubelet and find where it acts before nodeagent.
 
-The sources are the text of its configuration file (or the `configz` answer of a running kubelet) and its command line.
-Unlike nodeagent's own loader, this one is tolerant: it ignores keys that do not concern eviction, and an unreadable
-value becomes a problem beside the settings, not an error.
+The sources are the text of its configuration file (or the `configz` answer of a running kubelet), the drop-ins of its
+`--config-dir` and its command line. Unlike nodeagent's own loader, this one is tolerant: it ignores keys that do not
+concern eviction, and an unreadable value becomes a problem beside the settings, not an error.
 """
 
 import itertools
@@ -101,21 +101,39 @@ _WORD_KEYS = {
 }
 
 
-def read_settings(text: str = "", *, flags: Sequence[str] = (), name: str = "kubelet configuration") -> KubeletSettings:
-    """The settings of a kubelet with this configuration file (empty: none) and these command line arguments.
+def read_settings(
+    text: str = "",
+    *,
+    drop_ins: Sequence[tuple[str, str]] = (),
+    flags: Sequence[str] = (),
+    name: str = "kubelet configuration",
+) -> KubeletSettings:
+    """The settings of a kubelet with this configuration file (empty: none), these drop-ins (name and text) in their
+    order, and these command line arguments.
 
-    A flag replaces the value in the file, and a whole map. Bad content never raises; it is listed in `problems`.
+    A drop-in replaces single entries of a map, a flag the whole map (KEP-3983). Bad content never raises; it is listed
+    in `problems`.
     """
     problems: list[str] = []
     raw = _Raw()
     unread = ""
-    if text.strip():
-        try:
-            raw = _from_file(text, name=name, problems=problems)
-        except ConfigError as error:
-            unread = str(error)
-            problems.append(unread)
+    for index, (file, content) in enumerate([(name, text), *drop_ins]):
+        if content.strip():
+            try:
+                raw = _from_file(content, raw, name=file, problems=problems)
+            except ConfigError as error:
+                unread = unread or str(error)
+                problems.append(str(error))
+        if index == 0 and content.strip() and drop_ins and raw.hard is None:
+            # The kubelet completes its file before it merges the drop-ins (loadConfigFile in cmd/kubelet/app).
+            raw = raw._replace(hard={str(each): value.text for each, value in defaults.KUBELET_EVICTION_HARD.items()})
     return _to_settings(_with_flags(raw, flags, problems=problems), problems=problems)._replace(unread=unread)
+
+
+def describe_thresholds(thresholds: Sequence[Threshold]) -> str:
+    """`memory.available<250Mi, memory.available<500Mi for 1m30s`, without the copies for allocatable memory."""
+    parts = [f"{each.signal}<{_to_text(each)}" for each in thresholds if each.signal is not Signal.ALLOCATABLE_MEMORY]
+    return ", ".join(dict.fromkeys(parts)) or "none"
 
 
 def flag_value(flags: Sequence[str], flag: str) -> str | None:
@@ -161,8 +179,8 @@ def find_earlier_thresholds(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
-    """Raises ConfigError if the text is no YAML, or no map."""
+def _from_file(text: str, before: _Raw, *, name: str, problems: list[str]) -> _Raw:
+    """What the file adds to the files before it. Raises ConfigError if the text is no YAML, or no map."""
     from nodeagent.config import yaml_nodes
 
     root = yaml_nodes.parse(text.encode("utf-8", "surrogatepass"), name=name)
@@ -171,10 +189,11 @@ def _from_file(text: str, *, name: str, problems: list[str]) -> _Raw:
     top = {key.text: value for key, value in root.items}
     if "kubeletconfig" in top:  # the answer of /configz
         top = {key.text: value for key, value in top["kubeletconfig"].items}
-    raw = _Raw()
+    raw = before
     for key, field in _MAP_KEYS.items():
         if key in top and top[key].tag == "map":
-            raw = raw._replace(**{field: _strings(top[key], key, problems)})  # type: ignore[arg-type]
+            values = {**(getattr(raw, field) or {}), **_strings(top[key], key, problems)}
+            raw = raw._replace(**{field: values})  # type: ignore[arg-type]
         elif key in top and top[key].tag != "null":
             problems.append(f"{key} is not a map")
     for key, field in _WORD_KEYS.items():

@@ -253,6 +253,18 @@ IMPERSONATION: Final = Right(
 )
 """The right that every impersonated request needs besides its own `impersonate-on` verb."""
 
+CONFIGZ: Final = Right(
+    "get",
+    "",
+    "nodes/proxy",
+    "the kubelet's thresholds where its files cannot be read (aboveKubelet)",
+    "aboveKubelet, where the kubelet's files cannot be read: its thresholds are not known, defaults assumed",
+    Need.FEATURE,
+    _ACCOUNT,
+    Scope.OWN_NODE,
+)
+"""No configuration requires it, and no manifest grants it: it also allows to run commands in every pod of a node."""
+
 NODE_EVENTS: Final = tuple(
     Right(verb, "", "events", *_EVENTS, Need.FEATURE, _NODE, used=_enforce) for verb in ("create", "patch")
 )
@@ -313,7 +325,7 @@ def denied(message: str) -> Denied | None:
     if rule == IMPERSONATION.rule:
         return Denied(rule, match["user"], IMPERSONATION)
     asked = rule._replace(verb=rule.verb.removeprefix(IMPERSONATE_ON))
-    needed = (right for right in (*RIGHTS, *NODE_EVENTS) if right.rule == asked)
+    needed = (right for right in (*RIGHTS, *NODE_EVENTS, CONFIGZ) if right.rule == asked)
     return Denied(rule, match["user"], next(needed, None))
 
 

@@ -23,7 +23,7 @@ from typing import Final
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.event_writer import EventReason
 from nodeagent.actuators.session import Session
-from nodeagent.config import config_file
+from nodeagent.config import above_kubelet, config_file
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
@@ -115,6 +115,8 @@ class Agent:
             endpoint.build_pages(self.metrics, config=lambda: self._config, boottime=runtime.boottime),
             failed=lambda reason: self._log.warning("metrics page failed", reason=reason, once=reason),
         )
+        self._kubelet = runtime.kubelet.latest
+        """The kubelet's thresholds above which those of the configuration are kept."""
         self._rejected = ""
         """Why the newest configuration is not in force."""
         self._spare = SpareDescriptors()
@@ -227,7 +229,9 @@ class Agent:
                 self._log.info("stopping", signal=number.name)
                 return True
         if signal.SIGHUP in signals or self._runtime.file.changed(now=boottime()):
+            self._runtime.kubelet.read_soon()
             self._reload()
+        self._follow_kubelet()
         return False
 
     def _observe_delay(self, late_s: float) -> None:
@@ -264,6 +268,20 @@ class Agent:
             self.observer.reset()
             self._store.apply(policy_states.restored, instance=self._store.policy_state.instance)
         self._runtime.notifier.ready()
+
+    def _follow_kubelet(self) -> None:
+        """Keep the thresholds above the kubelet's if those have changed. Their grace periods go on."""
+        latest = self._runtime.kubelet.latest
+        before, after = self._kubelet.known, latest.known
+        if latest is self._kubelet or after is None:
+            return
+        self._kubelet = latest
+        if after != before:
+            self.decision_log.log_kubelet_thresholds(before, after)
+            loaded = self._components.loaded
+            config = above_kubelet.keep_above(loaded.config, after)
+            self._components = self._components._replace(loaded=loaded._replace(config=config))
+            self.observer.forget_thresholds()
 
     def update_wakeup_sources(self, wakeups: Wakeups) -> None:
         """Open the wake-up sources of the cgroups that the pods are in now."""
@@ -311,6 +329,7 @@ class Agent:
             now=now,
             thresholds=self.observer.thresholds(snapshot.layout),
             fresh_samples=self._config.startup.fresh_samples,
+            kubelet=self._kubelet.known or (),
         )
         self.decision_log.log_plan(plan, acts=self.acts, notes=self._plan_notes(snapshot), inputs=inputs)
         if now - self._status_at >= STATUS_EVERY_S:
@@ -333,6 +352,8 @@ class Agent:
             *self.session.notes(),
             *self.wakeup_sources.notes,
             *runtime.other_oom_handlers(),
+            *runtime.kubelet.latest.notes,
+            *above_kubelet.notes(self._config.thresholds, snapshot),
             *workers.stuck_notes(),
             *runtime.brakes.take_notes(),
             *self._components.missing,

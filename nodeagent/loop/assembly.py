@@ -16,7 +16,7 @@ from nodeagent.actuators.cgroup_brake import CgroupBrake
 from nodeagent.actuators.conditions import OwnedCondition
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import ClusterSession, NoCluster, Session
-from nodeagent.config import above_kubelet
+from nodeagent.config import above_kubelet, kubelet
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Origin, Problem
@@ -25,6 +25,7 @@ from nodeagent.kube import credentials, node_identity
 from nodeagent.loop import observe, state_store
 from nodeagent.loop.agent import Agent
 from nodeagent.loop.components import Components, Runtime
+from nodeagent.loop.kubelet_watch import KubeletWatch
 from nodeagent.loop.state_store import AgentState, Recalled
 from nodeagent.model import Note, NoteKind
 from nodeagent.policy import stall
@@ -41,7 +42,7 @@ from nodeagent.sampling.events.wakeup_sources import WakeupSources
 from nodeagent.sampling.hostfs import cgroups
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.hostfs.statvfs_timeout import StatvfsWithTimeout
-from nodeagent.sampling.node import kubelet_config, oom_sources, other_oom_handlers
+from nodeagent.sampling.node import oom_sources, other_oom_handlers
 from nodeagent.sampling.pods import pod_cgroups
 from nodeagent.sampling.pods.pod_cgroups import PodCgroup
 from nodeagent.sampling.sampler import Sampler
@@ -132,6 +133,7 @@ def build_agent(
         ),
         forks=forks,
         other_oom_handlers=lambda: oom_handlers.latest,
+        kubelet=builder.kubelet,
         store=store,
         recorder=recorder,
         lock=lock,
@@ -149,18 +151,21 @@ def build_agent(
     components = builder.build(loaded, saved.owned)
     none: tuple[Note, ...] = ()
     oom_handlers = Periodic(
-        lambda: _find_oom_handlers(host, config, builder.session),
+        lambda: _find_oom_handlers(host, config, builder.session, builder.kubelet),
         first=none,
         every_s=OOM_HANDLERS_EVERY_S,
         name="other-oom-handlers",
     )
     stack.callback(oom_handlers.close)
     agent = Agent(components, runtime, rebuild=builder.rebuild, policy=saved.policy)
+    builder.kubelet.start()
     try:
         agent.serve()
     except AddressError as error:
         raise CannotRunError(f"metrics.address: {error}") from error
     log.info("started", mode=config.mode, node=identity.name, node_name_from=identity.source, host_root=host.root)
+    if (thresholds := builder.kubelet.latest.known) is not None:
+        log.info("kubelet thresholds", thresholds=kubelet.describe_thresholds(thresholds))
     self_protection.freeze_collector()
     return agent, wakeups
 
@@ -186,6 +191,7 @@ class ComponentBuilder:
         self._statvfs = StatvfsWithTimeout(host.statvfs)
         self.session: Session = NoCluster("not connected yet")
         """The newest one."""
+        self.kubelet = KubeletWatch(host, session=lambda: self.session)
 
     def build(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Components:
         """The components of the first configuration. Raises CannotRunError."""
@@ -256,13 +262,13 @@ class ComponentBuilder:
         return Components(self._above_kubelet(loaded._replace(config=config)), sampler, session, disks, missing)
 
     def _above_kubelet(self, loaded: LoadedConfig) -> LoadedConfig:
-        """With the thresholds above those of this host's kubelet, where these can be read."""
-        kubelet, _ = kubelet_config.read_thresholds(self._host)
-        thresholds = kubelet_config.known_thresholds(kubelet)
+        """With the thresholds above those of this host's kubelet, where these are known."""
+        thresholds = self.kubelet.latest.known or ()
         return loaded._replace(config=above_kubelet.keep_above(loaded.config, thresholds))
 
     def close(self) -> None:
         self._statvfs.close()
+        self.kubelet.close()
 
     def _sampler(self, config: Config) -> Sampler:
         stalls = stall.needs_pod_stalls(config.thresholds)
@@ -345,7 +351,7 @@ def _open_state(
     return store, recorder, recalled
 
 
-def _find_oom_handlers(host: Host, config: Config, session: Session) -> tuple[Note, ...]:
+def _find_oom_handlers(host: Host, config: Config, session: Session, watch: KubeletWatch) -> tuple[Note, ...]:
     """Notes on other programs that kill on this node. Waits a short time for the API server to list the pods without
     hostPID, whose processes cannot see others."""
     pause, until = threading.Event(), time.monotonic() + observe.STARTUP_API_WAIT_S
@@ -353,7 +359,7 @@ def _find_oom_handlers(host: Host, config: Config, session: Session) -> tuple[No
         pause.wait(0.1)
     harmless = frozenset(pod.mirror_of or pod.uid for pod in view.pods if not pod.host_pid)
     found, _ = cgroups.find_kubepods(host, cgroups.detect_hierarchy(host), cgroup_root=config.sampling.cgroup_root)
-    seen, _ = kubelet_config.read_thresholds(host)
+    seen = watch.latest.kubelet
     thresholds, unread = (seen.thresholds, seen.unread) if seen is not None else (None, "")
     return other_oom_handlers.find_handlers(
         host, kubepods=found.path if found else "", kubelet=thresholds, kubelet_unread=unread, isolated=harmless

@@ -11,6 +11,7 @@ from nodeagent.actuators.session import Session
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.schema import Config
+from nodeagent.loop.kubelet_watch import KubeletWatch
 from nodeagent.loop.state_store import OomState
 from nodeagent.model import Note
 from nodeagent.records.flight_recorder import FlightRecorder
@@ -52,6 +53,7 @@ class Runtime(NamedTuple):
     forks: ForkMeter
     other_oom_handlers: Callable[[], tuple[Note, ...]]
     """Notes on other programs that kill on this node."""
+    kubelet: KubeletWatch
     store: StateFile | None
     """None for an agent that stores nothing."""
     recorder: FlightRecorder | None

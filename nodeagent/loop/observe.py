@@ -69,6 +69,10 @@ class Observer:
             full_sample_at=None, calm=0, filesystems_at=schedule.NOT_YET, limits_at=schedule.NOT_YET
         )
 
+    def forget_thresholds(self) -> None:
+        """The thresholds of the configuration have changed; what was read stays valid."""
+        self._thresholds.clear()
+
     def observe_node(self) -> tuple[NodeSnapshot, Schedule]:
         """The node sample and what follows from it. Requests the disk walks that are due."""
         components, state, now = self._components(), self._state, self._runtime.boottime()

@@ -63,6 +63,8 @@ class DecisionInputs(NamedTuple):
     """All thresholds at the time, including derived ones."""
     fresh_samples: int
     """`startup.freshSamples` at the time."""
+    kubelet: tuple[Threshold, ...] = ()
+    """The kubelet's own thresholds at the time, as far as they were known."""
 
 
 class FlightRecorder:

@@ -525,10 +525,12 @@ def _kubelet(report: Report) -> Section:
         )
     lines = () if rows else (Cell("The kubelet's own eviction is disabled."),)
     if unread:
-        message = f"Unknown, defaults assumed: whether and when the kubelet evicts ({wording.escape_terminal(unread)})."
+        message = (
+            f"Not known, defaults assumed: whether and when the kubelet evicts ({wording.escape_terminal(unread)})."
+        )
         lines = (Cell(message, WARN),)
     path = wording.escape_terminal(report.kubelet.path)
-    title = f"KUBELET ({path}, unknown, defaults assumed)" if unread else f"KUBELET ({path})"
+    title = f"KUBELET ({path}, not known, defaults assumed)" if unread else f"KUBELET ({path})"
     return Section(title, columns, tuple(rows), lines)
 
 

@@ -25,19 +25,26 @@ class Periodic(Generic[T]):
         self._work = work
         self._every_s = every_s
         self._stopping = threading.Event()
+        self._due = threading.Event()
         self._thread = workers.make_thread(self._run, name=name)
         workers.start(self._thread)
+
+    def call_soon(self) -> None:
+        """Call now, or right after the running call."""
+        self._due.set()
 
     def close(self) -> None:
         """Begin no further call. Does not wait for a running one."""
         self._stopping.set()
+        self._due.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            self._due.clear()
             try:
                 with workers.step("a periodic call", limit_s=MAX_CALL_S):
                     self.latest = self._work()
                 self.failure = ""
             except Exception as error:
                 self.failure = f"{type(error).__name__}: {error}"
-            self._stopping.wait(self._every_s)
+            self._due.wait(self._every_s)

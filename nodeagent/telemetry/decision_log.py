@@ -7,9 +7,10 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.config import kubelet
 from nodeagent.config.config_file import Change
 from nodeagent.model import (
     ConditionStatus,
@@ -25,6 +26,7 @@ from nodeagent.model import (
     ReclaimResult,
     SignalState,
     SignalVerdict,
+    Threshold,
 )
 from nodeagent.policy import oom_messages, ranking
 from nodeagent.records.flight_recorder import DecisionInputs, FlightRecorder
@@ -182,6 +184,11 @@ class DecisionLog:
         """Log each changed key of the configuration."""
         for change in changes:
             self._log.info("configuration changed", key=change.key, before=change.before, after=change.after)
+
+    def log_kubelet_thresholds(self, before: Sequence[Threshold] | None, after: Sequence[Threshold]) -> None:
+        """Log that the kubelet's own thresholds have changed. `before` None: they were not known."""
+        old = "not known" if before is None else kubelet.describe_thresholds(before)
+        self._log.warning("kubelet thresholds changed", before=old, after=kubelet.describe_thresholds(after))
 
     def _condition(self, condition: ConditionVerdict) -> None:
         if self._changed(f"condition {condition.type}", (condition.status, condition.reason)):

@@ -88,7 +88,7 @@ def test_the_agent_does_not_assume_the_kubelets_defaults(node: Path, tmp_path: P
     agent = Run(*arguments, log=tmp_path / "log", environ=_environment())
     try:
         until(lambda: len(_oom_handlers(agent)) == 2, "the other OOM handlers")
-        assert _oom_handlers(agent)[1].startswith("kubelet eviction unknown (/not/mounted.yaml: ")
+        assert _oom_handlers(agent)[1].startswith("kubelet eviction not known, defaults assumed (")
         assert agent.stop() == 0
     finally:
         agent.kill()

@@ -25,6 +25,7 @@ RIGHTS_OF_PATHS: Final = {
     "/api/v1/nodes": {"list nodes", "watch nodes"},
     "/api/v1/nodes/{}": {"get nodes", "patch nodes"},
     "/api/v1/nodes/{}/status": {"patch nodes/status"},
+    "/api/v1/nodes/{}/proxy/configz": {"get nodes/proxy"},
     "/api/v1/namespaces/{}/pods": {"list pods"},
     "/api/v1/namespaces/{}/pods/{}": {"delete pods"},
     "/api/v1/namespaces/{}/pods/{}/eviction": {"create pods/eviction"},
@@ -70,8 +71,8 @@ NOT_MOUNTED: Final = {
     "/var/lib/containers/storage": "CRI-O: the comment at the volume describes the change",
     "/etc/os-release": "only to recognise Talos, whose OOM handler has no process of its own",
     **dict.fromkeys(
-        kubelet_config.USUAL_FILES,
-        "the kubelet's settings: `check` reads them where they are, `config show` names the file to give",
+        (*kubelet_config.USUAL_FILES, *kubelet_config.USUAL_DIRECTORIES),
+        "the kubelet's settings: the comment at the volume kubelet lists where distributions have them",
     ),
     "/etc/systemd/system": "units' settings for systemd-oomd: in the container only its process shows it",
     "/run/systemd/system": "as above",
@@ -177,7 +178,7 @@ def test_every_right_is_for_a_path_that_the_code_requests() -> None:
     requested = {path for path, _ in request_paths()}
     assert not RIGHTS_OF_PATHS.keys() - requested
     for_everybody = {f"create {rights.resource_name(*each)}" for each in rights.EVERYBODY}
-    table = {right.name for right in (*rights.RIGHTS, *rights.NODE_EVENTS)}
+    table = {right.name for right in (*rights.RIGHTS, *rights.NODE_EVENTS, rights.CONFIGZ)}
     assert set().union(*RIGHTS_OF_PATHS.values()) - for_everybody == table - for_everybody
 
 
@@ -185,7 +186,7 @@ def test_the_optional_rights_stand_commented_where_they_are_needed() -> None:
     text = DAEMONSET.read_text(encoding="utf-8")
     commented = "\n".join(re.findall(r"^  # (- apiGroups.*|  (?:resources|verbs):.*)$", text, re.MULTILINE))
     rules = rules_of({"rules": yaml.safe_load(commented)})
-    assert sorted(rules) == sorted(rules_for(OVERRIDING) - rules_for(INSTALLED))
+    assert sorted(rules) == sorted({*(rules_for(OVERRIDING) - rules_for(INSTALLED)), rights.CONFIGZ.rule})
 
 
 def test_the_leases_of_a_fleet_are_granted_in_the_agents_own_namespace_alone() -> None:

@@ -11,9 +11,26 @@ HOST: Final = "host"
 """Stands for everything outside of pods."""
 # 60 ms. A systemd inside a container makes a hundred cgroups.
 MAX_SERVICE_CGROUPS: Final = 4096
-_SERVICES: Final = tuple(
-    f"/sys/fs/cgroup{hierarchy}/system.slice/{{}}/cgroup.procs" for hierarchy in ("", "/systemd", "/unified", "/memory")
+MAX_SERVICE_PROCESSES: Final = 512
+"""Processes of a service that are read: beside the kubelet of RKE2 there are containerd and a shim for each pod."""
+_PROCS: Final = tuple(
+    f"/sys/fs/cgroup{hierarchy}/{{}}/cgroup.procs" for hierarchy in ("", "/systemd", "/unified", "/memory")
 )
+_KUBELETS: Final = ("kubelet", "hyperkube")
+_K3S: Final = ("k3s", "k3s-server", "k3s-agent")
+_KUBELET_CGROUPS: Final = (
+    ("system.slice/kubelet.service", _KUBELETS),
+    ("podruntime/kubelet", _KUBELETS),  # Talos
+    ("runtime.slice/kubelet.service", _KUBELETS),  # Bottlerocket
+    ("kubereserved.slice/kubelet.service", _KUBELETS),  # AKS with node hardening
+    ("system.slice/rke2-server.service", _KUBELETS),
+    ("system.slice/rke2-agent.service", _KUBELETS),
+    ("system.slice/k0sworker.service", _KUBELETS),
+    ("system.slice/k0scontroller.service", _KUBELETS),
+    ("system.slice/k3s.service", _K3S),
+    ("system.slice/k3s-agent.service", _K3S),
+)
+"""Where distributions run the kubelet, below the root of a hierarchy, and the programs that contain it."""
 _EXITING: Final = 0x4
 """PF_EXITING (include/linux/sched.h)."""
 
@@ -58,27 +75,54 @@ def pod_uid_of_process(host: Host, pid: int) -> str | None:
     return HOST
 
 
+class KubeletProcess(NamedTuple):
+    """The process that is the kubelet, or k3s, which contains it."""
+
+    arguments: tuple[str, ...]
+    """Without the program."""
+    k3s: bool = False
+    """The arguments are those of k3s."""
+
+
 def service_command_line(host: Host, service: str, programs: tuple[str, ...]) -> tuple[str, ...]:
-    """Arguments of the first of these programs in a systemd service; empty if none is visible. Reading the cgroup of
-    the service takes a few reads, while a search of all of /proc takes 10 us for each process."""
-    for procs in _SERVICES:
+    """Arguments of the first of these programs in a systemd service; empty if none is visible."""
+    return (_command_line(host, f"system.slice/{service}", programs) or ("",))[1:]
+
+
+def kubelet_process(host: Host) -> KubeletProcess | None:
+    """The kubelet's process; None if it is not visible."""
+    for cgroup, programs in _KUBELET_CGROUPS:
+        words = _command_line(host, cgroup, programs)
+        if words:
+            return KubeletProcess(words[1:], k3s=programs is _K3S)
+    return None
+
+
+def kubelet_command_line(host: Host) -> tuple[str, ...]:
+    """Arguments of the kubelet; empty if it has no visible process of its own."""
+    process = kubelet_process(host)
+    return process.arguments if process is not None and not process.k3s else ()
+
+
+def _command_line(host: Host, cgroup: str, programs: tuple[str, ...]) -> tuple[str, ...]:
+    """The command line of the first of these programs in a cgroup; empty if none is visible. Reading a cgroup takes a
+    few reads, while a search of all of /proc takes 10 us for each process."""
+    for procs in _PROCS:
         try:
-            pids = host.text(procs.format(service)).split()
+            pids = host.text(procs.format(cgroup)).split()
         except Unreadable:
             continue
-        for pid in pids:
+        for pid in pids[:MAX_SERVICE_PROCESSES]:
             try:
                 words = host.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
             except Unreadable:
                 continue  # it has ended
-            if words[0].rpartition("/")[2] in programs:
-                return tuple(words[1:])
+            # k3s sets its title to one text with spaces, in which the first word is the program.
+            if len(words) == 1:
+                words = words[0].split()
+            if words and words[0].rpartition("/")[2] in programs:
+                return tuple(words)
     return ()
-
-
-def kubelet_command_line(host: Host) -> tuple[str, ...]:
-    """Arguments of the kubelet; empty if its process is not visible."""
-    return service_command_line(host, "kubelet.service", ("kubelet", "hyperkube"))
 
 
 def _first_pod_uid(lines: Iterable[str]) -> str | None:

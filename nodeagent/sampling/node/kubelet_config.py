@@ -1,13 +1,17 @@
 """Finds the configuration of the kubelet that runs on this host.
 
-It is searched in this order: the command line of the process in the kubelet's service cgroup (`--config` and eviction
-flags), then the files where distributions keep it. A search of all of /proc for a process called kubelet would cost
-more than the rest of a report. A recorded host may contain the answer of the kubelet's own /configz instead.
+It is searched in this order: the command line of the kubelet's process (`--config`, `--config-dir` and eviction flags),
+or the configuration of k3s, whose process contains the kubelet; then, if no process is visible, the files where
+distributions keep it. A search of all of /proc for a process called kubelet would cost more than the rest of a report.
+A recorded host may contain the answer of the kubelet's own /configz instead.
+
+`KubeletReader` reads again: a file is parsed only if the content of one of them has changed.
 """
 
-from typing import Final
+import contextlib
+from typing import Final, NamedTuple
 
-from nodeagent.config import kubelet
+from nodeagent.config import k3s, kubelet
 from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import Note, NoteKind, Threshold
 from nodeagent.sampling.hostfs import processes
@@ -18,57 +22,205 @@ USUAL_FILES: Final = (
     "/etc/kubernetes/kubelet/config.json",  # EKS, Amazon Linux 2023
     "/etc/kubernetes/kubelet/kubelet-config.json",  # EKS, Amazon Linux 2
     "/home/kubernetes/kubelet-config.yaml",  # GKE
+    "/etc/kubernetes/kubelet.conf",  # OpenShift; elsewhere it is a kubeconfig
     "/etc/kubernetes/kubelet-config.yaml",  # kubespray, from scratch
-    "/etc/kubernetes/kubelet.yaml",
+    "/etc/kubernetes/kubelet.yaml",  # Talos
 )
+USUAL_DIRECTORIES: Final = (
+    "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d",
+    "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d",
+)
+"""Directories of drop-ins without a main file."""
+NOT_FOUND: Final = "no process and no file of the kubelet is visible"
+MAX_DROP_INS: Final = 64
 _RECORDED: Final = "/kubelet/configz.json"
 
 
-def read_thresholds(host: Host) -> tuple[KubeletThresholds | None, tuple[Note, ...]]:
-    """The kubelet's effective thresholds, and notes about what is unknown of them.
+class KubeletSources(NamedTuple):
+    """What was found of one kubelet, before it is parsed."""
 
-    None: there is no kubelet on this host, as far as its process and the usual files show.
-    """
-    flags = processes.kubelet_command_line(host)
-    path, text, refusal = _read_file(host, flags)
-    if not flags and not (text or refusal):
-        return None, ()
-    settings = kubelet.read_settings(text, flags=flags, name=path)
+    path: str = ""
+    """The configuration file; empty: none."""
+    text: str = ""
+    drop_ins: tuple[tuple[str, str], ...] = ()
+    """Path and text of each, in the order in which the kubelet merges them."""
+    flags: tuple[str, ...] = ()
+    refusal: str = ""
+    """Why a file that the kubelet uses could not be read."""
+    place: str = ""
+    """The sources in words, for reports."""
+
+
+class KubeletReading(NamedTuple):
+    """The kubelet's thresholds, and notes about what is unknown of them."""
+
+    kubelet: KubeletThresholds | None
+    """None: there is no kubelet on this host, as far as its process and the usual files show."""
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def known(self) -> tuple[Threshold, ...] | None:
+        """The thresholds that are facts; None if they are not known."""
+        return None if self.kubelet is None or self.kubelet.unread else self.kubelet.thresholds
+
+
+class KubeletReader:
+    """Reads the configuration of one host's kubelet, again and again."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._sources: KubeletSources | None = None
+        self._reading = KubeletReading(None)
+
+    def read(self) -> KubeletReading:
+        """The reading. It is the same object while no source has changed. Never raises."""
+        sources = read_sources(self._host)
+        if sources != self._sources:
+            self._sources, self._reading = sources, parse_sources(sources)
+        return self._reading
+
+
+def read_thresholds(host: Host) -> KubeletReading:
+    """One reading. Never raises."""
+    return parse_sources(read_sources(host))
+
+
+def parse_sources(sources: KubeletSources | None) -> KubeletReading:
+    """The effective thresholds of these sources."""
+    if sources is None:
+        return KubeletReading(None)
+    settings = kubelet.read_settings(
+        sources.text, drop_ins=sources.drop_ins, flags=sources.flags, name=sources.path or "kubelet configuration"
+    )
     notes = tuple(Note(NoteKind.KUBELET, problem) for problem in settings.problems if problem != settings.unread)
-    unread = refusal or settings.unread
-    if unread and kubelet.flag_value(flags, "eviction-hard") is not None:
+    unread = sources.refusal or settings.unread
+    if unread and kubelet.flag_value(sources.flags, "eviction-hard") is not None:
         notes += (Note(NoteKind.KUBELET, f"configuration file not read, flags only: {unread}"),)
         unread = ""
     elif unread:
-        notes += (Note(NoteKind.KUBELET, f"configuration unknown, defaults assumed: {unread}"),)
-    directory = kubelet.flag_value(flags, "config-dir")
-    if directory:
-        notes += (Note(NoteKind.KUBELET, f"files in its --config-dir {directory} are not read"),)
-    return KubeletThresholds(path or "command line", settings.thresholds, unread), notes
+        notes += (Note(NoteKind.KUBELET, f"configuration not known, defaults assumed: {unread}"),)
+    return KubeletReading(KubeletThresholds(sources.place, settings.thresholds, unread), notes)
 
 
-def known_thresholds(kubelet: KubeletThresholds | None) -> tuple[Threshold, ...]:
-    """The kubelet's thresholds that are facts; none if its configuration is only assumed."""
-    return () if kubelet is None or kubelet.unread else kubelet.thresholds
+def from_configz(text: str) -> KubeletReading:
+    """The thresholds in the kubelet's own answer of /configz, which contains what files and flags have set."""
+    return parse_sources(KubeletSources(path="configz", text=text, place="configz, from the API server"))
 
 
-def _read_file(host: Host, flags: tuple[str, ...]) -> tuple[str, str, str]:
-    """(path, content, why an existing file cannot be read). Content is empty without a file."""
-    candidates: tuple[str, ...] = USUAL_FILES
-    if flags:
-        configured = kubelet.flag_value(flags, "config")
-        candidates = (configured,) if configured and configured.startswith("/") else ()
-    if host.recorded:
-        candidates = (*candidates, _RECORDED)
-    refusal = ""
+def not_known(reading: KubeletReading, refusal: str) -> KubeletReading:
+    """The reading of a kubelet that this host does not show, and that the API server did not describe either."""
+    found = reading.kubelet or KubeletThresholds("not found", kubelet.read_settings().thresholds, "")
+    unread = f"{found.unread or NOT_FOUND}; /configz through the API server: {refusal}"
+    note = Note(NoteKind.KUBELET, f"configuration not known, defaults assumed: {unread}")
+    return KubeletReading(found._replace(unread=unread), (note,))
+
+
+def read_sources(host: Host) -> KubeletSources | None:
+    """The files and flags of this host's kubelet; None if nothing shows one. Never raises."""
+    process = processes.kubelet_process(host)
+    if process is None:
+        return _usual_sources(host)
+    if process.k3s:
+        return _k3s_sources(host, process.arguments)
+    return _sources_of_flags(host, process.arguments)
+
+
+def _sources_of_flags(host: Host, flags: tuple[str, ...], *, place: str = "command line") -> KubeletSources:
+    """The sources of a kubelet with this command line, which names its files."""
+    path = kubelet.flag_value(flags, "config") or ""
+    text, refusal = "", ""
+    if path.startswith("/"):
+        text, refusal = _read(host, path)
+        place = path
+    if not text and host.recorded and (recorded := _read(host, _RECORDED)[0]):
+        path = place = _RECORDED
+        text, refusal = recorded, ""
+    directory = kubelet.flag_value(flags, "config-dir") or ""
+    drop_ins, drop_ins_refusal = _read_drop_ins(host, directory) if directory else ((), "")
+    if drop_ins:
+        place += f", {directory}"
+    return KubeletSources(path, text, drop_ins, flags, refusal or drop_ins_refusal, place)
+
+
+def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
+    if not host.exists(k3s.ANY_DIRECTORY):
+        # k3s writes into it on every node: it is not mounted, and with it the arguments of the kubelet are unknown.
+        return KubeletSources(refusal=f"{k3s.ANY_DIRECTORY}: not visible, and k3s has a kubelet", place="k3s")
+    names = [k3s.CONFIG_FILE]
+    with contextlib.suppress(Unreadable):
+        names += [f"{k3s.CONFIG_DIRECTORY}/{name}" for name in sorted(host.listdir(k3s.CONFIG_DIRECTORY))]
+    files, refusal = [], ""
+    for name in names[:MAX_DROP_INS]:
+        if host.exists(name) and (name == k3s.CONFIG_FILE or name.endswith((".yaml", ".yml"))):
+            text, trouble = _read(host, name)
+            refusal = refusal or trouble
+            files.append((name, text))
+    settings = k3s.read_settings(files, arguments)
+    refusal = refusal or settings.unread
+    directory = f"{settings.data_directory}/{k3s.DROP_IN_DIRECTORY}"
+    drop_ins, trouble = _read_drop_ins(host, directory)
+    if drop_ins or (trouble and host.exists(directory)):
+        flags = k3s.with_drop_ins(settings)
+        return KubeletSources("", "", drop_ins, flags, refusal or trouble, f"k3s, {directory}")
+    sources = _sources_of_flags(host, k3s.without_drop_ins(settings), place="k3s")
+    return sources._replace(refusal=refusal or sources.refusal)
+
+
+def _usual_sources(host: Host) -> KubeletSources | None:
+    """The first of the usual files; its process, and so its flags, are not visible."""
+    candidates = (*USUAL_FILES, _RECORDED) if host.recorded else USUAL_FILES
+    refusals = []
     for path in candidates:
-        try:
-            text = host.text(path)
-        except Unreadable as error:
-            if (flags and path != _RECORDED) or host.exists(path):
-                refusal = refusal or str(error)
+        text, refusal = _read(host, path)
+        if text and not _is_kubeconfig(text):
+            return KubeletSources(path, text, place=path)
+        if refusal and not text and host.exists(path):
+            refusals.append(refusal)
+    for directory in USUAL_DIRECTORIES:
+        drop_ins, refusal = _read_drop_ins(host, directory)
+        if drop_ins:
+            return KubeletSources(drop_ins=drop_ins, place=directory, refusal=refusal)
+        if refusal and host.exists(directory):
+            refusals.append(refusal)
+    return KubeletSources(refusal=refusals[0], place="usual files") if refusals else None
+
+
+def _is_kubeconfig(text: str) -> bool:
+    """True for the kubeconfig that kubeadm writes to /etc/kubernetes/kubelet.conf, where OpenShift has the settings."""
+    return "\nclusters:" in f"\n{text}" and "KubeletConfiguration" not in text
+
+
+def _read(host: Host, path: str) -> tuple[str, str]:
+    """(content, why it cannot be read). One of both is empty."""
+    try:
+        text = host.text(path)
+    except Unreadable as error:
+        return "", str(error)
+    return (text, "") if text.strip() else ("", f"{path}: it is empty")
+
+
+def _read_drop_ins(host: Host, directory: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The files `*.conf` of the directory and of those below it, in the order of their names, and why one cannot be
+    read."""
+    found: list[tuple[str, str]] = []
+    refusal = ""
+    try:
+        names = sorted(host.listdir(directory))
+        directories = {name for name, _ in host.subdirectories(directory)}  # as 20-cli-config-dir of k3s
+    except Unreadable as error:
+        return (), str(error)
+    for name in names[:MAX_DROP_INS]:
+        path = f"{directory}/{name}"
+        if name in directories:
+            inner, trouble = _read_drop_ins(host, path)
+            found += inner
+        elif name.endswith(".conf"):
+            trouble = ""
+            try:
+                found.append((path, host.text(path)))
+            except Unreadable as error:
+                trouble = str(error)
+        else:
             continue
-        if text.strip():
-            return path, text, ""
-        refusal = refusal or f"{path}: it is empty"
-    return "", "", refusal
+        refusal = refusal or trouble
+    return tuple(found[:MAX_DROP_INS]), refusal

@@ -239,13 +239,14 @@ def _kubelet(thresholds: Sequence[Threshold], unread: str) -> Note | None:
     levels = ", ".join(dict.fromkeys(active))
     if unread:
         return _note(
-            f"kubelet eviction unknown ({unread}): defaults assumed ({levels}). Make its configuration readable for "
+            f"kubelet eviction not known, defaults assumed ({levels}): {unread}. Make its configuration readable for "
             "the agent, and compare with `nodeagent check`"
         )
     return _note(
         f"the kubelet's own eviction is on ({levels}): it evicts one pod at a time with a grace of 1 s and without a "
-        "PDB check. Keep nodeagent's thresholds above these, so that it acts first, or disable the kubelet's one by "
-        'one with evictionHard: {memory.available: "0%"} (an empty map restores the defaults)'
+        "PDB check. Keep nodeagent's thresholds above these (`aboveKubelet`, on by default), so that it acts first, or "
+        'disable the kubelet\'s one by one with evictionHard: {memory.available: "0%"} (an empty map restores the '
+        "defaults)"
     )
 
 

@@ -135,8 +135,10 @@ def test_a_soft_threshold_that_is_met_before_the_kubelets_is_shown_with_its_grac
 def test_a_kubelet_with_an_unreadable_configuration_is_reported_as_unknown() -> None:
     view = KubeletThresholds("command line", (reports.HARD_MEMORY,), "/etc/k.yaml: Permission denied")
     output = printed(reports.report(kubelet=view))
-    assert "KUBELET (command line, unknown, defaults assumed)" in output
-    assert "Unknown, defaults assumed: whether and when the kubelet evicts (/etc/k.yaml: Permission denied)." in output
+    assert "KUBELET (command line, not known, defaults assumed)" in output
+    assert (
+        "Not known, defaults assumed: whether and when the kubelet evicts (/etc/k.yaml: Permission denied)." in output
+    )
 
 
 def test_without_the_api_the_header_and_each_row_report_that_no_pod_is_evicted() -> None:

@@ -1,17 +1,23 @@
 """The kubelet's configuration is found on the host, or its absence is reported."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from nodeagent.commands import check
+from nodeagent.config import amount, quantity, resolve
 from nodeagent.model import Signal
 from nodeagent.report import sections, text
 from nodeagent.report.json_document import to_json
-from nodeagent.sampling.hostfs.host import open_host
+from nodeagent.sampling.hostfs.host import Host, open_host
 from nodeagent.sampling.node import kubelet_config, other_oom_handlers
+from nodeagent.sampling.node.kubelet_config import KubeletReader
 from tests.support import config_files, schemas
+from tests.support.paths import DATA, RECORDINGS
 from tests.support.trees import Node, write_node
 
 STRICT = 'kind: KubeletConfiguration\nevictionHard: {memory.available: "500Mi", pid.available: "1%"}\n'
@@ -60,7 +66,7 @@ def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     view, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
     assert "/gone.yaml" in view.unread
-    assert note.message.startswith("configuration unknown, defaults assumed: ")
+    assert note.message.startswith("configuration not known, defaults assumed: ")
     assert "/gone.yaml" in note.message
     put(tmp_path, "/gone.yaml", "evictionHard: {memory.available: many}\n")
     _, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
@@ -117,9 +123,10 @@ def test_an_unreadable_configuration_is_assumed_and_never_a_fact(tmp_path: Path,
     view, notes = kubelet_config.read_thresholds(host)
     assert view is not None
     assert "/etc/k.yaml" in view.unread
-    assert ["configuration unknown, defaults assumed" in note.message for note in notes] == [True]
+    assert ["configuration not known, defaults assumed" in note.message for note in notes] == [True]
     (note,) = other_oom_handlers.find_handlers(host, kubelet=view.thresholds, kubelet_unread=view.unread)
-    assert note.message.startswith(f"kubelet eviction unknown ({view.unread}): defaults assumed (")
+    assert note.message.startswith("kubelet eviction not known, defaults assumed (")
+    assert view.unread in note.message
     assert "is on" not in note.message
     checker = check.NodeChecker(check.options_from(host_root=str(tmp_path)))
     try:
@@ -129,7 +136,7 @@ def test_an_unreadable_configuration_is_assumed_and_never_a_fact(tmp_path: Path,
     document = to_json(report)
     assert (document["kubelet"]["assumed"], document["kubelet"]["reason"]) == (True, view.unread)
     assert list(schemas.strict().iter_errors(document)) == []
-    assert "unknown, defaults assumed)" in text.render(sections.sections(report))
+    assert "not known, defaults assumed)" in text.render(sections.sections(report))
 
 
 def test_a_usual_file_that_cannot_be_read_is_unknown_too(tmp_path: Path) -> None:
@@ -155,9 +162,114 @@ def test_eviction_flags_are_known_whatever_the_file_contains(tmp_path: Path) -> 
     assert view.unread == "", "its flags are a fact"
 
 
-def test_drop_ins_that_are_not_read_are_reported(tmp_path: Path) -> None:
+def test_a_directory_of_drop_ins_that_cannot_be_read_makes_the_thresholds_unknown(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/etc/k.yaml", STRICT)
     running_kubelet(tmp_path, "--config=/etc/k.yaml", "--config-dir=/etc/k.conf.d")
-    _, (note,) = kubelet_config.read_thresholds(open_host(str(tmp_path)))
-    assert "--config-dir /etc/k.conf.d" in note.message
+    reading = kubelet_config.read_thresholds(open_host(str(tmp_path)))
+    assert reading.known is None
+    assert "/etc/k.conf.d" in reading.notes[0].message
+
+
+# --- the kubelets of distributions ------------------------------------------------------------------------------------
+
+DISTRIBUTIONS = sorted((DATA / "kubelet").glob("*.yaml"))
+IDS = [path.stem for path in DISTRIBUTIONS]
+
+
+class Distribution(NamedTuple):
+    """One file of tests/data/kubelet."""
+
+    source: str
+    cgroup: str
+    memory: str
+    arguments: list[str]
+    files: dict[str, str]
+    kubelet: dict[str, str]
+    ours: dict[str, str]
+    others: Sequence[list[str]] = ()
+    """Further processes in the cgroup, before the kubelet."""
+    shorter_grace: str = ""
+    """A signal on which the kubelet's soft grace period is shorter than ours, so that a slow fall meets it first."""
+
+
+def distribution(path: Path) -> Distribution:
+    return Distribution(**yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def write_distribution(root: Path, each: Distribution) -> Host:
+    """A node of this distribution and size."""
+    write_node(root, Node(memory_total=quantity.parse_quantity(each.memory)))
+    (root / "etc/rancher").mkdir(parents=True, exist_ok=True)
+    lines = [*each.others, each.arguments]
+    put(root, f"/sys/fs/cgroup/{each.cgroup}/cgroup.procs", "".join(f"{100 + n}\n" for n in range(len(lines))))
+    for number, words in enumerate(lines):
+        put(root, f"/proc/{100 + number}/cmdline", "\0".join(words) + "\0")
+    for path, content in each.files.items():
+        put(root, path, content)
+    return open_host(str(root))
+
+
+@pytest.mark.parametrize("path", DISTRIBUTIONS, ids=IDS)
+def test_the_thresholds_of_each_distributions_kubelet_are_read(path: Path, tmp_path: Path) -> None:
+    expected = distribution(path)
+    reading = kubelet_config.read_thresholds(write_distribution(tmp_path, expected))
+    assert reading.notes == ()
+    assert reading.known is not None
+    found = {
+        f"{each.signal}{'' if each.hard else ' soft'}": each.value.text
+        for each in reading.known
+        if each.signal is not Signal.ALLOCATABLE_MEMORY
+    }
+    assert found == expected.kubelet
+
+
+@pytest.mark.parametrize("path", DISTRIBUTIONS, ids=IDS)
+def test_our_thresholds_are_above_those_of_each_distributions_kubelet(path: Path, tmp_path: Path) -> None:
+    expected = distribution(path)
+    write_distribution(tmp_path, expected)
+    document = json_report(tmp_path, "")
+    (memory,) = [each for each in document["signals"] if each["name"] == "memory.available"]
+    capacity = memory["capacity"]
+    for threshold in memory["thresholds"]:
+        level = expected.ours[threshold["tier"]]
+        assert threshold["value"] == resolve.resolve_amount(amount.parse_amount(level), capacity=capacity), threshold
+    later = [each for each in document["kubelet"]["thresholds"] if each["verdict"] != "ours first"]
+    assert {each["signal"] for each in later} == ({expected.shorter_grace} if expected.shorter_grace else set())
+    assert all(each["tier"] == "soft" and each["ours"]["value"] > 0 for each in later)
+
+
+def test_k3s_without_its_configuration_directory_is_not_known(tmp_path: Path) -> None:
+    """As in a pod that mounts only /proc and the cgroups: `kubelet-arg` may set anything."""
+    host = write_distribution(tmp_path, distribution(DATA / "kubelet" / "k3s-1.31.yaml"))
+    (tmp_path / "etc/rancher").rmdir()
+    reading = kubelet_config.read_thresholds(host)
+    assert reading.known is None
+    assert "/etc/rancher: not visible" in reading.notes[0].message
+
+
+def test_a_kubeconfig_where_openshift_has_its_settings_is_no_configuration_of_the_kubelet(tmp_path: Path) -> None:
+    write_node(tmp_path, Node())
+    put(tmp_path, "/etc/kubernetes/kubelet.conf", "apiVersion: v1\nclusters: []\nkind: Config\n")
+    assert kubelet_config.read_thresholds(open_host(str(tmp_path))) == (None, ())
+
+
+def test_a_reading_is_the_same_object_until_a_source_changes(tmp_path: Path) -> None:
+    host = write_distribution(tmp_path, distribution(DATA / "kubelet" / "kubeadm-drop-ins.yaml"))
+    reader = KubeletReader(host)
+    first = reader.read()
+    assert reader.read() is first
+    put(tmp_path, "/etc/kubernetes/kubelet.conf.d/25-memory.conf", "evictionHard: {memory.available: 600Mi}\n")
+    second = reader.read()
+    assert second is not first
+    assert second.known is not None
+    assert {each.value.text for each in second.known if each.signal is Signal.MEMORY} == {"600Mi"}
+
+
+def test_the_recorded_answer_of_a_kubelets_configz_gives_its_thresholds() -> None:
+    body = json.loads((RECORDINGS / "kubelet-configz-200.json").read_text(encoding="utf-8"))["response"]["body"]
+    reading = kubelet_config.from_configz(body)
+    assert reading.known is not None
+    assert reading.notes == ()
+    assert reading.kubelet is not None
+    assert reading.kubelet.path == "configz, from the API server"

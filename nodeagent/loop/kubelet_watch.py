@@ -1,0 +1,107 @@
+"""Follows the kubelet's own thresholds while the agent runs.
+
+Promises:
+
+1. The loop waits for nothing here: `latest` is the last reading of a thread that reads every `READ_EVERY_S`. Only the
+   first reading is made by the caller, at the start, and from files alone.
+2. Known thresholds stay in force while their sources cannot be read: the kubelet still uses what it once read.
+3. The API server is asked only where files and flags give nothing: at the start, at a reload and every
+   `CONFIGZ_EVERY_S`; without an answer again after a minute, then two, four and so on. A refusal is one note.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from nodeagent.actuators.session import Session
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.model import Note, NoteKind
+from nodeagent.runtime.periodic import Periodic
+from nodeagent.sampling.hostfs.host import Host
+from nodeagent.sampling.node import kubelet_config
+from nodeagent.sampling.node.kubelet_config import KubeletReader, KubeletReading
+
+READ_EVERY_S: Final = 60.0
+"""The kubelet reads its files only at its start, so that a change takes about as long anyway. A reading takes about 40
+opens of files that are mostly absent, 0.3 ms."""
+CONFIGZ_EVERY_S: Final = 1800.0
+"""The API server passes each request on to the kubelet: 5,000 nodes without readable files send 3 a second."""
+
+
+class KubeletWatch:
+    """The kubelet's thresholds on one host, read again and again."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        session: Callable[[], Session],
+        every_s: float = READ_EVERY_S,
+    ) -> None:
+        """Reads files and flags once. `session` is that of the API server now."""
+        self._boottime = host.boottime
+        self._session = session
+        self._every_s = every_s
+        self._reader = KubeletReader(host)
+        self._first = self._known = self._reader.read()
+        self._periodic: Periodic[KubeletReading] | None = None
+        self._ask_at = float("-inf")
+        """When the API server is asked next."""
+        self._retry_s = every_s
+        self._answer: KubeletReading | None = None
+        """The last answer of the API server; None: it was not asked, or has no answer yet."""
+
+    def start(self) -> None:
+        """Read in a thread of its own from now on."""
+        self._periodic = Periodic(self._read, first=self._first, every_s=self._every_s, name="kubelet-config")
+
+    @property
+    def latest(self) -> KubeletReading:
+        """The newest reading; the same object while nothing has changed."""
+        return self._first if self._periodic is None else self._periodic.latest
+
+    def read_soon(self) -> None:
+        """Read now instead of at the next interval, the API server included. Does not wait."""
+        self._ask_at, self._retry_s = float("-inf"), self._every_s
+        if self._periodic is not None:
+            self._periodic.call_soon()
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._periodic is not None:
+            self._periodic.close()
+
+    def _read(self) -> KubeletReading:
+        reading = self._reader.read()
+        if reading.known is None:
+            reading = self._from_api(reading)
+        if reading.known is None and self._known.known is not None:
+            reading = _kept(self._known, reading)
+        if reading.known is not None and reading != self._known:
+            self._known = reading
+        return self._known if reading == self._known else reading
+
+    def _from_api(self, reading: KubeletReading) -> KubeletReading:
+        """The reading with the kubelet's answer of /configz, or with the reason why there is none."""
+        now = self._boottime()
+        if self._answer is not None and now < self._ask_at:
+            return self._answer
+        try:
+            text = self._session().read_configz()
+        except ApiError as error:
+            self._answer = kubelet_config.not_known(reading, str(error))
+            refused = error.status is not None and error.status < 500 and error.status != 429
+            self._ask_at = now + (CONFIGZ_EVERY_S if refused else self._retry_s)
+            self._retry_s = min(2 * self._retry_s, CONFIGZ_EVERY_S)
+            return self._answer
+        if not text:
+            return reading  # no API server, or the node's identity is not confirmed yet
+        self._answer = kubelet_config.from_configz(text)
+        self._ask_at, self._retry_s = now + CONFIGZ_EVERY_S, self._every_s
+        return self._answer
+
+
+def _kept(known: KubeletReading, reading: KubeletReading) -> KubeletReading:
+    """The known thresholds, with a note that they can no longer be read."""
+    why = reading.kubelet.unread if reading.kubelet is not None else kubelet_config.NOT_FOUND
+    note = Note(NoteKind.KUBELET, f"configuration no longer readable, its last known thresholds stay: {why}")
+    return KubeletReading(known.kubelet, (note,))
