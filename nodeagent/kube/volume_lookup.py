@@ -42,7 +42,12 @@ HURRY_FOR_S: Final = 10.0
 HURRY_S: Final = 2.0
 """Longest wait between look-ups while pressure is near: the hard tier waits as long for an answer. Half a request per
 second and node, and only while the node is under pressure."""
+UNRELATED_S: Final = 5.0
+"""For so long after its first look-up is due, a claim may be unrelated to the node: the Node authorizer learns of it
+from its own watch, a moment after the pod is bound."""
 NOT_LOOKED_UP: Final = "not looked up yet"
+_UNRELATED: Final = "no relationship found between node"
+"""In the Node authorizer's 403 (plugin/pkg/auth/authorizer/node/node_authorizer.go)."""
 
 _claim_decoder = objects.Decoder(objects.ClaimObject)
 _volume_decoder = objects.Decoder(objects.VolumeObject)
@@ -246,8 +251,9 @@ class VolumeLookup:
         try:
             location = look_up(self._transport, claim, node_name=self._node_name)
         except ApiError as error:
+            early = _UNRELATED in error.message and self._asked_s(claim) < UNRELATED_S
             self._store(claim, ClaimLocation(unknown=error.message, retry_at=self._clock()))
-            self._reason = error.message
+            self._reason = self._reason if early else error.message
             hurried_s = max(self._hurry_backoff.failed(), error.retry_after_s or 0.0)
             return self._backoff.failed(error.retry_after_s), hurried_s
         self._backoff.succeeded()
@@ -255,6 +261,13 @@ class VolumeLookup:
         self._reason = ""
         self._store(claim, location._replace(retry_at=self._clock() + CLAIM_RETRY_S) if location.unknown else location)
         return 0.0, 0.0
+
+    def _asked_s(self, claim: Claim) -> float:
+        """For how long the first look-up of this claim has been due."""
+        with self._condition:
+            location = self._locations.get(claim)
+        asked_at = location.asked_at if location is not None else None
+        return self._clock() - asked_at if asked_at is not None else 0.0
 
     def _store(self, claim: Claim, location: ClaimLocation) -> None:
         with self._condition:

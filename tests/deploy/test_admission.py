@@ -17,12 +17,14 @@ from nodeagent.actuators.event_writer import REFRESH_S, EventReason, EventWriter
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
 from nodeagent.config.schema import ProtectionConfig
+from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.credentials import find_credentials
+from nodeagent.kube.node_identity import Identity, confirm_identity
 from nodeagent.kube.pod_decoder import decode_pod
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Amount, Method, Outcome, OutcomeKind, Signal, Threshold, Tier, Victim
 from tests.fake_kube import ApiServer, pod
-from tests.support.manifests import Document, document_of, documents
+from tests.support.manifests import Document, direct_rights, document_of, documents
 from tests.support.paths import REPOSITORY
 
 celpy = pytest.importorskip("celpy", reason="needs cel-python (dependency group test)")
@@ -64,15 +66,19 @@ def request(
     token_node: str | None = "node-a",
     namespace: str = "shop",
     group: str = "",
+    extra: Document | None = None,
 ) -> Document:
-    """What policies know as `request`: an AdmissionReview's, in which an empty subResource is left out."""
-    extra = {} if token_node is None else {"extra": {"authentication.kubernetes.io/node-name": [token_node]}}
+    """What policies know as `request`: an AdmissionReview's, in which an empty subResource or extra is left out. A user
+    who is no ServiceAccount has the extra that is given."""
+    if extra is None:
+        of_no_pod = token_node is None or user.startswith("system:node:")
+        extra = {} if of_no_pod else {"authentication.kubernetes.io/node-name": [token_node]}
     return {
         "operation": verb,
         "resource": {"group": group, "version": "v1", "resource": resource},
         "namespace": "" if resource == "nodes" else namespace,
         **({"subResource": sub} if sub else {}),
-        "userInfo": {"username": user, **extra},
+        "userInfo": {"username": user, **({"extra": extra} if extra else {})},
     }
 
 
@@ -399,6 +405,51 @@ def test_the_configuration_protects_by_default_the_pods_that_the_policy_refuses(
     assert "protection" not in yaml.safe_load(document_of("ConfigMap")["data"]["config.yaml"])
 
 
+# --- evictions as the node -------------------------------------------------------------------------------------------
+
+NODE_USER: Final = "system:node:node-a"
+CERTIFICATE: Final[Document] = {"authentication.kubernetes.io/credential-id": ["X509SHA256=0"]}
+as_node = functools.partial(request, "pods", sub="eviction", verb="CREATE", user=NODE_USER)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (OPTIONS, []),
+        (OPTIONS | {"dryRun": ["All"]}, []),
+        (OPTIONS | {"gracePeriodSeconds": 0}, [GRACE]),
+        ({"preconditions": {"uid": "u"}}, [GRACE]),
+        (OPTIONS | {"preconditions": {"uid": ""}}, [UID]),
+        (OPTIONS | {"preconditions": {"resourceVersion": "7"}}, [UID]),
+        (None, [GRACE, UID]),
+    ],
+)
+def test_an_eviction_as_the_node_has_the_same_form(options: Document | None, why: list[str]) -> None:
+    assert refused(as_node(), old=None, new=eviction(options)) == why
+
+
+def test_as_the_node_no_pod_of_the_cluster_itself_or_of_the_agents_namespace_may_be_evicted() -> None:
+    for namespace, why in {"kube-system": [NAMESPACES], "nodeagent": [NAMESPACES], "shop": [], "node": []}.items():
+        assert refused(as_node(namespace=namespace), old=None, new=eviction(OPTIONS)) == why, namespace
+
+
+@pytest.mark.parametrize("extra", [CERTIFICATE, {"sessionName": ["i-0123456789abcdef0"]}])
+def test_an_eviction_with_a_nodes_own_credentials_is_not_the_agents(extra: Document) -> None:
+    assert refused(as_node(namespace="kube-system", extra=extra), old=None, new=eviction(None)) == []
+
+
+def test_no_policy_is_about_what_a_kubelet_writes() -> None:
+    """With and without an extra: a kubelet whose status is refused loses its node."""
+    ready = changed(NODE, "status", conditions=[{"type": "Ready", "status": "True"}], capacity={"pods": "1"})
+    for extra in (CERTIFICATE, {}):
+        by_kubelet = functools.partial(request, user=NODE_USER, extra=extra)
+        assert refused(by_kubelet("nodes", sub="status"), old=NODE, new=ready) == []
+        assert refused(by_kubelet("nodes"), old=NODE, new=changed(NODE, "metadata", labels={"a": "b"})) == []
+        assert refused(by_kubelet("pods", verb="DELETE", namespace="kube-system"), old=POD) == []
+        assert refused(by_kubelet("pods", sub="status"), old=POD, new={**POD, "status": {"phase": "Failed"}}) == []
+        assert refused(by_kubelet("events", group="events.k8s.io", verb="CREATE"), old=None, new={"metadata": {}}) == []
+
+
 # --- Events ----------------------------------------------------------------------------------------------------------
 
 NAME: Final = "nodeagent may write Events only in the name of its own node"
@@ -539,23 +590,28 @@ def test_a_lease_gets_the_own_node_and_loses_no_other(old: Document | None, new:
 # --- what the agent itself sends -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def api() -> Iterator[ApiServer]:
-    """An API server with the manifests' rights and policies."""
+@pytest.fixture(params=[36, 35])
+def api(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+    """An API server with the manifests' rights and policies: of 1.36, and of 1.35 with the direct rights."""
     pods = [pod("web", namespace=namespace, node="node-a") for namespace in ("shop", "kube-system", "nodeagent")]
-    with ApiServer(node="node-a", pods=pods, linger_s=None) as server:
-        for each in (*documents(), *leases()):
+    with ApiServer(node="node-a", pods=pods, linger_s=None, minor=request.param) as server:
+        server.add_pod(pod("web", namespace="bank", node="node-b"))
+        made = [*documents(), *leases(), *(direct_rights() if request.param < 36 else ())]
+        for each in made:
             if each["kind"].endswith(("Role", "RoleBinding")):
                 server.store.put(f"{each['kind'].lower()}s", each, "ADDED")
-        made = [*documents(), *leases()]
         server.admit = lambda asked, old, new: denied(asked, old, new, made)
         yield server
 
 
 @pytest.fixture
 def transport(api: ApiServer, tmp_path: Path) -> Transport:
+    """As a pod of the DaemonSet on node-a, with the identity that the server allows."""
     token = api.token_of("nodeagent", "nodeagent", node="node-a")
-    return connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig", token=token))))
+    made = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig", token=token))))
+    confirm_identity(made, Identity("node-a", "$NODE_NAME"))
+    assert made.impersonation.complete is (api.minor >= 36)
+    return made
 
 
 def evict(api: ApiServer, transport: Transport, namespace: str, method: Method) -> Outcome:
@@ -583,7 +639,56 @@ def test_a_refused_eviction_affects_this_pod_alone_and_names_the_policy(
     outcome = evict(api, transport, namespace, Method.EVICT)
     assert outcome.kind is OutcomeKind.INVALID
     assert NAMESPACES in outcome.message
-    assert "nodeagent-evictions" in outcome.message
+    assert f"nodeagent-{'node-' if api.minor >= 36 else ''}evictions" in outcome.message
+
+
+def status_of(transport: Transport, method: str, path: str, body: Document | None = None, *, user: str) -> int:
+    """The status of the answer; 200 for every success."""
+    try:
+        transport.request(method, path, body=None if body is None else json.dumps(body).encode(), user=user)
+    except ApiError as error:
+        return error.status or 0
+    return 200
+
+
+def on_another_node(api: ApiServer) -> dict[str, tuple[str, str, Document | None]]:
+    """Requests for pods of node-b."""
+    uid = (api.get_pod("bank", "web") or {})["metadata"]["uid"]
+    options = {"gracePeriodSeconds": 1, "preconditions": {"uid": uid}, "dryRun": ["All"]}
+    return {
+        "all pods": ("GET", "/api/v1/pods", None),
+        "the pods of node-b": ("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-b", None),
+        "the pods of a namespace": ("GET", "/api/v1/namespaces/bank/pods", None),
+        "one pod in a list": ("GET", "/api/v1/namespaces/bank/pods?fieldSelector=metadata.name%3Dweb", None),
+        "an eviction": ("POST", "/api/v1/namespaces/bank/pods/web/eviction", eviction(options)),
+    }
+
+
+@pytest.mark.parametrize("api", [36], indirect=True)
+@pytest.mark.parametrize("user", ["", NODE_USER, "system:node:node-b", "system:node:", "system:admin"])
+def test_a_stolen_token_reaches_no_pod_of_another_node(api: ApiServer, transport: Transport, user: str) -> None:
+    watch = {"a watch": ("GET", "/api/v1/pods?watch=1", None)}
+    for what, (method, path, body) in (on_another_node(api) | watch).items():
+        assert status_of(transport, method, path, body, user=user) == 403, what
+
+
+@pytest.mark.parametrize("api", [35], indirect=True)
+def test_before_1_36_a_stolen_token_reaches_every_pod(api: ApiServer, transport: Transport) -> None:
+    """What docs/security.md says of it: the direct rights have no limit but the form of an eviction."""
+    for what, (method, path, body) in on_another_node(api).items():
+        assert status_of(transport, method, path, body, user="") == 200, what
+
+
+def test_a_token_of_no_pod_evicts_none_and_from_1_36_on_lists_none(api: ApiServer, tmp_path: Path) -> None:
+    token = api.token_of("nodeagent", "nodeagent")
+    stolen = connect(find_credentials(str(api.kubeconfig(tmp_path / "other", token=token))))
+    body = eviction(OPTIONS | {"dryRun": ["All"]})
+    path = "/api/v1/namespaces/shop/pods/web/eviction"
+    for user in ("", "system:node:node-a"):
+        assert status_of(stolen, "POST", path, body, user=user) == 403
+    own = "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a"
+    assert status_of(stolen, "GET", own, user=NODE_USER) == 403
+    assert status_of(stolen, "GET", own, user="") == (403 if api.minor >= 36 else 200)
 
 
 def test_what_the_agent_asks_for_when_it_deletes_is_allowed(api: ApiServer, transport: Transport) -> None:

@@ -12,9 +12,19 @@ import yaml
 from nodeagent import __version__
 from nodeagent.config.schema import Config, EscalationConfig, FleetConfig, Mode, OnBlocked
 from nodeagent.kube import rights
+from nodeagent.kube.impersonation import IMPERSONATED
 from nodeagent.kube.rights import Rule
 from nodeagent.sampling.node import kubelet_config
-from tests.support.manifests import DAEMONSET, Document, container, document_of, documents, pod_spec, with_brake
+from tests.support.manifests import (
+    DAEMONSET,
+    Document,
+    container,
+    direct_rights,
+    document_of,
+    documents,
+    pod_spec,
+    with_brake,
+)
 from tests.support.paths import REPOSITORY
 
 API_PACKAGES: Final = [REPOSITORY / "nodeagent" / each for each in ("kube", "actuators")]
@@ -92,7 +102,7 @@ def schema_validator() -> Any:
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.36", "1.37"])
 def test_every_document_is_valid_by_the_published_schemas_and_has_no_unknown_field(version: str) -> None:
     validate = schema_validator().validate
-    for document in (*documents(), with_brake()):
+    for document in (*documents(), *direct_rights(), with_brake()):
         assert validate(document, version, strict=True) == version
 
 
@@ -159,12 +169,35 @@ def rules_for(config: Config) -> frozenset[Rule]:
     return rights.direct_rules(rights.used_by(config))
 
 
-def test_the_role_grants_exactly_the_rights_in_the_table() -> None:
-    assert sorted(rules_of(document_of("ClusterRole"))) == sorted(rules_for(INSTALLED))
+def test_the_role_grants_exactly_what_an_account_needs_that_impersonates_its_node() -> None:
+    wanted = rights.impersonation_rules(rights.used_by(INSTALLED))
+    assert sorted(rules_of(document_of("ClusterRole"))) == sorted(wanted)
+
+
+def test_the_role_lets_the_account_itself_neither_list_nor_evict_a_pod() -> None:
+    own = [rule for rule in rules_of(document_of("ClusterRole")) if not rule.verb.startswith("impersonate")]
+    assert not IMPERSONATED & set(own)
+    assert not [rule for rule in own if rule.resource.startswith("pods")]
+
+
+def test_no_rule_lets_the_account_impersonate_anything_but_the_node_of_its_token() -> None:
+    """The server checks `impersonate:associated-node` for the name `*`: a rule with names would grant nothing."""
+    impersonating = [rule for rule in rules_of(document_of("ClusterRole")) if rule.verb.startswith("impersonate")]
+    assert all(re.fullmatch(r"impersonate(-on)?:associated-node(:[a-z]+)?", rule.verb) for rule in impersonating)
+    assert not [rule for rule in document_of("ClusterRole")["rules"] if "resourceNames" in rule]
+
+
+def test_the_example_for_older_servers_adds_exactly_the_direct_rights_that_the_role_lacks() -> None:
+    role, binding = direct_rights()
+    assert sorted(rules_of(role)) == sorted(rules_for(INSTALLED) - set(rules_of(document_of("ClusterRole"))))
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("ClusterRole", role["metadata"]["name"])
+    assert binding["subjects"] == document_of("ClusterRoleBinding")["subjects"]
+    names = {(each["kind"], each["metadata"]["name"]) for each in documents()}
+    assert not {(each["kind"], each["metadata"]["name"]) for each in direct_rights()} & names
 
 
 def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
-    for rule in document_of("ClusterRole")["rules"]:
+    for rule in (*document_of("ClusterRole")["rules"], *direct_rights()[0]["rules"]):
         assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
         assert not {"secrets", "configmaps", "nodes/proxy", "pods/exec"} & set(rule["resources"])
 

@@ -18,7 +18,7 @@ from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import connect
 from tests.e2e.cluster import Cluster
 from tests.e2e.this_node import wipe
-from tests.fake_kube import ApiServer, Json, Request, node_object
+from tests.fake_kube import ApiServer, Json, Request, node_object, pod
 from tests.support.livenode import Run
 from tests.support.paths import REPOSITORY
 
@@ -228,6 +228,7 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
     evaluator = pytest.importorskip("tests.deploy.test_admission")
     with ApiServer(node=ready_node(""), linger_s=None) as api:
         api.add_node(node_object("node-2", address="10.0.2.16"))
+        api.add_pod(pod("dns", namespace="kube-system", node="node-1"))
 
         def denied(asked: Json, old: Json | None, new: Json | None) -> list[str]:
             kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")

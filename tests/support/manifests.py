@@ -8,6 +8,8 @@ import yaml
 from tests.support.paths import REPOSITORY
 
 DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
+DIRECT: Final = REPOSITORY / "examples" / "kubernetes-1.35.yaml"
+"""The rights for API servers without constrained impersonation."""
 BRAKE: Final = REPOSITORY / "examples" / "daemonset-brake.yaml"
 
 Document = dict[str, Any]
@@ -16,6 +18,11 @@ Document = dict[str, Any]
 def documents() -> list[Document]:
     """Every document of daemonset.yaml, in order."""
     return list(yaml.safe_load_all(DAEMONSET.read_text(encoding="utf-8")))
+
+
+def direct_rights() -> list[Document]:
+    """Every document of examples/kubernetes-1.35.yaml."""
+    return list(yaml.safe_load_all(DIRECT.read_text(encoding="utf-8")))
 
 
 def document_of(kind: str) -> Document:

@@ -91,7 +91,7 @@ def test_a_file_without_a_manifest_is_judged_as_it_is(tmp_path: Path) -> None:
 def test_a_manifest_in_place_of_the_configuration_is_one_error_with_the_place_of_the_configuration() -> None:
     problem = refused((REPOSITORY / "daemonset.yaml").read_text())
     assert problem.key == "ConfigMap nodeagent, data.config.yaml"
-    assert "these are 14 Kubernetes objects" in problem.message
+    assert "these are 16 Kubernetes objects" in problem.message
     assert "copy it into a file of its own" in problem.fix
     lines = (REPOSITORY / "daemonset.yaml").read_text().splitlines()
     assert lines[(problem.origin.line or 0) - 1] == "  config.yaml: |"
@@ -129,6 +129,8 @@ SHIPPED = {
     "examples/fleet-leases.yaml": "4 Kubernetes objects (Role, RoleBinding, ValidatingAdmissionPolicy, "
     "ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "examples/kubelet-compatible.yaml": "valid",
+    "examples/kubernetes-1.35.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration "
+    "of nodeagent",
     "examples/nodeagent.yaml": "valid",
     "systemd/config.yaml": "valid",
 }

@@ -278,3 +278,27 @@ def test_a_report_looks_up_claims_within_its_time_and_states_the_rest(api: ApiSe
     requests = len(api.requests)
     look_up_all(transport, pods, node_name="lab-node", known=places, for_s=10.0)
     assert len(api.requests) == requests
+
+
+def test_a_node_that_is_not_related_to_a_new_claim_yet_looks_again_and_has_no_trouble(
+    api: ApiServer, lookup: VolumeLookup, now: list[float]
+) -> None:
+    """The Node authorizer learns of a pod's claims a moment after the pod is bound."""
+    api.tokens[api.token] = "system:node:lab-node"
+    api.set_volume("data", LOCAL)
+    pods = (read(a_pod("db", "data")),)
+    eventually(lambda: "no relationship found" in lookup.with_claims(pods)[0].claims_unknown)
+    assert lookup.reason == ""
+    api.add_pod(a_pod("db", "data"))
+    eventually(lambda: lookup.with_claims(pods)[0].node_bound)
+
+
+def test_a_node_that_stays_unrelated_to_a_claim_is_a_trouble(
+    api: ApiServer, lookup: VolumeLookup, now: list[float]
+) -> None:
+    api.tokens[api.token] = "system:node:lab-node"
+    api.set_volume("data", LOCAL)
+    pods = (read(a_pod("db", "data")),)
+    eventually(lambda: "no relationship found" in lookup.with_claims(pods)[0].claims_unknown)
+    now[0] += volume_lookup.UNRELATED_S
+    eventually(lambda: "no relationship found" in lookup.reason)
