@@ -259,7 +259,9 @@ def _to_settings(raw: _Raw, *, problems: list[str]) -> KubeletSettings:
         if value.text not in DROPPED and signal not in eviction.eviction_soft_grace_period:
             problems.append(f"evictionSoft.{signal}: has no grace period")
     return KubeletSettings(
-        thresholds=_effective(thresholds.make_thresholds(eviction), "pods" in raw.enforce),
+        thresholds=_effective(
+            thresholds.make_thresholds(eviction, memory_model=MemoryModel.WORKING_SET), "pods" in raw.enforce
+        ),
         transition_period_s=_seconds(raw.transition or "0s", "evictionPressureTransitionPeriod", problems)
         or defaults.KUBELET_TRANSITION_PERIOD_S,
         max_pod_grace_period_s=float(raw.max_grace) if raw.max_grace.lstrip("-").isdecimal() else 0.0,

@@ -57,7 +57,9 @@ def defaults(*, overrides: Iterable[Override] = ()) -> LoadedConfig:
         eviction_soft_grace_period=built_in.EVICTION_SOFT_GRACE_PERIOD,
     )
     origins: dict[str, Origin] = {}
-    config, problems = _overridden(Config(thresholds=thresholds.make_thresholds(eviction)), overrides, origins)
+    model = thresholds.default_memory_model(Config().ranking)
+    made = thresholds.make_thresholds(eviction, memory_model=model)
+    config, problems = _overridden(Config(thresholds=made), overrides, origins)
     if problems:
         raise ConfigError(tuple(problems))
     return LoadedConfig(config, eviction, origins)
@@ -228,8 +230,9 @@ def _config(values: dict[str, Any], eviction: EvictionConfig) -> Config:
     config = Config(**values)
     # The kubelet's rule: a transition period of zero is the default one.
     period_s = config.eviction_pressure_transition_period_s or Config().eviction_pressure_transition_period_s
+    model = thresholds.default_memory_model(config.ranking)
     return config._replace(
-        thresholds=thresholds.make_thresholds(eviction),
+        thresholds=thresholds.make_thresholds(eviction, memory_model=model),
         enforce_node_allocatable="pods" in eviction.enforce_node_allocatable,
         eviction_pressure_transition_period_s=period_s,
     )

@@ -74,6 +74,13 @@ def _bounded(number: int, amount: Amount) -> int:
     return number if amount.at_least is None else max(number, amount.at_least)
 
 
+def resolve_reclaim(threshold: Threshold, *, capacity: int | None) -> int:
+    """The minimum reclaim of the threshold; 0 if there is none or it is unknown."""
+    if threshold.min_reclaim is None:
+        return 0
+    return resolve_amount(threshold.min_reclaim, capacity=capacity) or 0
+
+
 @lru_cache(maxsize=256)
 def as_fraction(percentage: float | None) -> float | None:
     """The float32 that the kubelet stores for a percentage; None if a float32 cannot represent it."""

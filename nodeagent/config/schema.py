@@ -369,8 +369,9 @@ class RequireStall(NamedTuple):
 
 class Refinement(NamedTuple):
     memory_model: MemoryModel | None = None
-    """Only for memory.available: `workingset` (as the kubelet, the default) or `memavailable` (the kernel's own
-    estimate)."""
+    """Only for memory.available and allocatableMemory.available, which follows it: `workingset` (the kubelet's figure,
+    the default with `ranking.order: kubelet`), `memavailable` (the kernel's), or `lower` (whichever is lower, the
+    default), which evicts no pod while only page cache is short."""
     require_stall: RequireStall | None = None
     """The threshold acts only while this pressure stall (PSI) is measured as well. A stall alone never acts."""
     exhaustion_within_s: Annotated[float | None, bounds.POSITIVE_DURATION] = None
@@ -379,8 +380,9 @@ class Refinement(NamedTuple):
 
 class SignalRefinement(NamedTuple):
     memory_model: MemoryModel | None = None
-    """Only for memory.available: `workingset` (as the kubelet, the default) or `memavailable` (the kernel's own
-    estimate)."""
+    """Only for memory.available and allocatableMemory.available, which follows it: `workingset` (the kubelet's figure,
+    the default with `ranking.order: kubelet`), `memavailable` (the kernel's), or `lower` (whichever is lower, the
+    default), which evicts no pod while only page cache is short."""
     require_stall: RequireStall | None = None
     """The thresholds act only while this pressure stall (PSI) is measured as well. A stall alone never acts."""
     exhaustion_within_s: Annotated[float | None, bounds.POSITIVE_DURATION] = None

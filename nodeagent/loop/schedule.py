@@ -7,16 +7,22 @@ are read with the node sample, so for them it means in the next sync.
 
     source        due
     node          RATE of every signal, between `SHORTEST_S` and the interval; at most `SOFT_SAMPLE_S` below a threshold
-    limits        RATE of memory, CALM at most; every sync if a threshold is crossed, unknown or uses MemAvailable
+    limits        RATE of memory, CALM at most; every sync if a threshold is crossed, unknown or uses MemAvailable (the
+                  lower of both figures does)
     filesystems   RATE of each disk, CALM at most; every sync if crossed or near; after `UNKNOWN_S` if unknown
     full sample   every sync below a hard threshold or with an eviction in flight; at each crossing; every
-                  `SOFT_SAMPLE_S` below a soft one; else CALM. Waits for a hard crossing that is imminent
+                  `SOFT_SAMPLE_S` below a soft one; every interval while only page cache is short; else CALM. Waits for
+                  a hard crossing that is imminent
     prearm        if a hard threshold is crossed within `PREARM_AHEAD_S`
     growth cap    if a hard memory threshold is crossed within `GROWTH_CAP_AHEAD_S`
 
 RATE is `SAFETY` * headroom / max(recent fill, fastest measured fill). Headroom is the distance to the threshold, and
 below the threshold the distance to exhaustion. The fastest measured fill keeps a calm node from sleeping through a ramp
 that has not started yet: cgroup v2 sends no event at a memory level.
+
+A memory threshold that uses the lower of both figures has two levels: the lower figure, whose crossing changes a
+condition, and what evictions count (`policy.memory_shortage`), whose crossing makes them due. A node may be full of
+page cache for days, so the first one alone makes no sync urgent.
 
 CALM is the interval for the first `CALM_AFTER` full samples and while work is pending, then `CALM_S`.
 
@@ -26,7 +32,7 @@ the limits are a third of a node sample. So neither is read at 50 Hz while somet
 """
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
@@ -40,6 +46,7 @@ from nodeagent.model import (
     Threshold,
     Unit,
 )
+from nodeagent.policy import memory_shortage
 
 SHORTEST_S: Final = 0.02
 """50 Hz: what a decision near a threshold is worth (performance.md R4)."""
@@ -102,8 +109,9 @@ NOT_YET: Final = float("-inf")
 
 _FASTEST: Final[Mapping[Signal, float]] = {signal: FASTEST[row.unit] for signal, row in SIGNAL_TABLE.items()}
 
-Stream = tuple[Signal, MemoryModel]
-"""What a threshold is compared with."""
+Stream = tuple[Signal, MemoryModel, int | None]
+"""What a threshold is compared with: the observation by a memory model, or (with its value) what evictions for a
+threshold of `MemoryModel.LOWER` count."""
 
 
 class SignalLevel(NamedTuple):
@@ -121,7 +129,7 @@ class ScheduleState(NamedTuple):
     """What one call of `plan_next` leaves for the next."""
 
     levels: Mapping[Stream, SignalLevel] = {}
-    crossed_before: frozenset[tuple[Signal, MemoryModel, int]] = frozenset()
+    crossed_before: frozenset[tuple[Stream, int]] = frozenset()
     """Thresholds that were crossed at the last full sample, by stream and value."""
     full_sample_at: float | None = None
     """When the last full sample was taken; None before the first one and after a reload."""
@@ -191,6 +199,7 @@ class ThresholdLevel(NamedTuple):
     """A threshold against the newest sample."""
 
     threshold: Threshold
+    stream: Stream
     value: int
     headroom: int
     """To the threshold; negative once it is crossed."""
@@ -201,10 +210,18 @@ class ThresholdLevel(NamedTuple):
         return self.headroom < 0
 
     @property
+    def may_act(self) -> bool:
+        """False: the crossing of this level changes a condition, and evicts no pod."""
+        return _may_act(self.stream)
+
+    @property
     def time_left_s(self) -> float:
         """RATE: the share of the time to the threshold, or to exhaustion below it, that may be slept."""
+        if self.crossed and not self.may_act:
+            return NEVER
         distance = self.level.available if self.crossed else self.headroom
-        return SAFETY * distance / max(self.level.fill_per_s, _FASTEST[self.threshold.signal])
+        left_s = SAFETY * distance / max(self.level.fill_per_s, _FASTEST[self.threshold.signal])
+        return left_s if self.may_act else max(SOFT_SAMPLE_S, left_s)
 
     @property
     def near(self) -> bool:
@@ -213,7 +230,7 @@ class ThresholdLevel(NamedTuple):
         return self.threshold.signal in DISK_SIGNALS and 0 <= self.headroom <= reach
 
     def crosses_within(self, seconds: float, *, fill_per_s: float) -> bool:
-        return self.threshold.hard and 0 <= self.headroom < fill_per_s * seconds
+        return self.may_act and self.threshold.hard and 0 <= self.headroom < fill_per_s * seconds
 
 
 class ScheduleView(NamedTuple):
@@ -224,17 +241,22 @@ class ScheduleView(NamedTuple):
     known: tuple[ThresholdLevel, ...]
     unknown: frozenset[Signal]
     """Signals with a threshold that could not be judged. The next full sample reports them."""
-    crossed: frozenset[tuple[Signal, MemoryModel, int]]
+    crossed: frozenset[tuple[Stream, int]]
     """As `ScheduleState.crossed_before`."""
 
     @property
+    def may_act(self) -> bool:
+        """A threshold is crossed for which pods may be evicted now or after its grace."""
+        return any(each.crossed and each.may_act for each in self.known)
+
+    @property
     def hard_crossed(self) -> bool:
-        return any(each.crossed and each.threshold.hard for each in self.known)
+        return any(each.crossed and each.may_act and each.threshold.hard for each in self.known)
 
     @property
     def starting(self) -> bool:
         """True while a calm start waits for the API server."""
-        pressed = self.crossed or self.inputs.eviction_in_flight
+        pressed = self.may_act or self.inputs.eviction_in_flight
         return self.inputs.startup_wait_s > 0.0 and not pressed
 
     @property
@@ -291,7 +313,7 @@ def _after_full_sample(view: ScheduleView, state: ScheduleState) -> ScheduleStat
 def node_due(view: ScheduleView, _state: ScheduleState) -> float:
     """The signal that may be used up first; a disk counts from when it was read."""
     times = [view.inputs.interval_s]
-    if view.crossed:
+    if view.may_act:
         times.append(SOFT_SAMPLE_S)
     if view.starting:
         times.append(view.inputs.startup_wait_s)
@@ -306,7 +328,7 @@ def limits_due(view: ScheduleView, state: ScheduleState) -> float:
     thresholds = view.inputs.thresholds
     if view.crossed or view.unknown - DISK_SIGNALS:
         return view.now
-    if any(each.memory_model is MemoryModel.MEM_AVAILABLE for each in thresholds):
+    if any(each.memory_model is not MemoryModel.WORKING_SET for each in thresholds):
         return view.now  # MemAvailable stands beside MemTotal in /proc/meminfo
     left_s = [each.time_left_s for each in view.known if each.threshold.signal in MEMORY_SIGNALS]
     return view.inputs.node.mem_available.read_at + min([view.calm_every_s(state), *left_s])
@@ -360,9 +382,12 @@ SOURCES: Final[Mapping[Source, Callable[[ScheduleView, ScheduleState], float]]] 
 def _regular_sample_due(view: ScheduleView, state: ScheduleState) -> float:
     """When a full sample is due that waits for nothing. A time in the future belongs to another boot: now."""
     last = state.full_sample_at
-    if last is None or last > view.now or view.crossed != state.crossed_before:
+    changed = view.crossed ^ state.crossed_before
+    if last is None or last > view.now or any(_may_act(stream) for stream, _ in changed):
         return view.now
-    return last + (min(view.inputs.interval_s, SOFT_SAMPLE_S) if view.crossed else view.calm_every_s(state))
+    if view.may_act or changed:
+        return last + min(view.inputs.interval_s, SOFT_SAMPLE_S)
+    return last + (view.inputs.interval_s if view.crossed else view.calm_every_s(state))
 
 
 def _postponed_since(view: ScheduleView, state: ScheduleState) -> float | None:
@@ -387,25 +412,48 @@ def _judge(inputs: ScheduleInputs, levels: Mapping[Stream, SignalLevel]) -> Sche
     known: list[ThresholdLevel] = []
     unknown: set[Signal] = set()
     for threshold in inputs.thresholds:
-        level = levels.get((threshold.signal, threshold.memory_model))
-        capacity = inputs.node.observe(threshold.signal, threshold.memory_model).capacity
-        value = resolve.resolve_threshold(threshold, capacity=capacity)
-        if level is None or value is None:
-            unknown.add(threshold.signal)
-        else:
-            known.append(ThresholdLevel(threshold, value, level.available - value, level))
-    crossed = [(each.threshold.signal, each.threshold.memory_model, each.value) for each in known if each.crossed]
+        value = _value(threshold, inputs.node)
+        for stream in _streams(threshold, value):
+            level = levels.get(stream)
+            if level is None or value is None:
+                unknown.add(threshold.signal)
+            else:
+                known.append(ThresholdLevel(threshold, stream, value, level.available - value, level))
+    crossed = [(each.stream, each.value) for each in known if each.crossed]
     return ScheduleView(inputs, inputs.node.taken_at, tuple(known), frozenset(unknown), frozenset(crossed))
+
+
+def _value(threshold: Threshold, node: NodeSnapshot) -> int | None:
+    capacity = node.observe(threshold.signal, threshold.memory_model).capacity
+    return resolve.resolve_threshold(threshold, capacity=capacity)
+
+
+def _streams(threshold: Threshold, value: int | None) -> Sequence[Stream]:
+    """The streams that the threshold is compared with."""
+    signal, model = threshold.signal, threshold.memory_model
+    if not memory_shortage.uses_both(threshold):
+        return ((signal, model, None),)
+    return ((signal, model, None), (signal, model, value))
+
+
+def _may_act(stream: Stream) -> bool:
+    """False if only a condition follows from the crossing of a threshold by this stream."""
+    signal, model, value = stream
+    return value is not None or model is not MemoryModel.LOWER or signal not in MEMORY_SIGNALS
 
 
 def _levels(inputs: ScheduleInputs, state: ScheduleState) -> Mapping[Stream, SignalLevel]:
     """The level of each stream that has a threshold and is known."""
     levels: dict[Stream, SignalLevel] = {}
     for threshold in inputs.thresholds:
-        stream = (threshold.signal, threshold.memory_model)
-        observation = inputs.node.observe(*stream)
-        if stream not in levels and observation.available is not None:
-            levels[stream] = _next_level(state.levels.get(stream), observation.available, observation.read_at)
+        observation = inputs.node.observe(threshold.signal, threshold.memory_model)
+        value = _value(threshold, inputs.node)
+        for stream in _streams(threshold, value):
+            available = observation.available
+            if stream[2] is not None:
+                available = memory_shortage.available(inputs.node, threshold, level=stream[2])
+            if stream not in levels and available is not None:
+                levels[stream] = _next_level(state.levels.get(stream), available, observation.read_at)
     return levels
 
 

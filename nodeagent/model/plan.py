@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from nodeagent.model.notes import Note
 from nodeagent.model.pods import Pod, PodView
-from nodeagent.model.refusals import Refusal
+from nodeagent.model.refusals import Refusal, RefusalCode
 from nodeagent.model.signals import ConditionType, Signal, Threshold, Tier
-from nodeagent.model.snapshot import Observation
+from nodeagent.model.snapshot import MemoryFigures, Observation
 
 
 class SignalState(enum.StrEnum):
@@ -41,11 +41,15 @@ class ThresholdVerdict(NamedTuple):
     met: bool
     """Below the value, or kept met by minimum reclaim."""
     active_since: float | None
-    """When it was first observed met; None if it is not met."""
+    """When it was first observed met; None if it is not met. `MemoryModel.LOWER`: once more than page cache is short,
+    since when that is so."""
     due: bool
     """Past its grace, and everything else that it requires holds: pods may be evicted for it."""
     not_due_reason: str = ""
-    """Why a met threshold is not due: its grace, a missing stall, an old sample, observe-only."""
+    """Why a met threshold is not due: its grace, page cache only, a missing stall, an old sample, observe-only."""
+    not_due_code: RefusalCode | None = None
+    """The refusal that keeps a threshold past its grace from being due, if it is one: `page-cache-only`, or
+    `page-cache-unknown`."""
 
 
 class SignalVerdict(NamedTuple):
@@ -55,6 +59,8 @@ class SignalVerdict(NamedTuple):
     state: SignalState
     thresholds: tuple[ThresholdVerdict, ...]
     trend: Trend | None = None
+    figures: MemoryFigures | None = None
+    """Both figures of a memory signal; None for other signals."""
 
     @property
     def signal(self) -> Signal:

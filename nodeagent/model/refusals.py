@@ -279,6 +279,26 @@ class RefusalCode(enum.StrEnum):
             config_key="cluster.podsMaxAge",
         ),
     )
+    PAGE_CACHE_ONLY = (
+        "page-cache-only",
+        _decision(
+            "Memory: only the kubelet's figure is below the threshold, and the kernel's is at least 1.5 times the "
+            "threshold. The difference is page cache, which the kernel drops when memory is needed. No pod is evicted "
+            "for it; the condition is True, because a kubelet with such a threshold evicts.",
+            "Reclaim page cache before the kubelet evicts for it: docs/memory.md.",
+            config_key="signals.memoryModel",
+        ),
+    )
+    PAGE_CACHE_UNKNOWN = (
+        "page-cache-unknown",
+        _decision(
+            "Memory: the kubelet's figure is below the threshold, and the kernel's is unknown, so whether anything but "
+            "page cache is short is unknown. No pod is evicted for the kubelet's figure alone.",
+            "See the reason of the unknown figure in `check`. `memoryModel: workingset` acts on the kubelet's figure "
+            "alone.",
+            config_key="signals.memoryModel",
+        ),
+    )
     NO_DEFICIT = "no-deficit", _decision("The deficit is zero.")
     PENDING_RELEASE = "pending-release", _decision("Terminating pods are releasing the whole deficit already.")
     WAITS_FOR_RELEASE = (

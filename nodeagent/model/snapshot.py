@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from nodeagent.model.notes import Note
 from nodeagent.model.pods import PodView
 from nodeagent.model.refusals import Refusal
-from nodeagent.model.signals import MemoryModel, Signal, StallScope
+from nodeagent.model.signals import MEMORY_SIGNALS, MemoryModel, Signal, StallScope
+from nodeagent.model.units import MAX_PLAUSIBLE
 
 MIN_SUSPEND_S: Final = 0.1
 """A shorter difference between CLOCK_BOOTTIME and CLOCK_MONOTONIC is no suspend: the clocks are read one after the
@@ -29,6 +30,38 @@ class Observation(NamedTuple):
     """Why `available` is None."""
     device: int | None = None
     """st_dev of the file system behind a disk signal, which identifies signals on one device."""
+
+    @property
+    def implausible(self) -> str:
+        """Why the numbers are unknown or cannot be true, whatever their age; empty if they can. Comparisons are written
+        so that NaN fails them."""
+        available, capacity = self.available, self.capacity
+        if type(available) is int and type(capacity) is int and 0 <= available <= capacity <= MAX_PLAUSIBLE:
+            return "" if capacity else "a capacity of 0 is implausible"
+        if available is None:
+            return self.reason or "not read"
+        if type(available) is not int:
+            return f"available is no whole number: {available!r}"
+        if capacity is None:
+            return "its capacity is unknown"
+        if type(capacity) is not int:
+            return f"capacity is no whole number: {capacity!r}"
+        if not 0 < capacity <= MAX_PLAUSIBLE:
+            return f"a capacity of {capacity} is implausible"
+        if available > capacity:
+            return f"{available} available of {capacity} is implausible"
+        if available < 0 and (self.signal is not Signal.PID or available < -MAX_PLAUSIBLE):
+            return f"{available} available is implausible"
+        return ""
+
+
+class MemoryFigures(NamedTuple):
+    """Both figures of a memory signal, in bytes available; None: unknown or implausible."""
+
+    working_set: int | None
+    """The kubelet's: active page cache counts as used, kernel memory does not."""
+    by_kernel: int | None
+    """The kernel's: page cache that can be dropped counts as available."""
 
 
 class HugePages(NamedTuple):
@@ -208,7 +241,41 @@ class NodeSnapshot(NamedTuple):
     can."""
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
-        """The observation for a threshold with this memory model."""
-        if signal is Signal.MEMORY and model is MemoryModel.MEM_AVAILABLE:
+        """The observation for a threshold with this memory model.
+
+        For `MemoryModel.LOWER` it is the lower of the two plausible figures, and `source` names which one. Of two
+        figures the older time counts, because their minimum is known only as of then. With one plausible figure it is
+        that one; whether page cache alone is short is then unknown (`policy.memory_shortage`).
+        """
+        if model is MemoryModel.WORKING_SET or signal not in MEMORY_SIGNALS:
+            return self.observations[signal]
+        by_kernel = self._by_kernel(signal)
+        return by_kernel if model is MemoryModel.MEM_AVAILABLE else _lower(self.observations[signal], by_kernel)
+
+    def memory_figures(self, signal: Signal) -> MemoryFigures:
+        """Both figures of a memory signal."""
+        working_set, by_kernel = self.observations.get(signal), self._by_kernel(signal)
+        return MemoryFigures(
+            None if working_set is None or working_set.implausible else working_set.available,
+            None if by_kernel.implausible else by_kernel.available,
+        )
+
+    def _by_kernel(self, signal: Signal) -> Observation:
+        if signal is Signal.MEMORY:
             return self.mem_available
-        return self.observations[signal]
+        found = self.allocatable_by_kernel
+        return found if found is not None else Observation(signal, None, None, self.taken_at, "", "not sampled")
+
+
+def _lower(working_set: Observation, by_kernel: Observation) -> Observation:
+    """The lower of two figures. Of two implausible ones the kubelet's, with its reason."""
+    if by_kernel.implausible:
+        return working_set
+    if working_set.implausible:
+        return by_kernel
+    one, other = working_set.available, by_kernel.available
+    assert one is not None
+    assert other is not None
+    lower = by_kernel if other <= one else working_set
+    read_at = min(working_set.read_at, by_kernel.read_at)
+    return lower if lower.read_at == read_at else lower._replace(read_at=read_at)

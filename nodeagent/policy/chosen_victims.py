@@ -19,7 +19,7 @@ from nodeagent.model import (
     Victim,
     units,
 )
-from nodeagent.policy import backoffs, in_flight, messages, rate_limits
+from nodeagent.policy import backoffs, in_flight, memory_shortage, messages, rate_limits
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
 from nodeagent.policy.local_storage_limits import Violation
 from nodeagent.policy.rate_limits import RateLimitState
@@ -77,7 +77,8 @@ def planned_eviction(
     config: Config,
     spends_tokens: bool,
 ) -> InFlightEviction:
-    """The eviction in flight of a victim. A pod that is only shortened spends no token and starts no back-off."""
+    """The eviction in flight of a victim. A pod that is only shortened spends no token and starts no back-off.
+    `observation` is the signal by the memory model that shows its release."""
     pod, threshold = chosen.pod, chosen.threshold
     buckets: tuple[str, ...] = ()
     if chosen.method is Method.KILL:
@@ -91,7 +92,7 @@ def planned_eviction(
         pod=pod.key,
         owner=rate_limits.owner_of(pod),
         signal=threshold.signal,
-        memory_model=threshold.memory_model,
+        memory_model=memory_shortage.release_model(threshold),
         tier=chosen.tier,
         stage=EvictionStage.PLANNED,
         planned_at=now,

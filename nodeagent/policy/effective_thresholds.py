@@ -6,7 +6,7 @@ from typing import Final
 
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
-from nodeagent.model import CONTAINERFS_SIGNALS, DiskLayout, MemoryModel, Signal, Threshold
+from nodeagent.model import CONTAINERFS_SIGNALS, MEMORY_SIGNALS, DiskLayout, MemoryModel, Signal, Threshold
 
 
 def effective(config: Config, layout: DiskLayout) -> tuple[Threshold, ...]:
@@ -38,9 +38,8 @@ _CONTAINERFS_FOLLOWS: Final[Mapping[DiskLayout, Mapping[Signal, Signal]]] = {
 
 
 def _allocatable(thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
-    # The pods' cgroup has no MemAvailable of its own, so the copy always uses the working set.
     return tuple(
-        each._replace(signal=Signal.ALLOCATABLE_MEMORY, memory_model=MemoryModel.WORKING_SET)
+        each._replace(signal=Signal.ALLOCATABLE_MEMORY)
         for each in thresholds
         if each.signal is Signal.MEMORY and each.hard
     )
@@ -64,9 +63,11 @@ def identity(threshold: Threshold) -> str:
 
 def stream_name(threshold: Threshold) -> str:
     """The stream of samples that the threshold reads: its signal, by its memory model."""
-    if threshold.signal is Signal.MEMORY and threshold.memory_model is MemoryModel.MEM_AVAILABLE:
-        return MEM_AVAILABLE_STREAM
-    return threshold.signal.value
+    return stream_of(threshold.signal, threshold.memory_model)
 
 
-MEM_AVAILABLE_STREAM: Final = f"{Signal.MEMORY.value}/{MemoryModel.MEM_AVAILABLE.value}"
+def stream_of(signal: Signal, model: MemoryModel) -> str:
+    """The name of the stream of a signal by a memory model."""
+    if model is MemoryModel.WORKING_SET or signal not in MEMORY_SIGNALS:
+        return signal.value
+    return f"{signal.value}/{model.value}"

@@ -30,6 +30,7 @@ from nodeagent.model import (
     NoteKind,
     Plan,
     Refusal,
+    RefusalCode,
     ReliefReport,
     Signal,
     SignalState,
@@ -104,12 +105,12 @@ def decide(
         in_flight=observed.state,
         growth=state.growth,
         reclaims=runs.state,
-        trends={verdict.signal: verdict.trend for verdict in judged},
         thresholds=threshold_state,
         cache=cache if cache is not None else RankingCache(),
     )
     # 2: pods over their own limits; 3-5: due thresholds
     chosen, refusals, limit_state = _plan_own_limits(context, limit_state)
+    refusals = (*refusals, *_not_due(judged))
     recount = chosen.recount
     if not chosen.victims:
         chosen, more, limit_state = _plan_most_urgent(context, judged, limit_state, always_rank=always_rank)
@@ -243,6 +244,17 @@ def _due(judged: Sequence[SignalVerdict], *, kubelet: bool) -> list[ThresholdVer
             due.append(((kubelet and urgency != 0, not highest.threshold.hard, urgency, position), highest))
     due.sort(key=lambda row: row[0])
     return [highest for _, highest in due]
+
+
+def _not_due(judged: Sequence[SignalVerdict]) -> list[Refusal]:
+    """Why no pod is evicted for thresholds that are met and past their grace; one of each code and signal."""
+    found: dict[tuple[Signal, RefusalCode], Refusal] = {}
+    for verdict in judged:
+        for each in verdict.thresholds:
+            if each.not_due_code is not None:
+                refusal = Refusal(each.not_due_code, each.not_due_reason)
+                found.setdefault((verdict.signal, refusal.code), refusal)
+    return list(found.values())
 
 
 def _relief_note(report: ReliefReport) -> Note:

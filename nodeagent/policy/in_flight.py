@@ -169,13 +169,14 @@ class InFlightEviction(NamedTuple):
     owner: str
     signal: Signal
     memory_model: MemoryModel
+    """Of the figure that shows its release."""
     tier: Tier
     stage: EvictionStage
     planned_at: float
     sample_at: float
     """When the snapshot of the decision was taken."""
     available: int
-    """The signal in that snapshot."""
+    """The signal in that snapshot, by this memory model."""
     predicted: int
     grace_s: float
     until: float
@@ -445,7 +446,7 @@ def is_released(entry: InFlightEviction, snapshot: NodeSnapshot) -> bool:
 
 
 def observation_for(entry: InFlightEviction, snapshot: NodeSnapshot) -> Observation:
-    """The observation of the eviction's signal, by the memory model of its decision."""
+    """The observation of the eviction's signal, by the memory model that shows its release."""
     return snapshot.observe(entry.signal, entry.memory_model)
 
 

@@ -3,14 +3,14 @@
 Promises:
 
 1. A victim passes only on a sample newer than the decision's.
-2. It passes only if its threshold is still met (minimum reclaim included), and if the same pod still runs and is still
-   not protected.
+2. It passes only if its threshold is still met (minimum reclaim included), for more than page cache, and if the same
+   pod still runs and is still not protected.
 """
 
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import SIGNAL_TABLE, Method, NodeSnapshot, Refusal, RefusalCode, Tier, Victim, units
-from nodeagent.policy import last_resort, local_storage_limits, preconditions, protection, thresholds
+from nodeagent.policy import last_resort, local_storage_limits, memory_shortage, preconditions, protection, streams
 from nodeagent.policy.in_flight import EvictionStage, InFlightEviction
 from nodeagent.policy.state import PolicyState
 
@@ -44,18 +44,18 @@ def _blocked(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Conf
 def _recovered(victim: Victim, snapshot: NodeSnapshot, *, now: float, config: Config) -> Refusal | None:
     threshold = victim.threshold
     observation = snapshot.observe(threshold.signal, threshold.memory_model)
-    unusable = thresholds.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
+    unusable = streams.unusable(observation, now=now, stale_after_s=config.sampling.stale_after_s)
     value = resolve.resolve_threshold(threshold, capacity=observation.capacity)
     if unusable or value is None or observation.available is None:
         return Refusal(
             RefusalCode.SIGNAL_UNKNOWN, f"{threshold.signal.value} is unknown now: {unusable or observation.reason}"
         )
-    min_reclaim = (
-        resolve.resolve_amount(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
-    )
-    level = value + (min_reclaim or 0)
+    level = value + resolve.resolve_reclaim(threshold, capacity=observation.capacity)
     if observation.available < level:
-        return None
+        if not memory_shortage.uses_both(threshold):
+            return None
+        figures = snapshot.memory_figures(threshold.signal)
+        return memory_shortage.page_cache_refusal(threshold.signal, figures, level=level)
     unit = SIGNAL_TABLE[threshold.signal].unit
     return Refusal(
         RefusalCode.RECOVERED,

@@ -30,6 +30,7 @@ from nodeagent.model import (
     ConditionType,
     Deficit,
     DiskLayout,
+    MemoryModel,
     NodeSnapshot,
     Observation,
     ReclaimOrder,
@@ -84,7 +85,8 @@ class ReclaimRun(NamedTuple):
     started_at: float
     until: float
     available: int
-    """The signal in the decision's sample."""
+    """The signal in the decision's sample, by this memory model."""
+    memory_model: MemoryModel = MemoryModel.WORKING_SET
     awaited_by: tuple[str, ...] = ()
     """Identities of the thresholds whose evictions wait for it."""
     ended_at: float | None = None
@@ -127,7 +129,7 @@ def advance(state: ReclaimState, snapshot: NodeSnapshot, *, met: Collection[str]
         run = before
         if run.ended_at is None and not run.started_at <= now <= run.until + LOST_S:
             run = run._replace(ended_at=min(now, run.until), result=ReclaimResult.TIMED_OUT)
-        observation = snapshot.observe(run.signal)
+        observation = snapshot.observe(run.signal, run.memory_model)
         if (
             not run.measured
             and run.ended_at is not None
@@ -207,6 +209,7 @@ def attempt(
                 started, order = _start_page_cache(action, verdict, snapshot, plan_id=plan_id, now=now, config=config)
             else:
                 started, order = _start(action, observation, deficit, tier, plan_id=plan_id, now=now)
+                started = started._replace(memory_model=verdict.threshold.memory_model)
             started = started._replace(awaited_by=(key,))
             waits = _wait_for_run(action, started, tier, trend, now=now)
             return ReclaimAttempt(_with_run(state, action, started, key), (order,), waits)
@@ -216,6 +219,7 @@ def attempt(
         if again:
             longest_ago = min(again, key=lambda action: state.runs[action.name].started_at)
             started, order = _start(longest_ago, observation, deficit, tier, plan_id=plan_id, now=now)
+            started = started._replace(memory_model=verdict.threshold.memory_model)
             return ReclaimAttempt(_with_run(state, longest_ago, started), (order,))
     return ReclaimAttempt(state)
 

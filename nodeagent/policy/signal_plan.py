@@ -6,7 +6,7 @@ than the crossing. Then terminating pods are shortened (hard tier), and the leas
 limits and back-offs, unless all candidates together cannot cover the deficit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.config import resolve
@@ -38,6 +38,7 @@ from nodeagent.policy import (
     fresh_usage,
     in_flight,
     last_resort,
+    memory_shortage,
     out_of_reach,
     pending_release,
     preconditions,
@@ -45,6 +46,7 @@ from nodeagent.policy import (
     relief,
     selection,
     thresholds,
+    trend,
     usage_growth,
 )
 from nodeagent.policy.candidates import MinimumRelief, RankedPods, RankingCache
@@ -69,7 +71,6 @@ class DecisionContext(NamedTuple):
     in_flight: InFlightState
     growth: usage_growth.GrowthState
     reclaims: reclaim.ReclaimState
-    trends: Mapping[Signal, Trend | None]
     thresholds: thresholds.ThresholdState
     """After the judgement of this snapshot."""
     cache: RankingCache
@@ -109,6 +110,8 @@ class _Target(NamedTuple):
 
     verdict: ThresholdVerdict
     observation: Observation
+    released: Observation
+    """The signal by the memory model that shows losses and releases; for other signals the same."""
     signal: Signal
     tier: Tier
     deficit: int
@@ -127,7 +130,7 @@ def plan_signal(
     threshold = verdict.threshold
     signal, tier = threshold.signal, Tier.HARD if threshold.hard else Tier.SOFT
     observation = snapshot.observe(signal, threshold.memory_model)
-    shortage = _shortage(verdict, observation)
+    shortage = _shortage(verdict, snapshot)
     pending = pending_release.pending(context.in_flight, snapshot, signal, tier=tier, now=now, config=config)
     deficit = Deficit(signal, max(0, shortage - pending.amount), pending.amount)
     minimum = _minimum_relief(deficit, config)
@@ -138,12 +141,13 @@ def plan_signal(
     target = _Target(
         verdict,
         observation,
+        snapshot.observe(signal, memory_shortage.release_model(threshold)),
         signal,
         tier,
         deficit.amount,
         minimum,
         pending,
-        context.trends.get(signal),
+        trend.estimate(thresholds.history_of(context.thresholds, threshold)),
         kill,
     )
     if deficit.amount:
@@ -182,13 +186,20 @@ def _disk_notes(ranked_pods: RankedPods) -> tuple[Note, ...]:
     return (_BY_WRITES if any(ranked.usage is not None for ranked in ranked_pods.pods) else _UNMEASURED,)
 
 
-def _shortage(verdict: ThresholdVerdict, observation: Observation) -> int:
-    """value + minimum reclaim - available, before pending release; 0 if one of them is unknown."""
-    if verdict.value is None or type(observation.available) is not int:
+def _shortage(verdict: ThresholdVerdict, snapshot: NodeSnapshot) -> int:
+    """value + minimum reclaim - available, before pending release; 0 if one of them is unknown.
+
+    With both figures of memory it is what ends the shortage by the nearer of two ways: the lower figure reaches that
+    level, or the kernel's reaches 1.5 times the level, where what is still short is page cache alone. More would evict
+    pods for page cache.
+    """
+    threshold = verdict.threshold
+    if verdict.value is None:
         return 0
-    min_reclaim = verdict.threshold.min_reclaim
-    extra = resolve.resolve_amount(min_reclaim, capacity=observation.capacity) if min_reclaim is not None else 0
-    return max(0, verdict.value + (extra or 0) - observation.available)
+    capacity = snapshot.observe(threshold.signal, threshold.memory_model).capacity
+    level = verdict.value + resolve.resolve_reclaim(threshold, capacity=capacity)
+    available = memory_shortage.available(snapshot, threshold, level=level)
+    return max(0, level - available) if type(available) is int else 0
 
 
 def _minimum_relief(deficit: Deficit, config: Config) -> MinimumRelief:
@@ -285,7 +296,7 @@ def _choose(
             victim = victim._replace(method=Method.KILL)
         entry = chosen_victims.planned_eviction(
             victim,
-            target.observation,
+            target.released,
             plan_id=context.plan_id,
             sample_at=snapshot.taken_at,
             now=now,
@@ -328,7 +339,7 @@ def _select(
 def _selection_terms(
     context: DecisionContext, target: _Target, left: int, limit_state: RateLimitState, *, shortened: int
 ) -> selection.SelectionTerms:
-    now, verdict, available = context.now, target.verdict, target.observation.available
+    now, verdict, available = context.now, target.verdict, target.released.available
     history = thresholds.history_of(context.thresholds, verdict.threshold)
     loss = selection.expected_loss(history, available=available, value=verdict.value)
     used_up_at = context.thresholds.used_up_since.get(effective_thresholds.identity(verdict.threshold), now)

@@ -26,8 +26,9 @@ Reports and conditions follow `met` at once. A threshold is `due` if all of this
 * the stream has given `startup.freshSamples` good samples in a row since the start (`observe_only` resets the count);
 * the stall that it requires is present (`stall`).
 
-A sample is unknown if its reader reports so, and also if it cannot be true: not a whole number, negative where nothing
-can be, more available than there is, no or an implausible capacity, read too long ago, or read in the future.
+`streams` has the rules for an unknown sample. A memory threshold of `MemoryModel.LOWER` has two machines: it is met by
+the lower of both figures, and due only for more than page cache (`memory_shortage`). `exhaustionWithin` and the grace
+of the second machine follow the kernel's figure.
 
 The state is a value: the caller keeps it, passes it again, and may write it to disk. Its times are CLOCK_BOOTTIME.
 """
@@ -39,6 +40,8 @@ from typing import Final, NamedTuple
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import (
+    MEMORY_SIGNALS,
+    MemoryFigures,
     MemoryModel,
     NodeSnapshot,
     Observation,
@@ -50,7 +53,8 @@ from nodeagent.model import (
     units,
 )
 from nodeagent.model.machines import Machine
-from nodeagent.policy import effective_thresholds, stall, trend
+from nodeagent.policy import effective_thresholds, memory_shortage, stall, streams, trend
+from nodeagent.policy.streams import StreamMemory, StreamSample
 
 TREND_CONFIDENCE: Final = 0.6
 """A trend below this never makes a threshold due: if a signal oscillates around a level, the line explains less."""
@@ -141,6 +145,15 @@ class ThresholdState(NamedTuple):
     used_up_since: Mapping[str, float] = {}
     """Identity -> since when its signal is used up, moved forward by the time its stream was unknown."""
 
+    def stream(self, name: str) -> StreamMemory:
+        """What the last judgement left of a stream."""
+        return StreamMemory(
+            self.read_at.get(name),
+            self.good_samples.get(name, 0),
+            self.unknown_since.get(name),
+            self.history.get(name, ()),
+        )
+
 
 def stage_of(state: ThresholdState, key: str) -> ThresholdStage:
     """The stage of the threshold with this identity."""
@@ -150,8 +163,9 @@ def stage_of(state: ThresholdState, key: str) -> ThresholdStage:
 
 
 def history_of(state: ThresholdState, threshold: Threshold) -> trend.History:
-    """The last good samples of the threshold's signal."""
-    return state.history.get(effective_thresholds.stream_name(threshold), ())
+    """The last good samples of the threshold's signal, by the memory model that shows losses."""
+    name = effective_thresholds.stream_of(threshold.signal, memory_shortage.release_model(threshold))
+    return state.history.get(name, ())
 
 
 def used_up(available: int, value: int) -> bool:
@@ -167,99 +181,6 @@ def observe_only(state: ThresholdState) -> ThresholdState:
     return state._replace(good_samples={})
 
 
-# --- plausible samples -----------------------------------------------------------------------------------------------
-
-
-def unusable(observation: Observation, *, now: float, stale_after_s: float) -> str:
-    """Why a sample is unknown; empty if it is plausible. Comparisons are written so that NaN fails them."""
-    available, capacity = observation.available, observation.capacity
-    if available is None:
-        return observation.reason or "not read"
-    if type(available) is not int:
-        return f"available is no whole number: {available!r}"
-    if capacity is None:
-        return "its capacity is unknown"
-    if type(capacity) is not int:
-        return f"capacity is no whole number: {capacity!r}"
-    if not 0 < capacity <= units.MAX_PLAUSIBLE:
-        return f"a capacity of {capacity} is implausible"
-    if available > capacity:
-        return f"{available} available of {capacity} is implausible"
-    if available < 0 and (observation.signal is not Signal.PID or available < -units.MAX_PLAUSIBLE):
-        return f"{available} available is implausible"
-    age = now - observation.read_at
-    if not age <= stale_after_s:
-        return f"its sample is {age:.1f}s old, limit {stale_after_s:g}s"
-    if not age >= -stall.CLOCK_SLACK_S:
-        return f"its sample is from {-age:.1f}s in the future"
-    return ""
-
-
-class _StreamSample(NamedTuple):
-    """One stream at this judgement."""
-
-    name: str
-    observation: Observation
-    unknown: str
-    """Why the sample is unknown; empty if it is good."""
-    is_new: bool
-    """Read later than the previous good sample."""
-    good_samples: int
-    history: trend.History
-    stopped_s: float
-    """How long the clocks of its thresholds stood still: the stream was unknown until now."""
-    is_continuous: bool
-    """It was not unknown for too long: the stages of its thresholds still count."""
-
-
-def _read_stream(
-    name: str, observation: Observation, state: ThresholdState, *, now: float, config: Config
-) -> _StreamSample:
-    stale_after_s = config.sampling.stale_after_s
-    unknown = unusable(observation, now=now, stale_after_s=stale_after_s)
-    tolerance_s = 0.0 if config.ranking.kubelet else stale_after_s
-    since = _unknown_since(name, state, now=now, tolerance_s=tolerance_s)
-    good = state.good_samples.get(name, 0)
-    history = state.history.get(name, ())
-    if unknown:
-        still_starting = good < _fresh_samples(config)
-        return _StreamSample(
-            name,
-            observation,
-            unknown,
-            is_new=False,
-            good_samples=0 if still_starting else good,
-            history=history,
-            stopped_s=0.0,
-            is_continuous=now - since < tolerance_s,
-        )
-    previous = state.read_at.get(name)
-    # A time in the future is from before a reboot: it must not make every sample seem old.
-    is_new = previous is None or observation.read_at > previous or previous > now + stall.CLOCK_SLACK_S
-    available = observation.available
-    assert available is not None
-    return _StreamSample(
-        name,
-        observation,
-        unknown,
-        is_new=is_new,
-        good_samples=min(good + is_new, max(good, _fresh_samples(config))),
-        history=trend.extend(history, read_at=observation.read_at, available=available) if is_new else history,
-        stopped_s=now - since,
-        is_continuous=now - since <= tolerance_s,
-    )
-
-
-def _unknown_since(name: str, state: ThresholdState, *, now: float, tolerance_s: float) -> float:
-    """Since when a stream is unknown; `now` if it is known. Too long without a sample (the machine was suspended, the
-    agent was not running) counts as unknown too."""
-    since = state.unknown_since.get(name, now)
-    last = state.read_at.get(name, now)
-    if tolerance_s and now - last > tolerance_s:
-        since = min(since, last)
-    return min(since, now)
-
-
 def after_suspend(state: ThresholdState, slept_s: float, *, now: float) -> ThresholdState:
     """The state after a suspend of the machine, during which no grace period passed."""
     return state._replace(
@@ -267,10 +188,6 @@ def after_suspend(state: ThresholdState, slept_s: float, *, now: float) -> Thres
         unknown_since={name: min(at + slept_s, now) for name, at in state.unknown_since.items()},
         used_up_since={key: min(at + slept_s, now) for key, at in state.used_up_since.items()},
     )
-
-
-def _fresh_samples(config: Config) -> int:
-    return 0 if config.ranking.kubelet else config.startup.fresh_samples
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------
@@ -287,38 +204,57 @@ def judge(
     """One verdict for each signal, in the order of `Signal`, and the state for the next judgement.
 
     `now` is CLOCK_BOOTTIME. `thresholds` are those of `effective_thresholds`; two of one identity are judged as one.
-    A verdict's observation is the working set's unless all thresholds of the signal use MemAvailable; a signal without
+    A verdict's observation is that of the first of `_SHOWN` that a threshold of the signal uses; a signal without
     thresholds is `ok` or `unknown`.
     """
     by_signal: dict[Signal, list[Threshold]] = {}
     for threshold in thresholds:
         by_signal.setdefault(threshold.signal, []).append(threshold)
     verdicts: list[SignalVerdict] = []
-    after = _NextState()
+    judgement = _Judgement(snapshot, state, now, config)
     for signal in _SIGNALS:
-        streams: dict[str, _StreamSample] = {}
-        judged: list[ThresholdVerdict] = []
-        for threshold in by_signal.get(signal, ()):
-            name = effective_thresholds.stream_name(threshold)
-            if name not in streams:
-                observation = _observed(snapshot, signal, threshold.memory_model)
-                streams[name] = _read_stream(name, observation, state, now=now, config=config)
-            judged.append(_judge_one(threshold, streams[name], state, after, snapshot=snapshot, now=now, config=config))
-        if not streams:
-            streams[signal.value] = _read_stream(
-                signal.value,
-                _observed(snapshot, signal, MemoryModel.WORKING_SET),
-                state,
-                now=now,
-                config=config,
-            )
-        for stream in streams.values():
-            after.put_stream(stream, state, now=now)
-        verdicts.append(_signal_verdict(streams, judged))
-    return tuple(verdicts), after.state()
+        own = by_signal.get(signal, ())
+        judgement.streams = {}
+        judged = [_judge_one(threshold, judgement) for threshold in own]
+        models = {threshold.memory_model for threshold in own}
+        shown = judgement.stream(signal, next((each for each in _SHOWN if each in models), MemoryModel.WORKING_SET))
+        for stream in judgement.streams.values():
+            judgement.after.put_stream(stream, state, now=now)
+        used = [judgement.stream(signal, model) for model in models] or [shown]
+        figures = snapshot.memory_figures(signal) if signal in MEMORY_SIGNALS else None
+        verdicts.append(_signal_verdict(shown, used, judged, figures))
+    return tuple(verdicts), judgement.after.state()
 
 
 _SIGNALS: Final = tuple(Signal)
+_SHOWN: Final = (MemoryModel.LOWER, MemoryModel.WORKING_SET, MemoryModel.MEM_AVAILABLE)
+
+
+class _Judgement:
+    """One judgement while it is made."""
+
+    __slots__ = ("after", "config", "now", "snapshot", "state", "streams")
+
+    def __init__(self, snapshot: NodeSnapshot, state: ThresholdState, now: float, config: Config) -> None:
+        self.snapshot = snapshot
+        self.state = state
+        self.now = now
+        self.config = config
+        self.after = _NextState()
+        self.streams: dict[str, StreamSample] = {}
+        """Of the signal that is judged now, by name."""
+
+    def stream(self, signal: Signal, model: MemoryModel) -> StreamSample:
+        """The stream of a signal by a memory model, read once."""
+        name = effective_thresholds.stream_of(signal, model)
+        found = self.streams.get(name)
+        if found is None:
+            memory = self.state.stream(name)
+            observation = _observed(self.snapshot, signal, model)
+            found = self.streams[name] = streams.read_stream(
+                name, observation, memory, now=self.now, config=self.config
+            )
+        return found
 
 
 def _observed(snapshot: NodeSnapshot, signal: Signal, model: MemoryModel) -> Observation:
@@ -352,7 +288,7 @@ class _NextState:
         if used_up_at is not None:
             self.used_up_since[key] = used_up_at
 
-    def put_stream(self, stream: _StreamSample, before: ThresholdState, *, now: float) -> None:
+    def put_stream(self, stream: StreamSample, before: ThresholdState, *, now: float) -> None:
         name = stream.name
         self.good_samples[name] = stream.good_samples
         if stream.history:
@@ -377,18 +313,79 @@ class _NextState:
         )
 
 
-def _judge_one(
-    threshold: Threshold,
-    stream: _StreamSample,
-    state: ThresholdState,
-    after: _NextState,
-    *,
-    snapshot: NodeSnapshot,
-    now: float,
-    config: Config,
-) -> ThresholdVerdict:
+class _Step(NamedTuple):
+    """One machine at this judgement."""
+
+    event: ThresholdEvent
+    stage: ThresholdStage
+    since: float
+    """When it was first observed met, if it is."""
+    value: int | None
+
+
+def _judge_one(threshold: Threshold, judgement: _Judgement) -> ThresholdVerdict:
     """The verdict on one threshold; its next stage goes into `after`."""
+    stream = judgement.stream(threshold.signal, threshold.memory_model)
     key = effective_thresholds.identity(threshold)
+    if memory_shortage.uses_both(threshold):
+        return _judge_both(threshold, key, stream, judgement)
+    step = _advance(threshold, key, stream, judgement)
+    if step.event is ThresholdEvent.UNKNOWN:
+        return _unknown(threshold, stream)
+    return _verdict(threshold, step, stream, judgement)
+
+
+def _judge_both(threshold: Threshold, key: str, stream: StreamSample, judgement: _Judgement) -> ThresholdVerdict:
+    """The verdict on a threshold of `MemoryModel.LOWER`, which has two machines: whether the lower figure is below it
+    (met), and whether more than page cache is short (due). Each has its grace, so that a spike on a node full of page
+    cache, whose threshold may be met for days, is no shortage of days."""
+    by_kernel = judgement.stream(threshold.signal, MemoryModel.MEM_AVAILABLE)
+    figures = judgement.snapshot.memory_figures(threshold.signal)
+    met = _advance(threshold, f"{key}{_MET}", stream, judgement)
+    short = _advance(threshold, key, stream if stream.unknown else by_kernel, judgement, figures=figures)
+    if met.event is ThresholdEvent.UNKNOWN:
+        return _unknown(threshold, stream)
+    unknown = short.event is ThresholdEvent.UNKNOWN
+    if short.stage is not ThresholdStage.CLEAR and not unknown:
+        return _verdict(threshold, short, stream, judgement)
+    if met.stage is ThresholdStage.CLEAR or met.value is None:
+        return _verdict(threshold, met, stream, judgement)
+    refusal = memory_shortage.page_cache_refusal(threshold.signal, figures, level=met.value)
+    assert refusal is not None  # more than page cache would be short, or its machine would not be CLEAR
+    code = refusal.code if met.stage is ThresholdStage.PAST_GRACE else None
+    return ThresholdVerdict(threshold, met.value, True, met.since, False, refusal.message, code)
+
+
+_MET: Final = "|met"
+"""Behind the identity of a threshold of `MemoryModel.LOWER`: the machine of its lower figure."""
+
+
+def _unknown(threshold: Threshold, stream: StreamSample) -> ThresholdVerdict:
+    return ThresholdVerdict(threshold, None, False, None, False, f"unknown: {stream.unknown}")
+
+
+def _verdict(threshold: Threshold, step: _Step, stream: StreamSample, judgement: _Judgement) -> ThresholdVerdict:
+    """The verdict on a known threshold."""
+    if step.stage is ThresholdStage.CLEAR:
+        return ThresholdVerdict(threshold, step.value, False, None, False)
+    if step.stage is ThresholdStage.IN_GRACE:
+        met = units.format_duration(elapsed(step.since, judgement.now))
+        reason = f"met for {met} of its grace period of {units.format_duration(threshold.grace_period_s)}"
+    else:
+        reason = _not_due_reason(threshold, stream, judgement)
+    return ThresholdVerdict(threshold, step.value, True, step.since, not reason, reason)
+
+
+def _advance(
+    threshold: Threshold,
+    key: str,
+    stream: StreamSample,
+    judgement: _Judgement,
+    *,
+    figures: MemoryFigures | None = None,
+) -> _Step:
+    """Advance the machine of this key. With `figures` page cache is not counted as short."""
+    state, now = judgement.state, judgement.now
     before = stage_of(state, key)
     if not stream.is_continuous:
         before = TRANSITIONS[before, ThresholdEvent.UNKNOWN_TOO_LONG]
@@ -396,48 +393,43 @@ def _judge_one(
     first = state.first_observed[key] if known else None
     since = now if first is None else min(first + stream.stopped_s, now)
     value = None if stream.unknown else resolve.resolve_threshold(threshold, capacity=stream.observation.capacity)
-    event = _event(threshold, stream, before, value=value, met_s=elapsed(since, now))
+    event = _event(threshold, stream, before, value=value, met_s=elapsed(since, now), figures=figures)
     stage = TRANSITIONS[before, event]
     if event is ThresholdEvent.UNKNOWN:
-        after.put(key, stage, first, state.used_up_since.get(key))
-        return ThresholdVerdict(threshold, None, False, None, False, f"unknown: {stream.unknown}")
-    if stage is ThresholdStage.CLEAR:
-        return ThresholdVerdict(threshold, value, False, None, False)
+        judgement.after.put(key, stage, first, state.used_up_since.get(key))
+        return _Step(event, stage, since, value)
     used_up_at = None
     if used_up(stream.observation.available or 0, value or 0):
         earlier = state.used_up_since.get(key) if known else None
         used_up_at = now if earlier is None else min(earlier + stream.stopped_s, now)
-    after.put(key, stage, since, used_up_at)
-    if stage is ThresholdStage.IN_GRACE:
-        met, grace = units.format_duration(elapsed(since, now)), units.format_duration(threshold.grace_period_s)
-        reason = f"met for {met} of its grace period of {grace}"
-    else:
-        reason = _not_due_reason(threshold, stream, snapshot=snapshot, now=now, config=config)
-    return ThresholdVerdict(threshold, value, True, since, not reason, reason)
+    judgement.after.put(key, stage, since, used_up_at)
+    return _Step(event, stage, since, value)
 
 
 def _event(
-    threshold: Threshold, stream: _StreamSample, stage: ThresholdStage, *, value: int | None, met_s: float
+    threshold: Threshold,
+    stream: StreamSample,
+    stage: ThresholdStage,
+    *,
+    value: int | None,
+    met_s: float,
+    figures: MemoryFigures | None,
 ) -> ThresholdEvent:
     """Guard: what the sample shows. `value` is the threshold for this capacity, None if that is unknown; `met_s` is for
     how long the threshold is met if it is."""
-    available = stream.observation.available
     if stream.unknown:
         return ThresholdEvent.UNKNOWN
-    if available is None or value is None:
+    if value is None:
         return ThresholdEvent.NOT_MET
-    reclaim = _min_reclaim(threshold, stream.observation.capacity) if stage is ThresholdStage.PAST_GRACE else 0
-    if not value + reclaim > available:
+    level = value
+    if stage is ThresholdStage.PAST_GRACE:
+        level += resolve.resolve_reclaim(threshold, capacity=stream.observation.capacity)
+    available = stream.observation.available if figures is None else memory_shortage.counted(figures, level=level)
+    if available is None or not level > available:
         return ThresholdEvent.NOT_MET
     if met_s >= threshold.grace_period_s or _exhausted_soon(threshold, stream):
         return ThresholdEvent.MET_GRACE_OVER
     return ThresholdEvent.MET
-
-
-def _min_reclaim(threshold: Threshold, capacity: int | None) -> int:
-    if threshold.min_reclaim is None:
-        return 0
-    return resolve.resolve_amount(threshold.min_reclaim, capacity=capacity) or 0
 
 
 def elapsed(since: float, now: float) -> float:
@@ -445,7 +437,7 @@ def elapsed(since: float, now: float) -> float:
     return round(now - since, 9)
 
 
-def _exhausted_soon(threshold: Threshold, stream: _StreamSample) -> bool:
+def _exhausted_soon(threshold: Threshold, stream: StreamSample) -> bool:
     if threshold.exhaustion_within_s is None:
         return False
     estimate = trend.estimate(stream.history)
@@ -457,26 +449,28 @@ def _exhausted_soon(threshold: Threshold, stream: _StreamSample) -> bool:
     )
 
 
-def _not_due_reason(
-    threshold: Threshold, stream: _StreamSample, *, snapshot: NodeSnapshot, now: float, config: Config
-) -> str:
+def _not_due_reason(threshold: Threshold, stream: StreamSample, judgement: _Judgement) -> str:
     """Why a threshold past its grace is not due now; empty if it is."""
-    needed = _fresh_samples(config)
+    needed = streams.fresh_samples(judgement.config)
     if stream.good_samples < needed:
         return f"observing only: {stream.good_samples} of {needed} fresh samples since the start"
     if not stream.is_new:
         return "no new sample since the last judgement"
     if threshold.require_stall is None:
         return ""
-    check = stall.check_stall(threshold.require_stall, snapshot, now=now, stale_after_s=config.sampling.stale_after_s)
+    stale_after_s = judgement.config.sampling.stale_after_s
+    check = stall.check_stall(
+        threshold.require_stall, judgement.snapshot, now=judgement.now, stale_after_s=stale_after_s
+    )
     return "" if check.holds else check.reason
 
 
-def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[ThresholdVerdict]) -> SignalVerdict:
-    shown = next(iter(streams.values()))
-    for stream in streams.values():
-        if stream.name != effective_thresholds.MEM_AVAILABLE_STREAM:
-            shown = stream
+def _signal_verdict(
+    shown: StreamSample,
+    used: Iterable[StreamSample],
+    judged: list[ThresholdVerdict],
+    figures: MemoryFigures | None,
+) -> SignalVerdict:
     observation = shown.observation
     if shown.unknown:
         # An implausible value is not passed on: the verdict shows it as unknown, with the reason.
@@ -484,15 +478,16 @@ def _signal_verdict(streams: Mapping[str, _StreamSample], judged: list[Threshold
     values = [verdict.value for verdict in judged if verdict.value is not None and not verdict.met]
     return SignalVerdict(
         observation,
-        _state(streams.values(), judged),
+        _state(used, judged),
         tuple(judged),
         None if shown.unknown else trend.estimate(shown.history, values=values),
+        figures,
     )
 
 
-def _state(streams: Iterable[_StreamSample], judged: list[ThresholdVerdict]) -> SignalState:
+def _state(used: Iterable[StreamSample], judged: list[ThresholdVerdict]) -> SignalState:
     """By level alone: a soft threshold that is met counts while its grace still runs."""
     met = [verdict.threshold.grace_period_s for verdict in judged if verdict.met]
     if met:
         return SignalState.HARD if 0.0 in met else SignalState.SOFT
-    return SignalState.UNKNOWN if any(stream.unknown for stream in streams) else SignalState.OK
+    return SignalState.UNKNOWN if any(stream.unknown for stream in used) else SignalState.OK

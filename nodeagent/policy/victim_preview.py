@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import MEMORY_SIGNALS, MemoryModel, NodeSnapshot, Observation, Signal, Threshold, Tier
-from nodeagent.policy import candidates, effective_thresholds, engine
+from nodeagent.policy import candidates, effective_thresholds, engine, memory_shortage
 from nodeagent.policy.state import PolicyState
 
 _OVERSHOOT: Final = 80
@@ -63,16 +63,21 @@ def _nearest_threshold(snapshot: NodeSnapshot, config: Config) -> _NearestThresh
         if not threshold.hard or threshold.signal not in MEMORY_SIGNALS:
             continue
         observation = snapshot.observe(threshold.signal, threshold.memory_model)
-        available, value = observation.available, resolve.resolve_threshold(threshold, capacity=observation.capacity)
+        value = resolve.resolve_threshold(threshold, capacity=observation.capacity)
+        available = None if value is None else memory_shortage.available(snapshot, threshold, level=value)
         if available is not None and value is not None and available >= value:
             ahead.append(_NearestThreshold(threshold, observation, value, available - value))
     return min(ahead, key=lambda each: each.headroom, default=None)
 
 
 def _crossed(snapshot: NodeSnapshot, nearest: _NearestThreshold) -> NodeSnapshot:
-    """The snapshot with that memory right below its threshold."""
+    """The snapshot with that memory right below its threshold, by every figure that the threshold uses."""
     lowered = nearest.observation._replace(available=nearest.value - 1)
-    signal = nearest.threshold.signal
-    if signal is Signal.MEMORY and nearest.threshold.memory_model is MemoryModel.MEM_AVAILABLE:
+    signal, model = nearest.threshold.signal, nearest.threshold.memory_model
+    if model is not MemoryModel.MEM_AVAILABLE:
+        snapshot = snapshot._replace(observations={**snapshot.observations, signal: lowered})
+    if model is MemoryModel.WORKING_SET:
+        return snapshot
+    if signal is Signal.MEMORY:
         return snapshot._replace(mem_available=lowered)
-    return snapshot._replace(observations={**snapshot.observations, signal: lowered})
+    return snapshot._replace(allocatable_by_kernel=lowered)

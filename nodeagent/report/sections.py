@@ -224,7 +224,7 @@ def _threshold_text(report: Report, threshold: Threshold, unit: Unit) -> str:
     observation = report.snapshot.observations.get(threshold.signal)
     capacity = observation.capacity if observation is not None else None
     amount = above_kubelet.describe_value(threshold, capacity=capacity, unit=unit)
-    if threshold.memory_model is not MemoryModel.WORKING_SET:
+    if threshold.memory_model is MemoryModel.MEM_AVAILABLE:
         amount += f", {threshold.memory_model}"
     return f"{_tier(threshold)} {amount}"
 

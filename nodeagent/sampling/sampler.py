@@ -178,6 +178,7 @@ class Sampler:
             layout=layout.layout.kind,
             notes=self._host.notes + layout.notes,
             suspended_s=suspended_s,
+            allocatable_by_kernel=signals.observe_allocatable_by_kernel(facts),
             page_cache_blocked=layout.page_cache_blocked,
         )
 

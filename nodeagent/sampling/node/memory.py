@@ -1,8 +1,9 @@
 """The node's memory: /proc/meminfo, the root cgroup's working set, and that of the pods.
 
-`memory.available` is the kubelet's number (KUBELET-CONTRACT, signals): MemTotal minus the root cgroup's working set,
-which includes neither kernel memory nor pre-allocated huge pages. MemAvailable, the kernel's own estimate, is the other
-model.
+The kubelet's figure of `memory.available` (KUBELET-CONTRACT, signals) is MemTotal minus the root cgroup's working set,
+which includes neither kernel memory nor pre-allocated huge pages, but active page cache. The kernel's figure is
+MemAvailable. The pods' cgroup has no MemAvailable: the kernel's figure of `allocatableMemory.available` is its limit
+minus the usage without page cache and slab that reclaim can drop.
 """
 
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ class MemoryPaths(NamedTuple):
     root_reason: str
     """Why there is no `root`."""
     pods_source: str
+    pods_cache_source: str
+    """Of the figure without page cache."""
     pods_reason: str
     """Why there are no `pods`."""
     root: str = ""
@@ -70,7 +73,7 @@ class MemoryPaths(NamedTuple):
 def memory_paths(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods: str) -> MemoryPaths:
     """`no_kubepods` is why `kubepods` is None."""
     top, files = hierarchy.memory, hierarchy.memory_files
-    without = MemoryPaths(files, MEMINFO, hierarchy.reason, "kubepods cgroup", no_kubepods)
+    without = MemoryPaths(files, MEMINFO, hierarchy.reason, "kubepods cgroup", "kubepods cgroup", no_kubepods)
     if top is None:
         return without
     root = without._replace(
@@ -88,6 +91,7 @@ def memory_paths(hierarchy: Hierarchy, kubepods: Kubepods | None, *, no_kubepods
         pods_stat=f"{pods}/{files.stat}",
         pods_limit=f"{pods}/{files.limit}",
         pods_source=f"{pods}: {files.limit} - working set",
+        pods_cache_source=f"{pods}: {files.limit} - usage without page cache",
     )
 
 
@@ -105,10 +109,12 @@ class MemoryLimits(NamedTuple):
 
 
 class MemoryReading(NamedTuple):
-    """The working sets of one reading."""
+    """The used memory of one reading."""
 
     root: WorkingSet
     pods: WorkingSet
+    pods_without_cache: WorkingSet
+    """The usage of the pods without page cache and slab that reclaim can drop."""
 
 
 def read_limits(files: FdCache, paths: MemoryPaths) -> MemoryLimits:
@@ -125,7 +131,7 @@ def read_limits(files: FdCache, paths: MemoryPaths) -> MemoryLimits:
 
 def read_memory(files: FdCache, paths: MemoryPaths) -> MemoryReading:
     """Never raises."""
-    return MemoryReading(_root(files, paths), _pods(files, paths))
+    return MemoryReading(_root(files, paths), *_pods(files, paths))
 
 
 # --- /proc/meminfo ---------------------------------------------------------------------------------------------------
@@ -230,17 +236,26 @@ def _root(files: FdCache, paths: MemoryPaths) -> WorkingSet:
         working_set = paths.files.root_working_set(usage, files.read(paths.root_stat))
     except Unreadable as error:
         return WorkingSet(None, str(error))
-    return working_set if working_set.value is not None else WorkingSet(None, f"{paths.root}: {working_set.reason}")
+    return _located(working_set, paths.root)
 
 
-def _pods(files: FdCache, paths: MemoryPaths) -> WorkingSet:
+def _pods(files: FdCache, paths: MemoryPaths) -> tuple[WorkingSet, WorkingSet]:
+    """The working set, and the usage without page cache, of the same contents."""
     if not paths.pods:
-        return WorkingSet(None, paths.pods_reason)
+        unknown = WorkingSet(None, paths.pods_reason)
+        return unknown, unknown
     try:
-        working_set = paths.files.working_set(files.read(paths.pods_usage), files.read(paths.pods_stat))
+        usage, stat = files.read(paths.pods_usage), files.read(paths.pods_stat)
     except Unreadable as error:
-        return WorkingSet(None, str(error))
-    return working_set if working_set.value is not None else WorkingSet(None, f"{paths.pods}: {working_set.reason}")
+        unknown = WorkingSet(None, str(error))
+        return unknown, unknown
+    working_set, without_cache = paths.files.working_set(usage, stat), paths.files.without_page_cache(usage, stat)
+    return _located(working_set, paths.pods), _located(without_cache, paths.pods)
+
+
+def _located(used: WorkingSet, cgroup: str) -> WorkingSet:
+    """With the cgroup in the reason, if there is one."""
+    return used if used.value is not None else WorkingSet(None, f"{cgroup}: {used.reason}")
 
 
 def _pods_limit(files: FdCache, paths: MemoryPaths) -> tuple[int | None, str]:

@@ -39,6 +39,15 @@ def _allocatable_memory(facts: NodeFacts) -> Observation:
     return Observation(Signal.ALLOCATABLE_MEMORY, max(0, limit - used), limit, facts.now, source)
 
 
+def observe_allocatable_by_kernel(facts: NodeFacts) -> Observation:
+    """`allocatableMemory.available` with the page cache that reclaim can drop counted as available."""
+    limit, used, source = facts.limits.pods, facts.memory.pods_without_cache.value, facts.paths.pods_cache_source
+    if limit is None or used is None:
+        reason = facts.memory.pods_without_cache.reason if used is None else facts.limits.pods_reason
+        return Observation(Signal.ALLOCATABLE_MEMORY, None, limit, facts.now, source, reason)
+    return Observation(Signal.ALLOCATABLE_MEMORY, max(0, limit - used), limit, facts.now, source)
+
+
 def _pid(facts: NodeFacts) -> Observation:
     return facts.pids
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config import kubelet, load
 from nodeagent.config.problems import ConfigError
-from nodeagent.model import Signal, Threshold
+from nodeagent.model import MEMORY_SIGNALS, MemoryModel, Signal, Threshold
 from tests.support.paths import DATA, REPOSITORY
 
 GIB = 2**30
@@ -254,7 +254,12 @@ def test_a_pasted_stanza_means_to_us_what_it_means_to_the_kubelet(
         with pytest.raises(ConfigError):
             ours(stanza)
     else:
-        assert ours(stanza) == settings.thresholds
+        lower = [
+            each._replace(memory_model=MemoryModel.LOWER) if each.signal in MEMORY_SIGNALS else each
+            for each in settings.thresholds
+        ]
+        assert ours(stanza) == tuple(lower)
+        assert ours(stanza + "ranking: {order: kubelet}") == settings.thresholds
 
 
 def test_the_compatible_example_has_a_kubelets_own_thresholds() -> None:

@@ -196,7 +196,8 @@ def test_a_file_without_thresholds_leaves_the_built_in_ones() -> None:
 
 def test_setting_hard_thresholds_drops_the_built_in_ones_of_both_maps() -> None:
     loaded = read("evictionHard: {memory.available: 500Mi}")
-    assert loaded.config.thresholds == (Threshold(Signal.MEMORY, Amount(500 * MIB, None, "500Mi")),)
+    amount = Amount(500 * MIB, None, "500Mi")
+    assert loaded.config.thresholds == (Threshold(Signal.MEMORY, amount, memory_model=MemoryModel.LOWER),)
 
 
 def test_setting_soft_thresholds_drops_the_built_in_soft_ones_and_keeps_the_hard_ones_as_a_kubelet_does() -> None:

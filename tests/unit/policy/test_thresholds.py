@@ -19,7 +19,8 @@ from nodeagent.model import (
     Threshold,
 )
 from nodeagent.policy.effective_thresholds import effective, identity
-from nodeagent.policy.thresholds import ThresholdState, judge, observe_only, unusable
+from nodeagent.policy.streams import unusable
+from nodeagent.policy.thresholds import ThresholdState, judge, observe_only
 from tests.support.threshold_samples import (
     EAGER,
     GI,
@@ -54,10 +55,11 @@ def test_without_node_allocatable_enforcement_there_is_no_allocatable_threshold(
     assert effective(config, DiskLayout.SINGLE) == config.thresholds
 
 
-def test_the_allocatable_copy_uses_the_working_set_whatever_the_original_uses() -> None:
-    original = hard(Signal.MEMORY, MI)._replace(memory_model=MemoryModel.MEM_AVAILABLE)
+@pytest.mark.parametrize("model", MemoryModel)
+def test_the_allocatable_copy_uses_the_memory_model_of_the_original(model: MemoryModel) -> None:
+    original = hard(Signal.MEMORY, MI)._replace(memory_model=model)
     copy = effective(Config(thresholds=(original,)), DiskLayout.UNKNOWN)[1]
-    assert copy.memory_model is MemoryModel.WORKING_SET
+    assert copy == original._replace(signal=Signal.ALLOCATABLE_MEMORY)
 
 
 DISKS = (
