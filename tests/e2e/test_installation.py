@@ -1,59 +1,40 @@
 """daemonset.yaml on a real API server: its rights and admission policies hold a pod's token to its own node, and, with
-an image (NODEAGENT_E2E_IMAGE, or one on the node that is called nodeagent), its DaemonSet becomes ready and speaks.
+an image (NODEAGENT_E2E_IMAGE, or one on the node that is called nodeagent), its DaemonSet becomes ready and answers.
 
-Everything is installed under names of the run's own, so that an installation that is there is not touched, and is taken
-away again. What tries the rights is asked for with dryRun: should it be allowed, it changes nothing all the same.
+Everything is installed under names of the run's own, so that an installation that is there is not touched, and is
+removed again. Requests that try the rights have dryRun: if one is allowed, it changes nothing all the same. Two
+evictions are real, of pods that the run has made.
+
+With constrained impersonation (Kubernetes 1.36) the token acts as its node; without it, the rights of
+examples/kubernetes-1.35.yaml are added. A claim about the other kind of server is reported as not tried.
 """
 
 import json
 import os
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import pytest
 import yaml
 
 from nodeagent.kube.api_errors import ApiError
-from nodeagent.kube.node_identity import Identity, confirm_identity
-from nodeagent.kube.transport import JSON, STRATEGIC_MERGE, Transport, connect
-from tests.e2e.cluster import Cluster, Json, has_service_account, with_token
+from tests.e2e import installation as setup
+from tests.e2e.cluster import Cluster, Json, has_service_account
+from tests.e2e.installation import PATHS, Agent, Installation, Places, Try
 from tests.e2e.this_node import at_work, marks, wipe
-from tests.support.paths import REPOSITORY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-DAEMONSET: Final = REPOSITORY / "daemonset.yaml"
-DIRECT: Final = REPOSITORY / "examples" / "kubernetes-1.35.yaml"
-"""The rights for API servers without constrained impersonation."""
-LEASES: Final = DAEMONSET.parent / "examples" / "fleet-leases.yaml"
-ACCOUNT: Final = "nodeagent"
-NODE_CLAIM: Final = "authentication.kubernetes.io/node-name"
-PATHS: Final = {
-    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
-    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
-    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
-    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
-    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
-    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-}
-
-
-class Try(NamedTuple):
-    """A request of the agent's token. `{}` is the run's namespace, which is the agent's own, `TENANT` that of the pod
-    `tenant`, `UID` that pod's, `NODE` the node's name, `SYSTEM` a pod of kube-system on it; in the body only as a whole
-    value."""
-
-    method: str
-    path: str
-    body: Json | None = None
-
-
+PODS: Final = "/api/v1/pods"
+OWN_PODS: Final = f"{PODS}?fieldSelector=spec.nodeName%3DNODE"
+OTHERS_PODS: Final = f"{PODS}?fieldSelector=spec.nodeName%3DOTHER"
+WATCH: Final = "watch=1&timeoutSeconds=1"
 STATUS: Final = "/api/v1/nodes/NODE/status?dryRun=All"
 NODE: Final = "/api/v1/nodes/NODE?dryRun=All"
 OWN_TAINT: Final = {"key": "nodeagent.io/pid-pressure", "effect": "NoSchedule"}
+CONDITION: Final = {"status": {"conditions": [{"type": "NodeAgentPIDPressure", "status": "False"}]}}
+SELECTED: Final = "can only list/watch pods with spec.nodeName field selector"
+ITS_OWN: Final = "can only evict pods with spec.nodeName set to itself"
 
 
 def eviction(namespace: str, name: str, **options: object) -> Try:
@@ -93,18 +74,21 @@ def lease(holder: str, *, name: str = "nodeagent-evictions-e2e-0", lasts_s: int 
     return Try("POST", "/apis/coordination.k8s.io/v1/namespaces/{}/leases?dryRun=All", body)
 
 
+READ: Final = {
+    "list the pods of the node": Try("GET", f"{OWN_PODS}&limit=1"),
+    "watch the pods of the node": Try("GET", f"{OWN_PODS}&{WATCH}"),
+    "read its own Node": Try("GET", "/api/v1/nodes/NODE"),
+    "watch its own Node": Try("GET", f"/api/v1/nodes?fieldSelector=metadata.name%3DNODE&{WATCH}"),
+    "evict a pod of the node": eviction("TENANT", "tenant"),
+}
+"""As the node with constrained impersonation, as the account without it."""
 ALLOWED: Final = {
-    "pods of the node": Try("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3DNODE&limit=1"),
-    "its own object": Try("GET", "/api/v1/nodes/NODE"),
     "budgets": Try("GET", "/apis/policy/v1/namespaces/{}/poddisruptionbudgets?limit=1"),
-    "a condition of its own": Try(
-        "PATCH", STATUS, {"status": {"conditions": [{"type": "NodeAgentPIDPressure", "status": "False"}]}}
-    ),
+    "a condition of its own": Try("PATCH", STATUS, CONDITION),
     "a pressure condition": Try(
         "PATCH", STATUS, {"status": {"conditions": [{"type": "PIDPressure", "status": "True", "reason": "Test"}]}}
     ),
     "a taint of its own": Try("PATCH", NODE, {"spec": {"taints": ["ALL", OWN_TAINT]}}),
-    "an eviction": eviction("TENANT", "tenant"),
     "an Event about a pod": event("TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant", "uid": "UID"}),
     "an Event about its node": event("default", {"kind": "Node", "name": "NODE", "uid": "NODE"}),
     "a Lease": lease("NODE"),
@@ -120,71 +104,69 @@ REFUSED: Final = {
     ),
     "a foreign condition": Try("PATCH", STATUS, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}),
     "a capacity": Try("PATCH", STATUS, {"status": {"capacity": {"nodeagent.io/e2e": "1"}}}),
-    "another node": Try(
-        "PATCH", STATUS.replace("NODE", "OTHER"), {"status": {"conditions": [{"type": "NodeAgentPIDPressure"}]}}
-    ),
-    "an eviction without a grace period": eviction("TENANT", "tenant", gracePeriodSeconds=None),
-    "an eviction that leaves no second": eviction("TENANT", "tenant", gracePeriodSeconds=0),
-    "an eviction of whoever has the name": eviction("TENANT", "tenant", preconditions=None),
-    "an eviction from its own namespace": eviction("{}", "bearer"),
-    "an eviction from kube-system": eviction("kube-system", "SYSTEM"),
-    "an Event about another node": event("default", {"kind": "Node", "name": "nodeagent-e2e-none"}),
+    "the status of another node": Try("PATCH", STATUS.replace("NODE", "OTHER"), CONDITION),
+    "a taint of another node": Try("PATCH", NODE.replace("NODE", "OTHER"), {"spec": {"taints": [OWN_TAINT]}}),
+    "an Event about another node": event("default", {"kind": "Node", "name": "OTHER"}),
     "an Event in another one's name": event(
-        "TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant"}, instance="nodeagent-e2e-none"
+        "TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant"}, instance="OTHER"
     ),
-    "a Lease for another node": lease("nodeagent-e2e-none"),
+    "a Lease for another node": lease("OTHER"),
     "another Lease": lease("NODE", name="nodeagent-e2e"),
     "a Lease for ever": lease("NODE", lasts_s=1 << 30),
     "secrets": Try("GET", "/api/v1/namespaces/{}/secrets?limit=1"),
     "a pod's deletion": Try("DELETE", "/api/v1/namespaces/{}/pods/bearer?dryRun=All"),
 }
+FORMS: Final = {
+    "an eviction without a grace period": eviction("TENANT", "tenant", gracePeriodSeconds=None),
+    "an eviction that leaves no second": eviction("TENANT", "tenant", gracePeriodSeconds=0),
+    "an eviction of whichever pod has the name": eviction("TENANT", "tenant", preconditions=None),
+    "an eviction from its own namespace": eviction("{}", "bearer"),
+}
+"""Evictions that are refused whichever identity sends them."""
+AS_ITS_NODE: Final = {
+    "list all pods": Try("GET", f"{PODS}?limit=1").by("NODE", SELECTED),
+    "list the pods of another node": Try("GET", f"{OTHERS_PODS}&limit=1").by("NODE", SELECTED),
+    "list the pods of a namespace": Try("GET", "/api/v1/namespaces/TENANT/pods?limit=1").by("NODE", SELECTED),
+    "watch all pods": Try("GET", f"{PODS}?{WATCH}").by("NODE", SELECTED),
+    "watch the pods of another node": Try("GET", f"{OTHERS_PODS}&{WATCH}").by("NODE", SELECTED),
+    "evict a pod of another node": eviction("TENANT", "neighbour").by("NODE", ITS_OWN),
+    "read another Node": Try("GET", "/api/v1/nodes/OTHER").by("NODE", "only its own Node object"),
+    "list all Nodes": Try("GET", "/api/v1/nodes?limit=1").by("NODE", "only its own Node object"),
+    "write its own status": Try("PATCH", STATUS, CONDITION).by("NODE", "impersonate-on:associated-node:patch"),
+    "write the status of another node": Try("PATCH", STATUS.replace("NODE", "OTHER"), CONDITION).by("NODE"),
+    "write a taint": Try("PATCH", NODE, {"spec": {"taints": ["ALL", OWN_TAINT]}}).by("NODE"),
+    "list budgets": ALLOWED["budgets"].by("NODE", "impersonate-on:associated-node:list"),
+    "list secrets": REFUSED["secrets"].by("NODE", "impersonate-on:associated-node:list"),
+    "read a claim that no pod of the node mounts": Try(
+        "GET", "/api/v1/namespaces/TENANT/persistentvolumeclaims/none"
+    ).by("NODE", "no relationship found between node"),
+    "delete a pod of the node": Try("DELETE", "/api/v1/namespaces/TENANT/pods/tenant?dryRun=All").by("NODE"),
+    **{what: attempt.by("NODE") for what, attempt in FORMS.items()},
+}
+AS_ANOTHER_NODE: Final = {
+    what: attempt.by("OTHER", "impersonate")
+    for what, attempt in {
+        "list all pods": Try("GET", f"{PODS}?limit=1"),
+        "list its pods": Try("GET", f"{OTHERS_PODS}&limit=1"),
+        "watch its pods": Try("GET", f"{OTHERS_PODS}&{WATCH}"),
+        "list the pods of the token's node": READ["list the pods of the node"],
+        "evict its pod": eviction("TENANT", "neighbour"),
+        "evict a pod of the token's node": READ["evict a pod of the node"],
+        "read its Node": Try("GET", "/api/v1/nodes/OTHER"),
+        "write its status": REFUSED["the status of another node"],
+        "write its taint": REFUSED["a taint of another node"],
+        "list secrets": REFUSED["secrets"],
+    }.items()
+}
 
 
-def minor_of(cluster: Cluster) -> int:
-    return int(cluster.get("/version")["minor"].rstrip("+"))
-
-
-class Installation:
-    """The documents of daemonset.yaml, and what a fleet needs beside it, under the run's names."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.made: list[str] = []
-        older = (DIRECT,) if minor_of(cluster) < 36 else ()
-        text = "---\n".join(file.read_text(encoding="utf-8") for file in (DAEMONSET, LEASES, *older))
-        user = f"system:serviceaccount:{cluster.namespace}:{ACCOUNT}"
-        text = text.replace("system:serviceaccount:nodeagent:nodeagent", user)
-        self.documents = [self._moved(each) for each in yaml.safe_load_all(text) if each["kind"] != "Namespace"]
-
-    def _moved(self, document: Json) -> Json:
-        ours = self._cluster.namespace
-        metadata = document["metadata"]
-        if "namespace" in metadata:
-            metadata["namespace"] = ours
-        else:
-            metadata["name"] = f"{ours}-{metadata['name']}"
-        for subject in document.get("subjects", ()):
-            subject["namespace"] = ours
-        if document.get("roleRef", {}).get("kind") == "ClusterRole":
-            document["roleRef"]["name"] = f"{ours}-{document['roleRef']['name']}"
-        if "policyName" in document.get("spec", {}):
-            document["spec"]["policyName"] = f"{ours}-{document['spec']['policyName']}"
-        return document
-
-    def make(self, document: Json) -> None:
-        path = PATHS[document["kind"]].format(self._cluster.namespace)
-        self._cluster.post(path, document)
-        self.made.append(f"{path}/{document['metadata']['name']}")
-
-    def remove(self) -> None:
-        for path in reversed(self.made):
-            self._cluster.delete(path)
+# --- the installation ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster) -> Iterator[Installation]:
     """Rights and policies; the DaemonSet is made by the test that needs it."""
-    if minor_of(cluster) < 30:
+    if setup.minor_version(cluster) < 30:
         pytest.skip("the admission policies need Kubernetes 1.30")
     made = Installation(cluster)
     try:
@@ -197,145 +179,175 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
 
 
 @pytest.fixture(scope="module")
-def tenant(cluster: Cluster) -> Iterator[Json]:
-    """A pod of another user on the node, in a namespace of its own. It need not run."""
+def places(cluster: Cluster) -> Iterator[Places]:
+    """Pods of another user in a namespace of their own: `tenant` on the node, `neighbour` on another one. They need not
+    run."""
     name = f"{cluster.namespace}-tenant"
-    namespaces = f"/api/v1/namespaces/{name}"
+    pods = f"/api/v1/namespaces/{name}/pods"
     cluster.post("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:
         assert cluster.until(lambda: has_service_account(cluster, name), timeout_s=60)
-        spec = {
-            "nodeName": cluster.node_name,
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 1,
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [{"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}],
-        }
-        made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tenant"}, "spec": spec}
-        yield cluster.post(f"{namespaces}/pods", made)
-        cluster.delete(f"{namespaces}/pods/tenant", grace_s=0)
+        with setup.another_node(cluster) as other:
+            try:
+                tenant = cluster.post(pods, setup.sleeping_pod("tenant", cluster.node_name))
+                cluster.post(pods, setup.sleeping_pod("neighbour", other))
+                uid = tenant["metadata"]["uid"]
+                yield Places(cluster.namespace, name, uid, cluster.node_name, other)
+            finally:
+                # Without a kubelet nothing else removes the second one.
+                for pod in ("tenant", "neighbour"):
+                    cluster.delete(f"{pods}/{pod}", grace_s=0)
     finally:
-        cluster.delete(namespaces)
+        cluster.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="module")
-def agents(
-    cluster: Cluster, installation: Installation, tenant: Json, tmp_path_factory: pytest.TempPathFactory
-) -> Transport:
-    """The API server with the token that a pod of the DaemonSet would have on the node."""
-    container = {"name": "c", "image": "nodeagent.invalid/none", "imagePullPolicy": "Never"}
-    spec = {
-        "nodeName": cluster.node_name,
-        "serviceAccountName": ACCOUNT,
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [container],
-    }
-    bearer = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bearer"}, "spec": spec}
+def agent(
+    cluster: Cluster, installation: Installation, places: Places, tmp_path_factory: pytest.TempPathFactory
+) -> Agent:
+    """The API server with the token of a pod on the node, when it has taken in the roles and the policies."""
     assert installation.made, "the account is there"
-    pod = cluster.post(cluster.pod_path(), bearer)
-    bound = {"kind": "Pod", "apiVersion": "v1", "name": "bearer", "uid": pod["metadata"]["uid"]}
-    answer = cluster.post(
-        f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/{ACCOUNT}/token",
-        {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": 3600, "boundObjectRef": bound},
-        },
-    )
-    directory = tmp_path_factory.mktemp("agent")
-    transport = connect(with_token(cluster, answer["status"]["token"], directory), request_timeout_s=15.0)
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-    body = json.dumps(review).encode()
-    me = json.loads(transport.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=body).body)
-    if NODE_CLAIM not in me["status"]["userInfo"].get("extra", {}):
-        pytest.skip("this API server does not write the node into a pod's token (Kubernetes 1.30 does)")
+    transport = setup.token_of_a_pod(cluster, tmp_path_factory.mktemp("agent"))
+    constrained = setup.has_constrained_impersonation(transport, cluster.node_name)
+    if not constrained:
+        for document in installation.read(setup.DIRECT):
+            installation.make(document)
+    made = Agent(cluster, transport, places, constrained)
     # A new role takes a moment to be known, a new policy to be enforced. What is allowed before that proves nothing.
-    assert cluster.until(lambda: chosen(cluster, transport), timeout_s=60), transport.impersonation.note
-    get = ALLOWED["its own object"]
-    assert cluster.until(lambda: ask(cluster, transport, get, tenant) is None, timeout_s=60)
-    label = REFUSED["a label"]
-    assert cluster.until(lambda: is_refused(cluster, transport, label, tenant), timeout_s=60), "by the policy"
-    return transport
+    first = READ["list the pods of the node"].by("NODE" if constrained else "")
+    assert cluster.until(lambda: made.ask(first) is None, timeout_s=60), made.ask(first)
+    assert cluster.until(lambda: made.is_refused(REFUSED["a label"]), timeout_s=60), "by the policy"
+    return made
 
 
-def chosen(cluster: Cluster, transport: Transport) -> bool:
-    """Whether the requests have the identity that this API server allows."""
-    confirm_identity(transport, Identity(cluster.node_name, "--node-name"))
-    return transport.impersonation.complete is (minor_of(cluster) >= 36)
+@pytest.fixture
+def constrained(agent: Agent) -> Agent:
+    """Skips on an API server without constrained impersonation."""
+    if not agent.constrained:
+        version = setup.minor_version(agent.cluster)
+        pytest.skip(f"this API server (1.{version}) has no constrained impersonation: 1.36 has, unless its gate is off")
+    return agent
 
 
-def ask(cluster: Cluster, agents: Transport, what: Try, tenant: Json) -> ApiError | None:
-    """What the API server has against it."""
-    names = {
-        "{}": cluster.namespace,
-        "NODE": cluster.node_name,
-        "TENANT": tenant["metadata"]["namespace"],
-        "UID": tenant["metadata"]["uid"],
-    }
-    if "SYSTEM" in what.path:
-        names["SYSTEM"] = system_pod(cluster)
-    path = what.path
-    text = "" if what.body is None else json.dumps(_with_all_taints(cluster, what.body))
-    for mark, name in names.items():
-        path = path.replace(mark, name)
-        text = text.replace(f'"{mark}"', f'"{name}"')
-    kind = STRATEGIC_MERGE if what.method == "PATCH" else JSON
-    try:
-        agents.request(what.method, path, body=text.encode() or None, content_type=kind)
-    except ApiError as error:
-        return error
-    return None
+@pytest.fixture
+def unconstrained(agent: Agent) -> Agent:
+    """Skips on an API server with constrained impersonation."""
+    if agent.constrained:
+        version = setup.minor_version(agent.cluster)
+        pytest.skip(f"this API server (1.{version}) has constrained impersonation; the claim is about one without it")
+    return agent
 
 
-def system_pod(cluster: Cluster) -> str:
-    """The name of a pod of kube-system on the node; empty if there is none."""
-    listed = cluster.get(
-        f"/api/v1/namespaces/kube-system/pods?fieldSelector=spec.nodeName%3D{cluster.node_name}&limit=1"
-    )
-    return next((str(each["metadata"]["name"]) for each in listed["items"]), "")
+def assert_allowed(agent: Agent, attempt: Try) -> None:
+    # One of several API servers may know of the role later than the one that was asked first; also below.
+    assert agent.cluster.until(lambda: agent.ask(attempt) is None, timeout_s=30), agent.ask(attempt)
 
 
-def is_refused(cluster: Cluster, agents: Transport, what: Try, tenant: Json) -> bool:
-    """By a missing right or a policy, whose messages differ."""
-    error = ask(cluster, agents, what, tenant)
-    return error is not None and error.status == 403
+def assert_refused(agent: Agent, attempt: Try) -> None:
+    assert agent.cluster.until(lambda: agent.is_refused(attempt), timeout_s=60), agent.ask(attempt)
 
 
-def _with_all_taints(cluster: Cluster, body: Json) -> Json:
-    taints = body.get("spec", {}).get("taints", ())
-    if "ALL" not in taints:
-        return body
-    there = cluster.node()["spec"].get("taints", [])
-    return {"spec": {"taints": [*there, *(taint for taint in taints if taint != "ALL")]}}
+# --- whatever the API server -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ALLOWED)
-def test_a_pods_token_may_do_on_its_own_node(cluster: Cluster, agents: Transport, tenant: Json, what: str) -> None:
-    def allowed() -> bool:
-        return ask(cluster, agents, ALLOWED[what], tenant) is None
-
-    # One of several API servers may know of the role later than the one that was asked first; also below.
-    assert cluster.until(allowed, timeout_s=30), ask(cluster, agents, ALLOWED[what], tenant)
+def test_a_pods_token_may_do_on_its_own_node(agent: Agent, what: str) -> None:
+    assert_allowed(agent, ALLOWED[what])
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_pods_token_may_not_do(cluster: Cluster, agents: Transport, tenant: Json, what: str) -> None:
-    attempt = REFUSED[what]
-    if "OTHER" in attempt.path:
-        names = {node["metadata"]["name"] for node in cluster.get("/api/v1/nodes?limit=2")["items"]}
-        if not (others := sorted(names - {cluster.node_name})):
-            pytest.skip("the cluster has one node")
-        attempt = attempt._replace(path=attempt.path.replace("OTHER", others[0]))
-    if "SYSTEM" in attempt.path and not system_pod(cluster):
-        # As a node, a pod that does not exist is not found before the policy is asked.
-        pytest.skip("no pod of kube-system is on the node")
+@pytest.mark.parametrize("what", [*REFUSED, *FORMS])
+def test_a_pods_token_may_not_do(agent: Agent, what: str) -> None:
+    assert_refused(agent, (REFUSED | FORMS)[what])
 
-    def refused() -> bool:
-        return is_refused(cluster, agents, attempt, tenant)
 
-    assert cluster.until(refused, timeout_s=60), ask(cluster, agents, attempt, tenant)
+@pytest.mark.parametrize("what", AS_ANOTHER_NODE)
+def test_as_another_node_a_pods_token_may_not(agent: Agent, what: str) -> None:
+    assert_refused(agent, AS_ANOTHER_NODE[what])
+
+
+# --- with constrained impersonation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", READ)
+def test_as_its_node_a_pods_token_may(constrained: Agent, what: str) -> None:
+    assert_allowed(constrained, READ[what].by("NODE"))
+
+
+@pytest.mark.parametrize("what", AS_ITS_NODE)
+def test_as_its_node_a_pods_token_may_not(constrained: Agent, what: str) -> None:
+    assert_refused(constrained, AS_ITS_NODE[what])
+
+
+@pytest.mark.parametrize("what", [*READ, "list all pods", "watch all pods", "evict a pod of another node"])
+def test_as_itself_a_pods_token_may_not(constrained: Agent, what: str) -> None:
+    assert_refused(constrained, (AS_ITS_NODE | READ)[what].by("", f'User "system:serviceaccount:{{}}:{setup.ACCOUNT}"'))
+
+
+def test_as_its_node_a_pods_token_evicts_no_pod_of_kube_system(constrained: Agent) -> None:
+    selector = f"fieldSelector=spec.nodeName%3D{constrained.places.node}"
+    pods = constrained.cluster.get(f"/api/v1/namespaces/kube-system/pods?{selector}&limit=1")["items"]
+    if not pods:
+        pytest.skip("the node has no pod of kube-system")
+    metadata = pods[0]["metadata"]
+    attempt = eviction("kube-system", metadata["name"], preconditions={"uid": metadata["uid"]})
+    assert_refused(constrained, attempt.by("NODE", "may evict no pods of kube-system"))
+
+
+def test_no_pod_of_another_node_can_be_listed_or_evicted(constrained: Agent) -> None:
+    """All pods of other nodes, fifty at most, by the three identities that the token can try."""
+    cluster, node = constrained.cluster, constrained.places.node
+    pods = cluster.get(f"{PODS}?fieldSelector=spec.nodeName%21%3D{node}&limit=50")["items"]
+    there = [pod for pod in pods if pod["spec"].get("nodeName") not in (None, "", node)]
+    assert "neighbour" in {pod["metadata"]["name"] for pod in there} or len(pods) == 50
+    evicted = []
+    for pod in there:
+        namespace, name, uid = (pod["metadata"][field] for field in ("namespace", "name", "uid"))
+        attempts = [eviction(namespace, name, preconditions={"uid": uid}).by(user) for user in ("", "NODE", "OTHER")]
+        evicted += [(namespace, name, each.user) for each in attempts if constrained.ask(each) is None]
+    lists = [Try("GET", path).by(user) for path in (PODS, OTHERS_PODS) for user in ("", "NODE", "OTHER")]
+    assert (evicted, [each for each in lists if not constrained.is_refused(each)]) == ([], [])
+
+
+def test_as_its_node_a_pods_token_really_evicts_its_own_pods_only(constrained: Agent) -> None:
+    """Without dryRun: the pod of the node terminates, that of another node stays as it is."""
+    cluster, places = constrained.cluster, constrained.places
+    path = f"/api/v1/namespaces/{places.tenant_namespace}/pods"
+    made = {}
+    try:
+        for name, node in (("leaves", places.node), ("stays", places.other)):
+            made[name] = cluster.post(path, setup.sleeping_pod(name, node))["metadata"]["uid"]
+
+        def evict(name: str) -> Try:
+            return eviction("TENANT", name, preconditions={"uid": made[name]}, dryRun=None)
+
+        assert constrained.ask(evict("leaves").by("NODE")) is None
+        assert constrained.is_refused(evict("stays").by("NODE", ITS_OWN))
+        # A pod without a running container may be removed at once.
+        left = {pod["metadata"]["name"]: pod["metadata"] for pod in cluster.get(path)["items"]}
+        assert "deletionTimestamp" in left.get("leaves", {"deletionTimestamp": ""})
+        assert "deletionTimestamp" not in left["stays"]
+    finally:
+        for name in made:
+            cluster.delete(f"{path}/{name}", grace_s=0)
+
+
+# --- without it ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", READ)
+def test_without_constrained_impersonation_a_pods_token_may(unconstrained: Agent, what: str) -> None:
+    assert_allowed(unconstrained, READ[what])
+
+
+@pytest.mark.parametrize("what", READ)
+def test_without_constrained_impersonation_a_pods_token_may_not_act_as_its_node(
+    unconstrained: Agent, what: str
+) -> None:
+    assert_refused(unconstrained, READ[what].by("NODE", 'cannot impersonate resource "users"'))
+
+
+def test_without_constrained_impersonation_no_pod_of_kube_system_can_be_evicted(unconstrained: Agent) -> None:
+    assert_refused(unconstrained, eviction("kube-system", "nodeagent-e2e-none"))
 
 
 # --- the DaemonSet ---------------------------------------------------------------------------------------------------

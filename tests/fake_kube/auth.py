@@ -103,9 +103,10 @@ def rules_review(api: "ApiServer", user: str, namespace: str) -> Json:
 
 def user_info(api: "ApiServer", user: str, request: Request | None = None) -> Json:
     if not user.startswith("system:serviceaccount:"):
-        groups = ["system:nodes"] if user.startswith("system:node:") else []
-        info: Json = {"username": user, "groups": [*groups, "system:authenticated"]}
-        if groups and (request is None or not impersonation.wanted_user(request)):
+        if not user.startswith(authorizer.NODE_USER):
+            return {"username": user, "groups": ["system:authenticated"]}
+        info: Json = {"username": user, "groups": ["system:nodes", "system:authenticated"]}
+        if api.minor >= 32 and not (request is not None and impersonation.wanted_user(request)):
             # Of its certificate (k8s.io/apiserver, pkg/authentication/request/x509/x509.go). Impersonated, it has none.
             info["extra"] = {"authentication.kubernetes.io/credential-id": [f"X509SHA256={'0' * 64}"]}
         return info

@@ -47,6 +47,8 @@ def create(api: "ApiServer", request: Request, target: Target) -> Answer:
         complete_event(api, entry, target)
     elif target.resource == "pods":
         entry["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+    elif target.resource == "nodes":
+        entry["status"] = {}
     elif target.resource == "poddisruptionbudgets":
         complete_pdb(api, entry, target)
     elif target.resource == "namespaces":

@@ -222,32 +222,55 @@ class DaemonSets:
         self._running = None
 
 
-def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The double grants by the bindings that the suite has made there, and asks its policies with an evaluator of their
-    language."""
+def denied_by_stored_policies(api: ApiServer) -> Callable[[Json, Json | None, Json | None], list[str]]:
+    """The double's policies, by an evaluator of their language."""
     evaluator = pytest.importorskip("tests.deploy.test_admission")
-    with ApiServer(node=ready_node(""), linger_s=None) as api:
+
+    def denied(asked: Json, old: Json | None, new: Json | None) -> list[str]:
+        kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+        made = [entry for kind in kinds for entry in api.store.objects[kind].values()]
+        found: list[str] = evaluator.denied(asked, old, new, made)
+        return found
+
+    return denied
+
+
+def nothing_is_left(api: ApiServer) -> bool:
+    kinds = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
+    return (
+        not [kind for kind in kinds if api.store.objects[kind]]
+        and "taints" not in api.node()["spec"]
+        and not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
+    )
+
+
+def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double grants by the bindings that the suite has made there, and has constrained impersonation."""
+    with ApiServer(node=ready_node(""), pods=[pod("system", namespace="kube-system", node="node-1")]) as api:
+        api.linger_s = None
         api.add_node(node_object("node-2", address="10.0.2.16"))
-        api.add_pod(pod("dns", namespace="kube-system", node="node-1"))
-
-        def denied(asked: Json, old: Json | None, new: Json | None) -> list[str]:
-            kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
-            made = [entry for kind in kinds for entry in api.store.objects[kind].values()]
-            found: list[str] = evaluator.denied(asked, old, new, made)
-            return found
-
-        api.admit = denied
+        api.admit = denied_by_stored_policies(api)
         monkeypatch.setenv("NODEAGENT_E2E_IMAGE", "nodeagent:0.1.0")
         daemonsets = DaemonSets(api, tmp_path)
         try:
             output = run_suite(api, tmp_path, "test_installation.py")
         finally:
             daemonsets.close()
-        assert "32 passed" in output, output
-        left = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "daemonsets")
-        assert not [kind for kind in left if api.store.objects[kind]]
-        assert "taints" not in api.node()["spec"]
-        assert not [c for c in api.node()["status"]["conditions"] if c["type"].startswith("NodeAgent")]
+        assert "74 passed" in output, output
+        assert nothing_is_left(api)
+        assert len(api.store.objects["nodes"]) == 2
+
+
+def test_an_installation_without_constrained_impersonation_has_the_direct_rights(tmp_path: Path) -> None:
+    """As Kubernetes 1.35 answers. With one node the suite makes a second Node object and removes it."""
+    with ApiServer(node=ready_node(""), minor=35, linger_s=None) as api:
+        api.admit = denied_by_stored_policies(api)
+        output = run_suite(api, tmp_path, "test_installation.py")
+        assert "this API server (1.35) has no constrained impersonation" in output
+        assert "49 passed" in output, output
+        assert nothing_is_left(api)
+        assert list(api.store.objects["nodes"]) == [("", "node-1")]
+        assert [r.path for r in api.sent("POST", "/nodes")] == ["/api/v1/nodes"]
 
 
 @contextlib.contextmanager
