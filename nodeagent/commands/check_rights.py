@@ -10,6 +10,7 @@ from nodeagent.config.problems import ConfigError
 from nodeagent.kube import credentials, rights_review
 from nodeagent.kube.rights_review import RightsReview, RightsState
 from nodeagent.report import rights_report
+from nodeagent.report.progress import ProgressLine
 from nodeagent.sampling.hostfs import host as hostfs
 from nodeagent.sampling.hostfs.host import Unreadable
 
@@ -59,9 +60,11 @@ def make_review(
         raise CheckError(f"UNKNOWN: no API server: {found.reason}")
     try:
         transport = transports.connect(found, request_timeout_s=config.cluster.request_timeout_s)
+        line = ProgressLine()
         try:
-            return rights_review.review(transport, config, host_name=host_name)
+            return rights_review.review(transport, config, host_name=host_name, on_progress=line.show)
         finally:
+            line.clear()
             transport.close()
     except (ApiError, credentials.CredentialsError) as error:
         raise CheckError(f"UNKNOWN: the API server did not answer: {error}") from error

@@ -115,21 +115,35 @@ class RightsReview(NamedTuple):
 
 
 def review(
-    transport: "Transport", config: Config, *, host_name: str, clock: Callable[[], float] = time.monotonic
+    transport: "Transport",
+    config: Config,
+    *,
+    host_name: str,
+    on_progress: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> RightsReview:
     """Ask the API server. `host_name` is the node's name if neither the configuration nor the credentials have one.
+    `on_progress` is called with a text before each request.
 
     Raises `ApiError` if the API server does not answer at all.
     """
-    return _Reviewer(transport, config, clock=clock).review(host_name)
+    return _Reviewer(transport, config, on_progress, clock=clock).review(host_name)
 
 
 class _Reviewer:
     """One review: the deadline and what does not change during it."""
 
-    def __init__(self, transport: "Transport", config: Config, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        transport: "Transport",
+        config: Config,
+        on_progress: Callable[[str], None],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._transport = transport
         self._config = config
+        self._on_progress = on_progress
         self._clock = clock
         self._deadline = clock() + TOTAL_S
         self._node = self._node_user = ""
@@ -233,6 +247,7 @@ class _Reviewer:
         left_s = self._deadline - self._clock()
         if left_s <= 0:
             return ReviewedRight(right, Verdict.UNKNOWN, "not asked in time")
+        self._on_progress(f"asking the API server: {right.name}")
         try:
             status = access_reviews.may(
                 self._transport,

@@ -234,6 +234,22 @@ def test_all_requests_end_within_the_time_and_the_rest_is_unknown(api: ApiServer
     assert found.beyond_limit == "not asked in time"
 
 
+def test_each_question_is_announced_before_it_is_asked(api: ApiServer, tmp_path: Path) -> None:
+    api.grant("agent", IMPERSONATING)
+    token = api.token_of("kube-system", "agent", node="n1")
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig", token=token))))
+    shown: list[tuple[str, int]] = []
+
+    def show(text: str) -> None:
+        shown.append((text, len(api.sent("POST", "/selfsubjectaccessreviews"))))
+
+    rights_review.review(transport, ENFORCE, host_name="n1", on_progress=show)
+    transport.close()
+    assert "asking the API server: impersonate-on:associated-node:list pods" in [text for text, _ in shown]
+    first = shown[0][1]
+    assert [asked - first for _, asked in shown] == list(range(len(shown)))
+
+
 def test_a_server_that_does_not_answer_at_all_is_an_error(api: ApiServer, tmp_path: Path) -> None:
     api.go_down()
     with pytest.raises(ApiError):
