@@ -35,6 +35,7 @@ TOTAL_S: Final = 15.0
 """Longest time for all: about 40 requests of a few milliseconds each."""
 _BINDING: Final = re.compile(r'RBAC: allowed by \S+ "[^"]*" of (\S+) "([^"]*)"')
 """plugin/pkg/auth/authorizer/rbac/rbac.go."""
+_CHECK: Final = tuple(right for right in rights.RIGHTS if right.need is Need.CHECK)
 _HARMLESS: Final = frozenset(GrantedRule("create", group, resource) for group, resource in rights.EVERYBODY)
 
 
@@ -147,6 +148,7 @@ class _Reviewer:
         self._clock = clock
         self._deadline = clock() + TOTAL_S
         self._node = self._node_user = ""
+        self._as_node = False
         self._may_impersonate = False
         self._may_ask_as_node = True
         self._notes: list[str] = []
@@ -160,12 +162,14 @@ class _Reviewer:
         if owner and owner != self._node:
             self._cannot_act = f"the node is {self._node}, but the credentials belong to {owner}"
         used = self._used(owner)
+        if self._config.mode is Mode.DRY_RUN:
+            self._notes.append("mode is dry-run: rights that only `enforce` uses count as beyond need")
         mode = self._mode(user)
         if mode is RequestMode.IMPERSONATION:
             reviewed = self._review_impersonated(used)
         else:
-            as_node = mode is RequestMode.NODE_CREDENTIALS
-            reviewed = [self._review_direct(right) for right in (_with_node_credentials(used) if as_node else used)]
+            self._as_node = mode is RequestMode.NODE_CREDENTIALS
+            reviewed = [self._review_direct(r) for r in (_with_node_credentials(used) if self._as_node else used)]
         beyond, limit = self._beyond(user, mode, used, reviewed)
         notes = tuple(self._notes)
         return RightsReview(self._node, user.name, mode, tuple(reviewed), beyond, limit, notes, self._cannot_act)
@@ -265,7 +269,7 @@ class _Reviewer:
                 )
             return ReviewedRight(right, Verdict.UNKNOWN, error.message)
         if status.allowed:
-            return ReviewedRight(right, Verdict.YES, _granting(status.reason, user))
+            return ReviewedRight(right, Verdict.YES, _granting(status.reason, as_node=self._as_node or bool(user)))
         rule = rights.rule_text(right.rule)
         return ReviewedRight(right, Verdict.NO, f"{rule} ({status.reason})" if status.reason else rule)
 
@@ -277,15 +281,13 @@ class _Reviewer:
         if mode is RequestMode.NODE_CREDENTIALS:
             return (), "the credentials are the node's: they have the rights of a kubelet, which are not listed"
         namespaces = dict.fromkeys((_namespace_of(user.name) or "default", self._config.fleet.lease_namespace))
-        needed = {each.rule for each in rights.RIGHTS if each.need is Need.CHECK and each.granted_to_all}
-        if mode is RequestMode.IMPERSONATION:
-            needed |= rights.impersonation_rules((*used, *(r for r in rights.RIGHTS if r.need is Need.CHECK)))
-            needed |= {each.right.rule for each in reviewed if each.fallback}
-        else:
+        # Without effect until the API server has constrained impersonation: not too many before an upgrade.
+        wants_node = self._config.cluster.identity is not ClusterIdentity.SERVICE_ACCOUNT
+        needed = rights.impersonation_rules((*used, *_CHECK)) if wants_node else frozenset()
+        if mode is RequestMode.ACCOUNT:
             needed |= rights.direct_rules(used)
-            if self._config.cluster.identity is not ClusterIdentity.SERVICE_ACCOUNT:
-                # Without effect until the API server has constrained impersonation.
-                needed |= rights.impersonation_rules(used)
+        else:
+            needed |= {each.right.rule for each in reviewed if each.fallback}
         found: set[GrantedRule] = set()
         limits = [f"rules of RoleBindings in other namespaces than {' and '.join(namespaces)} are not listed"]
         for namespace in namespaces:
@@ -312,11 +314,11 @@ def _with_node_credentials(used: Iterable[Right]) -> list[Right]:
     return [*kept, *(rights.NODE_EVENTS if events else ())]
 
 
-def _granting(reason: str, user: str) -> str:
+def _granting(reason: str, *, as_node: bool) -> str:
     """`ClusterRole nodeagent`, or the authorizer."""
     if match := _BINDING.match(reason):
         return f"{match[1]} {match[2]}"
-    return reason or ("the Node authorizer" if user else "the authorizer gives no reason")
+    return reason or ("the Node authorizer" if as_node else "an authorizer that gives no reason")
 
 
 def _node_of(user: str) -> str:

@@ -71,7 +71,9 @@ def test_an_account_that_acts_as_its_node_has_every_right_and_none_beyond(api: A
 def test_an_account_with_direct_rights_is_complete_on_an_older_server(tmp_path: Path) -> None:
     with ApiServer(node=node_object("n1"), minor=35) as old:
         found = review(old, tmp_path, DIRECT)
+        both = review(old, tmp_path, DIRECT | IMPERSONATING)
     assert (found.state, found.mode, found.missing, found.beyond) == (RightsState.OK, RequestMode.ACCOUNT, (), ())
+    assert both.beyond == (), "the rights for the time after an upgrade"
     assert found.notes == (
         "requests are sent as the ServiceAccount: the API server has no constrained impersonation (Kubernetes 1.36)",
     )
@@ -95,6 +97,15 @@ def test_a_right_that_no_key_uses_is_beyond_need(api: ApiServer, tmp_path: Path)
     assert {rule.resource for rule in review(api, tmp_path, IMPERSONATING, config=off).beyond} == {
         "poddisruptionbudgets"
     }
+
+
+def test_in_a_dry_run_the_rights_that_write_are_beyond_need(api: ApiServer, tmp_path: Path) -> None:
+    found = review(api, tmp_path, IMPERSONATING, config=Config(node_name="n1"))
+    assert found.state is RightsState.WARNING
+    beyond = {(rule.verb.rpartition(":")[2], rule.resource) for rule in found.beyond}
+    assert {("create", "pods/eviction"), ("patch", "nodes/status"), ("create", "events")} <= beyond
+    assert not {("list", "pods"), ("list", "poddisruptionbudgets")} & beyond
+    assert found.notes == ("mode is dry-run: rights that only `enforce` uses count as beyond need",)
 
 
 def test_a_missing_required_right_is_critical_and_names_its_rule(api: ApiServer, tmp_path: Path) -> None:
@@ -167,6 +178,7 @@ def test_node_credentials_need_no_taint_and_lack_pdbs(api: ApiServer, tmp_path: 
     names = {each.right.name for each in found.rights}
     assert "create events" in names
     assert not {"patch nodes", "create events.events.k8s.io"} & names
+    assert {each.through for each in found.rights if each.verdict is Verdict.YES} == {"the Node authorizer"}
     assert found.beyond == ()
     assert "rights of a kubelet" in found.beyond_limit
     assert [each.verdict for each in found.rights if "persistentvolume" in each.right.name] == [Verdict.NOT_ASKED] * 2
