@@ -38,7 +38,7 @@ from nodeagent.model import (
     ThresholdVerdict,
     Tier,
 )
-from nodeagent.policy import plausibility, protection, requests
+from nodeagent.policy import memory_shortage, plausibility, protection, requests
 
 CRITICAL: Final = frozenset(
     {
@@ -61,8 +61,6 @@ MARGIN: Final = 64 << 20
 pages that are read again."""
 MARGIN_SHARE: Final = 0.25
 """The same, as a share of the threshold's value."""
-WELL_ABOVE: Final = 1.5
-"""A shortage is page cache only if MemAvailable is at least this many times the level that the threshold needs."""
 
 ACTION: Final = ReclaimAction(
     ReclaimKind.PAGE_CACHE.value,
@@ -163,44 +161,39 @@ def by_working_set(snapshot: NodeSnapshot, signal: Signal) -> Observation:
     return snapshot.observe(signal, MemoryModel.WORKING_SET)
 
 
-def by_kernel(snapshot: NodeSnapshot, signal: Signal) -> int | None:
-    """The same amount with page cache counted as available; None if it is unknown."""
-    observation = snapshot.mem_available if signal is Signal.MEMORY else snapshot.allocatable_by_kernel
-    return plausibility.plausible(observation.available) if observation is not None else None
-
-
 def level(threshold: Threshold, value: int, *, capacity: int | None) -> int:
     """The amount by the working set at which reclaim for this threshold ends."""
-    extra = resolve.resolve_amount(threshold.min_reclaim, capacity=capacity) if threshold.min_reclaim else 0
-    return value + (extra or 0) + max(MARGIN, int(value * MARGIN_SHARE))
+    margin = max(MARGIN, int(value * MARGIN_SHARE))
+    return value + resolve.resolve_reclaim(threshold, capacity=capacity) + margin
 
 
-def before_soft_eviction(snapshot: NodeSnapshot, verdict: ThresholdVerdict) -> bool:
+def before_soft_eviction(snapshot: NodeSnapshot, threshold: Threshold) -> bool:
     """True if page cache can help this threshold before a pod is evicted: it is soft, its shortage is one of the
-    working-set figure, and MemAvailable is not lower still."""
-    threshold = verdict.threshold
+    working-set figure, and the kernel's figure is not lower still."""
     if threshold.hard or not _reads_working_set(threshold):
         return False
-    figure = plausibility.plausible(by_working_set(snapshot, threshold.signal).available)
-    kernel = by_kernel(snapshot, threshold.signal)
-    if figure is None or (kernel is None and threshold.memory_model is MemoryModel.LOWER):
+    working_set, by_kernel = snapshot.memory_figures(threshold.signal)
+    if working_set is None:
         return False
-    return kernel is None or figure < kernel
+    return not memory_shortage.uses_both(threshold) if by_kernel is None else working_set < by_kernel
 
 
 def page_cache_only(snapshot: NodeSnapshot, verdict: ThresholdVerdict) -> bool:
-    """True if this threshold is met by page cache alone: the working-set figure is below what it needs, and
-    MemAvailable is well above it."""
+    """True if this threshold is met by page cache alone."""
     threshold, value = verdict.threshold, verdict.value
     if not verdict.met or value is None or not _reads_working_set(threshold):
         return False
-    observation = by_working_set(snapshot, threshold.signal)
-    figure, kernel = plausibility.plausible(observation.available), by_kernel(snapshot, threshold.signal)
-    if figure is None or kernel is None:
+    figures = snapshot.memory_figures(threshold.signal)
+    if figures.working_set is None or figures.by_kernel is None:
         return False
-    extra = resolve.resolve_amount(threshold.min_reclaim, capacity=observation.capacity) if threshold.min_reclaim else 0
-    needed = value if figure < value else value + (extra or 0)
-    return figure < needed and kernel >= WELL_ABOVE * needed
+    needed = value
+    if figures.working_set >= value:  # minimum reclaim keeps it met
+        capacity = by_working_set(snapshot, threshold.signal).capacity
+        needed += resolve.resolve_reclaim(threshold, capacity=capacity)
+    if figures.working_set >= needed:
+        return False
+    refusal = memory_shortage.page_cache_refusal(threshold.signal, figures, level=needed)
+    return refusal is not None and refusal.code is RefusalCode.PAGE_CACHE_ONLY
 
 
 def tier(threshold: Threshold) -> Tier:

@@ -267,7 +267,9 @@ def _applicable(
     if built_in is None or verdict.threshold.hard:
         return configured
     running = last is not None and not last.measured
-    if page_cache.before_soft_eviction(snapshot, verdict) and (running or page_cache.targets(snapshot, config=config)):
+    if page_cache.before_soft_eviction(snapshot, verdict.threshold) and (
+        running or page_cache.targets(snapshot, config=config)
+    ):
         return [built_in, *configured]
     return configured
 

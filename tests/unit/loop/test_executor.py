@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.cgroup_brake import CgroupBrake
+from nodeagent.actuators.reclaim_runner import ReclaimRunner
 from nodeagent.actuators.session import NoCluster
 from nodeagent.config import load
 from nodeagent.config.config_file import ConfigFile
@@ -27,6 +29,9 @@ from nodeagent.model import (
     Pod,
     PodSource,
     QOSClass,
+    ReclaimOrder,
+    ReclaimResult,
+    ReclaimTarget,
     Refusal,
     RefusalCode,
     Signal,
@@ -34,7 +39,7 @@ from nodeagent.model import (
     Tier,
     Victim,
 )
-from nodeagent.policy import in_flight
+from nodeagent.policy import in_flight, reclaim
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.victim_preview import PredictedVictim
 from nodeagent.sampling.disk.monitor import DiskMonitor
@@ -87,6 +92,7 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     log, writer = open_log(level="error", style="json", fd=os.open(os.devnull, os.O_WRONLY))
     brakes = ActiveBrakes(CgroupBrake(unified=tmp_path / "sys/fs/cgroup", freezer=None))
     runtime = bare_runtime(host, file=ConfigFile(None, overrides=()), brakes=brakes, log=log)
+    runtime = runtime._replace(reclaim_runner=ReclaimRunner(boottime=host.boottime, local_path=host.real))
     metrics = Metrics(config, boottime=host.boottime)
     policy = policy_state.initial("i", now=0.0)
     store = StateStore(policy, None, brakes=brakes, owned=tuple, status_notes=tuple, metrics=metrics, log=log)
@@ -145,6 +151,33 @@ def test_no_growth_cap_in_a_dry_run_or_without_a_configured_brake(scene: Scene) 
     assert scene.executor.can_cap_growth() is (scene.components.config.mode is Mode.ENFORCE)
     scene.configure(brake=BrakeMode.NONE)
     assert not scene.executor.can_cap_growth()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("scene", [Mode.DRY_RUN, Mode.ENFORCE], indirect=True)
+@pytest.mark.parametrize("tier", Tier)
+def test_page_cache_is_reclaimed_of_the_ordered_pods_and_in_a_dry_run_of_none(scene: Scene, tier: Tier) -> None:
+    """Without a state directory, in both tiers: it evicts no pod."""
+    acts = scene.components.config.mode is Mode.ENFORCE
+    written = scene.high.with_name("memory.reclaim")
+    written.touch()
+    now = scene.components.sampler.sample_node(limits=True).taken_at
+    target = ReclaimTarget("default/web", scene.cgroup, amount=4 * MIB, keep=0)
+    order = ReclaimOrder("pageCache", Signal.MEMORY, tier, MIB, MIB, until=now + 30, level=1 << 50, targets=(target,))
+    run = reclaim.ReclaimRun("plan-1", Signal.MEMORY, now, order.until, order.available)
+    scene.store.apply(lambda state: state._replace(reclaims=reclaim.ReclaimState({order.name: run})))
+    plan = scene.plan()._replace(made_at=now, victims=(), reclaims=(order,))
+    scene.executor.start_reclaim(plan, scene.components.sampler.sample(None, None))
+    give_up = time.monotonic() + 20
+    while (ended := scene.store.policy_state.reclaims.runs[order.name]).ended_at is None:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+        scene.executor.apply_outcomes()
+    assert ended.result is (ReclaimResult.STOPPED if acts else ReclaimResult.DRY_RUN)
+    assert written.read_text() == (f"{4 * MIB} swappiness=0" if acts else "")
+    assert ("reclaimed 4Mi of page cache: default/web 4Mi" in ended.message) is acts
 
 
 class OnePod(NoCluster):

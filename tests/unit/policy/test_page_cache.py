@@ -162,6 +162,16 @@ def test_a_threshold_that_page_cache_alone_meets_starts_reclaim_at_once(threshol
     assert "waits-for-reclaim" not in codes(plan)
 
 
+@pytest.mark.parametrize("tier", [hard, soft])
+def test_with_both_figures_page_cache_is_reclaimed_and_no_pod_is_evicted(tier: Any) -> None:
+    fat = PodView(nodes.pod("fat"), nodes.usage(nodes.pod("fat"), 3 * GI))
+    node = Node(tier(value=VALUE, memory_model=MemoryModel.LOWER))
+    plans = [node.decide(at, fat, READER, figure=900 * MI, kernel=8 * GI) for at in (0, 1)]
+    assert [order.name for order in plans[0].reclaims] == ["pageCache"]
+    assert [plan.victims for plan in plans] == [(), ()]
+    assert codes(plans[1]) == ["page-cache-only"]
+
+
 def test_allocatable_memory_counts_like_memory() -> None:
     node = Node(hard(value=VALUE), enforce_node_allocatable=True)
     plan = node.decide(0, READER, figure=900 * MI, kernel=8 * GI, signal=Signal.ALLOCATABLE_MEMORY)
