@@ -194,7 +194,7 @@ class EvictionSender:
             self._send(request)
             return
         except ApiError as error:
-            if error.status not in _TEMPORARY:
+            if error.status not in _TEMPORARY and api_errors.NOT_ON_NODE not in error.message:
                 raise
             first = error
         self._listed(request, first)

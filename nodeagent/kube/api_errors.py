@@ -27,6 +27,10 @@ pkg/registry/core/pod/storage/eviction.go). 403: its allowance is negative, or m
 unconfirmed; a missing right is about `poddisruptionbudgets`. 504: too many clients wrote it at once. No pod was
 evicted, and the server is well."""
 
+NOT_ON_NODE: Final = "pods with spec.nodeName set to itself"
+"""Text of NodeRestriction's 403 to a node's eviction of a pod that is not, or not yet, on it
+(plugin/pkg/admission/noderestriction/admission.go): it is about this pod, not a missing right."""
+
 _ADMISSION_REFUSED: Final = ("denied request: ", "denied the request")
 """Text of a 403 by an admission policy or webhook (k8s.io/apiserver, plugin/policy/validating and
 plugin/webhook/errors): this request was refused, and the request for another pod may pass. A missing right has the text
@@ -133,7 +137,7 @@ def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
         return OutcomeKind.BLOCKED_BY_PDB
     if status >= 500:
         return OutcomeKind.SERVER_ERROR
-    if status == 403 and any(text in message for text in _ADMISSION_REFUSED):
+    if status == 403 and any(text in message for text in (*_ADMISSION_REFUSED, NOT_ON_NODE)):
         return OutcomeKind.INVALID
     return {
         401: OutcomeKind.UNAUTHORIZED,

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.actuators.evictions import EvictionSender
-from nodeagent.kube.api_errors import ApiError
+from nodeagent.config.schema import ClusterIdentity
+from nodeagent.kube.api_errors import NOT_ON_NODE, ApiError
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.model import Method, Outcome, OutcomeKind, Victim
-from tests.fake_kube import ApiServer, pod
+from tests.fake_kube import Answer, ApiServer, pod
 from tests.support import victims
 from tests.support.certificates import make, server_context
 from tests.support.paths import RECORDINGS
@@ -498,6 +499,40 @@ def test_the_eviction_of_a_pod_that_is_gone_is_not_repeated(api: ApiServer, tmp_
         outcome = outcome_of(transport_to(server, tmp_path), victim(name="hog"))
     assert outcome.kind is OutcomeKind.NOT_FOUND, outcome
     assert not api.sent("POST")
+
+
+def as_node(transport: Transport) -> Transport:
+    transport.impersonation.act_as("lab-node", ClusterIdentity.AUTO)
+    return transport
+
+
+def test_as_the_node_a_new_pod_of_the_same_name_on_another_node_is_a_pod_that_is_gone(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    """NodeRestriction refuses before the UID is compared. That is no missing right: other victims are evicted."""
+    api.token_nodes[api.token] = "lab-node"
+    api.modify_pod("default", "hog", lambda entry: entry["spec"].update(nodeName="other-node"))
+    transport = as_node(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    outcome = outcome_of(transport, victim("another-uid", name="hog"), node_name="lab-node")
+    assert outcome.kind is OutcomeKind.NOT_FOUND, outcome
+    assert len(api.sent("POST", "/eviction")) == 1
+    assert (api.get_pod("default", "hog") or {})["metadata"].get("deletionTimestamp") is None
+    assert transport.impersonation.complete
+
+
+@pytest.mark.parametrize(("refusals", "kind"), [(1, OutcomeKind.ACCEPTED), (2, OutcomeKind.INVALID)])
+def test_as_the_node_a_pod_that_the_server_does_not_know_to_be_bound_yet_is_requested_once_more(
+    api: ApiServer, tmp_path: Path, refusals: int, kind: OutcomeKind
+) -> None:
+    api.token_nodes[api.token] = "lab-node"
+    message = f'pods "hog" is forbidden: node lab-node can only evict {NOT_ON_NODE}'
+    left = [Answer(403, refusal(403, "Forbidden", message)) for _ in range(refusals)]
+    api.instead = lambda request: left.pop() if left and request.path.endswith("/eviction") else None
+    transport = as_node(connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    outcome = outcome_of(transport, victim(name="hog"), node_name="lab-node")
+    assert outcome.kind is kind, outcome
+    assert len(api.sent("POST", "/eviction")) == 2
+    assert transport.impersonation.complete
 
 
 @pytest.mark.parametrize(("status", "kind"), [(404, OutcomeKind.NOT_FOUND), (409, OutcomeKind.CONFLICT)])
