@@ -4,7 +4,10 @@ The default is 5,000 nodes, which takes one or two minutes for each scenario.
 
 First, one real node. `calm`: the workers of an agent against the HTTP double, with every period divided by
 `COMPRESSION` (watches, heartbeats; the server sends bookmarks), counted and scaled to an hour. `episode`: a session
-under pressure: taint, PDBs, Events, one eviction, recovery.
+under pressure: taint, PDBs, Events, one eviction, recovery. Both run as the own node (`cluster.identity`); the requests
+are the same without. Authorization checks are counted from the requests: one for each, and for each that impersonates
+the node at most two more (`impersonate-on:...` for the request, `impersonate:associated-node`). The API server keeps
+the second for 10 s and for all nodes of the account, so that in a fleet one more is left.
 
 Then a simulation of the fleet: on every node memory falls below the soft threshold within the same second, as after a
 faulty release, and recovers when one pod is gone. Simulated: the clock. Real: the decisions with damping, jitter, rate
@@ -26,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +40,7 @@ from nodeagent.actuators.session import PDB_SPREAD_S, TAINT_WAIT_S, ClusterSessi
 from nodeagent.config import load
 from nodeagent.config.defaults import EVICTION_SOFT_GRACE_PERIOD
 from nodeagent.config.schema import (
+    ClusterIdentity,
     ConditionsConfig,
     Config,
     DampingConfig,
@@ -118,10 +122,37 @@ def kind_of(request: Request) -> str:
     return f"{verb} {'/'.join([parts[0], *parts[2:]])}"
 
 
-def calm() -> Counter[str]:
+class Traffic(NamedTuple):
+    """Requests of one node."""
+
+    kinds: Counter[str]
+    impersonated: Counter[str]
+    """Those of them that are sent as the node."""
+
+    @property
+    def all(self) -> int:
+        return sum(self.kinds.values())
+
+    def checks(self, more: int) -> int:
+        """Authorization checks, with this many more for each request as the node."""
+        return self.all + more * sum(self.impersonated.values())
+
+    def scaled(self, by: float) -> "Traffic":
+        return Traffic(*(Counter({kind: round(count * by) for kind, count in each.items()}) for each in self))
+
+
+def traffic_of(requests: Iterable[Request]) -> Traffic:
+    requests = tuple(requests)
+    as_node = (request for request in requests if "impersonate-user" in request.headers)
+    return Traffic(Counter(map(kind_of, requests)), Counter(map(kind_of, as_node)))
+
+
+def calm() -> Traffic:
     """Requests per hour of a calm node."""
     with ApiServer(bookmark_s=60.0 / COMPRESSION) as api, tempfile.TemporaryDirectory() as directory:
+        api.token_nodes[api.token] = api.node_name
         transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
+        transport.impersonation.act_as(api.node_name, ClusterIdentity.AUTO)
         node = NodeWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
         conditions = NodeConditions(transport, node, heartbeat_s=ConditionsConfig().heartbeat_s / COMPRESSION)
         pods = PodWatch(transport, api.node_name, watch_s=WATCH_S / COMPRESSION)
@@ -131,17 +162,17 @@ def calm() -> Counter[str]:
         threading.Event().wait(2.0)  # without the requests of the start
         before = len(api.requests)
         threading.Event().wait(MEASURED_S)
-        counts = Counter(kind_of(request) for request in api.requests[before:])
+        counted = traffic_of(api.requests[before:])
         for stopping in (conditions, pods, node):
             stopping.stop()
-    scale = 3600.0 / (MEASURED_S * COMPRESSION)
-    return Counter({kind: round(count * scale) for kind, count in counts.items()})
+    return counted.scaled(3600.0 / (MEASURED_S * COMPRESSION))
 
 
-def episode() -> Counter[str]:
+def episode() -> Traffic:
     """Requests of one node that evicts one pod and recovers, with eviction slots."""
     hog = pod("hog", uid="uid-hog", owner=("ReplicaSet", "hog"))
     with ApiServer(pods=[hog], linger_s=0.2) as api, tempfile.TemporaryDirectory() as directory:
+        api.token_nodes[api.token] = api.node_name
         transport = connect(find_credentials(str(api.kubeconfig(Path(directory) / "kubeconfig"))))
         config = Config(mode=Mode.ENFORCE, fleet=FleetConfig(max_concurrent_evictions=20))
         session = ClusterSession(transport, config, Identity(api.node_name, "benchmark"), wake=lambda: None)
@@ -165,7 +196,7 @@ def episode() -> Counter[str]:
         session.publish([verdict(ConditionStatus.FALSE)])
         until(lambda: not api.node()["spec"].get("taints"))
         session.stop(clear=False)
-        return Counter(kind_of(request) for request in api.requests[before:])
+        return traffic_of(api.requests[before:])
 
 
 def verdict(status: ConditionStatus) -> ConditionVerdict:
@@ -521,6 +552,13 @@ SCENARIOS = (
 )
 
 
+def show(traffic: Traffic) -> None:
+    for kind, count in traffic.kinds.most_common():
+        print(f"  {kind:32} {count:>6}{'  as the node' if kind in traffic.impersonated else ''}")
+    checks = f"authorization checks {traffic.checks(0)}; as the node {traffic.checks(1)} to {traffic.checks(2)}"
+    print(f"  {'all':32} {traffic.all:>6}, {checks}")
+
+
 def main(arguments: list[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
@@ -528,14 +566,12 @@ def main(arguments: list[str]) -> None:
     nodes = int(arguments[0]) if arguments else NODES
     hour = calm()
     print(f"one calm node, requests per hour (measured {MEASURED_S:.0f} s at {COMPRESSION:.0f} times the speed):")
-    for kind, count in hour.most_common():
-        print(f"  {kind:32} {count:>6}")
-    print(f"  {'all':32} {sum(hour.values()):>6}, for {nodes} nodes {sum(hour.values()) * nodes / 3600:.0f} per second")
-    once = episode()
+    show(hour)
+    print(f"  {nodes} nodes, a second: {hour.all * nodes / 3600:.0f} requests; authorization checks:", end=" ")
+    without, fleet_wide, at_most = (hour.checks(more) * nodes / 3600 for more in (0, 1, 2))
+    print(f"{without:.0f} as the ServiceAccount, {fleet_wide:.0f} to {at_most:.0f} as the node")
     print("one node that evicts one pod and recovers (measured):")
-    for kind, count in once.most_common():
-        print(f"  {kind:32} {count:>6}")
-    print(f"  {'all':32} {sum(once.values()):>6}")
+    show(episode())
     print(f"{nodes} nodes that all cross the soft threshold within one second (simulated, {HORIZON_S / 60:.0f} min):")
     for scenario in [each for each in SCENARIOS if not arguments[1:] or arguments[1] in each.name]:
         world, fleet = simulate(scenario, nodes)

@@ -28,7 +28,7 @@ NO_POD: Final = "nodeagent-probe"
 FIRST_S: Final = 5.0
 LAST_S: Final = 600.0
 """Wait before the next probe, first and last, while not every request is sent as the node. 5,000 nodes on an older
-server then send 25 to 50 small requests a second."""
+server then send 33 small requests a second."""
 _DIRECT_ROLE: Final = "examples/kubernetes-1.35.yaml"
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EVICT: Final = rights.Rule(f"{rights.IMPERSONATE_ON}create", "", "pods/eviction")
