@@ -15,6 +15,9 @@ MIN_SUSPEND_S: Final = 0.1
 other."""
 
 
+_LESS_PROTECTED: Final = " - page cache below memory.min"
+
+
 class Observation(NamedTuple):
     """The reading of one signal."""
 
@@ -232,6 +235,8 @@ class NodeSnapshot(NamedTuple):
     """The growth of each file system; empty if not measured."""
     suspended_s: float = 0.0
     """How long the machine was suspended since it booted."""
+    protected_cache: int = 0
+    """Page cache of pods that memory.min protects: `mem_available` is the kernel's number less this."""
     allocatable_by_kernel: Observation | None = None
     """`allocatableMemory.available` with page cache counted as available: limit of kubepods - (usage - reclaimable file
     pages and slab). None: not sampled."""
@@ -239,6 +244,18 @@ class NodeSnapshot(NamedTuple):
     page_cache_blocked: str = ""
     """Why the page cache of pods cannot be reclaimed on this host (no memory.reclaim, or not writable); empty if it
     can."""
+
+    def with_protected_cache(self, amount: int | None) -> "NodeSnapshot":
+        """The node with `mem_available` less this protected page cache instead of `protected_cache`. None: it was not
+        read again."""
+        observation = self.mem_available
+        if amount is None or amount == self.protected_cache or observation.available is None:
+            return self
+        available = max(0, observation.available + self.protected_cache - amount)
+        source = observation.source.removesuffix(_LESS_PROTECTED) + (_LESS_PROTECTED if amount else "")
+        return self._replace(
+            mem_available=observation._replace(available=available, source=source), protected_cache=amount
+        )
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
         """The observation for a threshold with this memory model.

@@ -169,7 +169,7 @@ class Sampler:
             pids=pids.read_pids(self._files, self._limits.pids, now=now),
             now=now,
         )
-        return NodeSnapshot(
+        node = NodeSnapshot(
             node=self._node_name,
             taken_at=now,
             wall_time=wall_time,
@@ -181,6 +181,7 @@ class Sampler:
             allocatable_by_kernel=signals.observe_allocatable_by_kernel(facts),
             page_cache_blocked=layout.page_cache_blocked,
         )
+        return node.with_protected_cache(self._protected_cache())
 
     def sample(
         self,
@@ -223,6 +224,7 @@ class Sampler:
             stalls=stalls,
             cgroups=self._top_cgroups(layout, now),
             notes=stall_notes + notes,
+            protected_cache=self._protected_cache(),
         )
 
     def read_again(self, before: Sequence[PodView], api_pods: Sequence[Pod], *, pod_uids: frozenset[str]) -> PodReading:
@@ -247,6 +249,10 @@ class Sampler:
         limits = memory.read_limits(self._files, paths)
         mem_available = signals.observe_mem_available(limits, now=now)
         return NodeLimits(paths, limits, mem_available, pids.read_limit(self._files))
+
+    def _protected_cache(self) -> int:
+        """Of the last reading of the pods; 0 before the first one."""
+        return self._pods.protected_cache if self._pods is not None else 0
 
     def _detected(self, now: float) -> HostLayout:
         """The host layout, detected again if it is too old."""

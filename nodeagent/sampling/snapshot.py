@@ -25,6 +25,8 @@ class PodReading(NamedTuple):
     cgroups: tuple[CgroupUsage, ...] = ()
     """The largest cgroups outside of pods."""
     notes: tuple[Note, ...] = ()
+    protected_cache: int | None = None
+    """Page cache of the pods that memory.min protects; None: not read."""
 
 
 class SnapshotParts(NamedTuple):
@@ -47,7 +49,7 @@ class SnapshotParts(NamedTuple):
 def assemble_snapshot(parts: SnapshotParts) -> NodeSnapshot:
     """The snapshot of these parts. Its pods are the objects of the pod reading unless another part adds to them."""
     disks = parts.disks
-    return parts.node._replace(
+    return parts.node.with_protected_cache(parts.pods.protected_cache)._replace(
         memory=parts.pods.memory,
         stalls=parts.pods.stalls,
         pods=_complete(parts) if disks is not None or parts.fork_rates else parts.pods.pods,

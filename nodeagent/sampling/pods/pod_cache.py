@@ -26,10 +26,11 @@ from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryNumbers
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node import psi
-from nodeagent.sampling.pods import pod_ages, pod_cgroups, pod_containers
+from nodeagent.sampling.pods import pod_ages, pod_cgroups, pod_containers, protected_cache
 from nodeagent.sampling.pods.pod_ages import Change
 from nodeagent.sampling.pods.pod_cgroups import CgroupListing, PodCgroup
 from nodeagent.sampling.pods.pod_containers import FirstProcess, PodContainers
+from nodeagent.sampling.pods.protected_cache import ProtectedPod
 
 
 class PodMemory(NamedTuple):
@@ -119,6 +120,8 @@ class PodCache:
         self._usage_texts: list[bytes] | None = None
         """The texts of these files, from `list_pods` for the `read` that follows."""
         self._result: tuple[PodUsage, ...] = ()
+        self.protected_cache = 0
+        """Page cache of the pods of the last reading that memory.min protects."""
         self._api_pods: Sequence[Pod] | None = None
         self._versions: Mapping[str, Pod] = {}
         """The pods that the API server lists, by the UID in the cgroup's name."""
@@ -208,6 +211,9 @@ class PodCache:
         elif all(map(operator.is_, self._pods, before)):
             return
         self._result = tuple([pod.usage for pod in self._pods])
+        self.protected_cache = protected_cache.protected_cache(
+            self._host, self._hierarchy, self._kubepods, [found for pod in self._pods if (found := _protected_pod(pod))]
+        )
 
     def _drop(self, cgroups: Iterable[PodCgroup]) -> None:
         for cgroup in cgroups:
@@ -340,6 +346,14 @@ class PodCache:
             # A kernel without PSI has no such file anywhere; a hybrid tree may lack the path. Tested once.
             self._stalls = self._host.exists(f"{self._hierarchy.unified}{self._kubepods.path}/memory.pressure")
             return None
+
+
+def _protected_pod(pod: CachedPod) -> ProtectedPod | None:
+    """The pod if it has a memory.min and its memory is known."""
+    if pod.values is None or not (minimum := pod.values.containers.minimum):
+        return None
+    usage, cache = pod.usage.memory_usage, pod.usage.memory_file_cache
+    return None if usage is None or cache is None else ProtectedPod(pod.cgroup.path, usage, cache, minimum)
 
 
 def _moved(pod: CachedPod, text: bytes) -> bool:

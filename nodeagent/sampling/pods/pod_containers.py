@@ -52,8 +52,10 @@ class PodContainers(NamedTuple):
     """oom_score_adj of each container."""
     started_at: float | None
     limit: int | None
+    minimum: int | None
+    """The pod cgroup's memory.min; None: not readable, or v1."""
     protected: int | None
-    """The larger of the pod cgroup's memory.min and memory.low; None: not readable, or v1."""
+    """The larger of it and memory.low."""
     has_processes: bool
     """False in an empty pod, or if all processes are outside our PID namespace."""
     complete: bool
@@ -108,6 +110,7 @@ class ContainerReader:
         processes = self._first_processes(members, likely_sandbox, first_processes, now, scores=scores)
         sandboxes = {name for name, process in processes.items() if _is_sandbox(process, likely=name == likely_sandbox)}
         containers = [(name, identity) for name, identity in found if name in members and name not in sandboxes]
+        protections = self._protections(directory)
         return PodContainers(
             read_at=now,
             version=version,
@@ -120,7 +123,8 @@ class ContainerReader:
             scores=tuple([processes[name].oom_score_adj if name in processes else None for name, _ in containers]),
             started_at=_earliest(processes[name] for name in sandboxes) or _earliest(processes.values()),
             limit=self._limit(directory),
-            protected=self._protected(directory),
+            minimum=protections[0] if protections else None,
+            protected=max([each for each in protections if each is not None], default=None),
             has_processes=any(each.pids for each in members.values()),
             complete=all(each.complete for each in members.values()),
             first_processes=processes,
@@ -221,17 +225,15 @@ class ContainerReader:
         except Unreadable:
             return None
 
-    def _protected(self, directory: str) -> int | None:
-        """None: not readable, or v1."""
-        amounts: list[int] = []
+    def _protections(self, directory: str) -> list[int | None]:
+        """memory.min and memory.low, None for one that is not readable; empty on v1."""
+        amounts: list[int | None] = []
         for name in self._hierarchy.memory_files.protections:
             try:
-                amount = cgroups.parse_protection(self._host.read(f"{directory}/{name}"))
+                amounts.append(cgroups.parse_protection(self._host.read(f"{directory}/{name}")))
             except Unreadable:
-                continue
-            if amount is not None:
-                amounts.append(amount)
-        return max(amounts, default=None)
+                amounts.append(None)
+        return amounts
 
 
 def estimate_request(
