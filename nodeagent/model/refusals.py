@@ -409,7 +409,7 @@ class RefusalCode(enum.StrEnum):
         "forbidden",
         _decision(
             "The API server answered 403 to the last request; the message has the next time.",
-            "See docs/security.md for the rights of the agent.",
+            "`nodeagent check --rights` names the missing rule.",
         ),
     )
     UNAUTHORIZED = (

@@ -17,7 +17,10 @@ from typing import Final
 import pytest
 import yaml
 
+from nodeagent.config.schema import Config, FleetConfig, Mode
+from nodeagent.kube import rights_review
 from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.rights_review import RequestMode
 from tests.e2e import installation as setup
 from tests.e2e.cluster import Cluster, Json, has_service_account
 from tests.e2e.installation import PATHS, Agent, Installation, Places, Try
@@ -263,6 +266,20 @@ def test_a_pods_token_may_not_do(agent: Agent, what: str) -> None:
 @pytest.mark.parametrize("what", AS_ANOTHER_NODE)
 def test_as_another_node_a_pods_token_may_not(agent: Agent, what: str) -> None:
     assert_refused(agent, AS_ANOTHER_NODE[what])
+
+
+def test_the_report_of_the_rights_finds_none_missing(agent: Agent) -> None:
+    """`check --rights` with this token. A cluster may give every account more than the installation does."""
+    fleet = FleetConfig(max_concurrent_evictions=1, lease_namespace=agent.places.namespace)
+    config = Config(mode=Mode.ENFORCE, node_name=agent.places.node, fleet=fleet)
+    found = rights_review.review(agent.transport, config, host_name="")
+    assert (found.cannot_act, found.missing, found.unknown) == ("", (), ())
+    wanted = RequestMode.IMPERSONATION if agent.constrained else RequestMode.ACCOUNT
+    assert found.mode is wanted
+    through = {each.right.name: each.through for each in found.rights}
+    assert f"{agent.places.namespace}-nodeagent" in through["patch nodes"], through
+    of_pods = {"*", "pods", "pods/eviction", "pods/status", "secrets"}
+    assert not [rule for rule in found.beyond if rule.resource in of_pods], found.beyond
 
 
 # --- with constrained impersonation ----------------------------------------------------------------------------------

@@ -75,6 +75,27 @@ def test_json_and_yaml_are_the_same_report(api: ApiServer, tmp_path: Path) -> No
     assert (document["state"], document["node"], document["requestMode"]) == ("ok", "n1", "impersonation")
 
 
+@pytest.mark.parametrize(("minor", "files"), [(36, ()), (35, ("kubernetes-1.35.yaml",))])
+def test_the_installed_manifests_give_every_right_and_none_beyond(
+    tmp_path: Path, minor: int, files: tuple[str, ...]
+) -> None:
+    """daemonset.yaml with its own configuration; before 1.36 with the example for that."""
+    with ApiServer(node=node_object("n1"), minor=minor) as api:
+        for file in (REPOSITORY / "daemonset.yaml", *(REPOSITORY / "examples" / each for each in files)):
+            for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+                if document["kind"] in ("ClusterRole", "ClusterRoleBinding"):
+                    api.store.put(document["kind"].lower() + "s", document, "ADDED")
+                elif document["kind"] == "ConfigMap":
+                    (tmp_path / "config.yaml").write_text(document["data"]["config.yaml"], encoding="utf-8")
+        token = api.token_of("nodeagent", "nodeagent", node="n1")
+        kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig", token=token))
+        done = run_with("--kubeconfig", kubeconfig, "-o", "json", config=tmp_path / "config.yaml")
+    report = json.loads(done.stdout)
+    assert (report["state"], report["beyondNeed"]) == ("ok", [])
+    assert {each["has"] for each in report["rights"]} <= {"yes", "not asked"}
+    assert report["requestMode"] == ("impersonation" if minor == 36 else "account")
+
+
 def test_nothing_is_changed_and_no_pod_is_read(api: ApiServer, tmp_path: Path) -> None:
     before = api.store.version
     assert run(api, tmp_path).returncode == 0
