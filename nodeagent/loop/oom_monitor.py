@@ -48,6 +48,8 @@ CHECK_EVERY_S: Final = 0.1
 SETTLE_S: Final = 10.0
 """How long a limit that was reached, or a log line, waits for its kill: the kernel writes its log in between, which on
 a slow serial console takes seconds. Later it belongs to no kill."""
+NAMES_WAIT_S: Final = 10.0
+"""How long after a start the kills of before wait for the API server to list the pods, which takes 0.3 s."""
 MAX_SAMPLES: Final = 60
 SAMPLE_EVERY_S: Final = 0.1
 """Least distance of two kept samples, except the newest one."""
@@ -101,6 +103,7 @@ class OomMonitor:
         self._reports: deque[tuple[float, float, OomReport]] = deque(maxlen=MAX_NOTES)
         """With the time on both clocks."""
         self._sequence = 0
+        self._first_at: float | None = None
 
     @property
     def state(self) -> OomState | None:
@@ -151,21 +154,31 @@ class OomMonitor:
             self._report(new, node, before=before)
         else:
             self._sources.log.mark(now)
-            if now - self._read_at >= SETTLE_S:
+            hierarchy = self._components().sampler.host_layout().hierarchy
+            if now - self._read_at >= SETTLE_S and oom_counters.counts_limits(hierarchy):
                 self._store_ooms(self._read_counts(now), now)
 
     # --- parts
 
     def _start(self, kills: int, node: NodeSnapshot) -> None:
         """The first check: what an earlier process has not seen, or the baseline."""
-        self._kills = kills
         saved = self._saved
         new = kills - saved.kills if saved is not None else 0
+        if new > 0 and node.taken_at < self._start_by(node.taken_at):
+            return
+        self._kills = kills
         if saved is None or new <= 0:
             self._read_counts(node.taken_at)  # the counters so far are no new kills
             self._sources.log.mark(node.taken_at)
             return
         self._report(new, node, before=node.taken_at, while_down=True)
+
+    def _start_by(self, now: float) -> float:
+        """Until when the kills of before wait for the API server, which names the pods and takes the Events."""
+        view = self._components().session.pods()
+        if self._first_at is None:
+            self._first_at = now
+        return self._first_at + NAMES_WAIT_S if view.awaited and view.synced_at is None else now
 
     def _read_counts(self, now: float) -> tuple[OomCount, ...]:
         layout = self._components().sampler.host_layout()

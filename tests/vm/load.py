@@ -73,6 +73,15 @@ def bomb(most: int) -> None:
             os._exit(0)
 
 
+def breed(mebibytes: int) -> None:
+    """A child takes so much at once; its parent only waits. The kernel prefers to kill the child."""
+    if os.fork() == 0:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+        touch(mebibytes)
+        os._exit(0)
+
+
 def write(directory: str, per_second: int) -> None:
     """Writes a file, at so many MiB a second, until the disk is full."""
     piece, due = bytes(MIB), time.monotonic()
@@ -125,6 +134,8 @@ def main() -> None:
         # MiB to leave before the start, MiB a second.
         fill(numbers[0])
         later = functools.partial(ramp, 1 << 20, numbers[1])
+    elif what in ("eat", "breed"):
+        later = functools.partial({"eat": touch, "breed": breed}[what], *numbers)
     elif what == "bomb":
         later = functools.partial(bomb, *numbers)
     elif what in ("write", "litter", "read"):

@@ -261,6 +261,10 @@ class Cast:
         self.victims: list[str] = []
         """Names of the pods that were evicted, in order."""
 
+    @property
+    def machine(self) -> Machine:
+        return self._node.machine
+
     def add(self, made: VmPod) -> VmPod:
         """Have the API know this pod."""
         self._pods[made.name] = made

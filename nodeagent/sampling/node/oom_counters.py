@@ -70,6 +70,11 @@ class OomKillCounter:
         self._fd = -1
 
 
+def counts_limits(hierarchy: Hierarchy) -> bool:
+    """True if a cgroup counts how often its limit was reached; without a kill this is all that a reading shows."""
+    return not isinstance(hierarchy.memory_files, MemoryV1)
+
+
 def place_of(path: str, kubepods: str) -> OomPlace:
     """What the cgroup at `path` (below the hierarchy's root) is. A cgroup that a container made counts as the
     container. `kubepods` is empty if there is none."""

@@ -190,3 +190,20 @@ def test_a_server_that_refuses_events_gets_fewer_and_fewer_requests(api: ApiServ
     _storm(writer)
     assert 2 <= len(api.sent("POST", "/events")) <= 8
     assert writer.dropped > 100
+
+
+def test_an_urgent_event_does_not_wait_for_the_spread_and_is_about_an_object_of_any_kind(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    transport = connect(find_credentials(str(api.kubeconfig(tmp_path / "kubeconfig"))), request_timeout_s=5.0)
+    writer = EventWriter(transport, "lab-node", spread_s=3600.0)
+    writer.start()
+    writer.emit(EVICTED)
+    assert not api.wait_for(lambda: api.sent("POST"), 0.3), "spread over an hour"
+    owner = EVICTED._replace(
+        kind="ReplicaSet", api_version="apps/v1", reason=EventReason.OOM_KILL_OBSERVED, urgent=True
+    )
+    writer.emit(owner)
+    assert api.wait_for(lambda: len(api.sent("POST")) == 2, 30)
+    assert api.sent("POST")[1].body["regarding"]["apiVersion"] == "apps/v1"
+    writer.stop()

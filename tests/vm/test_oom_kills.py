@@ -1,0 +1,235 @@
+"""Real OOM kills on a real cgroup v2 node: each is attributed, with its cause, within a second of the kernel's time."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.vm.machine import Machine
+from tests.vm.pods import VmPod, go, start_pod
+from tests.vm.ramps import Cast, Node
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(1500)]
+
+LIMIT_MIB: Final = 60
+FOUND_WITHIN_S: Final = 1.0
+"""From the kernel's own timestamp to the record."""
+CLOCKS_APART_S: Final = 0.05
+"""The kernel log has a clock of its own."""
+DROP_IN: Final = "/etc/systemd/system/nodeagent.service.d/kernel-log.conf"
+LOWEST: Final[dict[str, Any]] = {
+    "evictionHard": {"memory.available": "1Mi"},
+    "evictionSoft": {},
+    "evictionSoftGracePeriod": {},
+}
+"""Nothing is evicted before the OOM killer."""
+DRY_RUN: Final = {
+    "apiVersion": "nodeagent.io/v1alpha1",
+    "kind": "NodeAgentConfiguration",
+    "mode": "dry-run",
+    "evictionHard": {"memory.available": "100Mi"},
+    "evictionSoft": {},
+    "evictionSoftGracePeriod": {},
+    "protection": {"minimumAge": "0s"},
+}
+
+
+class Logged(NamedTuple):
+    """A kill as the kernel logged it."""
+
+    at: float
+    cgroup: str
+    name: str
+
+
+class Kills:
+    """What the kernel killed and what the agent recorded, since the last call."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.machine: Machine = node.machine
+        self.seen = len(self._records())
+        self.logged = len(self._kernel())
+
+    def wait(self, what: str) -> tuple[list[dict[str, Any]], list[Logged]]:
+        """The new records, once there is one, and the new kills in the kernel log."""
+        deadline = time.monotonic() + 60
+        while len(records := self._records()) <= self.seen:
+            assert time.monotonic() < deadline, (
+                f"{what}: {self.machine.run('dmesg | tail -30').stdout}{self.node.log()}"
+            )
+            time.sleep(0.3)
+        time.sleep(1.5)  # kills that follow
+        records, logged = self._records(), self._kernel()
+        new = records[self.seen :], logged[self.logged :]
+        self.seen, self.logged = len(records), len(logged)
+        return new
+
+    def _records(self) -> list[dict[str, Any]]:
+        found = self.machine.run("cat /run/nodeagent/decisions.jsonl", check=False).stdout
+        return [record for line in found.splitlines() if (record := json.loads(line))["record"] == "oom"]
+
+    def _kernel(self) -> list[Logged]:
+        return [
+            Logged(float(at), cgroup, name)
+            for at, cgroup, name in re.findall(
+                r"^\[ *([\d.]+)\] oom-kill:.*,task_memcg=(.*),task=(.*),pid=",
+                self.machine.run("dmesg").stdout,
+                re.MULTILINE,
+            )
+        ]
+
+
+@pytest.fixture(params=["kernel log", "counters alone"])
+def kills(node: Node, request: pytest.FixtureRequest) -> Iterator[Kills]:
+    """The agent as a unit, with the drop-in for the kernel log or without it."""
+    with_log = request.param == "kernel log"
+    if with_log:
+        node.machine.run(f"install -D -m 644 /run/vm/systemd/drop-ins/kernel-log.conf {DROP_IN}")
+    node.machine.run("systemctl daemon-reload")
+    node.start_agent(**LOWEST)
+    made = Kills(node)
+    yield made
+    node.stop_agent()
+    node.machine.run(f"rm -f {DROP_IN}; systemctl daemon-reload")
+
+
+def limit(machine: Machine, unit: str) -> None:
+    machine.run(f"systemctl set-property --runtime {unit} MemoryMax={LIMIT_MIB}M MemorySwapMax=0")
+
+
+def scope(pod: VmPod) -> str:
+    return f"cri-containerd-{pod.container_id}.scope"
+
+
+def started(cast: Cast, name: str, work: str) -> VmPod:
+    """A pod that the API knows, and the agent as well."""
+    pod = cast.add(start_pod(cast.machine, name, work=work))
+    cast.machine.run("sleep 2")
+    return pod
+
+
+def report(case: str, records: list[dict[str, Any]], logged: list[Logged]) -> dict[str, Any]:
+    """The kills of one case as one; prints its row of the table."""
+    found = [kill for record in records for kill in record["kills"]]
+    delay = records[0]["at"] - logged[0].at if logged else float("nan")
+    merged = {
+        "number": sum(kill["number"] for kill in found),
+        "pods": sorted({kill["pod"] for kill in found}),
+        "containers": sorted({kill["container"] for kill in found}),
+        "causes": sorted({kill["cause"] for kill in found}),
+        "group": any(kill["group"] for kill in found),
+        "paths": sorted({str((kill["place"] or {}).get("path")) for kill in found}),
+        "names": sorted({each["name"] for kill in found for each in kill["processes"]}),
+        "delay": delay,
+    }
+    print(
+        f"OOM | {case} | {merged['number']} | {', '.join(merged['pods']) or merged['paths']} | {merged['causes']} | "
+        f"{merged['names']} | {delay:.2f}"
+    )
+    assert -CLOCKS_APART_S <= delay <= FOUND_WITHIN_S, (case, delay, records, logged)
+    return merged
+
+
+def test_kills_by_a_limit_are_attributed(kills: Kills, request: pytest.FixtureRequest) -> None:
+    with_log = "kernel log" in request.node.name
+    node, machine, mode = kills.node, kills.machine, request.node.callspec.id
+    with node.cast() as cast:
+        # the container's own limit
+        pod = started(cast, "own", "eat 300")
+        limit(machine, scope(pod))
+        go(machine, pod)
+        own = report(f"{mode}: container limit", *kills.wait("container limit"))
+        assert (own["number"], own["pods"], own["causes"]) == (1, ["shop/own"], ["container-limit"])
+        assert own["containers"] == [pod.container_id[:12]]
+        assert own["names"] == (["python3"] if with_log else [])
+
+        # a child process, whose container survives
+        pod = started(cast, "child", "breed 300")
+        limit(machine, scope(pod))
+        go(machine, pod)
+        child = report(f"{mode}: child process", *kills.wait("child process"))
+        assert (child["number"], child["pods"], child["causes"]) == (1, ["shop/child"], ["container-limit"])
+        assert not child["group"]
+        assert "child" in cast.alive()
+
+        # memory.oom.group, as a kubelet sets it
+        pod = started(cast, "group", "breed 300")
+        limit(machine, scope(pod))
+        machine.run(f"echo 1 >/sys/fs/cgroup{pod.cgroup}/{scope(pod)}/memory.oom.group")
+        go(machine, pod)
+        group = report(f"{mode}: memory.oom.group", *kills.wait("memory.oom.group"))
+        assert (group["pods"], group["causes"]) == (["shop/group"], ["container-limit"])
+        assert group["number"] >= 2
+        assert group["group"]
+
+        # the limit of the pod
+        pod = started(cast, "pod", "eat 300")
+        limit(machine, pod.slice)
+        go(machine, pod)
+        whole = report(f"{mode}: pod limit", *kills.wait("pod limit"))
+        assert (whole["number"], whole["pods"], whole["causes"]) == (1, ["shop/pod"], ["pod-limit"])
+
+        # a pod whose cgroups are gone at once
+        pod = started(cast, "gone", "eat 300")
+        limit(machine, scope(pod))
+        procs = f"/sys/fs/cgroup{pod.cgroup}/{scope(pod)}/cgroup.procs"
+        machine.run(
+            f"pid=$(cat {procs}); kill -USR1 $pid; while test -e /proc/$pid; do :; done; "
+            f"systemctl stop {pod.slice}; ! test -e /sys/fs/cgroup{pod.cgroup}"
+        )
+        gone = report(f"{mode}: pod gone at once", *kills.wait("pod gone"))
+        assert (gone["number"], gone["pods"]) == (1, ["shop/gone"])
+        assert gone["causes"] in (["container-limit"], ["pod-limit"])
+
+    # a service of the host
+    machine.run(
+        f"systemd-run --quiet --unit=greedy.service -p MemoryMax={LIMIT_MIB}M -p MemorySwapMax=0 "
+        "python3 -c 'x = bytearray(300 << 20); x[::4096] = b\"1\" * len(x[::4096])'"
+    )
+    service = report(f"{mode}: system service", *kills.wait("system service"))
+    machine.run("systemctl reset-failed greedy.service", check=False)
+    assert (service["number"], service["pods"], service["causes"]) == (1, [""], ["host-limit"])
+    assert service["paths"] == ["/system.slice/greedy.service"] or (
+        not with_log and service["paths"] == ["/system.slice"]
+    )
+
+    about = [request.body for request in node.api.sent("POST", "/events")]
+    about = [event for event in about if event["reason"] == "OOMKillObserved"]
+    regarding = {(event["regarding"]["kind"], event["regarding"]["name"]) for event in about}
+    for name in ("own", "child", "group", "pod", "gone"):
+        assert {("Pod", name), ("ReplicaSet", name)} <= regarding, regarding
+    assert ("Node", "vm-node") in regarding
+
+
+def test_a_shortage_of_the_node_is_a_lost_race_of_a_dry_run(node: Node) -> None:
+    node.stop_agent()
+    node.machine.write("/etc/nodeagent/config.yaml", json.dumps(DRY_RUN))
+    machine = node.machine
+    machine.run("systemctl restart nodeagent.service", timeout_s=120)
+    machine.run("timeout 100 sh -c 'until test -s /run/nodeagent/state; do sleep 0.5; done'", timeout_s=120)
+    kills = Kills(node)
+    with node.cast() as cast:
+        cast.add(start_pod(machine, "chill", work="hold 48 1"))
+        pod = started(cast, "bloated", "flood 400 100")
+        before = len(node.api.sent("POST", "/events"))
+        go(machine, pod)
+        records, logged = kills.wait("shortage of the node")
+        found = report("node shortage, dry run", records, logged)
+        assert (found["number"], found["pods"], found["causes"]) == (1, ["shop/bloated"], ["node"])
+        race = records[0]["race"]
+        print(f"OOM | race | {race['loss']} | deficit {race['deficit']} | {race['victims']} {race['inFlight']}")
+        assert race["loss"] in ("dry-run", "not-met")
+        assert race["victims"] == ["shop/bloated"] or race["refusals"], race
+        assert race["deficit"] is not None
+        assert records[0]["samples"]
+        assert len(node.api.sent("POST", "/events")) == before, "a dry run sends nothing"
+    explained = machine.run(
+        f"/opt/nodeagent/bin/nodeagent explain {records[0]['id']} --config /etc/nodeagent/config.yaml"
+    ).stdout
+    assert "shop/bloated" in explained
+    assert "WHY NO EVICTION CAME FIRST" in explained
+    print(explained)
