@@ -110,6 +110,7 @@ class Agent:
             decision_log=self.decision_log,
             metrics=self.metrics,
             cache=self.observer.ranking_cache,
+            latest=lambda: self.observer.latest,
         )
         self._endpoint = Endpoint(
             endpoint.build_pages(self.metrics, config=lambda: self._config, boottime=runtime.boottime),

@@ -50,6 +50,8 @@ class Observer:
         self._started_at = runtime.monotonic()
         self._state = ScheduleState()
         self._prearmed: SnapshotParts | None = None
+        self.latest: NodeSnapshot | None = None
+        """The newest snapshot with pods, of a decision or a prearm."""
         self._recount_requested = False
         """The last decision waits for new disk usage of some pods."""
         self._thresholds: dict[DiskLayout, tuple[Threshold, ...]] = {}
@@ -91,14 +93,17 @@ class Observer:
         with self._metrics.timed(SyncStage.SAMPLE):
             prearmed, self._prearmed = self._prearmed, None
             if prearmed is not None and 0.0 <= node.taken_at - prearmed.node.taken_at <= schedule.PREARM_VALID_S:
-                return assemble_snapshot(prearmed._replace(node=node))
-            return assemble_snapshot(self._read_parts(node))
+                self.latest = assemble_snapshot(prearmed._replace(node=node))
+            else:
+                self.latest = assemble_snapshot(self._read_parts(node))
+            return self.latest
 
     def prearm(self, node: NodeSnapshot, *, predict: bool) -> tuple[PredictedVictim, ...]:
         """Read the pods right before a hard crossing, so that the decision finds them ready. Returns the victims of the
         next hard memory threshold; empty without `predict`."""
         parts = self._prearmed = self._read_parts(node)
         config, snapshot = self._components().config, assemble_snapshot(parts)
+        self.latest = snapshot
         self.ranking_cache.prepare(snapshot, config=config)
         if not predict:
             return ()

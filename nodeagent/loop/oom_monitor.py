@@ -78,13 +78,16 @@ class OomMonitor:
         decision_log: DecisionLog,
         metrics: Metrics,
         cache: candidates.RankingCache,
+        latest: Callable[[], NodeSnapshot | None],
     ) -> None:
+        """`latest`: the newest snapshot with pods, which may be newer than that of the last decision."""
         self._sources, self._saved = runtime.oom_sources, runtime.oom_state
         self._components = components
         self._store = store
         self._decision_log = decision_log
         self._metrics = metrics
         self._cache = cache
+        self._latest = latest
         self._kills: int | None = None
         """The counter at the last check."""
         self._ahead = 0
@@ -235,6 +238,9 @@ class OomMonitor:
         if while_down or self._last is None:
             return lost_race.not_running() if any(kill.cause.race for kill in kills) else None
         plan, snapshot = self._last
+        latest = self._latest()
+        if latest is not None and latest.taken_at > snapshot.taken_at:
+            snapshot = latest
         return lost_race.assess(
             kills,
             samples,

@@ -103,6 +103,7 @@ class Scene:
             decision_log=DecisionLog(self.log, FlightRecorder(self.directory)),
             metrics=self.metrics,
             cache=RankingCache(),
+            latest=lambda: None,
         )
         self.sampler = sampler
         return self.monitor
