@@ -1,10 +1,13 @@
 """Memory ramps in the virtual machine, stopped by nodeagent and by its peers in turns.
 
-    python -m benchmarks.ramps [--runs 3] [--speeds 10 25 50 100 full] [--contenders NAME...] [--json FILE]
+    python -m benchmarks.ramps [--runs 3] [--speeds 10 25 50 100 full] [--contenders NAME...] [--ignore-sigterm]
+                               [--json FILE]
 
 Needs the same as tests/vm (QEMU, and root for the first build of the image). All run in one machine of 2 GiB, on the
 same ramps, with the same limit of 200 MiB, which is nodeagent's built-in hard threshold there. An API double answers
-the agent; the kubelet's part of an eviction takes 1.5 s. The contenders:
+the agent. The kubelet's part of an eviction is SIGTERM 0.3 s after the request (a real one had the memory back 0.25 to
+0.35 s after the deletion), and SIGKILL after 1.5 s. The growing process ends at SIGTERM, that of earlyoom or of the
+kubelet; with --ignore-sigterm it does not, as the first process of a container without a handler. The contenders:
 
 * `unit`: the systemd unit with systemd/config.yaml, nothing changed;
 * `container`: daemonset.yaml's container with its own configuration, memory limit and CPU request;
@@ -54,6 +57,7 @@ LEAVE_MIB: Final = {10: 330, 25: 360, 50: 420, 100: 600, FULL: 1200}
 SPEEDS: Final = tuple(LEAVE_MIB)
 EARLYOOM: Final = f"earlyoom -M {HARD_MIB * 1024},{HARD_MIB * 512} -r 0"
 EARLY_OOMD: Final = "[OOM]\nDefaultMemoryPressureLimit=5%\nDefaultMemoryPressureDurationSec=1s\n"
+TERM_S: Final = 0.3
 PODS_SLICE: Final = "kubepods.slice"
 CONTENDERS: Final = ("unit", "container", "brake", "earlyoom", "oomd", "oomd-early")
 
@@ -66,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--speeds", type=_speed, nargs="+", default=SPEEDS, metavar="MIB_PER_S")
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS, metavar="NAME")
+    parser.add_argument("--ignore-sigterm", action="store_true", help="the growing process ends at SIGKILL only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to this file")
     options = parser.parse_args(arguments)
     if reason := why_not():
@@ -91,7 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             contenders["container"] = functools.partial(_container, agent=agent)
         node = Node(machine, api, kubeconfig)
         node.allow_brake(False)
-        results = measure(node, {name: contenders[name] for name in options.contenders}, options.speeds, options.runs)
+        node.term_s = TERM_S
+        ramps = [
+            Ramp(speed, LEAVE_MIB.get(speed, 2 * SOFT_MIB), HARD_MIB, SOFT_MIB, options.ignore_sigterm)
+            for speed in options.speeds
+        ]
+        results = measure(node, {name: contenders[name] for name in options.contenders}, ramps, options.runs)
         node.close()
     if options.json:
         options.json.write_text(json.dumps([_as_json(*each) for each in results], indent=1), encoding="utf-8")
@@ -110,7 +120,7 @@ def install(machine: Machine, scratch: Path) -> None:
 
 
 def measure(
-    node: Node, contenders: dict[str, Running], speeds: Sequence[int], runs: int
+    node: Node, contenders: dict[str, Running], ramps: Sequence[Ramp], runs: int
 ) -> list[tuple[int, str, Result]]:
     """Run all contenders, one after the other on each ramp, and print the table as it grows."""
     results: list[tuple[int, str, Result]] = []
@@ -118,8 +128,8 @@ def measure(
         f"{'MiB/s':>6}  {'contender':<11} {'lost':>5}  {'lowest/limit':>12}  {'back, s':>8}  {'full stall, s':>15}  "
         f"{'real MiB/s':>10}"
     )
-    for speed in speeds:
-        ramp = Ramp(speed, LEAVE_MIB.get(speed, 2 * SOFT_MIB), HARD_MIB, SOFT_MIB)
+    for ramp in ramps:
+        speed = ramp.mib_per_s
         for run in range(runs):
             for name, running in contenders.items():
                 began = time.monotonic()
@@ -227,7 +237,7 @@ def _oomd(node: Node, configuration: str = "") -> Iterator[Callable[[], str]]:
         yield functools.partial(_journal, node, "systemd-oomd.service")
     finally:
         node.machine.run(
-            f"systemctl stop systemd-oomd.service; "
+            f"systemctl stop systemd-oomd.socket systemd-oomd.service; "
             f"systemctl set-property --runtime {PODS_SLICE} ManagedOOMMemoryPressure=auto"
         )
 

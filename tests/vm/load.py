@@ -131,7 +131,9 @@ def main() -> None:
     if what == "hold":
         hold(*numbers)
     elif what == "flood":
-        # MiB to leave before the start, MiB a second.
+        # MiB to leave before the start, MiB a second, 1 to ignore SIGTERM.
+        if numbers[2:] == [1]:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         fill(numbers[0])
         later = functools.partial(ramp, 1 << 20, numbers[1])
     elif what in ("eat", "breed"):

@@ -7,6 +7,7 @@ Commands come one a line on stdin, answers go as JSON lines to stdout:
                          CLOCK_BOOTTIME, per_s is how fast it went from ABOVE to BYTES, stall_s the full stall of the
                          node (PSI) from crossed_at to back_at; null: has not happened
     kill CGROUP SECONDS  end the pod's processes after so long -> {"gone": CGROUP, "at"} when they are
+    term CGROUP SECONDS  send them SIGTERM after so long
 
 It must run when nothing else can: locked in memory, with the highest priority.
 """
@@ -16,6 +17,7 @@ import ctypes
 import json
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +35,7 @@ class Observer:
     def __init__(self) -> None:
         self.meminfo = os.open("/proc/meminfo", os.O_RDONLY)
         self.kills: list[tuple[float, str]] = []
+        self.terms: list[tuple[float, str]] = []
         self.ending: list[str] = []
         self.watch(0, 0)
 
@@ -67,6 +70,11 @@ class Observer:
             self.stall_s = full_stall_s() - self.stalled_before
 
     def act(self) -> None:
+        for due, cgroup in [each for each in self.terms if each[0] <= now()]:
+            self.terms.remove((due, cgroup))
+            for pid in processes(cgroup):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
         for due, cgroup in [each for each in self.kills if each[0] <= now()]:
             self.kills.remove((due, cgroup))
             with contextlib.suppress(FileNotFoundError):  # it has ended already
@@ -90,8 +98,9 @@ class Observer:
                 stall_s=self.stall_s,
                 oom_kills=oom_kills() - self.oom_kills_before,
             )
-        elif word == "kill":
-            self.kills.append((now() + float(rest[1]), "/sys/fs/cgroup" + rest[0]))
+        elif word in ("kill", "term"):
+            orders = self.kills if word == "kill" else self.terms
+            orders.append((now() + float(rest[1]), "/sys/fs/cgroup" + rest[0]))
 
 
 def populated(cgroup: str) -> bool:
@@ -99,6 +108,15 @@ def populated(cgroup: str) -> bool:
         return "populated 1" in Path(cgroup, "cgroup.events").read_text()
     except OSError:  # ENOENT or ENODEV: the cgroup has gone
         return False
+
+
+def processes(cgroup: str) -> list[int]:
+    """Of all containers of a pod."""
+    found: list[int] = []
+    for listed in Path(cgroup).glob("*/cgroup.procs"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return found
 
 
 def oom_kills() -> int:

@@ -57,6 +57,8 @@ class Ramp(NamedTuple):
     """Where the crossing is."""
     soft_mib: int = SOFT_MIB
     """From where on its speed is measured."""
+    ignores_term: bool = False
+    """Its process ignores SIGTERM, as the first process of a container does without a handler (pid_namespaces(7))."""
 
 
 class Result(NamedTuple):
@@ -102,9 +104,11 @@ class Observer:
         self._send("report")
         return self._answer()
 
-    def kill(self, pod: VmPod, *, after_s: float) -> threading.Event:
-        """End a pod's processes after so long. The event is set when they are gone."""
+    def kill(self, pod: VmPod, *, after_s: float, term_s: float | None = None) -> threading.Event:
+        """End a pod's processes after so long, and send SIGTERM after `term_s`. The event is set when they are gone."""
         gone = self._gone.setdefault("/sys/fs/cgroup" + pod.cgroup, threading.Event())
+        if term_s is not None:
+            self._send(f"term {pod.cgroup} {term_s}")
         self._send(f"kill {pod.cgroup} {after_s}")
         return gone
 
@@ -146,6 +150,8 @@ class Node:
         self.machine = machine
         self.api = api
         self.observer = Observer(machine)
+        self.term_s: float | None = None
+        """When its kubelet sends SIGTERM after an accepted eviction; None: SIGKILL alone, after KUBELET_S."""
         # The emulator takes memory from the host when the guest touches it first, which halves a ramp's speed.
         touch_all = f"import sys; sys.path.insert(0, '/run/vm'); import load; load.fill({HARD_MIB + 60})"
         machine.write("/run/vm/load.py", LOAD.read_bytes())
@@ -208,7 +214,8 @@ class Node:
         """Run one ramp to its end."""
         with self.cast() as cast:
             cast.add(start_pod(self.machine, "chill", work="hold 48 1"))
-            bloated = cast.add(start_pod(self.machine, "bloated", work=f"flood {ramp.leave_mib} {ramp.mib_per_s}"))
+            work = f"flood {ramp.leave_mib} {ramp.mib_per_s} {int(ramp.ignores_term)}"
+            bloated = cast.add(start_pod(self.machine, "bloated", work=work))
             self.observer.watch(hard_mib=ramp.hard_mib, soft_mib=ramp.soft_mib)
             go(self.machine, bloated)
             over = self.wait_until_ended(bloated)
@@ -278,7 +285,7 @@ class Cast:
             threading.Thread(target=self._end, args=(self._pods[name],), daemon=True).start()
 
     def _end(self, pod: VmPod) -> None:
-        if self._node.observer.kill(pod, after_s=KUBELET_S).wait(60):
+        if self._node.observer.kill(pod, after_s=KUBELET_S, term_s=self._node.term_s).wait(60):
             kill_pod(self._node.machine, pod)
             self._node.api.delete_pod(pod.namespace, pod.name)
 
