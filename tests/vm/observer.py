@@ -3,9 +3,10 @@
 Commands come one a line on stdin, answers go as JSON lines to stdout:
 
     watch BYTES ABOVE    begin again: how low MemAvailable gets, and how long it is below so many bytes
-    report               -> {"lowest", "crossed_at", "back_at", "per_s", "stall_s", "oom_kills"}; times are
-                         CLOCK_BOOTTIME, per_s is how fast it went from ABOVE to BYTES, stall_s the full stall of the
-                         node (PSI) from crossed_at to back_at; null: has not happened
+    report               -> {"lowest", "crossed_at", "back_at", "per_s", "stall_s", "system_stall_s", "oom_kills"};
+                         times are CLOCK_BOOTTIME, per_s is how fast it went from ABOVE to BYTES, the stalls (PSI) are
+                         from crossed_at to back_at: every process of the node, any of system.slice; null: has not
+                         happened
     kill CGROUP SECONDS  end the pod's processes after so long -> {"gone": CGROUP, "at"} when they are
     term CGROUP SECONDS  send them SIGTERM after so long
 
@@ -47,8 +48,9 @@ class Observer:
         self.lowest = 1 << 62
         self.crossed_at: float | None = None
         self.back_at: float | None = None
-        self.stalled_before = 0.0
+        self.stalled_before = 0.0, 0.0
         self.stall_s: float | None = None
+        self.system_stall_s: float | None = None
         self.oom_kills_before = oom_kills()
 
     def sample(self) -> None:
@@ -61,13 +63,14 @@ class Observer:
         if available < self.limit:
             if self.crossed_at is None:
                 self.crossed_at = now()
-                self.stalled_before = full_stall_s()
+                self.stalled_before = stalls_s()
                 if self.above_at is not None:
                     self.per_s = (self.above_at[1] - available) / (self.crossed_at - self.above_at[0])
-            self.back_at = self.stall_s = None
+            self.back_at = self.stall_s = self.system_stall_s = None
         elif self.crossed_at is not None and self.back_at is None:
             self.back_at = now()
-            self.stall_s = full_stall_s() - self.stalled_before
+            node, system = stalls_s()
+            self.stall_s, self.system_stall_s = node - self.stalled_before[0], system - self.stalled_before[1]
 
     def act(self) -> None:
         for due, cgroup in [each for each in self.terms if each[0] <= now()]:
@@ -96,6 +99,7 @@ class Observer:
                 back_at=self.back_at,
                 per_s=self.per_s,
                 stall_s=self.stall_s,
+                system_stall_s=self.system_stall_s,
                 oom_kills=oom_kills() - self.oom_kills_before,
             )
         elif word in ("kill", "term"):
@@ -124,10 +128,11 @@ def oom_kills() -> int:
     return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split("\n")[0])
 
 
-def full_stall_s() -> float:
-    """Time since boot in which every process that was not idle waited for memory."""
-    total = Path("/proc/pressure/memory").read_text().split("full ")[1].split("total=")[1]
-    return int(total) / 1e6
+def stalls_s() -> tuple[float, float]:
+    """Time since boot in which every process that was not idle waited for memory, and any process of system.slice."""
+    node = Path("/proc/pressure/memory").read_text().split("full ")[1]
+    system = Path("/sys/fs/cgroup/system.slice/memory.pressure").read_text().split("full ")[0]
+    return int(node.split("total=")[1]) / 1e6, int(system.split("total=")[1]) / 1e6
 
 
 def report(**values: object) -> None:

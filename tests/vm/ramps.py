@@ -72,7 +72,9 @@ class Result(NamedTuple):
     back_s: float | None
     """From the first time below `Ramp.hard_mib` until above it for good; None: it never was below."""
     stall_s: float | None
-    """Full stall of the node (PSI) in that time."""
+    """Full stall of the node (PSI) in that time. The growing pod's own counts, also where a brake is its cause."""
+    system_stall_s: float | None
+    """Stall of any process of system.slice (PSI some) in that time."""
     victims: tuple[str, ...]
     """Names of the pods that were evicted, in order."""
     alive: frozenset[str]
@@ -226,7 +228,15 @@ class Node:
             log = self.log() if agent else ""
             alive = cast.alive()
             return Result(
-                seen["oom_kills"], seen["lowest"], speed, back, seen["stall_s"], tuple(cast.victims), alive, log
+                oom_kills=seen["oom_kills"],
+                lowest=seen["lowest"],
+                mib_per_s=speed,
+                back_s=back,
+                stall_s=seen["stall_s"],
+                system_stall_s=seen["system_stall_s"],
+                victims=tuple(cast.victims),
+                alive=alive,
+                log=log,
             )
 
     @contextlib.contextmanager
