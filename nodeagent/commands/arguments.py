@@ -191,9 +191,12 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "show",
         help="the effective configuration with each value's origin",
         description="Print the effective configuration: the values of the file, and built-in defaults for the "
-        "rest. Each value has a comment with its origin.",
+        "rest. Each value has a comment with its origin, a threshold also the kubelet's above which it is kept.",
     )
     show.add_argument("--config", metavar="FILE", help="configuration file (default: the built-in defaults)")
+    show.add_argument(
+        "--host-root", metavar="DIR", default="/", help="root of the host with the kubelet: the DaemonSet's /host"
+    )
     show.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
     show.set_defaults(command="config show")
     validate = actions.add_parser(

@@ -205,13 +205,19 @@ def _load_config(path: str | None) -> Any:
 
 
 def _config_show(options: Options) -> int:
-    from nodeagent.config import load, problems, show
+    from nodeagent.config import above_kubelet, load, problems, show
+    from nodeagent.sampling.hostfs.host import Unreadable, open_host
+    from nodeagent.sampling.node import kubelet_config
 
     try:
         loaded = load.load(options.config, overrides=load.overrides_from(os.environ))
+        reading = kubelet_config.read_thresholds(open_host(options.host_root))
     except problems.ConfigError as error:
         raise _FailureError(str(error), exit_codes.CONFIG) from error
-    text = show.show(loaded)
+    except Unreadable as error:
+        raise _FailureError(f"--host-root: {error}", exit_codes.USAGE) from error
+    loaded = loaded._replace(config=above_kubelet.keep_above(loaded.config, reading.known or ()))
+    text = show.show(loaded, notes=reading.notes if loaded.config.above_kubelet else ())
     if options.output == "json":
         import json
 

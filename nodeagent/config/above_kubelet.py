@@ -63,6 +63,26 @@ def describe_value(threshold: Threshold, *, capacity: int | None, unit: Unit) ->
     return f"{units.format_amount(value, unit)} ({origin})"
 
 
+def exceeding_levels(threshold: Threshold) -> tuple[KubeletLevel, ...]:
+    """The levels that are above the configured value on a node of some capacity."""
+    return tuple(level for level in threshold.above_kubelet if _may_exceed(level, threshold.value))
+
+
+def _may_exceed(level: KubeletLevel, configured: Amount) -> bool:
+    kubelet, margin = level.kubelet, level.margin
+    if resolve.resolve_amount(kubelet, capacity=units.MAX_PLAUSIBLE) == 0:
+        return False
+    if not level.margin_of_capacity and kubelet.quantity is not None:
+        lowest = configured.quantity if configured.quantity is not None else configured.at_least
+        total = kubelet.quantity + (resolve.resolve_amount(margin, capacity=kubelet.quantity) or 0)
+        return total > (lowest or 0)
+    if level.margin_of_capacity and None not in (kubelet.percentage, configured.percentage):
+        unbounded = configured.at_least is None and configured.at_most is None
+        shares = (kubelet.percentage or 0.0) + (margin.percentage or 0.0)
+        return not unbounded or shares > (configured.percentage or 0.0)
+    return True
+
+
 def describe_level(level: KubeletLevel) -> str:
     """The level without a node: `the kubelet's 500Mi + 250Mi`, `the kubelet's 10% + 2%`."""
     margin = resolve.resolve_amount(level.margin, capacity=level.kubelet.quantity)

@@ -1,26 +1,28 @@
 """Print the effective configuration and its problems, for `nodeagent config show` and `config validate`.
 
-`show` writes YAML with the origin of every value as a comment. The loader reads it back to the same configuration.
+`show` writes YAML with the origin of every value as a comment, for a threshold also the kubelet's above which it is
+kept. The loader reads it back to the same configuration.
 """
 
 import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nodeagent.config import duration, keys
+from nodeagent.config import above_kubelet, duration, keys
 from nodeagent.config.keys import ConfigKey
 from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError, Problem
 from nodeagent.config.schema import API_VERSION, CONFIG_KIND, EvictionConfig, RankingConfig
-from nodeagent.model import Amount
+from nodeagent.model import Amount, Note
 
 _COMMENT_COLUMN: Final = 56
 _YAML_WORDS: Final = ("on", "off", "yes", "no", "y", "n", "true", "false", "null")
 
 
-def show(loaded: LoadedConfig) -> str:
-    """The effective configuration as YAML: warnings as comments first, then each value with its origin."""
+def show(loaded: LoadedConfig, *, notes: Iterable[Note] = ()) -> str:
+    """The effective configuration as YAML: warnings and notes as comments first, then each value with its origin."""
     lines = [f"# warning: {_one_line(str(warning))}" for warning in loaded.warnings]
+    lines += [f"# {note.subject}: {_one_line(note.message)}" for note in notes]
     lines += [f"apiVersion: {API_VERSION}", f"kind: {CONFIG_KIND}"]
     for key in keys.top_level():
         owner = loaded.eviction if key.owner is EvictionConfig else loaded.config
@@ -114,7 +116,23 @@ def _refines(section: type) -> bool:
 
 
 def _line(text: str, loaded: LoadedConfig, path: str) -> str:
-    return f"{text:<{_COMMENT_COLUMN}}  # {_one_line(loaded.origin(path).short)}"
+    remarks = [loaded.origin(path).short, *_kept_above(loaded, path)]
+    return f"{text:<{_COMMENT_COLUMN}}  # {_one_line('; '.join(remarks))}"
+
+
+def _kept_above(loaded: LoadedConfig, path: str) -> list[str]:
+    """What a threshold is kept above on this node: `at least the kubelet's 500Mi + 250Mi`."""
+    section, _, signal = path.partition(".")
+    values = {"evictionHard": loaded.eviction.eviction_hard, "evictionSoft": loaded.eviction.eviction_soft}.get(section)
+    if values is None:
+        return []
+    found = {
+        f"at least {above_kubelet.describe_level(level)}": None
+        for threshold in loaded.config.thresholds
+        if threshold.signal == signal and threshold.value == values.get(threshold.signal)
+        for level in above_kubelet.exceeding_levels(threshold)
+    }
+    return list(found)
 
 
 def _one_line(text: str) -> str:

@@ -191,7 +191,7 @@ class ComponentBuilder:
         self._statvfs = StatvfsWithTimeout(host.statvfs)
         self.session: Session = NoCluster("not connected yet")
         """The newest one."""
-        self.kubelet = KubeletWatch(host, session=lambda: self.session)
+        self.kubelet = KubeletWatch(host, configz=self._read_configz)
 
     def build(self, loaded: LoadedConfig, owned: tuple[OwnedCondition, ...]) -> Components:
         """The components of the first configuration. Raises CannotRunError."""
@@ -260,6 +260,9 @@ class ComponentBuilder:
             before.disks.close(timeout_s=0.0)
         missing = reclaim_runner.missing_programs(config.reclaim.actions)
         return Components(self._above_kubelet(loaded._replace(config=config)), sampler, session, disks, missing)
+
+    def _read_configz(self) -> str:
+        return self.session.read_configz()  # of the newest session: a reload may replace it
 
     def _above_kubelet(self, loaded: LoadedConfig) -> LoadedConfig:
         """With the thresholds above those of this host's kubelet, where these are known."""

@@ -12,9 +12,9 @@ Promises:
 from collections.abc import Callable
 from typing import Final
 
-from nodeagent.actuators.session import Session
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.model import Note, NoteKind
+from nodeagent.runtime import clock
 from nodeagent.runtime.periodic import Periodic
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node import kubelet_config
@@ -34,12 +34,13 @@ class KubeletWatch:
         self,
         host: Host,
         *,
-        session: Callable[[], Session],
+        configz: Callable[[], str],
         every_s: float = READ_EVERY_S,
+        clock: Callable[[], float] = clock.boottime,
     ) -> None:
-        """Reads files and flags once. `session` is that of the API server now."""
-        self._boottime = host.boottime
-        self._session = session
+        """Reads files and flags once. `configz` asks the API server (`Session.read_configz`)."""
+        self._clock = clock
+        self._configz = configz
         self._every_s = every_s
         self._reader = KubeletReader(host)
         self._first = self._known = self._reader.read()
@@ -82,11 +83,11 @@ class KubeletWatch:
 
     def _from_api(self, reading: KubeletReading) -> KubeletReading:
         """The reading with the kubelet's answer of /configz, or with the reason why there is none."""
-        now = self._boottime()
+        now = self._clock()
         if self._answer is not None and now < self._ask_at:
             return self._answer
         try:
-            text = self._session().read_configz()
+            text = self._configz()
         except ApiError as error:
             self._answer = kubelet_config.not_known(reading, str(error))
             refused = error.status is not None and error.status < 500 and error.status != 429

@@ -7,6 +7,7 @@ explains them.
 
 from typing import Any, Final
 
+from nodeagent.config import above_kubelet
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionVerdict,
@@ -121,9 +122,12 @@ def _state_reason(verdict: SignalVerdict, leading: ThresholdVerdict | None) -> s
 
 def _threshold(report: Report, verdict: ThresholdVerdict) -> JsonObject:
     threshold = verdict.threshold
+    observation = report.snapshot.observations.get(threshold.signal)
+    level = above_kubelet.leading_level(threshold, capacity=observation.capacity if observation is not None else None)
     return {
         **_threshold_text(threshold),
         "value": verdict.value,
+        "raisedAbove": level.kubelet.text if level is not None else None,
         "headroom": headroom.threshold_headroom(report.snapshot, verdict),
         "memoryModel": str(threshold.memory_model) if threshold.signal is Signal.MEMORY else None,
         "met": verdict.met,

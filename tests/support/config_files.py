@@ -51,6 +51,8 @@ GOOD: Final = (
     "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 1m30s, pid.available: 1.5h}",
     "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 0s}",
     "evictionSoft: {memory.available: 0%}",
+    "evictionHard: {memory.available: '2%, at least 200Mi, at most 1Gi', nodefs.available: '10%, at most 50Gi'}",
+    "aboveKubelet: false",
     "evictionSoftGracePeriod: {memory.available: 300ms}",
     "evictionMinimumReclaim: {memory.available: '0', nodefs.available: 150%}",
     "mergeDefaultEvictionSettings: true",

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from nodeagent.config import above_kubelet
 from nodeagent.config.schema import Config
-from nodeagent.model import NodeSnapshot, Plan
+from nodeagent.model import NodeSnapshot, Plan, Threshold
 from nodeagent.policy import effective_thresholds, engine, ranking
 from nodeagent.policy.state import PolicyState, initial
 from nodeagent.records.flight_recorder import DecisionInputs, FlightRecorder
@@ -13,8 +14,12 @@ from tests.support.nodes import NOW, WALL
 class Run:
     """An agent's decisions one after another; those that did or refused something are recorded."""
 
-    def __init__(self, directory: Path, config: Config, *, instance: str = "abc") -> None:
-        self.config = config
+    def __init__(
+        self, directory: Path, config: Config, *, instance: str = "abc", kubelet: tuple[Threshold, ...] = ()
+    ) -> None:
+        """`kubelet`: the kubelet's own thresholds, above which those of the configuration are kept."""
+        self.config = above_kubelet.keep_above(config, kubelet)
+        self.kubelet = kubelet
         self.recorder = FlightRecorder(directory)
         self.state: PolicyState = initial(instance, now=NOW - 60)
 
@@ -27,6 +32,7 @@ class Run:
             seen.taken_at,
             effective_thresholds.effective(self.config, seen.layout),
             self.config.startup.fresh_samples,
+            self.kubelet,
         )
         wall_time = WALL + seen.taken_at - NOW
         if plan.victims or plan.refusals:

@@ -4,7 +4,6 @@ from typing import Any
 
 from nodeagent.actuators.brakes import ActiveBrakes
 from nodeagent.actuators.reclaim_runner import ReclaimRunner
-from nodeagent.actuators.session import NoCluster
 from nodeagent.config.config_file import ConfigFile
 from nodeagent.loop.components import Runtime
 from nodeagent.loop.kubelet_watch import KubeletWatch
@@ -24,7 +23,7 @@ def bare_runtime(host: Host, *, file: ConfigFile, brakes: ActiveBrakes, log: Any
         reclaim_runner=ReclaimRunner(boottime=host.boottime),
         forks=NoForks(),
         other_oom_handlers=tuple,
-        kubelet=KubeletWatch(host, session=lambda: NoCluster("no API server")),
+        kubelet=KubeletWatch(host, configz=str),
         store=None,
         recorder=None,
         oom_sources=oom_sources.open_sources(host),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodeagent.commands import cli, replay
 from nodeagent.config.schema import Config, Mode, ProtectionConfig, RankingConfig, RankingKey, StartupConfig
-from nodeagent.model import Outcome, OutcomeKind, QOSClass, Signal
+from nodeagent.model import Amount, Outcome, OutcomeKind, QOSClass, Signal, Threshold
 from nodeagent.policy import outcomes
 from nodeagent.report import text
 from tests.support.nodes import GI, NOW, config, hard, snapshot, soft, view
@@ -60,6 +60,19 @@ def test_a_recorded_dry_run_equals_the_replay_in_enforce_mode(tmp_path: Path) ->
     assert made.decide(snapshot(*PODS, at=NOW + 1, available={Signal.MEMORY: GI})).victims == ()
     rows = replay.replay(tmp_path, CONFIG._replace(mode=Mode.ENFORCE))
     assert [row.differs for row in rows] == [False, False]
+
+
+def test_a_threshold_that_was_raised_above_the_kubelets_is_raised_in_the_replay_too(tmp_path: Path) -> None:
+    kubelet = (Threshold(Signal.MEMORY, Amount(2 * GI, None, "2Gi")),)
+    below = config(hard(value=GI))
+    made = Run(tmp_path, below, kubelet=kubelet)
+    seen = snapshot(*PODS, available={Signal.MEMORY: 2 * GI + 1})
+    assert [victim.pod.name for victim in made.decide(seen).victims] == ["best-effort"]
+    assert not replayed(tmp_path, below).differs
+    row = replayed(tmp_path, below._replace(above_kubelet=False))
+    assert row.differs
+    assert row.plan is not None
+    assert row.plan.victims == ()
 
 
 def test_with_the_kubelets_order_the_decision_is_the_kubelets(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """The effective configuration is shown with its origins, and what is shown is read back as the same."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nodeagent.config import load, show
+from nodeagent.config import above_kubelet, amount, kubelet, load, show
+from nodeagent.config.load import LoadedConfig
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config
+from nodeagent.model import Note, NoteKind, Signal, Threshold
 from tests.support.config_files import BAD, GOOD, file, read
 from tests.support.paths import REPOSITORY
 
@@ -63,3 +67,56 @@ def test_an_explanation_is_printable(wrong: object) -> None:
 def test_the_default_configuration_is_that_of_the_schema_with_thresholds() -> None:
     loaded = load.defaults()
     assert loaded.config == Config(thresholds=loaded.config.thresholds)
+
+
+def kept_above(text: str, body: str = "") -> LoadedConfig:
+    """The configuration on a node whose kubelet has this one."""
+    loaded = read(body)
+    theirs = kubelet.read_settings(text).thresholds
+    return loaded._replace(config=above_kubelet.keep_above(loaded.config, theirs))
+
+
+KUBELET = (
+    "evictionHard: {memory.available: 500Mi, nodefs.available: 20%, pid.available: 1%}\n"
+    "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 1m}\n"
+)
+
+
+def test_a_threshold_is_shown_with_the_kubelets_above_which_it_is_kept() -> None:
+    lines = show.show(kept_above(KUBELET)).splitlines()
+    memory = [line for line in lines if line.startswith("  memory.available:") and "%" in line]
+    assert [line.partition("  # ")[2] for line in memory] == [
+        "built-in; at least the kubelet's 500Mi + 250Mi",
+        "built-in; at least the kubelet's 500Mi + 500Mi; at least the kubelet's 1Gi + 512Mi",
+    ]
+    assert any("nodefs.available" in line and "at least the kubelet's 20% + 2%" in line for line in lines)
+    assert not any("pid.available" in line and "kubelet" in line for line in lines), "1% + 2% is below 5%"
+
+
+def test_what_is_shown_about_a_kubelet_does_not_change_what_is_read_back() -> None:
+    for body in ("", "evictionHard: {memory.available: 50Mi}", "aboveKubelet: false"):
+        loaded = kept_above(KUBELET, body)
+        again = load.loads(show.show(loaded, notes=(Note(NoteKind.KUBELET, "not known\n- b"),)))
+        assert again.eviction == loaded.eviction
+        assert above_kubelet.keep_above(again.config, ()) == above_kubelet.keep_above(loaded.config, ())
+
+
+def test_a_kubelet_that_is_not_known_is_a_comment() -> None:
+    shown = show.show(load.defaults(), notes=(Note(NoteKind.KUBELET, "configuration not known, defaults assumed: x"),))
+    assert shown.startswith("# kubelet: configuration not known, defaults assumed: x\napiVersion:")
+
+
+@given(
+    kubelets=st.sampled_from(["100Mi", "500Mi", "3Gi", "0%", "1%", "10%", "30%"]),
+    ours=st.sampled_from(["50Mi", "150Mi", "1Gi", "2%", "12%", "2%, at least 200Mi, at most 1Gi"]),
+    signal=st.sampled_from([Signal.MEMORY, Signal.NODEFS, Signal.PID]),
+    capacity=st.integers(2**28, 2**44),
+)
+def test_a_threshold_that_is_raised_is_never_shown_without_the_reason(
+    kubelets: str, ours: str, signal: Signal, capacity: int
+) -> None:
+    theirs = (Threshold(signal, amount.parse_amount(kubelets)),)
+    config = Config(thresholds=(Threshold(signal, amount.parse_threshold(ours)),))
+    (threshold,) = above_kubelet.keep_above(config, theirs).thresholds
+    if above_kubelet.leading_level(threshold, capacity=capacity) is not None:
+        assert above_kubelet.exceeding_levels(threshold)
