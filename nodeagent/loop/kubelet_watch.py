@@ -21,8 +21,8 @@ from nodeagent.sampling.node import kubelet_config
 from nodeagent.sampling.node.kubelet_config import KubeletReader, KubeletReading
 
 READ_EVERY_S: Final = 60.0
-"""The kubelet reads its files only at its start, so that a change takes about as long anyway. A reading takes about 40
-opens of files that are mostly absent, 0.3 ms."""
+"""The kubelet reads its files only at its start, so that a change takes about as long anyway. A reading takes
+up to 40 opens of files that are mostly absent: 0.05 ms with kubeadm, 0.6 ms with k3s."""
 CONFIGZ_EVERY_S: Final = 1800.0
 """The API server passes each request on to the kubelet: 5,000 nodes without readable files send 3 a second."""
 

@@ -173,13 +173,14 @@ def _usual_sources(host: Host) -> KubeletSources | None:
     for path in candidates:
         text, refusal = _read(host, path)
         if text and not _is_kubeconfig(text):
-            return KubeletSources(path, text, place=path)
+            place = path if path == _RECORDED else f"{path}, flags not visible"
+            return KubeletSources(path, text, place=place)
         if refusal and not text and host.exists(path):
             refusals.append(refusal)
     for directory in USUAL_DIRECTORIES:
         drop_ins, refusal = _read_drop_ins(host, directory)
         if drop_ins:
-            return KubeletSources(drop_ins=drop_ins, place=directory, refusal=refusal)
+            return KubeletSources(drop_ins=drop_ins, place=f"{directory}, flags not visible", refusal=refusal)
         if refusal and host.exists(directory):
             refusals.append(refusal)
     return KubeletSources(refusal=refusals[0], place="usual files") if refusals else None

@@ -43,7 +43,7 @@ def test_the_usual_file_is_found_and_gives_the_effective_thresholds(tmp_path: Pa
     put(tmp_path, "/var/lib/kubelet/config.yaml", STRICT)
     view, notes = kubelet_config.read_thresholds(open_host(str(tmp_path)))
     assert view is not None
-    assert view.path == "/var/lib/kubelet/config.yaml"
+    assert view.path == "/var/lib/kubelet/config.yaml, flags not visible"
     # The file's map replaces the kubelet's defaults, and hard memory applies to allocatable memory too.
     assert {each.signal for each in view.thresholds} == {Signal.MEMORY, Signal.ALLOCATABLE_MEMORY, Signal.PID}
     assert notes == ()
