@@ -12,6 +12,7 @@ from nodeagent.config import defaults, resolve
 from nodeagent.config.schema import Config
 from nodeagent.model import (
     MEMORY_SIGNALS,
+    SIGNAL_TABLE,
     Amount,
     KubeletLevel,
     NodeSnapshot,
@@ -61,6 +62,13 @@ def describe_value(threshold: Threshold, *, capacity: int | None, unit: Unit) ->
     margin = units.format_amount(value - kubelet, unit)
     origin = f"kubelet {level.kubelet.text} + margin {margin}; configured {configured.text}"
     return f"{units.format_amount(value, unit)} ({origin})"
+
+
+def short_value(threshold: Threshold, value: int | None) -> str:
+    """The configured text if the threshold is a plain quantity, and has that value; else the value in its unit."""
+    if value is None or value == threshold.value.quantity:
+        return threshold.value.text
+    return units.format_amount(value, SIGNAL_TABLE[threshold.signal].unit)
 
 
 def exceeding_levels(threshold: Threshold) -> tuple[KubeletLevel, ...]:

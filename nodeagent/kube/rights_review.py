@@ -288,6 +288,8 @@ class _Reviewer:
             needed |= rights.direct_rules(used)
         else:
             needed |= {each.right.rule for each in reviewed if each.fallback}
+        if self._config.above_kubelet:
+            needed |= {rights.CONFIGZ.rule}
         found: set[GrantedRule] = set()
         limits = [f"rules of RoleBindings in other namespaces than {' and '.join(namespaces)} are not listed"]
         for namespace in namespaces:

@@ -8,6 +8,7 @@ available; the state that it returns is dropped.
 from collections.abc import Sequence
 from typing import Final
 
+from nodeagent.config import above_kubelet
 from nodeagent.config.schema import Config, Mode, StartupConfig
 from nodeagent.model import (
     LostRace,
@@ -75,7 +76,7 @@ def assess(
     own = tuple([f"{each.code}: {each.message}" for each in plan.refusals][:MAX_REFUSALS])
     return LostRace(
         loss=_loss(nearest, met=met, in_flight=bool(in_flight), acts=config.mode is Mode.ENFORCE),
-        threshold=nearest.threshold.value.text if nearest is not None else "",
+        threshold=above_kubelet.short_value(nearest.threshold, nearest.value) if nearest is not None else "",
         deficit=_deficit(signal, nearest, last, snapshot),
         before_s=None if last is None else max(0.0, before - last.at),
         met=met,

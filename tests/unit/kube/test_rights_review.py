@@ -99,6 +99,13 @@ def test_a_right_that_no_key_uses_is_beyond_need(api: ApiServer, tmp_path: Path)
     }
 
 
+def test_the_right_to_configz_is_needed_only_with_above_kubelet(api: ApiServer, tmp_path: Path) -> None:
+    proxy = IMPERSONATING | {rights.CONFIGZ.rule}
+    assert review(api, tmp_path, proxy).beyond == ()
+    off = review(api, tmp_path, proxy, config=ENFORCE._replace(above_kubelet=False))
+    assert off.beyond == (GrantedRule("get", "", "nodes/proxy"),)
+
+
 def test_in_a_dry_run_the_rights_that_write_are_beyond_need(api: ApiServer, tmp_path: Path) -> None:
     found = review(api, tmp_path, IMPERSONATING, config=Config(node_name="n1"))
     assert found.state is RightsState.WARNING
