@@ -74,7 +74,11 @@ def choose(transport: "Transport", user: str, node: str, mode: ClusterIdentity, 
     if mode is ClusterIdentity.NODE and (trouble or unlimited):
         return trouble or unlimited
     if trouble:
-        transport.impersonation.fall_back(with_direct_rights(transport, node, trouble))
+        has_rights, reason = with_direct_rights(transport, node, trouble)
+        # Without rights of its own the ServiceAccount is no help. One of several API servers may be older than the
+        # others: the requests that it refuses are tried as the node again.
+        if has_rights or not transport.impersonation.acting:
+            transport.impersonation.fall_back(reason)
     elif node:
         transport.impersonation.act_as(node, mode, note=unlimited)
     return None
@@ -129,15 +133,15 @@ def probe(transport: "Transport", node: str, *, evicts: bool) -> ProbeResult:
     return ProbeResult()
 
 
-def with_direct_rights(transport: "Transport", node: str, trouble: str) -> str:
-    """The trouble, and the remedy if the ServiceAccount has no rights of its own either."""
+def with_direct_rights(transport: "Transport", node: str, trouble: str) -> tuple[bool, str]:
+    """Whether the ServiceAccount has rights of its own; the trouble, and the remedy if it has none."""
     try:
         refused = _list_refused(transport, f"spec.nodeName={node or NO_NODE},metadata.name={NO_POD}", "")
     except ApiError:
         refused = None
     if refused is None:
-        return f"{trouble}. Its token can list and evict pods of other nodes (docs/security.md)"
-    return f"{trouble}. It has no direct rights either, so that its requests are refused: apply {_DIRECT_ROLE}"
+        return True, f"{trouble}. Its token can list and evict pods of other nodes (docs/security.md)"
+    return False, f"{trouble}. It has no direct rights either, so that its requests are refused: apply {_DIRECT_ROLE}"
 
 
 def _list_refused(transport: "Transport", selector: str, user: str) -> str | None:

@@ -8,6 +8,8 @@ Promises:
    from the token.
 3. With `cluster.identity: auto` a request whose impersonation the API server refuses is repeated as the ServiceAccount,
    and so is every later one of its kind until a probe succeeds: identities do not alternate from request to request.
+   If the ServiceAccount has no such right either, as with daemonset.yaml alone, the next one is tried as the node
+   again.
    A refusal to impersonate precedes the request (a filter before the authorization), so nothing was carried out.
 4. With `node` nothing is repeated; `note` has the rule that is missing until such a request succeeds.
 
@@ -58,6 +60,9 @@ class Impersonation:
         self._note = ""
         self._fallback = ""
         self._refused: dict[Rule, str] = {}
+        """Why a request was refused as the node."""
+        self._refused_directly: set[Rule] = set()
+        """Those of them that were refused as the ServiceAccount, too."""
         self._returned = False
         self.doubted = threading.Event()
         """Set when a request was refused for the first time, and after an outage of the API server while not every
@@ -66,18 +71,24 @@ class Impersonation:
     def act_as(self, node: str, mode: ClusterIdentity, *, note: str = "") -> None:
         """Impersonate this node from now on: the node of the token. `note`: what is wrong with that."""
         with self._lock:
-            self._mode, self._user, self._fallback, self._refused = mode, f"{NODE_USER}{node}", "", {}
-            self._note = note
+            self._mode, self._user, self._fallback, self._note = mode, f"{NODE_USER}{node}", "", note
+            self._refused, self._refused_directly = {}, set()
 
     def fall_back(self, reason: str) -> None:
         """Act as the ServiceAccount until `act_as`."""
         with self._lock:
-            self._user, self._fallback, self._refused, self._note = "", reason, {}, ""
+            self._user, self._fallback, self._note = "", reason, ""
+            self._refused, self._refused_directly = {}, set()
 
     @property
     def complete(self) -> bool:
         """True if every request of `IMPERSONATED` is sent as the node."""
         return bool(self._user) and not (self._refused and self._mode is ClusterIdentity.AUTO)
+
+    @property
+    def acting(self) -> bool:
+        """True if requests are tried as the node."""
+        return bool(self._user)
 
     @property
     def wants_probe(self) -> bool:
@@ -99,7 +110,8 @@ class Impersonation:
         if not refused:
             return self._note
         what = ", ".join(sorted(f"{request.verb} {request.resource}" for request in refused))
-        how = "sent as the ServiceAccount" if self._mode is ClusterIdentity.AUTO else "refused"
+        both = self._mode is ClusterIdentity.NODE or refused.keys() <= self._refused_directly
+        how = "refused" if both else "sent as the ServiceAccount"
         return f"{what} {how}: {next(iter(refused.values()))}"
 
     def user_for(self, method: str, path: str) -> str:
@@ -108,9 +120,10 @@ class Impersonation:
         if not user:
             return ""
         request = request_of(method, path)
-        if request not in IMPERSONATED or (self._mode is ClusterIdentity.AUTO and request in self._refused):
+        if request not in IMPERSONATED:
             return ""
-        return user
+        direct = self._mode is ClusterIdentity.AUTO and request in self._refused
+        return "" if direct and request not in self._refused_directly else user
 
     def refuse(self, method: str, path: str, message: str) -> bool:
         """The API server answered 403 with this message to an impersonated request: True if the request must be
@@ -125,11 +138,18 @@ class Impersonation:
                 self.doubted.set()
         return self._mode is ClusterIdentity.AUTO
 
+    def refuse_directly(self, method: str, path: str, message: str) -> None:
+        """A request that was refused as the node was answered 403 with this message as the ServiceAccount."""
+        if rights.denied(message) is not None:  # not a policy, which is about this object
+            with self._lock:
+                self._refused_directly.add(request_of(method, path))
+
     def succeeded(self, method: str, path: str) -> None:
         """An impersonated request was answered."""
         if self._refused:
             with self._lock:
                 self._refused.pop(request_of(method, path), None)
+                self._refused_directly.discard(request_of(method, path))
 
     def server_returned(self) -> None:
         """The API server answers again after an outage: it may be another version."""

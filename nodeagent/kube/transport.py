@@ -188,7 +188,7 @@ class Transport:
         user: str | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """An answer that can be the API's by its status and type; its body is not read. Any other is an `ApiError`."""
-        may_renew = True
+        may_renew, repeated = True, False
         acts_as = self.impersonation.user_for(method, path) if user is None else user
         while True:
             response, used = self._send(
@@ -208,9 +208,11 @@ class Transport:
                 continue
             if acts_as and user is None and response.status == 403 and error.from_api:
                 # The refusal precedes the request itself, so that a repetition is safe.
-                acts_as = "" if self.impersonation.refuse(method, path, error.message) else acts_as
-                if not acts_as:
+                if self.impersonation.refuse(method, path, error.message):
+                    acts_as, repeated = "", True
                     continue
+            elif repeated and response.status == 403 and error.from_api:
+                self.impersonation.refuse_directly(method, path, error.message)
             raise error
 
     def _send(

@@ -207,6 +207,21 @@ def test_a_rule_that_is_taken_away_and_granted_again_needs_no_restart(api: ApiSe
     assert until(lambda: running.impersonation.complete)
 
 
+def test_a_probe_that_is_refused_does_not_end_the_nodes_identity_if_there_is_no_other(
+    api: ApiServer, running: Transport
+) -> None:
+    choose(running, ClusterIdentity.AUTO)
+    api.constrained_impersonation = False
+    with pytest.raises(ApiError):
+        running.request("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1")
+    before = len(api.requests)
+    assert until(lambda: len(api.requests) > before + 6), "it is probed"
+    assert running.impersonation.acting
+    api.constrained_impersonation = True
+    running.request("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1")
+    assert until(lambda: running.impersonation.complete)
+
+
 def test_while_every_request_is_the_nodes_nothing_is_probed(api: ApiServer, running: Transport) -> None:
     choose(running, ClusterIdentity.AUTO)
     before = len(api.requests)

@@ -110,6 +110,24 @@ def test_a_refused_request_is_repeated_as_the_service_account_and_stays_with_it(
     assert transport.impersonation.doubted.is_set()
 
 
+def test_a_request_that_is_refused_as_both_is_tried_as_the_node_again(api: ApiServer, transport: Transport) -> None:
+    """daemonset.yaml grants no direct right: one older API server of several must not end the node's identity."""
+    transport.impersonation.act_as("n1", ClusterIdentity.AUTO)
+    api.forbid("impersonate-on:associated-node:list", "pods")
+    api.rights = lambda verb, *_: verb != "list"
+    for _ in range(2):
+        with pytest.raises(ApiError, match='cannot list resource "pods"'):
+            transport.request("GET", PODS)
+    assert users(api.requests) == ["system:node:n1", "", "system:node:n1", ""]
+    assert transport.impersonation.note.startswith("list pods refused: missing rule")
+    assert transport.impersonation.wants_probe
+    api.allow("impersonate-on:associated-node:list", "pods")
+    transport.request("GET", PODS)
+    assert users(api.requests)[4:] == ["system:node:n1"]
+    assert transport.impersonation.complete
+    assert transport.impersonation.note == ""
+
+
 def test_with_the_identity_node_a_refused_request_fails_and_is_named_until_one_succeeds(
     api: ApiServer, transport: Transport
 ) -> None:
