@@ -427,6 +427,28 @@ def test_with_node_credentials_a_check_reports_that_taints_cannot_be_changed(api
     assert "cannot change taints" in run(*options).stdout
 
 
+def test_a_check_shows_whose_rights_it_has_used(api: ApiServer, tmp_path: Path) -> None:
+    options = ("check", "--host-root", str(CALM), "--kubeconfig", str(tmp_path / "kubeconfig"), "--api", "always")
+    assert "system:node" not in run(*options).stdout
+    api.token_nodes[api.token] = "lab-node"
+    assert f"pods: the API server {api.url}, as system:node:lab-node\n" in run(*options).stdout
+    api.constrained_impersonation = False
+    output = run(*options).stdout
+    assert f"pods: the API server {api.url}\n" in output
+    assert re.search(
+        r"^identity: list pods sent as the ServiceAccount: .* no constrained impersonation", output, re.MULTILINE
+    )
+    api.token_nodes[api.token] = "other-node"
+    assert not re.search(r"^identity: ", run(*options).stdout, re.MULTILINE)
+    config = tmp_path / "node.yaml"
+    config.write_text(
+        "apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\ncluster: {identity: node}\n", encoding="utf-8"
+    )
+    refused = run(*options, "--config", str(config))
+    assert refused.returncode == exit_codes.UNKNOWN
+    assert "cluster.identity is node, but the token is of no pod on lab-node" in refused.stderr
+
+
 def test_an_api_that_forbids_the_list_is_a_note_or_with_always_an_error(api: ApiServer, tmp_path: Path) -> None:
     api.forbid("list", "pods")
     options = ("check", "--kubeconfig", str(tmp_path / "kubeconfig"), "--node-name", "lab-node")
