@@ -236,7 +236,7 @@ class NodeSnapshot(NamedTuple):
     suspended_s: float = 0.0
     """How long the machine was suspended since it booted."""
     protected_cache: int = 0
-    """Page cache of pods that memory.min protects: `mem_available` is the kernel's number less this."""
+    """Page cache of pods that memory.min protects: `mem_available` and `allocatable_by_kernel` are less this."""
     allocatable_by_kernel: Observation | None = None
     """`allocatableMemory.available` with page cache counted as available: limit of kubepods - (usage - reclaimable file
     pages and slab). None: not sampled."""
@@ -246,15 +246,15 @@ class NodeSnapshot(NamedTuple):
     can."""
 
     def with_protected_cache(self, amount: int | None) -> "NodeSnapshot":
-        """The node with `mem_available` less this protected page cache instead of `protected_cache`. None: it was not
-        read again."""
-        observation = self.mem_available
-        if amount is None or amount == self.protected_cache or observation.available is None:
+        """The node with the kernel's figures less this protected page cache instead of `protected_cache`. None: it was
+        not read again."""
+        if amount is None or amount == self.protected_cache:
             return self
-        available = max(0, observation.available + self.protected_cache - amount)
-        source = observation.source.removesuffix(_LESS_PROTECTED) + (_LESS_PROTECTED if amount else "")
+        pods = self.allocatable_by_kernel
         return self._replace(
-            mem_available=observation._replace(available=available, source=source), protected_cache=amount
+            mem_available=_less_protected(self.mem_available, self.protected_cache, amount),
+            allocatable_by_kernel=None if pods is None else _less_protected(pods, self.protected_cache, amount),
+            protected_cache=amount,
         )
 
     def observe(self, signal: Signal, model: MemoryModel = MemoryModel.WORKING_SET) -> Observation:
@@ -296,3 +296,12 @@ def _lower(working_set: Observation, by_kernel: Observation) -> Observation:
     lower = by_kernel if other <= one else working_set
     read_at = min(working_set.read_at, by_kernel.read_at)
     return lower if lower.read_at == read_at else lower._replace(read_at=read_at)
+
+
+def _less_protected(observation: Observation, before: int, amount: int) -> Observation:
+    """The observation less `amount` instead of less `before`."""
+    if observation.available is None:
+        return observation
+    available = max(0, observation.available + before - amount)
+    source = observation.source.removesuffix(_LESS_PROTECTED) + (_LESS_PROTECTED if amount else "")
+    return observation._replace(available=available, source=source)

@@ -67,6 +67,8 @@ def test_the_page_cache_of_a_pod_below_its_request_is_not_available(
     assert observation.source.endswith("MemAvailable - page cache below memory.min")
     assert snapshot.memory is not None
     assert snapshot.memory.mem_available == 3 * GI
+    allocatable = snapshot.observe(Signal.ALLOCATABLE_MEMORY, MemoryModel.MEM_AVAILABLE)
+    assert allocatable.available == 7 * GI - 1000 * MI + 700 * MI - 700 * MI
 
 
 def test_node_samples_between_full_samples_and_after_a_change_agree(tmp_path: Path) -> None:
