@@ -1,7 +1,7 @@
 """Memory ramps in the virtual machine, stopped by nodeagent and by its peers in turns.
 
-    python -m benchmarks.ramps [--runs 3] [--speeds 10 25 50 100 full] [--contenders NAME...] [--ignore-sigterm]
-                               [--json FILE]
+    python -m benchmarks.ramps [--runs 3] [--speeds 10 25 50 100 full] [--contenders NAME...] [--minutes N]
+                               [--ignore-sigterm] [--json FILE]
 
 Needs the same as tests/vm (QEMU, and root for the first build of the image). All run in one machine of 2 GiB, on the
 same ramps, with the same limit of 200 MiB, which is nodeagent's built-in hard threshold there. An API double answers
@@ -28,6 +28,7 @@ the contenders is the result.
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import statistics
 import subprocess
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--speeds", type=_speed, nargs="+", default=SPEEDS, metavar="MIB_PER_S")
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS, metavar="NAME")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this time")
     parser.add_argument("--ignore-sigterm", action="store_true", help="the growing process ends at SIGKILL only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to this file")
     options = parser.parse_args(arguments)
@@ -102,10 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Ramp(speed, LEAVE_MIB.get(speed, 2 * SOFT_MIB), HARD_MIB, SOFT_MIB, options.ignore_sigterm)
             for speed in options.speeds
         ]
-        results = measure(node, {name: contenders[name] for name in options.contenders}, ramps, options.runs)
+        results: list[tuple[int, str, Result]] = []
+        try:
+            measure(node, {name: contenders[name] for name in options.contenders}, ramps, options, results)
+        finally:
+            print_table(results)
         node.close()
-    if options.json:
-        options.json.write_text(json.dumps([_as_json(*each) for each in results], indent=1), encoding="utf-8")
     return 0
 
 
@@ -121,30 +125,39 @@ def install(machine: Machine, scratch: Path) -> None:
 
 
 def measure(
-    node: Node, contenders: dict[str, Running], ramps: Sequence[Ramp], runs: int
-) -> list[tuple[int, str, Result]]:
-    """Run all contenders, one after the other on each ramp, and print the table as it grows."""
-    results: list[tuple[int, str, Result]] = []
+    node: Node,
+    contenders: dict[str, Running],
+    ramps: Sequence[Ramp],
+    options: argparse.Namespace,
+    results: list[tuple[int, str, Result]],
+) -> None:
+    """Run all contenders in turns on each ramp, one run of everything before the next one, and add what came of it."""
+    ends_at = time.monotonic() + 60 * options.minutes
+    for run, ramp, name in itertools.product(range(options.runs), ramps, contenders):
+        if time.monotonic() > ends_at:
+            print(f"stopped after {options.minutes:g} min", file=sys.stderr)
+            break
+        began = time.monotonic()
+        with contenders[name](node) as log:
+            result = node.ramp(ramp, agent=False)
+            result = result._replace(log=log() if lost(result) else "")
+        results.append((ramp.mib_per_s, name, result))
+        took_s = time.monotonic() - began
+        shown = f"{_name(ramp.mib_per_s)} {name} {run + 1}/{options.runs}, {took_s:.0f} s: {result._replace(log='')}"
+        print(shown, file=sys.stderr, flush=True)
+        if options.json:
+            options.json.write_text(json.dumps([_as_json(*each) for each in results], indent=1), encoding="utf-8")
+
+
+def print_table(results: Sequence[tuple[int, str, Result]]) -> None:
+    """One line for each speed and contender."""
     print(
         f"{'MiB/s':>6}  {'contender':<11} {'lost':>5}  {'lowest/limit':>12}  {'back, s':>8}  {'full stall, s':>13}  "
         f"{'system stall, s':>15}  {'real MiB/s':>10}"
     )
-    for ramp in ramps:
-        speed = ramp.mib_per_s
-        for run in range(runs):
-            for name, running in contenders.items():
-                began = time.monotonic()
-                with running(node) as log:
-                    result = node.ramp(ramp, agent=False)
-                    result = result._replace(log=log() if lost(result) else "")
-                results.append((speed, name, result))
-                took_s = time.monotonic() - began
-                shown = result._replace(log=result.log[-2000:])
-                print(f"{_name(speed)} {name} {run + 1}/{runs}, {took_s:.0f} s: {shown}", file=sys.stderr, flush=True)
-        for name in contenders:
-            found = [result for at, who, result in results if (at, who) == (speed, name)]
-            print(f"{_name(speed):>6}  {name:<11} {row(found)}", flush=True)
-    return results
+    for speed, name in dict.fromkeys((speed, name) for speed, name, _ in sorted(results, key=lambda each: each[0])):
+        found = [result for at, who, result in results if (at, who) == (speed, name)]
+        print(f"{_name(speed):>6}  {name:<11} {row(found)}", flush=True)
 
 
 def lost(result: Result) -> bool:

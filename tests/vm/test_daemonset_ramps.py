@@ -1,6 +1,6 @@
 """daemonset.yaml and its patch for a brake, each run as a container beside a ramp, with the manifest's CPU and memory.
 
-The machine is the newer one, whose kernel gives a PSI trigger to a process without CAP_SYS_RESOURCE.
+The machine is the newer one; the benchmark of the ramps uses the older one.
 """
 
 from collections.abc import Iterator
