@@ -173,6 +173,7 @@ def _labels() -> Iterator[str]:
         ("signal", _members(Signal)),
         ("tier", _members(Tier)),
         ("state", _members(SignalState)),
+        ("model", "`workingset`, `memavailable`"),
         ("qos_class", _members(QOSClass)),
         ("status", _members(ConditionStatus)),
         ("victim", "`pod`, `host`, `unattributed`"),

@@ -6,6 +6,8 @@ from nodeagent.config.schema import Config, OnBlocked
 from nodeagent.model import (
     MIN_GRACE_S,
     Amount,
+    MemoryFigures,
+    MemoryModel,
     Method,
     Observation,
     Plan,
@@ -13,6 +15,7 @@ from nodeagent.model import (
     PodView,
     RankedPod,
     Signal,
+    SignalVerdict,
     Threshold,
     ThresholdVerdict,
     Tier,
@@ -26,13 +29,20 @@ from nodeagent.policy.rate_limits import RateLimitState
 
 
 def from_ranked(
-    ranked: RankedPod, verdict: ThresholdVerdict, observation: Observation, limit_state: RateLimitState, config: Config
+    ranked: RankedPod,
+    verdict: ThresholdVerdict,
+    observation: Observation,
+    figures: MemoryFigures | None,
+    limit_state: RateLimitState,
+    config: Config,
 ) -> Victim:
     """The victim of a threshold. A PodDisruptionBudget that refused lately is overridden only by the hard tier with
-    `onBlocked: delete`."""
+    `onBlocked: delete`. `figures`: of a memory signal, for the text."""
     pod, usage = ranked.view
     tier = Tier.HARD if verdict.threshold.hard else Tier.SOFT
-    text = messages.eviction_text(ranked.view, verdict=verdict, observation=observation, swap=ranked.swap)
+    text = messages.eviction_text(
+        ranked.view, verdict=verdict, observation=observation, swap=ranked.swap, figures=figures
+    )
     backoff = limit_state.pods.get(pod.uid)
     refused = backoff is not None and backoff.code in backoffs.BLOCKED
     overrides = refused and tier is Tier.HARD and config.escalation.on_blocked is OnBlocked.DELETE
@@ -112,10 +122,20 @@ def with_current_text(chosen: Victim, view: PodView, *, plan: Plan) -> Victim:
     verdict = plan.acting_on
     if verdict is None or verdict.threshold != chosen.threshold:
         return chosen
-    observation = next(each.observation for each in plan.signals if each.signal is chosen.threshold.signal)
+    judged = next(each for each in plan.signals if each.signal is chosen.threshold.signal)
     swap = next((ranked.swap for ranked in plan.ranking if ranked.view.pod.uid == view.pod.uid), 0)
-    text = messages.eviction_text(view, verdict=verdict, observation=observation, swap=swap)
+    observation, figures = _of_threshold(judged, verdict), judged.figures
+    text = messages.eviction_text(view, verdict=verdict, observation=observation, swap=swap, figures=figures)
     return chosen._replace(message=text.message, annotations=text.annotations)
+
+
+def _of_threshold(judged: SignalVerdict, verdict: ThresholdVerdict) -> Observation:
+    """The sample that the threshold was judged by: thresholds of one signal may have different memory models."""
+    model = verdict.threshold.memory_model
+    if judged.figures is None or model is MemoryModel.LOWER:
+        return judged.observation
+    by_kernel = model is MemoryModel.MEM_AVAILABLE
+    return judged.observation._replace(available=judged.figures.by_kernel if by_kernel else judged.figures.working_set)
 
 
 def grace_s(pod: Pod, tier: Tier, *, config: Config) -> float:

@@ -46,6 +46,7 @@ from nodeagent.policy import (
     effective_thresholds,
     in_flight,
     local_storage_eviction,
+    memory_shortage,
     page_cache,
     pod_usage,
     preconditions,
@@ -83,13 +84,8 @@ def decide(
         raise ValueError(f"the time of a decision must be finite, not {now!r}")
     state = policy_state.after_suspend(state, snapshot.suspended_s, now=now)
     # 1: thresholds, conditions, evictions in flight, reclaim runs
-    judged, threshold_state = thresholds.judge(
-        snapshot,
-        state.thresholds,
-        now=now,
-        config=config,
-        thresholds=effective_thresholds.effective(config, snapshot.layout),
-    )
+    effective = effective_thresholds.effective(config, snapshot.layout)
+    judged, threshold_state = thresholds.judge(snapshot, state.thresholds, now=now, config=config, thresholds=effective)
     published, condition_state = conditions.update(judged, state.conditions, now=now, config=config)
     healthy = [verdict.signal for verdict in judged if verdict.state is SignalState.OK]
     observed = in_flight.advance(state.in_flight, snapshot, now=now, config=config, healthy=healthy)
@@ -139,6 +135,7 @@ def decide(
         refusals=tuple(dict.fromkeys(refusals)),  # several signals may have the same refusal
         notes=(
             *chosen.notes,
+            *memory_shortage.notes(snapshot, effective),
             *[_relief_note(report) for report in observed.reports],
             *[Note(NoteKind.RECLAIM, reclaim.describe(report, config.reclaim.actions)) for report in runs.reports],
             *page_cache.note(snapshot.page_cache_blocked, config=config),

@@ -18,6 +18,7 @@ Without the kernel's figure nothing is counted, because whether it is page cache
 figure the kernel's decides alone.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from nodeagent.model import (
@@ -25,6 +26,8 @@ from nodeagent.model import (
     MemoryFigures,
     MemoryModel,
     NodeSnapshot,
+    Note,
+    NoteKind,
     Refusal,
     RefusalCode,
     Signal,
@@ -71,6 +74,21 @@ def figures_text(signal: Signal, figures: MemoryFigures) -> str:
 
 
 _KERNEL_FIGURE: Final = {Signal.MEMORY: "by MemAvailable", Signal.ALLOCATABLE_MEMORY: "without page cache"}
+
+
+def notes(snapshot: NodeSnapshot, thresholds: Iterable[Threshold]) -> tuple[Note, ...]:
+    """What it means that the kernel's figure of a threshold that uses both is unknown while the other is known."""
+    found: dict[Signal, Note] = {}
+    for threshold in thresholds:
+        signal = threshold.signal
+        if not uses_both(threshold) or signal in found:
+            continue
+        figures = snapshot.memory_figures(signal)
+        if figures.by_kernel is None and figures.working_set is not None:
+            reason = snapshot.observe(signal, MemoryModel.MEM_AVAILABLE).implausible
+            text = f"{signal.value} by the kernel is unknown ({reason}): no pod is evicted for the working set alone"
+            found[signal] = Note(NoteKind.MEMORY, text)
+    return tuple(found.values())
 
 
 def page_cache_refusal(signal: Signal, figures: MemoryFigures, *, level: int) -> Refusal | None:

@@ -14,16 +14,18 @@ from nodeagent.model import (
     ConditionStatus,
     ConditionType,
     ContainerUsage,
+    MemoryFigures,
     Observation,
     Pod,
     PodView,
+    RefusalCode,
     Signal,
     SignalVerdict,
     ThresholdVerdict,
     Unit,
     units,
 )
-from nodeagent.policy import requests
+from nodeagent.policy import memory_shortage, requests
 
 
 class EvictionText(NamedTuple):
@@ -37,12 +39,19 @@ class EvictionText(NamedTuple):
 # --- evictions -------------------------------------------------------------------------------------------------------
 
 
-def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Observation, swap: int = 0) -> EvictionText:
+def eviction_text(
+    view: PodView,
+    *,
+    verdict: ThresholdVerdict,
+    observation: Observation,
+    swap: int = 0,
+    figures: MemoryFigures | None = None,
+) -> EvictionText:
     """The kubelet's message and event annotations for evicting this pod for this threshold.
 
     `verdict` is the threshold acted on, `observation` the sample it was judged by. For memory and ephemeral storage the
     message lists the containers above their request, in the order of the usage. What the pod has in `swap`, which the
-    kubelet does not count, is appended.
+    kubelet does not count, is appended, and so are both `figures` of a threshold that uses both.
     """
     signal = verdict.threshold.signal
     resource = SIGNAL_TABLE[signal].resource
@@ -50,9 +59,12 @@ def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Obse
     if verdict.value is not None and observation.available is not None:
         threshold = threshold_quantity(verdict.threshold.value, value=verdict.value)
         message += f"Threshold quantity: {threshold}, available: {available_quantity(observation)}. "
+    both = ""
+    if figures is not None and memory_shortage.uses_both(verdict.threshold):
+        both = f"Measured: {memory_shortage.figures_text(signal, figures)}. "
     usage = view.usage
     if usage is None:
-        return EvictionText(message, {})
+        return EvictionText(message + both, {})
     annotations: dict[str, str] = {}
     pod_request = _pod_memory_request(view.pod, signal)
     if pod_request is not None and usage.memory_working_set is not None:
@@ -71,7 +83,7 @@ def eviction_text(view: PodView, *, verdict: ThresholdVerdict, observation: Obse
         "offending_containers_usage": ",".join(used for _, used in over_request),
         "starved_resource": resource,
     }
-    return EvictionText(message, annotations)
+    return EvictionText(message + both, annotations)
 
 
 def empty_dir_over_limit(volume: str, *, limit: int) -> str:
@@ -201,11 +213,15 @@ def _met(verdict: SignalVerdict) -> str:
     level = above_kubelet.describe_value(
         worst.threshold, capacity=verdict.observation.capacity, unit=SIGNAL_TABLE[verdict.signal].unit
     )
-    return f"{_available(verdict)}, {relation} {level} ({tier})"
+    cache = ": page cache only, evicts no pod" if worst.not_due_code is RefusalCode.PAGE_CACHE_ONLY else ""
+    return f"{_available(verdict)}, {relation} {level} ({tier}){cache}"
 
 
 def _available(verdict: SignalVerdict) -> str:
     available = verdict.observation.available
     if available is None:
         return f"{verdict.signal.value} unknown"
-    return f"{verdict.signal.value} is {units.format_amount(available, SIGNAL_TABLE[verdict.signal].unit)}"
+    amount = units.format_amount(available, SIGNAL_TABLE[verdict.signal].unit)
+    if verdict.figures is None or not any(memory_shortage.uses_both(each.threshold) for each in verdict.thresholds):
+        return f"{verdict.signal.value} is {amount}"
+    return f"{verdict.signal.value} is {amount} ({memory_shortage.figures_text(verdict.signal, verdict.figures)})"

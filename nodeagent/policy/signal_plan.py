@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from nodeagent.config import resolve
 from nodeagent.config.schema import Config, OnFutile
 from nodeagent.model import (
+    MEMORY_SIGNALS,
     SIGNAL_TABLE,
     Deficit,
     Method,
@@ -289,9 +290,10 @@ def _choose(
     selected, refusals, after = _select(context, target, ranked_pods, shortened, limit_state)
     if selected and (block := preconditions.soft_tier_blocked(snapshot, target.tier)) is not None:
         selected, refusals, after = (), (*refusals, block), limit_state
+    figures = snapshot.memory_figures(target.signal) if target.signal in MEMORY_SIGNALS else None
     chosen = []
     for position, ranked in enumerate((*shortened, *selected)):
-        victim = chosen_victims.from_ranked(ranked, target.verdict, target.observation, after, config)
+        victim = chosen_victims.from_ranked(ranked, target.verdict, target.observation, figures, after, config)
         if target.kill:
             victim = victim._replace(method=Method.KILL)
         entry = chosen_victims.planned_eviction(

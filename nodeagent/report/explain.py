@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nodeagent.config.schema import API_VERSION
-from nodeagent.model import SIGNAL_TABLE, Unit, units
+from nodeagent.model import MEMORY_SIGNALS, SIGNAL_TABLE, MemoryFigures, Signal, Unit, units
+from nodeagent.policy import memory_shortage
 from nodeagent.records import flight_recorder
 from nodeagent.report import explain_oom, record_fields, wording
 from nodeagent.report.record_fields import JsonObject
@@ -275,12 +276,32 @@ def _signals(recorded: RecordedDecision) -> Section:
                 Cell(_age(recorded.decision, observation.get("readAt"))),
                 Cell(
                     wording.escape_terminal(
-                        "; ".join(filter(None, (*not_due, _trend_text(verdict), str(observation.get("reason") or ""))))
+                        "; ".join(
+                            filter(
+                                None,
+                                (
+                                    *not_due,
+                                    _figures_text(verdict),
+                                    _trend_text(verdict),
+                                    str(observation.get("reason") or ""),
+                                ),
+                            )
+                        )
                     )
                 ),
             )
         )
     return Section("SIGNALS", columns, tuple(rows))
+
+
+def _figures_text(verdict: JsonObject) -> str:
+    """Both figures of a memory signal: `343Mi by working set, 111Mi by MemAvailable`; empty for other signals."""
+    figures = record_fields.mapping(verdict, "figures")
+    signal = record_fields.mapping(verdict, "observation").get("signal")
+    if not figures or signal not in list(MEMORY_SIGNALS):
+        return ""
+    both = [record_fields.integer(figures.get(name)) for name in ("workingSet", "byKernel")]
+    return memory_shortage.figures_text(Signal(str(signal)), MemoryFigures(*both))
 
 
 def _trend_text(verdict: JsonObject) -> str:

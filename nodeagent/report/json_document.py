@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from nodeagent.config import above_kubelet
 from nodeagent.model import (
+    MEMORY_SIGNALS,
     SIGNAL_TABLE,
     ConditionVerdict,
+    MemoryFigures,
     MemoryModel,
     NodeMemory,
     Observation,
@@ -99,6 +101,7 @@ def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> J
         "source": observation.source,
         "ageSeconds": _age(report, observation.read_at),
         "sameFileSystemAs": str(same_as) if same_as else None,
+        "figures": _figures(verdict.figures) if verdict.figures is not None else None,
         "thresholds": [_threshold(report, each) for each in verdict.thresholds],
         "trend": {
             "ratePerSecond": trend.rate_per_s,
@@ -108,6 +111,19 @@ def _signal(report: Report, verdict: SignalVerdict, same_as: Signal | None) -> J
         }
         if trend
         else None,
+    }
+
+
+def _figures(figures: MemoryFigures) -> JsonObject:
+    """Both figures of a memory signal, and which one is lower."""
+    working_set, by_kernel = figures
+    lower = None
+    if working_set is not None and by_kernel is not None:
+        lower = MemoryModel.MEM_AVAILABLE if by_kernel <= working_set else MemoryModel.WORKING_SET
+    return {
+        "workingSetBytes": working_set,
+        "memAvailableBytes": by_kernel,
+        "lower": str(lower) if lower is not None else None,
     }
 
 
@@ -129,10 +145,11 @@ def _threshold(report: Report, verdict: ThresholdVerdict) -> JsonObject:
         "value": verdict.value,
         "raisedAbove": level.kubelet.text if level is not None else None,
         "headroom": headroom.threshold_headroom(report.snapshot, verdict),
-        "memoryModel": str(threshold.memory_model) if threshold.signal is Signal.MEMORY else None,
+        "memoryModel": str(threshold.memory_model) if threshold.signal in MEMORY_SIGNALS else None,
         "met": verdict.met,
         "due": verdict.due,
         "notDueReason": verdict.not_due_reason or None,
+        "notDueCode": str(verdict.not_due_code) if verdict.not_due_code else None,
         "activeSeconds": None if verdict.active_since is None else _age(report, verdict.active_since),
     }
 

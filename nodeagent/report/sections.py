@@ -26,7 +26,7 @@ from nodeagent.model import (
     Unit,
     units,
 )
-from nodeagent.policy import headroom
+from nodeagent.policy import headroom, memory_shortage
 from nodeagent.report import node_report, wording
 from nodeagent.report.node_report import Report
 
@@ -134,9 +134,13 @@ def _cause(report: Report, verdict: SignalVerdict) -> str:
     available = headroom.available_amount(report.snapshot, leading.threshold)
     margin = headroom.threshold_headroom(report.snapshot, leading)
     relation = "is below" if margin is not None and margin < 0 else "is still within the minimum reclaim of"
+    both = ""
+    if verdict.figures is not None and memory_shortage.uses_both(leading.threshold):
+        both = f" ({memory_shortage.figures_text(verdict.signal, verdict.figures)})"
+    cache = ": page cache only" if leading.not_due_code is RefusalCode.PAGE_CACHE_ONLY else ""
     return (
-        f"{verdict.signal} {units.format_amount(available, unit)} {relation} "
-        f"{units.format_amount(leading.value, unit)} ({_tier(leading.threshold)})"
+        f"{verdict.signal} {units.format_amount(available, unit)}{both} {relation} "
+        f"{units.format_amount(leading.value, unit)} ({_tier(leading.threshold)}){cache}"
     )
 
 
@@ -242,8 +246,7 @@ def _remark(verdict: SignalVerdict, leading: ThresholdVerdict | None, same_as: S
 
 def _memory(report: Report) -> Section:
     columns = (Column("MEMORY MODEL"), Column("AVAILABLE", right=True), Column(""))
-    working_set = report.snapshot.observe(Signal.MEMORY)
-    by_kernel = report.snapshot.observe(Signal.MEMORY, MemoryModel.MEM_AVAILABLE)
+    snapshot = report.snapshot
     rows = [
         (
             Cell(name),
@@ -251,8 +254,13 @@ def _memory(report: Report) -> Section:
             Cell(wording.escape_terminal(observation.reason or observation.source), DIM),
         )
         for name, observation in (
-            ("workingset (as the kubelet)", working_set),
-            ("memavailable (the kernel's)", by_kernel),
+            ("workingset (as the kubelet)", snapshot.observe(Signal.MEMORY)),
+            ("memavailable (the kernel's)", snapshot.observe(Signal.MEMORY, MemoryModel.MEM_AVAILABLE)),
+            ("allocatable, workingset", snapshot.observe(Signal.ALLOCATABLE_MEMORY)),
+            (
+                "allocatable, memavailable",
+                snapshot.observe(Signal.ALLOCATABLE_MEMORY, MemoryModel.MEM_AVAILABLE),
+            ),
         )
     ]
     memory = report.snapshot.memory

@@ -270,6 +270,8 @@ def _target_names(order: ReclaimOrder) -> list[str]:
 def _signal_line(verdict: SignalVerdict) -> dict[str, Any]:
     observation = verdict.observation
     line: dict[str, Any] = {"signal": verdict.signal, "state": verdict.state, "available": observation.available}
+    if verdict.figures is not None:
+        line["by_working_set"], line["by_kernel"] = verdict.figures
     if observation.reason:
         line["reason"] = observation.reason
     met = [met for met in verdict.thresholds if met.met]

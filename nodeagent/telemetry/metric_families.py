@@ -42,9 +42,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
         _SIGNAL,
     ),
     Family(
-        "nodeagent_memory_mem_available_bytes",
+        "nodeagent_memory_figure_bytes",
         exposition.GAUGE,
-        "memory.available computed from the kernel's MemAvailable.",
+        "Both figures of a memory signal: available by the working set and by MemAvailable.",
+        ("signal", "model"),
     ),
     Family("nodeagent_swap_total_bytes", exposition.GAUGE, "SwapTotal of the node; 0 without swap."),
     Family("nodeagent_swap_free_bytes", exposition.GAUGE, "SwapFree of the node."),

@@ -29,6 +29,7 @@ from nodeagent.config.schema import Config, Mode
 from nodeagent.model import (
     SIGNAL_TABLE,
     ConditionStatus,
+    MemoryModel,
     NodeSnapshot,
     OomReport,
     Outcome,
@@ -413,9 +414,15 @@ def _trend(trend: Trend, signal: str, unit: str) -> Iterator[_Sample]:
     yield _Sample("nodeagent_signal_trend_confidence_ratio", (signal,), trend.confidence)
 
 
+_FIGURES: Final = (MemoryModel.WORKING_SET, MemoryModel.MEM_AVAILABLE)
+"""In the order of `MemoryFigures`."""
+
+
 def _node(plan: Plan, snapshot: NodeSnapshot) -> Iterator[_Sample]:
-    if snapshot.mem_available.available is not None:
-        yield _Sample("nodeagent_memory_mem_available_bytes", (), snapshot.mem_available.available)
+    for verdict in plan.signals:
+        for model, available in zip(_FIGURES, verdict.figures or (), strict=False):
+            if available is not None:
+                yield _Sample("nodeagent_memory_figure_bytes", (verdict.signal, model), available)
     if snapshot.memory is not None:
         yield _Sample("nodeagent_swap_total_bytes", (), snapshot.memory.swap_total)
         yield _Sample("nodeagent_swap_free_bytes", (), snapshot.memory.swap_free)
