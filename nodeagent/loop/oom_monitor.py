@@ -45,6 +45,9 @@ from nodeagent.telemetry.metrics import Metrics
 
 CHECK_EVERY_S: Final = 0.1
 """Least time between two readings of the counter: 20 us of CPU each, at most 0.02% of a core."""
+REPORT_EVERY_S: Final = 0.9
+"""Least time between two reports: a container whose child processes are killed without end makes one a second, not
+ten."""
 SETTLE_S: Final = 10.0
 """How long a limit that was reached, or a log line, waits for its kill: the kernel writes its log in between, which on
 a slow serial console takes seconds. Later it belongs to no kill."""
@@ -92,6 +95,7 @@ class OomMonitor:
         """The counter at the last check."""
         self._ahead = 0
         self._checked_at = float("-inf")
+        self._reported_at = float("-inf")
         self._read_at = float("-inf")
         """When the cgroups were last read."""
         self._parser = OomLogParser()
@@ -142,7 +146,7 @@ class OomMonitor:
         now = node.taken_at
         before = self._checked_at
         self._keep(node)
-        if 0.0 <= now - before < CHECK_EVERY_S:
+        if 0.0 <= now - before < CHECK_EVERY_S or 0.0 <= now - self._reported_at < REPORT_EVERY_S:
             return
         kills = self._sources.counter.read()
         self._checked_at = now
@@ -211,7 +215,9 @@ class OomMonitor:
         killed_at = _killed_at(result.kills, node, before=None if while_down else before)
         if killed_at is not None:
             before = killed_at
-        samples = () if while_down else tuple([each for each in self._samples if each.at <= before])
+        # Those of the last report are in its record.
+        since = self._reported_at
+        samples = () if while_down else tuple([each for each in self._samples if since < each.at <= before])
         self._sequence += 1
         report = OomReport(
             id=f"{self._store.policy_state.instance}-oom{self._sequence}",
@@ -225,6 +231,7 @@ class OomMonitor:
         self._publish(report, pods, node)
 
     def _publish(self, report: OomReport, pods: Mapping[str, PodView], node: NodeSnapshot) -> None:
+        self._reported_at = report.at
         self._reports.append((report.at, node.wall_time, report))
         self._metrics.observe_oom_kills(report)
         self._decision_log.log_oom_kills(report)

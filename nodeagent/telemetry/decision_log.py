@@ -17,6 +17,7 @@ from nodeagent.model import (
     ConditionVerdict,
     NodeSnapshot,
     Note,
+    OomKill,
     OomReport,
     Outcome,
     OutcomeKind,
@@ -154,8 +155,10 @@ class DecisionLog:
         line("reclaim " + outcome.result.value, id=outcome.plan_id, action=outcome.name, message=outcome.message)
 
     def log_oom_kills(self, report: OomReport) -> None:
-        """Log and record OOM kills."""
+        """Log and record OOM kills. The same container may be killed for the same limit without end, where a server
+        starts its workers again: that is logged as any lasting fact and recorded at most every `RECORD_AGAIN_S`."""
         for kill in report.kills:
+            repeated = {} if kill.cause.race else {"once": _oom_key(kill)}
             self._log.warning(
                 "OOM kill",
                 id=report.id,
@@ -166,6 +169,7 @@ class DecisionLog:
                 number=kill.number,
                 processes=[each.name for each in kill.processes],
                 message=oom_messages.kill_text(kill),
+                **repeated,
             )
         if report.race is not None:
             self._log.warning(
@@ -177,7 +181,8 @@ class DecisionLog:
                 victims=list(report.race.victims),
                 message=oom_messages.race_text(report.race),
             )
-        if self._recorder is not None:
+        keys = tuple([_oom_key(kill) for kill in report.kills])
+        if self._recorder is not None and (report.race is not None or self._not_recorded_lately(("oom", *keys))):
             self._check_recorded(self._recorder.oom(report, wall_time=time.time()))
 
     def log_config_changes(self, changes: Iterable[Change]) -> None:
@@ -265,6 +270,12 @@ def status(plan: Plan, snapshot: NodeSnapshot) -> str:
 
 def _target_names(order: ReclaimOrder) -> list[str]:
     return [target.pod for target in order.targets[:MAX_PODS_IN_LINE]]
+
+
+def _oom_key(kill: OomKill) -> str:
+    """The same for the kills of one container, also after its restart, or of one cgroup outside pods."""
+    place = kill.place.path if kill.place is not None else ""
+    return f"{kill.pod} {kill.container} {kill.cause}" if kill.pod else f"{place} {kill.cause}"
 
 
 def _signal_line(verdict: SignalVerdict) -> dict[str, Any]:

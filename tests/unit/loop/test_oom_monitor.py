@@ -321,3 +321,30 @@ def test_the_record_is_valid_json_whatever_the_names(scene: Scene) -> None:
     scene.sync()
     for line in (scene.directory / flight_recorder.DECISIONS_FILE).read_text().splitlines():
         json.loads(line)
+
+
+def test_workers_that_are_killed_without_end_are_counted_but_do_not_fill_the_records(scene: Scene) -> None:
+    scene.sync(full=True)
+    for _ in range(200):
+        scene.kill(scene.container, ooms=1)
+        scene.sync(0.1)
+    scene.sync(1.0)
+    reports = scene.session.reports
+    assert sum(kill.number for report in reports for kill in report.kills) == 200
+    assert len(reports) <= 25, "about one a second, in 21 s"
+    assert len(scene.records()) == 1
+    assert len((scene.directory / flight_recorder.DECISIONS_FILE).read_bytes()) < 20_000
+    page = scene.metrics.render().decode()
+    assert 'nodeagent_oom_kills_total{cause="container-limit",victim="pod"} 200' in page
+
+
+def test_a_lost_race_that_goes_on_repeats_no_sample(scene: Scene) -> None:
+    scene.sync(full=True)
+    for _ in range(5):
+        scene.kill(scene.container)
+        for _ in range(10):
+            scene.sync(0.1)
+    taken = [sample.at for report in scene.session.reports for sample in report.samples]
+    assert len(scene.session.reports) > 1
+    assert len(taken) == len(set(taken))
+    assert len(scene.records()) == len(scene.session.reports)
