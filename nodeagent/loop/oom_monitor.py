@@ -14,7 +14,7 @@ moved, the cgroups and the kernel log are read and `oom_attribution` joins them 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.loop.components import Components, Runtime
@@ -58,6 +58,9 @@ SAMPLE_EVERY_S: Final = 0.1
 """Least distance of two kept samples, except the newest one."""
 PODS_EVERY_S: Final = 1.0
 PODS_KEPT_S: Final = 600.0
+"""How long a pod that is gone keeps its name."""
+SEEN_LATELY_S: Final = 15.0
+"""A calm agent samples the pods every 10 s."""
 MAX_PODS: Final = 2000
 NOTE_S: Final = 3600.0
 """How long a report stays in the notes for `check`."""
@@ -203,28 +206,30 @@ class OomMonitor:
         now = node.taken_at
         counts = self._read_counts(now)
         earlier = {place: events for place, (events, at) in self._ooms.items() if now - at < SETTLE_S}
-        pods = self._known_pods()
+        pods = self._known_pods(now)
         lines = [*self._settled(now), *self._read_log(now, new if while_down else None)]
         total = max(0, new - self._ahead)
         result = oom_attribution.attribute(total, oom_attribution.merge_ooms(counts, earlier), lines, pods)
         self._ahead = max(0, self._ahead - new) + result.ahead
-        self._lines = [(line, now) for line in result.unused]
+        read_at = dict(self._lines)
+        self._lines = [(line, read_at.get(line, now)) for line in result.unused]
+        limits = {kill.limit for kill in result.kills}
+        self._ooms = {place: each for place, each in self._ooms.items() if place.path not in limits}
         self._store_ooms(counts, now)
         if not result.kills:
             return
         killed_at = _killed_at(result.kills, node, before=None if while_down else before)
         if killed_at is not None:
             before = killed_at
-        # Those of the last report are in its record.
-        since = self._reported_at
-        samples = () if while_down else tuple([each for each in self._samples if since < each.at <= before])
+        samples = [each for each in self._samples if each.at <= before and not while_down]
         self._sequence += 1
         report = OomReport(
             id=f"{self._store.policy_state.instance}-oom{self._sequence}",
             at=now,
             killed_at=killed_at,
             kills=result.kills,
-            samples=samples,
+            # Those of the last report are in its record.
+            samples=tuple([each for each in samples if each.at > self._reported_at]),
             race=self._race(result.kills, samples, before, while_down=while_down),
             while_down=while_down,
         )
@@ -240,7 +245,7 @@ class OomMonitor:
         self._store.save(now=report.at, urgent=True)
 
     def _race(
-        self, kills: tuple[OomKill, ...], samples: tuple[MemorySample, ...], before: float, *, while_down: bool
+        self, kills: tuple[OomKill, ...], samples: Sequence[MemorySample], before: float, *, while_down: bool
     ) -> LostRace | None:
         if while_down or self._last is None:
             return lost_race.not_running() if any(kill.cause.race for kill in kills) else None
@@ -269,9 +274,13 @@ class OomMonitor:
         lines = self._parser.parse(self._sources.log.read(now), lambda path: oom_counters.place_of(path, kubepods))
         return lines if most is None else lines[-most:]
 
-    def _known_pods(self) -> dict[str, PodView]:
-        """The pods of the last samples with the newest objects of the API server."""
-        pods = {uid: each.view for uid, each in self._pods.items()}
+    def _known_pods(self, now: float) -> dict[str, PodView]:
+        """The pods of the last samples with the newest objects of the API server. One that was not seen lately has no
+        usage: it is not the one that is gone since then."""
+        pods = {
+            uid: each.view if now - each.at <= SEEN_LATELY_S else PodView(each.view.pod, None)
+            for uid, each in self._pods.items()
+        }
         if self._last is not None:
             pods |= {view.pod.cgroup_uid: view for view in self._last[1].pods}
         for pod in self._components().session.pods().pods:

@@ -175,7 +175,7 @@ class RaceLoss(enum.StrEnum):
     """Why a shortage of the node ended in OOM kills instead of an eviction. The value is a metric label."""
 
     NOT_RUNNING = "not-running"
-    """The agent was not running."""
+    """The agent was not running, or had made no decision yet."""
     NO_THRESHOLD = "no-threshold"
     """No hard memory threshold is configured."""
     NOT_MET = "not-met"

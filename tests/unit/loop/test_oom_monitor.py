@@ -348,3 +348,17 @@ def test_a_lost_race_that_goes_on_repeats_no_sample(scene: Scene) -> None:
     assert len(scene.session.reports) > 1
     assert len(taken) == len(set(taken))
     assert len(scene.records()) == len(scene.session.reports)
+    deficits = [report.race.deficit for report in scene.session.reports if report.race is not None]
+    assert len(deficits) == len(scene.session.reports)
+    assert None not in deficits
+
+
+def test_a_limit_that_was_reached_explains_one_kill(scene: Scene) -> None:
+    """A shortage of the node right after it is one."""
+    scene.sync(full=True)
+    scene.kill(scene.container, kills=0, ooms=1)
+    scene.sync(SETTLE_S)
+    for cause in (OomCause.CONTAINER_LIMIT, OomCause.NODE):
+        scene.kill(scene.container)
+        scene.sync()
+        assert scene.session.reports[-1].kills[0].cause is cause
