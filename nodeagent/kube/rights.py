@@ -153,13 +153,13 @@ def _finds_node_by_address(config: Config) -> bool:
 _NODE: Final = RequestIdentity.NODE
 _ACCOUNT: Final = RequestIdentity.SERVICE_ACCOUNT
 _PODS = ("the pods of this node", "no pod is evicted: the agent does not know the pods of the node")
-_OWN_NODE = ("this node's own object", "conditions, taints and eviction slots: the Node is not read")
+_OWN_NODE = ("this node's own object", "no conditions, taints or eviction slots: the Node is not read")
 _PDBS = ("PodDisruptionBudgets (protection.disruptionBudgets)", "the soft tier requests evictions that a PDB refuses")
 _VOLUMES = (
     "local volumes (protection.nodeBound)",
     "the soft tier waits for pods with claims; the hard tier evicts them after 2 s, local volumes included",
 )
-_EVENTS = ("Events on pods and the Node", "Events: acts are in the log and the records only")
+_EVENTS = ("Events on pods and the Node", "no Events: acts are in the log and the records only")
 _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod that a PDB protects")
 _SLOTS = ("eviction slots (fleet.maxConcurrentEvictions)", "the soft tier evicts nothing: it has no eviction slot")
 
@@ -174,7 +174,7 @@ TAINT: Final = Right(
     "",
     "nodes",
     "taints (conditions.taint)",
-    "taints: new pods arrive during an eviction, and the soft tier waits 2 s for the taint",
+    "no taints: new pods arrive during an eviction, and the soft tier waits 2 s for the taint",
     Need.FEATURE,
     _ACCOUNT,
     Scope.OWN_NODE,
@@ -184,7 +184,7 @@ TAINT: Final = Right(
 RIGHTS: Final = (
     Right("list", "", "pods", *_PODS, Need.REQUIRED, _NODE, Scope.PODS_OF_NODE),
     Right("watch", "", "pods", *_PODS, Need.REQUIRED, _NODE, Scope.PODS_OF_NODE),
-    Right("create", "", "pods/eviction", "evictions", "evictions", Need.REQUIRED, _NODE, used=_enforce),
+    Right("create", "", "pods/eviction", "evictions", "no pod is evicted", Need.REQUIRED, _NODE, used=_enforce),
     Right(
         "get",
         "",
@@ -212,7 +212,7 @@ RIGHTS: Final = (
         "",
         "nodes/status",
         "pressure conditions",
-        "conditions: the scheduler places pods on the node",
+        "no pressure condition: the scheduler goes on placing pods on the node",
         Need.REQUIRED,
         _ACCOUNT,
         Scope.OWN_NODE,

@@ -102,10 +102,10 @@ def test_what_every_identity_may_do_needs_no_rule() -> None:
 @pytest.mark.parametrize(
     ("recorded", "rule", "without"),
     [
-        ("eviction-403", Rule("create", "", "pods/eviction"), "evictions"),
+        ("eviction-403", Rule("create", "", "pods/eviction"), "no pod is evicted"),
         ("forbidden-403-get-node", Rule("get", "", "nodes"), "the agent does not start"),
-        ("node-status-patch-403", Rule("patch", "", "nodes/status"), "conditions"),
-        ("event-v1-create-403", Rule("create", "events.k8s.io", "events"), "Events"),
+        ("node-status-patch-403", Rule("patch", "", "nodes/status"), "no pressure condition"),
+        ("event-v1-create-403", Rule("create", "events.k8s.io", "events"), "no Events"),
     ],
 )
 def test_a_recorded_refusal_names_its_missing_rule_and_what_fails_without_it(

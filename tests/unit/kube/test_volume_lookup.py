@@ -213,9 +213,9 @@ def test_near_pressure_claims_are_looked_up_within_a_moment(
         spread_s=3600.0 if trouble == "spread" else 0.0,
     )
     db = read(a_pod("db", "data"))
-    lookup.with_claims((db,))
     if trouble == "forbidden":
         api.forbid("get", "persistentvolumeclaims")
+    lookup.with_claims((db,))
     if trouble != "spread":
         eventually(lambda: trouble in lookup.with_claims((db,))[0].claims_unknown)
     now[0] += volume_lookup.HURRY_S

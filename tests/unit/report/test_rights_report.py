@@ -56,7 +56,7 @@ def test_the_table_has_each_right_with_what_grants_it() -> None:
 def test_a_missing_right_has_a_line_with_what_fails() -> None:
     table = lines(BAD)
     at = table.index("MISSING, AND WHAT FAILS WITHOUT IT")
-    assert table[at + 1] == "create pods/eviction: evictions"
+    assert table[at + 1] == "create pods/eviction: no pod is evicted"
     assert "MISSING, AND WHAT FAILS WITHOUT IT" not in lines(OK)
 
 
