@@ -135,7 +135,7 @@ def test_without_a_level_in_reach_the_job_ends_with_the_amounts(pods: Pods) -> N
 def test_a_pod_that_has_shrunk_since_the_decision_keeps_what_the_order_keeps(pods: Pods, keep: int, left: int) -> None:
     pods.add("pod", usage=200 * MIB)
     pods.run(target("pod", 800 * MIB, keep=keep * MIB))
-    assert pods.usage("pod") == left * MIB
+    assert left * MIB <= pods.usage("pod") < left * MIB + page_cache.OVERSHOOT * MIB
 
 
 def test_a_pod_that_begins_to_stall_is_left_alone_and_the_next_one_follows(pods: Pods) -> None:
