@@ -5,6 +5,7 @@ arguments are `kubelet-arg` in /etc/rancher/k3s/config.yaml and config.yaml.d an
 settings are drop-ins in DATA-DIR/agent/etc/kubelet.conf.d (since 1.32; before, k3s added eviction flags of its own).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -49,7 +50,7 @@ def read_settings(files: Sequence[tuple[str, str]], arguments: Sequence[str]) ->
                     directory = values[-1]
         except ConfigError as error:
             unread = unread or str(error)
-    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name == "kubelet-arg":
             flags.append(value if equals else following)

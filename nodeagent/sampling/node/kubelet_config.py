@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from nodeagent.config import k3s, kubelet
 from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import Note, NoteKind, Threshold
-from nodeagent.sampling.hostfs import processes
+from nodeagent.sampling.hostfs import cgroups, processes
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 USUAL_FILES: Final = (
@@ -32,6 +32,8 @@ USUAL_DIRECTORIES: Final = (
 )
 """Directories of drop-ins without a main file."""
 NOT_FOUND: Final = "no process and no file of the kubelet is visible"
+"""Of a host with the cgroup of the pods, which only a kubelet makes."""
+_KUBEPODS: Final = ("kubepods", "kubepods.slice")
 MAX_DROP_INS: Final = 64
 _RECORDED: Final = "/kubelet/configz.json"
 
@@ -55,7 +57,7 @@ class KubeletReading(NamedTuple):
     """The kubelet's thresholds, and notes about what is unknown of them."""
 
     kubelet: KubeletThresholds | None
-    """None: there is no kubelet on this host, as far as its process and the usual files show."""
+    """None: there is no kubelet on this host, as far as its process, the usual files and the cgroups show."""
     notes: tuple[Note, ...] = ()
 
     @property
@@ -158,6 +160,10 @@ def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
     settings = k3s.read_settings(files, arguments)
     refusal = refusal or settings.unread
     directory = f"{settings.data_directory}/{k3s.DROP_IN_DIRECTORY}"
+    if not host.exists(directory.rpartition("/")[0]):
+        # k3s writes its container runtime's configuration into it.
+        refusal = refusal or f"{directory.rpartition('/')[0]}: not visible, and k3s has a kubelet"
+        return KubeletSources(flags=settings.kubelet_flags, refusal=refusal, place="k3s")
     drop_ins, trouble = _read_drop_ins(host, directory)
     if drop_ins or (trouble and host.exists(directory)):
         flags = k3s.with_drop_ins(settings)
@@ -183,7 +189,11 @@ def _usual_sources(host: Host) -> KubeletSources | None:
             return KubeletSources(drop_ins=drop_ins, place=f"{directory}, flags not visible", refusal=refusal)
         if refusal and host.exists(directory):
             refusals.append(refusal)
-    return KubeletSources(refusal=refusals[0], place="usual files") if refusals else None
+    if refusals:
+        return KubeletSources(refusal=refusals[0], place="usual files")
+    memory = cgroups.detect_hierarchy(host).memory
+    pods = memory is not None and any(host.exists(f"{memory}/{name}") for name in _KUBEPODS)
+    return KubeletSources(refusal=NOT_FOUND, place="not found") if pods else None
 
 
 def _is_kubeconfig(text: str) -> bool:

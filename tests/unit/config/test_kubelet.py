@@ -274,3 +274,28 @@ def test_the_compatible_example_has_a_kubelets_own_thresholds() -> None:
     assert ours.eviction_pressure_transition_period_s == theirs.transition_period_s
     assert ours.eviction_max_pod_grace_period_s == theirs.max_pod_grace_period_s
     assert ours.ranking.kubelet
+
+
+def test_a_drop_in_replaces_single_entries_and_a_flag_the_whole_map() -> None:
+    base = "evictionHard: {memory.available: 100Mi, nodefs.available: 10%}\nenforceNodeAllocatable: [none]"
+    drop_ins = [
+        ("10.conf", "evictionHard: {memory.available: 300Mi}\nevictionMaxPodGracePeriod: 7"),
+        ("20.conf", "evictionHard: {memory.available: 500Mi}\nevictionSoft: null"),
+    ]
+    settings = kubelet.read_settings(base, drop_ins=drop_ins)
+    assert levels(settings) == {"memory.available": "500Mi", "nodefs.available": "10%"}
+    assert settings.max_pod_grace_period_s == 7.0
+    flags = ["--eviction-hard=pid.available<5%"]
+    assert levels(kubelet.read_settings(base, drop_ins=drop_ins, flags=flags)) == {"pid.available": "5%"}
+
+
+def test_a_main_file_has_the_defaults_before_the_drop_ins_and_drop_ins_alone_have_none() -> None:
+    drop_in = ("10.conf", "evictionHard: {nodefs.available: 20%}")
+    assert levels(kubelet.read_settings("maxPods: 60", drop_ins=[drop_in])) == DEFAULTS | {"nodefs.available": "20%"}
+    assert levels(kubelet.read_settings("", drop_ins=[drop_in])) == {"nodefs.available": "20%"}
+    assert levels(kubelet.read_settings("", drop_ins=[("10.conf", "maxPods: 60")])) == DEFAULTS
+
+
+def test_a_drop_in_that_is_no_yaml_makes_the_settings_unknown() -> None:
+    settings = kubelet.read_settings("maxPods: 60", drop_ins=[("/etc/kubelet.conf.d/10.conf", "a: [")])
+    assert "/etc/kubelet.conf.d/10.conf" in settings.unread

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config import resolve
 from nodeagent.config.amount import parse_amount
-from nodeagent.model import Amount, units
+from nodeagent.model import Amount, KubeletLevel, Signal, Threshold, units
 
 
 def percent(value: float) -> Amount:
@@ -108,3 +108,31 @@ def test_a_percentage_as_it_is_written_never_resolves_to_more_than_the_capacity(
     value = resolve.resolve_amount(parse_amount(f"{percentage:.6f}%"), capacity=capacity)
     assert value is not None
     assert 0 <= value <= capacity
+
+
+@given(
+    percentage=st.floats(0.01, 100.0),
+    capacity=st.integers(1, 2**60),
+    bounds=st.tuples(st.integers(1, 2**40), st.integers(1, 2**40)),
+)
+def test_bounds_limit_a_percentage_and_change_nothing_between_them(
+    percentage: float, capacity: int, bounds: tuple[int, int]
+) -> None:
+    low, high = sorted(bounds)
+    plain = resolve.resolve_amount(percent(percentage), capacity=capacity)
+    bounded = resolve.resolve_amount(percent(percentage)._replace(at_least=low, at_most=high), capacity=capacity)
+    assert plain is not None
+    assert bounded == min(max(plain, low), high)
+
+
+def test_a_bounded_percentage_of_an_unknown_capacity_is_unknown() -> None:
+    assert resolve.resolve_amount(percent(2.0)._replace(at_least=1), capacity=None) is None
+
+
+def test_the_kubelets_threshold_raises_nothing_while_the_capacity_is_unknown() -> None:
+    level = KubeletLevel(Amount(500, None, "500"), percent(50.0), margin_of_capacity=False)
+    threshold = Threshold(Signal.MEMORY, Amount(100, None, "100"), above_kubelet=(level,))
+    assert resolve.resolve_threshold(threshold, capacity=None) == 100
+    assert resolve.resolve_threshold(threshold, capacity=10_000) == 750
+    assert resolve.resolve_threshold(threshold, capacity=1_000) == 100, "500 of 1000 is half"
+    assert resolve.resolve_threshold(threshold, capacity=1_100) == 550, "a raise ends at half of the capacity"

@@ -306,3 +306,10 @@ def test_the_agents_reasons_differ_from_the_kubelets() -> None:
     assert len(set(messages.CONDITION_REASONS.values())) == 9
     for reason in messages.CONDITION_REASONS.values():
         assert re.fullmatch(r"NodeAgent[A-Za-z]+", reason)
+
+
+def test_a_threshold_that_was_raised_is_quoted_with_its_effective_value() -> None:
+    """`1500m` is how a kubelet quotes a configured 1.5; a raised one has another value."""
+    assert messages.threshold_quantity(Amount(2, None, "1.5"), value=2) == "1500m"
+    assert messages.threshold_quantity(Amount(2, None, "1.5"), value=750 << 20) == "786432k"
+    assert messages.threshold_quantity(Amount(200 << 20, None, "200Mi"), value=750 << 20) == "750Mi"

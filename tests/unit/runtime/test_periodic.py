@@ -26,3 +26,22 @@ def test_the_first_result_stays_until_the_next_one_and_a_failure_keeps_the_last(
     assert periodic.latest == 2
     periodic.close()
     more.release()
+
+
+def test_a_call_that_is_wanted_soon_does_not_wait_for_the_interval() -> None:
+    calls: list[int] = []
+    called = threading.Event()
+
+    def work() -> None:
+        calls.append(1)
+        called.set()
+
+    periodic = Periodic(work, first=None, every_s=3600.0, name="soon")
+    try:
+        assert called.wait(10)
+        called.clear()
+        periodic.call_soon()
+        assert called.wait(10)
+        assert len(calls) == 2
+    finally:
+        periodic.close()

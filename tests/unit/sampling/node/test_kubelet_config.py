@@ -35,7 +35,15 @@ def running_kubelet(root: Path, *arguments: str) -> None:
 
 
 def test_a_host_without_a_kubelet_has_none_and_no_note(tmp_path: Path) -> None:
-    assert kubelet_config.read_thresholds(open_host(write_node(tmp_path, Node()))) == (None, ())
+    assert kubelet_config.read_thresholds(open_host(write_node(tmp_path, Node(kubepods=False)))) == (None, ())
+
+
+def test_a_kubelet_that_shows_nothing_but_the_cgroup_of_its_pods_is_not_known(tmp_path: Path) -> None:
+    reading = kubelet_config.read_thresholds(open_host(write_node(tmp_path, Node())))
+    assert reading.known is None
+    assert [note.message for note in reading.notes] == [
+        "configuration not known, defaults assumed: no process and no file of the kubelet is visible"
+    ]
 
 
 def test_the_usual_file_is_found_and_gives_the_effective_thresholds(tmp_path: Path) -> None:
@@ -200,7 +208,8 @@ def distribution(path: Path) -> Distribution:
 def write_distribution(root: Path, each: Distribution) -> Host:
     """A node of this distribution and size."""
     write_node(root, Node(memory_total=quantity.parse_quantity(each.memory)))
-    (root / "etc/rancher").mkdir(parents=True, exist_ok=True)
+    for directory in ("etc/rancher", "var/lib/rancher/k3s/agent/etc"):
+        (root / directory).mkdir(parents=True, exist_ok=True)
     lines = [*each.others, each.arguments]
     put(root, f"/sys/fs/cgroup/{each.cgroup}/cgroup.procs", "".join(f"{100 + n}\n" for n in range(len(lines))))
     for number, words in enumerate(lines):
@@ -242,16 +251,18 @@ def test_our_thresholds_are_above_those_of_each_distributions_kubelet(path: Path
 def test_k3s_without_its_configuration_directory_is_not_known(tmp_path: Path) -> None:
     """As in a pod that mounts only /proc and the cgroups: `kubelet-arg` may set anything."""
     host = write_distribution(tmp_path, distribution(DATA / "kubelet" / "k3s-1.31.yaml"))
-    (tmp_path / "etc/rancher").rmdir()
-    reading = kubelet_config.read_thresholds(host)
-    assert reading.known is None
-    assert "/etc/rancher: not visible" in reading.notes[0].message
+    assert kubelet_config.read_thresholds(host).known is not None
+    for directory in ("var/lib/rancher/k3s/agent/etc", "etc/rancher"):
+        (tmp_path / directory).rmdir()
+        reading = kubelet_config.read_thresholds(host)
+        assert reading.known is None
+        assert f"/{directory}: not visible" in reading.notes[0].message
 
 
 def test_a_kubeconfig_where_openshift_has_its_settings_is_no_configuration_of_the_kubelet(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/etc/kubernetes/kubelet.conf", "apiVersion: v1\nclusters: []\nkind: Config\n")
-    assert kubelet_config.read_thresholds(open_host(str(tmp_path))) == (None, ())
+    assert kubelet_config.read_thresholds(open_host(str(tmp_path))).known is None
 
 
 def test_a_reading_is_the_same_object_until_a_source_changes(tmp_path: Path) -> None:
