@@ -65,7 +65,6 @@ def rights_of(rules: list[dict[str, Any]], namespace: str = "") -> set[Right]:
 EVICT_AS_NODE: Final = Right("impersonate-on:associated-node:create", "", "pods/eviction")
 ONLY_CHECK: Final = Right("impersonate-on:associated-node:create", "authorization.k8s.io", "selfsubjectaccessreviews")
 """What `nodeagent check --rights` alone asks for."""
-
 CONFIGZ: Final = Right("get", "", "nodes/proxy")
 """Requested only beside a kubelet whose files cannot be read (tests/unit/loop/test_kubelet_watch.py)."""
 
