@@ -2,6 +2,7 @@
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -299,6 +300,27 @@ def test_a_pod_that_replaces_another_cgroup_is_in_the_next_sample(kubelet: Kubel
     _gone(f"{kubelet.root}/kubepods/burstable/stranger")
     kubelet.pod("came")
     assert set(_usages(sampler.sample(fresh=False))) == {"stays", "came"}
+
+
+def test_a_pod_of_the_system_partition_is_in_the_next_sample_and_leaves_it(
+    kubelet: KubeletCgroups, sampler: Sampler
+) -> None:
+    uid = str(uuid.uuid4())
+    assert not sampler.sample(fresh=False).pods
+    for path in ("/system", "/system/burstable", "/system/besteffort"):
+        kubelet.mkdir(f"{kubelet.root}/kubepods{path}")
+    assert not sampler.sample(fresh=False).pods
+    kubelet.mkdir(f"{kubelet.root}/kubepods/system/besteffort/pod{uid}")
+    [view] = sampler.sample(fresh=False).pods
+    assert view.usage is not None
+    assert (view.usage.cgroup_uid, view.usage.qos_class, view.usage.system_partition) == (
+        uid,
+        QOSClass.BEST_EFFORT,
+        True,
+    )
+    for top in (MEMORY, PIDS):
+        remove_cgroup(top / f"{kubelet.root}/kubepods/system/besteffort/pod{uid}".lstrip("/"))
+    assert not sampler.sample(fresh=False).pods
 
 
 def test_pods_are_found_in_a_qos_cgroup_that_was_made_again(kubelet: KubeletCgroups, sampler: Sampler) -> None:

@@ -150,3 +150,18 @@ def test_a_host_whose_boot_is_unknown_is_not_taken_for_this_one(tmp_path: Path) 
     (tmp_path / "host" / BOOT_ID).unlink()
     assert len(_open_pressure(host, own).notes) == 1
     assert (tmp_path / "own" / PRESSURE).read_bytes() == b""
+
+
+@pytest.mark.parametrize("parent", ["", "burstable", "besteffort", "system", "system/burstable", "system/besteffort"])
+def test_a_pod_that_appears_anywhere_below_kubepods_wakes_the_loop(tmp_path: Path, parent: str) -> None:
+    for each in ("burstable", "besteffort", "system/burstable", "system/besteffort"):
+        (tmp_path / "cgroup/kubepods" / each).mkdir(parents=True)
+    wakeups = WakeupSources(Host(str(tmp_path)))
+    wakeups.open(Hierarchy("v1", "/cgroup", V1, None, None), Kubepods("/kubepods", systemd=False))
+    [source] = [each for each in wakeups.sources if each.name == "cgroup"]
+    with select.epoll() as epoll:
+        epoll.register(source.fd, source.events)
+        assert not epoll.poll(0)
+        (tmp_path / "cgroup/kubepods" / parent / "pod1").mkdir()
+        assert epoll.poll(5)
+    wakeups.close()
