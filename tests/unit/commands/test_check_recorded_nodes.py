@@ -64,6 +64,13 @@ def test_signals_agree_with_the_kubelets_within_the_age_of_its_samples(node: Pat
     by_kernel = made["memory"]["memAvailableModel"]["availableBytes"]
     assert by_working_set == pytest.approx(memory["availableBytes"], abs=32 * MIB)
     assert signals["memory.available"]["available"] == min(by_working_set, by_kernel)
+    assert signals["memory.available"]["figures"] == {
+        "workingSetBytes": by_working_set,
+        "memAvailableBytes": by_kernel,
+        "lower": "memavailable",
+    }
+    assert {each["memoryModel"] for each in signals["memory.available"]["thresholds"]} == {"lower"}
+    assert signals["pid.available"]["figures"] is None
     assert signals["memory.available"]["capacity"] == memory["availableBytes"] + memory["workingSetBytes"]
     assert signals["nodefs.available"]["available"] == pytest.approx(oracle["fs"]["availableBytes"], abs=MIB)
     assert signals["nodefs.available"]["capacity"] == oracle["fs"]["capacityBytes"]

@@ -392,3 +392,44 @@ def test_a_growth_cap_that_would_have_no_effect_is_never_due() -> None:
     node = _node(600 * MIB, at=0.2)
     assert _plan(node, state)[0].growth_cap
     assert not _plan(node, state, can_cap_growth=False)[0].growth_cap
+
+
+# --- both figures of memory ------------------------------------------------------------------------------------------
+
+BOTH = HARD._replace(memory_model=MemoryModel.LOWER)
+
+
+def test_a_threshold_of_both_figures_is_approached_by_the_kernels() -> None:
+    verdict, state = _plan(_node(8 * GIB, at=0.0, mem_available=301 * MIB), ScheduleState(), BOTH)
+    assert verdict.sleep_s == schedule.SHORTEST_S
+    assert state.limits_at == 0.0, "MemAvailable is read in every sync"
+    below, _ = _plan(_node(8 * GIB, at=0.1, mem_available=299 * MIB), state, BOTH)
+    assert (below.full_sample, below.under_pressure) == (True, True)
+
+
+def test_on_a_node_full_of_page_cache_no_sync_is_urgent() -> None:
+    state, taken = ScheduleState(), []
+    for step in range(60):
+        verdict, state = _plan(_node(100 * MIB, at=step / 2, mem_available=7 * GIB), state, BOTH, work_pending=True)
+        taken += [step / 2] if verdict.full_sample else []
+        assert verdict.sleep_s > 1.0
+    assert taken == [0.0, 10.0, 20.0], "one decision in each interval, not one in each sync"
+
+
+def test_a_real_shortage_on_a_node_full_of_page_cache_is_decided_at_once() -> None:
+    _, state = _plan(_node(100 * MIB, at=0.0, mem_available=7 * GIB), ScheduleState(), BOTH)
+    near, state = _plan(_node(100 * MIB, at=1.0, mem_available=470 * MIB), state, BOTH)
+    assert (near.full_sample, near.prearm, near.growth_cap) == (False, True, True)
+    assert near.headroom == {Signal.MEMORY: 20 * MIB}, "to 1.5 times the threshold by the kernel"
+    short, state = _plan(_node(100 * MIB, at=1.1, mem_available=449 * MIB), state, BOTH)
+    assert short.full_sample
+    assert _plan(_node(100 * MIB, at=1.12, mem_available=449 * MIB), state, BOTH)[0].full_sample, "and in every sync"
+
+
+def test_a_working_set_figure_that_hovers_around_a_threshold_causes_few_decisions() -> None:
+    state, taken = ScheduleState(), 0
+    for step in range(100):
+        available = (299 if step % 2 else 301) * MIB
+        verdict, state = _plan(_node(available, at=step * 0.02, mem_available=7 * GIB), state, BOTH)
+        taken += verdict.full_sample
+    assert taken <= 9, "2 seconds, 0.25 s apart"

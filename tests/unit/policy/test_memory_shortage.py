@@ -8,13 +8,15 @@ from nodeagent.model import (
     MemoryModel,
     NodeSnapshot,
     Observation,
+    Outcome,
+    OutcomeKind,
     Plan,
     RefusalCode,
     Signal,
     SignalState,
     Threshold,
 )
-from nodeagent.policy import engine, memory_shortage
+from nodeagent.policy import chosen_victims, engine, memory_shortage, outcomes, recheck
 from nodeagent.policy.state import PolicyState, initial
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, soft, view
 
@@ -206,6 +208,68 @@ def test_minimum_reclaim_counts_only_after_a_real_shortage() -> None:
     assert plan.deficit.amount == 550 * MI
     plan, state = step(node(50 * MI, 350 * MI, at=NOW + 3), threshold, state=state)
     assert plan.signals[0].thresholds[0].due
+
+
+# --- recheck, release, texts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("working_set", "by_kernel", "code"),
+    [
+        (50 * MI, 150 * MI, None),
+        (50 * MI, 300 * MI, RefusalCode.PAGE_CACHE_ONLY),
+        (50 * MI, None, RefusalCode.PAGE_CACHE_UNKNOWN),
+        (None, 150 * MI, None),
+        (250 * MI, 250 * MI, RefusalCode.RECOVERED),
+        (None, None, RefusalCode.SIGNAL_UNKNOWN),
+    ],
+)
+def test_the_recheck_tells_page_cache_apart_again(
+    working_set: int | None, by_kernel: int | None, code: RefusalCode | None
+) -> None:
+    plan, state = step(node(50 * MI, 150 * MI), BOTH)
+    [victim] = plan.victims
+    second = node(working_set, by_kernel, at=NOW + 0.01)
+    refusal = recheck.recheck(victim, second, state, now=NOW + 0.01, config=config(BOTH))
+    assert (refusal.code if refusal else None) is code
+
+
+def test_a_release_that_page_cache_takes_up_at_once_is_measured_by_the_kernel() -> None:
+    plan, state = step(node(50 * MI, 150 * MI), BOTH)
+    accepted = Outcome(plan.id, plan.victims[0].pod.uid, OutcomeKind.ACCEPTED, "", NOW)
+    state = outcomes.apply_outcome(state, accepted, now=NOW, config=config(BOTH))
+    for at, by_kernel in ((NOW + 1, 150 * MI), (NOW + 2, 4246 * MI)):
+        gone = node(50 * MI, by_kernel, at=at)._replace(pods=())
+        plan, state = step(gone, BOTH, state=state)
+    [report] = plan.relief_reports
+    assert (report.predicted, report.measured) == (4 * GI, 4 * GI)
+    assert state.in_flight.failures == {}
+
+
+def test_a_stale_figure_is_no_reason_to_evict() -> None:
+    made = node(50 * MI, 150 * MI)
+    stale = made._replace(mem_available=figure(150 * MI, at=NOW - 3600))
+    plan = decide(stale, BOTH)
+    assert (plan.victims, plan.signals[0].state) == ((), SignalState.UNKNOWN)
+    lower = stale.observe(Signal.MEMORY, MemoryModel.LOWER)
+    assert (lower.available, lower.read_at) == (50 * MI, NOW - 3600)
+
+
+def test_a_message_has_both_figures_after_the_kubelets_text_only_if_both_are_used() -> None:
+    by_kubelet, by_both = (
+        decide(node(50 * MI, 150 * MI), BOTH._replace(memory_model=model)).victims[0].message
+        for model in (MemoryModel.WORKING_SET, MemoryModel.LOWER)
+    )
+    assert by_both == by_kubelet + "Measured: 50Mi by working set, 150Mi by MemAvailable. "
+
+
+def test_two_thresholds_of_different_models_quote_their_own_figure() -> None:
+    by_kernel = BOTH._replace(memory_model=MemoryModel.MEM_AVAILABLE)
+    lower_value = hard(Signal.MEMORY, 40 * MI)
+    plan = decide(node(50 * MI, 150 * MI), by_kernel, lower_value)
+    [victim] = plan.victims
+    current = chosen_victims.with_current_text(victim, node(0, 0).pods[0], plan=plan)
+    assert "available: 150Mi. " in current.message
 
 
 def test_the_kubelet_compatible_mode_has_no_page_cache_rule_of_its_own() -> None:

@@ -56,6 +56,13 @@ def test_a_threshold_on_memavailable_counts_by_its_own_number() -> None:
     assert greedy.limit == (3 * GI + 200 * MI) * 79 // 80 + 1
 
 
+def test_on_a_node_full_of_page_cache_the_victim_of_a_real_shortage_is_predicted() -> None:
+    node = _node(100 * MI)
+    node = node._replace(mem_available=node.mem_available._replace(available=GI * 3 // 2 + 200 * MI))
+    [greedy] = _preview(node, config(hard(memory_model=MemoryModel.LOWER)))
+    assert greedy.limit == (3 * GI + 200 * MI) * 79 // 80 + 1, "it may grow until more than page cache is short"
+
+
 def test_several_predicted_victims_share_the_headroom() -> None:
     both = [view(name, 2 * GI, qos=QOSClass.BEST_EFFORT) for name in ("a", "b")]
     foreseen = _preview(_node(GI + 100 * MI, *both), config(hard(min_reclaim=quantity(3 * GI))))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodeagent.commands import cli
 from nodeagent.config.schema import ReclaimAction, ReclaimConfig, ReliefConfig
-from nodeagent.model import Amount, DiskUsage, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
+from nodeagent.model import Amount, DiskUsage, MemoryModel, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
 from nodeagent.policy import outcomes
 from nodeagent.records import flight_recorder
 from nodeagent.report import explain, text
@@ -62,6 +62,16 @@ def test_a_refusal_has_its_reason(tmp_path: Path) -> None:
     assert "no pod to evict" in output
     assert "WHY NO POD\nfutile: " in output
     assert "candidate: Burstable" in output
+
+
+def test_a_decision_about_page_cache_has_both_figures_and_its_refusal(tmp_path: Path) -> None:
+    threshold = hard(value=2 * GI, memory_model=MemoryModel.LOWER)
+    made = Run(tmp_path, config(threshold))
+    node = snapshot(*PODS, available={Signal.MEMORY: GI})
+    made.decide(node._replace(mem_available=node.mem_available._replace(available=8 * GI)))
+    output = explained(tmp_path, "last")
+    assert "1Gi by working set, 8Gi by MemAvailable" in output
+    assert "page-cache-only: memory.available: no more than page cache is short" in output
 
 
 def test_a_signal_has_its_trend(tmp_path: Path) -> None:

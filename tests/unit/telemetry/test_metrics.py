@@ -139,6 +139,17 @@ def test_signals_thresholds_and_headroom_have_their_own_unit() -> None:
     assert seen["nodeagent_sample_age_seconds"] == 2.0
 
 
+def test_both_figures_of_memory_are_exported() -> None:
+    metrics = make()
+    plan, seen = decided(available=3 * GI)
+    seen = seen._replace(mem_available=seen.mem_available._replace(available=2 * GI))
+    plan, _ = engine.decide(seen, initial("abc", now=NOW), now=NOW, config=CONFIG)
+    metrics.observe_plan(plan, seen)
+    found = read(metrics)
+    assert found["nodeagent_memory_figure_bytes", "workingset", "memory.available"] == 3 * GI
+    assert found["nodeagent_memory_figure_bytes", "memavailable", "memory.available"] == 2 * GI
+
+
 def test_what_is_not_known_has_no_series() -> None:
     metrics = make()
     before = read(metrics)
@@ -152,7 +163,7 @@ def test_what_is_not_known_has_no_series() -> None:
     metrics.observe_plan(plan, seen._replace(mem_available=blind))
     after = read(metrics)
     assert ("nodeagent_signal_available_bytes", "memory.available") not in after
-    assert "nodeagent_memory_mem_available_bytes" not in after
+    assert not [key for key in after if "nodeagent_memory_figure_bytes" in key and "memory.available" in key]
     assert after["nodeagent_signal_state", "memory.available", "unknown"] == 1
 
 
