@@ -36,7 +36,12 @@ TABLE: Final = (
 
 RIGHTS_TABLE: Final = (
     (OK, "ok", "the credentials have every right that the configuration uses, and no others were found"),
-    (WARNING, "warning", "a right that one feature needs is missing, or there are rights beyond need"),
+    (
+        WARNING,
+        "warning",
+        "a right that one feature needs is missing, there are rights beyond need, or a request is not sent as the node "
+        "although the API server could limit it so",
+    ),
     (CRITICAL, "critical", "a right is missing without which evictions or conditions fail"),
     (UNKNOWN, "unknown", "whether a right is missing is unknown, or the API server did not answer"),
 )

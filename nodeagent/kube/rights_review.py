@@ -110,7 +110,8 @@ class RightsReview(NamedTuple):
         """Critical outranks warning, warning outranks unknown, unknown outranks ok."""
         if self.cannot_act or any(each.right.need is Need.REQUIRED for each in self.missing):
             return RightsState.CRITICAL
-        if self.beyond or any(each.right.need is Need.FEATURE for each in self.missing):
+        lacks_feature = any(each.right.need is Need.FEATURE for each in self.missing)
+        if self.beyond or lacks_feature or any(each.fallback for each in self.rights):
             return RightsState.WARNING
         return RightsState.UNKNOWN if self.unknown else RightsState.OK
 
@@ -153,6 +154,7 @@ class _Reviewer:
         self._may_ask_as_node = True
         self._notes: list[str] = []
         self._cannot_act = ""
+        self._fallback = ""
 
     def review(self, host_name: str) -> RightsReview:
         user = user_review.fetch_user(self._transport)
@@ -170,6 +172,7 @@ class _Reviewer:
         else:
             self._as_node = mode is RequestMode.NODE_CREDENTIALS
             reviewed = [self._review_direct(r) for r in (_with_node_credentials(used) if self._as_node else used)]
+            reviewed = [self._with_fallback(each) for each in reviewed]
         beyond, limit = self._beyond(user, mode, used, reviewed)
         notes = tuple(self._notes)
         return RightsReview(self._node, user.name, mode, tuple(reviewed), beyond, limit, notes, self._cannot_act)
@@ -183,25 +186,37 @@ class _Reviewer:
         )
 
     def _mode(self, user: "User") -> RequestMode:
+        """As `identity_probe.choose` decides at the start of the agent."""
         if user.name.startswith(impersonation.NODE_USER):
             return RequestMode.NODE_CREDENTIALS
         wanted = self._config.cluster.identity
         if wanted is ClusterIdentity.SERVICE_ACCOUNT:
             return RequestMode.ACCOUNT
-        if not user.node:
-            if wanted is ClusterIdentity.NODE:
-                self._cannot_act = "cluster.identity is node, but the token names no node"
-            return RequestMode.ACCOUNT
-        probed = identity_probe.probe(self._transport, user.node, evicts=self._config.mode is Mode.ENFORCE)
-        if probed.unlimited:
-            self._notes.append(f"the node's identity is no limit: {probed.unlimited}")
-        if probed.trouble == impersonation.NO_FEATURE:
-            if wanted is ClusterIdentity.NODE:
-                self._cannot_act = f"cluster.identity is node, but {probed.trouble}"
-            else:
-                self._notes.append(f"requests are sent as the ServiceAccount: {probed.trouble}")
-            return RequestMode.ACCOUNT
-        return RequestMode.IMPERSONATION
+        trouble = unlimited = ""
+        if user.node:
+            trouble, unlimited = identity_probe.probe(
+                self._transport, user.node, evicts=self._config.mode is Mode.ENFORCE
+            )
+        else:
+            trouble = "the token names no node"
+        if wanted is ClusterIdentity.NODE and (trouble or unlimited):
+            self._cannot_act = f"cluster.identity is node, but {trouble or unlimited}"
+        elif unlimited:
+            self._notes.append(f"the node's identity is no limit: {unlimited}")
+        if not trouble:
+            return RequestMode.IMPERSONATION
+        if wanted is ClusterIdentity.NODE:
+            return (
+                RequestMode.IMPERSONATION if user.node and trouble != impersonation.NO_FEATURE else RequestMode.ACCOUNT
+            )
+        if trouble != impersonation.NO_FEATURE and user.node:
+            if not identity_probe.with_direct_rights(self._transport, user.node, trouble)[0]:
+                # Neither identity has the rights: the table shows what is missing for the better one.
+                self._cannot_act = trouble
+                return RequestMode.IMPERSONATION
+            self._fallback = trouble
+        self._notes.append(f"requests are sent as the ServiceAccount: {trouble}")
+        return RequestMode.ACCOUNT
 
     # --- rights -----------------------------------------------------------------------------------------------------
 
@@ -225,7 +240,7 @@ class _Reviewer:
             # The agent repeats such a request as the ServiceAccount.
             direct = self._ask(right, "")
             if direct.verdict is Verdict.YES:
-                return direct._replace(fallback=f"missing: {refused.through}")
+                return direct._replace(fallback=f"missing rule: {refused.through}")
         return ReviewedRight(right, refused.verdict, refused.through)
 
     def _review_nodes_own(self, right: Right, through: str) -> ReviewedRight:
@@ -246,6 +261,10 @@ class _Reviewer:
                 verdict=Verdict.NOT_ASKED, through="the Node authorizer: those of the node's own pods"
             )
         return asked
+
+    def _with_fallback(self, reviewed: ReviewedRight) -> ReviewedRight:
+        as_node = reviewed.right.identity is RequestIdentity.NODE
+        return reviewed._replace(fallback=self._fallback) if as_node else reviewed
 
     def _ask(self, right: Right, user: str) -> ReviewedRight:
         left_s = self._deadline - self._clock()

@@ -46,6 +46,8 @@ def summary(review: RightsReview) -> str:
         parts.append("missing: " + ", ".join(each.right.name for each in review.missing))
     if review.beyond:
         parts.append(f"more than needed: {len(review.beyond)}")
+    if fallbacks := sum(bool(each.fallback) for each in review.rights):
+        parts.append(f"sent as the ServiceAccount, not as the node: {fallbacks}")
     if review.unknown:
         parts.append(f"unknown: {len(review.unknown)}")
     if not parts:

@@ -61,7 +61,8 @@ def test_each_state_has_its_exit_code(api: ApiServer, tmp_path: Path) -> None:
     api.grant("agent", GRANTED - {("impersonate-on:associated-node:create", "", "pods/eviction")})
     less = run(api, tmp_path)
     assert less.returncode == exit_codes.CRITICAL == 2
-    assert less.stdout.startswith("CRITICAL n1: missing: create pods/eviction")
+    assert less.stdout.startswith('CRITICAL n1: missing rule: apiGroups: [""], resources: [pods/eviction], verbs: ')
+    assert "\ncreate pods/eviction: no pod is evicted\n" in less.stdout
     api.go_down()
     gone = run(api, tmp_path)
     assert (gone.returncode, gone.stdout) == (exit_codes.UNKNOWN, "")

@@ -119,6 +119,7 @@ def test_a_missing_required_right_is_critical_and_names_its_rule(api: ApiServer,
     lost = Rule("impersonate-on:associated-node:create", "", "pods/eviction")
     found = review(api, tmp_path, IMPERSONATING - {lost})
     assert (found.state, missing(found)) == (RightsState.CRITICAL, {"create pods/eviction"})
+    assert found.cannot_act.startswith("missing rule: ")
     [evictions] = found.missing
     assert evictions.through == (
         'apiGroups: [""], resources: [pods/eviction], verbs: ["impersonate-on:associated-node:create"]'
@@ -144,20 +145,38 @@ def test_without_the_right_to_impersonate_the_account_is_used_where_it_may(api: 
     partial = IMPERSONATING - {Rule("impersonate-on:associated-node:watch", "", "pods")} | {Rule("watch", "", "pods")}
     found = review(api, tmp_path, partial)
     [watch] = [each for each in found.rights if each.right.name == "watch pods"]
-    assert (found.state, watch.verdict, watch.through) == (RightsState.OK, Verdict.YES, "ClusterRole kube-system-agent")
+    assert (found.state, found.mode) == (RightsState.WARNING, RequestMode.IMPERSONATION)
+    assert (watch.verdict, watch.through) == (Verdict.YES, "ClusterRole kube-system-agent")
     assert 'verbs: ["impersonate-on:associated-node:watch"]' in watch.fallback
     strict = review(api, tmp_path, partial, config=ONLY_NODE)
     assert (strict.state, missing(strict)) == (RightsState.CRITICAL, {"watch pods"})
 
 
-def test_with_direct_rights_alone_the_missing_impersonation_is_a_warning(api: ApiServer, tmp_path: Path) -> None:
+def test_with_direct_rights_alone_every_request_is_the_accounts_and_that_is_a_warning(
+    api: ApiServer, tmp_path: Path
+) -> None:
     found = review(api, tmp_path, DIRECT)
-    assert (found.state, missing(found)) == (
+    assert (found.state, found.mode, found.missing, found.beyond) == (
         RightsState.WARNING,
-        {"impersonate:associated-node nodes.authentication.k8s.io"},
+        RequestMode.ACCOUNT,
+        (),
+        (),
     )
-    assert all(each.fallback for each in found.rights if each.right.name.endswith(" pods"))
+    [note] = found.notes
+    assert note.startswith("requests are sent as the ServiceAccount: missing rule for ")
+    fallbacks = {each.right.name for each in found.rights if each.fallback}
+    assert {"list pods", "create pods/eviction", "get persistentvolumes"} <= fallbacks
+    assert not {"patch nodes", "create events.events.k8s.io"} & fallbacks
     assert review(api, tmp_path, DIRECT, config=ACCOUNT).state is RightsState.OK
+
+
+def test_as_the_agent_falls_back_as_a_whole_the_account_needs_all_of_its_rights(api: ApiServer, tmp_path: Path) -> None:
+    """It may list pods, and not evict as its node: then every request is its own, and it may not read its Node."""
+    lost = Rule("impersonate-on:associated-node:create", "", "pods/eviction")
+    found = review(api, tmp_path, IMPERSONATING - {lost} | {Rule("list", "", "pods")})
+    assert (found.state, found.mode) == (RightsState.CRITICAL, RequestMode.ACCOUNT)
+    assert {"create pods/eviction", "get nodes", "watch pods"} <= missing(found)
+    assert "list pods" not in missing(found)
 
 
 def test_what_the_node_may_do_is_assumed_if_the_review_itself_is_not_allowed(api: ApiServer, tmp_path: Path) -> None:

@@ -38,7 +38,12 @@ def lines(review: RightsReview) -> list[str]:
 
 def test_the_first_line_states_the_result_as_of_a_monitoring_plugin() -> None:
     assert lines(OK)[0] == "OK n1: the credentials have the 2 rights that the configuration uses, and no others"
-    assert lines(BAD)[0] == "CRITICAL n1: missing: create pods/eviction; more than needed: 2; unknown: 1"
+    assert lines(BAD)[0] == (
+        "CRITICAL n1: missing: create pods/eviction; more than needed: 2; "
+        "sent as the ServiceAccount, not as the node: 1; unknown: 1"
+    )
+    fallback = OK._replace(rights=BAD.rights[:1])
+    assert lines(fallback)[0] == "WARNING n1: sent as the ServiceAccount, not as the node: 1"
     cannot = OK._replace(cannot_act="the node is n1, but the credentials belong to n2")
     assert lines(cannot)[0] == "CRITICAL n1: the node is n1, but the credentials belong to n2"
 
