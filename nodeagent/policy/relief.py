@@ -24,6 +24,7 @@ from nodeagent.model import (
     SIGNAL_TABLE,
     DiskLayout,
     HostDirectory,
+    MemoryModel,
     NodeSnapshot,
     PodUsage,
     Refusal,
@@ -93,10 +94,11 @@ def swap_memory(snapshot: NodeSnapshot, *, config: Config) -> SwapMemory:
     """What zram takes for all that is in swap.
 
     The kernel does not show which device has a pod's pages, so beside a disk each pod has its share of the zram.
-    Nothing with the kubelet's order, whose figure does not see zram.
+    Nothing where the kubelet's figure alone decides, which does not see zram, and with the kubelet's order.
     """
     memory = snapshot.memory
-    if memory is None or config.ranking.kubelet:
+    models = {each.memory_model for each in config.thresholds if each.signal is Signal.MEMORY}
+    if memory is None or config.ranking.kubelet or models <= {MemoryModel.WORKING_SET}:
         return NO_SWAP_MEMORY
     total, free, zram = (plausibility.plausible(each) for each in (memory.swap_total, memory.swap_free, memory.zram))
     if total is None or free is None or not zram or total <= free:

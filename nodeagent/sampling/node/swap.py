@@ -45,28 +45,21 @@ def _device(host: Host, line: bytes) -> SwapDevice | None:
 
 
 def _zram_memory(host: Host, name: str) -> int | None:
-    """`mem_used_total` of a zram device: its compressed pages and the overhead of its allocator; None if unreadable.
-
-    The DaemonSet mounts no /sys of the host. sysfs is not namespaced, so the own one shows the same devices, if both
-    roots belong to one boot.
-    """
-    for path, source in ((f"/sys/block/{name}/mm_stat", host), (f"/sys/block/{name}/mm_stat", _own(host))):
-        if source is None:
-            continue
-        try:
-            fields = source.read(path).split()
-        except Unreadable:
-            continue
-        return parse.parse_count(fields[_USED_MEMORY]) if len(fields) > _USED_MEMORY else None
-    return None
+    """`mem_used_total` of a zram device: its compressed pages and the overhead of its allocator; None if unreadable."""
+    fields = _read_mm_stat(host, name).split()
+    return parse.parse_count(fields[_USED_MEMORY]) if len(fields) > _USED_MEMORY else None
 
 
-def _own(host: Host) -> Host | None:
-    """The root of this process if it belongs to the kernel of `host`."""
-    own = Host()
-    if host.recorded:
-        return None
+def _read_mm_stat(host: Host, name: str) -> bytes:
+    """Empty if unreadable. The DaemonSet mounts no /sys/block of the host. sysfs is not namespaced, so the own one
+    shows the same devices, if both roots belong to one boot."""
+    path = f"/sys/block/{name}/mm_stat"
     try:
-        return own if host.text(_BOOT_ID) == own.text(_BOOT_ID) else None
+        return host.read(path)
     except Unreadable:
-        return None
+        pass
+    own = Host()
+    try:
+        return own.read(path) if not host.recorded and host.text(_BOOT_ID) == own.text(_BOOT_ID) else b""
+    except Unreadable:
+        return b""

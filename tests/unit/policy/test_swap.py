@@ -23,6 +23,7 @@ from tests.support.nodes import CAPACITY, GI, MI, NOW, config, hard, pod, snapsh
 FILE = SwapDevice("/swapfile", "file", 4 * GI, 2 * GI)
 ZRAM = SwapDevice("/dev/zram0", "zram", 4 * GI, 2 * GI, 512 * MI)
 """A quarter of what is swapped to it."""
+LOWER = hard(memory_model=MemoryModel.LOWER)
 KUBELET = {"ranking": RankingConfig(kubelet=True)}
 
 
@@ -39,7 +40,7 @@ def pressed(*pods: PodView, available: int = 900 * MI, node: NodeMemory | None =
 
 
 def decide(node: NodeSnapshot, settings: Config | None = None) -> Plan:
-    plan, _ = engine.decide(node, state.initial("test", now=NOW), now=NOW, config=settings or config(hard()))
+    plan, _ = engine.decide(node, state.initial("test", now=NOW), now=NOW, config=settings or config(LOWER))
     return ranking.with_key_texts(plan)
 
 
@@ -156,7 +157,7 @@ def test_what_zram_takes_for_a_pod_is_freed_with_it() -> None:
 
 def test_beside_a_disk_each_pod_has_its_share_of_the_zram() -> None:
     node = memory(ZRAM, FILE, total=8 * GI, free=4 * GI)
-    assert relief.swap_memory(pressed(node=node), config=config()) == (0.125, 8 * GI)
+    assert relief.swap_memory(pressed(node=node), config=config(LOWER)) == (0.125, 8 * GI)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +165,13 @@ def test_beside_a_disk_each_pod_has_its_share_of_the_zram() -> None:
     [memory(FILE), memory(ZRAM, free=4 * GI), memory(ZRAM, free=5 * GI), memory(ZRAM._replace(memory=None)), memory()],
 )
 def test_without_known_zram_in_use_swap_takes_no_memory(node: NodeMemory) -> None:
-    assert relief.swap_memory(pressed(node=node), config=config()) == relief.NO_SWAP_MEMORY
+    assert relief.swap_memory(pressed(node=node), config=config(LOWER)) == relief.NO_SWAP_MEMORY
 
 
 @given(st.integers(0, 1 << 63), st.integers(0, 1 << 63), st.integers(0, 1 << 63), st.integers(0, 1 << 65))
 def test_the_memory_of_swap_is_never_more_than_the_swap(total: int, free: int, zram: int, swap: int) -> None:
     node = pressed(node=memory(ZRAM._replace(memory=zram), total=total, free=free))
-    share = relief.swap_memory(node, config=config())
+    share = relief.swap_memory(node, config=config(LOWER))
     assert 0 <= share.share <= 1
     of = usage(pod("a"), 0, memory_swap=swap)
     freed = relief.predicted_relief(of, Signal.MEMORY, DiskLayout.SINGLE, swap_memory=share)
@@ -211,14 +212,20 @@ def test_on_a_node_with_all_swap_used_the_largest_pod_by_memory_and_swap_is_evic
     assert order(plan) == ["leak", "web", "cache"]
     [victim] = plan.victims
     assert victim.pod.name == "leak"
-    assert victim.message.endswith("Pod leak has 2Gi of its usage in swap. ")
+    assert "Pod leak has 2Gi of its usage in swap. " in victim.message
     assert victim.predicted_relief == GI
 
 
-@pytest.mark.parametrize("model", [MemoryModel.WORKING_SET, MemoryModel.MEM_AVAILABLE])
+@pytest.mark.parametrize("model", [MemoryModel.LOWER, MemoryModel.MEM_AVAILABLE])
 def test_a_swap_heavy_node_with_zram_evicts_what_covers_the_deficit(model: MemoryModel) -> None:
     """900 MiB are missing: 500 MiB of its memory alone would not suffice, with its zram they do."""
     hog = swapped("hog", 500 * MI, 2 * GI)
-    plan = decide(pressed(hog, swapped("web", 400 * MI, 0), available=124 * MI, node=memory(ZRAM)),
-                  config(hard(memory_model=model)))  # fmt: skip
+    node = pressed(hog, swapped("web", 400 * MI, 0), available=124 * MI, node=memory(ZRAM))
+    plan = decide(node, config(hard(memory_model=model)))
     assert [(victim.pod.name, victim.predicted_relief) for victim in plan.victims] == [("hog", 500 * MI + 512 * MI)]
+
+
+def test_where_the_kubelets_figure_decides_zram_is_no_relief_because_the_figure_does_not_see_it() -> None:
+    node = pressed(swapped("a", 300 * MI, GI), node=memory(ZRAM))
+    [ranked] = decide(node, config(hard(memory_model=MemoryModel.WORKING_SET))).ranking
+    assert (ranked.usage, ranked.relief) == (300 * MI + GI, 300 * MI)
