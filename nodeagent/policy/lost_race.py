@@ -11,6 +11,7 @@ from typing import Final
 from nodeagent.config import above_kubelet
 from nodeagent.config.schema import Config, Mode, StartupConfig
 from nodeagent.model import (
+    MEMORY_SIGNALS,
     LostRace,
     MemoryModel,
     MemorySample,
@@ -71,8 +72,10 @@ def assess(
     last = next((each for each in reversed(samples) if each.at <= before), None)
     victims, refusals = _would_be(signal, snapshot, state, config=config, cache=cache)
     met = any(each.met for each in judged)
-    sent = [each.pod for each in state.in_flight.entries if each.stage is not EvictionStage.DRY_RUN]
-    in_flight = tuple(sent[:MAX_PODS])
+    planned = [each for each in state.in_flight.entries if each.signal in MEMORY_SIGNALS]
+    in_flight = tuple([each.pod for each in planned if each.stage is not EvictionStage.DRY_RUN][:MAX_PODS])
+    # A dry run has selected its victims before, and counts them as released.
+    victims = tuple([each.pod for each in planned if each.stage is EvictionStage.DRY_RUN][:MAX_PODS]) or victims
     own = tuple([f"{each.code}: {each.message}" for each in plan.refusals][:MAX_REFUSALS])
     return LostRace(
         loss=_loss(nearest, met=met, in_flight=bool(in_flight), acts=config.mode is Mode.ENFORCE),

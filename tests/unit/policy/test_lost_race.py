@@ -5,8 +5,19 @@ from typing import Any
 import pytest
 
 from nodeagent.config.schema import Mode
-from nodeagent.model import LostRace, MemoryModel, MemorySample, NodeSnapshot, OomCause, OomKill, RaceLoss, Signal
-from nodeagent.policy import engine, lost_race, oom_messages
+from nodeagent.model import (
+    LostRace,
+    MemoryModel,
+    MemorySample,
+    NodeSnapshot,
+    OomCause,
+    OomKill,
+    Outcome,
+    OutcomeKind,
+    RaceLoss,
+    Signal,
+)
+from nodeagent.policy import engine, lost_race, oom_messages, outcomes
 from nodeagent.policy.candidates import RankingCache
 from nodeagent.policy.state import initial
 from tests.support import nodes
@@ -97,6 +108,28 @@ def test_a_dry_run_and_an_eviction_in_flight_are_told_apart() -> None:
     assert sent is not None
     assert dry.loss is RaceLoss.DRY_RUN
     assert (sent.loss, sent.in_flight, sent.met) == (RaceLoss.IN_FLIGHT, ("shop/large",), True)
+
+
+def test_the_victims_of_a_dry_run_are_those_that_it_has_selected() -> None:
+    """It counts them as released, so another decision would select none."""
+    low = nodes.snapshot(nodes.view("large", 4 * GI), available={Signal.MEMORY: 100 * MI})
+    config = nodes.config(nodes.hard(value=GI, memory_model=MemoryModel.LOWER), mode=Mode.DRY_RUN)
+    plan, state = engine.decide(low, initial("i", now=NOW), now=NOW, config=config)
+    [victim] = plan.victims
+    done = Outcome(plan.id, victim.pod.uid, OutcomeKind.DRY_RUN, "", NOW)
+    state = outcomes.apply_outcome(state, done, now=NOW, config=config)
+    race = lost_race.assess(
+        (NODE_KILL,),
+        samples(100 * MI),
+        before=NOW,
+        plan=plan,
+        snapshot=low,
+        state=state,
+        config=config,
+        cache=RankingCache(),
+    )
+    assert race is not None
+    assert (race.loss, race.victims, race.in_flight) == (RaceLoss.DRY_RUN, ("shop/large",), ())
 
 
 def test_a_threshold_that_was_met_without_an_eviction_is_refused() -> None:
