@@ -60,15 +60,18 @@ def describe_value(threshold: Threshold, *, capacity: int | None, unit: Unit) ->
         return f"{share} = {bounded}"
     kubelet = resolve.resolve_amount(level.kubelet, capacity=capacity) or 0
     margin = units.format_amount(value - kubelet, unit)
-    origin = f"kubelet {level.kubelet.text} + margin {margin}; configured {configured.text}"
+    own = short_value(threshold._replace(above_kubelet=()), capacity=capacity)
+    origin = f"kubelet {level.kubelet.text} + margin {margin}; configured {own}"
     return f"{units.format_amount(value, unit)} ({origin})"
 
 
-def short_value(threshold: Threshold, value: int | None) -> str:
-    """The configured text if the threshold is a plain quantity, and has that value; else the value in its unit."""
-    if value is None or value == threshold.value.quantity:
+def short_value(threshold: Threshold, *, capacity: int | None) -> str:
+    """`200Mi` or `12%` as configured; the effective amount if the threshold has bounds or was raised."""
+    bounded = threshold.value.at_least is not None or threshold.value.at_most is not None
+    if not bounded and leading_level(threshold, capacity=capacity) is None:
         return threshold.value.text
-    return units.format_amount(value, SIGNAL_TABLE[threshold.signal].unit)
+    value = resolve.resolve_threshold(threshold, capacity=capacity)
+    return threshold.value.text if value is None else units.format_amount(value, SIGNAL_TABLE[threshold.signal].unit)
 
 
 def exceeding_levels(threshold: Threshold) -> tuple[KubeletLevel, ...]:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.config import amount, defaults, duration, resolve, thresholds
+from nodeagent.config import above_kubelet, amount, defaults, duration, resolve, thresholds
 from nodeagent.config.bounds import AmountRule
 from nodeagent.config.problems import ConfigError, Origin, Problem
 from nodeagent.config.schema import DROPPED, EvictionConfig
@@ -342,9 +342,13 @@ def _sentence(theirs: Threshold, own: Threshold | None, capacity: int | None) ->
     if own.grace_period_s > theirs.grace_period_s and _above(own, theirs, capacity):
         when = "earlier, but perhaps not in time,"
     note = ", of MemAvailable, which is a different value" if own.memory_model is MemoryModel.MEM_AVAILABLE else ""
-    return f"{kubelet}; nodeagent {when} at {_to_text(own)}{note}"
+    level = above_kubelet.short_value(own, capacity=capacity)
+    return f"{kubelet}; nodeagent {when} at {level}{_grace_text(own)}{note}"
 
 
 def _to_text(threshold: Threshold) -> str:
-    grace = "" if threshold.hard else f" for {duration.format_duration(threshold.grace_period_s)}"
-    return f"{threshold.value.text}{grace}"
+    return f"{threshold.value.text}{_grace_text(threshold)}"
+
+
+def _grace_text(threshold: Threshold) -> str:
+    return "" if threshold.hard else f" for {duration.format_duration(threshold.grace_period_s)}"

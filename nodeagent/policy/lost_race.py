@@ -67,6 +67,7 @@ def assess(
     signal = Signal.MEMORY if OomCause.NODE in causes else Signal.ALLOCATABLE_MEMORY
     verdict = next((each for each in plan.signals if each.signal is signal), None)
     judged = verdict.thresholds if verdict is not None else ()
+    capacity = verdict.observation.capacity if verdict is not None else None
     hard = [each for each in judged if each.threshold.hard and each.value is not None]
     nearest = max(hard, key=lambda each: each.value or 0, default=None)
     last = next((each for each in reversed(samples) if each.at <= before), None)
@@ -79,7 +80,7 @@ def assess(
     own = tuple([f"{each.code}: {each.message}" for each in plan.refusals][:MAX_REFUSALS])
     return LostRace(
         loss=_loss(nearest, met=met, in_flight=bool(in_flight), acts=config.mode is Mode.ENFORCE),
-        threshold=above_kubelet.short_value(nearest.threshold, nearest.value) if nearest is not None else "",
+        threshold=above_kubelet.short_value(nearest.threshold, capacity=capacity) if nearest is not None else "",
         deficit=_deficit(signal, nearest, last, snapshot),
         before_s=None if last is None else max(0.0, before - last.at),
         met=met,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config import above_kubelet, kubelet, load, resolve
+from nodeagent.config import above_kubelet, amount, kubelet, load, resolve
 from nodeagent.config.schema import Config, RankingConfig
 from nodeagent.model import CONTAINERFS_SIGNALS, Amount, Signal, Threshold, Unit
 from nodeagent.policy import effective_thresholds
@@ -159,3 +159,22 @@ def test_no_threshold_of_the_kubelet_is_met_before_ours(
         followed = 0 < level < capacity // 2 and (grace_s > 0.0 or each.hard)
         # Met is `value > available`: ours is met at every level at which theirs is, and at one more.
         assert value > level or not followed
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "ours", "long", "short"),
+    [
+        ("0%", "200Mi", "200Mi", "200Mi"),
+        ("0%", "12%", "12% = 1.92Gi", "12%"),
+        ("0%", "2%, at least 200Mi, at most 1Gi", "2% = 328Mi", "328Mi"),
+        ("0%", "2%, at least 1Gi", "2%, at least 1Gi", "1Gi"),
+        ("0%", "50%, at most 1Gi", "50%, at most 1Gi", "1Gi"),
+        ("500Mi", "200Mi", "750Mi (kubelet 500Mi + margin 250Mi; configured 200Mi)", "750Mi"),
+        ("500Mi", "2%, at least 200Mi, at most 1Gi", "750Mi (kubelet 500Mi + margin 250Mi; configured 328Mi)", "750Mi"),
+    ],
+)
+def test_a_threshold_is_described_with_its_origin(kubelets: str, ours: str, long: str, short: str) -> None:
+    config = Config(thresholds=(Threshold(Signal.MEMORY, amount.parse_threshold(ours)),))
+    (threshold,) = above(f"evictionHard: {{memory.available: {kubelets}}}", config=config).thresholds
+    assert above_kubelet.describe_value(threshold, capacity=16 * GIB, unit=Unit.BYTES) == long
+    assert above_kubelet.short_value(threshold, capacity=16 * GIB) == short
