@@ -271,7 +271,8 @@ class Agent:
         self._runtime.notifier.ready()
 
     def _follow_kubelet(self) -> None:
-        """Keep the thresholds above the kubelet's if those have changed. Their grace periods go on."""
+        """Keep the thresholds above the kubelet's if those have changed. Their grace periods go on; none is due before
+        enough fresh samples, as after a reload."""
         latest = self._runtime.kubelet.latest
         before, after = self._kubelet.known, latest.known
         if latest is self._kubelet or after is None:
@@ -283,6 +284,7 @@ class Agent:
             config = above_kubelet.keep_above(loaded.config, after)
             self._components = self._components._replace(loaded=loaded._replace(config=config))
             self.observer.forget_thresholds()
+            self._store.apply(policy_states.restored, instance=self._store.policy_state.instance)
 
     def update_wakeup_sources(self, wakeups: Wakeups) -> None:
         """Open the wake-up sources of the cgroups that the pods are in now."""

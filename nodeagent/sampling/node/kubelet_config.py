@@ -160,16 +160,16 @@ def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
     settings = k3s.read_settings(files, arguments)
     refusal = refusal or settings.unread
     directory = f"{settings.data_directory}/{k3s.DROP_IN_DIRECTORY}"
-    if not host.exists(directory.rpartition("/")[0]):
+    parent = directory.rpartition("/")[0]
+    if not refusal and not host.exists(parent):
         # k3s writes its container runtime's configuration into it.
-        refusal = refusal or f"{directory.rpartition('/')[0]}: not visible, and k3s has a kubelet"
-        return KubeletSources(flags=settings.kubelet_flags, refusal=refusal, place="k3s")
+        refusal = f"{parent}: not visible, and k3s has a kubelet"
+    if refusal:  # the flags that were read may be replaced by one that was not
+        return KubeletSources(refusal=refusal, place="k3s")
     drop_ins, trouble = _read_drop_ins(host, directory)
     if drop_ins or (trouble and host.exists(directory)):
-        flags = k3s.with_drop_ins(settings)
-        return KubeletSources("", "", drop_ins, flags, refusal or trouble, f"k3s, {directory}")
-    sources = _sources_of_flags(host, k3s.without_drop_ins(settings), place="k3s")
-    return sources._replace(refusal=refusal or sources.refusal)
+        return KubeletSources("", "", drop_ins, k3s.with_drop_ins(settings), trouble, f"k3s, {directory}")
+    return _sources_of_flags(host, k3s.without_drop_ins(settings), place="k3s")
 
 
 def _usual_sources(host: Host) -> KubeletSources | None:

@@ -259,6 +259,15 @@ def test_k3s_without_its_configuration_directory_is_not_known(tmp_path: Path) ->
         assert f"/{directory}: not visible" in reading.notes[0].message
 
 
+def test_a_broken_configuration_of_k3s_makes_its_flags_unknown(tmp_path: Path) -> None:
+    host = write_distribution(tmp_path, distribution(DATA / "kubelet" / "k3s-1.31.yaml"))
+    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: [eviction-hard=memory.available<1Gi]\n")
+    put(tmp_path, "/etc/rancher/k3s/config.yaml.d/10.yaml", "kubelet-arg+: [")
+    reading = kubelet_config.read_thresholds(host)
+    assert reading.known is None
+    assert "10.yaml" in reading.notes[0].message
+
+
 def test_a_kubeconfig_where_openshift_has_its_settings_is_no_configuration_of_the_kubelet(tmp_path: Path) -> None:
     write_node(tmp_path, Node())
     put(tmp_path, "/etc/kubernetes/kubelet.conf", "apiVersion: v1\nclusters: []\nkind: Config\n")
