@@ -46,7 +46,9 @@ class ProbeResult(NamedTuple):
     """What the API server allows."""
 
     trouble: str = ""
-    """Why requests cannot be sent as the node; empty if they can."""
+    """Why not all requests can be sent as the node; empty if they can."""
+    lists: bool = True
+    """Its pods can be listed as the node."""
     unlimited: str = ""
     """Why the node's identity is no limit; empty if it is one."""
 
@@ -64,23 +66,27 @@ def choose(transport: "Transport", user: str, node: str, mode: ClusterIdentity, 
     """
     if mode is ClusterIdentity.SERVICE_ACCOUNT:
         return None
-    trouble = unlimited = ""
+    result = ProbeResult()
+    trouble = ""
     if node:
-        trouble, unlimited = probe(transport, node, evicts=evicts)
+        result = probe(transport, node, evicts=evicts)
+        trouble = result.trouble
     elif user.startswith(impersonation.ACCOUNT_USER):
         trouble = "the token names no node: it is of no pod, or the API server is older than 1.30"
     elif mode is ClusterIdentity.NODE:
         trouble = f"the credentials are those of {user or 'an unknown user'}"
-    if mode is ClusterIdentity.NODE and (trouble or unlimited):
-        return trouble or unlimited
+    if mode is ClusterIdentity.NODE and (trouble or result.unlimited):
+        return trouble or result.unlimited
     if trouble:
         has_rights, reason = with_direct_rights(transport, node, trouble)
-        # Without rights of its own the ServiceAccount is no help. One of several API servers may be older than the
-        # others: the requests that it refuses are tried as the node again.
-        if has_rights or not transport.impersonation.acting:
+        # Without rights of its own the ServiceAccount is no help: what is allowed as the node stays so. One of several
+        # API servers may be older than the others: the requests that it refuses are tried as the node again.
+        if not has_rights and node and result.lists:
+            transport.impersonation.act_as(node, mode, note=trouble)
+        elif has_rights or not transport.impersonation.acting:
             transport.impersonation.fall_back(reason)
     elif node:
-        transport.impersonation.act_as(node, mode, note=unlimited)
+        transport.impersonation.act_as(node, mode, note=result.unlimited)
     return None
 
 
@@ -125,7 +131,8 @@ def probe(transport: "Transport", node: str, *, evicts: bool) -> ProbeResult:
     user = f"{impersonation.NODE_USER}{node}"
     refused = _list_refused(transport, f"spec.nodeName={node},metadata.name={NO_POD}", user)
     if refused is not None:
-        return ProbeResult(impersonation.refusal_of(refused) or f"the node may not list its own pods: {refused}")
+        trouble = impersonation.refusal_of(refused) or f"the node may not list its own pods: {refused}"
+        return ProbeResult(trouble, lists=False)
     if evicts and not _may_evict(transport):
         return ProbeResult(f'missing rule: apiGroups: [""], resources: [{_EVICT.resource}], verbs: ["{_EVICT.verb}"]')
     if _list_refused(transport, f"spec.nodeName={NO_NODE}", user) is None:

@@ -144,12 +144,13 @@ class Impersonation:
             with self._lock:
                 self._refused_directly.add(request_of(method, path))
 
-    def succeeded(self, method: str, path: str) -> None:
-        """An impersonated request was answered."""
+    def succeeded(self, method: str, path: str, *, directly: bool = False) -> None:
+        """An impersonated request was answered; or, `directly`, one that was repeated as the ServiceAccount."""
         if self._refused:
             with self._lock:
-                self._refused.pop(request_of(method, path), None)
                 self._refused_directly.discard(request_of(method, path))
+                if not directly:
+                    self._refused.pop(request_of(method, path), None)
 
     def server_returned(self) -> None:
         """The API server answers again after an outage: it may be another version."""

@@ -194,9 +194,8 @@ class _Reviewer:
             return RequestMode.ACCOUNT
         trouble = unlimited = ""
         if user.node:
-            trouble, unlimited = identity_probe.probe(
-                self._transport, user.node, evicts=self._config.mode is Mode.ENFORCE
-            )
+            result = identity_probe.probe(self._transport, user.node, evicts=self._config.mode is Mode.ENFORCE)
+            trouble, unlimited = result.trouble, result.unlimited
         else:
             trouble = "the token names no node"
         if wanted is ClusterIdentity.NODE and (trouble or unlimited):

@@ -196,8 +196,8 @@ class Transport:
             )
             if response.status < 400:
                 api_responses.check_head(response, accept)
-                if acts_as and user is None:
-                    self.impersonation.succeeded(method, path)
+                if user is None and (acts_as or repeated):
+                    self.impersonation.succeeded(method, path, directly=repeated)
                 return response
             content = api_responses.read_body(response, MAX_REFUSAL_BYTES, cut=True)
             error = api_errors.from_response(response.status, response.headers, content)

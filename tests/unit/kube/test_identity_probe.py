@@ -115,6 +115,17 @@ def test_auto_falls_back_with_one_note_on_an_older_server(api: ApiServer, transp
     )
 
 
+def test_without_the_rule_to_evict_and_without_direct_rights_the_pods_are_still_listed_as_the_node(
+    api: ApiServer, transport: Transport
+) -> None:
+    api.forbid("impersonate-on:associated-node:create", "pods/eviction")
+    choose(transport, ClusterIdentity.AUTO)
+    assert transport.impersonation.user_for("GET", "/api/v1/pods") == "system:node:n1"
+    assert (
+        'resources: [pods/eviction], verbs: ["impersonate-on:associated-node:create"]' in transport.impersonation.note
+    )
+
+
 def test_an_older_server_and_the_role_for_a_newer_one_name_the_manifest_to_apply(
     api: ApiServer, transport: Transport
 ) -> None:
