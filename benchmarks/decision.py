@@ -23,6 +23,7 @@ from nodeagent.model import (
     ContainerUsage,
     DiskLayout,
     DiskUsage,
+    MemoryModel,
     NodeMemory,
     NodeSnapshot,
     Observation,
@@ -61,6 +62,7 @@ def node(pods: int, *, available: int, at: float = NOW, shift: int = 0) -> NodeS
         wall_time=WALL + at - NOW,
         observations=observations,
         mem_available=observations[Signal.MEMORY],
+        allocatable_by_kernel=observations[Signal.ALLOCATABLE_MEMORY],
         memory=NodeMemory(total, available, available, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         layout=DiskLayout.SINGLE,
         pods=tuple([_view(number, chance, at=at, shift=shift) for number in range(pods)]),
@@ -118,8 +120,13 @@ def settings() -> Config:
     plenty = TokenBucket(1000, 1000.0)
     return Config(
         thresholds=(
-            Threshold(Signal.MEMORY, Amount(GI, None, "1Gi"), min_reclaim=Amount(200 * MI, None, "200Mi")),
-            Threshold(Signal.MEMORY, Amount(2 * GI, None, "2Gi"), grace_period_s=30.0),
+            Threshold(
+                Signal.MEMORY,
+                Amount(GI, None, "1Gi"),
+                min_reclaim=Amount(200 * MI, None, "200Mi"),
+                memory_model=MemoryModel.LOWER,
+            ),
+            Threshold(Signal.MEMORY, Amount(2 * GI, None, "2Gi"), grace_period_s=30.0, memory_model=MemoryModel.LOWER),
             Threshold(Signal.NODEFS, Amount(None, 12.0, "12%")),
             Threshold(Signal.IMAGEFS, Amount(None, 15.0, "15%")),
             Threshold(Signal.PID, Amount(None, 10.0, "10%")),

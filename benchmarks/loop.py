@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 from benchmarks.realnode import HIERARCHIES, RealNode, real_node
 from nodeagent.config.schema import Config, StartupConfig
 from nodeagent.loop import schedule
-from nodeagent.model import Amount, NodeSnapshot, Pod, Signal, Threshold
+from nodeagent.model import Amount, MemoryModel, NodeSnapshot, Pod, Signal, Threshold
 from nodeagent.policy import candidates, effective_thresholds, engine, state
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.pods import pod_ages
@@ -141,7 +141,7 @@ class SyncCost(NamedTuple):
 def thresholds() -> tuple[Threshold, ...]:
     """None of them is near on a calm machine."""
     return (
-        Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi")),
+        Threshold(Signal.MEMORY, Amount(100 << 20, None, "100Mi"), memory_model=MemoryModel.LOWER),
         Threshold(Signal.NODEFS, Amount(None, 1.0, "1%")),
         Threshold(Signal.PID, Amount(None, 5.0, "5%")),
     )

@@ -42,6 +42,7 @@ from nodeagent.model import (
     SIGNAL_TABLE,
     MemoryModel,
     NodeSnapshot,
+    Observation,
     Signal,
     Threshold,
     Unit,
@@ -204,15 +205,12 @@ class ThresholdLevel(NamedTuple):
     headroom: int
     """To the threshold; negative once it is crossed."""
     level: SignalLevel
+    may_act: bool
+    """False: the crossing of this level changes a condition, and evicts no pod."""
 
     @property
     def crossed(self) -> bool:
         return self.headroom < 0
-
-    @property
-    def may_act(self) -> bool:
-        """False: the crossing of this level changes a condition, and evicts no pod."""
-        return _may_act(self.stream)
 
     @property
     def time_left_s(self) -> float:
@@ -243,15 +241,10 @@ class ScheduleView(NamedTuple):
     """Signals with a threshold that could not be judged. The next full sample reports them."""
     crossed: frozenset[tuple[Stream, int]]
     """As `ScheduleState.crossed_before`."""
-
-    @property
-    def may_act(self) -> bool:
-        """A threshold is crossed for which pods may be evicted now or after its grace."""
-        return any(each.crossed and each.may_act for each in self.known)
-
-    @property
-    def hard_crossed(self) -> bool:
-        return any(each.crossed and each.may_act and each.threshold.hard for each in self.known)
+    may_act: bool
+    """A threshold is crossed for which pods may be evicted now or after its grace."""
+    hard_crossed: bool
+    """The same for a hard threshold."""
 
     @property
     def starting(self) -> bool:
@@ -273,8 +266,7 @@ class ScheduleView(NamedTuple):
 
 def plan_next(inputs: ScheduleInputs, state: ScheduleState) -> tuple[Schedule, ScheduleState]:
     """What is done in this sync and how long the loop sleeps after it, and the state for the next call."""
-    levels = _levels(inputs, state)
-    view = _judge(inputs, levels)
+    view, levels = _judge(inputs, state)
     now = view.now
     due = {source: row(view, state) for source, row in SOURCES.items()}
     full_sample = due[Source.FULL_SAMPLE] <= now
@@ -408,53 +400,52 @@ def _crossing_imminent(known: Iterable[ThresholdLevel]) -> bool:
 # --- the sample ------------------------------------------------------------------------------------------------------
 
 
-def _judge(inputs: ScheduleInputs, levels: Mapping[Stream, SignalLevel]) -> ScheduleView:
+def _judge(inputs: ScheduleInputs, state: ScheduleState) -> tuple[ScheduleView, Mapping[Stream, SignalLevel]]:
+    """Every threshold against the sample, and the level of each stream that has a threshold and is known."""
     known: list[ThresholdLevel] = []
     unknown: set[Signal] = set()
+    levels: dict[Stream, SignalLevel] = {}
     for threshold in inputs.thresholds:
-        value = _value(threshold, inputs.node)
-        for stream in _streams(threshold, value):
+        observation = inputs.node.observe(threshold.signal, threshold.memory_model)
+        value = resolve.resolve_threshold(threshold, capacity=observation.capacity)
+        for stream, available in _streams(threshold, value, observation, inputs.node):
             level = levels.get(stream)
+            if level is None and available is not None:
+                level = levels[stream] = _next_level(state.levels.get(stream), available, observation.read_at)
             if level is None or value is None:
                 unknown.add(threshold.signal)
             else:
-                known.append(ThresholdLevel(threshold, stream, value, level.available - value, level))
-    crossed = [(each.stream, each.value) for each in known if each.crossed]
-    return ScheduleView(inputs, inputs.node.taken_at, tuple(known), frozenset(unknown), frozenset(crossed))
+                headroom = level.available - value
+                known.append(ThresholdLevel(threshold, stream, value, headroom, level, _may_act(stream)))
+    crossed = [each for each in known if each.crossed]
+    acting = [each for each in crossed if each.may_act]
+    view = ScheduleView(
+        inputs,
+        inputs.node.taken_at,
+        tuple(known),
+        frozenset(unknown),
+        frozenset([(each.stream, each.value) for each in crossed]),
+        may_act=bool(acting),
+        hard_crossed=any(each.threshold.hard for each in acting),
+    )
+    return view, levels
 
 
-def _value(threshold: Threshold, node: NodeSnapshot) -> int | None:
-    capacity = node.observe(threshold.signal, threshold.memory_model).capacity
-    return resolve.resolve_threshold(threshold, capacity=capacity)
-
-
-def _streams(threshold: Threshold, value: int | None) -> Sequence[Stream]:
-    """The streams that the threshold is compared with."""
+def _streams(
+    threshold: Threshold, value: int | None, observation: Observation, node: NodeSnapshot
+) -> Sequence[tuple[Stream, int | None]]:
+    """The streams that the threshold is compared with, and what is available by each."""
     signal, model = threshold.signal, threshold.memory_model
-    if not memory_shortage.uses_both(threshold):
-        return ((signal, model, None),)
-    return ((signal, model, None), (signal, model, value))
+    first = (signal, model, None), observation.available
+    if value is None or not memory_shortage.uses_both(threshold):
+        return (first,)
+    return first, ((signal, model, value), memory_shortage.available(node, threshold, level=value))
 
 
 def _may_act(stream: Stream) -> bool:
     """False if only a condition follows from the crossing of a threshold by this stream."""
     signal, model, value = stream
     return value is not None or model is not MemoryModel.LOWER or signal not in MEMORY_SIGNALS
-
-
-def _levels(inputs: ScheduleInputs, state: ScheduleState) -> Mapping[Stream, SignalLevel]:
-    """The level of each stream that has a threshold and is known."""
-    levels: dict[Stream, SignalLevel] = {}
-    for threshold in inputs.thresholds:
-        observation = inputs.node.observe(threshold.signal, threshold.memory_model)
-        value = _value(threshold, inputs.node)
-        for stream in _streams(threshold, value):
-            available = observation.available
-            if stream[2] is not None:
-                available = memory_shortage.available(inputs.node, threshold, level=stream[2])
-            if stream not in levels and available is not None:
-                levels[stream] = _next_level(state.levels.get(stream), available, observation.read_at)
-    return levels
 
 
 def _next_level(before: SignalLevel | None, available: int, read_at: float) -> SignalLevel:

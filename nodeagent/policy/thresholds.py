@@ -241,18 +241,17 @@ class _Judgement:
         self.now = now
         self.config = config
         self.after = _NextState()
-        self.streams: dict[str, StreamSample] = {}
-        """Of the signal that is judged now, by name."""
+        self.streams: dict[MemoryModel, StreamSample] = {}
+        """Of the signal that is judged now."""
 
     def stream(self, signal: Signal, model: MemoryModel) -> StreamSample:
         """The stream of a signal by a memory model, read once."""
-        name = effective_thresholds.stream_of(signal, model)
-        found = self.streams.get(name)
+        found = self.streams.get(model)
         if found is None:
-            memory = self.state.stream(name)
+            name = effective_thresholds.stream_of(signal, model)
             observation = _observed(self.snapshot, signal, model)
-            found = self.streams[name] = streams.read_stream(
-                name, observation, memory, now=self.now, config=self.config
+            found = self.streams[model] = streams.read_stream(
+                name, observation, self.state.stream(name), now=self.now, config=self.config
             )
         return found
 
