@@ -1,4 +1,4 @@
-"""SelfSubjectAccessReview and SelfSubjectRulesReview: what the API server says that the credentials may do.
+"""SelfSubjectAccessReview and SelfSubjectRulesReview: what the credentials may do by the API server's own answer.
 
 Every authenticated identity may create them (ClusterRole system:basic-user), and they change nothing. Limits, as of
 Kubernetes 1.36:
@@ -19,7 +19,6 @@ from nodeagent.kube import user_review
 from nodeagent.kube.rights import Right, Scope
 
 if TYPE_CHECKING:
-    from nodeagent.config.schema import Config
     from nodeagent.kube.transport import Transport
 
 _ACCESS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -64,13 +63,19 @@ class GrantedRule(NamedTuple):
 
 
 def may(
-    transport: "Transport", right: Right, *, node: str, config: "Config", user: str, timeout_s: float
+    transport: "Transport",
+    right: Right,
+    *,
+    node: str,
+    lease_namespace: str = "",
+    user: str = "",
+    timeout_s: float | None = None,
 ) -> AccessStatus:
     """Whether this right is allowed. `user`: impersonate this one; empty: the credentials' own. Raises `ApiError`."""
     body = {
         "apiVersion": _API_VERSION,
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes_of(right, node=node, config=config)},
+        "spec": {"resourceAttributes": attributes_of(right, node=node, lease_namespace=lease_namespace)},
     }
     return user_review.decode(_post(transport, _ACCESS, body, user=user, timeout_s=timeout_s), AccessReview).status
 
@@ -92,7 +97,7 @@ def rules_in(transport: "Transport", namespace: str, *, timeout_s: float) -> tup
     return tuple(sorted(rules)), incomplete
 
 
-def attributes_of(right: Right, *, node: str, config: "Config") -> dict[str, Any]:
+def attributes_of(right: Right, *, node: str, lease_namespace: str) -> dict[str, Any]:
     """The resourceAttributes of a review."""
     resource, _, subresource = right.resource.partition("/")
     attributes: dict[str, Any] = {"verb": right.verb, "group": right.group, "resource": resource}
@@ -106,10 +111,10 @@ def attributes_of(right: Right, *, node: str, config: "Config") -> dict[str, Any
         requirement = {"key": "spec.nodeName", "operator": "In", "values": [node]}
         attributes["fieldSelector"] = {"requirements": [requirement]}
     elif right.scope is Scope.LEASE_NAMESPACE:
-        attributes["namespace"] = config.fleet.lease_namespace
+        attributes["namespace"] = lease_namespace
     return attributes
 
 
-def _post(transport: "Transport", path: str, body: dict[str, Any], *, user: str, timeout_s: float) -> bytes:
+def _post(transport: "Transport", path: str, body: dict[str, Any], *, user: str, timeout_s: float | None) -> bytes:
     content = json.dumps(body).encode()
     return transport.request("POST", path, body=content, timeout_s=timeout_s, user=user).body

@@ -4,15 +4,12 @@ A probe changes nothing: two lists of pods without a result and one SelfSubjectA
 create. Only a probe lets requests be sent as the node (again), so that identities do not alternate.
 """
 
-import json
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlencode
 
-import msgspec
-
 from nodeagent.config.schema import ClusterIdentity
-from nodeagent.kube import impersonation, objects, rights, user_review
+from nodeagent.kube import access_reviews, impersonation, rights, user_review
 from nodeagent.kube.api_errors import ApiError
 from nodeagent.kube.backoff import RetryBackoff
 from nodeagent.kube.user_review import User
@@ -30,16 +27,6 @@ LAST_S: Final = 600.0
 """Wait before the next probe, first and last, while not every request is sent as the node. 5,000 nodes on an older
 server then send 33 small requests a second."""
 _DIRECT_ROLE: Final = "examples/kubernetes-1.35.yaml"
-_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_EVICT: Final = rights.Rule(f"{rights.IMPERSONATE_ON}create", "", "pods/eviction")
-
-
-class _ReviewStatus(msgspec.Struct):
-    allowed: bool = False
-
-
-class _Review(msgspec.Struct):
-    status: _ReviewStatus = msgspec.field(default_factory=_ReviewStatus)
 
 
 class ProbeResult(NamedTuple):
@@ -134,7 +121,7 @@ def probe(transport: "Transport", node: str, *, evicts: bool) -> ProbeResult:
         trouble = impersonation.refusal_of(refused) or f"the node may not list its own pods: {refused}"
         return ProbeResult(trouble, lists=False)
     if evicts and not _may_evict(transport):
-        return ProbeResult(f'missing rule: apiGroups: [""], resources: [{_EVICT.resource}], verbs: ["{_EVICT.verb}"]')
+        return ProbeResult(f"missing rule: {rights.rule_text(rights.EVICT.impersonated.rule)}")
     if _list_refused(transport, f"spec.nodeName={NO_NODE}", user) is None:
         return ProbeResult(unlimited="the API server lets a node list pods of other nodes: the Node authorizer is off")
     return ProbeResult()
@@ -164,20 +151,11 @@ def _list_refused(transport: "Transport", selector: str, user: str) -> str | Non
 
 
 def _may_evict(transport: "Transport") -> bool:
-    resource, _, subresource = _EVICT.resource.partition("/")
-    attributes = {"verb": _EVICT.verb, "resource": resource, "subresource": subresource}
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }
     try:
-        answer = transport.request("POST", _REVIEWS, body=json.dumps(body).encode(), user="")
-        return objects.Decoder(_Review).decode(answer.body).status.allowed
+        return access_reviews.may(transport, rights.EVICT.impersonated, node="").allowed
     except ApiError as error:
-        if error.kind not in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
+        unreadable = error.kind is OutcomeKind.SERVER_ERROR and error.status is None
+        if not unreadable and error.kind not in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
             raise
-    except objects.UnreadableError:
-        pass
     # Unknown: the first eviction shows it, and is repeated as the ServiceAccount if it is refused.
     return True

@@ -163,6 +163,9 @@ _EVENTS = ("Events on pods and the Node", "no Events: acts are in the log and th
 _OVERRIDE = ("escalation.onBlocked: delete", "the hard tier does not evict a pod that a PDB protects")
 _SLOTS = ("eviction slots (fleet.maxConcurrentEvictions)", "the soft tier evicts nothing: it has no eviction slot")
 
+EVICT: Final = Right(
+    "create", "", "pods/eviction", "evictions", "no pod is evicted", Need.REQUIRED, _NODE, used=_enforce
+)
 FIND_NODE: Final = "finding the Node by this host's addresses (no nodeName)"
 """Of no use with credentials that belong to one node."""
 EVENTS: Final = tuple(
@@ -184,7 +187,7 @@ TAINT: Final = Right(
 RIGHTS: Final = (
     Right("list", "", "pods", *_PODS, Need.REQUIRED, _NODE, Scope.PODS_OF_NODE),
     Right("watch", "", "pods", *_PODS, Need.REQUIRED, _NODE, Scope.PODS_OF_NODE),
-    Right("create", "", "pods/eviction", "evictions", "no pod is evicted", Need.REQUIRED, _NODE, used=_enforce),
+    EVICT,
     Right(
         "get",
         "",

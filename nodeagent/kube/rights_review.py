@@ -86,7 +86,7 @@ class RightsReview(NamedTuple):
 
     node: str
     user: str
-    """Empty if the API server does not tell."""
+    """Empty if the API server does not report it."""
     mode: RequestMode
     rights: tuple[ReviewedRight, ...]
     beyond: tuple[GrantedRule, ...] = ()
@@ -178,7 +178,7 @@ class _Reviewer:
         return RightsReview(self._node, user.name, mode, tuple(reviewed), beyond, limit, notes, self._cannot_act)
 
     def _used(self, owner: str) -> tuple[Right, ...]:
-        """The credentials' own node needs no look-up by address, and what everybody may do no answer."""
+        """Without the look-up by address if the credentials are of one node, and without the review's own right."""
         return tuple(
             right
             for right in rights.used_by(self._config)
@@ -275,7 +275,7 @@ class _Reviewer:
                 self._transport,
                 right,
                 node=self._node,
-                config=self._config,
+                lease_namespace=self._config.fleet.lease_namespace,
                 user=user,
                 timeout_s=min(REQUEST_S, left_s),
             )
