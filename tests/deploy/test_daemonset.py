@@ -89,6 +89,7 @@ NOT_MOUNTED: Final = {
     "/run/systemd/system.control": "as above",
     "/run/systemd/transient": "as above",
     "/run/systemd/oom": "as above",
+    "/sys/block/": "zram: sysfs is not namespaced, and the container has its own",
     "/sys/dev/block/": "which disk a partition is on; a partition that is unknown stands for itself",
     "/var/lib/docker": "no runtime of a kubelet since 1.24",
 }
