@@ -1,3 +1,5 @@
+import pytest
+
 from nodeagent.commands import exit_codes
 from nodeagent.config.kubelet import KubeletThresholds
 from nodeagent.model import (
@@ -12,6 +14,7 @@ from nodeagent.model import (
     SignalState,
     Trend,
 )
+from nodeagent.policy.page_cache import Reclaimable
 from nodeagent.report import node_report, text
 from nodeagent.report.node_report import Report
 from nodeagent.report.sections import sections
@@ -76,6 +79,28 @@ def test_a_falling_signal_has_the_predicted_times_of_threshold_and_exhaustion() 
 
 def test_a_percentage_is_shown_with_what_it_amounts_to() -> None:
     assert "hard 12% = 2.4Gi" in row(printed(reports.report()), "nodefs.available")
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (Reclaimable(1229 * MIB, 3), "page cache that reclaim may drop: 1.2Gi in 3 pods"),
+        (Reclaimable(64 * MIB, 1), "page cache that reclaim may drop: 64Mi in 1 pod"),
+        (
+            Reclaimable(64 * MIB, 1, "cgroups are mounted read-only"),
+            "page cache that reclaim may drop: 64Mi in 1 pod; not reclaimed: cgroups are mounted read-only",
+        ),
+        (Reclaimable(0, 0, "no \x1b"), "page cache that reclaim may drop: none; not reclaimed: no \\x1b"),
+    ],
+)
+def test_page_cache_that_reclaim_may_drop_is_one_line_with_the_reason_if_it_is_not_possible(
+    found: Reclaimable, line: str
+) -> None:
+    assert row(printed(reports.report()._replace(page_cache=found)), "page cache") == line
+
+
+def test_without_page_cache_to_reclaim_there_is_no_line() -> None:
+    assert "page cache that" not in printed(reports.report())
 
 
 def test_a_machine_without_pods_still_has_a_report_of_the_node() -> None:
