@@ -242,7 +242,9 @@ def test_disks_that_are_far_from_their_thresholds_are_not_read_in_every_sync(sta
 def test_a_larger_limit_is_read_in_the_next_sync_near_a_threshold_and_rarely_far_from_it(
     start: StartLoop, tmp_path: Path
 ) -> None:
-    loop = start(interval="1s", thresholds="evictionHard: {memory.available: 1Gi}\n")
+    # The kubelet's figure: MemAvailable is in the same file as MemTotal, and read in every sync.
+    by_working_set = "signals: {memory.available: {memoryModel: workingset}}\n"
+    loop = start(interval="1s", thresholds="evictionHard: {memory.available: 1Gi}\n" + by_working_set)
 
     def sync(after_s: float, available: int, total: int) -> tuple[int | None, int | None]:
         node = Node(memory_available=available, memory_total=total, allocatable_limit=64 * GI, pods=(POD,))
