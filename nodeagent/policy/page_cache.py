@@ -67,10 +67,10 @@ ACTION: Final = ReclaimAction(
     ReclaimKind.PAGE_CACHE,
     signals=tuple(signal for signal in Signal if signal in MEMORY_SIGNALS),
     timeout_s=10.0,
-    min_interval_s=1.0,
+    min_interval_s=0.25,
 )
-"""The built-in action. 10 s is a kubelet's sync interval. Less than 1 s would be work without a pause on a node whose
-pods read without a pause."""
+"""The built-in action. 10 s is a kubelet's sync interval. Below a soft threshold there is a decision every 0.25 s. A
+pod that reads 400 MiB/s takes 100 MiB in that time, more than `MARGIN`."""
 PAUSE_S: Final = {
     ReclaimResult.STOPPED: 5.0,
     ReclaimResult.TIMED_OUT: 30.0,

@@ -279,7 +279,7 @@ def test_a_soft_eviction_waits_for_nothing_that_cannot_help(model: MemoryModel, 
 @pytest.mark.parametrize(
     ("result", "pause_s"),
     [
-        (ReclaimResult.DONE, 1.0),
+        (ReclaimResult.DONE, 0.25),
         (ReclaimResult.STOPPED, 5.0),
         (ReclaimResult.TIMED_OUT, 30.0),
         (ReclaimResult.DRY_RUN, 60.0),
@@ -289,7 +289,7 @@ def test_a_soft_eviction_waits_for_nothing_that_cannot_help(model: MemoryModel, 
 def test_the_pause_between_two_runs_depends_on_the_result(result: ReclaimResult, pause_s: float) -> None:
     node = Node(hard(value=VALUE))
     first = node.decide(0, READER, figure=900 * MI, kernel=8 * GI)
-    node.ended(first, 0.2, result)
+    node.ended(first, 0.1, result)
     assert not node.decide(pause_s - 0.1, READER, figure=900 * MI, kernel=8 * GI).reclaims
     assert node.decide(pause_s + 0.1, READER, figure=900 * MI, kernel=8 * GI).reclaims
 
