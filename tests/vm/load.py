@@ -108,6 +108,21 @@ def read(path: str, times: int) -> None:
                 pass
 
 
+def stream(directory: str, files: int, mebibytes: int, times: int, per_second: int, held: int = 0) -> None:
+    """Reads so many files of this size, each so many times, at so many MiB a second, and holds so many MiB. A page that
+    is read again is active, which a kubelet counts as used. The files are sparse: their pages are as real as any,
+    without a disk."""
+    hold(held, 1)
+    piece, due = bytearray(4 * MIB), time.monotonic()
+    for number in range(files):
+        with open(f"{directory}/stream-{number}", "w+b", buffering=0) as file:
+            file.truncate(mebibytes * MIB)
+            for _ in range(times):
+                file.seek(0)
+                while size := file.readinto(piece):
+                    due = wait(due + size / MIB / per_second)
+
+
 def mem_available() -> int:
     """MiB."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
@@ -140,6 +155,8 @@ def main() -> None:
         later = functools.partial({"eat": touch, "breed": breed}[what], *numbers)
     elif what == "bomb":
         later = functools.partial(bomb, *numbers)
+    elif what == "stream":
+        later = functools.partial(stream, arguments[0], *numbers)
     elif what in ("write", "litter", "read"):
         later = functools.partial({"write": write, "litter": litter, "read": read}[what], arguments[0], numbers[0])
     ready(fifo)
@@ -148,7 +165,7 @@ def main() -> None:
     if later is not None:
         signal.sigwait({signal.SIGUSR1})
         later()
-    if what == "read":
+    if what in ("read", "stream"):
         ready(f"{fifo}.done")
     while True:
         signal.pause()
