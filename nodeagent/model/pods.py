@@ -99,8 +99,8 @@ class PodUsage(NamedTuple):
     memory_usage: int | None = None
     """memory.current (v2) or memory.usage_in_bytes (v1): page cache included."""
     memory_unreclaimable: int | None = None
-    """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty
-    file pages."""
+    """What killing the pod frees and reclaim alone would not: anon + shmem + unreclaimable kernel memory + dirty or
+    locked (mlock) file pages."""
     memory_file_cache: int | None = None
     """File pages that reclaim can drop without loss: active_file + inactive_file - dirty and writeback pages. None: not
     read, or cgroup v1."""

@@ -31,7 +31,16 @@ _USUAL_PARENTS: Final = ("", "/kubelet", "/kubelet.slice")
 
 _INACTIVE_V1: Final = parse.line_starts("total_inactive_file")
 _NUMBERS_V1: Final = parse.line_starts(
-    "total_inactive_file", "total_rss", "total_swap", "total_shmem", "total_dirty", "total_writeback"
+    "total_inactive_file",
+    "total_active_file",
+    "total_rss",
+    "total_swap",
+    "total_cache",
+    "total_swapcached",
+    "total_unevictable",
+    "total_shmem",
+    "total_dirty",
+    "total_writeback",
 )
 _RECLAIMABLE_V1: Final = parse.line_starts("total_active_file", "total_inactive_file", "total_dirty", "total_writeback")
 _RECLAIMABLE_V2: Final = parse.line_starts(
@@ -46,8 +55,10 @@ _NUMBERS_V2: Final = parse.line_starts(
     "anon",
     "kernel",
     "slab_reclaimable",
-    "shmem",
+    "file",
+    "unevictable",
     "sock",
+    "shmem",
     "file_dirty",
     "file_writeback",
 )
@@ -72,8 +83,8 @@ class MemoryNumbers(NamedTuple):
     working_set: int | None
     """max(0, usage - inactive_file), as the kubelet computes it."""
     unreclaimable: int | None
-    """anon + shmem + dirty file pages, and on v2 kernel memory that is not reclaimable. v1 does not report which part
-    of its kernel memory is, so it is left out: a predicted relief is rather too small."""
+    """anon + shmem + file pages that are dirty or locked (mlock), and on v2 kernel memory that is not reclaimable. v1
+    does not report which part of its kernel memory is, so it is left out: a predicted relief is rather too small."""
     reason: str = ""
     file_cache: int | None = None
     """File pages that reclaim can drop without loss; shmem and locked pages are on other lists. None on v1, which has
@@ -119,8 +130,10 @@ class MemoryV1:
     protections: tuple[str, ...] = ()
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, anon, swap, *rest = parse.parse_keyed(stat, _NUMBERS_V1)
-        unreclaimable = None if anon is None else anon + _sum(rest)
+        inactive, active, anon, swap, file, cached, locked, *rest = parse.parse_keyed(stat, _NUMBERS_V1)
+        unreclaimable = None
+        if anon is not None:
+            unreclaimable = anon + _held_file(file, locked, [active, inactive, cached], *rest)
         names = (self.usage, "total_inactive_file", "total_rss")
         return _numbers(parse.parse_count(usage), inactive, unreclaimable, names, swap=swap)
 
@@ -146,11 +159,13 @@ class MemoryV2:
     protections: tuple[str, ...] = ("memory.min", "memory.low")
 
     def numbers(self, usage: bytes, stat: bytes) -> MemoryNumbers:
-        inactive, active, cached, anon, kernel, reclaimable, *rest = parse.parse_keyed(stat, _NUMBERS_V2)
+        found = parse.parse_keyed(stat, _NUMBERS_V2)
+        inactive, active, cached, anon, kernel, reclaimable, file, locked, sock, *rest = found
         unreclaimable = None
         if anon is not None:
             fixed = _sum(parse.parse_keyed(stat, _KERNEL_V2)) if kernel is None else max(0, kernel - (reclaimable or 0))
-            unreclaimable = anon + fixed + _sum(rest)
+            held = _held_file(file, locked, [active, inactive, cached], *rest)
+            unreclaimable = anon + fixed + (sock or 0) + held
         file_cache = None
         if inactive is not None and active is not None:
             file_cache = max(0, inactive + active - _sum(rest[-2:]))  # dirty and writeback pages must be written first
@@ -180,6 +195,24 @@ V2: Final[MemoryFiles] = MemoryV2()
 def _sum(numbers: list[int | None]) -> int:
     """Older kernels lack some of the numbers."""
     return sum([number or 0 for number in numbers])
+
+
+def _held_file(
+    file: int | None,
+    unevictable: int | None,
+    on_lists: list[int | None],
+    shmem: int | None,
+    dirty: int | None,
+    writeback: int | None,
+) -> int:
+    """File pages that reclaim cannot drop: shared memory, and dirty or locked ones.
+
+    Locked pages are on no list of file pages, but on that of unevictable pages, as locked anonymous ones are. Some may
+    be dirty as well, so the larger of both numbers counts.
+    """
+    unlisted = (file or 0) - (shmem or 0) - _sum(on_lists)
+    locked = max(0, min(unevictable or 0, unlisted))
+    return (shmem or 0) + max(locked, _sum([dirty, writeback]))
 
 
 def _working_set(used: int | None, inactive: int | None, usage_name: str, inactive_name: str) -> WorkingSet:

@@ -184,6 +184,26 @@ def test_v2_file_cache_is_what_can_be_dropped_without_writing() -> None:
     assert MemoryV2().numbers(b"200\n", dirty).file_cache == 0
 
 
+LOCKED = "{0}cache 900\n{0}file 900\n{0}shmem 100\n{0}active_file 50\n{0}inactive_file 50\n{0}unevictable {1}\n"
+"""Of 900 pages 700 are on no list of file pages."""
+
+
+@pytest.mark.parametrize(("files", "prefix", "anon"), [(MemoryV1(), "total_", "total_rss"), (MemoryV2(), "", "anon")])
+def test_locked_file_pages_are_unreclaimable(files: cgroups.MemoryFiles, prefix: str, anon: str) -> None:
+    """A pod that locks files (mlock) holds memory that only its end frees."""
+
+    def unreclaimable(unevictable: int, more: str = "") -> int | None:
+        stat = LOCKED.format(prefix, unevictable) + f"{anon} 10\n" + more
+        return files.numbers(b"910\n", stat.encode()).unreclaimable
+
+    assert unreclaimable(0) == 10 + 100, "pages that are on no list yet are not locked"
+    assert unreclaimable(300) == 10 + 100 + 300
+    assert unreclaimable(9999) == 10 + 100 + 700, "locked anonymous pages count as anonymous"
+    assert unreclaimable(9999, f"{prefix}swapcached 200\n") == 10 + 100 + 500
+    dirty = "dirty" if prefix else "file_dirty"
+    assert unreclaimable(300, f"{prefix}{dirty} 20\n") == 10 + 100 + 300, "locked and dirty pages count once"
+
+
 def test_v2_pages_in_swap_and_in_memory_are_known_as_such() -> None:
     assert MemoryV2().numbers(b"200\n", V2_STAT + b"swapcached 20\n").swap_cached == 20
     assert MemoryV2().numbers(b"200\n", V2_STAT).swap_cached == 0
