@@ -95,6 +95,8 @@ def run(transport: "Transport", node: str, *, evicts: bool, stopping: threading.
     granted later, and servers upgraded. A refusal and the end of an outage set `Impersonation.doubted`."""
     identity = transport.impersonation
     while not stopping.is_set():
+        if not identity.wants_probe:
+            backoff.succeeded()
         woken = identity.doubted.wait(backoff.failed() if identity.wants_probe else None)
         identity.doubted.clear()
         if woken:
@@ -128,12 +130,9 @@ def probe(transport: "Transport", node: str, *, evicts: bool) -> ProbeResult:
 
 
 def with_direct_rights(transport: "Transport", node: str, trouble: str) -> tuple[bool, str]:
-    """Whether the ServiceAccount has rights of its own; the trouble, and the remedy if it has none."""
-    try:
-        refused = _list_refused(transport, f"spec.nodeName={node or NO_NODE},metadata.name={NO_POD}", "")
-    except ApiError:
-        refused = None
-    if refused is None:
+    """Whether the ServiceAccount has rights of its own; the trouble, and the remedy if it has none. Raises `ApiError`
+    if the server does not answer: then nothing is known that a change of the identity could rest on."""
+    if _list_refused(transport, f"spec.nodeName={node or NO_NODE},metadata.name={NO_POD}", "") is None:
         return True, f"{trouble}. Its token can list and evict pods of other nodes (docs/security.md)"
     return False, f"{trouble}. It has no direct rights either, so that its requests are refused: apply {_DIRECT_ROLE}"
 
@@ -144,7 +143,7 @@ def _list_refused(transport: "Transport", selector: str, user: str) -> str | Non
     try:
         transport.request("GET", f"/api/v1/pods?{urlencode(query)}", user=user)
     except ApiError as error:
-        if error.kind is OutcomeKind.FORBIDDEN and error.from_api:
+        if error.status == 403 and error.from_api:
             return error.message
         raise
     return None
@@ -153,9 +152,7 @@ def _list_refused(transport: "Transport", selector: str, user: str) -> str | Non
 def _may_evict(transport: "Transport") -> bool:
     try:
         return access_reviews.may(transport, rights.EVICT.impersonated, node="").allowed
-    except ApiError as error:
-        unreadable = error.kind is OutcomeKind.SERVER_ERROR and error.status is None
-        if not unreadable and error.kind not in (OutcomeKind.FORBIDDEN, OutcomeKind.NOT_FOUND, OutcomeKind.INVALID):
-            raise
-    # Unknown: the first eviction shows it, and is repeated as the ServiceAccount if it is refused.
-    return True
+    except ApiError:
+        # Unknown: the first eviction shows it, and is repeated as the ServiceAccount if it is refused. A busy API
+        # server answers the requests of nodes before this one, which is the ServiceAccount's.
+        return True

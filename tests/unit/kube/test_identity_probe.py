@@ -15,7 +15,7 @@ from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.identity_probe import ProbeResult
 from nodeagent.kube.transport import Transport, connect
 from nodeagent.kube.user_review import User
-from tests.fake_kube import ApiServer, Request, pod
+from tests.fake_kube import Answer, ApiServer, Request, pod
 
 ACCOUNT = "system:serviceaccount:nodeagent:nodeagent"
 USED = rights.used_by(Config(mode=Mode.ENFORCE, node_name="n1"))
@@ -156,6 +156,37 @@ def test_without_an_answer_no_identity_is_chosen(api: ApiServer, transport: Tran
     with pytest.raises(ApiError):
         probe(transport)
     assert not transport.impersonation.wants_probe
+
+
+@pytest.mark.parametrize("status", [429, 500, 504])
+def test_a_review_that_is_not_answered_does_not_keep_the_agent_from_acting(
+    api: ApiServer, transport: Transport, status: int
+) -> None:
+    """It is the ServiceAccount's: a busy API server answers the requests of nodes first."""
+    api.instead = lambda request: (
+        Answer(status, {"kind": "Status", "status": "Failure", "message": "busy", "code": status})
+        if request.path.endswith("/selfsubjectaccessreviews")
+        else None
+    )
+    choose(transport, ClusterIdentity.AUTO)
+    assert (transport.impersonation.complete, transport.impersonation.note) == (True, "")
+
+
+def test_an_unanswered_question_for_direct_rights_does_not_end_the_nodes_identity(
+    api: ApiServer, transport: Transport
+) -> None:
+    """A restarted API server refuses everything until it has read its roles."""
+    choose(transport, ClusterIdentity.AUTO)
+    for verb, resource in (("impersonate-on:associated-node:list", "pods"), ("list", "pods")):
+        api.forbid(verb, resource)
+    api.instead = lambda request: (
+        Answer(503, {"kind": "Status", "status": "Failure", "message": "starting", "code": 503})
+        if request.path.startswith("/api/v1/pods") and "impersonate-user" not in request.headers
+        else None
+    )
+    with pytest.raises(ApiError):
+        choose(transport, ClusterIdentity.AUTO)
+    assert transport.impersonation.user_for("GET", "/api/v1/pods") == "system:node:n1"
 
 
 def test_a_report_acts_as_the_node_of_the_token_alone(api: ApiServer, transport: Transport) -> None:
