@@ -36,7 +36,14 @@ TOTAL_S: Final = 15.0
 _BINDING: Final = re.compile(r'RBAC: allowed by \S+ "[^"]*" of (\S+) "([^"]*)"')
 """plugin/pkg/auth/authorizer/rbac/rbac.go."""
 _CHECK: Final = tuple(right for right in rights.RIGHTS if right.need is Need.CHECK)
-_HARMLESS: Final = frozenset(GrantedRule("create", group, resource) for group, resource in rights.EVERYBODY)
+_HARMLESS: Final = frozenset(
+    (
+        *(GrantedRule("create", group, resource) for group, resource in rights.EVERYBODY),
+        *(GrantedRule(verb, "certificates.k8s.io", "clustertrustbundles") for verb in ("get", "list", "watch")),
+    )
+)
+"""What the API server gives every ServiceAccount: reviews of itself, and, with the feature ClusterTrustBundle, public
+certificates (ClusterRole system:cluster-trust-bundle-discovery)."""
 
 
 class RequestMode(enum.StrEnum):

@@ -99,6 +99,13 @@ def test_a_right_that_no_key_uses_is_beyond_need(api: ApiServer, tmp_path: Path)
     }
 
 
+def test_what_the_server_gives_every_account_is_not_beyond_need(api: ApiServer, tmp_path: Path) -> None:
+    """ClusterRole system:cluster-trust-bundle-discovery, with the feature ClusterTrustBundle."""
+    bundles = {Rule(verb, "certificates.k8s.io", "clustertrustbundles") for verb in ("get", "list", "watch")}
+    found = review(api, tmp_path, IMPERSONATING | bundles)
+    assert (found.state, found.beyond) == (RightsState.OK, ())
+
+
 def test_the_right_to_configz_is_needed_only_with_above_kubelet(api: ApiServer, tmp_path: Path) -> None:
     proxy = IMPERSONATING | {rights.CONFIGZ.rule}
     assert review(api, tmp_path, proxy).beyond == ()
