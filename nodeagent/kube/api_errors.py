@@ -6,6 +6,7 @@ happens: no addresses, object identities or times, and nothing that was sent.
 
 import json
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -29,12 +30,12 @@ evicted, and the server is well."""
 
 NOT_ON_NODE: Final = "pods with spec.nodeName set to itself"
 """Text of NodeRestriction's 403 to a node's eviction of a pod that is not, or not yet, on it
-(plugin/pkg/admission/noderestriction/admission.go): it is about this pod, not a missing right."""
+(plugin/pkg/admission/noderestriction/admission.go)."""
 
-_ADMISSION_REFUSED: Final = ("denied request: ", "denied the request")
-"""Text of a 403 by an admission policy or webhook (k8s.io/apiserver, plugin/policy/validating and
-plugin/webhook/errors): this request was refused, and the request for another pod may pass. A missing right has the text
-`User ... cannot`."""
+_MISSING_RIGHT: Final = re.compile(r'User "[^"]*" cannot ')
+"""Text of the authorizer's 403 (k8s.io/apiserver, pkg/endpoints/handlers/responsewriters/errors.go). Every other 403
+with a Status is admission's: a policy, a webhook, NodeRestriction, a namespace that is being terminated, or a plugin
+that is not ready just after the start of the API server. It is about this request; one for another pod may pass."""
 
 
 class ApiError(Exception):
@@ -74,7 +75,7 @@ def from_response(status: int, headers: Mapping[str, str], body: bytes) -> ApiEr
         # A proxy's page differs with each request, and its markup is for browsers.
         message = ""
     error = ApiError(
-        _kind(status, message, causes),
+        _kind(status, message, causes, is_status=is_status),
         message or f"HTTP {status}, not from the Kubernetes API",
         status=status,
         retry_after_s=_retry_after_s(headers.get("Retry-After")),
@@ -128,7 +129,7 @@ def explain(error: BaseException) -> str:
     return text if text.isprintable() and "<" not in text else type(error).__name__
 
 
-def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
+def _kind(status: int, message: str, causes: tuple[str, ...], *, is_status: bool) -> OutcomeKind:
     if status == 429:
         return OutcomeKind.BLOCKED_BY_PDB if "DisruptionBudget" in causes else OutcomeKind.TOO_MANY_REQUESTS
     if status == 500 and "more than one PodDisruptionBudget" in message:
@@ -137,7 +138,7 @@ def _kind(status: int, message: str, causes: tuple[str, ...]) -> OutcomeKind:
         return OutcomeKind.BLOCKED_BY_PDB
     if status >= 500:
         return OutcomeKind.SERVER_ERROR
-    if status == 403 and any(text in message for text in (*_ADMISSION_REFUSED, NOT_ON_NODE)):
+    if status == 403 and is_status and not _MISSING_RIGHT.search(message):
         return OutcomeKind.INVALID
     return {
         401: OutcomeKind.UNAUTHORIZED,

@@ -252,7 +252,7 @@ class RefusalCode(enum.StrEnum):
     CONFLICT = "conflict", _limit("The API server answered 409 for this pod, and the pod still runs; retried soon.")
     INVALID = (
         "invalid",
-        _limit("The API server answered 400 or 422 for this pod, and the pod still runs; retried soon."),
+        _limit("The API server answered 400, 422, or 403 by admission for this pod, which still runs; retried soon."),
     )
     NOT_KILLED = "not-killed", _limit("The kernel refused the last kill of this pod.")
 

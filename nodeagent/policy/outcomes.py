@@ -36,7 +36,6 @@ class OutcomeRule(NamedTuple):
     """Of the back-off that it starts."""
     pod_backoff_s: float | None = None
     """The first back-off of the pod, unless the server sets one; doubled with each repetition. None: no back-off."""
-    api_backoff_s: float | None = None
     """The back-off of the API, unless the server sets one. None: the usual, doubling one."""
     owner_backoff: bool = False
     """The other pods of its owner are not evicted for a while."""
@@ -72,10 +71,9 @@ OUTCOME_RULES: Final[Mapping[OutcomeKind, OutcomeRule]] = {
     OutcomeKind.INVALID: OutcomeRule(
         _NOT_EVICTED, ApiEffect.ANSWERED, RefusalCode.INVALID, pod_backoff_s=backoffs.POD_RETRY_S
     ),
-    # Rights are not granted within seconds; a rotated token (UNAUTHORIZED) arrives within them.
-    OutcomeKind.FORBIDDEN: OutcomeRule(
-        _NOT_EVICTED, ApiEffect.BACK_OFF, RefusalCode.FORBIDDEN, api_backoff_s=backoffs.API_BACKOFF_MAX_S
-    ),
+    # Until a restarted API server has read its roles, it answers 403 to everything; a rotated token arrives within
+    # seconds as well.
+    OutcomeKind.FORBIDDEN: OutcomeRule(_NOT_EVICTED, ApiEffect.BACK_OFF, RefusalCode.FORBIDDEN),
     OutcomeKind.UNAUTHORIZED: OutcomeRule(_NOT_EVICTED, ApiEffect.BACK_OFF, RefusalCode.UNAUTHORIZED),
     OutcomeKind.SERVER_ERROR: OutcomeRule(EvictionEvent.NO_ANSWER, ApiEffect.BACK_OFF, RefusalCode.SERVER_ERROR),
     OutcomeKind.TIMED_OUT: OutcomeRule(EvictionEvent.NO_ANSWER, ApiEffect.BACK_OFF, RefusalCode.TIMED_OUT),
@@ -128,8 +126,9 @@ def _with_backoffs(
     if rule.api is ApiEffect.ANSWERED:
         limits = backoffs.api_answered(limits)
     elif rule.api is ApiEffect.BACK_OFF and rule.code is not None:
-        wait_s = rule.api_backoff_s if outcome.retry_after_s is None else outcome.retry_after_s
-        limits = backoffs.back_off_api(limits, entry.plan_id, now=now, code=rule.code, why=why, retry_after_s=wait_s)
+        limits = backoffs.back_off_api(
+            limits, entry.plan_id, now=now, code=rule.code, why=why, retry_after_s=outcome.retry_after_s
+        )
     if rule.pod_backoff_s is not None and rule.code is not None:
         limits = backoffs.back_off_pod(
             limits,

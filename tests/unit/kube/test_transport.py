@@ -102,6 +102,12 @@ def test_a_missing_right_on_pdbs_is_no_refusal_of_a_pdb() -> None:
         ('admission webhook "hold.example.com" denied the request: not now', OutcomeKind.INVALID),
         ('admission webhook "hold.example.com" denied the request without explanation', OutcomeKind.INVALID),
         (
+            'pods "web" is forbidden: unable to create new content in namespace shop because it is being terminated',
+            OutcomeKind.INVALID,
+        ),
+        ('pods "web" is forbidden: not yet ready to handle request', OutcomeKind.INVALID),
+        ('nodes "n1" is forbidden: User "system:node:n1" cannot get path "/metrics"', OutcomeKind.FORBIDDEN),
+        (
             'pods "denied-request" is forbidden: User "denied" cannot create resource "pods/eviction" in API group "" '
             'in the namespace "denied-the-request"',
             OutcomeKind.FORBIDDEN,
@@ -109,7 +115,8 @@ def test_a_missing_right_on_pdbs_is_no_refusal_of_a_pdb() -> None:
     ],
 )
 def test_a_refusal_by_admission_is_no_missing_right(message: str, kind: OutcomeKind) -> None:
-    """The texts of k8s.io/apiserver: plugin/policy/validating/dispatcher.go, plugin/webhook/errors/statuserror.go."""
+    """The texts of k8s.io/apiserver: plugin/policy/validating/dispatcher.go, plugin/webhook/errors/statuserror.go,
+    plugin/namespace/lifecycle/admission.go, plugin/policy/generic/plugin.go."""
     body = {"kind": "Status", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403}
     error = api_errors.from_response(403, {}, json.dumps(body).encode())
     assert (error.kind, error.status, error.message) == (kind, 403, message)

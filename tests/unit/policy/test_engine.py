@@ -669,10 +669,12 @@ def test_without_an_api_nothing_is_sent_for_a_while(kind: OutcomeKind) -> None:
     assert codes(again) == [kind.value]
 
 
-def test_a_refused_token_is_tried_again_within_two_seconds_because_it_may_be_rotated_by_then() -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.UNAUTHORIZED, OutcomeKind.FORBIDDEN])
+def test_a_refused_identity_is_tried_again_within_two_seconds(kind: OutcomeKind) -> None:
+    """The token may be rotated by then, and a restarted API server may have read its roles."""
     pods = [view("a", 2 * GI)]
     plan, after = decide(pressed(*pods))
-    after = settled(plan, after, OutcomeKind.UNAUTHORIZED)
+    after = settled(plan, after, kind)
     assert victims(decide(pressed(*pods, at=NOW + 2), before=after)[0]) == ["a"]
 
 
