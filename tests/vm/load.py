@@ -30,6 +30,16 @@ def hold(mebibytes: int, processes: int) -> None:
             os._exit(0)
 
 
+def noise(mebibytes: int) -> None:
+    """This much anonymous memory that does not compress, in small pages."""
+    block = os.urandom(MIB)
+    memory = mmap.mmap(-1, mebibytes * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for start in range(0, mebibytes * MIB, MIB):
+        memory[start : start + MIB] = block
+    _noise.append(memory)
+
+
 def ramp(mebibytes: int, per_second: int) -> None:
     """Grows to so much, at so many MiB a second."""
     held, due = 0, time.monotonic()
@@ -136,6 +146,7 @@ _memory = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 
 _memory.madvise(mmap.MADV_HUGEPAGE)
 _ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(_memory))
 _pieces: list[int] = []
+_noise: list[mmap.mmap] = []
 
 
 def main() -> None:
@@ -145,6 +156,8 @@ def main() -> None:
     later: Callable[[], None] | None = None
     if what == "hold":
         hold(*numbers)
+    elif what == "noise":
+        noise(*numbers)
     elif what == "flood":
         # MiB to leave before the start, MiB a second, 1 to ignore SIGTERM.
         if numbers[2:] == [1]:
