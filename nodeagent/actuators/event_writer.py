@@ -7,10 +7,11 @@ Promises:
 
 1. `emit` never blocks. The queue is bounded; when it is full the oldest Event is dropped and counted: during a storm
    the newest Events matter more.
-2. A repetition within `SERIES_S` extends the series of the first Event instead of a new one, with at most one write
-   every `REFRESH_S`.
+2. A repetition (the same `series`, or note) within `SERIES_S` extends the series of the first Event instead of a new
+   one, with at most one write every `REFRESH_S`.
 3. At most `EVENT_BURST` Events are written at once and `EVENTS_PER_S` per second after that; after a failure the next
-   one waits, longer each time.
+   one waits, longer each time. A repetition that is not written waits for nothing, so repetitions without end keep no
+   other Event from being written.
 4. An Event that cannot be written is lost and counted. Logs and metrics have the same facts.
 """
 
@@ -138,6 +139,13 @@ class KubernetesEvent(NamedTuple):
     """Of the object."""
     urgent: bool = False
     """It is written at once, without the wait that spreads the Events of a fleet."""
+    series: str = ""
+    """What the Events of one series have in common besides the object, the reason and the action; empty: the note."""
+
+
+def _series_key(event: KubernetesEvent) -> tuple[str, ...]:
+    about = (event.kind, event.namespace, event.name, event.uid)
+    return (*about, event.reason, event.action, event.series or event.note)
 
 
 class _Series:
@@ -231,12 +239,13 @@ class EventWriter:
                     self._changed.wait_for(lambda: self._queue or self._stopping)
                     spread_s = self._rng.uniform(0.0, self._spread_s)
                     self._changed.wait_for(lambda: self._stopping or self._urgent, spread_s)
-                while not self._stopping and not self._limiter.take(self._clock()):
-                    self._changed.wait(1.0 / EVENTS_PER_S)
                 if not self._queue:
                     return
                 event, wall = self._queue.popleft()
                 self._urgent = self._urgent and bool(self._queue)
+                if not self._is_counted_only(event):
+                    while not self._stopping and not self._limiter.take(self._clock()):
+                        self._changed.wait(1.0 / EVENTS_PER_S)
             try:
                 self._write(event, wall)
                 self.reason = ""
@@ -249,8 +258,13 @@ class EventWriter:
                     if self._changed.wait_for(lambda: self._stopping, wait_s):
                         return  # a stop does not wait for a server that refuses
 
+    def _is_counted_only(self, event: KubernetesEvent) -> bool:
+        """Whether the Event only raises the count of a series that was written shortly before."""
+        series, now = self._series.get(_series_key(event)), self._clock()
+        return series is not None and now - series.last_at <= SERIES_S and now - series.written_at < REFRESH_S
+
     def _write(self, event: KubernetesEvent, wall: float) -> None:
-        key = (event.kind, event.namespace, event.name, event.uid, event.reason, event.action, event.note)
+        key = _series_key(event)
         now = self._clock()
         series = self._series.get(key)
         if series is None or now - series.last_at > SERIES_S:

@@ -2,6 +2,10 @@
 
 The owner has the Event as well, because a pod's own is hard to find once the pod is replaced. Only owners of the kinds
 in `OWNERS` get one: the admission policy nodeagent-events allows no other object.
+
+The kills of one container for one cause are one series, whatever their number, the names of the processes (which the
+container chooses) and the figures of the node are: a container that is killed without end makes one Event, not one a
+second. The log has each of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,27 +34,33 @@ def events(report: OomReport, pods: Mapping[str, PodView], *, node_name: str) ->
     """The Events of one report. `pods`: by the UID in the cgroup's name; a pod that only the host knows gets none."""
     annotations = {event_writer.PLAN_ANNOTATION: report.id}
     for kill in report.kills[:MAX_KILLS]:
+        series = _series(kill)
         view = pods.get(kill.place.cgroup_uid) if kill.place is not None else None
         if view is not None and view.pod.source is PodSource.API and view.pod.namespace and view.pod.name:
             yield from _about_pod(kill, report, view.pod, annotations)
         if view is None or kill.cause.race:
             note = oom_messages.event_note(kill, report, about_pod=False)
-            yield _event("Node", "", node_name, node_name, note, annotations)
+            yield _event("Node", "", node_name, node_name, note, annotations, series)
 
 
 def _about_pod(kill: OomKill, report: OomReport, pod: Pod, annotations: Mapping[str, str]) -> Iterator[KubernetesEvent]:
     namespace = pod.namespace or ""
+    series = _series(kill)
     note = oom_messages.event_note(kill, report, about_pod=True)
-    yield _event("Pod", namespace, pod.name or "", pod.uid, note, annotations)
+    yield _event("Pod", namespace, pod.name or "", pod.uid, note, annotations, series)
     owner = pod.owner
     if owner is not None and (owner.api_version, owner.kind) in OWNERS:
         note = oom_messages.event_note(kill, report, about_pod=False)
-        event = _event(owner.kind, namespace, owner.name, owner.uid, note, annotations)
+        event = _event(owner.kind, namespace, owner.name, owner.uid, note, annotations, series)
         yield event._replace(api_version=owner.api_version)
 
 
+def _series(kill: OomKill) -> str:
+    return f"{oom_messages.subject(kill)}: {kill.cause}"
+
+
 def _event(
-    kind: str, namespace: str, name: str, uid: str, note: str, annotations: Mapping[str, str]
+    kind: str, namespace: str, name: str, uid: str, note: str, annotations: Mapping[str, str], series: str
 ) -> KubernetesEvent:
     return KubernetesEvent(
         kind,
@@ -62,4 +72,5 @@ def _event(
         action=_ACTION,
         annotations=annotations,
         urgent=True,
+        series=series,
     )

@@ -90,6 +90,19 @@ def test_a_repetition_extends_the_series(api: ApiServer, writer: EventWriter) ->
     assert not api.sent("PATCH"), "a series is written at most once in 30 s"
 
 
+def test_repetitions_without_end_keep_no_other_event_from_being_written(api: ApiServer, writer: EventWriter) -> None:
+    """A container whose processes the kernel kills every second, each with another name."""
+    oom = EVICTED._replace(reason=EventReason.OOM_KILL_OBSERVED, series="container main: container-limit", urgent=True)
+    writer.emit(oom._replace(note="OOM kill of 1 process (first)"))
+    assert api.wait_for(lambda: api.sent("POST"), 30)
+    for n in range(MAX_QUEUE - 10):
+        writer.emit(oom._replace(note=f"OOM kill of {n} processes (name-{n})"))
+    writer.emit(EVICTED)
+    assert api.wait_for(lambda: len(api.sent("POST")) == 2, 30), "one a second would take minutes"
+    assert [request.body["reason"] for request in api.sent("POST")] == ["OOMKillObserved", "Evicted"]
+    assert writer.dropped == 0
+
+
 def test_emit_never_waits_for_an_api_server_that_hangs(api: ApiServer, writer: EventWriter) -> None:
     answered = threading.Event()
     api.at_request = lambda _request, _done: _wait(answered)

@@ -69,6 +69,17 @@ def test_the_same_kill_again_has_the_same_note_so_that_it_is_a_series() -> None:
     assert [each.note for each in first] == [each.note for each in again]
 
 
+def test_kills_of_one_container_for_one_cause_are_one_series_whatever_its_processes_are_called() -> None:
+    first = events(kill(OomCause.ALLOCATABLE))
+    named = kill(OomCause.ALLOCATABLE, processes=(OomProcess(8, "other", MI, 9.0),))._replace(number=40)
+    sample = SAMPLE._replace(mem_available=MI)
+    again = events(named, id="i-oom2", samples=(sample,))
+    assert [each.series for each in first] == [each.series for each in again]
+    assert all(each.note != other.note for each, other in zip(first, again, strict=True))
+    assert {each.series for each in first}.isdisjoint({each.series for each in events(kill())}), "another cause"
+    assert {each.series for each in first}.isdisjoint({each.series for each in events(kill(container="side"))})
+
+
 def test_a_shortage_of_the_node_has_both_figures_the_deficit_and_the_victim_and_is_on_the_node_too() -> None:
     pod, owner, node = events(kill(OomCause.NODE))
     assert (node.kind, node.namespace, node.name) == ("Node", "", "node-1")
