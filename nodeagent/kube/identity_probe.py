@@ -26,6 +26,7 @@ FIRST_S: Final = 5.0
 LAST_S: Final = 600.0
 """Wait before the next probe, first and last, while not every request is sent as the node. 5,000 nodes on an older
 server then send 33 small requests a second."""
+_REFUSED: Final = frozenset({400, 403, 404, 405, 422})
 _DIRECT_ROLE: Final = "examples/kubernetes-1.35.yaml"
 
 
@@ -138,12 +139,13 @@ def with_direct_rights(transport: "Transport", node: str, trouble: str) -> tuple
 
 
 def _list_refused(transport: "Transport", selector: str, user: str) -> str | None:
-    """The message of the 403 to such a list of pods; None if it was answered."""
+    """The message of the 403 to such a list of pods; None if it was answered. A server or proxy that knows no
+    impersonation may refuse with another status."""
     query = {"fieldSelector": selector, "resourceVersion": "0"}
     try:
         transport.request("GET", f"/api/v1/pods?{urlencode(query)}", user=user)
     except ApiError as error:
-        if error.status == 403 and error.from_api:
+        if error.status in _REFUSED and error.from_api:
             return error.message
         raise
     return None

@@ -158,6 +158,22 @@ def test_without_an_answer_no_identity_is_chosen(api: ApiServer, transport: Tran
     assert not transport.impersonation.wants_probe
 
 
+@pytest.mark.parametrize("status", [400, 404, 405])
+def test_a_server_that_rejects_the_header_in_its_own_way_gets_the_requests_of_the_account(
+    api: ApiServer, transport: Transport, status: int
+) -> None:
+    api.grant("nodeagent", AS_NODE | DIRECT, namespace="nodeagent")
+    api.instead = lambda request: (
+        Answer(status, {"kind": "Status", "status": "Failure", "message": "no impersonation here", "code": status})
+        if "impersonate-user" in request.headers
+        else None
+    )
+    choose(transport, ClusterIdentity.AUTO)
+    assert "no impersonation here. Its token can list and evict" in transport.impersonation.note
+    transport.request("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1")
+    assert "no impersonation here" in (choose(transport, ClusterIdentity.NODE) or "")
+
+
 @pytest.mark.parametrize("status", [429, 500, 504])
 def test_a_review_that_is_not_answered_does_not_keep_the_agent_from_acting(
     api: ApiServer, transport: Transport, status: int
