@@ -50,7 +50,10 @@ MESSAGE_S: Final = 60.0
 """A message with new numbers is written at most this often while the status stays."""
 CONFLICT_REASON: Final = "another client undoes each write; written again, less and less often"
 FORBIDDEN_S: Final = 60.0
-"""After a 403 a write is tried at most this often: an administrator must grant the right first."""
+"""While it is answered 403 a write is tried so often: an administrator must grant the right first."""
+FORBIDDEN_AFTER_S: Final = 8.0
+"""But the usual back-off comes first, up to this wait, about ten seconds in all: a restarted API server answers 403
+until it has read its roles and its policies."""
 
 
 class ConditionConflict(NamedTuple):
@@ -212,8 +215,7 @@ class NodeConditions:
                 with self._changed:
                     self._failure = error.message
                     self._retract(patch)
-                    wait_s = self._backoff.failed(error.retry_after_s)
-                    self._not_before = self._clock() + (FORBIDDEN_S if error.status == 403 else wait_s)
+                    self._not_before = self._clock() + wait_after(error, self._backoff)
             except Exception:
                 with self._changed:
                     self._retract(patch)
@@ -447,6 +449,12 @@ class _ConflictTimer:
             if wanted and asserted and self._true and not true:
                 self.overwrites += 1
         self._at, self._wanted, self._true = now, wanted, true
+
+
+def wait_after(error: ApiError, backoff: RetryBackoff) -> float:
+    """Seconds until a write to the Node that has failed is tried again."""
+    wait_s = backoff.failed(error.retry_after_s)
+    return FORBIDDEN_S if error.status == 403 and wait_s >= FORBIDDEN_AFTER_S else wait_s
 
 
 def _condition(view: NodeView | None, kind: str) -> NodeCondition | None:

@@ -122,8 +122,7 @@ class NodeTaints:
                 self._backoff.succeeded()
             except ApiError as error:
                 self._failure, self._last_written = error.message, None
-                wait_s = self._backoff.failed(error.retry_after_s)
-                self._not_before = self._clock() + (conditions.FORBIDDEN_S if error.status == 403 else wait_s)
+                self._not_before = self._clock() + conditions.wait_after(error, self._backoff)
 
     def _due_in_s(self) -> float:
         """Seconds until the next write; 0: now; infinite: until something changes."""

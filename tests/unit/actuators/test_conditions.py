@@ -1,19 +1,23 @@
 """Conditions stay against a kubelet that overwrites them, and foreign ones are never changed."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodeagent.actuators import conditions
 from nodeagent.actuators.conditions import CONFLICT_REASON, NodeConditions, OwnedCondition
 from nodeagent.config.schema import StandardConditions
-from nodeagent.kube.backoff import UNDELAYED_REPEATS
+from nodeagent.kube import backoff
+from nodeagent.kube.api_errors import ApiError
+from nodeagent.kube.backoff import UNDELAYED_REPEATS, RetryBackoff
 from nodeagent.kube.credentials import find_credentials
 from nodeagent.kube.node_watch import NodeWatch
 from nodeagent.kube.transport import connect
-from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict
+from nodeagent.model import ConditionStatus, ConditionType, ConditionVerdict, OutcomeKind
 from nodeagent.runtime.clock import boottime
 from tests.fake_kube import KUBELET_FALSE, ApiServer, Request
 
@@ -370,16 +374,41 @@ def test_after_an_outage_the_newest_verdict_is_written(api: ApiServer, start: Ca
     assert all(c["status"] != "True" for c in api.node()["status"]["conditions"])
 
 
-def test_a_missing_right_is_reported_and_not_tried_again_soon(api: ApiServer, start: Callable[..., Publisher]) -> None:
+def test_a_missing_right_is_reported_and_new_values_cause_no_further_requests(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
     api.forbid("patch", "nodes/status")
     publisher = start()
+    began = time.monotonic()
     publisher.publish(verdict(PRESSURE))
     assert api.wait_for(lambda: api.sent("PATCH", "/status"))
     for n in range(10):
         publisher.publish(verdict(PRESSURE, message=str(n)))
     publisher.settle()
     eventually(lambda: "cannot patch" in publisher.conditions.reason)
-    assert len(publisher.patches()) == 1
+    assert len(publisher.patches()) <= 1 + (time.monotonic() - began) / (backoff.FIRST_S / 2)
+
+
+def test_a_server_that_refuses_until_it_has_read_its_roles_delays_a_condition_for_seconds_only(
+    api: ApiServer, start: Callable[..., Publisher]
+) -> None:
+    api.forbid("patch", "nodes/status")
+    publisher = start()
+    publisher.publish(verdict(PRESSURE))
+    eventually(lambda: "cannot patch" in publisher.conditions.reason)
+    api.allow("patch", "nodes/status")
+    publisher.reads(OWN, "True")
+
+
+def test_a_right_that_stays_missing_is_tried_once_a_minute() -> None:
+    waits = RetryBackoff()
+    forbidden = ApiError(OutcomeKind.FORBIDDEN, "x", status=403)
+    found = [conditions.wait_after(forbidden, waits) for _ in range(20)]
+    assert found[0] <= backoff.FIRST_S
+    assert 3.7 < sum(wait_s for wait_s in found if wait_s < conditions.FORBIDDEN_S) < 16, found
+    assert set(found[5:]) == {conditions.FORBIDDEN_S}
+    unreachable = ApiError(OutcomeKind.UNREACHABLE, "x")
+    assert conditions.wait_after(unreachable, waits) <= backoff.LAST_S
 
 
 def test_a_node_that_does_not_exist_is_never_written(tmp_path: Path, api: ApiServer) -> None:
