@@ -383,7 +383,11 @@ def _advance(
     *,
     figures: MemoryFigures | None = None,
 ) -> _Step:
-    """Advance the machine of this key. With `figures` page cache is not counted as short."""
+    """Advance the machine of this key. With `figures` page cache is not counted as short.
+
+    While the working-set figure is unknown, the kernel's alone may be a shortage, but it ends none: that is unknown
+    too, until the figure has been unknown for `sampling.staleAfter`.
+    """
     state, now = judgement.state, judgement.now
     before = stage_of(state, key)
     if not stream.is_continuous:
@@ -393,6 +397,15 @@ def _advance(
     since = now if first is None else min(first + stream.stopped_s, now)
     value = None if stream.unknown else resolve.resolve_threshold(threshold, capacity=stream.observation.capacity)
     event = _event(threshold, stream, before, value=value, met_s=elapsed(since, now), figures=figures)
+    if (
+        event is ThresholdEvent.NOT_MET
+        and first is not None
+        and figures is not None
+        and figures.working_set is None
+        and judgement.stream(threshold.signal, MemoryModel.WORKING_SET).is_continuous
+    ):
+        event = ThresholdEvent.UNKNOWN
+        first = since + max(0.0, now - max(since, state.read_at.get(stream.name, now)))
     stage = TRANSITIONS[before, event]
     if event is ThresholdEvent.UNKNOWN:
         judgement.after.put(key, stage, first, state.used_up_since.get(key))

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -276,3 +278,32 @@ def test_the_kubelet_compatible_mode_has_no_page_cache_rule_of_its_own() -> None
     kubelet = Config(ranking=RankingConfig(kubelet=True)).ranking
     plan = decide(node(50 * MI, 3 * GI), hard(Signal.MEMORY, LEVEL), ranking=kubelet)
     assert len(plan.victims) == 1
+
+
+# --- a working-set figure that is unreadable now and then
+
+
+def _due_after(unreadable: Callable[[int], bool], *, seconds: int, by_kernel: int = 250) -> int | None:
+    """After how many seconds a soft threshold of 30 s is due, on a node that is short by the lower figure."""
+    both = soft(Signal.MEMORY, LEVEL, grace_s=30.0, memory_model=MemoryModel.LOWER)
+    state = initial("test", now=NOW)
+    for second in range(seconds):
+        made = node(None if unreadable(second) else 100 * MI, by_kernel * MI, at=NOW + second)
+        plan, state = step(made, both, state=state)
+        if plan.acting_on is not None:
+            return second
+    return None
+
+
+def test_an_unreadable_working_set_ends_no_grace_and_its_time_is_taken_out_of_it() -> None:
+    assert _due_after(lambda _: False, seconds=40) == 30
+    assert _due_after(lambda second: second % 10 == 9, seconds=60) == 33
+
+
+def test_a_grace_ends_if_the_working_set_is_unreadable_for_long_and_the_kernels_figure_is_no_shortage() -> None:
+    assert _due_after(lambda second: 5 <= second < 45, seconds=45 + 30) is None
+    assert _due_after(lambda second: 5 <= second < 45, seconds=45 + 31) == 45 + 30
+
+
+def test_the_kernels_figure_alone_continues_a_grace_while_the_working_set_is_unreadable() -> None:
+    assert _due_after(lambda second: second >= 5, seconds=40, by_kernel=150) == 30
