@@ -340,6 +340,8 @@ def _judge_both(threshold: Threshold, key: str, stream: StreamSample, judgement:
     cache, whose threshold may be met for days, is no shortage of days."""
     by_kernel = judgement.stream(threshold.signal, MemoryModel.MEM_AVAILABLE)
     figures = judgement.snapshot.memory_figures(threshold.signal)
+    if by_kernel.unknown:  # also one with a time that cannot be true
+        figures = figures._replace(by_kernel=None)
     met = _advance(threshold, f"{key}{_MET}", stream, judgement)
     short = _advance(threshold, key, stream if stream.unknown else by_kernel, judgement, figures=figures)
     if met.event is ThresholdEvent.UNKNOWN:

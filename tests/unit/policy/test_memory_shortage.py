@@ -280,6 +280,17 @@ def test_the_kubelet_compatible_mode_has_no_page_cache_rule_of_its_own() -> None
     assert len(plan.victims) == 1
 
 
+@pytest.mark.parametrize("read_at", [NOW + 5, float("nan")])
+@pytest.mark.parametrize(("working_set", "by_kernel"), [(100, 150), (500, 150), (100, 250)])
+def test_a_figure_with_a_time_that_cannot_be_true_counts_as_unknown(
+    working_set: int, by_kernel: int, read_at: float
+) -> None:
+    made = node(working_set * MI, by_kernel * MI)
+    plan = decide(made._replace(mem_available=made.mem_available._replace(read_at=read_at)), BOTH)
+    assert not plan.victims
+    assert {refusal.code for refusal in plan.refusals} <= {RefusalCode.PAGE_CACHE_UNKNOWN}
+
+
 # --- a working-set figure that is unreadable now and then
 
 
