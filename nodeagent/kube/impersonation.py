@@ -63,10 +63,12 @@ class Impersonation:
         """Why a request was refused as the node."""
         self._refused_directly: set[Rule] = set()
         """Those of them that were refused as the ServiceAccount, too."""
+        self._works_directly = False
+        """A request that could be the node's has succeeded as the ServiceAccount."""
         self._returned = False
         self.doubted = threading.Event()
-        """Set when a request was refused for the first time, and after an outage of the API server while not every
-        request is the node's."""
+        """Set when a request was refused for the first time. While not every request is the node's, also after an
+        outage of the API server, and when the ServiceAccount loses a right."""
 
     def act_as(self, node: str, mode: ClusterIdentity, *, note: str = "") -> None:
         """Impersonate this node from now on: the node of the token. `note`: what is wrong with that."""
@@ -96,7 +98,8 @@ class Impersonation:
         return bool(self._fallback or self._refused)
 
     def take_returned(self) -> bool:
-        """True if the API server has returned from an outage since the last call."""
+        """True if the API server has returned from an outage since the last call, or the ServiceAccount has lost a
+        right: a probe soon may find something else than the last one."""
         returned, self._returned = self._returned, False
         return returned
 
@@ -139,18 +142,33 @@ class Impersonation:
         return self._mode is ClusterIdentity.AUTO
 
     def refuse_directly(self, method: str, path: str, message: str) -> None:
-        """A request that was refused as the node was answered 403 with this message as the ServiceAccount."""
-        if rights.denied(message) is not None:  # not a policy, which is about this object
-            with self._lock:
-                self._refused_directly.add(request_of(method, path))
+        """A request of the ServiceAccount was answered 403 with this message. If it could be the node's, it is tried as
+        the node next."""
+        if not self.wants_probe or rights.denied(message) is None:  # a policy's refusal is about this object
+            return
+        request = request_of(method, path)
+        if request not in IMPERSONATED:
+            return
+        with self._lock:
+            self._refused_directly.add(request)
+            if self._works_directly:
+                # After an upgrade of the server the direct rights are removed.
+                self._works_directly, self._returned = False, True
+                self.doubted.set()
 
     def succeeded(self, method: str, path: str, *, directly: bool = False) -> None:
-        """An impersonated request was answered; or, `directly`, one that was repeated as the ServiceAccount."""
-        if self._refused:
-            with self._lock:
-                self._refused_directly.discard(request_of(method, path))
-                if not directly:
-                    self._refused.pop(request_of(method, path), None)
+        """An impersonated request was answered; or, `directly`, one of the ServiceAccount."""
+        if not self.wants_probe:
+            return
+        request = request_of(method, path)
+        if request not in IMPERSONATED:
+            return
+        with self._lock:
+            self._refused_directly.discard(request)
+            if directly:
+                self._works_directly = True
+            else:
+                self._refused.pop(request, None)
 
     def server_returned(self) -> None:
         """The API server answers again after an outage: it may be another version."""

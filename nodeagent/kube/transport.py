@@ -188,7 +188,7 @@ class Transport:
         user: str | None = None,
     ) -> urllib3.BaseHTTPResponse:
         """An answer that can be the API's by its status and type; its body is not read. Any other is an `ApiError`."""
-        may_renew, repeated = True, False
+        may_renew = True
         acts_as = self.impersonation.user_for(method, path) if user is None else user
         while True:
             response, used = self._send(
@@ -196,8 +196,8 @@ class Transport:
             )
             if response.status < 400:
                 api_responses.check_head(response, accept)
-                if user is None and (acts_as or repeated):
-                    self.impersonation.succeeded(method, path, directly=repeated)
+                if user is None:
+                    self.impersonation.succeeded(method, path, directly=not acts_as)
                 return response
             content = api_responses.read_body(response, MAX_REFUSAL_BYTES, cut=True)
             error = api_errors.from_response(response.status, response.headers, content)
@@ -206,13 +206,13 @@ class Transport:
                 may_renew = False
                 limits.uncertain = limits.uncertain or not error.from_api
                 continue
-            if acts_as and user is None and response.status == 403 and error.from_api:
-                # The refusal precedes the request itself, so that a repetition is safe.
-                if self.impersonation.refuse(method, path, error.message):
-                    acts_as, repeated = "", True
+            if user is None and response.status == 403 and error.from_api:
+                if not acts_as:
+                    self.impersonation.refuse_directly(method, path, error.message)
+                elif self.impersonation.refuse(method, path, error.message):
+                    # The refusal precedes the request itself, so that a repetition is safe.
+                    acts_as = ""
                     continue
-            elif repeated and response.status == 403 and error.from_api:
-                self.impersonation.refuse_directly(method, path, error.message)
             raise error
 
     def _send(

@@ -196,6 +196,46 @@ def test_after_an_outage_only_a_missing_identity_wants_a_probe(api: ApiServer, t
     assert (identity.take_returned(), identity.take_returned()) == (True, False)
 
 
+def test_direct_rights_that_are_removed_after_an_upgrade_cause_a_probe_soon(
+    api: ApiServer, transport: Transport
+) -> None:
+    """`kubectl delete -f examples/kubernetes-1.35.yaml`, while the next probe may be ten minutes away."""
+    identity = transport.impersonation
+    identity.fall_back("older")
+    transport.request("GET", PODS)
+    assert not identity.doubted.is_set()
+    api.forbid("list", "pods")
+    for first in (True, False):  # without any right it is not probed after each refusal
+        with pytest.raises(ApiError):
+            transport.request("GET", PODS)
+        assert (identity.doubted.is_set(), identity.take_returned()) == (first, first)
+        identity.doubted.clear()
+    api.allow("list", "pods")
+    transport.request("GET", PODS)
+    api.forbid("patch", "nodes")
+    with pytest.raises(ApiError):
+        transport.request("PATCH", "/api/v1/nodes/n1", body=b"{}")
+    assert not identity.doubted.is_set(), "a taint is never the node's"
+
+
+def test_a_request_whose_direct_right_is_removed_is_tried_as_the_node_again(
+    api: ApiServer, transport: Transport
+) -> None:
+    transport.impersonation.act_as("n1", ClusterIdentity.AUTO)
+    api.forbid("impersonate-on:associated-node:list", "pods")
+    transport.request("GET", PODS)
+    transport.request("GET", PODS)
+    assert users(api.requests) == ["system:node:n1", "", ""]
+    api.allow("impersonate-on:associated-node:list", "pods")
+    # The double's `forbid` is for every identity: the right of the account alone.
+    api.rights = lambda verb, _group, resource, _namespace: (verb, resource) != ("list", "pods")
+    with pytest.raises(ApiError):
+        transport.request("GET", PODS)
+    transport.request("GET", PODS)
+    assert users(api.requests)[3:] == ["", "system:node:n1"]
+    assert transport.impersonation.complete
+
+
 def test_a_refusal_by_a_proxy_changes_nothing(api: ApiServer, transport: Transport) -> None:
     from tests.fake_kube import Answer
 
