@@ -18,7 +18,8 @@ from nodeagent.runtime import workers
 from nodeagent.sampling.events import kernel_events
 from nodeagent.sampling.events.kernel_events import CgroupTreeWatch, EventSource, MemcgThreshold
 from nodeagent.sampling.hostfs import cgroups
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryV1
+from nodeagent.sampling.hostfs.cgroup_memory import MemoryV1
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 _EVENT_FILES = ("memory.events", "cgroup.events")

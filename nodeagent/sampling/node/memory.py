@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from nodeagent.model import HugePages, NodeMemory, SwapDevice
 from nodeagent.model.units import MAX_PLAUSIBLE
 from nodeagent.sampling.hostfs import parse
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryFiles, WorkingSet
+from nodeagent.sampling.hostfs.cgroup_memory import MemoryFiles, WorkingSet
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node import swap

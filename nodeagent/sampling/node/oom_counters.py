@@ -20,7 +20,8 @@ from typing import Final
 
 from nodeagent.model import OomCount, OomEvents, OomLevel, OomPlace, OomTotals
 from nodeagent.sampling.hostfs import cgroups, parse
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, MemoryV1
+from nodeagent.sampling.hostfs.cgroup_memory import MemoryV1
+from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
 VMSTAT: Final = "/proc/vmstat"

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from nodeagent.model import Note, NoteKind, Pod, PodUsage
 from nodeagent.sampling.hostfs import parse
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods, MemoryNumbers
+from nodeagent.sampling.hostfs.cgroup_memory import MemoryNumbers
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.fd_cache import FdCache
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.node import psi

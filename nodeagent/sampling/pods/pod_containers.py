@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodeagent.model import ContainerUsage, Pod, PodUsage, QOSClass
-from nodeagent.sampling.hostfs import cgroups, parse
+from nodeagent.sampling.hostfs import cgroup_memory, cgroups, parse
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 from nodeagent.sampling.pods import pod_ages
@@ -221,7 +221,7 @@ class ContainerReader:
     def _limit(self, directory: str) -> int | None:
         """None: no limit, or not readable."""
         try:
-            return cgroups.parse_limit(self._host.read(f"{directory}/{self._hierarchy.memory_files.limit}"))
+            return cgroup_memory.parse_limit(self._host.read(f"{directory}/{self._hierarchy.memory_files.limit}"))
         except Unreadable:
             return None
 
@@ -230,7 +230,7 @@ class ContainerReader:
         amounts: list[int | None] = []
         for name in self._hierarchy.memory_files.protections:
             try:
-                amounts.append(cgroups.parse_protection(self._host.read(f"{directory}/{name}")))
+                amounts.append(cgroup_memory.parse_protection(self._host.read(f"{directory}/{name}")))
             except Unreadable:
                 amounts.append(None)
         return amounts

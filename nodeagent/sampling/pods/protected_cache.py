@@ -16,7 +16,7 @@ nothing, since a wrong number here would evict pods.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.sampling.hostfs import cgroups, parse
+from nodeagent.sampling.hostfs import cgroup_memory, cgroups, parse
 from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.host import Host, Unreadable
 
@@ -79,7 +79,7 @@ def _of_kubepods(host: Host, top: str, kubepods: str) -> int:
 def _claim(host: Host, directory: str) -> int:
     """memory.min, at most the usage; 0 if either is unknown."""
     try:
-        minimum = cgroups.parse_protection(host.read(f"{directory}/{_MINIMUM}"))
+        minimum = cgroup_memory.parse_protection(host.read(f"{directory}/{_MINIMUM}"))
         return min(minimum, parse.parse_count(host.read(f"{directory}/memory.current")) or 0) if minimum else 0
     except Unreadable:
         return 0

@@ -11,7 +11,8 @@ import pytest
 from nodeagent.config.schema import SamplingConfig
 from nodeagent.model import DiskLayout, NodeSnapshot, PodUsage, PodView, Signal
 from nodeagent.sampling.disk.monitor import DiskMonitor, DiskUrgency
-from nodeagent.sampling.hostfs.cgroups import Hierarchy, MemoryV1, MemoryV2
+from nodeagent.sampling.hostfs.cgroup_memory import MemoryV1, MemoryV2
+from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node.filesystems import Layout
 from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot

@@ -12,7 +12,8 @@ import pytest
 
 from nodeagent.model import Signal
 from nodeagent.sampling.events.wakeup_sources import WakeupSources
-from nodeagent.sampling.hostfs.cgroups import V1, Hierarchy, Kubepods
+from nodeagent.sampling.hostfs.cgroup_memory import V1
+from nodeagent.sampling.hostfs.cgroups import Hierarchy, Kubepods
 from nodeagent.sampling.hostfs.host import Host
 
 MEMORY = Path("/sys/fs/cgroup/memory")

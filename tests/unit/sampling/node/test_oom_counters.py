@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model import OomCount, OomEvents, OomLevel, OomPlace
-from nodeagent.sampling.hostfs import cgroups
+from nodeagent.sampling.hostfs import cgroup_memory
 from nodeagent.sampling.hostfs.cgroups import Hierarchy
 from nodeagent.sampling.hostfs.host import Host
 from nodeagent.sampling.node import oom_counters
@@ -17,8 +17,8 @@ CONTAINER = f"{POD}/cri-containerd-{'a' * 64}.scope"
 SIBLING = f"{POD}/cri-containerd-{'b' * 64}.scope"
 SERVICE = "/system.slice/database.service"
 KUBEPODS = "/kubepods.slice"
-HIERARCHY = Hierarchy("v2", "/sys/fs/cgroup", cgroups.V2, "/sys/fs/cgroup", "/sys/fs/cgroup")
-HIERARCHY_V1 = Hierarchy("v1", "/sys/fs/cgroup/memory", cgroups.V1, None, None)
+HIERARCHY = Hierarchy("v2", "/sys/fs/cgroup", cgroup_memory.V2, "/sys/fs/cgroup", "/sys/fs/cgroup")
+HIERARCHY_V1 = Hierarchy("v1", "/sys/fs/cgroup/memory", cgroup_memory.V1, None, None)
 
 
 class Tree:
