@@ -204,7 +204,7 @@ class _Reviewer:
             result = identity_probe.probe(self._transport, user.node, evicts=self._config.mode is Mode.ENFORCE)
             trouble, unlimited = result.trouble, result.unlimited
         else:
-            trouble = "the token names no node"
+            trouble = "the token names no node" if user.name else "the API server does not name the credentials' user"
         if wanted is ClusterIdentity.NODE and (trouble or unlimited):
             self._cannot_act = f"cluster.identity is node, but {trouble or unlimited}"
         elif unlimited:
