@@ -63,8 +63,8 @@ class Impersonation:
         """Why a request was refused as the node."""
         self._refused_directly: set[Rule] = set()
         """Those of them that were refused as the ServiceAccount, too."""
-        self._works_directly = False
-        """A request that could be the node's has succeeded as the ServiceAccount."""
+        self._works_directly: set[Rule] = set()
+        """Requests that could be the node's and have last succeeded as the ServiceAccount."""
         self._returned = False
         self.doubted = threading.Event()
         """Set when a request was refused for the first time. While not every request is the node's, also after an
@@ -151,9 +151,10 @@ class Impersonation:
             return
         with self._lock:
             self._refused_directly.add(request)
-            if self._works_directly:
+            if request in self._works_directly:
                 # After an upgrade of the server the direct rights are removed.
-                self._works_directly, self._returned = False, True
+                self._works_directly.discard(request)
+                self._returned = True
                 self.doubted.set()
 
     def succeeded(self, method: str, path: str, *, directly: bool = False) -> None:
@@ -166,7 +167,7 @@ class Impersonation:
         with self._lock:
             self._refused_directly.discard(request)
             if directly:
-                self._works_directly = True
+                self._works_directly.add(request)
             else:
                 self._refused.pop(request, None)
 

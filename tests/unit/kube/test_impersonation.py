@@ -212,10 +212,14 @@ def test_direct_rights_that_are_removed_after_an_upgrade_cause_a_probe_soon(
         identity.doubted.clear()
     api.allow("list", "pods")
     transport.request("GET", PODS)
-    api.forbid("patch", "nodes")
-    with pytest.raises(ApiError):
-        transport.request("PATCH", "/api/v1/nodes/n1", body=b"{}")
-    assert not identity.doubted.is_set(), "a taint is never the node's"
+    for verb, resource, method, path in (
+        ("patch", "nodes", "PATCH", "/api/v1/nodes/n1"),  # never the node's
+        ("get", "persistentvolumeclaims", "GET", CLAIM),  # was never allowed
+    ):
+        api.forbid(verb, resource)
+        with pytest.raises(ApiError):
+            transport.request(method, path, body=b"{}" if method == "PATCH" else None)
+        assert not identity.doubted.is_set()
 
 
 def test_a_request_whose_direct_right_is_removed_is_tried_as_the_node_again(
