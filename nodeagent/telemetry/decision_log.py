@@ -40,6 +40,8 @@ MAX_PODS_IN_LINE: Final = 10
 RECORD_AGAIN_S: Final = 60.0
 """The same refusals for the same signal are recorded at most this often. Under pressure there are 50 decisions a
 second, whose reasons may alternate, and each record is 60 KiB of the few MiB that are kept."""
+RACES_RECORDED: Final = 10
+"""Lost races of the same containers that are recorded in `RECORD_AGAIN_S`."""
 MAX_AWAITED: Final = 256
 """Victims without an outcome whose names are kept; an outcome follows within seconds."""
 _VARYING: Final = re.compile(r"\b0x[0-9a-f]+|\b\d+(?:\.\d+)?\s?m?s\b|:\d+(?=->)")
@@ -156,7 +158,9 @@ class DecisionLog:
 
     def log_oom_kills(self, report: OomReport) -> None:
         """Log and record OOM kills. The same container may be killed for the same limit without end, where a server
-        starts its workers again: that is logged as any lasting fact and recorded at most every `RECORD_AGAIN_S`."""
+        starts its workers again: that is logged as any lasting fact and recorded at most every `RECORD_AGAIN_S`. Lost
+        races are all logged, and recorded more often (`RACES_RECORDED`): a pod without a limit can cause one a second
+        for hours, which would push the records of evictions out."""
         for kill in report.kills:
             repeated = {} if kill.cause.race else {"once": _oom_key(kill)}
             self._log.warning(
@@ -182,7 +186,10 @@ class DecisionLog:
                 message=oom_messages.race_text(report.race),
             )
         keys = tuple([_oom_key(kill) for kill in report.kills])
-        if self._recorder is not None and (report.race is not None or self._not_recorded_lately(("oom", *keys))):
+        most = RACES_RECORDED if report.race is not None else 1
+        if self._recorder is not None and any(
+            self._not_recorded_lately(("oom", *keys, str(place))) for place in range(most)
+        ):
             self._check_recorded(self._recorder.oom(report, wall_time=time.time()))
 
     def log_config_changes(self, changes: Iterable[Change]) -> None:

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 
 from nodeagent.model import (
+    LostRace,
     Note,
     NoteKind,
+    OomCause,
+    OomKill,
+    OomLevel,
+    OomPlace,
+    OomProcess,
+    OomReport,
     Outcome,
     OutcomeKind,
     Plan,
+    RaceLoss,
     ReclaimOrder,
     ReclaimOutcome,
     ReclaimResult,
@@ -26,7 +34,7 @@ from nodeagent.model import (
 from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.records import flight_recorder
-from nodeagent.telemetry.decision_log import MAX_AWAITED, RECORD_AGAIN_S, DecisionLog
+from nodeagent.telemetry.decision_log import MAX_AWAITED, RACES_RECORDED, RECORD_AGAIN_S, DecisionLog
 from nodeagent.telemetry.log import open_log
 from tests.support.nodes import GI, NOW, config, hard, snapshot, view
 
@@ -170,6 +178,25 @@ def test_reclaim_of_page_cache_is_recorded_at_most_once_a_minute_and_logged_with
     stopped = [line for line in lines if line["event"] == "reclaim stopped"]
     assert len(stopped) == RECORD_AGAIN_S + 1
     assert stopped[0]["message"] == "reclaimed 100"
+
+
+@pytest.mark.parametrize("cause", [OomCause.CONTAINER_LIMIT, OomCause.ALLOCATABLE])
+def test_oom_kills_of_one_container_without_end_do_not_fill_the_records(logged: LoggedAgent, cause: OomCause) -> None:
+    """A hog without a limit of its own whose child processes are killed each second, for minutes."""
+    place = OomPlace("/kubepods/podu/c", OomLevel.CONTAINER, "u", "c" * 64)
+    race = LostRace(RaceLoss.REFUSED, "200Mi", 1, 0.1, met=True) if cause.race else None
+    for second in range(240):
+        logged.now = float(second)
+        processes = (OomProcess(second, f"name-{second}", 1, 1.0),)
+        kill = OomKill(1 + second % 7, cause, place, "shop/hog", "main", processes=processes)
+        logged.decision_log.log_oom_kills(OomReport(f"i-oom{second}", logged.now, None, (kill,), (), race))
+    other = OomKill(1, cause, place, "shop/other", "main")
+    logged.decision_log.log_oom_kills(OomReport("i-other", logged.now, None, (other,), (), race))
+    recorded = [each["id"] for each in logged.recorded()]
+    in_a_minute = RACES_RECORDED if cause.race else 1
+    assert recorded[:in_a_minute] == [f"i-oom{n}" for n in range(in_a_minute)]
+    assert len(recorded) == 4 * in_a_minute + 1
+    assert recorded[-1] == "i-other"
 
 
 def test_a_failed_record_is_logged_once_and_counted_each_time(tmp_path: Path) -> None:
