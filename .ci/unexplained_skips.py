@@ -31,10 +31,20 @@ def _no_unified_hierarchy() -> bool:
         return True
 
 
+def _no_kernel_log() -> bool:
+    """The kernel log cannot be read: no device, or no CAP_SYSLOG where dmesg_restrict is set."""
+    try:
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+    except OSError:
+        return True
+    return False
+
+
 EXCUSES = (
     Excuse(re.compile(r"NODEAGENT_E2E_KUBECONFIG"), lambda: not os.environ.get("NODEAGENT_E2E_KUBECONFIG")),
     Excuse(re.compile(r"cgroup v2"), _no_unified_hierarchy),
     Excuse(re.compile(r"\bPSI\b|pressure stall"), lambda: not Path("/proc/pressure/memory").exists()),
+    Excuse(re.compile(r"kernel log"), _no_kernel_log),
 )
 
 _unexplained: list[tuple[str, str]] = []
