@@ -217,4 +217,7 @@ class StateStore:
             with self._writing(self._store) as allowed:
                 if allowed:
                     status_file.remove_status(self._store.directory)
-        return self.save(now=now, urgent=True)
+        saved = self.save(now=now, urgent=True)
+        if self._store is not None:
+            self._store.close()
+        return saved

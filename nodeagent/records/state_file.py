@@ -184,6 +184,12 @@ class StateFile:
             return False
         return True
 
+    def close(self) -> None:
+        """Close the kept descriptor of the directory; the next use opens it again."""
+        if self._directory_fd >= 0:
+            os.close(self._directory_fd)
+            self._directory_fd = -1
+
     def _open_directory(self) -> None:
         directory = self._path.parent
         if self._directory_fd >= 0 and _is_open_at(self._directory_fd, directory):

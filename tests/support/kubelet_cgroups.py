@@ -28,6 +28,13 @@ def reason_against() -> str:
     return ""
 
 
+def is_readable(descriptor: int, *, timeout_s: float = 0.0) -> bool:
+    """Wait for it so long. Other tests keep descriptors open, and select.select takes none above 1023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 class KubeletCgroups:
     """Makes pod-shaped cgroups below a scratch cgroup, and processes in them."""
 
@@ -97,7 +104,7 @@ class KubeletCgroups:
             process.stdin.close()
             if process.poll() is None:
                 descriptor = os.pidfd_open(process.pid)
-                assert select.select([descriptor], [], [], 60)[0], "a test process did not end"
+                assert is_readable(descriptor, timeout_s=60), "a test process did not end"
                 os.close(descriptor)
             process.stdout.read()  # to the end: every child that inherited it has ended
             process.stdout.close()

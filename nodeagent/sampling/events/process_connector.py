@@ -198,7 +198,9 @@ def _control(parts: Pyroute2Parts, action: int, *, nonce: int) -> bytes:
 
 def _await_ack(listening: socket.socket, nonce: int) -> None:
     """Read until the reply with this number; drop the forks before it. Raises OSError."""
-    while select.select([listening], [], [], _ACK_TIMEOUT_S)[0]:
+    poll = select.poll()  # select.select takes no descriptor above 1023
+    poll.register(listening, select.POLLIN)
+    while poll.poll(_ACK_TIMEOUT_S * 1000):
         with contextlib.suppress(BlockingIOError):
             while data := listening.recv(_MESSAGE_BYTES):
                 words = struct.unpack(f"{_WORDS}I", data) if len(data) == _MESSAGE_BYTES else (_FORK,) * _WORDS

@@ -77,9 +77,12 @@ class Node:
         self.now = 1000.0
         self.failure = "well"
         self.evicted_at: list[float] = []
+        self.file: FailingDisk | None = None
         self.start()
 
     def start(self, *, beside_since: float = float("-inf")) -> None:
+        if self.file is not None:
+            self.file.close()
         self.file = FailingDisk(self.home / "state" / "state", shape=AgentState, boot_id="boot")
         self.file.failure = self.failure
         recalled = recall(self.file.load(), instance="i", now=self.now, beside_since=beside_since)
@@ -117,6 +120,7 @@ class Node:
                 shutil.rmtree(self.home / "state", ignore_errors=True)
                 (self.home / "other").rename(self.home / "state")
         elif name != "wait":
+            assert self.file is not None
             self.failure = self.file.failure = name
 
 
@@ -148,6 +152,8 @@ def test_no_period_has_more_evictions_than_its_rate_limit(steps: list[tuple[str,
         for name, pause_s in steps:
             node.now += pause_s
             node.step(name)
+        assert node.file is not None
+        node.file.close()
     for first, begin in enumerate(node.evicted_at):
         for last, end in enumerate(node.evicted_at[first:], start=first):
             assert last - first + 1 <= NODE.burst + (end - begin) / REFILL_S + 1e-6

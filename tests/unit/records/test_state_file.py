@@ -77,7 +77,9 @@ def test_state_of_another_shape_is_not_used(tmp_path: Path) -> None:
 @given(st.data())
 def test_every_damage_is_detected(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("damage")
-    _file(directory).save(STATE)
+    written = _file(directory)
+    written.save(STATE)
+    written.close()
     path = directory / "state"
     saved = path.read_bytes()
     kind = data.draw(st.sampled_from(["cut", "flip", "append"]))

@@ -21,6 +21,7 @@ from nodeagent.sampling.events.fork_meter import (
 from nodeagent.sampling.events.process_connector import open_connector
 from nodeagent.sampling.hostfs.host import Host, open_host
 from nodeagent.sampling.snapshot import PodReading, SnapshotParts, assemble_snapshot
+from tests.support.kubelet_cgroups import is_readable
 from tests.support.paths import RECORDED_NODES
 from tests.support.pod_cgroups import NEEDS, PodCgroups, usable
 
@@ -180,7 +181,7 @@ def test_a_storm_wakes_the_loop_ten_times_per_second_not_once_for_each_fork(
     output = process.stdout.fileno()
     pods.go(process)
     began = time.monotonic()
-    woken = follow(meter, lambda: bool(select.select([output], [], [], 0)[0]))
+    woken = follow(meter, lambda: is_readable(output))
     assert 1 <= woken <= (time.monotonic() - began) / STORM_DRAIN_S + 2
 
 
@@ -190,7 +191,7 @@ def test_a_drain_without_a_wake_up_does_not_leave_the_descriptor_ready(meter: Co
     if not pid:
         os._exit(0)
     os.waitpid(pid, 0)
-    assert select.select([meter.fileno()], [], [], 30)[0]
+    assert is_readable(meter.fileno(), timeout_s=30)
     for _ in range(50):
         drained_at = now()
         meter.drain(drained_at)
@@ -198,11 +199,11 @@ def test_a_drain_without_a_wake_up_does_not_leave_the_descriptor_ready(meter: Co
         if not pid:
             os._exit(0)
         os.waitpid(pid, 0)
-        ready = bool(select.select([meter.fileno()], [], [], 0)[0])
+        ready = is_readable(meter.fileno())
         if now() - drained_at < CALM_DRAIN_S:
             break  # else the machine was busy, and the timer may have fired
     assert not ready
-    assert select.select([meter.fileno()], [], [], 30)[0]
+    assert is_readable(meter.fileno(), timeout_s=30)
 
 
 @real
