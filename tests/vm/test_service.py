@@ -278,6 +278,7 @@ def test_a_crash_loop_continues_until_its_cause_is_gone(running: Machine) -> Non
 @on_both
 def test_a_bloated_pod_is_evicted_under_real_pressure_and_its_neighbour_lives(service: Machine, api: ApiServer) -> None:
     restart(service)
+    service.run("dmesg --clear")  # of the OOM kills of other tests in this machine
     assert api.wait_for(lambda: api.condition("NodeAgentMemoryPressure"), 180), journal(service)
     calm = start_pod(service, "calm", work="hold 48 1")
     bloated = start_pod(service, "bloated", work="ramp 1400 50")
