@@ -1,11 +1,13 @@
 """A fork bomb whose children live for milliseconds: no sample sees more than a few of them, and yet it is found."""
 
 import json
+import shutil
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,16 +89,20 @@ def test_the_pod_that_forks_is_found_before_the_one_that_has_more_processes(
     assert still.stdout.readline() == "up\n"
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
     plenty = {"burst": 1000, "perHour": 100_000}
-    agent = start_agent(
-        "--dry-run",
-        evictionHard={"pid.available": str(most)},
-        evictionSoft={},
-        evictionSoftGracePeriod={},
-        # Both are victims of every decision, since all their processes are not what is missing: the order counts.
-        relief={"onFutile": "evict", "minimumRelief": "1", "failuresBeforeStop": 100_000},
-        rateLimits={**dict.fromkeys(("node", "namespace", "owner", "signal"), plenty), "ownerBackoff": "0s"},
-    )
+    settings: dict[str, Any] = {
+        "evictionHard": {"pid.available": str(most)},
+        "evictionSoft": {},
+        "evictionSoftGracePeriod": {},
+        # Both are victims of the first decision, since all their processes are not what is missing: the order counts.
+        "relief": {"onFutile": "evict", "minimumRelief": "1", "failuresBeforeStop": 100_000},
+        "rateLimits": {**dict.fromkeys(("node", "namespace", "owner", "signal"), plenty), "ownerBackoff": "0s"},
+    }
+    agent = start_agent("--dry-run", **settings)
     until(lambda: _first(tmp_path / "state") == "still", "without forks the number of processes counts")
+    assert agent.stop() == 0
+    # A decision that refuses the same pods for the same reason is not recorded again, so a new agent decides.
+    shutil.rmtree(tmp_path / "state")
     _go(bomb)
+    agent = start_agent("--dry-run", **settings)
     until(lambda: _first(tmp_path / "state") == "bomb", "the forking pod is ranked first")
     assert agent.stop() == 0
