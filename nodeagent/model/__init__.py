@@ -68,6 +68,7 @@ from nodeagent.model.pods import (
     VolumeUsage,
     WriteRate,
 )
+from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.refusals import Refusal, RefusalCode, RefusalKind
 from nodeagent.model.signals import (
     CONTAINERFS_SIGNALS,
@@ -174,6 +175,8 @@ __all__ = [
     "ReclaimReport",
     "ReclaimResult",
     "ReclaimTarget",
+    "RecordedSample",
+    "RecordingHeader",
     "Refusal",
     "RefusalCode",
     "RefusalKind",
