@@ -1,13 +1,10 @@
-"""The command line: every command, option and help text."""
+"""The command line: the parser of all commands. `arguments_reports` has those that read records and recordings."""
 
 import argparse
-import os
-import sys
-from functools import lru_cache
-from typing import Any, NoReturn
 
 from nodeagent import __version__
-from nodeagent.commands import exit_codes, standard_streams
+from nodeagent.commands import arguments_common, arguments_reports, exit_codes
+from nodeagent.commands.arguments_common import Formatter, Parser
 
 _DESCRIPTION = """\
 nodeagent acts on node pressure before the kubelet and the OOM killer do. It samples memory, disk, inodes and PIDs of
@@ -64,57 +61,14 @@ The configuration is one YAML file. Keys of a KubeletConfiguration keep the kube
 eviction stanza can be pasted. Each key that is left out has a built-in default.
 """
 
-_EXPLAIN_DESCRIPTION = """\
-Print the reasons of a decision from the records in the state directory: the samples and their ages, the threshold that
-acted, the pods in order with their ranking keys, the protected pods with the reasons, the answers of the API server and
-the measured relief. Without an ID the last decisions are listed. The id is the one in the log line, the Event and the
-annotation.
-"""
-
-_REPLAY_DESCRIPTION = """\
-Repeat recorded decisions with another configuration and show the different victims. Nothing is changed and nothing is
-sent. Each decision uses the recorded snapshot and state. If a soft threshold was not in force then, its grace period
-counts as over, and the report marks it.
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse exits with 2 on wrong usage, which monitoring reads as `hard`."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(exit_codes.USAGE, f"{self.prog}: {message}\n")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        # argparse prints every text through this method. If one cannot be written, argparse of Python 3.11.2
-        # (Debian 12) raises and later versions ignore it.
-        if message:
-            (standard_streams.write_output if file is sys.stdout else standard_streams.write_error)(message)
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Reads the terminal's size once: argparse makes one formatter for every argument."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_help_width())
-
-
-@lru_cache(maxsize=1)
-def _help_width() -> int:
-    """Columns of the terminal, between 60 and 120; 100 without a terminal."""
-    try:
-        return max(60, min(os.get_terminal_size(sys.stdout.fileno()).columns - 2, 120))
-    except (OSError, ValueError):  # no terminal, or no descriptor at all
-        return 100
-
 
 def parser(*, only: str | None = None) -> argparse.ArgumentParser:
     """All commands, or the command `only` if it exists: building every parser costs 5 ms."""
-    root = _Parser(
+    root = Parser(
         prog="nodeagent",
         description=_DESCRIPTION,
         epilog=f"{_EXAMPLES}\nexit codes:\n{exit_codes.as_text()}\n",
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
     )
     root.add_argument("--version", action="version", version=f"nodeagent {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=root.prog)
@@ -135,13 +89,13 @@ def _add_node_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kubeconfig", metavar="FILE", help="how to reach the API server outside a cluster")
 
 
-def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_check(commands: "argparse._SubParsersAction[Parser]") -> None:
     check = commands.add_parser(
         "check",
         help="report this node, change nothing",
         description=_CHECK_DESCRIPTION,
         epilog=f"{_CHECK_EXAMPLES}\nexit codes:\n{exit_codes.as_text()}\n",
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
     )
     _add_node_options(check)
     check.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text", help="default: text")
@@ -163,7 +117,12 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="report the rights in the API instead: used, missing, beyond need (a few seconds)",
     )
     check.add_argument(
-        "--watch", metavar="SECONDS", nargs="?", const=2.0, type=_interval, help="repeat until Ctrl-C (default: 2 s)"
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        const=2.0,
+        type=arguments_common.interval,
+        help="repeat until Ctrl-C (default: 2 s)",
     )
     check.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
@@ -171,20 +130,20 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check.set_defaults(command="check")
 
 
-def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    run = commands.add_parser("run", help="run the agent", description=_RUN_DESCRIPTION, formatter_class=_Formatter)
+def _add_run(commands: "argparse._SubParsersAction[Parser]") -> None:
+    run = commands.add_parser("run", help="run the agent", description=_RUN_DESCRIPTION, formatter_class=Formatter)
     _add_node_options(run)
     run.add_argument("--dry-run", action="store_true", help="decide and log, change nothing, whatever `mode` is")
     run.add_argument("--once", action="store_true", help="one sync, then exit")
     run.set_defaults(command="run")
 
 
-def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_config(commands: "argparse._SubParsersAction[Parser]") -> None:
     config = commands.add_parser(
         "config",
         help="show, validate or describe the configuration",
         description=_CONFIG_DESCRIPTION,
-        formatter_class=_Formatter,
+        formatter_class=Formatter,
     )
     actions = config.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=config.prog)
     show = actions.add_parser(
@@ -215,46 +174,7 @@ def _add_config(commands: "argparse._SubParsersAction[_Parser]") -> None:
     schema.set_defaults(command="config schema")
 
 
-def _add_explain(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    explain = commands.add_parser(
-        "explain",
-        help="the reasons of a decision",
-        description=_EXPLAIN_DESCRIPTION,
-        formatter_class=_Formatter,
-    )
-    explain.add_argument(
-        "id", metavar="ID", nargs="?", help="id of a decision or of OOM kills, its first characters, or `last`"
-    )
-    explain.add_argument(
-        "--state-dir", metavar="DIR", help="directory of the records, or a file of records (default: stateDir)"
-    )
-    explain.add_argument("--config", metavar="FILE", help="read stateDir from this configuration file")
-    explain.add_argument("-n", "--last", metavar="N", type=_count, default=20, help="length of the list (default: 20)")
-    _add_output(explain)
-    explain.set_defaults(command="explain")
-
-
-def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    replay = commands.add_parser(
-        "replay",
-        help="repeat recorded decisions with another configuration",
-        description=_REPLAY_DESCRIPTION,
-        formatter_class=_Formatter,
-    )
-    replay.add_argument("place", metavar="FILE|DIR", help="a state directory, or a file of records (decisions.jsonl)")
-    replay.add_argument("--config", metavar="FILE", required=True, help="the other configuration")
-    _add_output(replay)
-    replay.set_defaults(command="replay")
-
-
-def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
-    command.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
-    )
-
-
-def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_completion(commands: "argparse._SubParsersAction[Parser]") -> None:
     completion = commands.add_parser(
         "completion",
         help="print a shell completion script",
@@ -264,7 +184,7 @@ def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
     completion.set_defaults(command="completion")
 
 
-def _add_version(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_version(commands: "argparse._SubParsersAction[Parser]") -> None:
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(command="version")
 
@@ -272,25 +192,9 @@ def _add_version(commands: "argparse._SubParsersAction[_Parser]") -> None:
 _ADD = {
     "check": _add_check,
     "run": _add_run,
-    "explain": _add_explain,
-    "replay": _add_replay,
+    "explain": arguments_reports.add_explain,
+    "replay": arguments_reports.add_replay,
     "config": _add_config,
     "completion": _add_completion,
     "version": _add_version,
 }
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0.1 and 86400")
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
-    return int(text)
