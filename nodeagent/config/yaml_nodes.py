@@ -25,6 +25,7 @@ values; without them no file exceeds MAX_CONFIG_BYTES."""
 
 _WRONG_FILE: Final = "is it the right file?"
 
+_TOO_DEEP: Final = f"nested deeper than {MAX_YAML_DEPTH} levels"
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER: Final[Any] = yaml.resolver.Resolver()
 _PREFIX: Final = "tag:yaml.org,2002:"
@@ -134,7 +135,7 @@ def _build(events: Iterable[Any], *, name: str, most: int | None) -> list[YamlNo
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             stack.append(_Open("map" if isinstance(event, yaml.MappingStartEvent) else "seq", event))
             if len(stack) > MAX_YAML_DEPTH:
-                raise _at(event, name, f"nested deeper than {MAX_YAML_DEPTH} levels", _WRONG_FILE)
+                raise _at(event, name, _TOO_DEEP, _WRONG_FILE)
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             opened = stack.pop()
             node = opened.close()
@@ -174,6 +175,8 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, *, name: str) -> ConfigError
     at = lines[line - 1] if line is not None and line <= len(lines) else ""
     if "\t" in at[: len(at) - len(at.lstrip())] or "'\\t'" in str(error.problem):
         return _fail(name, "a tab", "YAML is indented with spaces", line=line, column=column)
+    if "maximum nesting depth" in str(error.problem):  # libyaml from 0.2.6 on reads that far ahead and stops at 1000
+        return _fail(name, _TOO_DEEP, _WRONG_FILE, line=line, column=column)
     message = " ".join(part for part in (error.context, error.problem) if part)
     return _fail(name, f"not YAML: {message}", "check indentation, quotes and brackets", line=line, column=column)
 
