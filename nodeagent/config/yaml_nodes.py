@@ -24,8 +24,8 @@ MAX_EXPANDED: Final = 4 * MAX_CONFIG_BYTES
 values; without them no file exceeds MAX_CONFIG_BYTES."""
 
 _WRONG_FILE: Final = "is it the right file?"
-
 _TOO_DEEP: Final = f"nested deeper than {MAX_YAML_DEPTH} levels"
+
 _Loader: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER: Final[Any] = yaml.resolver.Resolver()
 _PREFIX: Final = "tag:yaml.org,2002:"
@@ -178,6 +178,8 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, *, name: str) -> ConfigError
     if "maximum nesting depth" in str(error.problem):  # libyaml from 0.2.6 on reads that far ahead and stops at 1000
         return _fail(name, _TOO_DEEP, _WRONG_FILE, line=line, column=column)
     message = " ".join(part for part in (error.context, error.problem) if part)
+    if "nesting depth" in message:  # libyaml's own limit: since PyYAML 6.0.4 it is met before our first event
+        return _fail(name, _TOO_DEEP, _WRONG_FILE, line=line, column=column)
     return _fail(name, f"not YAML: {message}", "check indentation, quotes and brackets", line=line, column=column)
 
 
