@@ -2,8 +2,10 @@
 
 Theory of operation. `keep_above` adds to each threshold the levels that the kubelet's thresholds of the same signal
 require: a hard one must be above the kubelet's hard ones, a soft one above its soft and its hard ones. The margins are
-those of `defaults`. `resolve.resolve_threshold` then takes the highest value for the capacity. A threshold of the
-kubelet that can never be met (0) adds nothing, and one without a counterpart of the same signal has no effect.
+those of `defaults`. `resolve.resolve_threshold` then takes the highest value for the capacity. A soft threshold's
+grace period is shortened to end `defaults.KUBELET_GRACE_LEAD_S` before the kubelet's, because on a fast fall both
+levels are crossed at the same time. A threshold of the kubelet that can never be met (0) changes nothing, and one
+without a counterpart of the same signal has no effect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +31,7 @@ def keep_above(config: Config, kubelet: Sequence[Threshold]) -> Config:
     removed if `aboveKubelet` is off, if the ranking order is the kubelet's, or if `kubelet` is empty."""
     if not config.above_kubelet or config.ranking.kubelet:
         kubelet = ()
-    kept = tuple(each._replace(above_kubelet=tuple(_levels(each, kubelet))) for each in config.thresholds)
+    kept = tuple(_keep_above(each, kubelet) for each in config.thresholds)
     return config if kept == config.thresholds else config._replace(thresholds=kept)
 
 
@@ -72,6 +74,14 @@ def short_value(threshold: Threshold, *, capacity: int | None) -> str:
         return threshold.value.text
     value = resolve.resolve_threshold(threshold, capacity=capacity)
     return threshold.value.text if value is None else units.format_amount(value, SIGNAL_TABLE[threshold.signal].unit)
+
+
+def describe_grace(threshold: Threshold) -> str:
+    """`1m 15s`, or with its origin `1m 15s (before the kubelet's; configured 2m)`."""
+    grace = units.format_duration(threshold.grace_period_s)
+    if threshold.configured_grace_s is None:
+        return grace
+    return f"{grace} (before the kubelet's; configured {units.format_duration(threshold.configured_grace_s)})"
 
 
 def exceeding_levels(threshold: Threshold) -> tuple[KubeletLevel, ...]:
@@ -125,9 +135,30 @@ def not_followed(threshold: Threshold, *, capacity: int | None) -> Amount | None
     )
 
 
+def _keep_above(threshold: Threshold, kubelet: Sequence[Threshold]) -> Threshold:
+    theirs = [each for each in kubelet if each.signal is threshold.signal]
+    configured_s = threshold.grace_period_s if threshold.configured_grace_s is None else threshold.configured_grace_s
+    graces = [each.grace_period_s for each in theirs if not each.hard and not _never_met(each.value)]
+    grace_s = min([configured_s, *map(_grace_before, graces)])
+    return threshold._replace(
+        above_kubelet=tuple(_levels(threshold, theirs)),
+        grace_period_s=grace_s,
+        configured_grace_s=configured_s if grace_s < configured_s else None,
+    )
+
+
+def _grace_before(kubelets_s: float) -> float:
+    """The longest grace period that ends before the kubelet's."""
+    return max(kubelets_s * defaults.KUBELET_GRACE_SHARE, kubelets_s - defaults.KUBELET_GRACE_LEAD_S)
+
+
+def _never_met(value: Amount) -> bool:
+    return not value.quantity and not value.percentage
+
+
 def _levels(threshold: Threshold, kubelet: Iterable[Threshold]) -> Iterable[KubeletLevel]:
     for theirs in kubelet:
-        if theirs.signal is not threshold.signal or (threshold.hard and not theirs.hard):
+        if threshold.hard and not theirs.hard:
             continue
         memory, soft_above_hard = threshold.signal in MEMORY_SIGNALS, theirs.hard and not threshold.hard
         margin = defaults.KUBELET_MARGINS[memory, soft_above_hard]

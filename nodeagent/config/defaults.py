@@ -87,5 +87,11 @@ hard). The margins are those between the built-in thresholds and the kubelet's d
 | disks, inodes, PIDs | 2% of the capacity | 5% of the capacity | an eviction finishes in time |
 """
 
+KUBELET_GRACE_LEAD_S: Final = 10.0
+KUBELET_GRACE_SHARE: Final = 2 / 3
+"""A soft grace period ends so long before the kubelet's of the same signal (`aboveKubelet`), and is at least this share
+of it: an eviction that is due may still wait 10 s for reclaimed page cache or for the kubelet's image garbage
+collection, and a longer lead would evict for a spike that the kubelet lets pass."""
+
 KUBELET_TRANSITION_PERIOD_S: Final = 300.0
 """The kubelet's evictionPressureTransitionPeriod, also if it is set to 0."""

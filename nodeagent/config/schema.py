@@ -447,7 +447,8 @@ class Config(NamedTuple):
     above_kubelet: bool = True
     """Keep each threshold above the kubelet's own, also one that this file sets, so that the agent acts first: where
     the kubelet's thresholds can be read, from its files or its flags. Memory: 50% above them (100Mi to 512Mi), disks,
-    inodes and PIDs 2% of the capacity. Off with `ranking.order: kubelet`."""
+    inodes and PIDs 2% of the capacity. A soft grace period ends 10 s before the kubelet's, but is at least two
+    thirds of it. Off with `ranking.order: kubelet`."""
     local_storage_limits: bool = False
     """Evict pods that exceed their own local-storage limits (emptyDir sizeLimit, ephemeral-storage limits). The kubelet
     does this already; set it only where localStorageCapacityIsolation is off. Costs a walk every minute."""

@@ -121,8 +121,15 @@ def _line(text: str, loaded: LoadedConfig, path: str) -> str:
 
 
 def _kept_above(loaded: LoadedConfig, path: str) -> list[str]:
-    """What a threshold is kept above on this node: `at least the kubelet's 500Mi + 250Mi`."""
+    """What a threshold is kept above on this node, `at least the kubelet's 500Mi + 250Mi`, or to what its grace period
+    is shortened."""
     section, _, signal = path.partition(".")
+    if section == "evictionSoftGracePeriod":
+        return [
+            f"{duration.format_duration(threshold.grace_period_s)}, to end before the kubelet's"
+            for threshold in loaded.config.thresholds
+            if threshold.signal == signal and threshold.configured_grace_s is not None
+        ]
     values = {"evictionHard": loaded.eviction.eviction_hard, "evictionSoft": loaded.eviction.eviction_soft}.get(section)
     if values is None:
         return []

@@ -152,6 +152,9 @@ class Threshold(NamedTuple):
     above_kubelet: tuple[KubeletLevel, ...] = ()
     """The kubelet's own thresholds of this signal: the threshold is at least this far above each of them. It is not
     part of the identity. Empty: they are not known, or `aboveKubelet` is off."""
+    configured_grace_s: float | None = None
+    """The grace period of the configuration, if `grace_period_s` is shorter because of the kubelet's. The identity has
+    this one."""
 
     @property
     def hard(self) -> bool:

@@ -52,13 +52,14 @@ def _containerfs(thresholds: tuple[Threshold, ...], layout: DiskLayout) -> tuple
 
 @lru_cache(maxsize=256)
 def identity(threshold: Threshold) -> str:
-    """The key of the threshold from one sample to the next: signal, memory model, grace period and configured value.
+    """The key of the threshold from one sample to the next: signal, memory model, configured grace period and value.
     Neither the capacity nor the kubelet's thresholds change it."""
     value = threshold.value
     amount = value.quantity if value.quantity is not None else f"{resolve.as_fraction(value.percentage)}*"
     if value.at_least is not None or value.at_most is not None:
         amount = f"{amount}[{value.at_least},{value.at_most}]"
-    return f"{stream_name(threshold)}<{amount}~{threshold.grace_period_s:g}"
+    grace_s = threshold.grace_period_s if threshold.configured_grace_s is None else threshold.configured_grace_s
+    return f"{stream_name(threshold)}<{amount}~{grace_s:g}"
 
 
 def stream_name(threshold: Threshold) -> str:

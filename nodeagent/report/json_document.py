@@ -144,6 +144,7 @@ def _threshold(report: Report, verdict: ThresholdVerdict) -> JsonObject:
         **_threshold_text(threshold),
         "value": verdict.value,
         "raisedAbove": level.kubelet.text if level is not None else None,
+        "configuredGracePeriodSeconds": threshold.configured_grace_s,
         "headroom": headroom.threshold_headroom(report.snapshot, verdict),
         "memoryModel": str(threshold.memory_model) if threshold.signal in MEMORY_SIGNALS else None,
         "met": verdict.met,

@@ -220,7 +220,7 @@ def _threshold_cells(report: Report, verdict: ThresholdVerdict | None, unit: Uni
 
 
 def _tier(threshold: Threshold) -> str:
-    return "hard" if threshold.hard else f"soft for {units.format_duration(threshold.grace_period_s)}"
+    return "hard" if threshold.hard else f"soft for {above_kubelet.describe_grace(threshold)}"
 
 
 def _threshold_text(report: Report, threshold: Threshold, unit: Unit) -> str:

@@ -159,6 +159,8 @@ def test_no_threshold_of_the_kubelet_is_met_before_ours(
         followed = 0 < level < capacity // 2 and (grace_s > 0.0 or each.hard)
         # Met is `value > available`: ours is met at every level at which theirs is, and at one more.
         assert value > level or not followed
+        assert each.hard or ours.grace_period_s < each.grace_period_s
+    assert ours.hard == (grace_s == 0.0)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +180,50 @@ def test_a_threshold_is_described_with_its_origin(kubelets: str, ours: str, long
     (threshold,) = above(f"evictionHard: {{memory.available: {kubelets}}}", config=config).thresholds
     assert above_kubelet.describe_value(threshold, capacity=16 * GIB, unit=Unit.BYTES) == long
     assert above_kubelet.short_value(threshold, capacity=16 * GIB) == short
+
+
+def graces(config: Config) -> dict[Signal, float]:
+    return {each.signal: each.grace_period_s for each in config.thresholds if not each.hard}
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "ours"),
+    [("10m", 120.0), ("2m10s", 120.0), ("1m30s", 80.0), ("30s", 20.0), ("15s", 10.0), ("3s", 2.0)],
+)
+def test_a_soft_grace_period_ends_before_the_kubelets(kubelets: str, ours: float) -> None:
+    text = f"evictionSoft: {{nodefs.available: 15%}}\nevictionSoftGracePeriod: {{nodefs.available: {kubelets}}}"
+    found = graces(above(text))
+    assert found == {**graces(load.defaults().config), Signal.NODEFS: ours}
+    user = read("evictionSoft: {nodefs.available: 15%}\nevictionSoftGracePeriod: {nodefs.available: 1h}").config
+    assert graces(above(text, config=user))[Signal.NODEFS] <= {"10m": 590.0}.get(kubelets, ours)
+
+
+@pytest.mark.parametrize("off", ["0%", "100%", "0"])
+def test_a_soft_threshold_that_the_kubelet_never_meets_shortens_no_grace_period(off: str) -> None:
+    text = f"evictionSoft: {{nodefs.available: {off}}}\nevictionSoftGracePeriod: {{nodefs.available: 10s}}"
+    assert graces(above(text)) == graces(load.defaults().config)
+
+
+def test_a_hard_threshold_stays_hard_beside_a_soft_one_of_the_kubelet_without_grace() -> None:
+    text = "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 0s}"
+    found = above(text)
+    assert [each.hard for each in found.thresholds] == [each.hard for each in load.defaults().config.thresholds]
+    assert graces(found) == graces(load.defaults().config), "without grace it is hard, as for the kubelet"
+
+
+def test_a_shortened_grace_period_returns_to_the_configured_one_and_keeps_the_identity() -> None:
+    plain = load.defaults().config
+    text = "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 15s}"
+    shortened = above(text)
+    assert graces(shortened)[Signal.MEMORY] == 10.0
+    assert [effective_thresholds.identity(each) for each in shortened.thresholds] == [
+        effective_thresholds.identity(each) for each in plain.thresholds
+    ]
+    assert above(text, config=shortened) == shortened
+    assert above_kubelet.keep_above(shortened, ()) == plain
+
+
+def test_a_shortened_grace_period_is_described_with_the_configured_one() -> None:
+    text = "evictionSoft: {nodefs.available: 15%}\nevictionSoftGracePeriod: {nodefs.available: 1m30s}"
+    described = {above_kubelet.describe_grace(each) for each in above(text).thresholds if each.signal is Signal.NODEFS}
+    assert described == {"0s", "1m 20s (before the kubelet's; configured 2m)"}

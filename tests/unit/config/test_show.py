@@ -76,6 +76,7 @@ def kept_above(text: str, body: str = "") -> LoadedConfig:
     return loaded._replace(config=above_kubelet.keep_above(loaded.config, theirs))
 
 
+SHORT_GRACE = "evictionSoft: {nodefs.available: 15%}\nevictionSoftGracePeriod: {nodefs.available: 1m30s}"
 KUBELET = (
     "evictionHard: {memory.available: 500Mi, nodefs.available: 20%, pid.available: 1%}\n"
     "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 1m}\n"
@@ -91,6 +92,13 @@ def test_a_threshold_is_shown_with_the_kubelets_above_which_it_is_kept() -> None
     ]
     assert any("nodefs.available" in line and "at least the kubelet's 20% + 2%" in line for line in lines)
     assert not any("pid.available" in line and "kubelet" in line for line in lines), "1% + 2% is below 5%"
+
+
+def test_a_grace_period_that_is_shortened_is_shown_with_what_it_is() -> None:
+    lines = [line for line in show.show(kept_above(SHORT_GRACE)).splitlines() if "to end before the kubelet's" in line]
+    assert [line.split("  # ") for line in lines] == [
+        [f"{'  nodefs.available: 2m':<56}", "built-in; 1m20s, to end before the kubelet's"]
+    ]
 
 
 def test_what_is_shown_about_a_kubelet_does_not_change_what_is_read_back() -> None:

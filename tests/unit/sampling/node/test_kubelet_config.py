@@ -1,7 +1,7 @@
 """The kubelet's configuration is found on the host, or its absence is reported."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,8 +197,8 @@ class Distribution(NamedTuple):
     ours: dict[str, str]
     others: Sequence[list[str]] = ()
     """Further processes in the cgroup, before the kubelet."""
-    shorter_grace: str = ""
-    """A signal on which the kubelet's soft grace period is shorter than ours, so that a slow fall meets it first."""
+    shortened_grace: Mapping[str, float] = {}
+    """Signals on which the kubelet's soft grace period is shorter than our built-in one, and what ours is then."""
 
 
 def distribution(path: Path) -> Distribution:
@@ -243,9 +243,14 @@ def test_our_thresholds_are_above_those_of_each_distributions_kubelet(path: Path
     for threshold in memory["thresholds"]:
         level = expected.ours[threshold["tier"]]
         assert threshold["value"] == resolve.resolve_amount(amount.parse_amount(level), capacity=capacity), threshold
-    later = [each for each in document["kubelet"]["thresholds"] if each["verdict"] != "ours first"]
-    assert {each["signal"] for each in later} == ({expected.shorter_grace} if expected.shorter_grace else set())
-    assert all(each["tier"] == "soft" and each["ours"]["value"] > 0 for each in later)
+    assert {each["verdict"] for each in document["kubelet"]["thresholds"]} == {"ours first"}
+    shortened = {
+        signal["name"]: threshold["gracePeriodSeconds"]
+        for signal in document["signals"]
+        for threshold in signal["thresholds"]
+        if threshold["configuredGracePeriodSeconds"] is not None
+    }
+    assert {name: grace for name, grace in shortened.items() if "containerfs" not in name} == expected.shortened_grace
 
 
 def test_k3s_without_its_configuration_directory_is_not_known(tmp_path: Path) -> None:
