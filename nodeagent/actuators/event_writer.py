@@ -79,6 +79,13 @@ class EventReason(enum.StrEnum):
         "The API server accepted the pod's eviction. The note is the kubelet's message, the annotations are the "
         "kubelet's (`starved_resource`, `offending_containers`...).",
     )
+    POD_EVICTED = (
+        "PodEvicted",
+        "The pod's owner",
+        True,
+        "A pod of this ReplicaSet, StatefulSet, Job or other controller was evicted, or killed as the last resort. The "
+        "note has the pod, the node, the resource, and the pod's usage and request.",
+    )
     EVICTION_GRACE_SHORTENED = (
         "EvictionGraceShortened",
         "Pod",

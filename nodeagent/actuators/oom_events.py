@@ -1,7 +1,7 @@
 """The Events of OOM kills: on the pod, on its owner, and on the node.
 
 The owner has the Event as well, because a pod's own is hard to find once the pod is replaced. Only owners of the kinds
-in `OWNERS` get one: the admission policy nodeagent-events allows no other object.
+in `pod_events.OWNERS` get one: the admission policy nodeagent-events allows no other object.
 
 The kills of one container for one cause are one series, whatever their number, the names of the processes (which the
 container chooses) and the figures of the node are: a container that is killed without end makes one Event, not one a
@@ -11,22 +11,13 @@ second. The log has each of them.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from nodeagent.actuators import event_writer
+from nodeagent.actuators import event_writer, pod_events
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
 from nodeagent.model import OomKill, OomReport, Pod, PodSource, PodView
 from nodeagent.policy import oom_messages
 
 MAX_KILLS: Final = 5
 """Kills of one reading that get Events; the log and the record have all."""
-OWNERS: Final = frozenset(
-    {
-        ("apps/v1", "ReplicaSet"),
-        ("apps/v1", "StatefulSet"),
-        ("apps/v1", "DaemonSet"),
-        ("batch/v1", "Job"),
-        ("v1", "ReplicationController"),
-    }
-)
 _ACTION: Final = "Observing"
 
 
@@ -48,8 +39,7 @@ def _about_pod(kill: OomKill, report: OomReport, pod: Pod, annotations: Mapping[
     series = _series(kill)
     note = oom_messages.event_note(kill, report, about_pod=True)
     yield _event("Pod", namespace, pod.name or "", pod.uid, note, annotations, series)
-    owner = pod.owner
-    if owner is not None and (owner.api_version, owner.kind) in OWNERS:
+    if (owner := pod_events.known_owner(pod.owner)) is not None:
         note = oom_messages.event_note(kill, report, about_pod=False)
         event = _event(owner.kind, namespace, owner.name, owner.uid, note, annotations, series)
         yield event._replace(api_version=owner.api_version)

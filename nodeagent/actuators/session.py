@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from nodeagent.actuators import api_writers, event_writer, oom_events, taints
+from nodeagent.actuators import api_writers, event_writer, oom_events, pod_events, taints
 from nodeagent.actuators.api_writers import ApiWriters
 from nodeagent.actuators.conditions import ConditionConflict, OwnedCondition
 from nodeagent.actuators.event_writer import EventReason, KubernetesEvent
@@ -60,7 +60,7 @@ PDB_SPREAD_S: Final = 10.0
 a second instead of 50,000 (benchmarks/fleet.py)."""
 VOLUME_SPREAD_S: Final = 3.0
 """Longest wait before the first claim is looked up while no pressure is near."""
-_MAX_KILL_EVENTS: Final = 20
+_MAX_KILLS: Final = 20
 _CHANGE_REASONS: Final = {
     (ConditionType.MEMORY_PRESSURE, True): EventReason.NODE_HAS_INSUFFICIENT_MEMORY,
     (ConditionType.MEMORY_PRESSURE, False): EventReason.NODE_HAS_SUFFICIENT_MEMORY,
@@ -216,10 +216,12 @@ class ClusterSession:
         """Of the last `publish`."""
         self._taint_wanted_since: dict[ConditionType, float] = {}
         """When each wanted taint was first requested."""
-        self._unanswered: dict[tuple[str, str], Victim] = {}
+        self._announced: Plan | None = None
+        """The last plan with victims."""
+        self._unanswered: dict[tuple[str, str], pod_events.RankedVictim] = {}
         """Victims without an outcome, by plan and UID."""
-        self._kill_events: list[KubernetesEvent] = []
-        """Events of kills, sent when the API server is reachable again."""
+        self._kills: list[tuple[str, pod_events.RankedVictim, float]] = []
+        """Plan id, victim and wall time of kills, whose Events are sent when the API server is reachable again."""
         self._thread = workers.make_thread(self._confirm, name="identity")
 
     def start(self) -> None:
@@ -274,6 +276,7 @@ class ClusterSession:
         if writers.slots is not None and (soft or any(refusal.code.wants_slot for refusal in plan.refusals)):
             writers.slots.want()
         if plan.victims:
+            self._announced = plan
             resource = SIGNAL_TABLE[plan.victims[0].threshold.signal].resource
             self.emit_node_event(
                 EventReason.EVICTION_THRESHOLD_MET,
@@ -286,14 +289,14 @@ class ClusterSession:
         """Hand over a victim; `outcomes` returns what came of it."""
         if self._writers is None:
             raise RuntimeError("a plan has victims before the node's identity is confirmed")
-        self._unanswered[plan_id, victim.pod.uid] = victim
+        self._unanswered[plan_id, victim.pod.uid] = pod_events.with_rank(victim, self._announced)
         self._writers.evictions.submit(plan_id, victim)
 
     def announce_kill(self, plan_id: str, victim: Victim) -> None:
-        """Store the Event of a kill until the API server is reachable again. The last 20 are stored; the flight
+        """Store the Events of a kill until the API server is reachable again. The last 20 are stored; the flight
         recorder has all of them."""
-        event = _about_pod(victim, EventReason.KILLED, plan_id)._replace(action="Killing", at_wall=time.time())
-        self._kill_events = [*self._kill_events, event][-_MAX_KILL_EVENTS:]
+        kill = (plan_id, pod_events.with_rank(victim, self._announced), time.time())
+        self._kills = [*self._kills, kill][-_MAX_KILLS:]
 
     def emit_node_event(self, reason: EventReason, note: str, *, action: str, plan_id: str = "") -> None:
         """Emit an Event on the Node; not in a dry run."""
@@ -314,22 +317,22 @@ class ClusterSession:
                 writers.events.emit(event)
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes since the last call. An accepted eviction gets an Event on its pod."""
+        """The outcomes since the last call. An accepted eviction gets Events on its pod and the owner."""
         writers = self._writers
         if writers is None:
             return ()
-        if self._kill_events and self._transport.reach.unreachable_since is None:
-            kill_events, self._kill_events = self._kill_events, []
-            for event in kill_events:
-                writers.events.emit(event)
+        node = writers.node.node_name
+        if self._kills and self._transport.reach.unreachable_since is None:
+            kills, self._kills = self._kills, []
+            for plan_id, killed, at_wall in kills:
+                for event in pod_events.killed(plan_id, killed, node=node, at_wall=at_wall):
+                    writers.events.emit(event)
         outcomes = writers.evictions.take()
         for outcome in outcomes:
             victim = self._unanswered.pop((outcome.plan_id, outcome.pod_uid), None)
             if victim is not None and outcome.kind is OutcomeKind.ACCEPTED:
-                # For a terminating pod the request shortened the grace period.
-                terminating = victim.pod.terminating
-                reason = EventReason.EVICTION_GRACE_SHORTENED if terminating else EventReason.EVICTED
-                writers.events.emit(_about_pod(victim, reason, outcome.plan_id))
+                for event in pod_events.evicted(outcome.plan_id, victim, node=node):
+                    writers.events.emit(event)
         return outcomes
 
     def publish(self, verdicts: Iterable[ConditionVerdict]) -> None:
@@ -527,11 +530,3 @@ def _pdb_spread_s(config: Config) -> float:
     Nodes that cross a threshold in the same second do not list in the same second."""
     graces = [threshold.grace_period_s for threshold in config.thresholds if not threshold.hard]
     return min(PDB_SPREAD_S, 0.5 * min(graces, default=0.0))
-
-
-def _about_pod(victim: Victim, reason: EventReason, plan_id: str) -> KubernetesEvent:
-    pod = victim.pod
-    annotations = {**victim.annotations, event_writer.PLAN_ANNOTATION: plan_id}
-    return KubernetesEvent(
-        "Pod", pod.namespace or "", pod.name or "", pod.uid, reason, victim.message, annotations=annotations
-    )

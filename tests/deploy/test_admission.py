@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nodeagent.actuators import oom_events
+from nodeagent.actuators import pod_events
 from nodeagent.actuators.event_writer import REFRESH_S, EventReason, EventWriter, KubernetesEvent
 from nodeagent.actuators.eviction_slots import EvictionSlots
 from nodeagent.actuators.evictions import EvictionSender
@@ -498,6 +498,10 @@ OWNED: Final[Document] = {
     ("reason", "values", "why"),
     [
         ("OOMKillObserved", {}, []),
+        ("PodEvicted", {}, []),
+        ("PodEvicted", {"kind": "StatefulSet"}, []),
+        ("PodEvicted", {"namespace": "bank"}, [ABOUT]),
+        ("PodEvicted", {"kind": "Deployment"}, [ABOUT]),
         ("OOMKillObserved", {"kind": "Job", "apiVersion": "batch/v1"}, []),
         ("OOMKillObserved", {"kind": "ReplicationController", "apiVersion": "v1"}, []),
         ("OOMKillObserved", {"namespace": "bank"}, [ABOUT]),
@@ -507,7 +511,7 @@ OWNED: Final[Document] = {
         ("Evicted", {}, [ABOUT]),
     ],
 )
-def test_only_an_oom_kill_is_also_reported_on_the_owner_of_its_pod(
+def test_only_an_eviction_and_an_oom_kill_are_also_reported_on_the_owner_of_the_pod(
     reason: str, values: Document, why: list[str]
 ) -> None:
     entry = EVENT | {"reason": reason, "regarding": OWNED | values}
@@ -521,7 +525,7 @@ def test_an_event_about_an_owner_names_its_api_version() -> None:
 
 
 def test_the_owners_that_get_an_event_are_those_that_the_policy_allows() -> None:
-    for api_version, kind in oom_events.OWNERS:
+    for api_version, kind in pod_events.OWNERS:
         entry = EVENT | {"reason": "OOMKillObserved", "regarding": OWNED | {"apiVersion": api_version, "kind": kind}}
         assert refused(about_events(verb="CREATE"), old=None, new=entry) == [], kind
 

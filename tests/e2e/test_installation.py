@@ -51,7 +51,7 @@ def eviction(namespace: str, name: str, **options: object) -> Try:
     return Try("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
 
-def event(namespace: str, regarding: Json, *, instance: str = "NODE") -> Try:
+def event(namespace: str, regarding: Json, *, instance: str = "NODE", reason: str = "Evicted") -> Try:
     body = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -60,7 +60,7 @@ def event(namespace: str, regarding: Json, *, instance: str = "NODE") -> Try:
         "reportingController": "nodeagent.io/nodeagent",
         "reportingInstance": instance,
         "action": "Evicting",
-        "reason": "Evicted",
+        "reason": reason,
         "type": "Normal",
         "regarding": {"apiVersion": "v1", **regarding},
     }
@@ -76,6 +76,14 @@ def lease(holder: str, *, name: str = "nodeagent-evictions-e2e-0", lasts_s: int 
     }
     return Try("POST", "/apis/coordination.k8s.io/v1/namespaces/{}/leases?dryRun=All", body)
 
+
+OWNER: Final = {
+    "apiVersion": "apps/v1",
+    "kind": "ReplicaSet",
+    "namespace": "TENANT",
+    "name": "tenant",
+    "uid": "UID",
+}
 
 READ: Final = {
     "list the pods of the node": Try("GET", f"{OWN_PODS}&limit=1"),
@@ -93,6 +101,7 @@ ALLOWED: Final = {
     ),
     "a taint of its own": Try("PATCH", NODE, {"spec": {"taints": ["ALL", OWN_TAINT]}}),
     "an Event about a pod": event("TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant", "uid": "UID"}),
+    "an Event about the owner of an evicted pod": event("TENANT", OWNER, reason="PodEvicted"),
     "an Event about its node": event("default", {"kind": "Node", "name": "NODE", "uid": "NODE"}),
     "a Lease": lease("NODE"),
 }
@@ -113,6 +122,8 @@ REFUSED: Final = {
     "an Event in another one's name": event(
         "TENANT", {"kind": "Pod", "namespace": "TENANT", "name": "tenant"}, instance="OTHER"
     ),
+    "an Event about an owner in another namespace": event("default", OWNER, reason="PodEvicted"),
+    "an Event about an object that owns no pod": event("TENANT", OWNER | {"kind": "Deployment"}, reason="PodEvicted"),
     "a Lease for another node": lease("OTHER"),
     "another Lease": lease("NODE", name="nodeagent-e2e"),
     "a Lease for ever": lease("NODE", lasts_s=1 << 30),

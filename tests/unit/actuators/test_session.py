@@ -34,7 +34,10 @@ from nodeagent.model import (
     NoteKind,
     Outcome,
     OutcomeKind,
+    Owner,
     Plan,
+    PodView,
+    RankedPod,
     Refusal,
     RefusalCode,
     Signal,
@@ -541,6 +544,31 @@ def test_an_eviction_has_events_on_pod_and_node_with_the_plans_id(
     assert met["metadata"]["annotations"] == {"nodeagent.io/plan": "run-7"}
 
 
+def test_the_owner_of_an_evicted_pod_has_an_event_that_outlives_the_pod(
+    api: ApiServer, session: Callable[..., ClusterSession]
+) -> None:
+    agent = session()
+    chosen = victim(agent)
+    owner = Owner("ReplicaSet", "hog", "rs-hog")
+    chosen = chosen._replace(pod=chosen.pod._replace(owner=owner))
+    ranked = RankedPod(PodView(chosen.pod, None), 1, (), 3 << 30, 1 << 30, None)
+    agent.announce(plan(chosen)._replace(ranking=(ranked,)))
+    agent.evict("run-7", chosen)
+    assert answer(agent).kind is OutcomeKind.ACCEPTED
+    assert api.wait_for(lambda: {"Evicted", "PodEvicted"} <= set(events(api)), 30)
+    event = events(api)["PodEvicted"]
+    assert event["regarding"] == {
+        "kind": "ReplicaSet",
+        "apiVersion": "apps/v1",
+        "name": "hog",
+        "uid": "rs-hog",
+        "namespace": "default",
+    }
+    assert event["metadata"]["namespace"] == "default"
+    assert "It used 3Gi of memory, 2Gi more than its request of 1Gi." in event["note"]
+    assert event["metadata"]["annotations"]["nodeagent.io/plan"] == "run-7"
+
+
 def test_with_node_credentials_an_eviction_has_events_as_well(
     api: ApiServer, session: Callable[..., ClusterSession]
 ) -> None:
@@ -582,7 +610,7 @@ def test_the_event_of_a_kill_is_written_when_the_api_server_is_reachable_again(
     eventually(lambda: agent.pods().unreachable_since is not None)
     agent.announce_kill("run-8", chosen)
     agent.outcomes()
-    assert [event.reason for event in agent._kill_events] == ["Killed"], "an Event would be lost now"
+    assert not events(api), "an Event would be lost now"
     api.come_back()
     eventually(lambda: agent.pods().unreachable_since is None)
     agent.outcomes()

@@ -1,0 +1,39 @@
+"""The texts about an eviction for the owner of the pod."""
+
+import pytest
+
+from nodeagent.model import Method, Signal, Tier, Victim
+from nodeagent.policy import owner_messages
+from tests.support.nodes import GI, MI, hard, pod
+
+
+@pytest.mark.parametrize(
+    ("signal", "usage", "request_", "text"),
+    [
+        (Signal.MEMORY, 3 * GI, GI, "It used 3Gi of memory, 2Gi more than its request of 1Gi."),
+        (Signal.MEMORY, 512 * MI, GI, "It used 512Mi of memory, which is within its request of 1Gi."),
+        (Signal.MEMORY, 3 * GI, 0, "It used 3Gi of memory and requests none."),
+        (Signal.MEMORY, 3 * GI, None, "It used 3Gi of memory."),
+        (Signal.NODEFS, 3 * GI, GI, "It used 3Gi of disk space, 2Gi more than its request of 1Gi."),
+        (Signal.NODEFS_INODES, 70_000, None, "It used 70000 files (inodes)."),
+        (Signal.PID, 900, None, "It used 900 processes."),
+        (Signal.MEMORY, None, GI, "How much of the node's memory it used is not known."),
+    ],
+)
+def test_usage_is_compared_with_the_request(signal: Signal, usage: int | None, request_: int | None, text: str) -> None:
+    assert owner_messages.usage_text(usage, request_, signal) == text
+
+
+def victim(**more: object) -> Victim:
+    made = Victim(pod("web-1"), "/kubepods/podu", hard(), Tier.HARD, Method.EVICT, 1.0, "low ", {}, None)
+    return made._replace(**more)  # type: ignore[arg-type]
+
+
+def test_a_kill_is_called_a_kill() -> None:
+    note = owner_messages.eviction_note(victim(method=Method.KILL), None, node="n1")
+    assert note == "Pod web-1 was killed on node n1 because the node was low on memory."
+
+
+def test_a_pod_over_a_limit_of_its_own_is_not_blamed_on_the_node() -> None:
+    note = owner_messages.eviction_note(victim(limit="emptydirfs.limit", message="Volume v is full. "), None, node="n1")
+    assert note == "Pod web-1 was evicted from node n1 because it exceeded a limit of its own. Volume v is full."
