@@ -256,7 +256,7 @@ def test_an_installation_is_tried_and_taken_away_again(tmp_path: Path, monkeypat
             output = run_suite(api, tmp_path, "test_installation.py")
         finally:
             daemonsets.close()
-        assert "75 passed" in output, output
+        assert "78 passed" in output, output
         assert nothing_is_left(api)
         assert len(api.store.objects["nodes"]) == 2
 
@@ -267,7 +267,7 @@ def test_an_installation_without_constrained_impersonation_has_the_direct_rights
         api.admit = denied_by_stored_policies(api)
         output = run_suite(api, tmp_path, "test_installation.py")
         assert "this API server (1.35) has no constrained impersonation" in output
-        assert "50 passed" in output, output
+        assert "53 passed" in output, output
         assert nothing_is_left(api)
         assert list(api.store.objects["nodes"]) == [("", "node-1")]
         assert [r.path for r in api.sent("POST", "/nodes")] == ["/api/v1/nodes"]
