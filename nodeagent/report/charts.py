@@ -33,8 +33,6 @@ _LABELS: Final = 20
 """Pixels below the plot for its times."""
 _LANE: Final = 30
 """Pixels of one lane: its name and its bars."""
-_GUTTER: Final = 46
-"""Pixels left of the plot for the values; `page_style` has it too."""
 _SIDE: Final = 1000.0
 """The view box of the shapes is a square of this side."""
 _HITS: Final = 90
@@ -160,7 +158,6 @@ class _Chart:
         parts = [
             f'<svg class="plot" role="img" height="{height}" aria-label="{self._summary()}">',
             *self._y_labels(top),
-            f'<svg class="inner" x="{_GUTTER}" width="100%" height="{height}">',
             self._y_grid(top),
             f'<svg y="{top}" width="100%" height="{_HEIGHT}" viewBox="0 0 1000 1000" preserveAspectRatio="none">',
             *self._shades(),
@@ -174,7 +171,7 @@ class _Chart:
             *self._x_labels(top + _HEIGHT),
             *[part for number, name in enumerate(lanes) for part in self._lane(name, top + _HEIGHT + _LABELS, number)],
             *self._flags(top),
-            "</svg></svg>",
+            "</svg>",
         ]
         note = f"<small>{html_page.text(self.note)}</small>" if self.note else ""
         return Html(
@@ -208,7 +205,7 @@ class _Chart:
     def _y_labels(self, top: int) -> Iterable[str]:
         for tick in self.y.ticks:
             row = top + _HEIGHT * (1 - self.y.place(tick)) + 4
-            yield f'<text class="end" x="{_GUTTER - 6}" y="{row:.1f}">{self._text(tick)}</text>'
+            yield f'<text class="end" x="-6" y="{row:.1f}">{self._text(tick)}</text>'
 
     def _x_labels(self, row: int) -> Iterable[str]:
         for number, tick in enumerate(self.x.ticks):

@@ -70,8 +70,7 @@ pre{margin:.5rem 0;padding:.75rem;background:var(--page);border:1px solid var(--
 font:.82rem/1.45 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre-wrap}
 figcaption{font-weight:600;font-size:.95rem;margin-bottom:.15rem}
 figcaption small{display:block;font-weight:400;font-size:.82rem;color:var(--soft)}
-svg.plot{display:block;width:100%;overflow:visible;margin-top:.5rem}
-svg.inner{width:calc(100% - 46px);overflow:visible}
+svg.plot{display:block;width:calc(100% - 46px);overflow:visible;margin:.5rem 0 0 46px}
 svg.plot text{font-size:11px;fill:var(--soft);font-family:inherit}
 svg.plot .halo{paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 svg.plot line,svg.plot polyline,svg.plot path{vector-effect:non-scaling-stroke}
