@@ -29,7 +29,8 @@ FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 COPY --from=build /opt/nodeagent /opt/nodeagent
-# Modules are compiled in the image, whose file system is read-only at run time.
-ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# Modules are compiled in the image, whose file system is read-only at run time. PATH for `kubectl exec POD -- nodeagent`.
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+    PATH=/opt/nodeagent/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENTRYPOINT ["/opt/nodeagent/bin/nodeagent"]
 CMD ["run"]
