@@ -153,11 +153,11 @@ def _explain(options: Options) -> int:
     from pathlib import Path
 
     from nodeagent.commands import printing
-    from nodeagent.report import explain
+    from nodeagent.report import explain, recorded_decisions
 
     directory = Path(options.state_dir or _load_config(options.config).config.state_dir)
     try:
-        decisions = explain.read_decisions(directory)
+        decisions = recorded_decisions.read_decisions(directory)
         if options.id is None:
             listed = decisions[-options.last :]
             printing.show(
@@ -167,8 +167,8 @@ def _explain(options: Options) -> int:
                 color=options.color,
             )
             return exit_codes.OK
-        decision = explain.find_decision(decisions, options.id)
-    except explain.ExplainError as error:
+        decision = recorded_decisions.find_decision(decisions, options.id)
+    except recorded_decisions.ExplainError as error:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
     printing.show(
         explain.sections(decision), lambda: explain.to_json(decision), output=options.output, color=options.color

@@ -12,7 +12,7 @@ from nodeagent.config.schema import ReclaimAction, ReclaimConfig, ReliefConfig
 from nodeagent.model import Amount, DiskUsage, MemoryModel, Outcome, OutcomeKind, ReclaimReport, ReclaimResult, Signal
 from nodeagent.policy import outcomes
 from nodeagent.records import flight_recorder
-from nodeagent.report import explain, text
+from nodeagent.report import explain, recorded_decisions, text
 from tests.support.nodes import GI, MI, NOW, config, hard, snapshot, view
 from tests.support.recorded import Run
 
@@ -35,7 +35,9 @@ def run(directory: Path) -> Run:
 
 
 def explained(place: Path, wanted: str) -> str:
-    return text.render(explain.sections(explain.find_decision(explain.read_decisions(place), wanted)))
+    return text.render(
+        explain.sections(recorded_decisions.find_decision(recorded_decisions.read_decisions(place), wanted))
+    )
 
 
 def test_a_decision_has_its_numbers_ages_pods_outcome_and_relief(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_a_signal_has_its_trend(tmp_path: Path) -> None:
 
 def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path: Path) -> None:
     run(tmp_path)
-    rows = text.render((explain.list_section(explain.read_decisions(tmp_path)),)).splitlines()
+    rows = text.render((explain.list_section(recorded_decisions.read_decisions(tmp_path)),)).splitlines()
     assert len(rows) == 1 + 3
     assert "evict shop/big" in rows[1]
     assert "accepted" in rows[1]
@@ -95,12 +97,12 @@ def test_the_list_has_one_row_for_each_decision_with_what_became_of_it(tmp_path:
 def test_an_id_may_be_cut_short_while_it_is_the_only_one(tmp_path: Path) -> None:
     Run(tmp_path, CONFIG, instance="first").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
     Run(tmp_path, CONFIG, instance="fourth").decide(snapshot(*PODS, available={Signal.MEMORY: GI}))
-    every = explain.read_decisions(tmp_path)
-    assert explain.find_decision(every, "fi").id == "first-1"
-    with pytest.raises(explain.ExplainError, match="2 decisions start with it"):
-        explain.find_decision(every, "f")
-    with pytest.raises(explain.ExplainError, match="no such decision"):
-        explain.find_decision(every, "zzz")
+    every = recorded_decisions.read_decisions(tmp_path)
+    assert recorded_decisions.find_decision(every, "fi").id == "first-1"
+    with pytest.raises(recorded_decisions.ExplainError, match="2 decisions start with it"):
+        recorded_decisions.find_decision(every, "f")
+    with pytest.raises(recorded_decisions.ExplainError, match="no such decision"):
+        recorded_decisions.find_decision(every, "zzz")
 
 
 def test_an_outcome_that_was_written_before_its_decision_belongs_to_it(tmp_path: Path) -> None:
@@ -138,7 +140,9 @@ def test_a_reclaim_action_has_its_gain(tmp_path: Path) -> None:
     assert "RECLAIM ACTIONS\nimages (done): +3Gi in 2s" in output
     assert "(timed-out): -1Mi in 2s" in output
     assert "\x1b" not in output
-    [reclaim, _] = explain.to_json(explain.find_decision(explain.read_decisions(tmp_path), "last"))["reclaims"]
+    [reclaim, _] = explain.to_json(
+        recorded_decisions.find_decision(recorded_decisions.read_decisions(tmp_path), "last")
+    )["reclaims"]
     assert (reclaim["name"], reclaim["gained"]) == ("images", 3 * GI)
 
 
@@ -162,7 +166,7 @@ FIELDS = (
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.dictionaries(st.sampled_from(("planId", "kind", "at")), JSON))
 def test_a_record_of_another_version_is_printed(decision: dict[str, object], outcome: object) -> None:
     after = (outcome,)
-    output = explain.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
+    output = recorded_decisions.RecordedDecision("x", {"record": "decision", **decision}, after, after, after)  # type: ignore[arg-type]
     assert text.render(explain.sections(output))
     assert text.render((explain.list_section([output]),))
     json.dumps(explain.to_json(output))

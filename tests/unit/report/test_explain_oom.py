@@ -18,7 +18,7 @@ from nodeagent.model import (
     RaceLoss,
 )
 from nodeagent.records.flight_recorder import DECISIONS_FILE, FlightRecorder
-from nodeagent.report import explain, text
+from nodeagent.report import explain, recorded_decisions, text
 
 MI = 1 << 20
 PLACE = OomPlace("/kubepods/podu/c", OomLevel.CONTAINER, "u", "c" * 64)
@@ -34,12 +34,14 @@ REPORT = OomReport(
 
 
 def shown(directory: Path, wanted: str = "last") -> str:
-    return text.render(explain.sections(explain.find_decision(explain.read_decisions(directory), wanted)))
+    return text.render(
+        explain.sections(recorded_decisions.find_decision(recorded_decisions.read_decisions(directory), wanted))
+    )
 
 
 def test_a_lost_race_is_listed_and_explained_with_its_samples(tmp_path: Path) -> None:
     FlightRecorder(tmp_path).oom(REPORT, wall_time=1.8e9)
-    listed = text.render((explain.list_section(explain.read_decisions(tmp_path)),))
+    listed = text.render((explain.list_section(recorded_decisions.read_decisions(tmp_path)),))
     assert "abc-oom1" in listed
     assert "2 killed: shop/web (main)" in listed
     assert "too late: not-met" in listed
@@ -67,7 +69,7 @@ def test_a_kill_by_an_own_limit_has_no_race(tmp_path: Path) -> None:
 
 def test_the_json_has_everything(tmp_path: Path) -> None:
     FlightRecorder(tmp_path).oom(REPORT, wall_time=1.8e9)
-    [recorded] = explain.read_decisions(tmp_path)
+    [recorded] = recorded_decisions.read_decisions(tmp_path)
     found = explain.to_json(recorded)
     assert (found["kind"], found["id"], len(found["samples"])) == ("OOMKills", "abc-oom1", 40)
     assert found["race"]["victims"] == ["shop/large"]
@@ -90,4 +92,4 @@ def test_a_damaged_or_hostile_record_is_shown(tmp_path: Path, record: dict[str, 
     assert "x-oom1" in story
     assert "\x1b" not in story
     assert "\x07" not in story
-    text.render((explain.list_section(explain.read_decisions(tmp_path)),))
+    text.render((explain.list_section(recorded_decisions.read_decisions(tmp_path)),))
