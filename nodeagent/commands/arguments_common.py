@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from nodeagent.commands import exit_codes, standard_streams
 
@@ -63,3 +63,38 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
     return int(text)
+
+
+class Since(NamedTuple):
+    """A time of `--since`: so long ago, or an instant."""
+
+    ago_s: float | None
+    at: float
+    """Epoch seconds; without meaning if `ago_s` is given."""
+
+    def wall(self, now: float) -> float:
+        """Epoch seconds. `now`: the present, or the end of a recording."""
+        return self.at if self.ago_s is None else now - self.ago_s
+
+
+def since(text: str) -> Since:
+    """A duration (`90s`, `1h30m`, `2d`) or an instant in RFC 3339 (`2026-11-24T13:05:00Z`)."""
+    from datetime import UTC, datetime
+
+    from nodeagent.config import duration
+
+    days, unit, rest = text.partition("d")
+    with_hours = f"{24 * int(days)}h{rest}" if unit and days.isascii() and days.isdigit() and len(days) < 6 else text
+    try:
+        seconds = duration.parse_duration(with_hours)
+        if seconds > 0:
+            return Since(seconds, 0.0)
+    except ValueError:
+        pass
+    try:
+        instant = datetime.fromisoformat(text) if len(text) >= len("2026-11-24T13:05") else None
+        if instant is not None:
+            return Since(None, instant.replace(tzinfo=instant.tzinfo or UTC).timestamp())
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a duration like 1h30m nor a time like 2026-11-24T13:05:00Z")
