@@ -71,24 +71,11 @@ clock jumps.
 """
 
 _ALERTS: Final = """
-## Alerts
+## Alerts and dashboards
 
-```
-# the trend predicts exhaustion of a resource within two minutes
-nodeagent_signal_time_to_exhaustion_seconds < 120 and nodeagent_signal_trend_confidence_ratio > 0.6
-# pressure without a pod that can be evicted
-rate(nodeagent_refusals_total{code=~"futile|no-candidates|circuit-breaker"}[5m]) > 0
-# evictions with too little relief
-increase(nodeagent_relief_shortfalls_total[1h]) > 0
-# an eviction came too late: the OOM killer was first
-increase(nodeagent_lost_races_total[10m]) > 0
-# the agent cannot work
-nodeagent_pods_view_age_seconds > 120 or nodeagent_sample_age_seconds > 30 or nodeagent_sync_age_seconds > 30
-# the configuration on disk is not the one in force
-nodeagent_config_last_reload_successful == 0
-# the kubelet overwrites the condition: share of the wanted time in which it was True
-nodeagent_condition_true_seconds_total / nodeagent_condition_wanted_seconds_total < 0.999
-```
+[monitoring/](../monitoring/alerts.yaml) has alerts (plain rules and a PrometheusRule), a PodMonitor, a scrape
+configuration and two Grafana dashboards: one node, and the fleet. [runbooks.md](runbooks.md) has a section for each
+alert.
 """
 
 _REASONS: Final = f"""# Reasons
