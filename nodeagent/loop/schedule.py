@@ -207,19 +207,9 @@ class ThresholdLevel(NamedTuple):
     level: SignalLevel
     may_act: bool
     """False: the crossing of this level changes a condition, and evicts no pod."""
-
-    @property
-    def crossed(self) -> bool:
-        return self.headroom < 0
-
-    @property
-    def time_left_s(self) -> float:
-        """RATE: the share of the time to the threshold, or to exhaustion below it, that may be slept."""
-        if self.crossed and not self.may_act:
-            return NEVER
-        distance = self.level.available if self.crossed else self.headroom
-        left_s = SAFETY * distance / max(self.level.fill_per_s, _FASTEST[self.threshold.signal])
-        return left_s if self.may_act else max(SOFT_SAMPLE_S, left_s)
+    crossed: bool
+    time_left_s: float
+    """RATE: the share of the time to the threshold, or to exhaustion below it, that may be slept."""
 
     @property
     def near(self) -> bool:
@@ -415,8 +405,7 @@ def _judge(inputs: ScheduleInputs, state: ScheduleState) -> tuple[ScheduleView, 
             if level is None or value is None:
                 unknown.add(threshold.signal)
             else:
-                headroom = level.available - value
-                known.append(ThresholdLevel(threshold, stream, value, headroom, level, _may_act(stream)))
+                known.append(_threshold_level(threshold, stream, value, level))
     crossed = [each for each in known if each.crossed]
     acting = [each for each in crossed if each.may_act]
     view = ScheduleView(
@@ -429,6 +418,15 @@ def _judge(inputs: ScheduleInputs, state: ScheduleState) -> tuple[ScheduleView, 
         hard_crossed=any(each.threshold.hard for each in acting),
     )
     return view, levels
+
+
+def _threshold_level(threshold: Threshold, stream: Stream, value: int, level: SignalLevel) -> ThresholdLevel:
+    headroom, may_act = level.available - value, _may_act(stream)
+    crossed = headroom < 0
+    left_s = SAFETY * (level.available if crossed else headroom) / max(level.fill_per_s, _FASTEST[threshold.signal])
+    if not may_act:
+        left_s = NEVER if crossed else max(SOFT_SAMPLE_S, left_s)
+    return ThresholdLevel(threshold, stream, value, headroom, level, may_act, crossed, left_s)
 
 
 def _streams(
