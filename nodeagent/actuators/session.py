@@ -4,8 +4,8 @@ Promises:
 
 1. No call but `read_configz` waits for the API server. Threads confirm the node's identity, list, watch and write.
 2. Until the node's identity is confirmed, nothing is written, and the view of the pods is empty with the reason.
-3. The taint is requested before the first victim is handed over. The hard tier does not wait for it: its eviction
-   follows at once. The soft tier waits until the taint is present on the Node, at most `TAINT_WAIT_S`, until the
+3. The taint is requested in the sync of the crossing. The hard tier does not wait for it: its eviction is handed over
+   first. The soft tier waits until the taint is present on the Node, at most `TAINT_WAIT_S`, until the
    PodDisruptionBudgets are listed, and, if the fleet has eviction slots, until this node has one (`soft_tier_block`).
 4. No call waits for an Event.
 5. `NoCluster` is the session without credentials, so that the loop needs no `if`.
@@ -267,8 +267,7 @@ class ClusterSession:
         return next(blocks, None)
 
     def announce(self, plan: Plan) -> None:
-        """Request an eviction slot if the plan needs one, and emit the Node Event, before the victims are handed
-        over."""
+        """Request an eviction slot if the plan needs one, and emit the Node Event."""
         writers = self._writers
         if writers is None:
             return

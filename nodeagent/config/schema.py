@@ -297,8 +297,8 @@ class ConditionsConfig(NamedTuple):
     conditions with the reason NodeAgentStopped, so that a node under pressure stays tainted while the agent is
     replaced. With `keep` they must be removed by hand after the agent is uninstalled."""
     taint: bool = True
-    """Add a NoSchedule taint (`nodeagent.io/memory-pressure`, `disk-pressure`, `pid-pressure`) before the first
-    eviction and remove it with the condition. Node credentials cannot add taints."""
+    """Add a NoSchedule taint (`nodeagent.io/memory-pressure`, `disk-pressure`, `pid-pressure`) with the
+    condition, before a soft eviction, and remove it with the condition. Node credentials cannot add taints."""
 
 
 class FleetConfig(NamedTuple):

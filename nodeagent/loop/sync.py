@@ -20,14 +20,16 @@ Theory of operation. A sync observes, decides, acts and records. Every line belo
 9.  The store has the new state, with tokens taken and evictions planned, before anything acts: no crash spends twice.
 10. The brake is the first act, before anything that wakes a thread or logs. Mark and brake, save, then brake what could
     not be marked. Nothing is sent before the save. If the save fails, only hard evictions through the API go on.
-11. The recheck sample after the brake and before 13: with other threads awake it takes 3 ms instead of 0.4. It must be
+11. The recheck sample after the brake and before 15: with other threads awake it takes 3 ms instead of 0.4. It must be
     newer than the decision's sample.
 12. Plan metrics before the first outcome: dry-run, refused and killed victims have theirs in the same sync.
-13. Conditions and taints, then Node Event and slot request, before the first victim is handed over. The hard tier does
-    not wait for the taint; the soft tier has waited in 6.
-14. A victim's log line before its request: it precedes the outcome, and it exists if the agent dies now.
-15. A victim is registered before it is submitted, so that its outcome finds it. A kill: save (cgroup v1 freezes first),
+13. A victim's log line before its request: it precedes the outcome, and it exists if the agent dies now.
+14. A victim is registered before it is submitted, so that its outcome finds it. A kill: save (cgroup v1 freezes first),
     kill, outcome. Its Event is sent last.
+15. Conditions and taints, then Node Event and slot request, right after the first request of a hard victim is handed
+    over, also if that failed. They wake up to five threads: on a slow node (emulated) these delayed the request by 0.1
+    to 1.3 s. A replacement is created and scheduled later than the taint, whose request starts milliseconds after the
+    eviction's. The soft tier has waited for the taint in 6.
 16. Reclaim orders: log, save, start. After the evictions, because a hard decision may order an action and evict too.
 17. Recounts are requested before the record and take effect in rule 5 of the next sync.
 18. The record last: 0.6 ms and 8 KiB after everything urgent. The flight recorder gets the state from before the
@@ -98,10 +100,12 @@ def decide_and_act(agent: Steps, snapshot: NodeSnapshot) -> None:
     saved = agent.executor.brake(plan)  # 10     brake, save
     recheck = agent.executor.recheck(plan, snapshot)  # 11     second sample
     agent.metrics.observe_plan(plan, snapshot)  # 12
-    agent.session.publish(plan.conditions)  # 13     conditions, taints
-    agent.session.announce(plan)  # 13     Node Event, eviction slot
-    agent.decision_log.log_victims(plan, acts=agent.acts)  # 14
-    agent.executor.evict(plan, recheck, saved=saved)  # 15     second verdict, evict or kill
+    try:
+        agent.decision_log.log_victims(plan, acts=agent.acts)  # 13
+        agent.executor.evict(plan, recheck, saved=saved)  # 14     second verdict, evict or kill
+    finally:
+        agent.session.publish(plan.conditions)  # 15     conditions, taints
+        agent.session.announce(plan)  # 15     Node Event, eviction slot
     agent.executor.start_reclaim(plan, snapshot)  # 16
     agent.observer.request_recount(plan.recount)  # 17
     agent.record(plan, snapshot)  # 18     log, flight recorder, status, periodic save

@@ -30,12 +30,12 @@ STEPS = {
     "observer.observe_pods": Step((6, 7, 8), "The pods, then the node's signals again"),
     "decide": Step((9,), "The store has the new state"),
     "executor.brake": Step((10,), "The brake is the first act"),
-    "executor.recheck": Step((11,), "The recheck sample after the brake and before 13"),
+    "executor.recheck": Step((11,), "The recheck sample after the brake and before 15"),
     "metrics.observe_plan": Step((12,), "Plan metrics before the first outcome"),
-    "session.publish": Step((13,), "Conditions and taints"),
-    "session.announce": Step((13,), "Node Event and slot request"),
-    "decision_log.log_victims": Step((14,), "A victim's log line before its request"),
-    "executor.evict": Step((15,), "A victim is registered before it is submitted"),
+    "decision_log.log_victims": Step((13,), "A victim's log line before its request"),
+    "executor.evict": Step((14,), "A victim is registered before it is submitted"),
+    "session.publish": Step((15,), "Conditions and taints"),
+    "session.announce": Step((15,), "Node Event and slot request"),
     "executor.start_reclaim": Step((16,), "Reclaim orders"),
     "observer.request_recount": Step((17,), "Recounts are requested before the record"),
     "record": Step((18,), "The record last"),
@@ -72,7 +72,8 @@ class Recorder:
     def _step(self, step: str) -> Callable[..., Any]:
         def call(*_: Any, **__: Any) -> Any:
             self._calls.append(step)
-            return self._results.get(step)
+            result = self._results.get(step)
+            return result() if callable(result) else result
 
         return call
 
@@ -91,6 +92,18 @@ def run(**due: Any) -> tuple[list[str], float]:
     agent: Any = Recorder(calls, results)
     sleep_s = spine.sync(agent)
     return calls, sleep_s
+
+
+def test_conditions_are_published_although_the_victims_could_not_be_handed_over() -> None:
+    calls: list[str] = []
+
+    def fail() -> None:
+        raise OSError("no space")
+
+    agent: Any = Recorder(calls, {"decide": PLAN, "executor.evict": fail})
+    with pytest.raises(OSError, match="no space"):
+        spine.decide_and_act(agent, nodes.snapshot())
+    assert calls[-3:] == ["executor.evict", "session.publish", "session.announce"]
 
 
 def rules() -> dict[int, str]:
