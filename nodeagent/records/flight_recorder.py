@@ -17,7 +17,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from nodeagent.model import (
     NodeSnapshot,
@@ -131,8 +131,6 @@ def read_records(location: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    import msgspec
-
     try:
         fd = regular_files.open_to_read(path)
     except FileNotFoundError:
@@ -140,14 +138,21 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with os.fdopen(fd, "rb") as file:
         if os.fstat(fd).st_size > MAX_READ_BYTES:
             raise RecordsError(f"{path}: larger than {MAX_READ_BYTES >> 20} MiB, not a file of records")
-        while line := file.readline(MAX_READ_BYTES):
-            try:
-                record = msgspec.json.decode(line)
-            # RecursionError: a thousand brackets in one line.
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue
-            if isinstance(record, dict) and "record" in record and not _too_deep(record):
-                yield record
+        yield from records_in(file)
+
+
+def records_in(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The records of an open file; lines that are none are skipped. Raises OSError."""
+    import msgspec
+
+    while line := file.readline(MAX_READ_BYTES):
+        try:
+            record = msgspec.json.decode(line)
+        # RecursionError: a thousand brackets in one line.
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(record, dict) and "record" in record and not _too_deep(record):
+            yield record
 
 
 def _too_deep(record: dict[str, Any]) -> bool:

@@ -1,0 +1,396 @@
+"""Reads a recording: the samples and the records of decisions of one node.
+
+Promises:
+
+1. What is readable is read. A damaged, torn or newer part costs that part alone and is listed in `trouble`.
+2. A file that is no recording at all gives one clear `RecordingError`.
+3. The memory of a reader does not depend on what a file claims. Nothing is extracted or executed.
+
+Theory of operation. A recording is a recorder's directory, a state directory with a recorder's directory in it, one
+`.rec` file, or a snapshot file (a zip with `samples/*.rec` and `decisions.jsonl`). A segment is `samples-N.rec` with
+its completed groups and `samples-N-tail.rec` with the group in progress. The tail is read first, because the recorder
+moves it into the segment at any time; what is in both counts once.
+"""
+
+import contextlib
+import io
+import math
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from nodeagent.model.recording import RecordedSample, RecordingHeader
+from nodeagent.records import flight_recorder, recording_format, recording_shape
+from nodeagent.records.flight_recorder import RecordsError
+from nodeagent.records.recording_format import Damage, Encoder, FileHeader, FormatError, Frame
+from nodeagent.records.recording_shape import MismatchError, Shape
+from nodeagent.runtime import regular_files
+
+SUFFIX: Final = ".rec"
+TAIL: Final = "-tail"
+DIRECTORY: Final = "samples"
+"""Below the state directory, and in a snapshot file."""
+MAX_FILES: Final = 4096
+MAX_MEMBER_BYTES: Final = 256 << 20
+"""Of one file in a snapshot file, unpacked. It is read as a whole."""
+MAX_TROUBLE: Final = 100
+_SEGMENT: Final = re.compile(r"samples-([0-9]{1,12})(-tail)?\.rec\Z")
+_LEVEL: Final = 6
+
+
+class RecordingError(Exception):
+    """The recording cannot be read; the message names the file and the reason."""
+
+
+class _Source(NamedTuple):
+    """One file of a recording, which can be opened again."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+
+
+class _Segment(NamedTuple):
+    main: _Source | None
+    tail: _Source | None
+
+
+class Span(NamedTuple):
+    """The first and the last wall time, epoch seconds."""
+
+    first: float
+    last: float
+
+
+class Recording:
+    """The samples and records of one node."""
+
+    def __init__(self, segments: list[_Segment], records: Callable[[], Iterator[dict[str, Any]]]) -> None:
+        """See `open_recording`."""
+        self._segments = segments
+        self._records = records
+        self._trouble: dict[str, None] = {}
+        self._headers: dict[RecordingHeader, None] | None = None
+        self._summary: tuple[int, Span | None] | None = None
+
+    @property
+    def headers(self) -> tuple[RecordingHeader, ...]:
+        """One for each process that recorded, oldest first; those that are damaged are left out."""
+        found: list[RecordingHeader] = []
+        for source in self._sources():
+            with self._opened(source) as file:
+                header = self._header(source, file) if file is not None else None
+            if header is not None and header.recording.node and header.recording not in found:
+                found.append(header.recording)
+        return tuple(found)
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """What could not be read until now, and why."""
+        return tuple(self._trouble)
+
+    @property
+    def count(self) -> int:
+        """The number of samples, from the frames alone: damaged ones may be among them."""
+        return self._summarized()[0]
+
+    @property
+    def span(self) -> Span | None:
+        """None without samples."""
+        return self._summarized()[1]
+
+    def samples(self, *, since_wall: float | None = None, until_wall: float | None = None) -> Iterator[RecordedSample]:
+        """Oldest first, one at a time. Both times are inclusive."""
+        since = -math.inf if since_wall is None else since_wall
+        until = math.inf if until_wall is None else until_wall
+        for segment in self._segments:
+            for sample in self._segment_samples(segment, since, until):
+                if since <= sample.wall_time <= until:
+                    yield sample
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The records of decisions, outcomes, relief, reclaim and OOM kills, as `flight_recorder.read_records`."""
+        try:
+            yield from self._records()
+        except RecordsError as error:
+            self._report(str(error))
+        except OSError as error:
+            self._report(f"{error.filename}: {error.strerror}")
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _sources(self) -> Iterator[_Source]:
+        for segment in self._segments:
+            yield from (source for source in segment if source is not None)
+
+    def _report(self, message: str) -> None:
+        if len(self._trouble) < MAX_TROUBLE:
+            self._trouble[message] = None
+
+    @contextlib.contextmanager
+    def _opened(self, source: _Source) -> Iterator[BinaryIO | None]:
+        try:
+            file = source.open()
+        except FileNotFoundError:  # the recorder has dropped it since the directory was listed
+            yield None
+            return
+        except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+            self._report(f"{source.name}: {getattr(error, 'strerror', None) or error}")
+            yield None
+            return
+        with file:
+            yield file
+
+    def _header(self, source: _Source, file: BinaryIO) -> FileHeader | None:
+        """The header of the file. One that is damaged is replaced by this version's fields: frames with others are
+        left out. None if the file has nothing to read."""
+        try:
+            return recording_format.read_header(file)
+        except FormatError as error:
+            self._report(f"{source.name}: {error}")
+            if "damaged" not in str(error) and "not a recording" not in str(error):
+                return None
+        except OSError as error:
+            self._report(f"{source.name}: {error.strerror}")
+            return None
+        fields = recording_shape.field_names()
+        nameless = RecordingHeader("", "", "", "", 0.0)
+        return FileHeader(fields, nameless, recording_format.shape_checksum(fields), 0)
+
+    def _summarized(self) -> tuple[int, Span | None]:
+        if self._summary is None:
+            count, first, last = 0, math.inf, -math.inf
+            for segment in self._segments:
+                groups: set[int] = set()
+                for source in segment:
+                    for frame in self._frame_list(source):
+                        if source is segment.main:
+                            groups.add(frame.group)
+                        elif frame.group in groups:
+                            continue
+                        count += frame.samples
+                        first, last = min(first, frame.first_wall), max(last, frame.last_wall)
+            self._summary = count, Span(first, last) if count else None
+        return self._summary
+
+    def _frame_list(self, source: _Source | None) -> list[Frame]:
+        found: list[Frame] = []
+        if source is not None:
+            with self._opened(source) as file:
+                if file is None:
+                    return found
+                try:
+                    start = recording_format.read_header(file).size
+                except (FormatError, OSError):
+                    start = 0
+                with contextlib.suppress(OSError):
+                    frames = recording_format.frames(file, start=start, verify=False)
+                    found = [each for each in frames if isinstance(each, Frame) and math.isfinite(each.first_wall)]
+        return found
+
+    # --- samples -----------------------------------------------------------------------------------------------------
+
+    def _segment_samples(self, segment: _Segment, since: float, until: float) -> Iterator[RecordedSample]:
+        tail = b""
+        if segment.tail is not None:
+            with self._opened(segment.tail) as file, contextlib.suppress(OSError):
+                tail = file.read(2 * recording_format.MAX_GROUP_BYTES) if file is not None else b""
+        groups: set[int] = set()
+        if segment.main is not None:
+            with self._opened(segment.main) as file:
+                if file is not None:
+                    yield from self._file_samples(segment.main, file, since, until, groups, skip=frozenset())
+        if segment.tail is not None and tail:
+            file = io.BytesIO(tail)
+            yield from self._file_samples(segment.tail, file, since, until, set(), skip=frozenset(groups))
+
+    def _file_samples(
+        self, source: _Source, file: BinaryIO, since: float, until: float, groups: set[int], *, skip: frozenset[int]
+    ) -> Iterator[RecordedSample]:
+        header = self._header(source, file)
+        if header is None:
+            return
+        shape = recording_shape.shape_of(header.fields)
+        reader = _GroupReader(shape)
+        try:
+            for part in recording_format.frames(file, start=header.size, verify=True):
+                if isinstance(part, Damage):
+                    if part.offset or header.size:
+                        self._report(f"{source.name}: {part.size} bytes at {part.offset} are {part.reason}")
+                    continue
+                if part.shape != header.shape:
+                    self._report(f"{source.name}: samples of another version beside a header of this one")
+                    continue
+                if part.group in skip or (part.first_wall > until and part.packed):
+                    continue
+                groups.add(part.group)
+                if part.last_wall < since and part.packed:
+                    continue
+                try:
+                    yield from reader.read(file, part)
+                except (FormatError, MismatchError, RecursionError) as error:
+                    self._report(f"{source.name}: the samples at {part.offset} cannot be read: {error}")
+        except OSError as error:
+            self._report(f"{source.name}: {error.strerror}")
+
+
+class _GroupReader:
+    """Applies the changes of a group one after another."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._position = (-1, -1)
+        """The group and the index of the sample below."""
+        self._raw: Any = None
+        self._sample: RecordedSample | None = None
+
+    def read(self, file: BinaryIO, frame: Frame) -> Iterator[RecordedSample]:
+        """Raises FormatError and MismatchError."""
+        index = frame.position
+        for change in recording_format.entries(file, frame):
+            if index == 0:
+                self._raw, self._sample = None, None
+                if type(change) is not list or len(change) != 1:
+                    raise FormatError("the first one is not whole")
+            elif self._position != (frame.group, index - 1):
+                raise FormatError("the one before is missing")
+            self._position = (-1, -1)
+            raw = recording_format.with_change(self._raw, change)
+            self._sample = sample = self._shape.sample(raw, self._raw, self._sample)
+            self._raw, self._position = raw, (frame.group, index)
+            index += 1
+            yield sample
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+def open_recording(path: Path) -> Recording:
+    """The recording in a recorder's directory, a state directory, one `.rec` file or a snapshot file. Raises
+    RecordingError."""
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        with os.fdopen(regular_files.open_to_read(path), "rb") as file:
+            start = file.read(len(recording_format.MAGIC))
+            if start.startswith(b"PK"):
+                return _open_snapshot(path)
+            if start != recording_format.MAGIC:
+                frames = recording_format.frames(file, start=0, verify=True)
+                if not any(isinstance(part, Frame) for part in frames):
+                    raise RecordingError(f"{path}: not a recording of nodeagent" if start else f"{path}: empty")
+            else:
+                _refuse_other_formats(path, file)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RecordingError(f"{path}: {error}") from error
+    tail = path.with_name(path.stem + TAIL + SUFFIX)
+    segment = _Segment(_file(path), _file(tail) if tail.is_file() else None)
+    return Recording([segment], lambda: iter(()))
+
+
+def _refuse_other_formats(path: Path, file: BinaryIO) -> None:
+    try:
+        recording_format.read_header(file)
+    except FormatError as error:
+        if "written in format" in str(error):
+            raise RecordingError(f"{path}: {error}") from error
+
+
+def _open_directory(path: Path) -> Recording:
+    found = _segments([(each.name, _file(each)) for each in path.iterdir()])
+    if not found and (path / DIRECTORY).is_dir():
+        found = _segments([(each.name, _file(each)) for each in (path / DIRECTORY).iterdir()])
+    records = path if (path / flight_recorder.DECISIONS_FILE).exists() else path.parent
+    if not found and records is not path:
+        raise RecordingError(f"{path}: no recording in this directory")
+
+    def read() -> Iterator[dict[str, Any]]:
+        if (records / flight_recorder.DECISIONS_FILE).exists():
+            yield from flight_recorder.read_records(records)
+
+    return Recording(found, read)
+
+
+def _open_snapshot(path: Path) -> Recording:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        raise RecordingError(f"{path}: not a snapshot file: {error}") from error
+    if len(members) > MAX_FILES:
+        raise RecordingError(f"{path}: more than {MAX_FILES} files, not a snapshot file")
+    prefix = DIRECTORY + "/"
+    samples = [
+        (each.filename.removeprefix(prefix), _member(path, each))
+        for each in members
+        if each.filename.startswith(prefix)
+    ]
+    found = _segments(samples)
+    decisions = next((each for each in members if each.filename == flight_recorder.DECISIONS_FILE), None)
+    if not found and decisions is None:
+        raise RecordingError(f"{path}: no recording in this zip file")
+
+    def read() -> Iterator[dict[str, Any]]:
+        if decisions is None:
+            return
+        try:
+            with _member(path, decisions).open() as file:
+                yield from flight_recorder.records_in(file)
+        except (RuntimeError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+            raise RecordsError(f"{path}: {decisions.filename}: {error}") from error
+
+    return Recording(found, read)
+
+
+def _segments(files: Iterable[tuple[str, _Source]]) -> list[_Segment]:
+    found: dict[int, dict[bool, _Source]] = {}
+    for name, source in files:
+        if match := _SEGMENT.match(name):
+            found.setdefault(int(match[1]), {})[match[2] is not None] = source
+    if len(found) > MAX_FILES:
+        found = {number: found[number] for number in sorted(found)[-MAX_FILES:]}
+    return [_Segment(found[number].get(False), found[number].get(True)) for number in sorted(found)]
+
+
+def _file(path: Path) -> _Source:
+    return _Source(str(path), lambda: os.fdopen(regular_files.open_to_read(path), "rb"))
+
+
+def _member(path: Path, member: zipfile.ZipInfo) -> _Source:
+    def read() -> BinaryIO:
+        if member.file_size > MAX_MEMBER_BYTES:
+            raise ValueError(f"larger than {MAX_MEMBER_BYTES >> 20} MiB")
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            return io.BytesIO(file.read(MAX_MEMBER_BYTES))
+
+    return _Source(f"{path}: {member.filename}", read)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_recording(path: Path, header: RecordingHeader, samples: Iterable[RecordedSample]) -> None:
+    """Write these samples to one `.rec` file, which is replaced. Raises OSError."""
+    encoder = Encoder()
+    with os.fdopen(regular_files.open_to_replace(path), "wb") as file:
+        file.write(encoder.header(header))
+        number, size, entries, walls = 0, 0, list[bytes](), list[float]()
+        before: RecordedSample | None = None
+
+        def flush() -> None:
+            if entries:
+                ends = {"first_wall": min(walls), "last_wall": max(walls)}
+                file.write(encoder.packed(entries, group=number, level=_LEVEL, **ends))
+
+        for sample in samples:
+            if size > recording_format.GROUP_BYTES or len(entries) >= recording_format.GROUP_SAMPLES:
+                flush()
+                number, size, entries, walls, before = number + 1, 0, [], [], None
+            entries.append(encoder.entry(sample, before))
+            walls.append(sample.wall_time)
+            size, before = size + len(entries[-1]), sample
+        flush()
