@@ -11,7 +11,7 @@ from tests.support.paths import REPOSITORY
 
 LAYERS: Final = (
     {"commands"},
-    {"loop"},
+    {"loop", "analysis"},
     {"report", "telemetry"},
     {"actuators", "records"},
     {"sampling", "policy", "kube"},
