@@ -186,7 +186,7 @@ class _Chart:
             if known:
                 lowest, highest, last = min(known), max(known), known[-1]
                 words.append(
-                    f"{_short(line.name)}: lowest {self._text(lowest[0])} at {self._x_text(lowest[1])}, "
+                    f"{short_name(line.name)}: lowest {self._text(lowest[0])} at {self._x_text(lowest[1])}, "
                     f"highest {self._text(highest[0])} at {self._x_text(highest[1])}, last {self._text(last[0])}."
                 )
         if self.marks:
@@ -298,14 +298,16 @@ class _Chart:
         for number, at in enumerate(times):
             left = 0.0 if number == 0 else (places[number - 1] + places[number]) / 2
             right = _SIDE if number == len(times) - 1 else (places[number] + places[number + 1]) / 2
-            values = [f"{_short(name)} {self._text(found[at])}" for name, found in lookups if found.get(at) is not None]
+            values = [
+                f"{short_name(name)} {self._text(found[at])}" for name, found in lookups if found.get(at) is not None
+            ]
             yield at, left, right, values[:10]
 
     # --- lanes and events
 
     def _lane(self, name: str, top: int, number: int) -> Iterable[str]:
         row = top + _LANE * number
-        yield f'<text x="0" y="{row + 13}">{html_page.text(_short(name))}</text>'
+        yield f'<text x="0" y="{row + 13}">{html_page.text(short_name(name))}</text>'
         yield f'<rect class="track" y="{row + 18}" width="100%" height="7" rx="2"/>'
         for band in self.bands:
             if band.name == name:
@@ -321,7 +323,7 @@ class _Chart:
         ended = "the end" if band.ended is None else self._x_text(band.ended)
         facts = f": {band.text}" if band.text else ""
         length = (self.x.high if band.ended is None else band.ended) - band.began
-        return f"{_short(band.name)} {self._x_text(band.began)} to {ended} ({_duration(length)}){facts}"
+        return f"{short_name(band.name)} {self._x_text(band.began)} to {ended} ({_duration(length)}){facts}"
 
     def _flags(self, top: int) -> Iterable[str]:
         for number, mark in enumerate(self.marks[:MAX_EVENTS], 1):
@@ -356,11 +358,11 @@ class _Chart:
             area = f'<rect class="a{self._colour(number)}" width="100%" height="100%" rx="2"/>'
             key = f'<svg aria-hidden="true">{area}</svg>'
             rows.append(
-                f'<li>{key}<bdi>{html_page.text(_short(line.name))}</bdi> <span class="dim">{words}</span></li>'
+                f'<li>{key}<bdi>{html_page.text(short_name(line.name))}</bdi> <span class="dim">{words}</span></li>'
             )
         for line in self.limits:
             key = f'<svg aria-hidden="true"><line class="{line.style}" x1="0" x2="100%" y1="50%" y2="50%"/></svg>'
-            rows.append(f"<li>{key}<bdi>{html_page.text(_short(line.name))}</bdi></li>")
+            rows.append(f"<li>{key}<bdi>{html_page.text(short_name(line.name))}</bdi></li>")
         return f'<ul class="legend">{"".join(rows)}</ul>' if rows else ""
 
     def _bands_as_text(self) -> str:
@@ -374,7 +376,7 @@ class _Chart:
     def _data_table(self) -> str:
         times = _thinned(sorted({at for line in self.data for at, _ in line.points}), _DATA_ROWS)
         lookups = [dict(line.points) for line in self.data]
-        columns = (Column(self.x_name), *[Column(_short(line.name), right=True) for line in self.data])
+        columns = (Column(self.x_name), *[Column(short_name(line.name), right=True) for line in self.data])
         rows = [
             (Cell(self._x_text(at)), *[Cell(self._text(found.get(at)) if at in found else "") for found in lookups])
             for at in times
@@ -432,7 +434,8 @@ def _thinned(times: Sequence[float], most: int) -> Sequence[float]:
     return [times[number * (len(times) - 1) // (most - 1)] for number in range(most)]
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A name for a legend: its middle is cut if it is endless."""
     return name if len(name) <= _NAME else f"{name[: _NAME * 2 // 3]}\u2026{name[-_NAME // 4 :]}"
 
 

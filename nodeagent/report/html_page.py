@@ -72,7 +72,7 @@ def text(words: str, *, limit: int = MAX_TEXT) -> Html:
 
 def paragraph(words: str, style: str = "") -> Html:
     """`words` as a paragraph. `style` is one of `sections` (GOOD, WARN, BAD, DIM, STRONG)."""
-    return Html(f"<p{_class(style)}>{text(words)}</p>")
+    return Html(f"<p{class_of(style)}>{text(words)}</p>")
 
 
 def verdict(words: str, style: str = "") -> Html:
@@ -126,7 +126,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, name: st
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], name: str) -> Html:
     label = f' aria-label="{text(name, limit=200)}"' if name else ""
-    head = "".join(f'<th scope="col"{_class("", right=column.right)}>{text(column.title)}</th>' for column in columns)
+    head = "".join(f'<th scope="col"{class_of("", right=column.right)}>{text(column.title)}</th>' for column in columns)
     body = "".join(
         f"<tr>{''.join(_cell(column, cell) for column, cell in zip(columns, row, strict=True))}</tr>" for row in rows
     )
@@ -138,7 +138,7 @@ def _cell(column: Column, cell: Cell) -> str:
     title = f' data-title="{text(column.title)}"' if column.title else ""
     # Only a word that no column can hold may be broken anywhere: `unknown` must not become `unknow n`.
     long = ' class="long"' if any(len(word) > _LONG_WORD for word in cell.text.split()) else ""
-    return f"<td{_class(cell.style, right=column.right)}{title}>{bar}<bdi{long}>{text(cell.text)}</bdi></td>"
+    return f"<td{class_of(cell.style, right=column.right)}{title}>{bar}<bdi{long}>{text(cell.text)}</bdi></td>"
 
 
 def share_bar(share: float) -> Html:
@@ -154,6 +154,7 @@ def _known(style: str) -> str:
     return style if style in _STYLES else ""
 
 
-def _class(style: str, *, right: bool = False) -> str:
+def class_of(style: str, *, right: bool = False) -> str:
+    """The class attribute of a style, with a blank before it; empty for none."""
     names = " ".join(filter(None, (_known(style), "num" if right else "")))
     return f' class="{names}"' if names else ""

@@ -100,6 +100,12 @@ ol.events li{padding:.12rem 0}
 ol.events b{display:inline-block;min-width:1.35rem;padding:0 .3rem;margin-right:.45rem;text-align:center;
 border-radius:9px;font-size:.75rem;line-height:1.2rem;background:var(--bad);color:var(--card)}
 ol.events b.other{background:var(--soft)}
+ul.levels{list-style:none;margin:.5rem 0 0;padding:0;font-size:.86rem}
+ul.levels li{margin:.35rem 0 .6rem}
+svg.level,svg.shares{display:block;width:100%;overflow:visible}
+svg.shares{margin-top:.5rem}
+svg .fill{fill:var(--s0)}svg .fill.good{fill:var(--good)}svg .fill.warn{fill:var(--warn)}svg .fill.bad{fill:var(--bad)}
+svg .tick{stroke-width:2;stroke-dasharray:none}
 time{color:var(--soft);font-variant-numeric:tabular-nums;margin-right:.5rem}
 .empty{color:var(--soft);padding:1.2rem 0}
 """

@@ -38,6 +38,7 @@ MAX_CGROUP_ROWS: Final = 5
 MAX_OOM_ROWS: Final = 10
 """Rows of OOM kills in text; JSON has all."""
 
+PODS_TITLE: Final = "PODS IN EVICTION ORDER FOR"
 GOOD: Final = "good"
 WARN: Final = "warn"
 BAD: Final = "bad"
@@ -355,7 +356,7 @@ def _pods(report: Report) -> Section:
     numbers = [f"{candidates} candidates", f"{protected - unlisted} protected"]
     if unlisted:
         numbers.append(f"{unlisted} not evicted: {_UNLISTED}")
-    title = f"PODS IN EVICTION ORDER FOR {signal} ({', '.join(numbers)})"
+    title = f"{PODS_TITLE} {signal} ({', '.join(numbers)})"
     rows = tuple(_pod_row(ranked, unit, signal) for ranked in ranking)
     return Section(title, columns, rows, _pod_legend(report))
 
