@@ -122,8 +122,9 @@ def _add_check(commands: "argparse._SubParsersAction[Parser]") -> None:
         nargs="?",
         const=2.0,
         type=arguments_common.interval,
-        help="repeat until Ctrl-C (default: 2 s)",
+        help="repeat until Ctrl-C (default: 2 s); on a terminal a live view, left with q",
     )
+    arguments_common.add_html(check)
     check.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="default: on a terminal, unless NO_COLOR"
     )

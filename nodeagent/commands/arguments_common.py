@@ -47,6 +47,15 @@ def add_output(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_html(command: argparse.ArgumentParser) -> None:
+    """`--html`."""
+    command.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page with pictures as well; it is replaced if it exists; - is stdout alone",
+    )
+
+
 def interval(text: str) -> float:
     """Seconds between two reports."""
     try:

@@ -7,11 +7,9 @@
 """
 
 import os
-import sys
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.commands import exit_codes, standard_streams
+from nodeagent.commands import exit_codes
 from nodeagent.config import above_kubelet, load
 from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, StartupConfig
@@ -33,7 +31,7 @@ from nodeagent.model import (
 from nodeagent.policy import chosen_victims, engine, oom_attribution, page_cache, ranking, stall
 from nodeagent.policy import state as policy_state
 from nodeagent.policy.state import PolicyState
-from nodeagent.report import node_report, sections, text
+from nodeagent.report import node_report
 from nodeagent.report.node_report import Report
 from nodeagent.sampling import snapshot as snapshots
 from nodeagent.sampling.hostfs import host as hostfs
@@ -437,66 +435,3 @@ def _recorded_name(host: Host) -> str:
         return str(json.loads(host.read("/listing/capture.json"))["uname"][1]).lower()
     except (Unreadable, ValueError, KeyError, IndexError, TypeError):
         return "unknown"
-
-
-# --- output ----------------------------------------------------------------------------------------------------------
-
-
-def show(options: CheckOptions, *, output: str = "text", color: str = "auto", every_s: float | None = None) -> int:
-    """Print one report, or one every `every_s` seconds until Ctrl-C, and return the last exit code.
-
-    Raises CheckError if no report can be made, OutputError if it cannot be written.
-    """
-    checker = NodeChecker(options)
-    try:
-        while True:
-            report = checker.make_report()
-            code = exit_codes.exit_code_of(node_report.state(report))
-            try:
-                _print(report, output=output, color=color, repeated=every_s is not None)
-                sys.stdout.flush()
-            except OSError as error:
-                standard_streams.output_failed(error)
-                return code
-            if every_s is None:
-                return code
-            time.sleep(every_s)
-    finally:
-        checker.close()
-
-
-def _print(report: Report, *, output: str, color: str, repeated: bool) -> None:
-    write = sys.stdout.write
-    if output == "json":
-        import json
-
-        from nodeagent.records import utf8
-        from nodeagent.report import json_document
-
-        facts = utf8.writable(json_document.to_json(report))
-        # With --watch one line for each report, so that a reader can parse them one by one.
-        write(json.dumps(facts, indent=None if repeated else 2, allow_nan=False) + "\n")
-    elif output == "yaml":
-        import yaml
-
-        from nodeagent.records import utf8
-        from nodeagent.report import json_document
-
-        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        facts = utf8.writable(json_document.to_json(report))
-        write(yaml.dump(facts, Dumper=dumper, sort_keys=False, explicit_start=repeated))
-    elif _uses_color(color):
-        from nodeagent.report import terminal
-
-        console = terminal.console(force=color == "always")
-        if repeated:
-            console.clear()
-        terminal.draw(console, sections.sections(report))
-    else:
-        write(text.render(sections.sections(report)) + ("\n" if repeated else ""))
-
-
-def _uses_color(color: str) -> bool:
-    if color == "auto":
-        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    return color == "always"

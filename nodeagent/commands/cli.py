@@ -82,7 +82,7 @@ def _completion(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
-    from nodeagent.commands import check
+    from nodeagent.commands import check, check_output
 
     if options.rights:
         return _check_rights(options)
@@ -97,7 +97,9 @@ def _check(options: Options) -> int:
             signal=options.signal,
             disk=options.disk,
         )
-        return check.show(check_options, output=options.output, color=options.color, every_s=options.watch)
+        return check_output.show(
+            check_options, output=options.output, color=options.color, every_s=options.watch, html=options.html
+        )
     except check.CheckError as error:
         raise _FailureError(str(error), error.kind) from error
 
@@ -111,6 +113,7 @@ def _check_rights(options: Options) -> int:
         ("--signal", options.signal is not None),
         ("--disk", options.disk),
         ("--watch", options.watch is not None),
+        ("--html", options.html is not None),
     )
     if wrong := [name for name, given in others if given]:
         raise _FailureError(f"--rights: cannot be combined with {', '.join(wrong)}", exit_codes.USAGE)

@@ -139,6 +139,37 @@ def test_check_with_text_output_imports_no_heavy_module() -> None:
     assert done.stderr == "[]\n"
 
 
+def test_check_writes_a_page_beside_its_report(
+    calm: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert cli.main([*calm, "--html", str(page)]) == exit_codes.OK
+    assert capsys.readouterr().out.startswith("OK ")
+    written = page.read_text("utf-8")
+    assert "PODS IN EVICTION ORDER FOR memory.available" in written
+    assert "Available, against the thresholds" in written
+
+
+def test_check_writes_only_a_page_to_standard_output(calm: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*calm, "--html", "-"]) == exit_codes.OK
+    shown = capsys.readouterr().out
+    assert shown.startswith("<!DOCTYPE html>")
+    assert shown.endswith("</html>\n")
+
+
+@pytest.mark.parametrize("other", [["-o", "json"], ["--watch"], ["--rights"]])
+def test_a_page_on_standard_output_has_nothing_beside_it(
+    calm: list[str], other: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*calm, "--html", "-", *other]) == exit_codes.USAGE
+    assert "cannot be combined with" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_one_line(calm: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*calm, "--html", "/proc/page.html"]) == exit_codes.UNKNOWN
+    assert capsys.readouterr().err.startswith("nodeagent: --html /proc/page.html: ")
+
+
 def test_watching_prints_one_json_object_a_line_until_ctrl_c() -> None:
     watch = [sys.executable, "-m", "nodeagent", "check", "--host-root", str(CALM), "--watch", "0.1", "-o", "json"]
     # A suite that a shell runs in the background has Ctrl-C ignored, which its children inherit.
