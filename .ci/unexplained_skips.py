@@ -3,7 +3,8 @@
 A skip is accepted when its reason matches a row below *and* the machine really lacks what the row names. Anything else
 is listed after the tests and makes the run fail, however many tests passed.
 
-Only the run that was started with it is watched: a test that starts a pytest of its own judges that itself.
+Only the run that was started with it is watched: a test that starts a pytest of its own judges that itself. With
+pytest-xdist the workers send their reports to the process that was started, and that one judges.
 """
 
 import os
@@ -48,7 +49,7 @@ EXCUSES = (
 )
 
 _unexplained: list[tuple[str, str]] = []
-os.environ["PYTEST_ADDOPTS"] = os.environ.get("PYTEST_ADDOPTS", "").replace(f"-p {__name__}", "")
+os.environ.pop("PYTEST_ADDOPTS", None)
 
 
 def _note(nodeid: str, longrepr: object) -> None:
@@ -69,6 +70,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
     if _unexplained and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     elif _unexplained and session.exitstatus == pytest.ExitCode.TESTS_FAILED:

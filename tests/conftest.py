@@ -2,17 +2,40 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.e2e import claims
 from tests.fake_kube import ApiServer
+from tests.support import scheduler
 from tests.support.livenode import MIB, Kubepods, Run, StartAgent, configuration
 
 # The same examples in every run, however busy the machine is. `--hypothesis-profile=search` searches for others.
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", settings.get_profile("steady"), derandomize=False, max_examples=1000)
 settings.load_profile("steady")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `-n` of pytest-xdist. A run without it never calls this and needs no xdist."""
+    return scheduler.make_scheduler(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n`: what takes longest starts first. One after the other, the quick tests are first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: scheduler.rank(item.nodeid))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists what the suite for a cluster claims and this run did not try."""
+    lines = claims.not_tried(terminalreporter.stats.get("skipped", ()))
+    if lines:
+        terminalreporter.section("not tried, because it needs a cluster (tests/e2e)")
+        terminalreporter.write_line("\n".join(lines))
 
 
 @pytest.fixture

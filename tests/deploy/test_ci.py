@@ -4,20 +4,31 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from tests.support import scheduler
 from tests.support.paths import REPOSITORY
 
 CI = REPOSITORY / ".ci"
 
 
-def run_pytest(directory: Path, test_source: str) -> subprocess.CompletedProcess[str]:
+XDIST: Final = pytest.mark.skipif(find_spec("xdist") is None, reason="pytest-xdist is not installed")
+AT_ONCE: Final = pytest.mark.parametrize(
+    "workers",
+    ["", pytest.param("-n 2", marks=XDIST)],
+    ids=["in one process", "in two workers"],
+)
+
+
+def run_pytest(directory: Path, test_source: str, workers: str = "") -> subprocess.CompletedProcess[str]:
     """Runs pytest with the plugin over one test file, as `.ci/run` does."""
     (directory / "test_it.py").write_text(test_source, encoding="utf-8")
     environ = {name: value for name, value in os.environ.items() if name != "NODEAGENT_E2E_KUBECONFIG"}
-    environ |= {"PYTHONPATH": str(CI), "PYTEST_ADDOPTS": "-p unexplained_skips -p no:cacheprovider"}
+    environ |= {"PYTHONPATH": str(CI), "PYTEST_ADDOPTS": f"-p unexplained_skips -p no:cacheprovider {workers}"}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(directory), str(directory)],
         env=environ,
@@ -28,38 +39,49 @@ def run_pytest(directory: Path, test_source: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_skip_without_an_excuse_fails_the_run_and_is_named(tmp_path: Path) -> None:
+@AT_ONCE
+def test_a_skip_without_an_excuse_fails_the_run_and_is_named(tmp_path: Path, workers: str) -> None:
     ran = run_pytest(
         tmp_path,
         "import pytest\ndef test_a(): pass\n@pytest.mark.skip(reason='not in the mood')\ndef test_b(): pass\n",
+        workers,
     )
     assert ran.returncode == 1
     assert "test_it.py::test_b: Skipped: not in the mood" in ran.stdout
     assert re.search(r"=+ 1 passed, 1 skipped", ran.stdout.splitlines()[-1])
 
 
-def test_beside_a_failure_a_skip_without_an_excuse_is_not_forgotten_when_that_is_run_again(tmp_path: Path) -> None:
+@AT_ONCE
+def test_beside_a_failure_a_skip_without_an_excuse_is_not_forgotten_when_that_is_run_again(
+    tmp_path: Path, workers: str
+) -> None:
     ran = run_pytest(
         tmp_path,
         "import pytest\ndef test_a(): assert 0\n@pytest.mark.skip(reason='not in the mood')\ndef test_b(): pass\n",
+        workers,
     )
     assert ran.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
-def test_a_module_that_skips_itself_needs_an_excuse_too(tmp_path: Path) -> None:
+@AT_ONCE
+def test_a_module_that_skips_itself_needs_an_excuse_too(tmp_path: Path, workers: str) -> None:
     ran = run_pytest(
-        tmp_path, "import pytest\npytest.skip('no such library', allow_module_level=True)\ndef test_a(): pass\n"
+        tmp_path,
+        "import pytest\npytest.skip('no such library', allow_module_level=True)\ndef test_a(): pass\n",
+        workers,
     )
     assert ran.returncode != 0
     assert "test_it.py: Skipped: no such library" in ran.stdout
 
 
-def test_a_skip_for_a_missing_cluster_is_accepted(tmp_path: Path) -> None:
+@AT_ONCE
+def test_a_skip_for_a_missing_cluster_is_accepted(tmp_path: Path, workers: str) -> None:
     ran = run_pytest(
         tmp_path,
         "import pytest\n"
         "def test_a(): pass\n"
         "def test_b(): pytest.skip('needs a cluster named by NODEAGENT_E2E_KUBECONFIG')\n",
+        workers,
     )
     assert ran.returncode == 0, ran.stdout
 
@@ -95,6 +117,27 @@ def test_the_readme_names_one_test_command_and_it_is_pytest() -> None:
     )
     assert printed.returncode == 0, printed.stderr
     assert re.search(r"\bpytest\b", printed.stdout)
+
+
+def test_with_several_workers_what_needs_the_machine_to_itself_is_one_group() -> None:
+    assert all((REPOSITORY / directory).is_dir() for directory in scheduler.GROUPS)
+    assert scheduler.group_of("tests/agent/test_a.py::test") == scheduler.group_of("tests/scenarios/test_b.py::test")
+    assert scheduler.group_of("tests/vm/test_a.py::test") == scheduler.group_of("tests/vm/test_b.py::test")
+    assert scheduler.group_of("tests/unit/test_a.py::test") != scheduler.group_of("tests/unit/test_b.py::test")
+
+
+@XDIST
+def test_with_several_workers_the_tests_of_a_module_run_in_one() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "-v", "-p", "no:cacheprovider", "tests/deploy/test_image.py"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert len(set(re.findall(r"\[(gw\d)\].*PASSED", ran.stdout))) == 1
 
 
 @pytest.mark.parametrize("text", ["no block", "<!-- test-command -->\n```sh\n```\n"])

@@ -4,28 +4,17 @@ Each test is a claim. Without NODEAGENT_E2E_KUBECONFIG nothing is tried and the 
 the project has checked. Exits with 1 when a claim failed or the tests could not be collected.
 """
 
-import ast
 import os
 import sys
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pytest
 
+from tests.e2e.claims import FAILED, Claim, claim_of, render, with_report
 from tests.e2e.cluster import KUBECONFIG
 
 HERE: Final = Path(__file__).parent
-PASSED, FAILED, NOT_TRIED = "passed", "failed", "not tried"
-
-
-class Claim(NamedTuple):
-    """One test."""
-
-    suite: str
-    """The file's name."""
-    sentence: str
-    outcome: str = NOT_TRIED
-    why: str = ""
 
 
 class Claims:
@@ -38,40 +27,10 @@ class Claims:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            name, bracket, case = item.name.removeprefix("test_").partition("[")
-            sentence = name.replace("_", " ") + (f" [{case}" if bracket else "")
-            self.found[item.nodeid] = Claim(item.path.name, sentence, why=self._why or "the run ended before it")
+            self.found[item.nodeid] = claim_of(item.nodeid)._replace(why=self._why or "the run ended before it")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        claim = self.found[report.nodeid]
-        if report.failed:
-            text = report.longreprtext.strip().splitlines()
-            message = next((line[1:].strip() for line in text if line.startswith("E ")), text[-1] if text else "")
-            claim = claim._replace(outcome=FAILED, why=f"{report.when}: {message}")
-        elif report.skipped:
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            claim = claim._replace(outcome=NOT_TRIED, why=reason.removeprefix("Skipped: "))
-        elif report.when == "call":
-            claim = claim._replace(outcome=PASSED, why="")
-        self.found[report.nodeid] = claim
-
-
-def promise(suite: str) -> str:
-    """What the tests of a file are about: the first sentence of its docstring."""
-    text = ast.get_docstring(ast.parse((HERE / suite).read_text(encoding="utf-8"))) or suite
-    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-
-
-def render(claims: list[Claim]) -> str:
-    """The report: each promise with its claims, and how many there are of each outcome."""
-    lines = []
-    for suite in sorted({claim.suite for claim in claims}):
-        lines += [f"{suite}: {promise(suite)}"]
-        for claim in (each for each in claims if each.suite == suite):
-            lines.append(f"  {claim.outcome:<9}  {claim.sentence}" + (f": {claim.why}" if claim.why else ""))
-        lines.append("")
-    counts = (f"{sum(claim.outcome == each for claim in claims)} {each}" for each in (PASSED, FAILED, NOT_TRIED))
-    return "\n".join([*lines, f"{len(claims)} claims: {', '.join(counts)}"])
+        self.found[report.nodeid] = with_report(self.found[report.nodeid], report)
 
 
 def main(arguments: list[str]) -> int:

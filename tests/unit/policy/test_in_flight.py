@@ -272,7 +272,7 @@ def test_what_comes_for_one_signal_comes_for_every_signal_of_that_file_system() 
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", set(EvictionStage) - in_flight.OPEN_STAGES)
+@pytest.mark.parametrize("stage", sorted(set(EvictionStage) - in_flight.OPEN_STAGES))
 def test_an_outcome_changes_nothing_once_another_one_came_first(stage: EvictionStage) -> None:
     answers = {rule.event for rule in outcomes.OUTCOME_RULES.values()}
     assert {in_flight.TRANSITIONS[stage, event] for event in answers} == {stage}
