@@ -1,0 +1,49 @@
+{{/* Labels of every object. */}}
+{{- define "nodeagent.labels" -}}
+app.kubernetes.io/name: nodeagent
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* Host paths by distribution: kubelet, images, and the directories with the kubelet's configuration. */}}
+{{- define "nodeagent.paths" -}}
+{{- $all := dict
+  "kubeadm" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list))
+  "k3s" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/rancher/k3s/agent/containerd"
+    "config" (list "/etc/rancher" "/var/lib/rancher/k3s/agent/etc"))
+  "rke2" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/rancher/rke2/agent/containerd"
+    "config" (list "/etc/rancher" "/var/lib/rancher/rke2/agent/etc"))
+  "talos" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list "/etc/kubernetes"))
+  "openshift" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containers" "config" (list "/etc/kubernetes"))
+  "eks" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list "/etc/kubernetes/kubelet"))
+  "gke" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list "/home/kubernetes"))
+  "aks" (dict "kubelet" "/var/lib/kubelet" "images" "/var/lib/containerd" "config" (list))
+-}}
+{{- $paths := get $all .Values.distribution -}}
+{{- if not $paths -}}{{- fail (printf "distribution %q is none of %s" .Values.distribution (keys $all | sortAlpha | join ", ")) -}}{{- end -}}
+{{- $own := .Values.hostPaths -}}
+{{- dict
+  "kubelet" (default $paths.kubelet $own.kubelet)
+  "images" (default $paths.images $own.images)
+  "config" (ternary $paths.config $own.kubeletConfig (kindIs "invalid" $own.kubeletConfig))
+  | toJson -}}
+{{- end }}
+
+{{/* The configuration file: `config` with the header, and the image directory where it is not the usual one. */}}
+{{- define "nodeagent.config" -}}
+{{- $paths := include "nodeagent.paths" . | fromJson -}}
+{{- $config := deepCopy .Values.config -}}
+{{- if not (has $paths.images (list "/var/lib/containerd" "/var/lib/containers")) -}}
+{{- $config = mergeOverwrite (dict "sampling" (dict "imageDir" $paths.images)) $config -}}
+{{- end -}}
+{{- mergeOverwrite $config (dict "apiVersion" "nodeagent.io/v1alpha1" "kind" "NodeAgentConfiguration") | toYaml -}}
+{{- end }}
+
+{{/* "true" or empty: rights on pods that do not go through the node's identity. */}}
+{{- define "nodeagent.directRights" -}}
+{{- if eq (toString .Values.directRights) "auto" -}}
+{{- if semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- else if eq (toString .Values.directRights) "true" -}}true{{- end -}}
+{{- end }}

@@ -1,0 +1,322 @@
+"""The chart and the kustomizations install what daemonset.yaml installs; an option changes what it says."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from nodeagent import __version__
+from nodeagent.config import load
+from tests.support import chart
+from tests.support.manifests import BRAKE, DAEMONSET, with_brake
+from tests.support.paths import REPOSITORY
+
+CHART = chart.CHART
+DISTRIBUTIONS = ("kubeadm", "k3s", "rke2", "talos", "openshift", "eks", "gke", "aks")
+VERSIONS = ("1.34", "1.35", "1.36")
+Objects = dict[tuple[str, str], dict[str, Any]]
+Render = Callable[..., Objects]
+GOPATH = Path("/usr/share/gocode")
+needs_go = pytest.mark.skipif(
+    shutil.which("go") is None or not (GOPATH / "src/github.com/Masterminds/sprig").is_dir(),
+    reason="needs Go, sprig, yaml.v3 (Debian: golang-go golang-github-masterminds-sprig-dev golang-gopkg-yaml.v3-dev)",
+)
+
+
+def by_name(documents: list[dict[str, Any] | None]) -> Objects:
+    found = {(each["kind"], each["metadata"]["name"]): each for each in documents if each}
+    assert len(found) == sum(each is not None for each in documents)
+    return found
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Helm's template engine, built from Debian's packages of its parts."""
+    program = tmp_path_factory.mktemp("helm") / "engine"
+    environment = {**os.environ, "GO111MODULE": "off", "GOPATH": str(GOPATH), "GOFLAGS": ""}
+    command = ["go", "build", "-o", str(program), "./tests/deploy/helm_engine"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+class RenderError(Exception):
+    """What helm prints."""
+
+
+@pytest.fixture
+def render(engine: Path) -> Render:
+    def rendered(*, namespace: str = "nodeagent", version: str = "v1.36.2", **values: Any) -> Objects:
+        merged = merge(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")), values)
+        jsonschema.validate(merged, json.loads((CHART / "values.schema.json").read_text("utf-8")))
+        about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+        given = {
+            "Values": merged,
+            "Release": {"Name": "r", "Namespace": namespace, "Service": "Helm"},
+            "Chart": {key[0].upper() + key[1:]: value for key, value in about.items()},
+            "Capabilities": {"KubeVersion": {"Version": version}},
+        }
+        done = subprocess.run(
+            [str(engine), str(CHART)], input=json.dumps(given), capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode:
+            raise RenderError(done.stderr)
+        texts = json.loads(done.stdout)
+        texts.pop("NOTES.txt")
+        return by_name([each for text in texts.values() for each in yaml.safe_load_all(text)])
+
+    return rendered
+
+
+def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """As helm merges --set over values.yaml."""
+    merged = copy.deepcopy(old)
+    for key, value in new.items():
+        mergeable = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if mergeable else value
+    return merged
+
+
+def bare(objects: Objects) -> Objects:
+    """Without the labels of helm, and with the configuration as it is read."""
+    found = copy.deepcopy(objects)
+    for each in found.values():
+        each["metadata"].pop("labels", None)
+        if each["kind"] == "ConfigMap":
+            each["data"]["config.yaml"] = yaml.safe_load(each["data"]["config.yaml"])
+    return found
+
+
+def manifest() -> Objects:
+    return by_name(list(yaml.safe_load_all(DAEMONSET.read_text("utf-8"))))
+
+
+def agent_pod(objects: Objects) -> dict[str, Any]:
+    spec: dict[str, Any] = objects["DaemonSet", "nodeagent"]["spec"]["template"]["spec"]
+    return spec
+
+
+def config_of(objects: Objects) -> str:
+    text: str = objects["ConfigMap", "nodeagent"]["data"]["config.yaml"]
+    return text
+
+
+@pytest.mark.parametrize("name", chart.files())
+def test_what_is_generated_is_current(name: str) -> None:
+    """`python -m tests.support.chart` writes it."""
+    assert (REPOSITORY / name).read_text("utf-8") == chart.files()[name]
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    assert about["version"] == about["appVersion"] == __version__
+
+
+# --- helm ------------------------------------------------------------------------------------------------------------
+
+
+@needs_go
+def test_with_its_defaults_the_chart_renders_the_objects_of_the_manifest(render: Render) -> None:
+    wanted = bare(manifest())
+    wanted.pop(("Namespace", "nodeagent"))
+    assert bare(render()) == wanted
+
+
+@needs_go
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_every_distribution_mounts_its_paths_and_its_configuration_is_valid(distribution: str, render: Render) -> None:
+    objects = render(distribution=distribution)
+    pod = agent_pod(objects)
+    volumes = {each["name"]: each.get("hostPath", {}).get("path") for each in pod["volumes"]}
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    for name, path in volumes.items():
+        if path and name != "state":
+            assert mounts[name] == f"/host{path}"
+    loaded = load.loads(config_of(objects).encode())
+    if distribution in ("k3s", "rke2"):
+        assert loaded.config.sampling.image_dir == volumes["images"]
+    assert (distribution == "gke") == (("ResourceQuota", "nodeagent-priority-class") in objects)
+
+
+@needs_go
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("distribution", ["kubeadm", "gke"])
+def test_every_object_matches_the_published_schemas(version: str, distribution: str, render: Render) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    everything = render(
+        distribution=distribution,
+        version=f"v{version}.0",
+        brake={"enabled": True, "cgroupV1": True},
+        config={"fleet": {"maxConcurrentEvictions": 2}, "escalation": {"onBlocked": "delete"}},
+        podAnnotations={"a": "b"},
+        podLabels={"c": "d"},
+        imagePullSecrets=[{"name": "pull"}],
+    )
+    for each in everything.values():
+        kubernetes_validate.validate(each, version, strict=True)
+    assert len(everything) > 15
+
+
+@needs_go
+def test_the_mode_replaces_that_of_the_configuration(render: Render) -> None:
+    variables = {each["name"]: each.get("value") for each in agent_pod(render(mode="dry-run"))["containers"][0]["env"]}
+    assert variables["NODEAGENT_MODE"] == "dry-run"
+
+
+@needs_go
+def test_a_brake_renders_the_patch_of_the_examples(render: Render) -> None:
+    rendered = bare(render(brake={"enabled": True, "cgroupV1": True}))["DaemonSet", "nodeagent"]
+    wanted = with_brake()
+    wanted["metadata"].pop("labels")
+    assert rendered == wanted
+    without = agent_pod(render(brake={"enabled": True}))["containers"][0]["securityContext"]["capabilities"]["add"]
+    assert "KILL" not in without
+    assert BRAKE.is_file()
+
+
+@needs_go
+def test_rights_follow_the_version_and_the_configuration(render: Render) -> None:
+    def rules(objects: Objects) -> list[Any]:
+        found: list[Any] = objects["ClusterRole", "nodeagent"]["rules"]
+        return found
+
+    default = render()
+    assert ("ClusterRole", "nodeagent-direct") not in default
+    assert ("ClusterRole", "nodeagent-direct") in render(version="v1.35.1")
+    assert ("ClusterRole", "nodeagent-direct") in render(directRights=True)
+    assert ("ClusterRole", "nodeagent-direct") not in render(directRights=False, version="v1.35.1")
+    deleting = render(config={"escalation": {"onBlocked": "delete"}})
+    added = [rule for rule in rules(deleting) if rule not in rules(default)]
+    assert [(rule["resources"], rule["verbs"]) for rule in added] == [
+        (["pods/status"], ["patch"]),
+        (["pods"], ["delete"]),
+    ]
+    assert ("Role", "nodeagent-leases") not in default
+    fleet = render(config={"fleet": {"maxConcurrentEvictions": 2}})
+    assert ("Role", "nodeagent-leases") in fleet
+    assert ("ValidatingAdmissionPolicy", "nodeagent-leases") in fleet
+    assert not [kind for kind, _ in render(admissionPolicies=False) if kind.startswith("ValidatingAdmission")]
+
+
+@needs_go
+def test_another_namespace_is_the_one_of_every_object_and_of_every_policy(render: Render) -> None:
+    objects = render(namespace="ops")
+    text = yaml.safe_dump_all(objects.values())
+    assert "system:serviceaccount:ops:nodeagent" in text
+    assert "system:serviceaccount:nodeagent:" not in text
+    assert {each["metadata"]["namespace"] for each in objects.values() if "namespace" in each["metadata"]} == {"ops"}
+    [subject] = objects["ClusterRoleBinding", "nodeagent"]["subjects"]
+    assert subject["namespace"] == "ops"
+
+
+@needs_go
+def test_objects_of_the_prometheus_operator_come_on_request(render: Render) -> None:
+    objects = render(monitoring={"podMonitor": True, "rules": True, "labels": {"release": "prom"}})
+    own = by_name(list(yaml.safe_load_all((REPOSITORY / "monitoring" / "prometheusrule.yaml").read_text("utf-8"))))
+    assert objects["PrometheusRule", "nodeagent"]["spec"] == own["PrometheusRule", "nodeagent"]["spec"]
+    assert objects["PodMonitor", "nodeagent"]["metadata"]["labels"]["release"] == "prom"
+    monitor = yaml.safe_load((REPOSITORY / "monitoring" / "podmonitor.yaml").read_text("utf-8"))
+    assert objects["PodMonitor", "nodeagent"]["spec"] == monitor["spec"]
+
+
+@needs_go
+def test_a_digest_replaces_the_tag(render: Render) -> None:
+    digest = "sha256:" + "a" * 64
+    image = {"repository": "example.org/nodeagent", "tag": "x", "digest": digest}
+    assert agent_pod(render(image=image))["containers"][0]["image"] == f"example.org/nodeagent@{digest}"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"config": {"evictionHart": {}}},
+        {"config": {"mode": "on"}},
+        {"distribution": "windows"},
+        {"unknown": 1},
+        {"image": {"digest": "sha256:1"}},
+    ],
+)
+def test_a_wrong_value_fails_the_installation(values: dict[str, Any]) -> None:
+    merged = merge(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")), values)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(merged, json.loads((CHART / "values.schema.json").read_text("utf-8")))
+
+
+# --- kustomize -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kustomize(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The real program: of the system, or of `.ci/newer_debian`."""
+    found = shutil.which("kustomize") or shutil.which("kustomize", path=str(REPOSITORY / "build/newer-debian/usr/bin"))
+    if found is None:
+        pytest.skip("needs kustomize 5 (Debian 13; `.ci/newer_debian build/newer-debian kustomize`)")
+    return found
+
+
+def built(kustomize: str, directory: Path) -> Objects:
+    done = subprocess.run([kustomize, "build", str(directory)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return by_name(list(yaml.safe_load_all(done.stdout)))
+
+
+def with_components(kustomize: str, directory: Path, *names: str) -> Objects:
+    """The base with these components, as an overlay of a user."""
+    shutil.copytree(REPOSITORY / "kustomize", directory / "kustomize")
+    overlay = directory / "kustomize" / "overlays" / "mine"
+    overlay.mkdir()
+    components = [f"../../components/{name}" for name in names]
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../../base"], "components": components}))
+    return built(kustomize, overlay)
+
+
+def test_the_base_renders_the_manifest(kustomize: str) -> None:
+    assert built(kustomize, REPOSITORY / "kustomize" / "base") == manifest()
+
+
+@pytest.mark.parametrize("mode", ["dry-run", "enforce"])
+def test_the_mode_is_a_component(kustomize: str, tmp_path: Path, mode: str) -> None:
+    objects = with_components(kustomize, tmp_path, mode)
+    variables = {each["name"]: each for each in agent_pod(objects)["containers"][0]["env"]}
+    assert variables["NODEAGENT_MODE"]["value"] == mode
+    assert "valueFrom" in variables["NODE_NAME"]
+
+
+def test_the_brake_component_is_the_patch_of_the_examples(kustomize: str, tmp_path: Path) -> None:
+    assert sorted_mounts(agent_pod(with_components(kustomize, tmp_path, "brake"))) == sorted_mounts(
+        with_brake()["spec"]["template"]["spec"]
+    )
+
+
+def sorted_mounts(pod: dict[str, Any]) -> dict[str, Any]:
+    """A merge may put a mount first; their order has no effect."""
+    found = copy.deepcopy(pod)
+    found["containers"][0]["volumeMounts"].sort(key=lambda each: each["mountPath"])
+    return found
+
+
+def test_all_components_go_together(kustomize: str, tmp_path: Path) -> None:
+    objects = with_components(kustomize, tmp_path, "dry-run", "brake", "leases", "kubernetes-1.35", "monitoring")
+    assert {("Role", "nodeagent-leases"), ("ClusterRole", "nodeagent-direct"), ("PodMonitor", "nodeagent")} <= set(
+        objects
+    )
+
+
+@pytest.mark.parametrize("overlay", ["dry-run", "brake"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_overlay_matches_the_published_schemas(kustomize: str, overlay: str, version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    objects = built(kustomize, REPOSITORY / "kustomize" / "overlays" / overlay)
+    for each in objects.values():
+        kubernetes_validate.validate(each, version, strict=True)
+    load.loads(config_of(objects).encode())
