@@ -74,6 +74,14 @@ def count(text: str) -> int:
     return int(text)
 
 
+def pod(text: str) -> str:
+    """`namespace/name` of a pod, or `uid/...`."""
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return text
+
+
 class Since(NamedTuple):
     """A time of `--since`: so long ago, or an instant."""
 

@@ -155,27 +155,39 @@ def _run(options: Options) -> int:
 def _explain(options: Options) -> int:
     from pathlib import Path
 
-    from nodeagent.commands import printing
-    from nodeagent.report import explain, recorded_decisions
+    from nodeagent.commands import explain
+    from nodeagent.report.recorded_decisions import ExplainError
 
-    directory = Path(options.state_dir or _load_config(options.config).config.state_dir)
+    wrong = [
+        (options.owner and options.pod is None, "--owner: needs --pod NAMESPACE/NAME"),
+        (options.markdown and options.id is None, "--markdown: needs the ID of a decision, or `last`"),
+        (options.markdown and options.pod is not None, "--markdown: cannot be combined with --pod"),
+        (options.markdown and options.output != "text", f"--markdown: cannot be combined with -o {options.output}"),
+        (options.recording and options.state_dir, "--recording: cannot be combined with --state-dir"),
+        (options.pod and options.id and not options.owner, "--pod: lists every decision; an ID needs --owner"),
+    ]
+    if message := next((text for given, text in wrong if given), ""):
+        raise _FailureError(message, exit_codes.USAGE)
+    given = options.recording or options.state_dir
+    config = None if given is not None and options.config is None else _load_config(options.config).config
     try:
-        decisions = recorded_decisions.read_decisions(directory)
-        if options.id is None:
-            listed = decisions[-options.last :]
-            printing.show(
-                (explain.list_section(listed),),
-                lambda: explain.as_list(listed),
+        source = explain.open_source(Path(given if given is not None else getattr(config, "state_dir", "")))
+        explain.show(
+            source,
+            explain.ExplainOptions(
+                id=options.id,
+                last=options.last,
+                pod=options.pod,
+                owner=options.owner,
+                markdown=options.markdown,
+                since=options.since,
                 output=options.output,
                 color=options.color,
-            )
-            return exit_codes.OK
-        decision = recorded_decisions.find_decision(decisions, options.id)
-    except recorded_decisions.ExplainError as error:
+            ),
+            config=config,
+        )
+    except ExplainError as error:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
-    printing.show(
-        explain.sections(decision), lambda: explain.to_json(decision), output=options.output, color=options.color
-    )
     return exit_codes.OK
 
 

@@ -177,7 +177,9 @@ def _head(recorded: RecordedDecision) -> Section:
         pending_text = f", pending release {units.format_amount(pending, unit)}" if pending else ""
         lines.append(Cell(f"deficit {amount} with minimum reclaim{pending_text}"))
     taken = _age(decision, decision.get("snapshotTakenAt"))
-    lines.append(Cell(f"decided {taken} after the sample; pods ranked by {', '.join(_order(decision)) or '?'}", DIM))
+    lines.append(
+        Cell(f"decided {taken} after the sample; pods ranked by {', '.join(rank_order(decision)) or '?'}", DIM)
+    )
     return Section("", lines=tuple(lines))
 
 
@@ -194,7 +196,7 @@ def _signals(recorded: RecordedDecision) -> Section:
     rows = []
     for verdict in record_fields.items(recorded.decision, "signals"):
         observation = record_fields.mapping(verdict, "observation")
-        unit = _unit_of(observation.get("signal"))
+        unit = unit_of(observation.get("signal"))
         thresholds = record_fields.items(verdict, "thresholds")
         not_due = [str(each.get("notDueReason")) for each in thresholds if each.get("notDueReason")]
         state = str(verdict.get("state"))
@@ -283,7 +285,7 @@ def _victims(recorded: RecordedDecision) -> Section:
                 Cell(units.format_duration(record_fields.number(victim.get("gracePeriodSeconds")))),
                 Cell(units.format_amount(record_fields.integer(victim.get("predictedRelief")), unit)),
                 _outcome(outcome),
-                Cell(_took(recorded.decision, outcome)),
+                Cell(took(recorded.decision, outcome)),
                 Cell(wording.escape_terminal(str(outcome.get("message") or victim.get("message") or "").strip())),
             )
         )
@@ -325,7 +327,7 @@ def _reclaims(recorded: RecordedDecision) -> Section:
             lines.append(Cell(f"{wording.escape_terminal(name)}: no gain recorded", DIM))
             continue
         gained = units.format_amount(
-            record_fields.integer(each.get("gained")), _unit_of(each.get("signal")), signed=True
+            record_fields.integer(each.get("gained")), unit_of(each.get("signal")), signed=True
         )
         took = units.format_duration(record_fields.number(each.get("tookSeconds")))
         result = wording.escape_terminal(str(each.get("result")))
@@ -339,7 +341,7 @@ def _reclaims(recorded: RecordedDecision) -> Section:
 def _relief(recorded: RecordedDecision) -> Section:
     lines = []
     for each in recorded.reliefs:
-        unit = _unit_of(each.get("signal"))
+        unit = unit_of(each.get("signal"))
         measured, predicted = record_fields.integer(each.get("measured")), record_fields.integer(each.get("predicted"))
         took = units.format_duration(record_fields.number(each.get("tookSeconds")))
         enough = measured is not None and predicted is not None and 2 * measured >= predicted
@@ -432,8 +434,7 @@ def _sum(values: Iterable[object]) -> int | None:
 
 
 def _pod(record: JsonObject) -> str:
-    namespace, name = record.get("namespace"), record.get("name")
-    return wording.escape_terminal(f"{namespace}/{name}" if namespace and name else f"uid/{record.get('uid')}")
+    return wording.escape_terminal(record_fields.pod_name(record))
 
 
 def _tier(threshold: JsonObject) -> str:
@@ -446,20 +447,23 @@ def _age(decision: JsonObject, instant: object) -> str:
     return units.UNKNOWN_TEXT if made_at is None or at is None else units.format_duration(max(0.0, made_at - at))
 
 
-def _took(decision: JsonObject, outcome: JsonObject) -> str:
+def took(decision: JsonObject, outcome: JsonObject) -> str:
+    """From the decision to its outcome, in words; empty: unknown."""
     made_at, at = record_fields.number(decision.get("madeAt")), record_fields.number(outcome.get("at"))
     return "" if made_at is None or at is None else units.format_duration(max(0.0, at - made_at))
 
 
 def _unit(decision: JsonObject) -> Unit:
     acting = record_fields.mapping(record_fields.mapping(decision, "actingOn"), "threshold").get("signal")
-    return _unit_of(acting or decision.get("rankedFor"))
+    return unit_of(acting or decision.get("rankedFor"))
 
 
-def _unit_of(signal: object) -> Unit:
+def unit_of(signal: object) -> Unit:
+    """The unit of a recorded signal; bytes for one that this version does not know."""
     return _UNITS.get(str(signal), Unit.BYTES)
 
 
-def _order(decision: JsonObject) -> list[str]:
+def rank_order(decision: JsonObject) -> list[str]:
+    """The names of the ranking keys, most significant first. Escaped for a terminal."""
     order = decision.get("rankOrder")
     return [wording.escape_terminal(str(name)) for name in order] if isinstance(order, list) else []

@@ -409,10 +409,9 @@ def evictions(records: Iterable[Mapping[str, Any]]) -> tuple[EvictionMark, ...]:
 def _mark(victim: Mapping[str, Any], plan_id: str, at: float) -> EvictionMark:
     threshold = record_fields.mapping(victim, "threshold")
     uid = str(victim.get("uid"))
-    namespace, name = victim.get("namespace"), victim.get("name")
     return EvictionMark(
         at=at,
-        pod=f"{namespace}/{name}" if namespace and name else f"uid/{uid}",
+        pod=record_fields.pod_name(victim),
         uid=uid,
         plan_id=plan_id,
         signal=str(threshold.get("signal")),

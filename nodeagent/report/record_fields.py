@@ -33,3 +33,9 @@ def number(value: object) -> float | None:
 def time_text(record: JsonObject) -> str:
     wall = number(record.get("wallTime"))
     return units.UNKNOWN_TEXT if wall is None else wording.rfc3339(wall)
+
+
+def pod_name(record: JsonObject) -> str:
+    """`namespace/name` of a pod in a record, else `uid/...`. Not escaped."""
+    namespace, name = record.get("namespace"), record.get("name")
+    return f"{namespace}/{name}" if namespace and name else f"uid/{record.get('uid')}"

@@ -1,0 +1,166 @@
+"""`nodeagent explain`: recorded decisions as a list, as a story, for one pod, for the owner of a pod, or as Markdown.
+
+The source is a state directory, a file of records, or a recording: a recorder's directory or a snapshot file. Without
+samples the tables are printed as ever, and one line states that and why there are no curves.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from nodeagent.commands import printing, standard_streams
+from nodeagent.commands.arguments_common import Since
+from nodeagent.model import RecordedSample
+from nodeagent.report import (
+    explain,
+    explain_pod,
+    owner_view,
+    post_mortem,
+    record_fields,
+    recorded_decisions,
+    stories,
+    story_text,
+)
+from nodeagent.report.recorded_decisions import ExplainError, RecordedDecision
+from nodeagent.report.stories import Story
+
+if TYPE_CHECKING:
+    from nodeagent.config.schema import Config
+
+MAX_VIEWS: Final = 5
+"""Victims of a post-mortem whose request is searched for; a search takes 15 decisions."""
+
+
+class ExplainOptions(NamedTuple):
+    """What to explain, and how."""
+
+    id: str | None = None
+    """None: the list, or with `pod` all of the pod."""
+    last: int = 20
+    pod: str | None = None
+    owner: bool = False
+    markdown: bool = False
+    since: Since | None = None
+    output: str = "text"
+    color: str = "auto"
+
+
+class Source(NamedTuple):
+    """Where decisions and samples come from."""
+
+    decisions: Sequence[RecordedDecision]
+    samples: Callable[[float, float], Iterable[RecordedSample]]
+    """Those between two wall times."""
+    missing: str
+    """Why there are no samples; empty if there are."""
+    configuration: Callable[[str], str]
+    """The configuration in force at the decision with this id, as YAML; empty: not recorded."""
+    end: float
+    """The time from which `--since` counts back."""
+
+
+def open_source(place: Path) -> Source:
+    """Read the decisions of `place`. Raises ExplainError."""
+    return Source(
+        decisions=recorded_decisions.read_decisions(place),
+        samples=lambda _since, _until: (),
+        missing=f"{place} has no samples",
+        configuration=lambda _id: "",
+        end=time.time(),
+    )
+
+
+def show(source: Source, options: ExplainOptions, *, config: "Config | None") -> None:
+    """Print what is asked for. `config`: the configuration that was given, for decisions without their own.
+
+    Raises ExplainError, OutputError.
+    """
+    decisions = _recent(source, options.since)
+    if options.owner and options.pod is not None:
+        _show_owner(source, decisions, options, config)
+    elif options.pod is not None:
+        entries = explain_pod.entries(decisions, options.pod)
+        section = explain_pod.section(entries, options.pod)
+        _print((section,), lambda: explain_pod.to_json(entries, options.pod or ""), options)
+    elif options.id is None:
+        listed = decisions[-options.last :]
+        _print((explain.list_section(listed),), lambda: explain.as_list(listed), options)
+    else:
+        story = _story(source, recorded_decisions.find_decision(source.decisions, options.id), options)
+        if options.markdown:
+            views = _views(story, config)
+            standard_streams.write_output(post_mortem.document(story, views))
+            return
+        _print(story_text.sections(story), lambda: story_text.to_json(story), options)
+
+
+def _show_owner(
+    source: Source, decisions: Sequence[RecordedDecision], options: ExplainOptions, config: "Config | None"
+) -> None:
+    pod = options.pod or ""
+    if options.id is not None:
+        recorded: RecordedDecision | None = recorded_decisions.find_decision(source.decisions, options.id)
+    else:
+        recorded = explain_pod.last_eviction(decisions, pod)
+    if recorded is None:
+        raise ExplainError(
+            f"{pod}: no decision in these records evicts it; without --owner its other decisions are listed"
+        )
+    story = _story(source, recorded, options)
+    used, unknown = _configuration(story, config)
+    view = owner_view.view(story, pod, config=used, unknown=unknown)
+    if view is None:
+        raise ExplainError(f"{recorded.id}: does not evict {pod}")
+    _print(owner_view.sections(view), lambda: owner_view.to_json(view), options)
+
+
+def _story(source: Source, recorded: RecordedDecision, options: ExplainOptions) -> Story:
+    since = None if options.since is None else options.since.wall(source.end)
+    _, began, ended = stories.window(recorded, since=since)
+    return stories.build(
+        recorded,
+        source.decisions,
+        source.samples(began, ended),
+        since=since,
+        missing=source.missing,
+        configuration=source.configuration(recorded.id),
+    )
+
+
+def _views(story: Story, config: "Config | None") -> list[owner_view.OwnerView]:
+    used, unknown = _configuration(story, config)
+    pods = [record_fields.pod_name(victim) for victim in story.victims[:MAX_VIEWS]]
+    views = (owner_view.view(story, pod, config=used, unknown=unknown) for pod in pods)
+    return [view for view in views if view is not None]
+
+
+def _configuration(story: Story, given: "Config | None") -> tuple["Config | None", str]:
+    """The configuration in force and why it is not known."""
+    from nodeagent.config import load
+    from nodeagent.config.problems import ConfigError
+
+    if not story.configuration:
+        return given, "the configuration that was in force is not recorded: name it with --config"
+    try:
+        return load.loads(story.configuration, name="recorded configuration").config, ""
+    except ConfigError as error:
+        return given, f"the recorded configuration cannot be read: {error.problems[0].message}"
+
+
+def _recent(source: Source, since: Since | None) -> Sequence[RecordedDecision]:
+    if since is None:
+        return source.decisions
+    begin = since.wall(source.end)
+    return [each for each in source.decisions if (_wall(each) or 0.0) >= begin]
+
+
+def _wall(recorded: RecordedDecision) -> float | None:
+    for each in (recorded.decision, *recorded.outcomes, *recorded.reliefs, *recorded.reclaims):
+        if (wall := record_fields.number(each.get("wallTime"))) is not None:
+            return wall
+    return None
+
+
+def _print(sections: Sequence[Any], to_json: Callable[[], dict[str, Any]], options: ExplainOptions) -> None:
+    printing.show(sections, to_json, output=options.output, color=options.color)
