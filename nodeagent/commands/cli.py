@@ -6,6 +6,7 @@ Each command imports its packages itself, so that `check` loads only what one re
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -171,7 +172,9 @@ def _explain(options: Options) -> int:
     given = options.recording or options.state_dir
     config = None if given is not None and options.config is None else _load_config(options.config).config
     try:
-        source = explain.open_source(Path(given if given is not None else getattr(config, "state_dir", "")))
+        source = explain.open_source(
+            Path(given if given is not None else getattr(config, "state_dir", "")), now=time.time()
+        )
         explain.show(
             source,
             explain.ExplainOptions(

@@ -4,14 +4,14 @@ The source is a state directory, a file of records, or a recording: a recorder's
 samples the tables are printed as ever, and one line states that and why there are no curves.
 """
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from nodeagent.commands import printing, standard_streams
 from nodeagent.commands.arguments_common import Since
-from nodeagent.model import RecordedSample
+from nodeagent.records import flight_recorder, recording
+from nodeagent.records.recording import Recording, RecordingError
 from nodeagent.report import (
     explain,
     explain_pod,
@@ -50,25 +50,50 @@ class Source(NamedTuple):
     """Where decisions and samples come from."""
 
     decisions: Sequence[RecordedDecision]
-    samples: Callable[[float, float], Iterable[RecordedSample]]
-    """Those between two wall times."""
+    recording: Recording | None
+    """None: there are no samples."""
     missing: str
     """Why there are no samples; empty if there are."""
-    configuration: Callable[[str], str]
-    """The configuration in force at the decision with this id, as YAML; empty: not recorded."""
     end: float
     """The time from which `--since` counts back."""
 
+    def configuration(self, decision_id: str) -> str:
+        """The configuration in force at this decision as YAML; empty: not recorded."""
+        headers = () if self.recording is None else self.recording.headers
+        instance = decision_id.rpartition("-")[0]
+        return next((each.configuration for each in reversed(headers) if each.instance == instance), "")
 
-def open_source(place: Path) -> Source:
-    """Read the decisions of `place`. Raises ExplainError."""
-    return Source(
-        decisions=recorded_decisions.read_decisions(place),
-        samples=lambda _since, _until: (),
-        missing=f"{place} has no samples",
-        configuration=lambda _id: "",
-        end=time.time(),
-    )
+
+def open_source(place: Path, *, now: float) -> Source:
+    """Read the decisions of a state directory, a file of records, a recorder's directory or a snapshot file.
+
+    Raises:
+        ExplainError: it does not exist, cannot be read, or is none of these.
+    """
+    try:
+        found: Recording | None = recording.open_recording(place)
+        missing = ""
+    except RecordingError as error:
+        found, missing = None, str(error)
+    if found is not None and not (place / flight_recorder.DECISIONS_FILE).is_file():
+        decisions = recorded_decisions.group(found.records())
+    elif found is None and place.suffix in (".zip", recording.SUFFIX):
+        raise ExplainError(missing)
+    else:
+        decisions = recorded_decisions.read_decisions(place)
+    if found is not None and found.span is None:
+        missing = f"{place} has no samples"
+    return Source(decisions, found, missing, _end(place, found, decisions, now=now))
+
+
+def _end(place: Path, found: Recording | None, decisions: Sequence[RecordedDecision], *, now: float) -> float:
+    """The present for a directory, which an agent may be writing; for a file the end of what it has."""
+    if place.is_dir():
+        return now
+    times = [wall for each in decisions if (wall := _wall(each)) is not None]
+    if found is not None and found.span is not None:
+        times.append(found.span.last)
+    return max(times, default=now)
 
 
 def show(source: Source, options: ExplainOptions, *, config: "Config | None") -> None:
@@ -118,14 +143,16 @@ def _show_owner(
 def _story(source: Source, recorded: RecordedDecision, options: ExplainOptions) -> Story:
     since = None if options.since is None else options.since.wall(source.end)
     _, began, ended = stories.window(recorded, since=since)
-    return stories.build(
+    found = source.recording
+    story = stories.build(
         recorded,
         source.decisions,
-        source.samples(began, ended),
+        () if found is None else found.samples(since_wall=began, until_wall=ended),
         since=since,
         missing=source.missing,
         configuration=source.configuration(recorded.id),
     )
+    return story._replace(trouble=() if found is None else found.trouble)
 
 
 def _views(story: Story, config: "Config | None") -> list[owner_view.OwnerView]:

@@ -54,6 +54,7 @@ def _summary(story: Story) -> list[str]:
     lines.append(f"* **Decision**: {markdown.text(story.recorded.id)}")
     if story.missing:
         lines.append(f"* **Not recorded**: {markdown.text(story.missing)}")
+    lines += [f"* **Not readable**: {markdown.text(each)}" for each in story.trouble[: story_text.MAX_TROUBLE]]
     return [*lines, ""]
 
 

@@ -87,6 +87,8 @@ class Story(NamedTuple):
     """Why there are no samples."""
     configuration: str = ""
     """The configuration in force as YAML; empty: not recorded."""
+    trouble: tuple[str, ...] = ()
+    """Parts of the recording that could not be read."""
 
     @property
     def victims(self) -> Sequence[JsonObject]:

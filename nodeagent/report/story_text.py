@@ -5,12 +5,14 @@ from typing import Any, Final
 from nodeagent.model import units
 from nodeagent.report import explain, explain_oom, record_fields, sparkline, stories, wording
 from nodeagent.report.record_fields import JsonObject
-from nodeagent.report.sections import BAD, DIM, STRONG, Cell, Section
+from nodeagent.report.sections import BAD, DIM, STRONG, WARN, Cell, Section
 from nodeagent.report.stories import Curve, Moment, Story
 
 CURVE_WIDTH: Final = 45
 MAX_MOMENTS: Final = 40
 """Moments in text; JSON has all."""
+MAX_TROUBLE: Final = 5
+"""Unreadable parts of a recording in text; JSON has all."""
 _KEPT_BEFORE: Final = 15
 """Of these, moments before the decision."""
 
@@ -164,6 +166,7 @@ def _short(story: Story) -> Section:
     lines = [Cell(f"{word}: {wording.escape_terminal(text)}") for word, text in summary(story)]
     if story.missing:
         lines.append(Cell(f"no curves: {wording.escape_terminal(story.missing)}", DIM))
+    lines += [Cell(f"not readable: {wording.escape_terminal(each)}", WARN) for each in story.trouble[:MAX_TROUBLE]]
     return Section("IN SHORT" if lines else "", lines=tuple(lines))
 
 
@@ -292,6 +295,7 @@ def to_json(story: Story) -> dict[str, Any]:
         "story": {
             "summary": dict(summary(story)),
             "missing": story.missing or None,
+            "unreadable": list(story.trouble),
             "moments": [
                 {
                     "time": wording.rfc3339(moment.at),

@@ -4,13 +4,22 @@ memory returns two seconds later."""
 from pathlib import Path
 from typing import NamedTuple
 
+from nodeagent.config import load
 from nodeagent.model import NodeSnapshot, Outcome, OutcomeKind, Plan, RecordedSample, Signal
 from nodeagent.policy import outcomes
 from tests.support import nodes
 from tests.support.nodes import GI, MI, NOW, WALL
 from tests.support.recorded import Run
 
-CONFIG = nodes.config(nodes.soft(value=3 * GI, grace_s=30.0), nodes.hard(value=2 * GI))
+CONFIGURATION = """\
+apiVersion: nodeagent.io/v1alpha1
+kind: NodeAgentConfiguration
+nodeName: node-1
+evictionHard: {memory.available: 2Gi}
+evictionSoft: {memory.available: 3Gi}
+evictionSoftGracePeriod: {memory.available: 30s}
+"""
+CONFIG = load.loads(CONFIGURATION).config
 GROWS_S = 120
 
 

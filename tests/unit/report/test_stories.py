@@ -29,13 +29,13 @@ def test_the_moments_are_in_the_order_of_time_and_have_cause_act_and_result(made
     texts = [moment.text for moment in story.moments]
     assert [moment.at for moment in story.moments] == sorted(moment.at for moment in story.moments)
     expected = [
-        f"memory.available < {3 * GI} (soft, 30s) is met",
+        "memory.available < 3Gi (soft, 30s) is met",
         f"{ConditionType.MEMORY_PRESSURE} becomes True",
-        f"memory.available < {2 * GI} (hard) is met",
+        "memory.available < 2Gi (hard) is met",
         "this decision: evict shop/batch",
         "shop/batch: accepted (HTTP 201)",
         "a decision evicts no pod: pending-release",
-        f"memory.available < {2 * GI} (hard) is no longer met",
+        "memory.available < 2Gi (hard) is no longer met",
     ]
     assert [text for text in texts if text in expected] == expected
     assert any(text.startswith(f"{made.plan.id}: +5") and "measured of" in text for text in texts)

@@ -1,0 +1,171 @@
+"""`nodeagent explain` from the command line: sources, views and errors."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nodeagent.commands import cli
+from nodeagent.model import RecordingHeader
+from nodeagent.records import recording
+from tests.support import incident
+from tests.support.nodes import WALL
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> incident.Incident:
+    """A state directory with records and a recording."""
+    directory = tmp_path_factory.mktemp("state")
+    made = incident.record(directory)
+    (directory / "samples").mkdir()
+    header = RecordingHeader("node-1", "0.1.0", "abc", "boot", WALL, incident.CONFIGURATION)
+    recording.write_recording(directory / "samples" / "samples-1.rec", header, made.samples)
+    return made
+
+
+@pytest.fixture(scope="module")
+def snapshot(made: incident.Incident) -> Path:
+    """The same as a snapshot file."""
+    path = made.directory.parent / "incident.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(made.directory / "decisions.jsonl", "decisions.jsonl")
+        archive.write(made.directory / "samples" / "samples-1.rec", "samples/samples-1.rec")
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    code = cli.main(["explain", *map(str, words)])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return output.out
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    code = cli.main(["explain", *map(str, words)])
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1, output.err
+    return code, output.err
+
+
+def test_a_state_directory_with_a_recording_gives_the_whole_story(
+    made: incident.Incident, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = run(capsys, made.plan.id, "--state-dir", made.directory)
+    assert "seen: memory.available fell from 7Gi to 1.98Gi in the 1m 26s before" in output
+    assert "THE 1m 26s BEFORE AND 2m 33s AFTER" in output
+    assert "no curves" not in output
+
+
+def test_a_snapshot_file_gives_the_same_story(
+    made: incident.Incident, snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_directory = run(capsys, made.plan.id, "--state-dir", made.directory)
+    assert run(capsys, made.plan.id, "--recording", snapshot) == by_directory
+
+
+def test_without_a_recording_it_says_so_and_prints_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = incident.record(tmp_path)
+    output = run(capsys, made.plan.id, "--state-dir", tmp_path)
+    assert f"no curves: {tmp_path} has no samples\n" in output
+    assert "PODS IN EVICTION ORDER FOR memory.available" in output
+    only_records = run(capsys, made.plan.id, "--state-dir", tmp_path / "decisions.jsonl")
+    assert "no curves: " in only_records
+
+
+def test_the_begin_of_the_curves_can_be_chosen(
+    made: incident.Incident, snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = run(capsys, made.plan.id, "--recording", snapshot, "--since", "2027-01-15T08:01:00Z")
+    assert "THE 26s BEFORE" in output
+
+
+def test_the_list_begins_at_a_time_counted_from_the_end_of_a_file(
+    snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(run(capsys, "--recording", snapshot, "--since", "1h").splitlines()) == 4
+    assert "no decision is recorded" in run(capsys, "--recording", snapshot, "--since", "1s")
+
+
+def test_the_owner_gets_the_request_by_the_recorded_configuration(
+    snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = run(capsys, "--pod", "shop/batch", "--owner", "--recording", snapshot)
+    assert "Pod shop/batch of ReplicaSet/batch" in output
+    assert "Mi or more, instead of 512Mi: shop/web would have been evicted instead." in output
+    report = json.loads(run(capsys, "--pod", "shop/batch", "--owner", "--recording", snapshot, "-o", "json"))
+    assert report["requestThatKeepsIt"]["verdict"] == "kept"
+
+
+def test_the_configuration_can_be_given_where_none_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    incident.record(tmp_path)
+    place = ("--pod", "shop/batch", "--owner", "--state-dir", tmp_path)
+    assert "Not known: the configuration that was in force is not recorded: name it with --config." in run(
+        capsys, *place
+    )
+    (tmp_path / "config.yaml").write_text(incident.CONFIGURATION)
+    assert "Mi or more, instead of 512Mi" in run(capsys, *place, "--config", tmp_path / "config.yaml")
+
+
+def test_a_pod_has_everything_that_touched_it(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = run(capsys, "--pod", "shop/batch", "--recording", snapshot)
+    assert output.startswith("POD shop/batch\n")
+    assert "victim" in output
+
+
+def test_markdown_is_one_document_with_the_recorded_configuration(
+    made: incident.Incident, snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = run(capsys, made.plan.id, "--markdown", "--recording", snapshot)
+    assert output.startswith("# Eviction of shop/batch, 2027-01-15T08:01:26.000Z\n")
+    assert f"```yaml\n{incident.CONFIGURATION}```\n" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--owner",), "--owner: needs --pod NAMESPACE/NAME"),
+        (("--markdown",), "--markdown: needs the ID of a decision"),
+        (("last", "--markdown", "-o", "json"), "--markdown: cannot be combined with -o json"),
+        (("last", "--pod", "a/b"), "--pod: lists every decision; an ID needs --owner"),
+        (("--recording", "a", "--state-dir", "b"), "--recording: cannot be combined with --state-dir"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = fails(capsys, *words)
+    assert code == 64
+    assert message in error
+
+
+def test_a_pod_that_was_never_evicted_has_no_view_for_its_owner(
+    snapshot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        "shop/web: no decision in these records evicts it"
+        in fails(capsys, "--pod", "shop/web", "--owner", "--recording", snapshot)[1]
+    )
+
+
+def test_each_wrong_source_is_one_clear_error(
+    snapshot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = snapshot.read_bytes()
+    files = {
+        "cut.zip": whole[: len(whole) // 2],
+        "empty.zip": b"",
+        "text.zip": b"hello\n",
+        "text.jsonl": b"hello\n",
+        "cut.rec": b"\0" * 100,
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        _, error = fails(capsys, "last", "--recording", tmp_path / name)
+        assert name in error
+    assert "no such file" in fails(capsys, "last", "--recording", tmp_path / "none.zip")[1].lower()
