@@ -17,6 +17,7 @@ from nodeagent.kube.rights import Rule
 from nodeagent.sampling.node import kubelet_config
 from tests.support.manifests import (
     DAEMONSET,
+    KUBELET_PATCHES,
     Document,
     container,
     direct_rights,
@@ -24,6 +25,7 @@ from tests.support.manifests import (
     documents,
     pod_spec,
     with_brake,
+    with_kubelet_files,
 )
 from tests.support.paths import REPOSITORY
 
@@ -82,7 +84,7 @@ NOT_MOUNTED: Final = {
     "/etc/os-release": "only to recognise Talos, whose OOM handler has no process of its own",
     **dict.fromkeys(
         (*kubelet_config.USUAL_FILES, *kubelet_config.USUAL_DIRECTORIES),
-        "the kubelet's settings: the comment at the volume kubelet lists where distributions have them",
+        "the kubelet's settings: a patch of examples/kubelet mounts them",
     ),
     "/etc/systemd/system": "units' settings for systemd-oomd: in the container only its process shows it",
     "/run/systemd/system": "as above",
@@ -103,7 +105,8 @@ def schema_validator() -> Any:
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.36", "1.37"])
 def test_every_document_is_valid_by_the_published_schemas_and_has_no_unknown_field(version: str) -> None:
     validate = schema_validator().validate
-    for document in (*documents(), *direct_rights(), with_brake()):
+    patched = [with_kubelet_files(each.stem) for each in KUBELET_PATCHES.iterdir()]
+    for document in (*documents(), *direct_rights(), with_brake(), *patched):
         assert validate(document, version, strict=True) == version
 
 

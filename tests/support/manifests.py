@@ -1,4 +1,4 @@
-"""Read the documents of daemonset.yaml and its patch in examples/, for the deployment tests."""
+"""Read the documents of daemonset.yaml and its patches in examples/, for the deployment tests."""
 
 import copy
 from typing import Any, Final
@@ -50,7 +50,18 @@ def with_brake() -> Document:
     return patched
 
 
-MERGE_KEYS: Final = {"containers": "name", "volumeMounts": "mountPath"}
+KUBELET_PATCHES: Final = REPOSITORY / "examples" / "kubelet"
+"""Patches that mount the kubelet's files of one distribution."""
+
+
+def with_kubelet_files(distribution: str) -> Document:
+    """The DaemonSet with the patch of this distribution."""
+    patch = yaml.safe_load((KUBELET_PATCHES / f"{distribution}.yaml").read_text(encoding="utf-8"))
+    patched: Document = _merged(document_of("DaemonSet"), patch)
+    return patched
+
+
+MERGE_KEYS: Final = {"containers": "name", "volumeMounts": "mountPath", "volumes": "name"}
 """Lists that a strategic merge patch merges, by what; every other one is replaced (the API's x-kubernetes-patch-*)."""
 
 

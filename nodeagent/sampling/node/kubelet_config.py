@@ -34,6 +34,8 @@ USUAL_DIRECTORIES: Final = (
 NOT_FOUND: Final = "no process and no file of the kubelet is visible"
 """Of a host with the cgroup of the pods, which only a kubelet makes."""
 _KUBEPODS: Final = ("kubepods", "kubepods.slice")
+_MOUNT: Final = "; in a container mount it read-only, as examples/kubelet does"
+"""Behind the refusal of a file whose directory is missing."""
 MAX_DROP_INS: Final = 64
 _RECORDED: Final = "/kubelet/configz.json"
 
@@ -134,6 +136,8 @@ def _sources_of_flags(host: Host, flags: tuple[str, ...], *, place: str = "comma
     if path.startswith("/"):
         text, refusal = _read(host, path)
         place = path
+        if refusal and not host.exists(path.rpartition("/")[0]):
+            refusal += _MOUNT
     if not text and host.recorded and (recorded := _read(host, _RECORDED)[0]):
         path = place = _RECORDED
         text, refusal = recorded, ""
@@ -147,7 +151,7 @@ def _sources_of_flags(host: Host, flags: tuple[str, ...], *, place: str = "comma
 def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
     if not host.exists(k3s.ANY_DIRECTORY):
         # k3s writes into it on every node: it is not mounted, and with it the arguments of the kubelet are unknown.
-        return KubeletSources(refusal=f"{k3s.ANY_DIRECTORY}: not visible, and k3s has a kubelet", place="k3s")
+        return KubeletSources(refusal=f"{k3s.ANY_DIRECTORY}: not visible, and k3s has a kubelet{_MOUNT}", place="k3s")
     names = [k3s.CONFIG_FILE]
     with contextlib.suppress(Unreadable):
         names += [f"{k3s.CONFIG_DIRECTORY}/{name}" for name in sorted(host.listdir(k3s.CONFIG_DIRECTORY))]
@@ -163,7 +167,7 @@ def _k3s_sources(host: Host, arguments: tuple[str, ...]) -> KubeletSources:
     parent = directory.rpartition("/")[0]
     if not refusal and not host.exists(parent):
         # k3s writes its container runtime's configuration into it.
-        refusal = f"{parent}: not visible, and k3s has a kubelet"
+        refusal = f"{parent}: not visible, and k3s has a kubelet{_MOUNT}"
     if refusal:  # the flags that were read may be replaced by one that was not
         return KubeletSources(refusal=refusal, place="k3s")
     drop_ins, trouble = _read_drop_ins(host, directory)
@@ -219,7 +223,7 @@ def _read_drop_ins(host: Host, directory: str) -> tuple[tuple[tuple[str, str], .
         names = sorted(host.listdir(directory))
         directories = {name for name, _ in host.subdirectories(directory)}  # as 20-cli-config-dir of k3s
     except Unreadable as error:
-        return (), str(error)
+        return (), str(error) if host.exists(directory) else f"{error}{_MOUNT}"
     for name in names[:MAX_DROP_INS]:
         path = f"{directory}/{name}"
         if name in directories:

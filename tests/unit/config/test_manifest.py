@@ -129,6 +129,10 @@ SHIPPED = {
     "examples/fleet-leases.yaml": "4 Kubernetes objects (Role, RoleBinding, ValidatingAdmissionPolicy, "
     "ValidatingAdmissionPolicyBinding), without a configuration of nodeagent",
     "examples/kubelet-compatible.yaml": "valid",
+    **{
+        f"examples/kubelet/{name}.yaml": "a DaemonSet, without a configuration of nodeagent"
+        for name in ("eks", "gke", "k3s", "openshift", "rke2", "talos")
+    },
     "examples/kubernetes-1.35.yaml": "2 Kubernetes objects (ClusterRole, ClusterRoleBinding), without a configuration "
     "of nodeagent",
     "examples/nodeagent.yaml": "valid",
@@ -138,7 +142,7 @@ SHIPPED = {
 
 
 def test_every_shipped_file_is_in_the_table() -> None:
-    examples = {f"examples/{path.name}" for path in (REPOSITORY / "examples").rglob("*") if path.is_file()}
+    examples = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "examples").rglob("*") if path.is_file()}
     others = {path.name for path in REPOSITORY.glob("*.yaml")} | {
         f"systemd/{path.name}" for path in REPOSITORY.glob("systemd/*.yaml")
     }
