@@ -27,8 +27,7 @@ RUN cd /opt/nodeagent/lib/python3.11/site-packages \
 
 FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log \
- && ln -s /opt/nodeagent/bin/nodeagent /usr/local/bin/nodeagent
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 COPY --from=build /opt/nodeagent /opt/nodeagent
 # Modules are compiled in the image, whose file system is read-only at run time. PATH for `kubectl exec POD -- nodeagent`.
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \

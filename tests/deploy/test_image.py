@@ -56,10 +56,3 @@ def test_whatever_pip_installs_has_an_exact_version() -> None:
 def test_the_pinned_versions_are_those_that_the_project_accepts() -> None:
     for each in declared():
         assert each.specifier.contains(PINS[canonicalize_name(each.name)]), each
-
-
-def test_the_command_is_on_the_path_of_kubectl_exec() -> None:
-    """Runbooks and the kubectl plugin run `nodeagent` in the container."""
-    last = max(place for place, (name, _) in enumerate(STEPS) if name == "FROM")
-    [install] = [rest for name, rest in STEPS[last:] if name == "RUN"]
-    assert "ln -s /opt/nodeagent/bin/nodeagent /usr/local/bin/nodeagent" in install
