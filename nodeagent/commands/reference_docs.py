@@ -47,14 +47,15 @@ _METRICS: Final = f"""# Metrics and probes
 | `/metrics` | Prometheus text format 0.0.4, or OpenMetrics 1.0 if the scraper accepts it |
 | `/healthz` | 200 while the loop syncs and no worker has failed for 5 minutes; else 503 with the reason: restart it |
 | `/readyz` | 200 if it can decide (loop syncs, samples and pods are fresh); else 503 with all reasons |
+| `/` | the live page, for clients on this host or in the agent's pod: [pictures.md](pictures.md), `metrics.page` |
 
 Use `/healthz` as liveness probe and `/readyz` as readiness probe, never the reverse: an unreachable API server makes
 every agent not ready, and a restart does not help.
 
-The endpoint is read-only: GET and HEAD, no names of pods, no authentication. Every client of the port may read the
-metrics: bind it to `127.0.0.1` or to the pod's address, and restrict clients with a NetworkPolicy. Limits apply to each
-address, so that a flood from one pod does not block the kubelet's probes and Prometheus. A kubelet probes from an
-address of the node, which pods with `hostNetwork` share.
+The endpoint is read-only: GET and HEAD, no authentication, and names of pods only in the live page. Every client of the
+port may read the metrics: bind it to `127.0.0.1` or to the pod's address, and restrict clients with a NetworkPolicy.
+Limits apply to each address, so that a flood from one pod does not block the kubelet's probes and Prometheus. A kubelet
+probes from an address of the node, which pods with `hostNetwork` share.
 
 | limit | one address | all addresses | beyond it |
 | --- | --- | --- | --- |

@@ -311,9 +311,20 @@ class FleetConfig(NamedTuple):
     """A slot is free this long after its holder stopped renewing it."""
 
 
+class PageAccess(enum.StrEnum):
+    """Who may read the live page, which contains names of pods."""
+
+    LOOPBACK = "loopback"
+    ALL = "all"
+    OFF = "off"
+
+
 class MetricsConfig(NamedTuple):
     address: Annotated[str, bounds.ADDRESS] = ""
     """Address of /metrics, /healthz and /readyz, such as `127.0.0.1:9655`. Empty: no endpoint."""
+    page: PageAccess = PageAccess.LOOPBACK
+    """Who may read the live page at `/` of that address, which contains names of pods: clients on this host or in the
+    agent's pod (`loopback`, also `kubectl port-forward`), every client (`all`), nobody (`off`)."""
 
 
 class SamplingConfig(NamedTuple):

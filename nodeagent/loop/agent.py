@@ -29,6 +29,7 @@ from nodeagent.config.problems import ConfigError
 from nodeagent.config.schema import Config, Mode, OnExit
 from nodeagent.loop.components import Components, Runtime
 from nodeagent.loop.executor import Executor
+from nodeagent.loop.live_page import LivePage
 from nodeagent.loop.observe import Observer
 from nodeagent.loop.oom_monitor import OomMonitor
 from nodeagent.loop.state_store import StateStore
@@ -112,8 +113,14 @@ class Agent:
             cache=self.observer.ranking_cache,
             latest=lambda: self.observer.latest,
         )
+        self._live_page = LivePage(config=lambda: self._config, config_source=runtime.file.path or "built-in defaults")
         self._endpoint = Endpoint(
-            endpoint.build_pages(self.metrics, config=lambda: self._config, boottime=runtime.boottime),
+            endpoint.build_pages(
+                self.metrics,
+                config=lambda: self._config,
+                boottime=runtime.boottime,
+                live_page=self._live_page.document,
+            ),
             failed=lambda reason: self._log.warning("metrics page failed", reason=reason, once=reason),
         )
         self._kubelet = runtime.kubelet.latest
@@ -339,6 +346,7 @@ class Agent:
             self._status_at = now
             self._runtime.notifier.status(decision_log.status(plan, snapshot))
         self.oom_monitor.remember(plan, snapshot)
+        self._live_page.remember(plan, snapshot, acts=self.acts)
         self._store.save(now=now, urgent=False)
 
     def next_deadline_s(self, now: float) -> float:

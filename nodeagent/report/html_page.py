@@ -86,6 +86,11 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Html:
     return Html(f'<dl class="facts">{rows}</dl>')
 
 
+def link(words: str, target: str) -> Html:
+    """A paragraph with a link to `target`, a constant of the program."""
+    return Html(f'<p><a href="{text(target)}">{text(words)}</a></p>')
+
+
 def group(title: str, *blocks: Html) -> Html:
     """Blocks below a heading; nothing without blocks."""
     return Html(f"<section><h2>{text(title)}</h2>{''.join(blocks)}</section>") if blocks else Html("")

@@ -1,4 +1,4 @@
-"""Serves `/metrics`, `/healthz` and `/readyz` from one thread that the loop never waits for.
+"""Serves `/metrics`, `/healthz`, `/readyz` and the live page from one thread that the loop never waits for.
 
 1. One thread serves all clients: sockets do not block, at most `MAX_CONNECTIONS` are open, each for at most
    `MAX_CONNECTION_S`, and at most `MAX_ACCEPTED_PER_S` are accepted each second. A slow client takes a descriptor.
@@ -47,6 +47,7 @@ MAX_REQUEST_BYTES: Final = 8192
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     429: "Too Many Requests",
@@ -68,10 +69,24 @@ class Page(NamedTuple):
     body: bytes
     status: int = 200
     content_type: str = PLAIN_TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further ones, from constants only."""
 
 
-PageBuilder = Callable[[str], Page]
-"""Builds a page from the request's Accept header. Called in the server's thread."""
+class Request(NamedTuple):
+    """What a page may depend on."""
+
+    accept: str = ""
+    host: str = ""
+    """The name and port by which the client reached the server; empty: it sent none."""
+    peer: str = ""
+    """The client's address."""
+    query: str = ""
+    """Behind the question mark."""
+
+
+PageBuilder = Callable[[Request], Page]
+"""Builds a page. Called in the server's thread."""
 
 
 class AddressError(Exception):
@@ -277,18 +292,19 @@ class Server:
         method, target, _ = words
         if method not in ("GET", "HEAD"):
             return _answer(Page(b"GET and HEAD only\n", 405), allow=True)
-        builder = self._pages.get(target.partition("?")[0])
+        path, _, query = target.partition("?")
+        builder = self._pages.get(path)
         if builder is None:
             known = "\n".join(sorted(self._pages))
             return _answer(Page(f"pages:\n{known}\n".encode(), 404), head_only=method == "HEAD")
-        if target.partition("?")[0] not in PROBES and not self._may_have_page(client.peer):
+        if path not in PROBES and not self._may_have_page(client.peer):
             return _answer(Page(b"too many requests in this second\n", 429), head_only=method == "HEAD")
-        accept = next((line[7:].strip() for line in head[1:] if line[:7].lower() == "accept:"), "")
+        request = Request(_header(head, "accept:"), _header(head, "host:"), client.peer, query)
         try:
-            page = builder(accept)
+            page = builder(request)
         except Exception as error:
             # A defect must not end the thread, and must be logged.
-            self._failed(f"{target.partition('?')[0]}: {type(error).__name__}: {error}")
+            self._failed(f"{path}: {type(error).__name__}: {error}")
             page = Page(b"internal error; see the log\n", 500)
         return _answer(page, head_only=method == "HEAD")
 
@@ -302,11 +318,17 @@ class Server:
         return True
 
 
+def _header(head: list[str], name: str) -> str:
+    """The value of the first header with this name (lower case, with its colon); empty: not sent."""
+    return next((line[len(name) :].strip() for line in head[1:] if line[: len(name)].lower() == name), "")
+
+
 def _answer(page: Page, *, head_only: bool = False, allow: bool = False) -> bytes:
+    further = "".join(f"{name}: {value}\r\n" for name, value in page.headers)
     head = (
         f"HTTP/1.1 {page.status} {_REASONS[page.status]}\r\nContent-Type: {page.content_type}\r\n"
         f"Content-Length: {len(page.body)}\r\nConnection: close\r\nCache-Control: no-store\r\n"
-        f"X-Content-Type-Options: nosniff\r\n{'Allow: GET, HEAD' + chr(13) + chr(10) if allow else ''}\r\n"
+        f"X-Content-Type-Options: nosniff\r\n{further}{'Allow: GET, HEAD' + chr(13) + chr(10) if allow else ''}\r\n"
     )
     return head.encode("ascii") + (b"" if head_only else page.body)
 

@@ -70,6 +70,15 @@ def test_metrics_of_this_node_can_be_scraped(agent: Run, port: int) -> None:
     assert agent.stop() == 0
 
 
+def test_the_live_page_shows_this_node_to_a_client_of_this_host(agent: Run, port: int) -> None:
+    until(lambda: "Available, against the thresholds" in _get(port, "/")[1], "a first sample")
+    status, body = _get(port, "/")
+    assert status == 200
+    assert body.startswith("<!DOCTYPE html>")
+    assert "PODS" in body
+    assert agent.stop() == 0
+
+
 def test_the_agent_is_healthy_while_the_loop_syncs_and_ready_once_the_pods_are_listed(agent: Run, port: int) -> None:
     assert _get(port, "/healthz") == (200, "ok\n")
     status, body = _get(port, "/readyz")

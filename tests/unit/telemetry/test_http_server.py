@@ -21,7 +21,7 @@ from nodeagent.policy import engine
 from nodeagent.policy.state import initial
 from nodeagent.telemetry import http_server
 from nodeagent.telemetry.endpoint import Endpoint, build_pages
-from nodeagent.telemetry.http_server import AddressError, Page, Server
+from nodeagent.telemetry.http_server import AddressError, Page, Request, Server
 from nodeagent.telemetry.metrics import Metrics, RuntimeCounters
 from tests.support.nodes import GI, NOW, hard, snapshot, view
 from tests.support.nodes import config as make_config
@@ -54,13 +54,13 @@ class Ground:
         made["/metrics"] = self._counted(made["/metrics"])
         self.server = Server("127.0.0.1:0", made, failed=self.failures.append)
 
-    def _broken(self, _: str) -> Page:
+    def _broken(self, _: Request) -> Page:
         raise ValueError("on purpose")
 
-    def _counted(self, maker: Callable[[str], Page]) -> Callable[[str], Page]:
-        def make(accept: str) -> Page:
+    def _counted(self, maker: Callable[[Request], Page]) -> Callable[[Request], Page]:
+        def make(request: Request) -> Page:
             self.served.set()
-            return maker(accept)
+            return maker(request)
 
         return make
 
