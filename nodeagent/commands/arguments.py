@@ -23,7 +23,8 @@ examples:
   nodeagent config validate FILE             every error in it, with line and key
   nodeagent run --config FILE --dry-run      dry run: decide and log, change nothing
   nodeagent explain last                     the reasons of the last decision
-  nodeagent replay /run/nodeagent --config FILE     the victims with another configuration
+  nodeagent replay /run/nodeagent --config FILE     what another configuration would have done
+  nodeagent tune /run/nodeagent              candidates for thresholds, from what was recorded
 """
 
 _CHECK_DESCRIPTION = """\
@@ -195,6 +196,7 @@ _ADD = {
     "run": _add_run,
     "explain": arguments_reports.add_explain,
     "replay": arguments_reports.add_replay,
+    "tune": arguments_reports.add_tune,
     "config": _add_config,
     "completion": _add_completion,
     "version": _add_version,

@@ -115,3 +115,11 @@ def since(text: str) -> Since:
     except (ValueError, OverflowError):
         pass
     raise argparse.ArgumentTypeError(f"{text!r} is neither a duration like 1h30m nor a time like 2026-11-24T13:05:00Z")
+
+
+def span(text: str) -> float:
+    """A duration in seconds, at least 1."""
+    seconds = since(text).ago_s
+    if seconds is None or not 1.0 <= seconds <= 3660 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration like 90s, 15m or 7d")
+    return seconds

@@ -28,9 +28,42 @@ examples:
 """
 
 _REPLAY_DESCRIPTION = """\
-Repeat recorded decisions with another configuration and show the different victims. Nothing is changed and nothing is
-sent. Each decision uses the recorded snapshot and state. If a soft threshold was not in force then, its grace period
-counts as over, and the report marks it.
+Replay a recording with another configuration. Nothing is changed and nothing is sent.
+
+Recorded samples are simulated: the policy runs over all of them from a fresh state, with one configuration or two side
+by side, and the report has the evictions, the pods spared, the time under pressure and the lowest values. Recorded
+decisions are repeated one by one with their recorded snapshot and state, and the different victims are shown. If a soft
+threshold was not in force then, its grace period counts as over, and the report marks it. The report ends with what a
+recording cannot tell.
+"""
+
+_REPLAY_EXAMPLES = """\
+examples:
+  nodeagent replay /run/nodeagent --config new.yaml               this node's recording with new.yaml
+  nodeagent replay snapshot.zip --config old.yaml --compare new.yaml     both side by side
+  nodeagent replay snapshot.zip --config new.yaml --html replay.html     the same as a page with charts
+  nodeagent replay snapshot.zip --config new.yaml -o json | jq '.simulation.configurations[].evictions[].pod'
+  nodeagent replay --prometheus http://prometheus:9090 --node NODE --since 7d --step 15s --config new.yaml
+
+docs/replay.md has a worked example and the assumptions.
+"""
+
+_TUNE_DESCRIPTION = """\
+Measure candidates for thresholds and grace periods on recordings: how often each would have given an alarm, how many of
+these were false (the level recovered on its own), which exhaustions it would have missed, and how long before an
+exhaustion it was due. The configured thresholds are among the candidates. Nothing is changed: the last part of the
+report is a stanza to paste into a configuration.
+"""
+
+_TUNE_EXAMPLES = """\
+examples:
+  nodeagent tune /run/nodeagent                         the recording of this node
+  nodeagent tune node-*.zip --config current.yaml       several snapshot files, beside current.yaml's thresholds
+  nodeagent tune snapshot.zip --html tune.html          the same as a page with curves
+  nodeagent tune snapshot.zip -o json | jq -r .stanza > stanza.yaml && nodeagent config validate stanza.yaml
+  nodeagent tune --prometheus http://prometheus:9090 --node NODE --since 30d --step 60s
+
+docs/replay.md defines false alarm, miss and lead time.
 """
 
 
@@ -75,11 +108,69 @@ def add_replay(commands: "argparse._SubParsersAction[Parser]") -> None:
     """`nodeagent replay`."""
     replay = commands.add_parser(
         "replay",
-        help="repeat recorded decisions with another configuration",
+        help="what another configuration would have done",
         description=_REPLAY_DESCRIPTION,
+        epilog=_REPLAY_EXAMPLES,
         formatter_class=Formatter,
     )
-    replay.add_argument("place", metavar="FILE|DIR", help="a state directory, or a file of records (decisions.jsonl)")
-    replay.add_argument("--config", metavar="FILE", required=True, help="the other configuration")
+    replay.add_argument(
+        "place",
+        metavar="FILE|DIR",
+        nargs="?",
+        help="a snapshot file, a state or recorder directory, a .rec file, or a file of records (decisions.jsonl)",
+    )
+    replay.add_argument("--config", metavar="FILE", required=True, help="the configuration to replay with")
+    replay.add_argument("--compare", metavar="FILE", help="a second configuration, side by side with the first")
+    _add_prometheus(replay)
     arguments_common.add_output(replay)
+    replay.add_argument("--html", metavar="FILE", help="write the report as a page with charts as well")
     replay.set_defaults(command="replay")
+
+
+def add_tune(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """`nodeagent tune`."""
+    tune = commands.add_parser(
+        "tune",
+        help="candidates for thresholds and grace periods",
+        description=_TUNE_DESCRIPTION,
+        epilog=_TUNE_EXAMPLES,
+        formatter_class=Formatter,
+    )
+    tune.add_argument(
+        "places", metavar="FILE|DIR", nargs="*", help="snapshot files, state or recorder directories, .rec files"
+    )
+    tune.add_argument("--config", metavar="FILE", help="its thresholds are candidates too (default: the built-in ones)")
+    tune.add_argument(
+        "--within",
+        metavar="TIME",
+        type=arguments_common.span,
+        default="10m",
+        help="an exhaustion this long after an alarm makes it a true one (default: 10m)",
+    )
+    _add_prometheus(tune)
+    arguments_common.add_output(tune)
+    tune.add_argument("--html", metavar="FILE", help="write the report as a page with curves as well")
+    tune.set_defaults(command="tune")
+
+
+def _add_prometheus(command: argparse.ArgumentParser) -> None:
+    """Where the history of a node comes from, if not from a recording."""
+    group = command.add_argument_group("history from a Prometheus")
+    group.add_argument(
+        "--prometheus", metavar="URL", help="read the series of node_exporter and cAdvisor from this server instead"
+    )
+    group.add_argument("--node", metavar="NODE", help="the node's name there (label node or instance, or its nodename)")
+    group.add_argument(
+        "--since",
+        metavar="TIME",
+        type=arguments_common.since,
+        default="1d",
+        help="how far back (default: 1d), or from when",
+    )
+    group.add_argument(
+        "--step", metavar="TIME", type=arguments_common.span, default="15s", help="distance of samples (default: 15s)"
+    )
+    group.add_argument(
+        "--header-file", metavar="FILE", help="a bearer token, or one header `Name: value`, for each request"
+    )
+    group.add_argument("--ca-file", metavar="FILE", help="PEM file of the authorities that sign its certificate")

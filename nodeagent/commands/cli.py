@@ -195,22 +195,60 @@ def _explain(options: Options) -> int:
 
 
 def _replay(options: Options) -> int:
-    from pathlib import Path
+    from nodeagent.commands import replay, replay_report
 
-    from nodeagent.commands import printing, replay
-
-    config = _load_config(options.config).config
+    prometheus = _prometheus(options, [options.place] if options.place is not None else [])
+    names = [options.config, *([options.compare] if options.compare is not None else [])]
     try:
-        rows = replay.replay(Path(options.place), config)
+        replay_report.run(
+            place=options.place,
+            prometheus=prometheus,
+            configs=[(name, _load_config(name).config) for name in names],
+            output=options.output,
+            color=options.color,
+            html=options.html,
+        )
     except replay.ReplayError as error:
         raise _FailureError(str(error), exit_codes.UNKNOWN) from error
-    printing.show(
-        replay.sections(rows, config_source=options.config),
-        lambda: replay.to_json(rows, config_source=options.config),
-        output=options.output,
-        color=options.color,
-    )
     return exit_codes.OK
+
+
+def _tune(options: Options) -> int:
+    from nodeagent.commands import tune
+
+    prometheus = _prometheus(options, options.places)
+    try:
+        tune.run(
+            places=options.places,
+            prometheus=prometheus,
+            config=_load_config(options.config).config,
+            within_s=options.within,
+            output=options.output,
+            color=options.color,
+            html=options.html,
+        )
+    except tune.TuneError as error:
+        raise _FailureError(str(error), exit_codes.UNKNOWN) from error
+    return exit_codes.OK
+
+
+def _prometheus(options: Options, places: Sequence[str]) -> Any:
+    """The options of a history from a Prometheus; None if a recording is read."""
+    from nodeagent.commands.recorded_input import PrometheusOptions
+
+    if options.prometheus is None:
+        if options.node is not None:
+            raise _FailureError("--node: needs --prometheus", exit_codes.USAGE)
+        if not places:
+            raise _FailureError("name a recording, or a server with --prometheus", exit_codes.USAGE)
+        return None
+    if places:
+        raise _FailureError(f"--prometheus: cannot be combined with {places[0]}", exit_codes.USAGE)
+    if options.node is None:
+        raise _FailureError("--prometheus: needs --node", exit_codes.USAGE)
+    return PrometheusOptions(
+        options.prometheus, options.node, options.since, options.step, options.header_file, options.ca_file
+    )
 
 
 def _load_config(path: str | None) -> Any:
@@ -277,6 +315,7 @@ _COMMANDS: Final[Mapping[str, Callable[[Options], int]]] = {
     "run": _run,
     "explain": _explain,
     "replay": _replay,
+    "tune": _tune,
     "config show": _config_show,
     "config validate": _config_validate,
     "config schema": _config_schema,

@@ -65,18 +65,19 @@ def replay(place: Path, config: Config) -> tuple[Replayed, ...]:
     Raises:
         ReplayError: there are no records.
     """
-    packer = flight_recorder.Packer()
     try:
-        rows = tuple(
-            _repeat(record, config, packer)
-            for record in flight_recorder.read_records(place)
-            if record.get("record") == "decision"
-        )
+        rows = repeat_decisions(flight_recorder.read_records(place), config)
     except flight_recorder.RecordsError as error:
         raise ReplayError(str(error)) from error
     if not rows:
         raise ReplayError(f"{place}: contains no decision")
     return rows
+
+
+def repeat_decisions(records: Iterable[Mapping[str, Any]], config: Config) -> tuple[Replayed, ...]:
+    """Repeat every decision of these records with `config`."""
+    packer = flight_recorder.Packer()
+    return tuple([_repeat(record, config, packer) for record in records if record.get("record") == "decision"])
 
 
 def _repeat(record: Mapping[str, Any], config: Config, packer: flight_recorder.Packer) -> Replayed:

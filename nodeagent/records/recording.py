@@ -20,10 +20,11 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol, TypeVar
 
 from nodeagent.model.recording import RecordedSample, RecordingHeader
-from nodeagent.records import flight_recorder, recording_format, recording_shape
+from nodeagent.model.snapshot import NodeSnapshot
+from nodeagent.records import flight_recorder, recording_format, recording_lean, recording_shape
 from nodeagent.records.flight_recorder import RecordsError
 from nodeagent.records.recording_format import Damage, Encoder, FileHeader, FormatError, Frame
 from nodeagent.records.recording_shape import MismatchError, Shape
@@ -62,6 +63,17 @@ class Span(NamedTuple):
 
     first: float
     last: float
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Reader(Protocol[T_co]):
+    """What reads the groups of one file."""
+
+    def read(self, file: BinaryIO, frame: Frame) -> Iterator[T_co]:
+        """The entries of a frame, oldest first. Raises FormatError and MismatchError."""
+        ...
 
 
 class Recording:
@@ -106,9 +118,14 @@ class Recording:
         since = -math.inf if since_wall is None else since_wall
         until = math.inf if until_wall is None else until_wall
         for segment in self._segments:
-            for sample in self._segment_samples(segment, since, until):
+            for sample in self._segment_entries(segment, since, until, _GroupReader):
                 if since <= sample.wall_time <= until:
                     yield sample
+
+    def snapshots(self) -> Iterator[NodeSnapshot]:
+        """The snapshots of all samples, without their notes: several times as fast as `samples`."""
+        for segment in self._segments:
+            yield from self._segment_entries(segment, -math.inf, math.inf, _snapshot_reader)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of decisions, outcomes, relief, reclaim and OOM kills, as `flight_recorder.read_records`."""
@@ -192,7 +209,9 @@ class Recording:
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
-    def _segment_samples(self, segment: _Segment, since: float, until: float) -> Iterator[RecordedSample]:
+    def _segment_entries(
+        self, segment: _Segment, since: float, until: float, reader_for: Callable[[Shape], _Reader[T_co]]
+    ) -> Iterator[T_co]:
         tail = b""
         if segment.tail is not None:
             with self._opened(segment.tail) as file, contextlib.suppress(OSError):
@@ -201,19 +220,26 @@ class Recording:
         if segment.main is not None:
             with self._opened(segment.main) as file:
                 if file is not None:
-                    yield from self._file_samples(segment.main, file, since, until, groups, skip=frozenset())
+                    yield from self._file_entries(segment.main, file, since, until, reader_for, groups)
         if segment.tail is not None and tail:
             file = io.BytesIO(tail)
-            yield from self._file_samples(segment.tail, file, since, until, set(), skip=frozenset(groups))
+            yield from self._file_entries(segment.tail, file, since, until, reader_for, set(), skip=frozenset(groups))
 
-    def _file_samples(
-        self, source: _Source, file: BinaryIO, since: float, until: float, groups: set[int], *, skip: frozenset[int]
-    ) -> Iterator[RecordedSample]:
+    def _file_entries(
+        self,
+        source: _Source,
+        file: BinaryIO,
+        since: float,
+        until: float,
+        reader_for: Callable[[Shape], _Reader[T_co]],
+        groups: set[int],
+        *,
+        skip: frozenset[int] = frozenset(),
+    ) -> Iterator[T_co]:
         header = self._header(source, file)
         if header is None:
             return
-        shape = recording_shape.shape_of(header.fields)
-        reader = _GroupReader(shape)
+        reader = reader_for(recording_shape.shape_of(header.fields))
         try:
             for part in recording_format.frames(file, start=header.size, verify=True):
                 if isinstance(part, Damage):
@@ -234,6 +260,13 @@ class Recording:
                     self._report(f"{source.name}: the samples at {part.offset} cannot be read: {error}")
         except OSError as error:
             self._report(f"{source.name}: {error.strerror}")
+
+
+def _snapshot_reader(shape: Shape) -> "_Reader[NodeSnapshot]":
+    """The fast reader for a file with the fields of this version, else the one that maps fields by their names."""
+    if shape.is_current:
+        return recording_lean.LeanReader()
+    return _SnapshotReader(shape)
 
 
 class _GroupReader:
@@ -262,6 +295,18 @@ class _GroupReader:
             self._raw, self._position = raw, (frame.group, index)
             index += 1
             yield sample
+
+
+class _SnapshotReader:
+    """The snapshots of whole samples."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._reader = _GroupReader(shape)
+
+    def read(self, file: BinaryIO, frame: Frame) -> Iterator[NodeSnapshot]:
+        """As `_GroupReader.read`."""
+        for sample in self._reader.read(file, frame):
+            yield sample.snapshot._replace(notes=())
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------

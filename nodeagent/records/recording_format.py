@@ -22,7 +22,7 @@ before. A change is
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from nodeagent.model.recording import RecordedSample, RecordingHeader
@@ -316,10 +316,20 @@ def _find_mark(file: BinaryIO, start: int, size: int) -> int:
     return size
 
 
-def entries(file: BinaryIO, frame: Frame) -> Iterable[Any]:
+def entries(file: BinaryIO, frame: Frame) -> Iterator[Any]:
     """The changes of a frame, oldest first. Raises FormatError and OSError."""
     import msgspec
 
+    decode = msgspec.msgpack.Decoder().decode
+    for data in raw_entries(file, frame):
+        try:
+            yield decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise FormatError(f"has an entry that cannot be read: {error}") from error
+
+
+def raw_entries(file: BinaryIO, frame: Frame) -> Iterator[memoryview]:
+    """The entries of a frame as MessagePack, oldest first. Raises FormatError and OSError."""
     file.seek(frame.offset)
     data = file.read(frame.size)
     if frame.packed:
@@ -330,8 +340,7 @@ def entries(file: BinaryIO, frame: Frame) -> Iterable[Any]:
             raise FormatError(f"cannot be unpacked: {error}") from error
     if len(data) != frame.unpacked:
         raise FormatError("does not have the size that it should have")
-    decode = msgspec.msgpack.Decoder().decode
-    position = 0
+    position, whole = 0, memoryview(data)
     for _ in range(frame.samples):
         if position + 4 > len(data):
             raise FormatError("has fewer entries than it should have")
@@ -339,7 +348,4 @@ def entries(file: BinaryIO, frame: Frame) -> Iterable[Any]:
         position += 4 + length
         if position > len(data):
             raise FormatError("has fewer entries than it should have")
-        try:
-            yield decode(memoryview(data)[position - length : position])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise FormatError(f"has an entry that cannot be read: {error}") from error
+        yield whole[position - length : position]

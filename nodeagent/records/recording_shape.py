@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from nodeagent.model.recording import RecordedSample, RecordingHeader
 from nodeagent.model.signals import Signal
-from nodeagent.model.snapshot import Observation
+from nodeagent.model.snapshot import NodeSnapshot, Observation
 
 FieldNames = Mapping[str, tuple[str, ...]]
 """The fields of each NamedTuple, by the name of its class."""
@@ -199,14 +199,16 @@ class Shape:
         self._records: dict[Any, _Record] = {}
         self._sample = self._converter(RecordedSample)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the file has exactly the fields of this version."""
+        return self._fields == field_names()
+
     def sample(self, raw: Any, old_raw: Any = None, old: RecordedSample | None = None) -> RecordedSample:
         """The sample, made from that before it where both are the same. Raises MismatchError."""
         sample: RecordedSample = self._sample.convert(raw, old_raw, old)
-        snapshot = sample.snapshot
-        if len(snapshot.observations) < len(Signal):
-            at = snapshot.taken_at
-            missing = {signal: Observation(signal, None, None, at, "", NOT_RECORDED) for signal in Signal}
-            return sample._replace(snapshot=snapshot._replace(observations={**missing, **snapshot.observations}))
+        if len(sample.snapshot.observations) < len(Signal):
+            return sample._replace(snapshot=with_all_signals(sample.snapshot))
         return sample
 
     def header(self, raw: Any) -> RecordingHeader:
@@ -247,6 +249,15 @@ def shape_of(fields: FieldNames) -> Shape:
 @functools.lru_cache(maxsize=4)
 def _shape_of(fields: tuple[tuple[str, tuple[str, ...]], ...]) -> Shape:
     return Shape(dict(fields))
+
+
+def with_all_signals(snapshot: NodeSnapshot) -> NodeSnapshot:
+    """The snapshot with an unknown observation for each signal that was not recorded."""
+    if len(snapshot.observations) == len(Signal):
+        return snapshot
+    at = snapshot.taken_at
+    missing = {signal: Observation(signal, None, None, at, "", NOT_RECORDED) for signal in Signal}
+    return snapshot._replace(observations={**missing, **snapshot.observations})
 
 
 @functools.cache

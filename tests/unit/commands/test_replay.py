@@ -183,5 +183,5 @@ def test_the_command_fails_without_records_or_with_a_wrong_configuration(
     good.write_text("apiVersion: nodeagent.io/v1alpha1\nkind: NodeAgentConfiguration\n")
     bad.write_text("nonsense: true\n")
     assert cli.main(["replay", str(tmp_path), "--config", str(good)]) == 3
-    assert "contains no decision" in capsys.readouterr().err
+    assert "no recording in this directory" in capsys.readouterr().err
     assert cli.main(["replay", str(tmp_path), "--config", str(bad)]) == 78

@@ -335,6 +335,7 @@ def test_an_older_recording_without_some_fields_is_readable(tmp_path: Path) -> N
     rewritten(path, alter)
     read = list(open_recording(path).samples())
     assert [each.zombies for each in read] == [None] * 3
+    assert list(open_recording(path).snapshots()) == [each.snapshot for each in read]
     for each, was in zip(read, samples, strict=True):
         snapshot = each.snapshot
         assert snapshot.layout is DiskLayout.UNKNOWN
