@@ -32,7 +32,7 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
         available = memory_available()
         seen = {"available": available, "memAvailable": _meminfo("MemAvailable"), "evicts": threshold > available}
-        print(json.dumps(seen), flush=True)
+        print(json.dumps({"at": time.clock_gettime(time.CLOCK_BOOTTIME), **seen}), flush=True)
         due += SYNC_S
 
 

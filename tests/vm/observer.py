@@ -7,6 +7,8 @@ Commands come one a line on stdin, answers go as JSON lines to stdout:
                          times are CLOCK_BOOTTIME, per_s is how fast it went from ABOVE to BYTES, the stalls (PSI) are
                          from crossed_at to back_at: every process of the node, any of system.slice; null: has not
                          happened
+    trace                -> {"trace"}: since `watch`, ten times a second, [time, MemAvailable, full stall of the node in
+                         seconds, OOM kills]
     kill CGROUP SECONDS  end the pod's processes after so long -> {"gone": CGROUP, "at"} when they are
     term CGROUP SECONDS  send them SIGTERM after so long
 
@@ -25,6 +27,9 @@ from pathlib import Path
 
 EVERY_S = 0.005
 """A sample costs 0.2 ms under emulation; 1 GiB/s is 5 MiB in this time."""
+TRACE_EVERY_S = 0.1
+TRACE_POINTS = 6000
+"""Ten minutes."""
 MCL_CURRENT, MCL_FUTURE = 1, 2
 
 
@@ -52,12 +57,15 @@ class Observer:
         self.stall_s: float | None = None
         self.system_stall_s: float | None = None
         self.oom_kills_before = oom_kills()
+        self.trace: list[tuple[float, int, float, int]] = []
 
     def sample(self) -> None:
         data = os.pread(self.meminfo, 200, 0)
         start = data.index(b"MemAvailable:") + 13
         available = int(data[start : data.index(b"kB", start)]) * 1024
         self.lowest = min(self.lowest, available)
+        if not self.trace or (now() >= self.trace[-1][0] + TRACE_EVERY_S and len(self.trace) < TRACE_POINTS):
+            self.trace.append((now(), available, stalls_s()[0], oom_kills() - self.oom_kills_before))
         if available >= self.above:
             self.above_at = now(), available
         if available < self.limit:
@@ -102,6 +110,8 @@ class Observer:
                 system_stall_s=self.system_stall_s,
                 oom_kills=oom_kills() - self.oom_kills_before,
             )
+        elif word == "trace":
+            report(trace=self.trace)
         elif word in ("kill", "term"):
             orders = self.kills if word == "kill" else self.terms
             orders.append((now() + float(rest[1]), "/sys/fs/cgroup" + rest[0]))

@@ -106,6 +106,11 @@ class Observer:
         self._send("report")
         return self._answer()
 
+    def trace(self) -> list[tuple[float, int, float, int]]:
+        """Ten times a second since `watch`: time, MemAvailable, full stall of the node in seconds, OOM kills."""
+        self._send("trace")
+        return [tuple(point) for point in self._answer()["trace"]]
+
     def kill(self, pod: VmPod, *, after_s: float, term_s: float | None = None) -> threading.Event:
         """End a pod's processes after so long, and send SIGTERM after `term_s`. The event is set when they are gone."""
         gone = self._gone.setdefault("/sys/fs/cgroup" + pod.cgroup, threading.Event())
@@ -282,10 +287,10 @@ class Cast:
     def machine(self) -> Machine:
         return self._node.machine
 
-    def add(self, made: VmPod) -> VmPod:
-        """Have the API know this pod."""
+    def add(self, made: VmPod, **fields: Any) -> VmPod:
+        """Have the API know this pod. `fields`: of `fake_kube.pod`."""
         self._pods[made.name] = made
-        self._node.api.add_pod(as_object(made))
+        self._node.api.add_pod(as_object(made, **fields))
         return made
 
     def as_a_kubelet_does(self, entry: Json, _body: Json) -> None:
@@ -319,7 +324,7 @@ def mem_available_mib(machine: Machine) -> int:
     return int(output.split()[1]) // 1024
 
 
-def as_object(made: VmPod) -> Json:
+def as_object(made: VmPod, **fields: Any) -> Json:
     """The pod as the API has it."""
     return pod(
         made.name,
@@ -327,5 +332,5 @@ def as_object(made: VmPod) -> Json:
         node=NODE,
         uid=made.uid,
         qos=made.qos_class,
-        owner=("ReplicaSet", made.name),
+        **{"owner": ("ReplicaSet", made.name), **fields},
     )
