@@ -18,6 +18,7 @@ _EXAMPLES = """\
 examples:
   nodeagent check                            report on this machine
   nodeagent check --watch 2                  report every two seconds
+  nodeagent demo                             a recorded incident, with the kubelet alone and with nodeagent
   nodeagent check -o json | jq .signals      the same facts for programs
   nodeagent config show                      the effective configuration and where each value comes from
   nodeagent config validate FILE             every error in it, with line and key
@@ -193,6 +194,7 @@ def _add_version(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 _ADD = {
     "check": _add_check,
+    "demo": arguments_reports.add_demo,
     "run": _add_run,
     "explain": arguments_reports.add_explain,
     "replay": arguments_reports.add_replay,

@@ -67,6 +67,17 @@ def interval(text: str) -> float:
     return seconds
 
 
+def speed(text: str) -> float:
+    """How many times as fast as it happened."""
+    try:
+        times = float(text)
+    except ValueError:
+        times = 0.0
+    if not 0.1 <= times <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0.1 and 1000")
+    return times
+
+
 def count(text: str) -> int:
     """The length of a list."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):

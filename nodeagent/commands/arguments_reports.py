@@ -66,6 +66,34 @@ examples:
 docs/replay.md defines false alarm, miss and lead time.
 """
 
+_DEMO_DESCRIPTION = """\
+Play a recorded incident in the terminal, in ten seconds: a pod takes memory until the node has none, once with a
+kubelet alone and once with nodeagent. What the kubelet and the kernel did is as recorded; nodeagent's decisions are
+computed now by its policy on the recorded samples. Nothing of this machine is read or changed. Without a terminal, the
+end is printed at once.
+"""
+
+
+def add_demo(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """`nodeagent demo`."""
+    demo = commands.add_parser(
+        "demo",
+        help="play a recorded incident, with the kubelet alone and with nodeagent",
+        description=_DEMO_DESCRIPTION,
+        formatter_class=Formatter,
+    )
+    demo.add_argument(
+        "--speed",
+        metavar="N",
+        type=arguments_common.speed,
+        default=4.0,
+        help="N times as fast as it happened (default: 4)",
+    )
+    demo.add_argument("--no-animation", dest="animation", action="store_false", help="print the end at once")
+    arguments_common.add_html(demo)
+    arguments_common.add_output(demo)
+    demo.set_defaults(command="demo")
+
 
 def add_explain(commands: "argparse._SubParsersAction[Parser]") -> None:
     """`nodeagent explain`."""

@@ -36,7 +36,7 @@ def run(make_report: Callable[[], Report], *, every_s: float) -> int:
     """
     view = LiveView(every_s=every_s)
     code = exit_codes.OK
-    with _signals() as woken, _keys() as keys, live_view.screen() as screen:
+    with signals() as woken, keys() as keyboard, live_view.screen() as screen:
         while True:
             due = time.monotonic() + every_s
             report = make_report()
@@ -45,10 +45,10 @@ def run(make_report: Callable[[], Report], *, every_s: float) -> int:
             _draw(screen, view)
             while (left := due - time.monotonic()) > 0:
                 ready, _, _ = select.select(
-                    [descriptor for descriptor in (woken, keys) if descriptor >= 0], [], [], left
+                    [descriptor for descriptor in (woken, keyboard) if descriptor >= 0], [], [], left
                 )
-                if keys in ready:
-                    pressed = os.read(keys, 64)
+                if keyboard in ready:
+                    pressed = os.read(keyboard, 64)
                     if not pressed or any(key in QUIT_KEYS for key in pressed[:1]):
                         return code
                 if woken in ready:
@@ -65,7 +65,7 @@ def _draw(screen: Screen, view: LiveView) -> None:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[int]:
+def signals() -> Iterator[int]:
     """A descriptor that becomes readable after a resize. SIGTERM and SIGHUP end the command by SystemExit."""
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -89,7 +89,7 @@ def _signals() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[int]:
+def keys() -> Iterator[int]:
     """The descriptor of the keyboard; -1 if standard input is no terminal."""
     if not sys.stdin.isatty():
         yield -1

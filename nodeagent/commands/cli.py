@@ -131,6 +131,21 @@ def _check_rights(options: Options) -> int:
         raise _FailureError(str(error), error.kind) from error
 
 
+def _demo(options: Options) -> int:
+    from nodeagent.commands import demo
+
+    try:
+        return demo.show(
+            output=options.output,
+            color=options.color,
+            html=options.html,
+            animation=options.animation,
+            speed=options.speed,
+        )
+    except demo.DemoError as error:
+        raise _FailureError(str(error), error.kind) from error
+
+
 def _run(options: Options) -> int:
     from nodeagent.commands import run
     from nodeagent.config.problems import ConfigError
@@ -312,6 +327,7 @@ def _config_schema(_: Options) -> int:
 
 _COMMANDS: Final[Mapping[str, Callable[[Options], int]]] = {
     "check": _check,
+    "demo": _demo,
     "run": _run,
     "explain": _explain,
     "replay": _replay,

@@ -8,7 +8,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.model import SIGNAL_TABLE, RankedPod, Signal, SignalState, SignalVerdict, Unit, units
 from nodeagent.policy import headroom
@@ -33,6 +33,13 @@ _WIDE: Final = 100
 """Columns for curves; below `_NARROW` bars are left out as well."""
 _NARROW: Final = 64
 _MIN_BAR, _MAX_BAR = 8, 24
+
+
+class View(Protocol):
+    """What a screen shows."""
+
+    def render(self, width: int, height: int) -> "RenderableType":
+        """What fits into so many columns and lines."""
 
 
 class LiveView:
@@ -182,7 +189,7 @@ class Screen:
         self._console = console
         self._context = context
 
-    def show(self, view: LiveView) -> None:
+    def show(self, view: View) -> None:
         """Draw the view from the top left corner. Nothing is cleared before, so that it does not flicker."""
         from rich.control import Control
 

@@ -1,5 +1,6 @@
 """The report on a terminal: colours, bars and tables that fit the width. The only module that imports rich."""
 
+import io
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,29 @@ _INDENT: Final = 4
 
 _FULL, _EMPTY = "\u2588", "\u2591"
 
+_SVG: Final = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: {char_height}px; \
+line-height: {line_height}px; }}
+.{unique_id}-title {{ font-family: sans-serif; font-size: 18px; font-weight: bold; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal"><rect width="{terminal_width}" height="{terminal_height}"/></clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+"""rich's own format without the fonts that it loads from the network."""
+
 
 def console(*, force: bool) -> "Console":
     """A console on standard output. `force`: colours also without a terminal or with NO_COLOR."""
@@ -50,6 +74,45 @@ def draw(target: "Console", sections: Iterable[Section]) -> None:
             target.print()
         for part in _parts(section, target.width):
             target.print(part)
+
+
+def print_lines(target: "Console", lines: Iterable[Sequence[Cell]]) -> None:
+    """Print lines of cells as they are, cut at the width of the terminal."""
+    for line in lines:
+        target.print(_line(line), no_wrap=True, overflow="ellipsis", crop=True)
+
+
+def as_svg(
+    title: str, *, before: Iterable[Section], lines: Iterable[Sequence[Cell]], after: Iterable[Section], width: int
+) -> str:
+    """Sections and lines as a terminal of this width shows them, as a picture that loads nothing."""
+    from rich.console import Console
+
+    target = Console(
+        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="standard", highlight=False
+    )
+    draw(target, before)
+    target.print()
+    print_lines(target, lines)
+    target.print()
+    draw(target, after)
+    return target.export_svg(title=title, code_format=_SVG, unique_id="terminal")
+
+
+def group(lines: Iterable[Sequence[Cell]]) -> "RenderableType":
+    """Lines of cells below each other."""
+    from rich.console import Group
+
+    return Group(*[_line(line) for line in lines])
+
+
+def _line(line: Sequence[Cell]) -> "Text":
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="crop")
+    for cell in line:
+        text.append(cell.text, style=_STYLES[cell.style])
+    return text
 
 
 def _parts(section: Section, width: int) -> Iterable["RenderableType"]:
